@@ -1,0 +1,133 @@
+"""`Host`'s file primitives: paths inside a root, replacing a file in one step, locks, error texts."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gpunode.errors import ConfigError, GpunodeError, PreconditionError, Unreadable
+
+_MAX_STEPS = 400  # ten times the kernel's limit of 40 links (include/linux/namei.h), parts included
+
+
+def write_atomic(target: Path, data: bytes, mode: int, expect: bytes | None) -> None:
+    """Write `data` to `target` through a temporary file beside it. Raises OSError, target untouched."""
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+    before = target.stat() if target.exists() else None
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".gpunode", dir=target.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fchmod(stream.fileno(), mode if before is None else before.st_mode & 0o7777)
+            if before is not None:
+                _keep_owner(stream.fileno(), before)
+                _keep_attributes(target, temporary)
+            os.fsync(stream.fileno())
+        if expect is not None and (target.read_bytes() if before is not None else b"") != expect:
+            raise ConfigError(
+                f"{target} changed while gpunode was working on it; it was left alone",
+                hint="run the same command again",
+            )
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(target.parent)
+
+
+def _keep_owner(descriptor: int, before: os.stat_result) -> None:
+    now = os.fstat(descriptor)
+    if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
+        os.fchown(descriptor, before.st_uid, before.st_gid)
+
+
+def _keep_attributes(source: Path, target: Path) -> None:
+    """Copy SELinux label, ACLs and the like where the file system has them and we may."""
+    with suppress(OSError):
+        for name in os.listxattr(source):
+            os.setxattr(target, name, os.getxattr(source, name))
+
+
+def sync_directory(directory: Path) -> None:
+    """Make a rename durable: the directory entry is what must reach the disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def exclusive_lock(path: Path, timeout: float) -> Iterator[None]:
+    """flock(2) on `path`; TimeoutError names the holder's pid."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+                    raise TimeoutError(f"pid {holder}, lock {path}") from None
+                time.sleep(0.05)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def resolve_in_root(root: Path, path: str | Path, follow: bool) -> Path:
+    """Walk `path` inside `root`; an absolute symlink starts again at the root, ``..`` never leaves it."""
+    current = root
+    todo = [part for part in reversed(Path(path).parts) if part != "/"]
+    for _ in range(_MAX_STEPS):
+        if not todo:
+            return current
+        part = todo.pop()
+        if part == "..":
+            current = current.parent if current != root else current
+            continue
+        step = current / part
+        if step.is_symlink() and (todo or follow):
+            target = step.readlink()
+            current = root if target.is_absolute() else current
+            todo += [piece for piece in reversed(target.parts) if piece != "/"]
+            continue
+        current = step
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+
+
+def socket_state_of(error: OSError) -> str:
+    """What a failed connect(2) says of the socket: absent, refused or denied."""
+    known = {errno.ENOENT: "absent", errno.EACCES: "denied", errno.EPERM: "denied"}
+    return known.get(error.errno or 0, "refused")
+
+
+def explain_os_error(error: OSError, path: str, verb: str) -> GpunodeError:
+    """An operating system error as a person needs it: the file, what was tried, what mends it."""
+    number = error.errno or 0
+    reason = error.strerror or str(error)
+    if number in (errno.EACCES, errno.EPERM):
+        if verb in ("read", "list", "look at"):
+            return Unreadable(f"can't {verb} {path}: {reason}", hint="run as root, for example with sudo")
+        return PreconditionError(f"can't {verb} {path}: {reason}", hint="run as root, for example with sudo")
+    hints = {
+        errno.ENOSPC: f"free some space: df -h {Path(path).parent}",
+        errno.EDQUOT: f"free some space: df -h {Path(path).parent}",
+        errno.EROFS: f"the file system is read-only: findmnt -T {path}",
+        errno.EISDIR: f"a directory lies where a file belongs: ls -ld {path}",
+        errno.ELOOP: f"the symlinks lead in a circle: namei -l {path}",
+    }
+    return ConfigError(f"can't {verb} {path}: {reason}", hint=hints.get(number, f"look at it: ls -ld {path}"))

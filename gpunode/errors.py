@@ -1,0 +1,73 @@
+"""The errors that a person may meet. Each says what happened and, in `hint`, what to do about it.
+
+Anything else that escapes a command is a bug and is reported as one (traceback with ``--debug``).
+"""
+
+from __future__ import annotations
+
+from gpunode.result import ErrorInfo, ExitCode
+
+
+class GpunodeError(Exception):
+    """An expected failure: one line of what, one line of hint, an exit code and a stable `code`."""
+
+    default_exit_code = ExitCode.FAILED
+    default_code = "failed"
+
+    def __init__(
+        self, message: str, *, hint: str = "", code: str = "", exit_code: ExitCode | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.code = code or self.default_code
+        self.exit_code = exit_code if exit_code is not None else self.default_exit_code
+
+    def info(self) -> ErrorInfo:
+        """The error as it stands in the JSON envelope."""
+        return ErrorInfo(self.code, self.message, self.hint)
+
+
+class UsageError(GpunodeError):
+    """The command line can't be meant: unknown runtime, contradictory options."""
+
+    default_exit_code = ExitCode.USAGE
+    default_code = "usage"
+
+
+class PreconditionError(GpunodeError):
+    """Refused before anything was written: not root, engine absent, containers would be stopped."""
+
+    default_exit_code = ExitCode.PRECONDITION
+    default_code = "precondition"
+
+
+class ConfigError(GpunodeError):
+    """A configuration file that can't be read, parsed or edited safely; names file, line and column."""
+
+    default_code = "config"
+
+
+class ValidationError(GpunodeError):
+    """The daemon itself refuses the staged configuration; nothing was written."""
+
+    default_code = "validation"
+
+
+class RolledBackError(GpunodeError):
+    """Applied, failed and put back: the node is as it was."""
+
+    default_exit_code = ExitCode.ROLLED_BACK
+    default_code = "rolled-back"
+
+
+class Unreadable(GpunodeError):
+    """Something exists but this user may not read it. A check that meets it is skipped and says so."""
+
+    default_code = "unreadable"
+
+
+class DaemonError(GpunodeError):
+    """A daemon's socket can't be reached, or it answered with an error."""
+
+    default_code = "daemon"

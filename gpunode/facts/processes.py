@@ -1,0 +1,68 @@
+"""Running processes, from /proc of the host's root."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from gpunode.errors import GpunodeError
+from gpunode.host import Host
+
+
+@dataclass(frozen=True)
+class Process:
+    """One running process; `started` is seconds since the epoch."""
+
+    pid: int
+    argv: tuple[str, ...]
+    started: float
+
+    @property
+    def name(self) -> str:
+        """The program's base name, as it was started."""
+        return self.argv[0].rpartition("/")[2]
+
+    def option(self, *names: str) -> str | None:
+        """The value of ``--name VALUE`` or ``--name=VALUE``, the last one given; None if absent."""
+        return option_value(self.argv[1:], *names)
+
+
+def option_value(argv: tuple[str, ...], *names: str) -> str | None:
+    """The last value given for one of `names` (with their dashes) in an argument list."""
+    found = None
+    for position, argument in enumerate(argv):
+        head, equals, value = argument.partition("=")
+        if head in names:
+            if equals:
+                found = value
+            elif position + 1 < len(argv):
+                found = argv[position + 1]
+    return found
+
+
+def boot_time(host: Host) -> float:
+    """When this kernel started, in seconds since the epoch (``btime`` in /proc/stat); 0 if unknown."""
+    for line in (host.read_text("/proc/stat") or "").splitlines():
+        if line.startswith("btime "):
+            return float(line.split()[1])
+    return 0.0
+
+
+def running(host: Host) -> tuple[Process, ...]:
+    """Every process with a command line; kernel threads, zombies and hidden ones (hidepid) are left out."""
+    boot = boot_time(host)
+    ticks = os.sysconf("SC_CLK_TCK")
+    found = []
+    for name in host.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            raw = host.read_bytes(f"/proc/{name}/cmdline") or b""
+            # proc(5): the 22nd field is the start time; counting starts after the name in brackets
+            fields = (host.read_text(f"/proc/{name}/stat") or "").rpartition(")")[2].split()
+        except GpunodeError:
+            continue  # gone meanwhile, or not ours to see
+        if raw and len(fields) > 19:
+            argv = tuple(part.decode("utf-8", "surrogateescape") for part in raw.rstrip(b"\0").split(b"\0"))
+            found.append(Process(int(name), argv, boot + int(fields[19]) / ticks))
+    return tuple(found)

@@ -1,0 +1,196 @@
+"""What a command gives back: data for programs, blocks for people, one exit code for both.
+
+A command returns a `Result` and prints nothing; `render.py` is the only reader. `Result.envelope()` is the
+JSON contract (``apiVersion: gpunode/v1``): fields are added within v1, never removed or renamed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from enum import Enum, IntEnum, StrEnum
+from pathlib import PurePath
+from typing import Any, Protocol
+
+API_VERSION = "gpunode/v1"
+
+
+class ExitCode(IntEnum):
+    """What the process exits with; docs/exit-codes.md says when."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    PRECONDITION = 3
+    ROLLED_BACK = 4
+    INTERRUPTED = 130
+
+
+class Style(StrEnum):
+    """The meaning of a piece of text; `render.py` alone decides what it looks like."""
+
+    PLAIN = "plain"
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+    DIM = "dim"
+    HEADING = "heading"
+    COMMAND = "command"
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """One line for people; leading spaces are kept."""
+
+    text: str
+    style: Style = Style.PLAIN
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One table cell with a meaning."""
+
+    text: str
+    style: Style = Style.PLAIN
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows under optional headings; every row has as many cells as there are columns."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell | str, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Diff:
+    """A unified diff, rendered line by line."""
+
+    text: str
+
+
+Block = Text | Table | Diff
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorInfo:
+    """One error as programs read it; `code` is stable kebab-case."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One command's outcome. `status` is ok, warn, fail or error; `data` is plain JSON or dataclasses."""
+
+    kind: str
+    data: Any = dataclasses.field(default_factory=dict)
+    status: str = "ok"
+    exit_code: ExitCode = ExitCode.OK
+    messages: tuple[str, ...] = ()
+    errors: tuple[ErrorInfo, ...] = ()
+    blocks: tuple[Block, ...] = ()
+
+    def envelope(self) -> dict[str, Any]:
+        """The versioned JSON document."""
+        return {
+            "apiVersion": API_VERSION,
+            "kind": self.kind,
+            "status": self.status,
+            "exitCode": int(self.exit_code),
+            "data": plain(self.data),
+            "messages": list(self.messages),
+            "errors": [plain(error) for error in self.errors],
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Fix:
+    """One command that mends a finding. `disruptive` is none, restart, drain or reboot."""
+
+    command: str
+    needs_root: bool = True
+    disruptive: str = "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """What was seen: `source` is a path or a command, `line` is 1-based or None."""
+
+    source: str
+    value: str
+    line: int | None = None
+
+
+class FindingStatus(StrEnum):
+    """What a check came to; `error` means the check itself broke."""
+
+    PASS = "pass"  # noqa: S105 - a verdict, not a password
+    WARN = "warn"
+    FAIL = "fail"
+    SKIP = "skip"
+    ERROR = "error"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """The outcome of one check, in the JSON contract's field order. `severity`: error, warning or info."""
+
+    id: str
+    title: str
+    status: FindingStatus
+    severity: str
+    summary: str
+    evidence: tuple[Evidence, ...] = ()
+    why: str = ""
+    fix: tuple[Fix, ...] = ()
+    blocked_by: str | None = None
+    refs: tuple[str, ...] = ()
+    milliseconds: float = 0.0
+    layer: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """What happened, or would happen, to one file.
+
+    `action` is created, updated, unchanged, removed or restored; `diff` is unified and empty if unchanged.
+    """
+
+    path: str
+    action: str
+    diff: str = ""
+
+
+class Progress(Protocol):
+    """Tells a person what is going on, on stderr; tests pass `SilentProgress`."""
+
+    def step(self, text: str) -> AbstractContextManager[None]:
+        """Announce work that may take a moment; leaving the context says how long it took."""
+
+    def note(self, text: str) -> None:
+        """Say one thing that a person should know now."""
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, enums, paths and tuples as JSON values; field names become camelCase."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {_camel(field.name): plain(getattr(value, field.name)) for field in fields}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return value
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)
