@@ -56,10 +56,11 @@ class DeviceNode:
 
 @dataclass(frozen=True)
 class Host:
-    """One machine, seen through `root`. `environ` is what children inherit."""
+    """One machine, seen through `root`. `environ` is what children inherit, `trace` is told every command."""
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    trace: Callable[[str], None] | None = None
 
     @property
     def live(self) -> bool:
@@ -222,6 +223,8 @@ class Host:
         A child that can't be killed (stuck in the driver, state D) is left behind after a second: waiting for
         it would hang us as well. On a recorded machine the recorded output is returned.
         """
+        if self.trace is not None:
+            self.trace(" ".join(argv))
         if not self.live:
             return self._replay(argv)
         from gpunode._process import run_process

@@ -1,0 +1,348 @@
+"""The command line: which commands and options there are. Everything heavy is imported inside a command."""
+
+# no `from __future__ import annotations`: Typer reads these annotations as objects
+
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from gpunode import __version__
+from gpunode.result import Result
+from gpunode.session import Session, run_app, takes_globals, verb
+
+app = typer.Typer(
+    name="gpunode",
+    help='From "driver installed" to proven GPU containers and pods, on one Linux node.',
+    epilog="Start with: gpunode doctor. Every exit code is explained in docs/exit-codes.md.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "GPUNODE"},
+)
+plugin_app = typer.Typer(help="The Kubernetes device plugin.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(plugin_app, name="plugin")
+
+
+class Place(StrEnum):
+    """Where `verify` runs its kernel."""
+
+    HOST = "host"
+    DOCKER = "docker"
+    CONTAINERD = "containerd"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"gpunode {__version__}\n")
+        raise SystemExit(0)
+
+
+def _main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_version,
+            is_eager=True,
+            allow_from_autoenv=False,
+            show_envvar=False,
+            help="Print the version.",
+        ),
+    ] = False,
+) -> None:
+    """Nothing to do before a command but to keep the global options."""
+
+
+app.callback()(takes_globals(_main))
+
+Strings = list[str] | None
+
+
+@verb(app, "doctor", "DoctorReport")
+def doctor(
+    session: Session,
+    only: Annotated[
+        Strings, typer.Option("--only", metavar="ID", help="Run this check (repeatable).")
+    ] = None,
+    skip: Annotated[
+        Strings, typer.Option("--skip", metavar="ID", help="Leave this check out (repeatable).")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Let warnings count: exit 1.")] = False,
+) -> Result:
+    """Find out why GPUs don't work on this node, root cause first. Changes nothing.
+
+    gpunode doctor
+
+    gpunode doctor -o json --only driver-lib-mismatch
+    """
+    from gpunode.commands import doctor as command
+
+    options = command.Options(strict=strict, only=tuple(only or ()), skip=tuple(skip or ()))
+    return command.run(session.host, options, session.progress)
+
+
+@verb(app, "explain", "CheckExplanation")
+def explain(
+    session: Session,
+    check: Annotated[str, typer.Argument(metavar="[ID]", help="A check's id; all are listed without.")] = "",
+) -> Result:
+    """Explain one check: what it looks at, why, how to mend it on each distribution.
+
+    gpunode explain driver-lib-mismatch
+    """
+    from gpunode.commands import explain as command
+
+    return command.run(session.host, command.Options(id=check), session.progress)
+
+
+RuntimeOption = Annotated[
+    str,
+    typer.Option("--runtime", metavar="ENGINE", help="docker, containerd or auto (the one that is here)."),
+]
+NameOption = Annotated[str, typer.Option("--nvidia-runtime-name", help="The runtime's name in the engine.")]
+ConfigOption = Annotated[
+    str,
+    typer.Option("--config", metavar="PATH", help="The engine's file; found from the daemon if not given."),
+]
+DropInOption = Annotated[
+    str, typer.Option("--drop-in-config", metavar="PATH", help="Write a drop-in here (containerd 2).")
+]
+SocketOption = Annotated[
+    str, typer.Option("--socket", metavar="PATH", help="The daemon's socket; found if not given.")
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show the diff and the commands; change nothing.")
+]
+NoRestartOption = Annotated[
+    bool, typer.Option("--no-restart", help="Write only; say what must be restarted.")
+]
+RestartCommandOption = Annotated[
+    str,
+    typer.Option(
+        "--restart-command", metavar="CMD", help="Restarts the daemon where systemd doesn't run it."
+    ),
+]
+YesOption = Annotated[bool, typer.Option("-y", "--yes", help="Go on although containers will be stopped.")]
+
+
+@verb(app, "configure-runtime", "RuntimeConfiguration")
+def configure_runtime(
+    session: Session,
+    runtime: RuntimeOption = "auto",
+    config: ConfigOption = "",
+    drop_in_config: DropInOption = "",
+    nvidia_runtime_name: NameOption = "nvidia",
+    nvidia_runtime_path: Annotated[
+        str,
+        typer.Option(
+            "--nvidia-runtime-path",
+            metavar="PATH",
+            help="nvidia-container-runtime for docker, /usr/bin/nvidia-container-runtime otherwise.",
+        ),
+    ] = "",
+    set_as_default: Annotated[
+        bool,
+        typer.Option(
+            "--set-as-default", "--nvidia-set-as-default", help="Make it what every container runs with."
+        ),
+    ] = False,
+    cdi: Annotated[
+        bool, typer.Option("--cdi", "--cdi.enabled", "--enable-cdi", help="Switch the engine's CDI on.")
+    ] = False,
+    dry_run: DryRunOption = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="With --dry-run: exit 1 if changes are pending.")
+    ] = False,
+    no_restart: NoRestartOption = False,
+    restart_command: RestartCommandOption = "",
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Don't ask the running daemon afterwards.")
+    ] = False,
+    socket: SocketOption = "",
+    yes: YesOption = False,
+) -> Result:
+    """Register the nvidia runtime, restart or reload the engine, see that it is active; undo it if not.
+
+    gpunode configure-runtime --runtime containerd --dry-run
+
+    gpunode configure-runtime --runtime docker
+    """
+    from gpunode.commands import configure_runtime as command
+
+    options = command.Options(
+        runtime=runtime,
+        config=config,
+        drop_in_config=drop_in_config,
+        nvidia_runtime_name=nvidia_runtime_name,
+        nvidia_runtime_path=nvidia_runtime_path,
+        set_as_default=set_as_default,
+        cdi=cdi,
+        dry_run=dry_run,
+        exit_code=exit_code,
+        no_restart=no_restart,
+        restart_command=restart_command,
+        no_verify=no_verify,
+        socket=socket,
+        yes=yes,
+    )
+    return command.run(session.host, options, session.progress)
+
+
+@verb(app, "unconfigure-runtime", "RuntimeConfiguration")
+def unconfigure_runtime(
+    session: Session,
+    runtime: RuntimeOption = "auto",
+    config: ConfigOption = "",
+    drop_in_config: DropInOption = "",
+    nvidia_runtime_name: NameOption = "nvidia",
+    dry_run: DryRunOption = False,
+    no_restart: NoRestartOption = False,
+    restart_command: RestartCommandOption = "",
+    socket: SocketOption = "",
+    yes: YesOption = False,
+) -> Result:
+    """Take the nvidia runtime out again and put the previous default back.
+
+    gpunode unconfigure-runtime --runtime docker
+    """
+    from gpunode.commands import unconfigure_runtime as command
+
+    options = command.Options(
+        runtime=runtime,
+        config=config,
+        drop_in_config=drop_in_config,
+        nvidia_runtime_name=nvidia_runtime_name,
+        dry_run=dry_run,
+        no_restart=no_restart,
+        restart_command=restart_command,
+        socket=socket,
+        yes=yes,
+    )
+    return command.run(session.host, options, session.progress)
+
+
+@verb(app, "rollback", "Rollback")
+def rollback(
+    session: Session,
+    entry: Annotated[
+        str, typer.Argument(metavar="[ID]", help="A journal entry; the last one if not given.")
+    ] = "",
+    dry_run: DryRunOption = False,
+    no_restart: NoRestartOption = False,
+    restart_command: RestartCommandOption = "",
+    yes: YesOption = False,
+) -> Result:
+    """Restore the files of a journal entry, byte for byte, and restart the engine.
+
+    gpunode rollback
+    """
+    from gpunode.commands import rollback as command
+
+    options = command.Options(
+        id=entry, dry_run=dry_run, no_restart=no_restart, restart_command=restart_command, yes=yes
+    )
+    return command.run(session.host, options, session.progress)
+
+
+@verb(app, "verify", "Verification")
+def verify(
+    session: Session,
+    on: Annotated[Place, typer.Option("--on", help="Where the kernel runs.")] = Place.HOST,
+    image: Annotated[
+        str, typer.Option("--image", metavar="REF", help="Run this image's own vectoradd instead.")
+    ] = "",
+    runtime_name: NameOption = "nvidia",
+    config: ConfigOption = "",
+    socket: SocketOption = "",
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=1, help="For each device.")
+    ] = 60.0,
+) -> Result:
+    """Prove it: a CUDA vector-add on every GPU and MIG device, compared element by element.
+
+    gpunode verify
+
+    gpunode verify --on containerd
+    """
+    from gpunode.commands import verify as command
+
+    options = command.Options(
+        on=on.value, image=image, timeout=timeout, runtime_name=runtime_name, socket=socket, config=config
+    )
+    return command.run(session.host, options, session.progress)
+
+
+@verb(app, "gpus", "GpuInventory")
+def gpus(session: Session) -> Result:
+    """List the GPUs and MIG devices as NVML tells them.
+
+    gpunode gpus -o json
+    """
+    from gpunode.commands import gpus as command
+
+    return command.run(session.host, command.Options(), session.progress)
+
+
+@verb(app, "setup", "SetupReport")
+def setup(
+    session: Session,
+    runtime: RuntimeOption = "auto",
+    set_as_default: Annotated[
+        bool, typer.Option("--set-as-default", help="Make it what every container runs with.")
+    ] = False,
+    config: ConfigOption = "",
+    socket: SocketOption = "",
+    restart_command: RestartCommandOption = "",
+    yes: YesOption = False,
+) -> Result:
+    """Doctor, configure-runtime, verify: one report; stops at the first failure with what to do.
+
+    gpunode setup --runtime containerd
+    """
+    from gpunode.commands import setup as command
+
+    options = command.Options(
+        runtime=runtime,
+        set_as_default=set_as_default,
+        config=config,
+        socket=socket,
+        restart_command=restart_command,
+        yes=yes,
+    )
+    return command.run(session.host, options, session.progress)
+
+
+@verb(app, "demo", "Demo")
+def demo(session: Session) -> Result:
+    """Show the whole way on a simulated 8 x H100 node in a temporary directory; touches nothing else."""
+    from gpunode.commands import demo as command
+
+    return command.run(session.host, command.Options(), session.progress)
+
+
+@verb(plugin_app, "serve", "PluginRun")
+def plugin_serve(
+    session: Session,
+    kubelet_socket: Annotated[
+        str, typer.Option("--kubelet-socket", metavar="PATH", help="Where the kubelet listens.")
+    ] = "/var/lib/kubelet/device-plugins/kubelet.sock",
+    resource_name: Annotated[
+        str, typer.Option("--resource-name", help="The extended resource to advertise.")
+    ] = "nvidia.com/gpu",
+) -> Result:
+    """Serve the GPUs to the kubelet in the foreground until SIGTERM or Ctrl-C.
+
+    gpunode plugin serve
+    """
+    from gpunode.commands import plugin_serve as command
+
+    options = command.Options(kubelet_socket=kubelet_socket, resource_name=resource_name)
+    return command.run(session.host, options, session.progress)
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run_app(app, sys.argv[1:]))

@@ -1,0 +1,209 @@
+"""Results for people and programs. The only module that writes to stdout; imports rich only for a terminal.
+
+Data goes to stdout, everything else to stderr. Text that came from a file or a daemon is untrusted: control
+characters are shown as ``\\x1b`` and never reach the terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TextIO
+
+from gpunode.errors import GpunodeError
+from gpunode.result import Block, Cell, Diff, Result, Style, Table, Text
+
+_RICH_STYLES = {
+    Style.PLAIN: "",
+    Style.GOOD: "green",
+    Style.WARN: "yellow",
+    Style.BAD: "bold red",
+    Style.DIM: "dim",
+    Style.HEADING: "bold",
+    Style.COMMAND: "cyan",
+}
+
+
+class Output(StrEnum):
+    """``-o``: how a result is written."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+class Color(StrEnum):
+    """``--color``: always beats NO_COLOR, NO_COLOR beats FORCE_COLOR, both beat the terminal."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+def wants_color(color: Color, stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether to colour what goes to `stream` (no-color.org; TERM=dumb counts as no terminal)."""
+    if color is not Color.AUTO:
+        return color is Color.ALWAYS
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and environ.get("TERM") != "dumb"
+
+
+def render(result: Result, output: Output, color: Color) -> None:
+    """Write a result to stdout in the asked form, and its messages to stderr when people read it."""
+    try:
+        if output is Output.TABLE:
+            for message in result.messages:
+                _say(message)
+            sys.stdout.flush()
+            _render_blocks(result.blocks, wants_color(color, sys.stdout, os.environ))
+        else:
+            sys.stdout.write(_document(result.envelope(), output))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # the reader has seen enough (`| head`); keep Python from complaining again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def render_error(error: GpunodeError) -> None:
+    """``error: what`` and ``hint: what to do``, on stderr."""
+    _say(f"error: {error.message}")
+    if error.hint:
+        _say(f"hint: {error.hint}")
+
+
+def say(text: str) -> None:
+    """One line to stderr."""
+    _say(text)
+
+
+def _document(envelope: dict[str, Any], output: Output) -> str:
+    if output is Output.JSON:
+        import json
+
+        return json.dumps(envelope, indent=2, ensure_ascii=False) + "\n"
+    import yaml
+
+    return str(yaml.safe_dump(envelope, sort_keys=False, allow_unicode=True, width=110))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(printable(text) + "\n")
+
+
+def printable(text: str) -> str:
+    """The text with control characters escaped; newlines and tabs stay, undecodable bytes are escaped."""
+    shown = text.encode("utf-8", "backslashreplace").decode()
+    return "".join(char if char in "\n\t" or char.isprintable() else ascii(char)[1:-1] for char in shown)
+
+
+# --- blocks ---------------------------------------------------------------------------------------------
+
+
+def _render_blocks(blocks: tuple[Block, ...], color: bool) -> None:
+    if color:
+        _render_rich(blocks)
+        return
+    for block in blocks:
+        for line in plain_lines(block):
+            sys.stdout.write(printable(line) + "\n")
+
+
+def plain_lines(block: Block) -> list[str]:
+    """One block as lines without colour; table columns are padded, the last one is not."""
+    if isinstance(block, Text):
+        return [block.text]
+    if isinstance(block, Diff):
+        return block.text.splitlines()
+    rows = [tuple(_text(cell) for cell in row) for row in block.rows]
+    shown = [block.columns, *rows] if any(block.columns) else rows
+    widths = [max(len(row[column]) for row in shown) for column in range(len(block.columns))]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in shown
+    ]
+
+
+def _text(cell: Cell | str) -> str:
+    return cell if isinstance(cell, str) else cell.text
+
+
+def _render_rich(blocks: tuple[Block, ...]) -> None:
+    from rich.console import Console
+
+    console = Console(force_terminal=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    for block in blocks:
+        if isinstance(block, Table):
+            console.print(_rich_table(block), soft_wrap=False)
+        elif isinstance(block, Diff):
+            for line in block.text.splitlines():
+                console.print(printable(line), style=_diff_style(line))
+        else:
+            console.print(printable(block.text), style=_RICH_STYLES[block.style])
+
+
+def _rich_table(block: Table) -> Any:
+    from rich.table import Table as RichTable
+    from rich.text import Text as RichText
+
+    table = RichTable(box=None, show_header=any(block.columns), header_style="bold", pad_edge=False)
+    for column in block.columns:
+        table.add_column(column, overflow="fold")
+    for row in block.rows:
+        styles = (cell.style if isinstance(cell, Cell) else Style.PLAIN for cell in row)
+        pairs = zip(row, styles, strict=True)
+        table.add_row(*(RichText(printable(_text(cell)), _RICH_STYLES[style]) for cell, style in pairs))
+    return table
+
+
+def _diff_style(line: str) -> str:
+    if line.startswith(("+++", "---")):
+        return "bold"
+    return {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
+
+
+# --- progress -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StderrProgress:
+    """One line per finished step with its seconds; a step that fails says so and the error follows."""
+
+    verbose: int = 0
+
+    @contextmanager
+    def step(self, text: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        except BaseException:
+            _say(f"  {text}: failed after {time.monotonic() - started:.1f} s")
+            raise
+        _say(f"  {text}: done in {time.monotonic() - started:.1f} s")
+
+    def note(self, text: str) -> None:
+        _say(f"  {text}")
+
+    def trace(self, command: str) -> None:
+        """With ``-v``, every command that gpunode runs."""
+        if self.verbose:
+            _say(f"  + {command}")
+
+
+@dataclass(frozen=True)
+class SilentProgress:
+    """For tests and for commands inside commands."""
+
+    @contextmanager
+    def step(self, text: str) -> Iterator[None]:
+        yield
+
+    def note(self, text: str) -> None:
+        """Nothing is said."""

@@ -1,0 +1,196 @@
+"""From a command line to an exit code: global options, signals, errors. `cli.py` says which options exist."""
+
+# no `from __future__ import annotations`: Typer reads these annotations as objects
+
+import functools
+import inspect
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from gpunode.errors import GpunodeError, UsageError
+from gpunode.host import Host
+from gpunode.render import Color, Output, StderrProgress, render, render_error, say
+from gpunode.result import ErrorInfo, ExitCode, Result
+
+
+@dataclass(frozen=True)
+class Session:
+    """What the global options amount to for one command."""
+
+    host: Host
+    progress: StderrProgress
+    output: Output
+    color: Color
+    debug: bool
+
+
+def _option(*names: str, env: str, text: str, **more: Any) -> Any:
+    return typer.Option(*names, envvar=f"GPUNODE_{env}", help=text, rich_help_panel="Global", **more)
+
+
+def _global_options(
+    root: Annotated[
+        Path | None,
+        _option("--root", env="ROOT", text="Act on another root: a mounted host or a recorded machine."),
+    ] = None,
+    output: Annotated[Output | None, _option("-o", "--output", env="OUTPUT", text="How to print.")] = None,
+    color: Annotated[Color | None, _option("--color", env="COLOR", text="When to colour.")] = None,
+    verbose: Annotated[
+        int, _option("-v", "--verbose", env="VERBOSE", text="Say every command that is run.", count=True)
+    ] = 0,
+    debug: Annotated[bool, _option("--debug", env="DEBUG", text="Show tracebacks.")] = False,
+) -> None:
+    """Only its signature is used: the options that every command takes."""
+
+
+_GLOBALS = inspect.signature(_global_options).parameters
+
+
+def takes_globals(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For the root callback: the same options before the command's name, as defaults for it."""
+
+    @functools.wraps(function)
+    def call(context: typer.Context, **given: Any) -> Any:
+        context.obj = {name: given.pop(name) for name in _GLOBALS}
+        return function(**given)
+
+    own = inspect.signature(function).parameters.values()
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    _sign(call, [context, *own, *_GLOBALS.values()])
+    return call
+
+
+def verb(app: typer.Typer, name: str, kind: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Register a command: `function(session, ...) -> Result` gains the global options and loses `session`."""
+
+    def register(function: Callable[..., Result]) -> Callable[..., Result]:
+        own = list(inspect.signature(function).parameters.values())[1:]
+
+        @functools.wraps(function)
+        def call(context: typer.Context, **given: Any) -> None:
+            local = {option: given.pop(option) for option in _GLOBALS}
+            outer = context.find_root().obj or {}
+            chosen = {option: local[option] or outer.get(option) for option in _GLOBALS}
+            raise SystemExit(_run(kind, chosen, lambda session: function(session, **given)))
+
+        context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        _sign(call, [context, *own, *_GLOBALS.values()])
+        app.command(name)(call)
+        return function
+
+    return register
+
+
+def _sign(call: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> None:
+    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    call.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in keyword_only}
+    del call.__wrapped__  # type: ignore[attr-defined]
+
+
+def _run(kind: str, chosen: dict[str, Any], command: Callable[[Session], Result]) -> ExitCode:
+    """Run one command; whatever happens ends as a rendered result and an exit code."""
+    output, color = chosen["output"] or Output.TABLE, chosen["color"] or Color.AUTO
+    debug = bool(chosen["debug"])
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        result = command(_session(chosen, output, color))
+    except GpunodeError as error:
+        return _report(kind, error, output, color, debug)
+    except KeyboardInterrupt:
+        stopped = GpunodeError("interrupted", code="interrupted", exit_code=ExitCode.INTERRUPTED)
+        return _report(kind, stopped, output, color, debug)
+    except Exception as error:  # noqa: BLE001 - the last line of defence: a bug is reported as one
+        bug = GpunodeError(
+            f"{type(error).__name__}: {error}",
+            code="internal",
+            hint="this is a bug in gpunode; run the same command with --debug and report what it prints",
+        )
+        return _report(kind, bug, output, color, debug)
+    render(result, output, color)
+    for info in result.errors:
+        render_error(GpunodeError(info.message, hint=info.hint))
+    return result.exit_code
+
+
+def _session(chosen: dict[str, Any], output: Output, color: Color) -> Session:
+    progress = StderrProgress(int(chosen["verbose"] or 0))
+    root = (chosen["root"] or Path("/")).absolute().resolve()
+    if not root.is_dir():
+        raise UsageError(
+            f"--root {root} is no directory", hint="give the directory that holds etc, sys and proc"
+        )
+    return Session(
+        Host(root, dict(os.environ), progress.trace), progress, output, color, bool(chosen["debug"])
+    )
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does, so that what was applied is rolled back."""
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _report(kind: str, error: GpunodeError, output: Output, color: Color, debug: bool) -> ExitCode:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    render_error(error)
+    if output is not Output.TABLE:
+        failed = Result(kind, status="error", exit_code=error.exit_code, errors=(error.info(),))
+        render(failed, output, color)
+    return error.exit_code
+
+
+def run_app(app: typer.Typer, argv: Sequence[str]) -> int:
+    """Parse and run; usage errors speak the same words, and the envelope if one was asked for."""
+    try:
+        code = app(list(argv), standalone_mode=False, prog_name="gpunode")
+        return int(code or 0)
+    except (SystemExit, KeyboardInterrupt) as stop:
+        return int(stop.code or 0) if isinstance(stop, SystemExit) else ExitCode.INTERRUPTED
+    except GpunodeError:
+        raise
+    except Exception as error:
+        # Typer's own exceptions live in a private module; these two attributes are what they all have
+        if not hasattr(error, "format_message"):
+            raise
+        return _usage(error, argv)
+
+
+def _usage(error: Any, argv: Sequence[str]) -> int:
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(f"{error.format_message()}\n")
+        return int(ExitCode.USAGE)
+    message = " ".join(str(error.format_message()).split()).rstrip(".")
+    path = context.command_path if context is not None else "gpunode"
+    hint = f"see {path} --help"
+    say(f"error: {message[:1].lower() + message[1:]}")
+    say(f"hint: {hint}")
+    output = _asked_output(argv)
+    if output is not Output.TABLE:
+        info = ErrorInfo("usage", message, hint)
+        render(Result("Error", status="error", exit_code=ExitCode.USAGE, errors=(info,)), output, Color.NEVER)
+    return int(ExitCode.USAGE)
+
+
+def _asked_output(argv: Sequence[str]) -> Output:
+    """The output form, as far as a command line that didn't parse tells it."""
+    words = [os.environ.get("GPUNODE_OUTPUT", "")]
+    for position, word in enumerate(argv):
+        if word in ("-o", "--output"):
+            words += argv[position + 1 : position + 2]
+        elif word.startswith(("-o", "--output=")):
+            words.append(word.removeprefix("--output=").removeprefix("-o"))
+    known = [word for word in words if word in list(Output)]
+    return Output(known[-1]) if known else Output.TABLE
