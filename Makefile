@@ -1,0 +1,36 @@
+# Two commands set up everything they need: `make demo` and `make test`.
+VENV ?= .venv
+export VENV
+
+.PHONY: demo test bench lint format docs clean
+
+demo: ## the whole way on a simulated node, touching nothing
+	@scripts/make-venv
+	@$(VENV)/bin/gpunode demo
+
+test: ## linters, types, unit and integration tests with real engines
+	@scripts/make-venv dev
+	@scripts/install-engines
+	@scripts/run-tests
+
+bench: ## start times of the commands, as ratios to `python -c pass`
+	@scripts/make-venv dev
+	@$(VENV)/bin/python scripts/bench.py
+
+lint: ## what `make test` checks first
+	@scripts/make-venv dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format:
+	@scripts/make-venv dev
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+docs: ## write the generated pages and the README's transcripts again
+	@scripts/make-venv dev
+	$(VENV)/bin/python scripts/generate_docs.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

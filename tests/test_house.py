@@ -1,0 +1,156 @@
+"""The rules of the house against the code: who may import whom, what loads when, how large things get."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "gpunode"
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if not path.name.endswith("_pb2.py"))
+ROOM_MAY_IMPORT = {
+    "result": set(),
+    "errors": {"result"},
+    "host": {"errors"},
+    "journal": {"errors", "host", "result"},
+    "gpu": {"errors", "host", "result"},
+    "daemons": {"errors", "host", "result"},
+    "facts": {"daemons", "gpu", "errors", "host", "result"},
+    "checks": {"facts", "gpu", "errors", "host", "result"},
+    "runtime": {"facts", "daemons", "gpu", "journal", "errors", "host", "result"},
+    "plugin": {"facts", "gpu", "errors", "host", "result"},
+    "render": {"errors", "result"},
+    "commands": {
+        *("checks", "runtime", "plugin", "gpu", "facts", "daemons", "journal", "host", "errors", "result"),
+    },
+    "session": {"errors", "host", "render", "result"},
+    "cli": {"session", "commands", "result"},
+    "__main__": {"cli"},
+    "__init__": set(),
+}
+ONLY_HERE = {
+    "subprocess": {"_process.py"},
+    "socket": {"host.py"},
+    "shutil": {"host.py"},
+    "pynvml": {"gpu/nvml.py"},
+    "tomlkit": {"runtime/toml_edit.py"},
+    "rich": {"render.py"},
+}
+GRPC_ROOMS = {"plugin", "daemons"}
+HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "distro", "ctypes"}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def room_of(module: str) -> str:
+    """gpunode.facts.node -> facts; the host's two drawers belong to host."""
+    part = module.removeprefix("gpunode").removeprefix(".").partition(".")[0] or "__init__"
+    return "host" if part in {"_files", "_process"} else part
+
+
+def imports(path: Path) -> list[tuple[int, str]]:
+    """Every imported module of a file with its line, imports for types only left out."""
+    tree = ast.parse(path.read_text())
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{name_of(path)}:{node.lineno}: relative import"
+            if node.module == "gpunode":
+                found += [(node.lineno, f"gpunode.{alias.name}") for alias in node.names]
+            else:
+                found.append((node.lineno, node.module))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_run_downward_only(path: Path) -> None:
+    room = room_of("gpunode." + name_of(path).removesuffix(".py").replace("/", "."))
+    allowed = ROOM_MAY_IMPORT[room] | {room, "__init__", "__version__"}
+    wrong = [
+        f"{name_of(path)}:{line} imports {module}"
+        for line, module in imports(path)
+        if module.partition(".")[0] == "gpunode" and room_of(module) not in allowed
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_guarded_modules_are_imported_in_one_place(path: Path) -> None:
+    wrong = []
+    for line, module in imports(path):
+        top = module.partition(".")[0]
+        if top in ONLY_HERE and name_of(path) not in ONLY_HERE[top]:
+            wrong.append(f"{name_of(path)}:{line} imports {module}")
+        if top == "grpc" and name_of(path).partition("/")[0] not in GRPC_ROOMS:
+            wrong.append(f"{name_of(path)}:{line} imports grpc")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_files_and_functions_stay_small(path: Path) -> None:
+    text = path.read_text()
+    long = [
+        f"{name_of(path)}:{node.lineno} {node.name}"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno + 1 > 60
+    ]
+    assert long == []
+    assert text.count("\n") <= 400, f"{name_of(path)} has {text.count(chr(10))} lines"
+
+
+def test_half_of_the_files_are_under_150_lines() -> None:
+    sizes = sorted(path.read_text().count("\n") for path in FILES)
+    assert sizes[len(sizes) // 2] < 150
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_dataclasses_are_frozen_and_nothing_is_swallowed(path: Path) -> None:
+    wrong = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef):
+            marks = [ast.unparse(mark) for mark in node.decorator_list]
+            if any("dataclass" in mark and "frozen=True" not in mark for mark in marks):
+                wrong.append(f"{name_of(path)}:{node.lineno} {node.name} is not frozen")
+        if isinstance(node, ast.ExceptHandler) and all(isinstance(line, ast.Pass) for line in node.body):
+            caught = ast.unparse(node.type) if node.type else "everything"
+            if caught in {"everything", "Exception", "BaseException"}:
+                wrong.append(f"{name_of(path)}:{node.lineno} swallows {caught}")
+    assert wrong == []
+
+
+def loaded_after(*argv: str) -> set[str]:
+    """Top-level modules in sys.modules after a command line has run to its end."""
+    program = (
+        "import sys, json, io\n"
+        f"sys.argv = {['gpunode', *argv]!r}\n"
+        "from gpunode.cli import main\n"
+        "stdout, sys.stdout = sys.stdout, io.StringIO()\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    code = stop.code\n"
+        "sys.stdout = stdout\n"
+        "print(json.dumps([code, sorted({name.partition('.')[0] for name in sys.modules})]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    code, names = json.loads(done.stdout)
+    assert code in (0, None), done.stderr
+    return set(names)
+
+
+@pytest.mark.parametrize("argv", [("--version",), ("--help",), ("doctor", "--help")], ids=" ".join)
+def test_starting_loads_nothing_heavy(argv: tuple[str, ...]) -> None:
+    assert loaded_after(*argv) & HEAVY == set()
