@@ -1,0 +1,157 @@
+"""`gpunode setup`: doctor, configure-runtime, verify in one report; stops at the first failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpunode.errors import GpunodeError
+from gpunode.host import Host
+from gpunode.result import (
+    Block,
+    ErrorInfo,
+    ExitCode,
+    Finding,
+    FindingStatus,
+    Progress,
+    Result,
+    Style,
+    Text,
+)
+
+# What comes after the containers in a node's life: setup reports it, but a node without Kubernetes is fine.
+_LATER_LAYERS = frozenset({"kubelet"})
+_MENDED_HERE = "gpunode configure-runtime"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of configure-runtime that make sense for a whole set-up."""
+
+    runtime: str = "auto"
+    set_as_default: bool = False
+    config: str = ""
+    socket: str = ""
+    restart_command: str = ""
+    yes: bool = False
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the set-up as programs read it; `result` is that command's own data."""
+
+    name: str
+    command: str
+    status: str
+    seconds: float
+    result: object
+
+
+@dataclass(frozen=True)
+class SetupReport:
+    """`data` of the envelope: the stages that ran, in order, and the engine that was set up."""
+
+    engine: str
+    stages: tuple[Stage, ...]
+
+
+def run(host: Host, options: Options, progress: Progress) -> Result:
+    """Run the stages in order. The exit code is that of the stage that stopped it, 0 if none did."""
+    stages: list[Stage] = []
+    blocks: list[Block] = []
+    engine = options.runtime
+    for name, command, stage in _stages(host, options, progress):
+        started = host.monotonic()
+        result = _guarded(stage, engine)
+        status = "ok" if result.exit_code == ExitCode.OK else "fail"
+        shown = command.replace("ENGINE", engine)
+        stages.append(Stage(name, shown, status, round(host.monotonic() - started, 2), result.data))
+        blocks += [Text(f"$ {shown}", Style.COMMAND), *result.blocks, Text("")]
+        if name == "configure-runtime" and result.exit_code == ExitCode.OK:
+            engine = getattr(result.data, "engine", engine)
+        if result.exit_code != ExitCode.OK:
+            return _stopped(engine, stages, blocks, result, shown)
+    blocks.append(Text(f"This node runs GPU containers with {engine}.", Style.GOOD))
+    return Result("SetupReport", SetupReport(engine, tuple(stages)), blocks=tuple(blocks))
+
+
+Step = tuple[str, str, Callable[[str], Result]]
+
+
+def _stages(host: Host, options: Options, progress: Progress) -> tuple[Step, ...]:
+    from gpunode.commands import configure_runtime, verify
+
+    def configure(engine: str) -> Result:
+        wanted = configure_runtime.Options(
+            runtime=engine,
+            set_as_default=options.set_as_default,
+            config=options.config,
+            socket=options.socket,
+            restart_command=options.restart_command,
+            yes=options.yes,
+        )
+        return configure_runtime.run(host, wanted, progress)
+
+    def verify_host(_engine: str) -> Result:
+        return verify.run(host, verify.Options(), progress)
+
+    def verify_container(engine: str) -> Result:
+        wanted = verify.Options(on=engine, config=options.config, socket=options.socket)
+        return verify.run(host, wanted, progress)
+
+    first: tuple[Step, ...] = (
+        ("doctor", "gpunode doctor", lambda _engine: _doctor(host, progress)),
+        ("configure-runtime", "gpunode configure-runtime --runtime ENGINE", configure),
+        ("verify-host", "gpunode verify", verify_host),
+    )
+    if not host.live:
+        return first  # nothing can be started under --root
+    return (*first, ("verify-container", "gpunode verify --on ENGINE", verify_container))
+
+
+def _doctor(host: Host, progress: Progress) -> Result:
+    """The doctor's findings, where what the next stage mends or what comes later doesn't stop the set-up."""
+    from gpunode.commands import doctor
+
+    result = doctor.run(host, doctor.Options(), progress)
+    failed = [finding for finding in result.data.findings if finding.status is FindingStatus.FAIL]
+    if any(_stops(finding) for finding in failed):
+        return result
+    blocks: list[Block] = [result.blocks[0]] if not failed else []
+    for finding in failed:
+        mended = _MENDED_HERE if _is_mended_here(finding) else "not needed for containers"
+        blocks.append(Text(f"  {finding.id}: {finding.summary} ({mended})", Style.WARN))
+    return Result(result.kind, result.data, blocks=tuple(blocks))
+
+
+def _stops(finding: Finding) -> bool:
+    return finding.severity == "error" and finding.layer not in _LATER_LAYERS and not _is_mended_here(finding)
+
+
+def _is_mended_here(finding: Finding) -> bool:
+    return bool(finding.fix) and finding.fix[0].command.startswith(_MENDED_HERE)
+
+
+def _guarded(stage: Callable[[str], Result], engine: str) -> Result:
+    """An expected failure becomes that stage's result, so that the report still tells what went before."""
+    try:
+        return stage(engine)
+    except GpunodeError as error:
+        return Result("Error", status="error", exit_code=error.exit_code, errors=(error.info(),))
+
+
+def _stopped(engine: str, stages: list[Stage], blocks: list[Block], result: Result, command: str) -> Result:
+    blocks.append(Text(f"Stopped at: {command}", Style.BAD))
+    errors = result.errors or (
+        ErrorInfo(
+            "stage-failed", f"{command} failed", "mend what it says above, then run gpunode setup again"
+        ),
+    )
+    return Result(
+        "SetupReport",
+        SetupReport(engine, tuple(stages)),
+        status="fail",
+        exit_code=result.exit_code,
+        errors=errors,
+        blocks=tuple(blocks),
+    )

@@ -1,0 +1,221 @@
+"""The machine's edge: paths inside a root, atomic writes, children that hang, locks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gpunode.errors import ConfigError, DaemonError, PreconditionError
+from gpunode.host import Host
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_an_absolute_symlink_stays_inside_the_root(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/secret").write_text("inside")
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var/run").symlink_to("/run")
+    assert host.read_text("/var/run/secret") == "inside"
+    assert host.realpath("/var/run/secret") == "/run/secret"
+
+
+def test_dot_dot_never_leaves_the_root(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").symlink_to("../../../../../../etc/hostname")
+    (tmp_path / "etc/hostname").write_text("recorded")
+    assert host.read_text("/etc/passwd") == "recorded"
+
+
+def test_a_circle_of_symlinks_is_a_config_error(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(ConfigError, match="symbolic links"):
+        host.read_text("/a")
+
+
+def test_missing_is_none_and_a_directory_is_an_error(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    assert host.read_text("/etc/daemon.json") is None
+    with pytest.raises(ConfigError) as caught:
+        host.read_text("/etc")
+    assert "directory" in caught.value.message
+    assert "ls -ld /etc" in caught.value.hint
+
+
+def test_write_keeps_mode_and_goes_through_a_symlink(tmp_path: Path) -> None:
+    real = tmp_path / "real.json"
+    real.write_text("old")
+    real.chmod(0o640)
+    link = tmp_path / "link.json"
+    link.symlink_to(real)
+    Host().write_atomic(str(link), b"new")
+    assert link.is_symlink()
+    assert real.read_text() == "new"
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "real.json"]
+
+
+def test_write_keeps_extended_attributes(tmp_path: Path) -> None:
+    target = tmp_path / "labelled"
+    target.write_text("old")
+    try:
+        os.setxattr(target, "user.label", b"kept")
+    except OSError:
+        pytest.skip("this file system has no user attributes")
+    Host().write_atomic(str(target), b"new")
+    assert os.getxattr(target, "user.label") == b"kept"
+
+
+def test_a_dangling_symlink_is_refused(tmp_path: Path) -> None:
+    link = tmp_path / "daemon.json"
+    link.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="does not exist"):
+        Host().write_atomic(str(link), b"{}")
+    assert link.is_symlink()
+
+
+def test_a_file_that_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "daemon.json"
+    target.write_text("theirs")
+    with pytest.raises(ConfigError, match="changed while"):
+        Host().write_atomic(str(target), b"ours", expect=b"what we read")
+    assert target.read_text() == "theirs"
+    assert [path.name for path in tmp_path.iterdir()] == ["daemon.json"]
+
+
+def test_a_directory_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "daemon.json").mkdir()
+    with pytest.raises(ConfigError, match="directory"):
+        Host().write_atomic(str(tmp_path / "daemon.json"), b"{}")
+
+
+def test_run_kills_what_outlives_its_time_and_its_children() -> None:
+    started = time.monotonic()
+    done = Host().run(["sh", "-c", "sleep 60 & echo $!; wait"], timeout=0.3)
+    assert done.timed_out
+    assert time.monotonic() - started < 5
+    grandchild = int(done.stdout)
+    for _ in range(100):
+        state = Path(f"/proc/{grandchild}/stat")
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("the grandchild still runs")
+
+
+def test_run_tells_a_missing_program_from_a_failing_one() -> None:
+    assert Host().run(["no-such-program-here"]).code == 127
+    assert Host().run(["sh", "-c", "exit 3"]).code == 3
+    assert Host().run(["cat"], stdin="fed").stdout == "fed"
+
+
+def test_a_recorded_machine_replays_and_contacts_nothing(host: Host, tmp_path: Path) -> None:
+    (tmp_path / ".gpunode").mkdir()
+    recording = {
+        "commands": {"modinfo -F version nvidia": {"stdout": "570.86.15\n"}},
+        "devices": {"/dev/nvidia0": {"major": 195, "minor": 0, "mode": "0666"}},
+        "sockets": {"/run/docker.sock": "refused"},
+    }
+    (tmp_path / ".gpunode/recording.json").write_text(json.dumps(recording))
+    assert host.run(["modinfo", "-F", "version", "nvidia"]).stdout == "570.86.15\n"
+    assert host.run(["id"]).code == 127
+    node = host.device("/dev/nvidia0")
+    assert node is not None
+    assert (node.major, node.minor, node.mode) == (195, 0, 0o666)
+    assert [found.path for found in host.devices("/dev")] == ["/dev/nvidia0"]
+    assert host.socket_state("/run/docker.sock") == "refused"
+    assert host.socket_state("/run/other.sock") == "absent"
+    with pytest.raises(DaemonError):
+        host.connect_unix("/run/docker.sock")
+
+
+def test_a_live_socket_is_told_apart_from_a_dead_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    assert Host().socket_state(path) == "refused"
+    listener.listen()
+    assert Host().socket_state(path) == "listening"
+    listener.close()
+    assert Host().socket_state(path) == "refused"
+    (tmp_path / "file").write_text("")
+    assert Host().socket_state(str(tmp_path / "file")) == "not-a-socket"
+
+
+def test_the_second_of_two_waits_for_the_lock_and_then_refuses(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    with (
+        Host().lock(path, timeout=1),
+        pytest.raises(PreconditionError) as caught,
+        Host().lock(path, timeout=0.1),
+    ):
+        pytest.fail("both hold the lock")
+    assert str(os.getpid()) in caught.value.message
+
+
+def test_the_lock_is_handed_over(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    order: list[str] = []
+
+    def second() -> None:
+        with Host().lock(path, timeout=5):
+            order.append("second")
+
+    with Host().lock(path, timeout=1):
+        waiter = threading.Thread(target=second)
+        waiter.start()
+        time.sleep(0.1)
+        order.append("first")
+    waiter.join(timeout=5)
+    assert order == ["first", "second"]
+
+
+def test_notify_speaks_to_systemd(tmp_path: Path) -> None:
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(path)
+        listener.settimeout(2)
+        Host(environ={"NOTIFY_SOCKET": path}).notify("READY=1")
+        assert listener.recv(100) == b"READY=1"
+
+
+def test_which_ignores_a_truncated_install(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    program = tmp_path / "usr/bin/nvidia-ctk"
+    program.write_text("")
+    program.chmod(0o755)
+    assert host.which("nvidia-ctk") is None
+    program.write_text("#!/bin/sh\n")
+    assert host.which("nvidia-ctk") == "/usr/bin/nvidia-ctk"
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root to mount a tiny tmpfs")
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    mounted = tmp_path / "small"
+    mounted.mkdir()
+    if Host().run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(mounted)]).code != 0:
+        pytest.skip("no tmpfs can be mounted here")
+    try:
+        target = mounted / "daemon.json"
+        target.write_text("{}")
+        with pytest.raises(ConfigError) as caught:
+            Host().write_atomic(str(target), b"x" * 200_000)
+        assert "No space left" in caught.value.message
+        assert "df -h" in caught.value.hint
+        assert target.read_text() == "{}"
+        assert [path.name for path in mounted.iterdir()] == ["daemon.json"]
+    finally:
+        Host().run(["umount", str(mounted)])

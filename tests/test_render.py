@@ -1,0 +1,122 @@
+"""What people and programs get to see."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import yaml
+
+from gpunode.errors import GpunodeError
+from gpunode.render import (
+    Color,
+    Output,
+    StderrProgress,
+    plain_lines,
+    printable,
+    render,
+    render_error,
+    wants_color,
+)
+from gpunode.result import (
+    Cell,
+    Diff,
+    ErrorInfo,
+    Evidence,
+    ExitCode,
+    Finding,
+    FindingStatus,
+    Result,
+    Style,
+    Table,
+    Text,
+)
+
+REPORT = Result(
+    "DoctorReport",
+    {
+        "findings": (
+            Finding("a-check", "A", FindingStatus.PASS, "error", "fine", (Evidence("/proc/x", "1", 3),)),
+        )
+    },
+    messages=("a word on stderr",),
+    blocks=(
+        Text("Verdict", Style.GOOD),
+        Table(("GPU", "NAME"), (("0", Cell("H100 [80GB]", Style.BAD)), ("10", "A"))),
+        Diff("--- a\n+++ b\n@@ -1 +1 @@\n-x\n+y\n"),
+    ),
+)
+
+
+def test_json_is_the_envelope(capsys: pytest.CaptureFixture[str]) -> None:
+    render(REPORT, Output.JSON, Color.NEVER)
+    document = json.loads(capsys.readouterr().out)
+    assert list(document) == ["apiVersion", "kind", "status", "exitCode", "data", "messages", "errors"]
+    assert document["apiVersion"] == "gpunode/v1"
+    finding = document["data"]["findings"][0]
+    assert finding["blockedBy"] is None
+    assert finding["evidence"] == [{"source": "/proc/x", "value": "1", "line": 3}]
+
+
+def test_yaml_holds_the_same_document(capsys: pytest.CaptureFixture[str]) -> None:
+    render(REPORT, Output.YAML, Color.NEVER)
+    assert yaml.safe_load(capsys.readouterr().out) == REPORT.envelope()
+
+
+def test_the_table_is_plain_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    render(REPORT, Output.TABLE, Color.AUTO)
+    seen = capsys.readouterr()
+    assert seen.out == "Verdict\nGPU  NAME\n0    H100 [80GB]\n10   A\n--- a\n+++ b\n@@ -1 +1 @@\n-x\n+y\n"
+    assert seen.err == "a word on stderr\n"
+
+
+def test_colour_keeps_the_text_and_its_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    render(REPORT, Output.TABLE, Color.ALWAYS)
+    out = capsys.readouterr().out
+    assert "\x1b[" in out
+    assert "H100 [80GB]" in out
+
+
+def test_text_from_a_file_cant_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    render(Result("X", blocks=(Text("evil \x1b]0;title\x07 \x1b[2J"),)), Output.TABLE, Color.NEVER)
+    assert "\x1b" not in capsys.readouterr().out
+    assert printable("tab\tnewline\nbell\x07") == "tab\tnewline\nbell\\x07"
+    assert printable("half \udc80 byte") == "half \\udc80 byte"
+
+
+def test_columns_are_padded_and_the_last_one_is_not() -> None:
+    assert plain_lines(Table(("", ""), (("a", "b"), ("long", "c")))) == ["a     b", "long  c"]
+
+
+@pytest.mark.parametrize(
+    ("color", "environ", "expected"),
+    [
+        (Color.AUTO, {}, False),
+        (Color.AUTO, {"FORCE_COLOR": "1"}, True),
+        (Color.AUTO, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        (Color.ALWAYS, {"NO_COLOR": "1"}, True),
+        (Color.NEVER, {"FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_who_decides_on_colour(color: Color, environ: dict[str, str], expected: bool) -> None:
+    assert wants_color(color, io.StringIO(), environ) is expected
+
+
+def test_errors_are_two_lines_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    render_error(GpunodeError("what", hint="do this"))
+    seen = capsys.readouterr()
+    assert seen.err == "error: what\nhint: do this\n"
+    assert seen.out == ""
+
+
+def test_a_failed_step_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="x"), StderrProgress().step("restart containerd"):
+        raise ValueError("x")
+    assert capsys.readouterr().err.startswith("  restart containerd: failed after 0.")
+
+
+def test_an_error_result_has_its_number_in_both_places() -> None:
+    result = Result("X", status="error", exit_code=ExitCode.ROLLED_BACK, errors=(ErrorInfo("a", "b", "c"),))
+    assert result.envelope()["exitCode"] == 4
+    assert result.envelope()["errors"] == [{"code": "a", "message": "b", "hint": "c"}]
