@@ -5,9 +5,14 @@ Where a running process and a unit file disagree, the process is right: it is wh
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpunode.facts.processes import Process
+from gpunode.errors import GpunodeError
+from gpunode.facts.processes import Process, option_value
+from gpunode.facts.units import Unit, read_unit
+from gpunode.host import Host
 
 
 @dataclass(frozen=True)
@@ -27,3 +32,147 @@ class Daemon:
     unit: str | None
     argv: tuple[str, ...] = ()
     process: Process | None = None
+
+
+def parse_version(output: str) -> tuple[int, ...]:
+    """The version in what ``containerd --version`` or ``dockerd --version`` prints; () if there is none.
+
+    Distributions decorate it (``1.6.20~ds1``, ``20.10.24+dfsg1``, ``v2.1.9``); only the numbers count.
+    """
+    found = re.search(r"(?<![\w.])v?(\d+)\.(\d+)(?:\.(\d+))?", output)
+    return tuple(int(part) for part in found.groups() if part is not None) if found else ()
+
+
+def daemon_version(host: Host, name: str, binary: str | None, process: Process | None) -> tuple[int, ...]:
+    """Version of the running program (also if its file was replaced since), else of the installed one."""
+    candidates = [binary, name]
+    if host.live and process is not None:
+        candidates.insert(0, f"/proc/{process.pid}/exe")
+    for program in dict.fromkeys(filter(None, candidates)):
+        answer = host.run([program, "--version"], timeout=5.0)
+        if answer.ok:
+            return parse_version(answer.stdout)
+    return ()
+
+
+def find_binary(host: Host, name: str, process: Process | None, unit: Unit | None) -> str | None:
+    """Path of the daemon's program: of the running process, else of the unit, else on PATH."""
+    if process is not None:
+        link = _exe(host, process.pid)
+        if link:
+            return link
+        if process.argv[0].startswith("/"):
+            return process.argv[0]
+    if unit is not None and unit.program == name and host.executable(unit.argv[0]):
+        return unit.argv[0]
+    return host.which(name)
+
+
+def _exe(host: Host, pid: int) -> str | None:
+    try:
+        return (host.readlink(f"/proc/{pid}/exe") or "").removesuffix(" (deleted)") or None
+    except (OSError, GpunodeError):
+        return None  # another user's process hides it
+
+
+def process_unit(host: Host, process: Process, name: str) -> Unit | None:
+    """The unit in whose control group a process runs, if that unit is the one that starts `name`."""
+    try:
+        text = host.read_text(f"/proc/{process.pid}/cgroup") or ""
+    except GpunodeError:
+        return None
+    for line in text.splitlines():
+        owner = line.rpartition(":")[2].rpartition("/")[2]
+        if owner.endswith(".service"):
+            unit = read_unit(host, owner)
+            if unit is not None and unit.program == name:
+                return unit
+    return None
+
+
+def systemd_runs(host: Host) -> bool:
+    """Whether systemd is this node's init; sd_booted(3) tests the same directory."""
+    return host.is_dir("/run/systemd/system")
+
+
+def same_file(host: Host, one: str, other: str) -> bool:
+    """Whether two node paths lead to the same file."""
+    return one == other or host.realpath(one) == host.realpath(other)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What to look for: a daemon's program, its packaged unit, its default file and the flags naming it."""
+
+    name: str
+    unit: str
+    config: str
+    flags: tuple[str, ...]
+
+    def config_of(self, argv: tuple[str, ...]) -> str:
+        """The configuration file that a command line makes the daemon read."""
+        return option_value(argv[1:], *self.flags) or self.config
+
+
+@dataclass(frozen=True)
+class Found:
+    """A daemon's process, unit and file; `source` says for people how the file was found."""
+
+    process: Process | None
+    unit: Unit | None
+    argv: tuple[str, ...]
+    config: str
+    source: str
+
+
+def locate(host: Host, kind: Kind, processes: Sequence[Process], wanted: str | None) -> Found | None:
+    """Find the daemon of the file `wanted`, else the system's own; None without process, unit and program.
+
+    The system's own is the process in the packaged unit's control group, else one that reads the file which
+    that unit names, else, on a node without such a unit, the one that reads the default file or is alone.
+    """
+    unit = read_unit(host, kind.unit)
+    if unit is not None and unit.program != kind.name:
+        unit = None
+    config = wanted or (kind.config_of(unit.argv) if unit else kind.config)
+    process = _pick(host, kind, processes, unit, config, explicit=bool(wanted))
+    if process is not None:
+        return _of_process(host, kind, process, unit)
+    if unit is not None and same_file(host, kind.config_of(unit.argv), config):
+        return Found(None, unit, unit.argv, config, f"{unit.name} ({unit.files[0]})")
+    if unit is None and host.which(kind.name) is None:
+        return None
+    return Found(None, None, (), config, "the given path" if wanted else "the default path")
+
+
+def _pick(
+    host: Host, kind: Kind, processes: Sequence[Process], unit: Unit | None, config: str, *, explicit: bool
+) -> Process | None:
+    if not explicit and unit is not None:
+        for process in processes:
+            own = process_unit(host, process, kind.name)
+            if own is not None and own.name == unit.name:
+                return process
+    for process in processes:
+        if same_file(host, kind.config_of(process.argv), config):
+            return process
+    return processes[0] if len(processes) == 1 and unit is None and not explicit else None
+
+
+def _of_process(host: Host, kind: Kind, process: Process, packaged: Unit | None) -> Found:
+    config = kind.config_of(process.argv)
+    given = option_value(process.argv[1:], *kind.flags)
+    source = f"process {process.pid}, " + (
+        f"started with {kind.flags[0]} {given}" if given else "default path"
+    )
+    unit = process_unit(host, process, kind.name)
+    if unit is None and packaged is not None and systemd_runs(host) and packaged.argv == process.argv:
+        unit = packaged  # the control group may be hidden, or missing in a recording
+    return Found(process, unit, process.argv, config, source)
+
+
+def socket_path(address: str) -> str:
+    """The path in ``unix:///run/x.sock``, or a bare path as it is; empty for any other kind of address."""
+    if address.startswith("unix://"):
+        return address.removeprefix("unix://")
+    return address if address.startswith("/") else ""
