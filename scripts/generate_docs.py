@@ -1,0 +1,168 @@
+"""Writes the pages that show what the program prints: checks, environment variables, README's transcripts.
+
+``python scripts/generate_docs.py`` writes; ``--check`` only says what is out of date (exit 1). Numbers that
+differ from run to run (times, temporary names) don't count as a difference.
+"""
+
+import difflib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+from gpunode.cli import app  # noqa: E402
+
+VOLATILE = (
+    (re.compile(r"/tmp/gpunode-\S*?(?=[/\s:]|$)"), "/tmp/gpunode-XXXXXXXX"),
+    (re.compile(r"\d+(\.\d+)? (ms|s)\b"), "N \\2"),
+    (re.compile(r"\d{8}T\d{6}Z"), "YYYYMMDDTHHMMSSZ"),
+    (re.compile(r" +"), " "),
+)
+
+
+def stable(text: str) -> str:
+    """The text without what no two runs share."""
+    for pattern, shown in VOLATILE:
+        text = pattern.sub(shown, text)
+    return text
+
+
+def printed(*argv: str, env: dict[str, str] | None = None) -> str:
+    """What gpunode prints on stdout, as a person without colours sees it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUNODE_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "gpunode", *argv],
+        env={**kept, **(env or {}), "NO_COLOR": "1", "COLUMNS": "110"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        check=False,
+    )
+    return done.stdout
+
+
+def environment_page() -> str:
+    """Every option of every command with its variable, read from the command line's own definition."""
+    lines = [
+        "# Environment variables",
+        "",
+        "Every option has one variable; a flag beats it. Generated from the command line's definition.",
+        "",
+        "| variable | option | of | means |",
+        "|---|---|---|---|",
+    ]
+    seen: set[str] = set()
+    for path, command in walk(typer.main.get_command(app), "gpunode"):
+        for option in command.params:
+            if option.param_type_name != "option" or option.name in ("help", "version"):
+                continue
+            prefix = path.upper().replace("-", "_").replace(" ", "_")
+            variable = option.envvar or f"{prefix}_{option.name.upper()}"
+            if variable in seen:
+                continue
+            seen.add(variable)
+            scope = "every command" if option.envvar else path.removeprefix("gpunode ")
+            lines.append(f"| `{variable}` | `{option.opts[0]}` | {scope} | {option.help} |")
+    lines += [
+        "",
+        "Beside these: `NO_COLOR` and `FORCE_COLOR` (see no-color.org; `--color` beats both),",
+        "`NOTIFY_SOCKET` and `JOURNAL_STREAM` (set by systemd for `plugin serve`), and `GPUNODE_STATE_DIR`",
+        "(where the journal lies instead of `/var/lib/gpunode`).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def walk(command: Any, path: str) -> list[tuple[str, Any]]:
+    """The commands that do something, with their full names; groups are only walked through."""
+    children = getattr(command, "commands", {})
+    if not children:
+        return [(path, command)]
+    return [found for name, child in children.items() for found in walk(child, f"{path} {name}")]
+
+
+def checks_page() -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpunode.checks.document"], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def readme_page() -> str:
+    """README with each block behind a ``<!-- prints: NAME -->`` mark replaced by what that run prints."""
+    text = (REPOSITORY / "README.md").read_text()
+    for name, transcript in TRANSCRIPTS.items():
+        pattern = re.compile(rf"(<!-- prints: {name} -->\n```\w*\n).*?(\n```)", re.DOTALL)
+        assert pattern.search(text), f"README.md has no block for {name}"
+        shown = transcript().rstrip("\n")
+        text = pattern.sub(lambda found, shown=shown: found[1] + shown + found[2], text)
+    return text
+
+
+def demo_transcript() -> str:
+    return "$ gpunode demo\n" + printed("demo")
+
+
+def doctor_transcript() -> str:
+    from fixtures.machines import build_named
+
+    with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
+        build_named("driver-lib-mismatch", Path(name) / "node")
+        return "$ gpunode doctor\n" + printed("doctor", "--root", f"{name}/node")
+
+
+def dry_run_transcript() -> str:
+    from gpunode.commands.demo import build_demo_node
+
+    with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
+        build_demo_node(Path(name) / "node")
+        argv = ["configure-runtime", "--runtime", "containerd", "--dry-run"]
+        return f"$ gpunode {' '.join(argv)}\n" + printed(*argv, "--root", f"{name}/node")
+
+
+TRANSCRIPTS: dict[str, Callable[[], str]] = {
+    "demo": demo_transcript,
+    "doctor": doctor_transcript,
+    "dry-run": dry_run_transcript,
+}
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/checks.md": checks_page,
+    "docs/environment.md": environment_page,
+    "README.md": readme_page,
+}
+
+
+def main() -> int:
+    check = "--check" in sys.argv[1:]
+    stale = False
+    for name, page in PAGES.items():
+        path = REPOSITORY / name
+        before, after = path.read_text() if path.exists() else "", page()
+        if stable(before) == stable(after):
+            continue
+        stale = True
+        if check:
+            difference = difflib.unified_diff(
+                stable(before).splitlines(),
+                stable(after).splitlines(),
+                name,
+                "what a run prints",
+                lineterm="",
+            )
+            print("\n".join(difference))
+        else:
+            path.write_text(after)
+            print(f"wrote {name}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

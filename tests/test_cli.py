@@ -1,0 +1,124 @@
+"""The command line contract: words, streams, exit codes, the envelope."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from gpunode import __version__
+from tests.cli import clean_environment, command, gpunode
+
+VERBS = [
+    *(["doctor"], ["explain"], ["configure-runtime"], ["unconfigure-runtime"], ["rollback"], ["verify"]),
+    *(["gpus"], ["setup"], ["demo"], ["plugin", "serve"]),
+]
+
+
+def test_version() -> None:
+    ran = gpunode("--version")
+    assert (ran.code, ran.out, ran.err) == (0, f"gpunode {__version__}\n", "")
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_every_option_shows_its_one_variable(verb: list[str]) -> None:
+    ran = gpunode(*verb, "--help")
+    assert ran.code == 0
+    text = " ".join(ran.out.split())
+    options = [word for word in ran.out.split() if word.startswith("--") and word.strip("-,")]
+    prefix = "GPUNODE_" + "_".join(verb).upper().replace("-", "_")
+    for name in ("ROOT", "OUTPUT", "COLOR", "VERBOSE", "DEBUG"):
+        assert f"GPUNODE_{name}" in text.replace(" ", "") or f"GPUNODE_{name}" in text
+    own = {word.strip(",[]") for word in options} & {"--runtime", "--dry-run", "--on", "--strict"}
+    for option in own:
+        assert f"{prefix}_{option.strip('-').upper().replace('-', '_')}" in text
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["doktor"], ["doctor", "--nope"], ["verify", "--on", "podman"], ["-o", "xml", "doctor"], []],
+    ids=lambda argv: " ".join(argv) or "nothing",
+)
+def test_usage_is_2_and_stdout_stays_empty(argv: list[str]) -> None:
+    ran = gpunode(*argv)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert "Traceback" not in ran.err
+
+
+def test_a_usage_error_speaks_the_envelope_and_the_words() -> None:
+    ran = gpunode("verify", "--on", "podman", "-o", "json")
+    assert ran.code == 2
+    assert ran.err.startswith("error: invalid value for '--on'")
+    assert "\nhint: see gpunode verify --help\n" in ran.err
+    assert ran.document["exitCode"] == 2
+    assert ran.document["errors"][0]["code"] == "usage"
+    assert "containerd" in ran.document["errors"][0]["message"]
+
+
+def test_global_options_are_taken_before_and_after_the_verb(tmp_path: Path) -> None:
+    for argv in (
+        ["-o", "json", "--root", str(tmp_path), "gpus"],
+        ["gpus", "-o", "json", "--root", str(tmp_path)],
+    ):
+        ran = gpunode(*argv)
+        assert ran.document["kind"] == "GpuInventory"
+    by_environment = gpunode("gpus", env={"GPUNODE_OUTPUT": "json", "GPUNODE_ROOT": str(tmp_path)})
+    assert by_environment.document["kind"] == "GpuInventory"
+
+
+def test_a_root_that_is_no_directory_is_usage(tmp_path: Path) -> None:
+    ran = gpunode("doctor", "--root", str(tmp_path / "nowhere"))
+    assert ran.code == 2
+    assert "nowhere is no directory" in ran.err
+    assert "hint: " in ran.err
+
+
+def test_an_empty_root_is_a_report_not_a_crash(tmp_path: Path) -> None:
+    ran = gpunode("doctor", "-o", "json", "--root", str(tmp_path))
+    assert ran.code == 1
+    failed = [found["id"] for found in ran.document["data"]["findings"] if found["status"] == "fail"]
+    assert failed == ["pci-no-gpu"]
+
+
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path: Path) -> None:
+    ran = gpunode("gpus", "--root", str(tmp_path), "--debug")
+    assert ran.code == gpunode("gpus", "--root", str(tmp_path)).code != 0
+    assert "Traceback" in ran.err
+    assert "\nerror: " in ran.err
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        command("explain"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment(), text=True
+    )
+    assert child.stdout is not None
+    child.stdout.close()
+    _, err = child.communicate(timeout=30)
+    assert "Traceback" not in err
+    assert "BrokenPipe" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
+def test_a_signal_ends_a_command_with_130(number: signal.Signals, tmp_path: Path) -> None:
+    """A lock that somebody else holds keeps the command waiting while the signal arrives."""
+    lock = tmp_path / "fifo"
+    os.mkfifo(lock)
+    child = subprocess.Popen(
+        command("configure-runtime", "--runtime", "docker", "--config", str(lock), "-o", "json"),
+        env=clean_environment({"GPUNODE_STATE_DIR": str(tmp_path / "state")}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(1.0)  # nothing tells from outside that it hangs on the pipe
+    child.send_signal(number)
+    out, err = child.communicate(timeout=10)
+    assert child.returncode == 130, err
+    assert json.loads(out)["exitCode"] == 130
+    assert "error: interrupted" in err
