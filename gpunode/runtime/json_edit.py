@@ -1,0 +1,166 @@
+"""Editing a JSON object as text: only the keys that change are rewritten, every other byte stays.
+
+So key order, indentation, line ends, a byte order mark, big integers and spellings of numbers survive. The
+result is parsed again and compared with what was wanted; any difference is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from gpunode.errors import ConfigError
+from gpunode.facts.docker import parse_daemon_json
+from gpunode.runtime.trees import Edit, Mutation, Remove, Tree, edits, mutated, same
+
+_DEFAULT_INDENT = "    "
+_BLANK = re.compile(r"[ \t\r\n]*")
+
+
+@dataclass(frozen=True)
+class _Member:
+    key: str
+    start: int  # of the key's quote
+    value: int
+    end: int
+
+
+@dataclass(frozen=True)
+class _Object:
+    start: int  # of the opening brace
+    end: int  # behind the closing brace
+    members: tuple[_Member, ...]
+
+    def member(self, key: str) -> _Member | None:
+        return next((one for one in self.members if one.key == key), None)
+
+
+def edit(text: str, mutate: Mutation, path: str) -> str:
+    """`text` with the mutation applied. `ConfigError` if it is no JSON object or can't be edited safely."""
+    parse_daemon_json(text, path)
+    old = _exact(text)
+    new = mutated(old, mutate)
+    changes = edits(old, new)
+    if not changes:
+        return text
+    result = text
+    if not isinstance(_loads(text), dict):  # empty, or null: dockerd takes both as {}
+        mark = "\ufeff" if text.startswith("\ufeff") else ""
+        result = mark + json.dumps(new, indent=_DEFAULT_INDENT, ensure_ascii=False) + "\n"
+    else:
+        for change in changes:
+            result = _apply(result, change)
+    if not same(_exact(result), new):
+        raise ConfigError(
+            f"{path} can't be edited without touching something else; it was left alone",
+            hint="make the change by hand: gpunode configure-runtime --dry-run shows what belongs there",
+        )
+    return result
+
+
+def _loads(text: str) -> Any:
+    body = text.removeprefix("\ufeff")
+    return json.loads(body, parse_float=Decimal) if body.strip() else None
+
+
+def _exact(text: str) -> Tree:
+    """The object with decimals kept exactly; {} for an empty file and null."""
+    loaded = _loads(text)
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _skip(text: str, position: int) -> int:
+    found = _BLANK.match(text, position)
+    return found.end() if found else position
+
+
+def _scan(text: str, start: int) -> _Object:
+    """Where the members of the object at `start` lie; the text is known to be valid JSON."""
+    decoder = json.JSONDecoder()
+    members: list[_Member] = []
+    position = _skip(text, start + 1)
+    while text[position] != "}":
+        if text[position] == ",":
+            position = _skip(text, position + 1)
+        key, behind = decoder.raw_decode(text, position)
+        value = _skip(text, _skip(text, behind) + 1)
+        end = decoder.raw_decode(text, value)[1]
+        members.append(_Member(key, position, value, end))
+        position = _skip(text, end)
+    return _Object(start, position + 1, tuple(members))
+
+
+def _apply(text: str, change: Edit) -> str:
+    here = _scan(text, text.index("{"))
+    depth = 1
+    for key in change.path[:-1]:
+        inner = here.member(key)
+        if inner is None:
+            return text  # the comparison at the end refuses
+        here = _scan(text, inner.value)
+        depth += 1
+    if isinstance(change, Remove):
+        return _remove(text, here, change.path[-1])
+    member = here.member(change.path[-1])
+    if member is not None:
+        indent = _line_indent(text, member.start)
+        return text[: member.value] + _dump(text, change.value, here, indent) + text[member.end :]
+    return _insert(text, here, depth, change.path[-1], change.value)
+
+
+def _remove(text: str, here: _Object, key: str) -> str:
+    position = next(index for index, one in enumerate(here.members) if one.key == key)
+    if len(here.members) == 1:
+        return text[: here.start] + "{}" + text[here.end :]
+    if position + 1 < len(here.members):
+        return text[: here.members[position].start] + text[here.members[position + 1].start :]
+    return text[: here.members[position - 1].end] + text[here.members[position].end :]
+
+
+def _insert(text: str, here: _Object, depth: int, key: str, value: Any) -> str:
+    name = json.dumps(key, ensure_ascii=False) + ": "
+    newline = _newline(text)
+    if not here.members:
+        indent = _unit(text) * depth
+        outer = _unit(text) * (depth - 1)
+        body = newline + indent + name + _dump(text, value, None, indent) + newline + outer
+        return text[: here.start + 1] + body + text[here.end - 1 :]
+    last = here.members[-1]
+    if _one_line(text, here):
+        return text[: last.end] + ", " + name + _dump(text, value, here, "") + text[last.end :]
+    indent = _line_indent(text, last.start)
+    return (
+        text[: last.end] + "," + newline + indent + name + _dump(text, value, here, indent) + text[last.end :]
+    )
+
+
+def _dump(text: str, value: Any, here: _Object | None, indent: str) -> str:
+    if here is not None and _one_line(text, here):
+        return json.dumps(value, ensure_ascii=False)
+    dumped = json.dumps(value, indent=_unit(text), ensure_ascii=False)
+    return dumped.replace("\n", _newline(text) + indent)
+
+
+def _one_line(text: str, here: _Object) -> bool:
+    return bool(here.members) and "\n" not in text[here.start : here.members[0].start]
+
+
+def _newline(text: str) -> str:
+    return "\r\n" if "\r\n" in text else "\n"
+
+
+def _line_indent(text: str, position: int) -> str:
+    """Blanks before the first thing on the line of `position`."""
+    found = re.match(r"[ \t]*", text[text.rfind("\n", 0, position) + 1 :])
+    return found[0] if found else ""
+
+
+def _unit(text: str) -> str:
+    """One step of the file's own indentation: what stands before the outermost object's first key."""
+    outer = _scan(text, text.index("{"))
+    if not outer.members or _one_line(text, outer):
+        return _DEFAULT_INDENT
+    return _line_indent(text, outer.members[0].start) or _DEFAULT_INDENT

@@ -1,0 +1,125 @@
+"""The TOML guard: the only place that writes TOML.
+
+tomlkit 0.13 to 0.15 moves keys between tables on some valid files (dotted keys beside headers, children
+before their parents) without an error. So the change is made twice, on the plain tree and on the document;
+the document is dumped, parsed again by tomllib and compared. If it differs, the change is tried as plain lines
+of text, compared again; if that differs too, the file is refused and left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpunode.errors import ConfigError
+from gpunode.facts.containerd import parse_toml
+from gpunode.runtime import toml_lines
+from gpunode.runtime.trees import Edit, Mutation, Remove, Tree, edits, mutated, same
+
+
+def edit(text: str, mutate: Mutation, path: str, hint: str = "") -> str:
+    """`text` with the mutation applied, comments and order kept.
+
+    `ConfigError` names the file if it isn't TOML (with line and column) or can't be edited without changing
+    something else; `hint` then says what to do instead.
+    """
+    old = parse_toml(text, path)
+    new = mutated(old, mutate)
+    changes = edits(old, new)
+    if not changes:
+        return text
+    for attempt in (_with_tomlkit, _with_lines):
+        result = attempt(text, changes)
+        if result is not None and _is(result, new):
+            return result
+    raise ConfigError(
+        f"{path} can't be edited without changing something else in it; it was left alone",
+        hint=hint or "make the change by hand: gpunode configure-runtime --dry-run shows what belongs there",
+        code="toml-guard",
+    )
+
+
+def document(tree: Tree, path: str, heading: str = "") -> str:
+    """A new file that holds `tree`, after `heading` as comment lines."""
+    start = "".join(f"# {line}\n" for line in heading.splitlines())
+    return edit(start, lambda empty: empty.update(tree), path)
+
+
+def _is(text: str, wanted: Tree) -> bool:
+    import tomllib
+
+    try:
+        return same(tomllib.loads(text), wanted)
+    except tomllib.TOMLDecodeError:
+        return False
+
+
+def _with_tomlkit(text: str, changes: Sequence[Edit]) -> str | None:
+    """The changes made in a tomlkit document; None where tomlkit can't read the file or loses its way."""
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    indents = toml_lines.header_indents(text)
+    try:
+        parsed = tomlkit.parse(text)
+        for change in changes:
+            _apply(parsed, change, indents)
+        return tomlkit.dumps(parsed)
+    except (TOMLKitError, AttributeError, KeyError, TypeError, ValueError, IndexError):
+        return None  # it fails with any of these on valid files; the caller has another way
+
+
+def _apply(parsed: Any, change: Edit, indents: dict[tuple[str, ...], str]) -> None:
+    from tomlkit.items import InlineTable
+
+    here = parsed
+    for key in change.path[:-1]:
+        here = here[key]
+    key = change.path[-1]
+    if isinstance(change, Remove):
+        del here[key]
+    elif isinstance(change.value, dict) and not isinstance(here, InlineTable):
+        here[key] = table = _table(change.value)
+        _indent(table, toml_lines.indent_for(change.path, indents), toml_lines.step(indents))
+    else:
+        here[key] = change.value
+
+
+def _table(tree: Tree) -> Any:
+    """A table with headers; one that holds only tables needs none of its own."""
+    import tomlkit
+
+    table = tomlkit.table(
+        is_super_table=bool(tree) and all(isinstance(value, dict) for value in tree.values())
+    )
+    for key, value in sorted(tree.items(), key=lambda pair: isinstance(pair[1], dict)):  # scalars first
+        table[key] = _table(value) if isinstance(value, dict) else value
+    return table
+
+
+def _indent(table: Any, indent: str, step: str) -> None:
+    """Indent a table that is in its place already like its neighbours; placing it changes indentation."""
+    table.trivia.indent = indent
+    deeper = indent if table.is_super_table() else indent + step
+    for _, item in table.value.body:
+        if hasattr(item, "is_super_table"):
+            _indent(item, deeper, step)
+        else:
+            item.trivia.indent = indent + step
+
+
+def _with_lines(text: str, changes: Sequence[Edit]) -> str | None:
+    """The changes made as lines of text; None where they can't be expressed so."""
+    import tomlkit
+
+    result: str | None = text
+    for change in changes:
+        if result is None:
+            return None
+        if isinstance(change, Remove):
+            result = toml_lines.remove(result, change.path)
+        else:
+            result = toml_lines.put(
+                result, change.path, change.value, lambda v: str(tomlkit.item(v).as_string())
+            )
+    return result

@@ -1,0 +1,141 @@
+"""Changing TOML as lines of text, for files no document model takes; toml_edit.py guards the result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+Path = tuple[str, ...]
+_HEADER = re.compile(r"^([ \t]*)\[([^\[\]].*?)\][ \t]*(?:#.*)?$")
+_BARE = re.compile(r"^[A-Za-z0-9_-]+$")
+
+
+def header_path(line: str) -> Path | None:
+    """The table that a header line opens; None if the line is no plain ``[table]`` header."""
+    import tomllib
+
+    found = _HEADER.match(line)
+    if found is None:
+        return None
+    try:
+        tree = tomllib.loads(f"[{found[2]}]")
+    except tomllib.TOMLDecodeError:
+        return None
+    path = []
+    while tree:
+        key, tree = next(iter(tree.items()))
+        path.append(key)
+    return tuple(path)
+
+
+def headers(lines: list[str]) -> list[tuple[int, Path]]:
+    """Line number (from 0) and table of every header."""
+    found = (
+        (number, header_path(line)) for number, line in enumerate(lines) if line.lstrip().startswith("[")
+    )
+    return [(number, path) for number, path in found if path]
+
+
+def header_indents(text: str) -> dict[Path, str]:
+    """The blanks before each header."""
+    lines = text.splitlines()
+    return {path: lines[number][: lines[number].index("[")] for number, path in headers(lines)}
+
+
+def step(indents: dict[Path, str]) -> str:
+    """How much a nested table is indented in this file; empty if it isn't."""
+    widths = sorted({indent for indent in indents.values() if indent}, key=len)
+    return widths[0] if widths else ""
+
+
+def indent_for(path: Path, indents: dict[Path, str]) -> str:
+    """The indentation for a new table: its siblings', else one step more than its nearest parent's."""
+    for other, indent in indents.items():
+        if len(other) == len(path) and other[:-1] == path[:-1]:
+            return indent
+    for length in range(len(path) - 1, 0, -1):
+        if path[:length] in indents:
+            return indents[path[:length]] + step(indents)
+    return ""
+
+
+def dotted(path: Path) -> str:
+    """The path as a header writes it, quoted where TOML wants it."""
+    return ".".join(key if _BARE.match(key) else _quoted(key) for key in path)
+
+
+def _quoted(key: str) -> str:
+    escaped = key.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def put(text: str, path: Path, value: Any, dump: Callable[[Any], str]) -> str | None:
+    """Add a table at the end, or a key below its table's header; None if the key is there already."""
+    if isinstance(value, dict):
+        return _end_line(text) + "".join(_tables(path, value, dump))
+    line = f"{dotted(path[-1:])} = {dump(value)}\n"
+    lines = text.splitlines(keepends=True)
+    if len(path) == 1:
+        return _put_top(lines, line)
+    for number, table in headers([one.rstrip("\r\n") for one in lines]):
+        if table == path[:-1]:
+            indent = lines[number][: lines[number].index("[")]
+            return "".join([*lines[:number], _end_line(lines[number]), indent, line, *lines[number + 1 :]])
+    return _end_line(text) + f"\n[{dotted(path[:-1])}]\n{line}"
+
+
+def _put_top(lines: list[str], line: str) -> str | None:
+    """A top-level key: replaced if it stands on one line of its own, else put before the first table."""
+    tables = headers([one.rstrip("\r\n") for one in lines])
+    end = tables[0][0] if tables else len(lines)
+    key = line.partition(" = ")[0]
+    for number in range(end):
+        if re.match(rf"{re.escape(key)}[ \t]*=", lines[number]):
+            return "".join([*lines[:number], line, *lines[number + 1 :]])
+    top = next((n + 1 for n in range(end) if re.match(r"version[ \t]*=", lines[n])), 0)
+    return "".join([*lines[:top], line, *lines[top:]])
+
+
+def _tables(path: Path, tree: dict[str, Any], dump: Callable[[Any], str]) -> list[str]:
+    scalars = {key: value for key, value in tree.items() if not isinstance(value, dict)}
+    written = []
+    if scalars or not tree:
+        written.append(f"\n[{dotted(path)}]\n")
+        written += [f"{dotted((key,))} = {dump(value)}\n" for key, value in scalars.items()]
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            written += _tables((*path, key), value, dump)
+    return written
+
+
+def remove(text: str, path: Path) -> str | None:
+    """Take out the tables under `path` with their lines, or the one line of a key."""
+    lines = text.splitlines(keepends=True)
+    found = headers([line.rstrip("\r\n") for line in lines])
+    gone: set[int] = set()
+    for position, (number, table) in enumerate(found):
+        end = found[position + 1][0] if position + 1 < len(found) else len(lines)
+        if table[: len(path)] == path:
+            gone.update(range(number, _without_trailing_comments(lines, number, end)))
+        elif table == path[:-1]:
+            gone.update(_key_lines(lines, number + 1, end, path[-1]))
+    if len(path) == 1:
+        gone.update(_key_lines(lines, 0, found[0][0] if found else len(lines), path[0]))
+    return "".join(line for number, line in enumerate(lines) if number not in gone) if gone else None
+
+
+def _without_trailing_comments(lines: list[str], start: int, end: int) -> int:
+    """Comments right before the next header belong to that one."""
+    while end > start + 1 and lines[end - 1].lstrip().startswith("#"):
+        end -= 1
+    return end
+
+
+def _key_lines(lines: list[str], start: int, end: int, key: str) -> list[int]:
+    names = f"(?:{re.escape(key)}|{re.escape(_quoted(key))})"
+    return [number for number in range(start, end) if re.match(rf"[ \t]*{names}[ \t]*=", lines[number])]
+
+
+def _end_line(text: str) -> str:
+    return text if not text or text.endswith("\n") else text + "\n"
