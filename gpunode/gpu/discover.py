@@ -1,0 +1,118 @@
+"""Which GPUs this node has, from an open NVML. One GPU that can't be read never hides the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from gpunode.errors import GpunodeError
+from gpunode.gpu.mig_names import profile_name
+from gpunode.gpu.model import Gpu, Inventory, MigDevice
+from gpunode.gpu.nvml import Handle, Nvml
+from gpunode.gpu.nvml_errors import NO_PERMISSION, NOT_SUPPORTED, NvmlError
+from gpunode.host import Host
+
+
+def discover(nvml: Nvml, host: Host, previous: Inventory | None = None) -> Inventory:
+    """All GPUs and MIG devices. `NvmlError` only if NVML as a whole fails.
+
+    A GPU with `error` keeps what could be read; what can't be read of a lost one (its UUID, its PCI address) is taken
+    from `previous`, if that had a GPU of the same index that isn't there under another index now.
+    """
+    gpus = tuple(_gpu(nvml, host, index) for index in range(nvml.device_count()))
+    try:
+        cuda = nvml.cuda_version()
+    except NvmlError:
+        cuda = ""  # the number is for people; NVML's own failures are told by every other call
+    return Inventory(nvml.driver_version(), cuda, _remember(gpus, previous))
+
+
+def _remember(gpus: tuple[Gpu, ...], previous: Inventory | None) -> tuple[Gpu, ...]:
+    if previous is None:
+        return gpus
+    seen = {gpu.uuid for gpu in gpus if gpu.uuid}
+    known = {gpu.index: gpu for gpu in previous.gpus if gpu.uuid and gpu.uuid not in seen}
+    return tuple(
+        replace(known[gpu.index], error=gpu.error) if not gpu.uuid and gpu.index in known else gpu
+        for gpu in gpus
+    )
+
+
+class _Reader:
+    """Reads one property after another and keeps the first failure; after that nothing more is asked."""
+
+    def __init__(self) -> None:
+        self.error = ""
+
+    def read(self, read: Callable[[], Any], default: Any, optional: bool = False) -> Any:
+        """The value, or `default`; with `optional`, a GPU that doesn't support the question is no failure."""
+        if self.error:
+            return default
+        try:
+            return read()
+        except NvmlError as error:
+            if not (optional and error.code == NOT_SUPPORTED):
+                self.error = str(error)
+            return default
+
+
+def _gpu(nvml: Nvml, host: Host, index: int) -> Gpu:
+    reader = _Reader()
+    device: Handle | None = reader.read(lambda: nvml.handle(index), None)
+    if device is None:
+        return Gpu(index, "", "", "", error=reader.error)
+    uuid = reader.read(lambda: nvml.uuid(device), "")
+    pci = reader.read(lambda: nvml.pci(device), "")
+    name = reader.read(lambda: nvml.name(device), "")
+    minor = reader.read(lambda: nvml.minor(device), None, optional=True)
+    memory = reader.read(lambda: nvml.memory_bytes(device), 0, optional=True)
+    capability = reader.read(lambda: nvml.compute_capability(device), "", optional=True)
+    mig_enabled = reader.read(lambda: nvml.mig_enabled(device), False)
+    mig = reader.read(lambda: _mig_devices(nvml, device, memory), ()) if mig_enabled else ()
+    return Gpu(
+        index,
+        uuid,
+        name,
+        pci,
+        minor,
+        memory,
+        capability,
+        _numa_node(host, pci) if pci else None,
+        mig_enabled,
+        mig,
+        reader.error,
+    )
+
+
+def _mig_devices(nvml: Nvml, gpu: Handle, gpu_memory: int) -> tuple[MigDevice, ...]:
+    return tuple(_mig_device(nvml, gpu, slot, device, gpu_memory) for slot, device in nvml.mig_handles(gpu))
+
+
+def _mig_device(nvml: Nvml, gpu: Handle, slot: int, device: Handle, gpu_memory: int) -> MigDevice:
+    gi, ci = nvml.mig_instances(device)
+    size = nvml.mig_attributes(device)
+    try:
+        profile = nvml.gpu_instance_profile(gpu, gi)
+    except NvmlError as error:
+        if error.code not in (NO_PERMISSION, NOT_SUPPORTED):
+            raise
+        profile = None
+    named = _profile_in(nvml.name(device)) if profile is None else ""
+    computed = profile_name(size.gpu_slices, size.compute_slices, size.memory_mib, gpu_memory or 1, profile)
+    return MigDevice(slot, nvml.uuid(device), named or computed, gi, ci, size.memory_mib << 20)
+
+
+def _profile_in(name: str) -> str:
+    """The profile in a MIG device's own name ("NVIDIA A100-SXM4-40GB MIG 1g.5gb"): what is left without root."""
+    return name.partition(" MIG ")[2].strip()
+
+
+def _numa_node(host: Host, pci: str) -> int | None:
+    """The GPU's NUMA node; the kernel says -1 where the platform has none (Documentation/ABI, sysfs-bus-pci)."""
+    try:
+        text = host.read_text(f"/sys/bus/pci/devices/{pci}/numa_node")
+        node = int(text) if text else -1
+    except (GpunodeError, ValueError):
+        return None
+    return node if node >= 0 else None

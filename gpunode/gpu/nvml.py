@@ -1,0 +1,197 @@
+"""NVML with types: the only module that imports pynvml.
+
+NVML can hang or crash the process on a sick GPU. Short-lived commands use `isolated.probe` instead, which runs this
+in a child with a time limit; only the device plugin, which is supervised, opens NVML in its own process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from gpunode.gpu.events import EventSet, GpuEvent
+from gpunode.gpu.nvml_errors import (
+    FUNCTION_NOT_FOUND,
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    UNKNOWN,
+    NvmlError,
+)
+
+__all__ = ["EventSet", "GpuEvent", "Handle", "MigAttributes", "Nvml", "NvmlError"]
+
+_GPU_INSTANCE_PROFILES = 18  # NVML_GPU_INSTANCE_PROFILE_COUNT
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A GPU or MIG device as NVML refers to it; valid while NVML stays open."""
+
+    raw: Any
+
+
+@dataclass(frozen=True)
+class MigAttributes:
+    """Size of a MIG device: GPU slices, compute slices, memory in MiB."""
+
+    gpu_slices: int
+    compute_slices: int
+    memory_mib: int
+
+
+class Nvml:
+    """An open NVML. Every method raises `NvmlError` with NVML's own code."""
+
+    def __init__(self) -> None:
+        """Use `Nvml.open()`."""
+        import pynvml
+
+        self._library = pynvml
+
+    @classmethod
+    def open(cls) -> Nvml:
+        """Load libnvidia-ml.so.1 through the dynamic loader and initialise it."""
+        nvml = cls()
+        nvml.call("nvmlInit")
+        return nvml
+
+    def close(self) -> None:
+        """Shut NVML down; nothing to do if it is down already."""
+        try:
+            self.call("nvmlShutdown")
+        except NvmlError:
+            return
+
+    def __enter__(self) -> Nvml:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """Call a pynvml function by name and turn its errors into `NvmlError`."""
+        try:
+            return getattr(self._library, function)(*arguments)
+        except self._library.NVMLError as error:
+            raise NvmlError(int(error.value)) from error
+        except UnicodeDecodeError as error:
+            raise NvmlError(UNKNOWN, f"{function} gave bytes that are no text") from error
+
+    # --- the node --------------------------------------------------------------------------------------
+
+    def driver_version(self) -> str:
+        """Such as ``550.54.15``."""
+        return str(self.call("nvmlSystemGetDriverVersion"))
+
+    def cuda_version(self) -> str:
+        """The newest CUDA that the driver supports, such as ``12.4``; NVML gives 1000 * major + 10 * minor."""
+        number = int(self.call("nvmlSystemGetCudaDriverVersion"))
+        return f"{number // 1000}.{number % 1000 // 10}"
+
+    def device_count(self) -> int:
+        return int(self.call("nvmlDeviceGetCount"))
+
+    # --- one GPU ---------------------------------------------------------------------------------------
+
+    def handle(self, index: int) -> Handle:
+        return Handle(self.call("nvmlDeviceGetHandleByIndex", index))
+
+    def handle_by_uuid(self, uuid: str) -> Handle:
+        """Handle of a GPU or of a MIG device."""
+        return Handle(self.call("nvmlDeviceGetHandleByUUID", uuid))
+
+    def uuid(self, device: Handle) -> str:
+        return str(self.call("nvmlDeviceGetUUID", device.raw))
+
+    def name(self, device: Handle) -> str:
+        return str(self.call("nvmlDeviceGetName", device.raw))
+
+    def pci(self, device: Handle) -> str:
+        """PCI address as sysfs spells it: ``0000:3b:00.0``. NVML gives eight digits of domain, in capitals."""
+        raw = self.call("nvmlDeviceGetPciInfo", device.raw).busId
+        text = (raw.decode("ascii", "replace") if isinstance(raw, bytes) else str(raw)).lower()
+        domain, colon, rest = text.partition(":")
+        return f"{domain[-4:] if len(domain) == 8 and domain[:4] == '0000' else domain}{colon}{rest}"
+
+    def minor(self, device: Handle) -> int:
+        """N of /dev/nvidiaN."""
+        return int(self.call("nvmlDeviceGetMinorNumber", device.raw))
+
+    def memory_bytes(self, device: Handle) -> int:
+        """Total memory of a GPU or MIG device, in bytes."""
+        return int(self.call("nvmlDeviceGetMemoryInfo", device.raw).total)
+
+    def compute_capability(self, device: Handle) -> str:
+        """Such as ``9.0``."""
+        major, minor = self.call("nvmlDeviceGetCudaComputeCapability", device.raw)
+        return f"{major}.{minor}"
+
+    # --- MIG -------------------------------------------------------------------------------------------
+
+    def mig_enabled(self, gpu: Handle) -> bool:
+        """Whether MIG mode is on now; a GPU or driver that knows no MIG has it off."""
+        try:
+            return bool(self.call("nvmlDeviceGetMigMode", gpu.raw)[0])
+        except NvmlError as error:
+            if error.code in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
+                return False
+            raise
+
+    def mig_handles(self, gpu: Handle) -> tuple[tuple[int, Handle], ...]:
+        """Slot number and handle of every MIG device; empty slots are left out."""
+        found = []
+        for slot in range(int(self.call("nvmlDeviceGetMaxMigDeviceCount", gpu.raw))):
+            try:
+                found.append((slot, Handle(self.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu.raw, slot))))
+            except NvmlError as error:
+                if error.code not in (NOT_FOUND, INVALID_ARGUMENT):
+                    raise
+        return tuple(found)
+
+    def mig_parent(self, mig: Handle) -> Handle:
+        """The GPU that a MIG device is part of; INVALID_ARGUMENT for a whole GPU."""
+        return Handle(self.call("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", mig.raw))
+
+    def mig_instances(self, mig: Handle) -> tuple[int, int]:
+        """Ids of the GPU instance and of the compute instance behind a MIG device."""
+        gi = self.call("nvmlDeviceGetGpuInstanceId", mig.raw)
+        return int(gi), int(self.call("nvmlDeviceGetComputeInstanceId", mig.raw))
+
+    def mig_attributes(self, mig: Handle) -> MigAttributes:
+        seen = self.call("nvmlDeviceGetAttributes", mig.raw)
+        return MigAttributes(
+            int(seen.gpuInstanceSliceCount), int(seen.computeInstanceSliceCount), int(seen.memorySizeMB)
+        )
+
+    def gpu_instance_profile(self, gpu: Handle, gi: int) -> int | None:
+        """NVML's number of a GPU instance's profile (NVML_GPU_INSTANCE_PROFILE_*), None if no profile has its id.
+
+        Needs root or read access to the capability mig/monitor; NO_PERMISSION without.
+        """
+        instance = self.call("nvmlDeviceGetGpuInstanceById", gpu.raw, gi)
+        wanted = int(self.call("nvmlGpuInstanceGetInfo", instance).profileId)
+        for profile in range(_GPU_INSTANCE_PROFILES):
+            try:
+                info = self.call("nvmlDeviceGetGpuInstanceProfileInfo", gpu.raw, profile, 1)
+            except NvmlError as error:
+                if error.code in (NOT_SUPPORTED, INVALID_ARGUMENT):
+                    continue
+                raise
+            if int(info.id) == wanted:
+                return profile
+        return None
+
+    # --- topology and events ---------------------------------------------------------------------------
+
+    def common_ancestor(self, first: Handle, second: Handle) -> int:
+        """How near two GPUs are, by NVML: 0 one board, 10 one switch, 20 switches, 30 host bridge, 40 NUMA, 50 system."""
+        return int(self.call("nvmlDeviceGetTopologyCommonAncestor", first.raw, second.raw))
+
+    def watch_events(self, uuids: Sequence[str]) -> EventSet:
+        """Watch GPUs (or the GPUs of MIG devices) for XIDs and ECC errors; close the set when done."""
+        return EventSet(self, uuids)

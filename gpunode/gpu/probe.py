@@ -1,0 +1,30 @@
+"""The child of `isolated.probe`: asks NVML for the inventory and prints it as one JSON document.
+
+``{"inventory": {...}}`` as `gpunode gpus -o json` has it under `data`, or ``{"error": {"code": 18, "message": "..."}}``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from gpunode.gpu.discover import discover
+from gpunode.gpu.nvml import Nvml
+from gpunode.gpu.nvml_errors import NvmlError
+from gpunode.host import Host
+from gpunode.result import plain
+
+
+def main() -> int:
+    """Print the inventory or NVML's error; always 0, so that anything else means a crash."""
+    try:
+        with Nvml.open() as nvml:
+            answer = {"inventory": plain(discover(nvml, Host()))}
+    except NvmlError as error:
+        answer = {"error": {"code": error.code, "message": error.message}}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
