@@ -1,0 +1,27 @@
+"""Every check, in the order in which people read them: from the PCI bus to the device plugin."""
+
+from __future__ import annotations
+
+from gpunode.checks import cdi, containerd, devices, docker, driver, hardware, kubelet, toolkit, userspace
+from gpunode.checks.model import LAYERS, Check
+from gpunode.errors import UsageError
+
+_MODULES = (hardware, driver, userspace, devices, toolkit, docker, containerd, cdi, kubelet)
+ALL_CHECKS: tuple[Check, ...] = tuple(
+    sorted(
+        (check for module in _MODULES for check in module.CHECKS), key=lambda check: LAYERS.index(check.layer)
+    )
+)
+BY_ID = {check.id: check for check in ALL_CHECKS}
+
+
+def find_check(identifier: str) -> Check:
+    """The check of this id; `UsageError` names the nearest ones."""
+    check = BY_ID.get(identifier)
+    if check is None:
+        from difflib import get_close_matches
+
+        near = get_close_matches(identifier, BY_ID, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else "gpunode explain lists all of them"
+        raise UsageError(f"there is no check {identifier!r}", hint=hint)
+    return check

@@ -1,0 +1,81 @@
+"""CDI specifications: do they still describe this machine?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpunode.checks import fixes
+from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip
+from gpunode.facts.cdi import CdiSpec
+from gpunode.facts.node import Node
+from gpunode.result import Evidence, Fix
+
+_LIBRARY_VERSION = re.compile(r"/lib(?:nvidia-ml|cuda)\.so\.(\d+\.\d+(?:\.\d+)*)$")
+_SHOWN = 6
+
+
+def cdi_spec_stale(node: Node) -> Verdict:
+    specs = node.cdi_specs
+    if not specs:
+        return skip("there is no CDI specification for NVIDIA devices")
+    for spec in specs:
+        wrong = tuple(_wrong(node, spec))
+        if wrong:
+            more = len(wrong) - _SHOWN
+            shown = (*wrong[:_SHOWN], seen(spec.path, f"and {more} more")) if more > 0 else wrong
+            fix = Fix(f"nvidia-ctk cdi generate --output={spec.path}")
+            return fail(f"{spec.path} doesn't describe this machine any more", *shown, fix=fix)
+    return ok(f"{len(specs)} CDI specification{'s' if len(specs) > 1 else ''} fit this machine")
+
+
+def _wrong(node: Node, spec: CdiSpec) -> Iterator[Evidence]:
+    if spec.problem:
+        yield seen(spec.path, spec.problem)
+    version = node.module.version if node.module else ""
+    for path in spec.mounts:
+        found = _LIBRARY_VERSION.search(path)
+        if found and version and found[1] != version:
+            yield seen(spec.path, f"{path}: the loaded driver is {version}")
+        elif node.host.stat(path) is None:
+            yield seen(spec.path, f"{path}: absent")
+    for device in spec.nodes:
+        there = node.host.device(device.path)
+        if there is None:
+            yield seen(spec.path, f"{device.path}: absent")
+        elif device.major is not None and (device.major, device.minor) != (there.major, there.minor):
+            wanted = f"{device.major}:{device.minor}"
+            yield seen(spec.path, f"{device.path} is {there.major}:{there.minor}, not {wanted}")
+    for hook in spec.hooks:
+        if not node.host.executable(hook):
+            yield seen(spec.path, f"{hook}: no such program")
+
+
+CHECKS = (
+    Check(
+        id="cdi-spec-stale",
+        title="CDI specifications fit this machine",
+        layer="cdi",
+        severity="error",
+        looks_at=(
+            "every specification of kind nvidia.com/... in /etc/cdi and /var/run/cdi: mounted files, device "
+            "files and their numbers, hooks, and the driver version in library names."
+        ),
+        why=(
+            "A specification lists files of the driver that it was made for. After an upgrade or a reboot "
+            "they may be gone, and containers fail with 'cannot stat' or CUDA error 999. Docker 29.2 and "
+            "later try CDI first."
+        ),
+        remedy=fixes.REFRESH_CDI,
+        run=cdi_spec_stale,
+        blocked_by=(
+            "module-not-loaded",
+            "driver-lib-mismatch",
+            "dev-nodes-missing",
+            "dev-node-major-stale",
+            "uvm-not-loaded",
+        ),
+        classes=HOST,
+        refs=("https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md",),
+    ),
+)

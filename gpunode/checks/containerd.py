@@ -1,0 +1,303 @@
+"""containerd: the CRI is on, the file is one that it reads, and the running daemon has the nvidia handler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpunode.checks import fixes
+from gpunode.checks.docker import line_of
+from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.errors import ConfigError, DaemonError
+from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig
+from gpunode.facts.engines import containerd_role
+from gpunode.facts.node import Node
+from gpunode.result import Evidence, Fix
+
+# containerd's docs: the newest configuration version that each release reads
+_NEWEST = (((2, 3), 4), ((2, 0), 3), ((1, 3), 2), ((1, 0), 1))
+_HANDLER = "nvidia"
+
+
+def containerd_config_version(node: Node) -> Verdict:
+    role = containerd_role(node)
+    if node.containerd is None or not role.used:
+        return skip(role.reason)
+    path = node.containerd.config_path
+    try:
+        config = node.containerd_config
+    except ConfigError as error:
+        return fail(
+            "containerd's configuration can't be parsed", seen(path, error.message), fix=_edit(path, None)
+        )
+    if config is None or not config.exists:
+        return ok(f"{path} is absent: containerd runs with its defaults")
+    return (
+        _too_new(node, config)
+        or _mixed(node, config)
+        or _misplaced(config)
+        or ok(f"configuration version {config.version} suits containerd {_dotted(node)}")
+    )
+
+
+def _too_new(node: Node, config: ContainerdConfig) -> Verdict | None:
+    version = node.containerd.version if node.containerd else ()
+    newest = next((number for release, number in _NEWEST if version >= release), None)
+    over = [path for path, number in config.versions.items() if newest is not None and number > newest]
+    if not over:
+        return None
+    line = line_of(node.host.read_text(over[0]) or "", "version")
+    return fail(
+        f"containerd {_dotted(node)} reads configuration versions up to {newest}",
+        seen(over[0], f"version = {config.versions[over[0]]}", line),
+        fix=_edit(over[0], line),
+    )
+
+
+def _mixed(node: Node, config: ContainerdConfig) -> Verdict | None:
+    """Imported files of another version than the main file: refused, or half of the settings lost."""
+    other = [path for path, number in config.versions.items() if number != config.version]
+    # only tables change their place between versions; a file without any fits every version
+    other = [path for path in other if "plugins" in (node.host.read_text(path) or "")]
+    if not other:
+        return None
+    evidence = [seen(path, f"version {config.versions[path]}") for path in (config.path, *other)]
+    higher = any(config.versions[path] > config.version for path in other)
+    judge = fail if higher else warn
+    return judge("imported files have another version than the main file", *evidence, fix=_edit(other[0], 1))
+
+
+def _misplaced(config: ContainerdConfig) -> Verdict | None:
+    """Runtimes under a name that this version doesn't read: containerd ignores them without a word."""
+    for plugin in CRI_PLUGINS.values():
+        runtimes = dig(config.merged, "plugins", plugin, "containerd", "runtimes")
+        if plugin != config.plugin and runtimes:
+            line = line_of(config.main_text, f"{plugin}")
+            return fail(
+                f'version {config.version} reads runtimes in "{config.plugin}", not those in "{plugin}"',
+                seen(config.path, f"{plugin}: {', '.join(map(str, runtimes))}", line),
+            )
+    return None
+
+
+def _edit(path: str, line: int | None) -> Fix:
+    return Fix(
+        f"${{EDITOR:-vi}} {f'+{line} ' if line else ''}{path} && systemctl restart containerd",
+        True,
+        "restart",
+    )
+
+
+def _dotted(node: Node) -> str:
+    return ".".join(map(str, node.containerd.version if node.containerd else ())) or "(unknown)"
+
+
+def containerd_cri_disabled(node: Node) -> Verdict:
+    role = containerd_role(node)
+    config = node.containerd_config
+    if node.containerd is None or not role.used or config is None:
+        return skip(role.reason)
+    if not config.disabled:
+        return ok("the CRI is switched on")
+    where = next(
+        (path for path in config.files if "disabled_plugins" in (node.host.read_text(path) or "")), ""
+    )
+    path = where or config.path
+    line = line_of(node.host.read_text(path) or "", "disabled_plugins")
+    evidence = seen(path, f"disabled_plugins has {', '.join(config.disabled)}", line)
+    return fail("containerd's CRI is switched off", evidence)
+
+
+def containerd_not_restarted(node: Node) -> Verdict:
+    role = containerd_role(node)
+    config = node.containerd_config
+    if node.containerd is None or not role.used or config is None:
+        return skip(role.reason)
+    socket = node.containerd.socket
+    state = node.host.socket_state(socket)
+    if state == "denied":
+        return skip(f"needs root to talk to {socket}")
+    if state != "listening":
+        return fail("containerd isn't running", seen(socket, state))
+    handlers = _handlers(node)
+    if handlers is None:
+        return skip(f"containerd doesn't say what it runs with at {socket}")
+    missing = sorted(set(map(str, config.runtimes)) - set(handlers))
+    if not missing:
+        return ok("the running containerd has what its file says")
+    evidence = [_in_file(node, config, name) for name in missing]
+    told = seen(f"CRI Status at {socket}", f"handlers {', '.join(handlers) or 'none'}")
+    return fail("in the file, not in the running daemon: containerd wasn't restarted", *evidence, told)
+
+
+def _in_file(node: Node, config: ContainerdConfig, name: str) -> Evidence:
+    for path in config.files:
+        line = line_of(node.host.read_text(path) or "", f"runtimes.{name}")
+        if line:
+            return seen(path, f'runtime "{name}"', line)
+    return seen(config.path, f'runtime "{name}"')
+
+
+def _handlers(node: Node) -> tuple[str, ...] | None:
+    try:
+        return tuple(name for name in node.cri.handlers if name)
+    except DaemonError:
+        return None
+
+
+def containerd_runtime_missing(node: Node) -> Verdict:
+    role = containerd_role(node)
+    if node.containerd is None or not role.used:
+        return skip(role.reason)
+    handlers = _handlers(node)
+    if handlers is None:
+        return skip(f"containerd doesn't say what it runs with at {node.containerd.socket}")
+    told = seen(f"CRI Status at {node.containerd.socket}", f"handlers {', '.join(handlers) or 'none'}")
+    ours = [name for name in handlers if name.startswith(_HANDLER)]
+    if not ours:
+        return fail("containerd has no nvidia handler", told)
+    config = node.containerd_config
+    for name in ours:
+        binary = dig(config.runtimes, name, "options", "BinaryName") if config else None
+        if isinstance(binary, str) and binary and not node.host.which(binary):
+            evidence = seen(config.path if config else "", f"{name}: BinaryName {binary}")
+            return fail(f'the program of the handler "{name}" is missing', evidence, told)
+    return ok(f"containerd runs with the handler {', '.join(ours)}", told)
+
+
+def containerd_systemdcgroup(node: Node) -> Verdict:
+    role = containerd_role(node)
+    config = node.containerd_config
+    if node.containerd is None or not role.used or config is None:
+        return skip(role.reason)
+    running = _running_config(node)
+    flags = {name: _systemd(running, config, name) for name in ("runc", _HANDLER)}
+    known = {name: flag for name, flag in flags.items() if flag is not None}
+    if _HANDLER not in known:
+        return skip("the nvidia handler's SystemdCgroup can't be told")
+    kubelet = node.kubelet
+    if kubelet is not None and kubelet.cgroup_driver is not None:
+        known["kubelet"] = kubelet.cgroup_driver == "systemd"
+    evidence = [seen(_source(name, config), f"{name}: {_driver(flag)}") for name, flag in known.items()]
+    if len(set(known.values())) > 1:
+        return fail("containerd's handlers and the kubelet don't use the same cgroup driver", *evidence)
+    return ok(f"all use the cgroup driver {_driver(known[_HANDLER])}", *evidence)
+
+
+def _running_config(node: Node) -> dict[str, Any]:
+    try:
+        return dict(node.cri.config)
+    except DaemonError:
+        return {}
+
+
+def _systemd(running: dict[str, Any], config: ContainerdConfig, name: str) -> bool | None:
+    """SystemdCgroup of a handler: the running daemon's word, else the file's; unset is false."""
+    for runtimes in (dig(running, "containerd", "runtimes"), config.runtimes):
+        if isinstance(dig(runtimes, name), dict):
+            return dig(runtimes, name, "options", "SystemdCgroup") is True
+    return None
+
+
+def _source(name: str, config: ContainerdConfig) -> str:
+    return "KubeletConfiguration cgroupDriver" if name == "kubelet" else f"{config.path} runtimes.{name}"
+
+
+def _driver(systemd: bool) -> str:
+    return "systemd" if systemd else "cgroupfs"
+
+
+_WHERE = (
+    " Judged where the kubelet talks to this containerd, or where it is the node's only engine; beside "
+    "Docker without a kubelet its CRI isn't needed."
+)
+
+CHECKS = (
+    Check(
+        id="containerd-config-version",
+        title="containerd reads its file as it was meant",
+        layer="containerd",
+        severity="error",
+        looks_at="the file that containerd reads and its imports: valid TOML, a version that this release knows, "
+        "the same version in imported files, and runtimes in the table that this version reads." + _WHERE,
+        why=(
+            "containerd ignores runtimes in another version's table without a word, refuses a version newer "
+            "than itself, and loses settings when an imported file has another version."
+        ),
+        remedy=fixes.EDIT_CONTAINERD,
+        run=containerd_config_version,
+        blocked_by=("pci-no-gpu",),
+        refs=("https://github.com/containerd/containerd/blob/main/docs/man/containerd-config.toml.5.md",),
+    ),
+    Check(
+        id="containerd-cri-disabled",
+        title="containerd's CRI is switched on",
+        layer="containerd",
+        severity="error",
+        looks_at="disabled_plugins in containerd's file and its imports." + _WHERE,
+        why=(
+            "Docker's containerd.io package switches the CRI off. The kubelet then fails with 'unknown "
+            "service runtime.v1.RuntimeService', and a runtime added to the file is never read."
+        ),
+        remedy=fixes.CONFIGURE_CONTAINERD,
+        run=containerd_cri_disabled,
+        blocked_by=("pci-no-gpu", "containerd-config-version"),
+    ),
+    Check(
+        id="containerd-not-restarted",
+        title="containerd runs with what its file says",
+        layer="containerd",
+        severity="error",
+        looks_at="containerd's socket, and the runtimes in its file against the handlers that the running daemon "
+        "names (CRI Status)." + _WHERE,
+        why=(
+            "containerd reads its file only when it starts. Until then the handler exists on disk alone: no "
+            'runtime for "nvidia" is configured. Running containers survive a restart.'
+        ),
+        remedy=fixes.RESTART_CONTAINERD,
+        run=containerd_not_restarted,
+        blocked_by=("pci-no-gpu", "containerd-config-version", "containerd-cri-disabled"),
+    ),
+    Check(
+        id="containerd-runtime-missing",
+        title="containerd has the nvidia handler",
+        layer="containerd",
+        severity="error",
+        looks_at="the handlers that the running daemon names (CRI Status), and whether their program exists."
+        + _WHERE,
+        why=(
+            "A pod with runtimeClassName nvidia can't start ('no runtime for \"nvidia\" is configured'), and "
+            "without it pods see no GPU."
+        ),
+        remedy=fixes.CONFIGURE_CONTAINERD,
+        run=containerd_runtime_missing,
+        blocked_by=(
+            "pci-no-gpu",
+            "toolkit-missing",
+            "containerd-config-version",
+            "containerd-cri-disabled",
+            "containerd-not-restarted",
+        ),
+    ),
+    Check(
+        id="containerd-systemdcgroup",
+        title="Everyone uses one cgroup driver",
+        layer="containerd",
+        severity="error",
+        looks_at="SystemdCgroup of the handlers runc and nvidia (the running daemon's, else the file's) and "
+        "the kubelet's cgroupDriver." + _WHERE,
+        why=(
+            "With two cgroup drivers on one node, systemd and the kubelet kill each other's containers: "
+            "pods restart without end or fail with 'expected cgroupsPath to be of format "
+            "slice:prefix:name'."
+        ),
+        remedy=fixes.CONFIGURE_CONTAINERD,
+        run=containerd_systemdcgroup,
+        blocked_by=(
+            "pci-no-gpu",
+            "containerd-runtime-missing",
+            "containerd-not-restarted",
+            "containerd-config-version",
+            "containerd-cri-disabled",
+        ),
+    ),
+)

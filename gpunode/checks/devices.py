@@ -1,0 +1,105 @@
+"""Device files: there, with the numbers that the kernel uses now, and unified memory among them."""
+
+from __future__ import annotations
+
+from gpunode.checks import fixes
+from gpunode.checks.model import HOST_OR_CONTAINER, Check, Verdict, fail, ok, seen, skip
+from gpunode.facts.devices import expected_major
+from gpunode.facts.driver import module_loaded
+from gpunode.facts.node import Node
+from gpunode.facts.system import CONTAINER
+from gpunode.result import Fix
+
+
+def dev_nodes_missing(node: Node) -> Verdict:
+    if node.kind == CONTAINER:
+        return skip("a container only has the device files that it was given")
+    there = {device.path for device in node.device_nodes}
+    minors = [gpu.minor for gpu in node.driver_gpus if gpu.minor is not None]
+    wanted = ["/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in sorted(minors))]
+    missing = [path for path in wanted if path not in there]
+    if missing:
+        return fail(
+            f"{len(missing)} of {len(wanted)} device files are missing",
+            *(seen(path, "absent") for path in missing),
+        )
+    return ok(f"/dev/nvidiactl and {len(minors)} GPU device files are there")
+
+
+def dev_node_major_stale(node: Node) -> Verdict:
+    stale = []
+    for device in node.device_nodes:
+        expected = expected_major(device.path, node.majors)
+        if expected is not None and device.major != expected:
+            stale.append((device, expected))
+    if not stale:
+        return ok("device files have the kernel's major numbers")
+    evidence = (seen(device.path, f"major {device.major}, the kernel uses {now}") for device, now in stale)
+    paths = " ".join(device.path for device, _ in stale)
+    return fail(
+        f"{len(stale)} device files have a major number that the kernel doesn't use",
+        *evidence,
+        fix=Fix(f"rm {paths} && nvidia-modprobe -c0 -u"),
+    )
+
+
+def uvm_not_loaded(node: Node) -> Verdict:
+    if not module_loaded(node.host, "nvidia_uvm"):
+        return fail("the module nvidia-uvm isn't loaded", seen("/sys/module/nvidia_uvm", "absent"))
+    if node.kind != CONTAINER and all(device.path != "/dev/nvidia-uvm" for device in node.device_nodes):
+        return fail("nvidia-uvm is loaded but /dev/nvidia-uvm is missing", seen("/dev/nvidia-uvm", "absent"))
+    return ok("nvidia-uvm is loaded and has its device file")
+
+
+CHECKS = (
+    Check(
+        id="dev-nodes-missing",
+        title="The device files exist",
+        layer="devices",
+        severity="error",
+        looks_at=(
+            "/dev/nvidiactl, and /dev/nvidiaN for each Device Minor in "
+            "/proc/driver/nvidia/gpus/*/information."
+        ),
+        why=(
+            "The kernel doesn't make these files: the first root process that uses a GPU does. Containers "
+            "that start before it fail, which is why the first GPU pod after a boot may fail and later ones "
+            "work."
+        ),
+        remedy=fixes.MAKE_NODES,
+        run=dev_nodes_missing,
+        blocked_by=("module-not-loaded",),
+        classes=HOST_OR_CONTAINER,
+    ),
+    Check(
+        id="dev-node-major-stale",
+        title="Device files have the right numbers",
+        layer="devices",
+        severity="error",
+        looks_at="the major number of every /dev/nvidia* and /dev/nvidia-caps/* against /proc/devices.",
+        why=(
+            "Majors of nvidia-uvm and nvidia-caps change from boot to boot. A file left over with the old "
+            "number leads to another driver or to none: CUDA fails with error 999 or 100 although the file "
+            "is there."
+        ),
+        remedy=fixes.MAKE_NODES,
+        run=dev_node_major_stale,
+        blocked_by=("module-not-loaded",),
+        classes=HOST_OR_CONTAINER,
+    ),
+    Check(
+        id="uvm-not-loaded",
+        title="Unified memory is loaded",
+        layer="devices",
+        severity="error",
+        looks_at="/sys/module/nvidia_uvm and /dev/nvidia-uvm.",
+        why=(
+            "CUDA needs nvidia-uvm, nvidia-smi doesn't: the GPUs look healthy and every CUDA program fails "
+            "with error 999. It is loaded on demand by a root process, which a container's process is not."
+        ),
+        remedy=fixes.LOAD_UVM,
+        run=uvm_not_loaded,
+        blocked_by=("module-not-loaded", "dev-nodes-missing"),
+        classes=HOST_OR_CONTAINER,
+    ),
+)

@@ -1,0 +1,255 @@
+"""Docker: its file can be read, it runs, and it runs with the nvidia runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpunode.checks import fixes
+from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.errors import ConfigError, DaemonError
+from gpunode.facts.docker import flag_conflicts
+from gpunode.facts.engines import docker_role
+from gpunode.facts.node import Node
+from gpunode.result import Evidence, Fix
+
+_RUNTIME_PROGRAM = "nvidia-container-runtime"
+
+
+def docker_config_invalid_json(node: Node) -> Verdict:
+    if node.docker is None:
+        return skip(docker_role(node).reason)
+    path = node.docker.config_path
+    try:
+        config = node.docker_config
+    except ConfigError as error:
+        judge = fail if docker_role(node).used else warn
+        where = _position(error.message, path)
+        fix = Fix(f"${{EDITOR:-vi}} {f'+{where.line} ' if where.line else ''}{path}")
+        return judge(f"{path} can't be parsed", where, fix=fix)
+    return ok(f"{path} can be parsed" if config else f"{path} is absent or empty, which is fine")
+
+
+def _position(message: str, path: str) -> Evidence:
+    """``path:line:column: reason`` taken apart; a message without a position stays whole."""
+    rest = message.removeprefix(path).lstrip(":")
+    line, _, more = rest.partition(":")
+    if line.isdigit():
+        column, _, reason = more.partition(":")
+        return seen(path, f"column {column}:{reason}", int(line))
+    return seen(path, rest.strip())
+
+
+def docker_flag_file_conflict(node: Node) -> Verdict:
+    if node.docker is None:
+        return skip(docker_role(node).reason)
+    keys = flag_conflicts(node.docker.argv, node.docker_config)
+    if not keys:
+        return ok("no setting is given both as a flag and in the file")
+    flags = seen(node.docker.unit or "dockerd's arguments", " ".join(node.docker.argv))
+    path = node.docker.config_path
+    text = node.host.read_text(path) or ""
+    evidence = (seen(path, f'"{key}" is also a flag', line_of(text, f'"{key}"')) for key in keys)
+    judge = fail if docker_role(node).used else warn
+    line = line_of(text, f'"{keys[0]}"')
+    fix = Fix(
+        f"${{EDITOR:-vi}} {f'+{line} ' if line else ''}{path} && systemctl restart docker", True, "restart"
+    )
+    return judge(f"{', '.join(keys)}: given both as a flag and in {path}", *evidence, flags, fix=fix)
+
+
+def line_of(text: str, needle: str) -> int | None:
+    """The first line, 1-based, that holds `needle`."""
+    lines = enumerate(text.splitlines(), start=1)
+    return next((number for number, line in lines if needle in line), None)
+
+
+def docker_not_running(node: Node) -> Verdict:
+    role = docker_role(node)
+    if node.docker is None or not role.used:
+        return skip(role.reason)
+    socket = node.docker.socket
+    if node.docker.process is None and _activated_by_systemd(node, socket):
+        return skip("Docker is started by its first user (docker.socket listens); not started for this check")
+    state = node.host.socket_state(socket)
+    if state == "listening":
+        return ok("Docker runs", seen(socket, "listening"))
+    if state == "denied":
+        return skip(f"needs root, or the group docker, to talk to {socket}")
+    return fail("Docker isn't running", seen(socket, state))
+
+
+def _activated_by_systemd(node: Node, socket: str) -> bool:
+    """Whether somebody listens for a dockerd that isn't there: connecting would start it."""
+    table = (node.host.read_text("/proc/net/unix") or "").splitlines()
+    names = {socket, socket.replace("/var/run/", "/run/")}
+    return any(line.split()[-1] in names for line in table if line.split())
+
+
+def docker_not_restarted(node: Node) -> Verdict:
+    if node.docker is None or (node.docker.process is None and not docker_role(node).used):
+        return skip(docker_role(node).reason)
+    wanted = _runtimes(node.docker_config)
+    try:
+        info = node.docker_info
+    except DaemonError as error:
+        return skip(f"Docker doesn't say what it runs with: {error.message}")
+    path = node.docker.config_path
+    text = node.host.read_text(path) or ""
+    missing = sorted(set(wanted) - set(_table(info, "Runtimes")))
+    default = node.docker_config.get("default-runtime")
+    evidence = [seen(path, f'runtime "{name}"', line_of(text, f'"{name}"')) for name in missing]
+    if isinstance(default, str) and default and default != info.get("DefaultRuntime"):
+        evidence.append(seen(path, f'default-runtime "{default}"', line_of(text, '"default-runtime"')))
+    if not evidence:
+        return ok("the running Docker has what its file says")
+    active = ", ".join(sorted(_table(info, "Runtimes"))) or "none"
+    told = seen(f"{node.docker.socket} /info", f"runtimes {active}; default {info.get('DefaultRuntime')}")
+    judge = fail if docker_role(node).used else warn
+    return judge("in the file, not in the running daemon: Docker wasn't restarted", *evidence, told)
+
+
+def docker_runtime_missing(node: Node) -> Verdict:
+    role = docker_role(node)
+    if node.docker is None or not role.used:
+        return skip(role.reason)
+    try:
+        info = node.docker_info
+    except DaemonError as error:
+        return skip(f"Docker doesn't say what it runs with: {error.message}")
+    active = _runtimes({"runtimes": info.get("Runtimes")})
+    told = f"{node.docker.socket} /info"
+    nvidia = {name: path for name, path in active.items() if _is_nvidia(name, path)}
+    if not nvidia:
+        return _not_registered(node, info, seen(told, f"runtimes {', '.join(sorted(active)) or 'none'}"))
+    for name, path in nvidia.items():
+        if path and not node.host.which(path):
+            return fail(f'the program of the runtime "{name}" is missing', seen(told, f"{name}: {path}"))
+    return ok(f"Docker runs with the runtime {', '.join(nvidia)}", seen(told, ", ".join(sorted(active))))
+
+
+def _not_registered(node: Node, info: dict[str, Any], evidence: Evidence) -> Verdict:
+    """``--gpus`` needs no runtime: from 19.03 Docker calls the toolkit's hook, later it injects by CDI."""
+    kubelet = node.kubelet
+    if kubelet is not None and kubelet.engine == "docker":
+        return fail("the nvidia runtime isn't registered, and the kubelet's pods need it", evidence)
+    if info.get("CDISpecDirs") and node.cdi_specs:
+        return ok("Docker injects GPUs by CDI; the nvidia runtime isn't registered", evidence)
+    if "nvidia-container-runtime-hook" in node.toolkit.programs:
+        return warn("the nvidia runtime isn't registered: --gpus works, --runtime=nvidia doesn't", evidence)
+    return fail("the nvidia runtime isn't registered", evidence)
+
+
+def _runtimes(config: dict[str, Any]) -> dict[str, str]:
+    """Runtime names and program paths, from daemon.json or /info alike."""
+    entries = _table(config, "runtimes").items()
+    return {name: str(entry.get("path") or "") if isinstance(entry, dict) else "" for name, entry in entries}
+
+
+def _table(tree: dict[str, Any], key: str) -> dict[str, Any]:
+    value = tree.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _is_nvidia(name: str, path: str) -> bool:
+    return name == "nvidia" or path.rpartition("/")[2].startswith(_RUNTIME_PROGRAM)
+
+
+CHECKS = (
+    Check(
+        id="docker-config-invalid-json",
+        title="Docker's file can be parsed",
+        layer="docker",
+        severity="error",
+        looks_at=(
+            "the file that dockerd reads (--config-file, else /etc/docker/daemon.json), as strict JSON. "
+            "Where the kubelet uses another engine this is a warning."
+        ),
+        why=(
+            "A running Docker lives on with what it read before; at its next start it refuses the file and "
+            "every container on this node stays down."
+        ),
+        remedy=fixes.EDIT_DAEMON_JSON,
+        run=docker_config_invalid_json,
+        blocked_by=("pci-no-gpu",),
+    ),
+    Check(
+        id="docker-flag-file-conflict",
+        title="Docker's flags and file agree",
+        layer="docker",
+        severity="error",
+        looks_at=(
+            "the arguments of the running dockerd, else those in its unit and drop-ins, against the keys of "
+            "daemon.json. Only runtimes may stand in both."
+        ),
+        why=(
+            "dockerd refuses to start when a setting is given both as a flag and in the file, even with "
+            "equal values: delete one of the two. A common pair is -H fd:// in the unit and hosts in the "
+            "file."
+        ),
+        remedy=fixes.EDIT_DAEMON_JSON,
+        run=docker_flag_file_conflict,
+        blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
+        refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
+    ),
+    Check(
+        id="docker-not-running",
+        title="Docker runs",
+        layer="docker",
+        severity="error",
+        looks_at=(
+            "Docker's socket, where Docker is this node's engine. A stopped Docker beside a kubelet that "
+            "uses another engine is fine; a docker.socket of systemd is left asleep."
+        ),
+        why="Containers can't start while the daemon is down.",
+        remedy=fixes.START_DOCKER,
+        run=docker_not_running,
+        blocked_by=("pci-no-gpu", "docker-config-invalid-json", "docker-flag-file-conflict"),
+    ),
+    Check(
+        id="docker-not-restarted",
+        title="The running Docker has what its file says",
+        layer="docker",
+        severity="error",
+        looks_at=(
+            "runtimes and default-runtime of daemon.json against what the running daemon says (/info). "
+            "Where the kubelet uses another engine this is a warning."
+        ),
+        why=(
+            "Docker reads its file when it starts or is told to reload. Until then the nvidia runtime "
+            "exists only on disk: unknown or invalid runtime name."
+        ),
+        remedy=fixes.RESTART_DOCKER,
+        run=docker_not_restarted,
+        blocked_by=(
+            "pci-no-gpu",
+            "docker-config-invalid-json",
+            "docker-flag-file-conflict",
+            "docker-not-running",
+        ),
+    ),
+    Check(
+        id="docker-runtime-missing",
+        title="Docker has the nvidia runtime",
+        layer="docker",
+        severity="error",
+        looks_at=(
+            "the runtimes of the running daemon (/info), and whether their program exists. Judged where "
+            "Docker is this node's engine; a warning where only --runtime=nvidia is affected, because "
+            "docker run --gpus uses the toolkit's hook, and no fault where Docker injects GPUs by CDI."
+        ),
+        why=(
+            "Without the runtime, --runtime=nvidia and compose files that name it fail with 'unknown or "
+            "invalid runtime name', and pods that the kubelet starts through Docker see no GPU."
+        ),
+        remedy=fixes.CONFIGURE_DOCKER,
+        run=docker_runtime_missing,
+        blocked_by=(
+            "pci-no-gpu",
+            "toolkit-missing",
+            "docker-not-running",
+            "docker-not-restarted",
+            "docker-config-invalid-json",
+        ),
+        refs=("https://docs.docker.com/engine/containers/resource_constraints/#gpu",),
+    ),
+)

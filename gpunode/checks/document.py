@@ -1,0 +1,52 @@
+"""``python -m gpunode.checks.document`` prints docs/checks.md, made from the checks themselves."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from gpunode.checks.catalogue import ALL_CHECKS
+from gpunode.checks.fixes import FAMILIES
+from gpunode.checks.model import LAYERS, Check
+
+
+def markdown() -> str:
+    """The whole page."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "# What `gpunode doctor` checks"
+    yield ""
+    yield "Made from the checks by `python -m gpunode.checks.document`; don't edit this page. A failed check"
+    yield "explains those that wait for it: they are skipped and name it."
+    yield "See [adding a check](adding-a-check.md)."
+    for layer in LAYERS:
+        yield f"\n## {layer}"
+        for check in ALL_CHECKS:
+            if check.layer == layer:
+                yield from _check(check)
+
+
+def _check(check: Check) -> Iterator[str]:
+    yield f"\n### {check.id}"
+    yield f"\n{check.title}. Severity: {check.severity}. Node classes: {', '.join(check.classes)}."
+    yield f"\nLooks at {check.looks_at}"
+    yield f"\n{check.why}"
+    if check.blocked_by:
+        yield "\nWaits for " + ", ".join(f"[{name}](#{name})" for name in check.blocked_by) + "."
+    yield "\n```sh"
+    fixes = {family: check.remedy.for_family(family).command for family in FAMILIES}
+    for family, command in fixes.items():
+        if len(set(fixes.values())) > 1:
+            yield f"# {family}"
+            yield command
+        elif family == FAMILIES[0]:
+            yield command
+    yield "```"
+    if check.refs:
+        yield "\nSee " + ", ".join(f"<{address}>" for address in check.refs) + "."
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

@@ -1,0 +1,168 @@
+"""What mends a finding, per distribution family: data, one command each.
+
+Package names are those of NVIDIA's own repositories (the CUDA driver installation guide) and of the
+distributions; commands that set up a container engine are gpunode's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpunode.result import Fix
+
+FAMILIES = ("debian", "rhel", "suse", "other")
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One command per family; `other` is what holds for a distribution that we don't know."""
+
+    debian: Fix
+    rhel: Fix
+    suse: Fix
+    other: Fix
+
+    def for_family(self, family: str) -> Fix:
+        """The fix for debian, rhel or suse; `other` for anything else."""
+        known = {"debian": self.debian, "rhel": self.rhel, "suse": self.suse}
+        return known.get(family, self.other)
+
+
+def everywhere(command: str, disruptive: str = "none", *, needs_root: bool = True) -> Remedy:
+    """The same command on every distribution."""
+    fix = Fix(command, needs_root, disruptive)
+    return Remedy(fix, fix, fix, fix)
+
+
+def per_family(debian: str, rhel: str, suse: str, other: str, disruptive: str = "none") -> Remedy:
+    """Commands that need root and are alike in what they disturb."""
+    return Remedy(*(Fix(command, True, disruptive) for command in (debian, rhel, suse, other)))
+
+
+_GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
+_TOOLKIT_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
+
+RESCAN_PCI = everywhere("echo 1 > /sys/bus/pci/rescan")
+
+INSTALL_DRIVER = per_family(
+    "apt install nvidia-open && reboot",
+    "dnf install nvidia-open && reboot",
+    "zypper install nvidia-open && reboot",
+    f"follow {_GUIDE}",
+    "reboot",
+)
+
+UPGRADE_DRIVER = per_family(
+    "apt update && apt install nvidia-open && reboot",
+    "dnf upgrade nvidia-open && reboot",
+    "zypper update nvidia-open && reboot",
+    f"follow {_GUIDE}",
+    "reboot",
+)
+
+_BLACKLIST = (
+    "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/blacklist-nouveau.conf"
+)
+
+BLACKLIST_NOUVEAU = per_family(
+    f"{_BLACKLIST} && update-initramfs -u -k all && reboot",
+    f"{_BLACKLIST} && dracut -f --regenerate-all && "
+    'grubby --update-kernel=ALL --args="rd.driver.blacklist=nouveau modprobe.blacklist=nouveau" && reboot',
+    f"{_BLACKLIST} && dracut -f --regenerate-all && reboot",
+    f"{_BLACKLIST} && reboot",
+    "reboot",
+)
+
+_NOVA = "printf 'blacklist nova_core\\nblacklist nova_drm\\n' > /etc/modprobe.d/blacklist-nova.conf"
+
+BLACKLIST_NOVA = per_family(
+    f"{_NOVA} && update-initramfs -u -k all && reboot",
+    f"{_NOVA} && dracut -f --regenerate-all && reboot",
+    f"{_NOVA} && dracut -f --regenerate-all && reboot",
+    f"{_NOVA} && reboot",
+    "reboot",
+)
+
+
+def rebind(*addresses: str) -> Remedy:
+    """Take GPUs from the driver that holds them and offer them to nvidia (kernel: sysfs-bus-pci)."""
+    return everywhere(
+        f"modprobe nvidia; cd /sys/bus/pci && for gpu in {' '.join(addresses)}; do "
+        "echo $gpu > devices/$gpu/driver/unbind; echo > devices/$gpu/driver_override; "
+        "echo $gpu > drivers_probe; done",
+        "drain",
+    )
+
+
+BUILD_MODULE = per_family(
+    "apt install linux-headers-$(uname -r) && dkms autoinstall -k $(uname -r) && modprobe nvidia",
+    "dnf install kernel-devel-$(uname -r) && dkms autoinstall -k $(uname -r) && modprobe nvidia",
+    "zypper install --force nvidia-open-driver-G06-signed-kmp-default && modprobe nvidia",
+    "dkms autoinstall -k $(uname -r) && modprobe nvidia",
+)
+
+
+def build_module_for(release: str) -> Remedy:
+    """Build the module for a kernel that isn't running yet."""
+    return per_family(
+        f"apt install linux-headers-{release} && dkms autoinstall -k {release}",
+        f"dnf install kernel-devel-{release} && dkms autoinstall -k {release}",
+        "zypper install --force nvidia-open-driver-G06-signed-kmp-default",
+        f"dkms autoinstall -k {release}",
+    )
+
+
+ENROL_KEY = per_family(
+    "mokutil --import /var/lib/shim-signed/mok/MOK.der && reboot",
+    "mokutil --import /var/lib/dkms/mok.pub && reboot",
+    "mokutil --import /var/lib/dkms/mok.pub && reboot",
+    "mokutil --import /var/lib/dkms/mok.pub && reboot",
+    "reboot",
+)
+
+LOAD_MODULE = everywhere("modprobe nvidia && modprobe nvidia-uvm")
+
+REBOOT = everywhere("reboot", "reboot")
+
+INSTALL_LIBRARIES = per_family(
+    "apt install libnvidia-compute nvidia-utils && ldconfig",
+    "dnf install nvidia-driver-cuda && ldconfig",
+    "zypper install nvidia-compute-utils-G06 && ldconfig",
+    "ldconfig",
+)
+
+READ_KERNEL_LOG = everywhere("dmesg | grep -i -e nvrm -e nvidia | tail -n 20")
+
+MAKE_NODES = everywhere("nvidia-modprobe -c0 -u")
+
+LOAD_UVM = everywhere("modprobe nvidia-uvm && nvidia-modprobe -c0 -u")
+
+INSTALL_TOOLKIT = per_family(
+    "apt install nvidia-container-toolkit",
+    "curl -fsSL https://nvidia.github.io/libnvidia-container/stable/rpm/nvidia-container-toolkit.repo "
+    "-o /etc/yum.repos.d/nvidia-container-toolkit.repo && dnf install nvidia-container-toolkit",
+    "zypper addrepo https://nvidia.github.io/libnvidia-container/stable/rpm/nvidia-container-toolkit.repo "
+    "&& zypper install nvidia-container-toolkit",
+    f"follow {_TOOLKIT_GUIDE}",
+)
+
+UPGRADE_TOOLKIT = per_family(
+    "apt update && apt install nvidia-container-toolkit",
+    "dnf upgrade nvidia-container-toolkit",
+    "zypper update nvidia-container-toolkit",
+    f"follow {_TOOLKIT_GUIDE}",
+)
+
+START_DOCKER = everywhere("systemctl restart docker", "restart")
+EDIT_DAEMON_JSON = everywhere("${EDITOR:-vi} /etc/docker/daemon.json")
+RESTART_DOCKER = everywhere("systemctl restart docker", "restart")
+CONFIGURE_DOCKER = everywhere("gpunode configure-runtime --runtime docker", "restart")
+
+EDIT_CONTAINERD = everywhere("${EDITOR:-vi} /etc/containerd/config.toml")
+RESTART_CONTAINERD = everywhere("systemctl restart containerd", "restart")
+CONFIGURE_CONTAINERD = everywhere("gpunode configure-runtime --runtime containerd", "restart")
+
+REFRESH_CDI = everywhere("nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml")
+
+START_KUBELET = everywhere("systemctl restart kubelet", "restart")
+RESTART_PLUGIN = everywhere("systemctl restart gpunode-device-plugin")

@@ -1,0 +1,100 @@
+"""The kubelet and the device plugins' sockets."""
+
+from __future__ import annotations
+
+from gpunode.checks import fixes
+from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip
+from gpunode.facts.kubelet import DEVICE_PLUGINS, sockets_in
+from gpunode.facts.node import Node
+from gpunode.result import Fix
+
+_ABSENT = "there is no kubelet on this node"
+_OURS = ("nvidia", "gpunode")
+
+
+def kubelet_not_running(node: Node) -> Verdict:
+    kubelet = node.kubelet
+    if kubelet is None:
+        return skip(_ABSENT)
+    if kubelet.process is not None:
+        return ok("the kubelet runs", seen(f"/proc/{kubelet.process.pid}/cmdline", kubelet.process.name))
+    if not kubelet.joined:
+        return skip("the kubelet is installed, but no cluster has taken this node yet")
+    fix = (
+        Fix(f"systemctl restart {kubelet.unit.removesuffix('.service')}", True, "restart")
+        if kubelet.unit
+        else None
+    )
+    return fail("the kubelet isn't running", seen(kubelet.unit or "/proc", "no such process"), fix=fix)
+
+
+def kubelet_device_plugin_dir(node: Node) -> Verdict:
+    kubelet = node.kubelet
+    if kubelet is None or not kubelet.joined:
+        return skip(_ABSENT if kubelet is None else "no cluster has taken this node yet")
+    path = f"{DEVICE_PLUGINS}/kubelet.sock"
+    state = node.host.socket_state(path)
+    if state == "denied":
+        return skip(f"needs root to read {path}")
+    if state != "listening":
+        return fail("the kubelet's device plugin socket doesn't answer", seen(path, state))
+    return ok("the kubelet listens for device plugins", seen(path, "listening"))
+
+
+def plugin_socket_dead(node: Node) -> Verdict:
+    if node.kubelet is None or not node.kubelet.joined:
+        return skip(_ABSENT if node.kubelet is None else "no cluster has taken this node yet")
+    names = [name for name in sockets_in(node.host, DEVICE_PLUGINS) if name.startswith(_OURS)]
+    if not names:
+        return skip("no device plugin for NVIDIA GPUs has a socket here")
+    dead = [name for name in names if node.host.socket_state(f"{DEVICE_PLUGINS}/{name}") == "refused"]
+    if dead:
+        evidence = (seen(f"{DEVICE_PLUGINS}/{name}", "nobody listens behind it") for name in dead)
+        return fail("a device plugin died and left its socket", *evidence)
+    return ok(f"{len(names)} device plugin socket{'s' if len(names) > 1 else ''} answer")
+
+
+CHECKS = (
+    Check(
+        id="kubelet-not-running",
+        title="The kubelet runs",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            "processes, units (kubelet, k3s, rke2, k0s, microk8s) and /var/lib/kubelet/config.yaml. A node "
+            "without a kubelet, or one that no cluster has taken yet, is fine."
+        ),
+        why="Without the kubelet this node runs no pods and no device plugin can offer its GPUs.",
+        remedy=fixes.START_KUBELET,
+        run=kubelet_not_running,
+        blocked_by=("pci-no-gpu",),
+    ),
+    Check(
+        id="kubelet-device-plugin-dir",
+        title="The kubelet listens for device plugins",
+        layer="kubelet",
+        severity="error",
+        looks_at=f"{DEVICE_PLUGINS}/kubelet.sock; the path is fixed, whatever the kubelet's --root-dir is.",
+        why=(
+            "Device plugins register at this socket. While it doesn't answer, no plugin can offer GPUs: "
+            "'connect: no such file or directory'."
+        ),
+        remedy=fixes.START_KUBELET,
+        run=kubelet_device_plugin_dir,
+        blocked_by=("pci-no-gpu", "kubelet-not-running"),
+    ),
+    Check(
+        id="plugin-socket-dead",
+        title="The device plugin's socket answers",
+        layer="kubelet",
+        severity="error",
+        looks_at=f"nvidia*.sock and gpunode*.sock in {DEVICE_PLUGINS}; one that refuses connections is dead.",
+        why=(
+            "The kubelet keeps the resource of a dead plugin at capacity N and allocatable 0: pods that ask "
+            "for GPUs stay pending until the plugin runs again."
+        ),
+        remedy=fixes.RESTART_PLUGIN,
+        run=plugin_socket_dead,
+        blocked_by=("pci-no-gpu", "kubelet-not-running", "kubelet-device-plugin-dir"),
+    ),
+)

@@ -1,0 +1,143 @@
+"""The doctor's findings for people: the verdict first, a line per layer, what is wrong, what to do first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from gpunode.checks.model import LAYERS
+from gpunode.result import Block, Cell, Evidence, Finding, FindingStatus, Fix, Style, Table, Text
+
+_BAD = (FindingStatus.FAIL, FindingStatus.WARN, FindingStatus.ERROR)
+_STYLES = {
+    FindingStatus.FAIL: Style.BAD,
+    FindingStatus.ERROR: Style.BAD,
+    FindingStatus.WARN: Style.WARN,
+    FindingStatus.PASS: Style.GOOD,
+    FindingStatus.SKIP: Style.DIM,
+}
+_DISTURBS = {"restart": "restarts a daemon", "drain": "stops GPU work", "reboot": "reboots the node"}
+
+
+def blocks(node: dict[str, Any], findings: tuple[Finding, ...]) -> tuple[Block, ...]:
+    """Everything that the table form shows."""
+    return (
+        *_verdict(node, findings),
+        _layers(findings),
+        *(block for finding in _ordered(findings) for block in _problem(finding)),
+        *_waiting(findings),
+        *_first(findings),
+    )
+
+
+def _ordered(findings: tuple[Finding, ...]) -> list[Finding]:
+    bad = [finding for finding in findings if finding.status in _BAD]
+    return sorted(bad, key=lambda finding: _BAD.index(finding.status))
+
+
+def _verdict(node: dict[str, Any], findings: tuple[Finding, ...]) -> Iterator[Block]:
+    counts = Counter(finding.status for finding in findings)
+    errors = counts[FindingStatus.FAIL] + counts[FindingStatus.ERROR]
+    warnings = counts[FindingStatus.WARN]
+    parts = [_many(errors, "error")] if errors else []
+    parts += [_many(warnings, "warning")] if warnings else []
+    if parts:
+        yield Text(
+            ", ".join(parts) + f": {_ordered(findings)[0].summary}", Style.BAD if errors else Style.WARN
+        )
+    else:
+        yield Text("This node is ready: no check found a fault", Style.GOOD)
+    yield Text(_machine(node), Style.DIM)
+    yield Text("")
+
+
+def _machine(node: dict[str, Any]) -> str:
+    distro = node["distro"].name if node["distro"] else ""
+    kernel = f"kernel {node['kernel']}" if node["kernel"] else ""
+    driver = f"driver {node['driver']}" if node["driver"] else "no driver loaded"
+    engines = ", ".join(f"{engine['name']} {engine['version']}".strip() for engine in node["engines"])
+    return " · ".join(part for part in (_gpus(node["gpus"]), driver, distro, kernel, engines) if part)
+
+
+def _gpus(gpus: list[dict[str, Any]]) -> str:
+    names = Counter(gpu["name"] or "NVIDIA GPU" for gpu in gpus)
+    return ", ".join(f"{number} × {name}" for name, number in names.items()) or "no GPU"
+
+
+def _layers(findings: tuple[Finding, ...]) -> Table:
+    """One line for each layer: how many checks passed, and the worst thing in it."""
+    rows = []
+    for layer in LAYERS:
+        here = [finding for finding in findings if finding.layer == layer]
+        if here:
+            rows.append(_layer(layer, here))
+    return Table(("", "", ""), tuple(rows))
+
+
+def _layer(layer: str, findings: list[Finding]) -> tuple[Cell, ...]:
+    bad = _ordered(tuple(findings))
+    passed = sum(finding.status is FindingStatus.PASS for finding in findings)
+    if bad:
+        names = ", ".join(finding.id for finding in bad)
+        return (Cell(_word(bad[0].status), _STYLES[bad[0].status]), Cell(layer, Style.HEADING), Cell(names))
+    causes = {finding.blocked_by for finding in findings if finding.blocked_by}
+    told = f"{_many(passed, 'check')} passed" if passed else ""
+    if causes:
+        waits = f"waits for {', '.join(sorted(causes))}"
+        return (
+            Cell("SKIP", Style.DIM),
+            Cell(layer, Style.HEADING),
+            Cell(", ".join(filter(None, (told, waits)))),
+        )
+    if passed:
+        return (Cell("OK", Style.GOOD), Cell(layer, Style.HEADING), Cell(told))
+    reasons = dict.fromkeys(finding.summary for finding in findings)
+    return (Cell("-", Style.DIM), Cell(layer, Style.HEADING), Cell(next(iter(reasons)), Style.DIM))
+
+
+def _word(status: FindingStatus) -> str:
+    return {FindingStatus.WARN: "WARN", FindingStatus.FAIL: "FAIL"}.get(status, "ERROR")
+
+
+def _problem(finding: Finding) -> Iterator[Block]:
+    yield Text("")
+    yield Text(f"{_word(finding.status)} {finding.id}: {finding.summary}", _STYLES[finding.status])
+    for evidence in finding.evidence:
+        yield Text(f"  {_place(evidence)}: {evidence.value}")
+    if finding.why:
+        yield Text(f"  {finding.why}", Style.DIM)
+    for fix in finding.fix:
+        yield Text(f"  {fix.command}", Style.COMMAND)
+        if fix.disruptive != "none":
+            yield Text(f"  ({_DISTURBS[fix.disruptive]})", Style.DIM)
+
+
+def _place(evidence: Evidence) -> str:
+    return evidence.source if evidence.line is None else f"{evidence.source}:{evidence.line}"
+
+
+def _waiting(findings: tuple[Finding, ...]) -> Iterator[Block]:
+    """What was not judged, and why: a root cause, or something that this user may not read."""
+    causes = Counter(finding.blocked_by for finding in findings if finding.blocked_by)
+    unread = [finding for finding in findings if finding.summary.startswith("needs root")]
+    if causes or unread:
+        yield Text("")
+    for cause, number in causes.items():
+        yield Text(f"{_many(number, 'check')} {'waits' if number == 1 else 'wait'} for {cause}", Style.DIM)
+    for finding in unread:
+        yield Text(f"not judged: {finding.id}: {finding.summary}", Style.DIM)
+
+
+def _first(findings: tuple[Finding, ...]) -> Iterator[Block]:
+    for finding in _ordered(findings):
+        if finding.fix:
+            fix: Fix = finding.fix[0]
+            yield Text("")
+            yield Text(f"First{', as root' if fix.needs_root else ''}: {fix.command}", Style.HEADING)
+            yield Text(f"More: gpunode explain {finding.id}", Style.DIM)
+            return
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

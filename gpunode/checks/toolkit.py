@@ -1,0 +1,77 @@
+"""The NVIDIA Container Toolkit, which puts GPUs into containers."""
+
+from __future__ import annotations
+
+from gpunode.checks import fixes
+from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, Check, Verdict, fail, ok, seen, skip
+from gpunode.facts.node import Node
+from gpunode.facts.system import CONTAINER
+
+MINIMUM = (1, 7, 0)
+# one of these starts containers; the others are helpers and leftovers
+_NEEDED = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-cdi-hook")
+
+
+def toolkit_missing(node: Node) -> Verdict:
+    if node.kind == CONTAINER:
+        return skip("inside a container the toolkit is the host's business")
+    found = node.toolkit.programs
+    if any(name in found for name in _NEEDED):
+        return ok("the container toolkit is installed", *(seen(path, name) for name, path in found.items()))
+    if node.docker is None and node.containerd is None and node.kubelet is None:
+        return skip("there is no container engine on this node that would use it")
+    looked = "none of nvidia-container-runtime, nvidia-container-runtime-hook, nvidia-cdi-hook"
+    return fail("the NVIDIA Container Toolkit isn't installed", seen("PATH", looked))
+
+
+def toolkit_too_old(node: Node) -> Verdict:
+    version = node.toolkit.version
+    if not version:
+        return skip("the toolkit's version can't be told")
+    text = ".".join(map(str, version))
+    evidence = seen(node.toolkit.version_source, text)
+    if version < MINIMUM:
+        return fail(f"toolkit {text} is older than 1.7.0", evidence)
+    return ok(f"toolkit {text} is new enough", evidence)
+
+
+CHECKS = (
+    Check(
+        id="toolkit-missing",
+        title="The container toolkit is installed",
+        layer="toolkit",
+        severity="error",
+        looks_at=(
+            "nvidia-container-runtime, nvidia-container-runtime-hook and nvidia-cdi-hook on PATH and where "
+            "the GPU operator puts them; a file that is empty or not executable counts as missing."
+        ),
+        why=(
+            "Engines know nothing of GPUs: the toolkit adds device files and driver libraries to a "
+            "container. Without it Docker says 'could not select device driver' and pods see no GPU."
+        ),
+        remedy=fixes.INSTALL_TOOLKIT,
+        run=toolkit_missing,
+        blocked_by=("pci-no-gpu", "driver-not-installed"),
+        classes=EVERYWHERE_BUT_TEGRA,
+        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html",),
+    ),
+    Check(
+        id="toolkit-too-old",
+        title="The container toolkit is new enough",
+        layer="toolkit",
+        severity="error",
+        looks_at=(
+            "nvidia-ctk --version, else that of nvidia-container-cli or nvidia-container-runtime; 1.7.0 is "
+            "the least."
+        ),
+        why=(
+            "Device plugins need toolkit 1.7.0; older ones also fail on cgroup v2 with 'cgroup subsystem "
+            "devices not found'."
+        ),
+        remedy=fixes.UPGRADE_TOOLKIT,
+        run=toolkit_too_old,
+        blocked_by=("toolkit-missing",),
+        classes=EVERYWHERE_BUT_TEGRA,
+        refs=("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",),
+    ),
+)

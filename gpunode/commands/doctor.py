@@ -1,0 +1,109 @@
+"""`gpunode doctor`: what is wrong with this node, root cause first. Changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.checks.catalogue import find_check
+from gpunode.checks.report import blocks
+from gpunode.checks.runner import run_checks
+from gpunode.errors import GpunodeError
+from gpunode.facts.node import Node
+from gpunode.host import Host
+from gpunode.result import ExitCode, Finding, FindingStatus, Progress, Result
+
+
+@dataclass(frozen=True)
+class Options:
+    """`strict` lets warnings count; `only` and `skip` are check ids."""
+
+    strict: bool = False
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+
+
+def run(host: Host, options: Options, progress: Progress) -> Result:
+    """Judge the node; exit 1 for an error (`strict`: for a warning too). `UsageError`: unknown id."""
+    for identifier in (*options.only, *options.skip):
+        find_check(identifier)
+    node = Node(host)
+    findings = run_checks(node, options.only, options.skip)
+    counts = {status.value: sum(finding.status is status for finding in findings) for status in FindingStatus}
+    status = overall(findings)
+    failed = status in ("fail", "error") or (options.strict and status == "warn")
+    about = describe(node)
+    data = {"node": about, "findings": findings, "counts": counts}
+    return Result(
+        "DoctorReport",
+        data,
+        status=status,
+        exit_code=ExitCode.FAILED if failed else ExitCode.OK,
+        blocks=blocks(about, findings),
+    )
+
+
+def overall(findings: tuple[Finding, ...]) -> str:
+    """The worst there is: fail, error (a check broke), warn or ok."""
+    statuses = {finding.status for finding in findings}
+    for status in (FindingStatus.FAIL, FindingStatus.ERROR, FindingStatus.WARN):
+        if status in statuses:
+            return status.value
+    return "ok"
+
+
+def describe(node: Node) -> dict[str, Any]:
+    """The node in the report: class, distro, kernel, engines, gpus. What can't be read is left empty."""
+    return {
+        "class": _topic(lambda: node.kind, "unknown"),
+        "distro": _topic(lambda: node.distribution, None),
+        "kernel": _topic(lambda: node.kernel, ""),
+        "driver": _topic(lambda: node.module.version if node.module else None, None),
+        "engines": [
+            engine for read in (_docker, _containerd) for engine in _topic(lambda r=read: r(node), [])
+        ],
+        "gpus": _topic(lambda: _gpus(node), []),
+    }
+
+
+def _topic(read: Any, otherwise: Any) -> Any:
+    """A topic of a damaged recording or an unreadable machine must not take the report with it."""
+    try:
+        return read()
+    except (GpunodeError, OSError, ValueError, TypeError, AttributeError, LookupError):
+        return otherwise
+
+
+def _docker(node: Node) -> list[dict[str, Any]]:
+    return [_engine(node.docker)] if node.docker else []
+
+
+def _containerd(node: Node) -> list[dict[str, Any]]:
+    return [_engine(node.containerd)] if node.containerd else []
+
+
+def _engine(daemon: Any) -> dict[str, Any]:
+    return {
+        "name": daemon.name,
+        "version": ".".join(map(str, daemon.version)),
+        "running": daemon.process is not None,
+        "config": daemon.config_path,
+        "socket": daemon.socket,
+    }
+
+
+def _gpus(node: Node) -> list[dict[str, Any]]:
+    """From the bus; names and UUIDs where NVML was asked anyway."""
+    probe = node.__dict__.get("nvml")
+    known = {gpu.pci: gpu for gpu in probe.inventory.gpus} if probe and probe.inventory else {}
+    return [
+        {
+            "pci": gpu.address,
+            "deviceId": gpu.device_id,
+            "driver": gpu.driver,
+            "numa": gpu.numa,
+            "name": known[gpu.address].name if gpu.address in known else "",
+            "uuid": known[gpu.address].uuid if gpu.address in known else "",
+        }
+        for gpu in node.gpus
+    ]

@@ -1,0 +1,102 @@
+"""`gpunode explain ID`: one check, from the same data that the doctor runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.checks.catalogue import ALL_CHECKS, find_check
+from gpunode.checks.fixes import FAMILIES
+from gpunode.checks.model import Check
+from gpunode.host import Host
+from gpunode.result import Block, Cell, Progress, Result, Style, Table, Text
+
+_FAMILY_NAMES = {
+    "debian": "Debian, Ubuntu",
+    "rhel": "RHEL, Fedora, Amazon",
+    "suse": "SUSE",
+    "other": "others",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """`id` of the check; all are listed without one."""
+
+    id: str = ""
+
+
+def run(host: Host, options: Options, progress: Progress) -> Result:
+    """Explain one check, or list all. `UsageError` names the nearest ids for an unknown one."""
+    if not options.id:
+        rows = tuple((Cell(one.id, Style.COMMAND), one.layer, one.severity, one.title) for one in ALL_CHECKS)
+        checks = [
+            {"id": one.id, "title": one.title, "layer": one.layer, "severity": one.severity}
+            for one in ALL_CHECKS
+        ]
+        table = Table(("CHECK", "LAYER", "SEVERITY", "WHAT MUST HOLD"), rows)
+        return Result("CheckList", {"checks": checks}, blocks=(table,))
+    check = find_check(options.id)
+    return Result("CheckExplanation", explanation(check), blocks=tuple(_blocks(check)))
+
+
+def explanation(check: Check) -> dict[str, Any]:
+    """Everything known of a check, as JSON values."""
+    return {
+        "id": check.id,
+        "title": check.title,
+        "layer": check.layer,
+        "severity": check.severity,
+        "looksAt": check.looks_at,
+        "why": check.why,
+        "blockedBy": check.blocked_by,
+        "blocks": blocked_checks(check),
+        "nodeClasses": check.classes,
+        "fixes": {family: check.remedy.for_family(family) for family in FAMILIES},
+        "refs": check.refs,
+    }
+
+
+def blocked_checks(check: Check) -> tuple[str, ...]:
+    """Ids of the checks that directly wait for this one."""
+    return tuple(other.id for other in ALL_CHECKS if check.id in other.blocked_by)
+
+
+def _blocks(check: Check) -> Iterator[Block]:
+    yield Text(f"{check.id}: {check.title}", Style.HEADING)
+    yield Text(f"  {check.layer}, {check.severity}", Style.DIM)
+    yield from _section("Looks at", check.looks_at)
+    yield from _section("Why", check.why)
+    if check.blocked_by:
+        yield from _section("Waits for", ", ".join(check.blocked_by))
+    if blocked_checks(check):
+        yield from _section("Explains", ", ".join(blocked_checks(check)))
+    yield Text("")
+    yield Text("Mended by", Style.HEADING)
+    for command, names in commands(check).items():
+        yield Text(f"  {', '.join(names)}", Style.DIM)
+        yield Text(f"    {command}", Style.COMMAND)
+    if check.refs:
+        yield from _section("Read on", *check.refs)
+
+
+def commands(check: Check) -> dict[str, list[str]]:
+    """Each fix command and the distributions that it is for."""
+    found: dict[str, list[str]] = {}
+    for family in FAMILIES:
+        found.setdefault(check.remedy.for_family(family).command, []).append(_FAMILY_NAMES[family])
+    return {
+        command: names if len(names) < len(FAMILIES) else ["every distribution"]
+        for command, names in found.items()
+    }
+
+
+def _section(heading: str, *lines: str) -> Iterator[Block]:
+    from textwrap import wrap
+
+    yield Text("")
+    yield Text(heading, Style.HEADING)
+    for line in lines:
+        for part in wrap(line, 100, break_long_words=False, break_on_hyphens=False):
+            yield Text(f"  {part}")

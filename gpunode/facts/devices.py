@@ -1,0 +1,80 @@
+"""NVIDIA's device files, and the numbers that the kernel gave out for them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gpunode.errors import GpunodeError
+from gpunode.host import DeviceNode, Host
+
+_GPUS = "/proc/driver/nvidia/gpus"
+
+
+@dataclass(frozen=True)
+class DriverGpu:
+    """One GPU as the loaded driver lists it; `minor` is N of /dev/nvidiaN, None if it doesn't say."""
+
+    address: str
+    minor: int | None
+    uuid: str
+
+
+def driver_gpus(host: Host) -> tuple[DriverGpu, ...]:
+    """From /proc/driver/nvidia/gpus/*/information."""
+    found = []
+    for address in host.listdir(_GPUS):
+        try:
+            text = host.read_text(f"{_GPUS}/{address}/information") or ""
+        except GpunodeError:
+            text = ""  # a lost GPU fails here; it stays in the list without its numbers
+        fields = dict(_pairs(text))
+        minor = fields.get("Device Minor", "")
+        found.append(
+            DriverGpu(
+                address,
+                int(minor) if re.fullmatch(r"\d{1,5}", minor, re.ASCII) else None,
+                fields.get("GPU UUID", ""),
+            )
+        )
+    return tuple(found)
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    split = (line.partition(":") for line in text.splitlines())
+    return [(key.strip(), value.strip()) for key, colon, value in split if colon]
+
+
+def character_majors(proc_devices: str) -> dict[str, int]:
+    """Driver name to major number, from the first half of /proc/devices."""
+    found: dict[str, int] = {}
+    for line in proc_devices.partition("Block devices")[0].splitlines():
+        match = re.fullmatch(r"\s*(\d{1,6})\s+(\S+)\s*", line, re.ASCII)
+        if match:
+            found[match[2]] = int(match[1])
+    return found
+
+
+def nvidia_nodes(host: Host) -> tuple[DeviceNode, ...]:
+    """Every NVIDIA character device under /dev."""
+    here = [node for node in host.devices("/dev") if node.path.startswith("/dev/nvidia")]
+    return (*here, *host.devices("/dev/nvidia-caps"))
+
+
+def expected_major(path: str, majors: dict[str, int]) -> int | None:
+    """The major number that the kernel uses now for a device file; None if the driver isn't registered.
+
+    Drivers call the GPU major ``nvidia-frontend``, newer ones ``nvidia``; both are 195.
+    """
+    name = path.rpartition("/")[2]
+    if path.startswith("/dev/nvidia-caps/"):
+        owners: tuple[str, ...] = ("nvidia-caps",)
+    elif name.startswith("nvidia-uvm"):
+        owners = ("nvidia-uvm",)
+    elif re.fullmatch(r"nvidia\d+|nvidiactl", name):
+        owners = ("nvidia", "nvidia-frontend")
+    elif name == "nvidia-modeset":
+        owners = ("nvidia-modeset", "nvidia", "nvidia-frontend")
+    else:
+        return None
+    return next((majors[owner] for owner in owners if owner in majors), None)

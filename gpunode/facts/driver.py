@@ -1,0 +1,141 @@
+"""The NVIDIA kernel module: loaded, on disk for each kernel, waiting in DKMS."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gpunode.host import Host
+
+# Debian builds the same module as nvidia-current and the kernel shows it with an underscore
+MODULE_NAMES = ("nvidia", "nvidia_current")
+_IN_MODULES_DEP = re.compile(r"^[^:\s]*/nvidia(?:-current)?\.ko(?:\.\w+)?:", re.MULTILINE)
+_NUMBERS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class LoadedModule:
+    """The running module; `live` is False while it is still coming up or going away."""
+
+    name: str
+    version: str
+    live: bool
+    open: bool
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One installed kernel and whether an NVIDIA module was built for it."""
+
+    release: str
+    has_module: bool
+
+
+@dataclass(frozen=True)
+class ModuleFile:
+    """The module that the next ``modprobe nvidia`` would load; empty strings where modinfo says nothing."""
+
+    version: str
+    signer: str
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """``550.54.14`` as numbers that compare; () if there are none. Drivers have two or three parts."""
+    return tuple(int(part) for part in _NUMBERS.findall(text)[:4])
+
+
+def loaded_module(host: Host) -> LoadedModule | None:
+    """From /sys/module; None if the kernel has no NVIDIA module."""
+    for name in MODULE_NAMES:
+        place = f"/sys/module/{name}"
+        if not host.is_dir(place):
+            continue
+        state = (host.read_text(f"{place}/initstate") or "live").strip()
+        version = (host.read_text(f"{place}/version") or "").strip()
+        banner = host.read_text("/proc/driver/nvidia/version") or ""
+        return LoadedModule(name, version, state == "live", "Open Kernel Module" in banner)
+    return None
+
+
+def module_loaded(host: Host, name: str) -> bool:
+    """Whether the kernel has a module of this name (with underscores), built in or loaded."""
+    return host.is_dir(f"/sys/module/{name}")
+
+
+def installed_kernels(host: Host) -> tuple[Kernel, ...]:
+    """Kernels that could be booted: a module index and an image. Removed ones leave no image behind."""
+    found = []
+    for release in host.listdir("/lib/modules"):
+        index = host.read_text(f"/lib/modules/{release}/modules.dep")
+        image = host.stat(f"/boot/vmlinuz-{release}") or host.stat(f"/lib/modules/{release}/vmlinuz")
+        if index is not None and image:
+            found.append(Kernel(release, lists_module(index)))
+    return tuple(found)
+
+
+def lists_module(modules_dep: str) -> bool:
+    """Whether a modules.dep names nvidia.ko (compressed or not) anywhere below the kernel's directory."""
+    return _IN_MODULES_DEP.search(modules_dep) is not None
+
+
+def module_for(host: Host, release: str) -> bool:
+    """Whether there is an NVIDIA module for this kernel."""
+    return lists_module(host.read_text(f"/lib/modules/{release}/modules.dep") or "")
+
+
+def flavour(release: str) -> str:
+    """What tells kernels of one version apart: ``generic`` of 6.8.0-45-generic, ``x86_64+rt`` on RHEL."""
+    tail = re.split(r"[-.]", release)[-1]
+    return re.sub(r"\d+$", "", tail) if re.fullmatch(r"el\w*|\d+", tail) else tail
+
+
+def newer_kernels(kernels: tuple[Kernel, ...], running: str) -> tuple[Kernel, ...]:
+    """Installed kernels of the running one's flavour that are newer: one of them boots next."""
+    now = version_key(running)
+    same = (kernel for kernel in kernels if flavour(kernel.release) == flavour(running))
+    return tuple(kernel for kernel in same if version_key(kernel.release) > now)
+
+
+def version_key(release: str) -> tuple[int, ...]:
+    """A kernel release as numbers; the architecture's digits (x86_64) are no part of the version."""
+    return tuple(int(part) for part in _NUMBERS.findall(release.replace("x86_64", "").replace("aarch64", "")))
+
+
+def dkms_versions(host: Host) -> tuple[str, ...]:
+    """Driver versions whose source DKMS has, whether built or not."""
+    found = []
+    for module in host.listdir("/var/lib/dkms"):
+        if module == "nvidia" or module.startswith(("nvidia-current", "nvidia-open", "nvidia-srv")):
+            found += [name for name in host.listdir(f"/var/lib/dkms/{module}") if name[:1].isdigit()]
+    return tuple(found)
+
+
+def module_file(host: Host) -> ModuleFile | None:
+    """What modinfo(8) says of the module on disk; None if modinfo finds none or isn't there."""
+    for name in ("nvidia", "nvidia-current"):
+        answer = host.run(["modinfo", "-F", "version", name], timeout=5.0)
+        if answer.ok and answer.stdout.strip():
+            signer = host.run(["modinfo", "-F", "signer", name], timeout=5.0)
+            return ModuleFile(answer.stdout.strip(), signer.stdout.strip() if signer.ok else "")
+    return None
+
+
+def enrolled_keys(host: Host) -> str | None:
+    """The certificates that Secure Boot accepts beside the firmware's, as mokutil(1) prints them."""
+    answer = host.run(["mokutil", "--list-enrolled"], timeout=5.0)
+    return answer.stdout if answer.ok else None
+
+
+def driver_packages(host: Host) -> tuple[str, ...]:
+    """Installed driver packages by name, from dpkg's status file or rpm; asked when no module is there."""
+    status = host.read_text("/var/lib/dpkg/status")
+    if status is not None:
+        blocks = (block for block in status.split("\n\n") if "\nStatus: install ok installed" in block)
+        names = (block.partition("\n")[0].removeprefix("Package: ") for block in blocks)
+        return tuple(name for name in names if _is_driver(name))
+    answer = host.run(["rpm", "-qa", "--qf", "%{NAME}\\n", "*nvidia*"], timeout=5.0)
+    return tuple(name for name in answer.stdout.split() if answer.ok and _is_driver(name))
+
+
+def _is_driver(package: str) -> bool:
+    return re.match(r"(kmod-|akmod-)?nvidia-(driver|open|dkms|kernel|kmod|gfx)", package) is not None

@@ -1,0 +1,53 @@
+"""Who uses which container engine here: what decides whether an engine's state is a fault at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpunode.facts.node import Node
+
+
+@dataclass(frozen=True)
+class Role:
+    """`used`: GPU containers on this node need the engine. `reason` says why or why not, for people."""
+
+    used: bool
+    reason: str
+
+
+def docker_role(node: Node) -> Role:
+    """Docker counts unless the kubelet talks to another engine, or it only lies there beside containerd."""
+    if node.docker is None:
+        return Role(False, "Docker isn't installed on this node")
+    kubelet = node.kubelet
+    if kubelet is not None and kubelet.joined:
+        if kubelet.engine == "docker":
+            return Role(True, f"the kubelet uses Docker ({kubelet.endpoint})")
+        return Role(False, f"the kubelet uses {kubelet.engine} ({kubelet.endpoint}), not Docker")
+    return Role(True, "Docker is this node's container engine")
+
+
+def containerd_role(node: Node) -> Role:
+    """containerd's CRI counts if the kubelet talks to it, or if it is the only engine here.
+
+    Docker brings a containerd of its own and needs no CRI of it, so Docker without a kubelet rules it out.
+    """
+    if node.containerd is None:
+        return Role(False, "containerd isn't installed on this node")
+    kubelet = node.kubelet
+    if kubelet is None:
+        if node.docker is not None:
+            return Role(False, "containerd only serves Docker here: no kubelet uses its CRI")
+        return Role(True, "containerd is the only container engine of this node")
+    if kubelet.engine != "containerd":
+        return Role(False, f"the kubelet uses {kubelet.engine} ({kubelet.endpoint}), not containerd")
+    if _same_socket(kubelet.endpoint, node.containerd.socket):
+        return Role(True, f"the kubelet uses containerd ({kubelet.endpoint})")
+    return Role(
+        False,
+        f"the kubelet uses another containerd ({kubelet.endpoint}) than the one at {node.containerd.socket}",
+    )
+
+
+def _same_socket(one: str, other: str) -> bool:
+    return one.replace("/var/run/", "/run/") == other.replace("/var/run/", "/run/")

@@ -1,0 +1,104 @@
+"""The kubelet of this node, if it has one: running or not, and which container engine it talks to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpunode.facts.processes import Process, option_value
+from gpunode.facts.units import read_unit
+from gpunode.host import Host
+
+CONFIG = "/var/lib/kubelet/config.yaml"
+FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
+# hard-coded in the kubelet (pkg/kubelet/apis/deviceplugin/v1beta1), whatever its --root-dir is
+DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
+# programs that are a kubelet, and the units that start one
+_PROGRAMS = {"kubelet", "k3s", "k3s-server", "k3s-agent", "kubelite"}
+_UNITS = (
+    "kubelet.service", "k3s.service", "k3s-agent.service", "rke2-server.service", "rke2-agent.service",
+    "k0sworker.service", "k0scontroller.service", "snap.microk8s.daemon-kubelite.service",
+)  # fmt: skip
+_DEFAULT_ENDPOINT = "/run/containerd/containerd.sock"
+_K3S_ENDPOINT = "/run/k3s/containerd/containerd.sock"
+
+
+@dataclass(frozen=True)
+class Kubelet:
+    """`unit` is what starts it. `endpoint` is the engine's socket path, `endpoint_source` where that stands.
+
+    `joined` is False on a node whose kubelet was installed but that no cluster has taken yet.
+    """
+
+    process: Process | None
+    unit: str | None
+    joined: bool
+    endpoint: str
+    endpoint_source: str
+    cgroup_driver: str | None
+
+    @property
+    def engine(self) -> str:
+        """docker, containerd, crio, or other: what is behind the endpoint."""
+        if "docker" in self.endpoint:
+            return "docker"
+        if "containerd" in self.endpoint:
+            return "containerd"
+        return "crio" if "crio" in self.endpoint else "other"
+
+
+def find_kubelet(host: Host, processes: Sequence[Process]) -> Kubelet | None:
+    """None on a node that has no kubelet installed and none running."""
+    process = next((one for one in processes if one.name in _PROGRAMS), None)
+    unit = next((name for name in _UNITS if read_unit(host, name) is not None), None)
+    config = host.read_text(_config_path(process))
+    if process is None and unit is None and config is None:
+        return None
+    endpoint, source = _endpoint(host, process, unit, config)
+    joined = (
+        process is not None or config is not None or host.stat("/etc/kubernetes/kubelet.conf") is not None
+    )
+    return Kubelet(process, unit, joined, endpoint, source, setting(config or "", "cgroupDriver"))
+
+
+def _config_path(process: Process | None) -> str:
+    return (process.option("--config") if process else None) or CONFIG
+
+
+def _endpoint(host: Host, process: Process | None, unit: str | None, config: str | None) -> tuple[str, str]:
+    """The engine's socket: flag of the running process, kubeadm's flags, the config file, the default."""
+    if process is not None:
+        flag = process.option("--container-runtime-endpoint")
+        if flag:
+            return socket_of(flag), f"/proc/{process.pid}/cmdline"
+    flags = (host.read_text(FLAGS) or "").partition("=")[2].strip().strip('"').split()
+    flag = option_value(tuple(flags), "--container-runtime-endpoint")
+    if flag:
+        return socket_of(flag), FLAGS
+    configured = setting(config or "", "containerRuntimeEndpoint")
+    if configured:
+        return socket_of(configured), _config_path(process)
+    if (unit or "").startswith(("k3s", "rke2")):
+        return _K3S_ENDPOINT, f"the default of {unit}"
+    return _DEFAULT_ENDPOINT, "the kubelet's default"
+
+
+def setting(config: str, key: str) -> str | None:
+    """A top-level scalar of a KubeletConfiguration, in YAML or JSON; None if it isn't set."""
+    found = re.search(rf'^\s*"?{key}"?\s*:\s*"?([^"\s,#]+)"?', config, re.MULTILINE)
+    return found[1] if found else None
+
+
+def socket_of(endpoint: str) -> str:
+    """The path in ``unix:///run/x.sock``."""
+    return endpoint.removeprefix("unix://")
+
+
+def sockets_in(host: Host, directory: str) -> tuple[str, ...]:
+    """Names of the unix sockets that device plugins made in the kubelet's directory; not kubelet.sock."""
+    names: set[str] = set(host.listdir(directory))
+    if not host.live:
+        recorded = host.recording.get("sockets", {})
+        names |= {path.rpartition("/")[2] for path in recorded if path.rpartition("/")[0] == directory}
+    return tuple(sorted(name for name in names if name.endswith(".sock") and name != "kubelet.sock"))

@@ -1,0 +1,105 @@
+"""A whole machine in one JSON object, and how it becomes a directory that ``--root`` reads.
+
+``{"files": {path: text}, "binary": {path: base64}, "links": {path: target}, "dirs": [path],
+"executables": [path], "libraries": {soname: path}, "recording": {...}}``. `libraries` become
+/etc/ld.so.cache. In `files` a null byte is written as ``\\u0000``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from gpunode.errors import ConfigError
+from gpunode.facts.ld_cache import CachedLibrary, build_ld_cache
+from gpunode.host import RECORDING
+
+
+def build_machine(spec: Mapping[str, Any], root: Path) -> Path:
+    """Write the machine into `root`, a new or empty directory, and return it; else `ConfigError`."""
+    if root.exists() and any(root.iterdir()):
+        raise ConfigError(f"{root} is not empty", hint="a machine is only built in a new directory")
+    root.mkdir(parents=True, exist_ok=True)
+    for path in spec.get("dirs", ()):
+        _inside(root, path).mkdir(parents=True, exist_ok=True)
+    for path, content in contents(spec).items():
+        target = _inside(root, path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    for path in spec.get("executables", ()):
+        target = _inside(root, path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(b"#!/bin/sh\n")
+        target.chmod(0o755)
+    # links last: nothing is ever written through one
+    for path, destination in spec.get("links", {}).items():
+        link = _inside(root, path)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(destination)
+    return root
+
+
+def contents(spec: Mapping[str, Any]) -> dict[str, bytes]:
+    """Every regular file of the machine, with what is made from the other sections."""
+    import base64
+    import json
+
+    found = {path: text.encode("utf-8", "surrogateescape") for path, text in spec.get("files", {}).items()}
+    found |= {path: base64.b64decode(text, validate=True) for path, text in spec.get("binary", {}).items()}
+    libraries = spec.get("libraries", {})
+    if libraries:
+        entries = tuple(CachedLibrary(name, path) for name, path in libraries.items())
+        found.setdefault("/etc/ld.so.cache", build_ld_cache(entries))
+    if "recording" in spec:
+        found["/" + RECORDING] = json.dumps(spec["recording"], indent=1).encode()
+    return found
+
+
+def overlay(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """A machine that differs: `set` is merged into `base`, `remove` lists paths and recorded keys.
+
+    A removed path takes everything below it along. A removed ``recording:SECTION:KEY`` is a recorded value.
+    """
+    result: dict[str, Any] = merged(base, change.get("set", {}))
+    for gone in change.get("remove", ()):
+        if gone.startswith("recording:"):
+            _, section, key = gone.split(":", 2)
+            del result["recording"][section][key]
+            continue
+        before = str(result)
+        for section, value in result.items():
+            if section != "recording":
+                kept = [path for path in value if path != gone and not path.startswith(gone + "/")]
+                result[section] = {path: value[path] for path in kept} if isinstance(value, dict) else kept
+        if str(result) == before:
+            raise ConfigError(f"{gone} can't be removed: the machine has no such path")
+    return result
+
+
+def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """`change` laid over `base`: objects key by key, arrays appended, anything else replaced."""
+    result = dict(base)
+    for key, value in change.items():
+        here = result.get(key)
+        if isinstance(here, dict) and isinstance(value, dict):
+            result[key] = merged(here, value)
+        elif isinstance(here, list) and isinstance(value, list):
+            result[key] = [*here, *value]
+        else:
+            result[key] = value
+    return result
+
+
+def _inside(root: Path, path: str) -> Path:
+    """Where a path of the machine lies; one that would leave the root is refused."""
+    pure = PurePosixPath(path)
+    if not pure.is_absolute() or ".." in pure.parts:
+        raise ConfigError(f"{path!r} is no absolute path inside the machine")
+    target = root.joinpath(*pure.parts[1:])
+    step = target
+    while step != root:
+        if step.is_symlink():
+            raise ConfigError(f"{path!r} leads through the link {step.relative_to(root)}")
+        step = step.parent
+    return target

@@ -1,0 +1,123 @@
+"""What kind of machine this is: distribution, kernel, Secure Boot, bare metal or something else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpunode.errors import Unreadable
+from gpunode.host import Host
+
+BARE_METAL = "bare-metal"
+VM = "vm"
+WSL2 = "wsl2"
+TEGRA = "tegra"
+CONTAINER = "container"
+
+# os-release ids and ID_LIKE words, as the library `distro` normalises them
+_FAMILIES = {
+    "debian": {"debian", "ubuntu", "linuxmint", "raspbian"},
+    "rhel": {
+        "rhel",
+        "fedora",
+        "centos",
+        "rocky",
+        "almalinux",
+        "amazon",
+        "amzn",
+        "oracle",
+        "ol",
+        "cloudlinux",
+    },
+    "suse": {"suse", "sles", "sled", "opensuse", "opensuse-leap", "opensuse-tumbleweed"},
+}
+# their root file systems are read-only or declared elsewhere, so package commands would mislead
+_IMMUTABLE = {"nixos", "flatcar", "bottlerocket", "talos", "rhcos", "coreos"}
+_SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+_VM_VENDORS = (
+    "qemu", "kvm", "vmware", "xen", "microsoft corporation", "innotek", "amazon ec2", "google",
+    "openstack", "nutanix", "parallels", "bochs", "digitalocean", "alibaba",
+)  # fmt: skip
+# these makers sell whole machines under the same vendor name; the product tells them apart
+_BARE_METAL_PRODUCTS = ("metal", "surface")
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """`id` and `version` as os-release spells them; `family` is debian, rhel, suse or other."""
+
+    id: str
+    version: str
+    name: str
+    family: str
+
+
+def family_of(identifier: str, like: str) -> str:
+    """The package manager's family for an os-release ID and its ID_LIKE words."""
+    if identifier in _IMMUTABLE:
+        return "other"
+    for word in (identifier, *like.split()):
+        for family, members in _FAMILIES.items():
+            if word in members:
+                return family
+    return "other"
+
+
+def read_distribution(host: Host) -> Distribution:
+    """From os-release in the host's root; empty strings where it says nothing."""
+    from distro import LinuxDistribution
+
+    try:
+        found = LinuxDistribution(
+            include_lsb=False, include_uname=False, include_oslevel=False, root_dir=str(host.root)
+        )
+        identifier = found.id()
+        name = found.name(pretty=True)
+        return Distribution(identifier, found.version(), name, family_of(identifier, found.like()))
+    except PermissionError as error:
+        raise Unreadable("can't read /etc/os-release: permission denied", hint="run as root") from error
+    except (OSError, ValueError):
+        return Distribution("", "", "", "other")  # garbage where os-release should be
+
+
+def kernel_release(host: Host) -> str:
+    """What ``uname -r`` prints."""
+    return (host.read_text("/proc/sys/kernel/osrelease") or "").strip()
+
+
+def secure_boot(host: Host) -> bool | None:
+    """Whether the firmware enforces signatures; None if it can't be told (no EFI).
+
+    An efivars file holds four bytes of attributes, then the variable: one byte, 1 for on.
+    """
+    data = host.read_bytes(_SECURE_BOOT)
+    return data[4] == 1 if data is not None and len(data) == 5 else None
+
+
+def node_class(host: Host) -> str:
+    """One of the classes above; the most special wins, since its rules differ the most."""
+    if host.stat("/dev/dxg") or "microsoft" in kernel_release(host).lower():
+        return WSL2
+    if host.stat("/etc/nv_tegra_release") or _tegra(host):
+        return TEGRA
+    if host.stat("/run/.containerenv") or host.stat("/.dockerenv"):
+        return CONTAINER
+    return VM if _virtual(host) else BARE_METAL
+
+
+def _tegra(host: Host) -> bool:
+    family = (host.read_text("/sys/devices/soc0/family") or "").strip()
+    return family == "Tegra" or "nvidia,tegra" in (host.read_text("/proc/device-tree/compatible") or "")
+
+
+def _virtual(host: Host) -> bool:
+    vendor = (host.read_text("/sys/class/dmi/id/sys_vendor") or "").strip().lower()
+    product = (host.read_text("/sys/class/dmi/id/product_name") or "").strip().lower()
+    if any(word in product for word in _BARE_METAL_PRODUCTS):
+        return False
+    if vendor.startswith(_VM_VENDORS) or "virtual machine" in product or product.startswith("kvm"):
+        return True
+    flags = next(
+        (line for line in (host.read_text("/proc/cpuinfo") or "").splitlines() if line.startswith("flags")),
+        "",
+    )
+    return " hypervisor" in flags
