@@ -1,0 +1,91 @@
+"""Log lines for people and machines: ``time=... level=info msg="..." key=value`` on stderr.
+
+Under systemd the journal keeps the time and wants the level as ``<6>`` in front (sd-daemon(3));
+JOURNAL_STREAM says by device and inode whether stderr really leads there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from threading import Lock
+from typing import Any, Protocol, TextIO
+
+_PRIORITY = {"error": 3, "warning": 4, "info": 6}
+
+
+class Log(Protocol):
+    """What the plugin says; every field is one ``key=value``."""
+
+    def info(self, message: str, **fields: object) -> None: ...
+
+    def warning(self, message: str, **fields: object) -> None: ...
+
+    def error(self, message: str, **fields: object) -> None: ...
+
+
+class LogfmtLog:
+    """Writes whole lines to one stream, from any thread."""
+
+    def __init__(self, stream: TextIO, environ: Mapping[str, str]) -> None:
+        self._stream = stream
+        self._journal = _is_journal(stream, environ.get("JOURNAL_STREAM", ""))
+        self._lock = Lock()
+
+    def info(self, message: str, **fields: object) -> None:
+        self._write("info", message, fields)
+
+    def warning(self, message: str, **fields: object) -> None:
+        self._write("warning", message, fields)
+
+    def error(self, message: str, **fields: object) -> None:
+        self._write("error", message, fields)
+
+    def _write(self, level: str, message: str, fields: Mapping[str, object]) -> None:
+        head: dict[str, Any] = {"level": level, "msg": message, **fields}
+        if not self._journal:
+            now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            head = {"time": now, **head}
+        priority = f"<{_PRIORITY[level]}>" if self._journal else ""
+        with self._lock:
+            self._stream.write(priority + line(head) + "\n")
+            self._stream.flush()
+
+
+def line(fields: Mapping[str, object]) -> str:
+    """One logfmt line; a value is quoted where it has to be, and never breaks the line."""
+    return " ".join(f"{key}={_value(str(value))}" for key, value in fields.items())
+
+
+def _value(text: str) -> str:
+    if text and text.isprintable() and not set(text) & set(' "=\\'):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    printable = (c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in escaped)
+    return '"' + "".join(printable) + '"'
+
+
+def _is_journal(stream: TextIO, announced: str) -> bool:
+    try:
+        seen = os.fstat(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+    return announced == f"{seen.st_dev}:{seen.st_ino}"
+
+
+class OnChange:
+    """Says a thing once, and again only after it has said another."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._last = ""
+
+    def warning(self, message: str, **fields: object) -> None:
+        if message != self._last:
+            self._last = message
+            self._log.warning(message, **fields)
+
+    def reset(self) -> None:
+        """All is well: whatever comes next is news."""
+        self._last = ""

@@ -1,0 +1,1 @@
+"""The kubelet's device plugin protocol: deviceplugin.proto and what protoc makes of it."""

@@ -1,0 +1,223 @@
+"""The plugin's gRPC server: five thin handlers over the table and the pure policies, and its own socket.
+
+Each ListAndWatch holds a worker thread for as long as its stream lives, and the stream of a kubelet that
+hangs may live for ever. So streams are numbered, the oldest is ended when there are too many, and there are
+always more workers than streams.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+
+import grpc
+
+from gpunode.errors import PreconditionError
+from gpunode.host import Host
+from gpunode.plugin import rpc
+from gpunode.plugin.allocate import AllocationError, environment
+from gpunode.plugin.devices import DeviceTable, Snapshot
+from gpunode.plugin.preferred import preferred
+from gpunode.plugin.proto import deviceplugin_pb2 as pb
+
+MAX_STREAMS = 8
+_WORKERS = 16
+_STATUS = {
+    "not-found": grpc.StatusCode.NOT_FOUND,
+    "invalid": grpc.StatusCode.INVALID_ARGUMENT,
+    "unhealthy": grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+
+def plugin_options() -> pb.DevicePluginOptions:
+    """What the kubelet may ask of this plugin."""
+    return pb.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
+
+
+def device_list(table: Snapshot) -> pb.ListAndWatchResponse:
+    """The whole list as the kubelet wants it: exactly one NUMA node, or no topology at all."""
+    response = pb.ListAndWatchResponse()
+    for device in table.devices:
+        item = response.devices.add(ID=device.id, health="Healthy" if device.healthy else "Unhealthy")
+        if device.numa is not None:
+            item.topology.nodes.add(ID=device.numa)
+    return response
+
+
+class Streams:
+    """The open ListAndWatch streams, numbered in the order in which they were opened."""
+
+    def __init__(self, table: DeviceTable) -> None:
+        self._table = table
+        self._lock = Lock()
+        self._open: set[int] = set()
+        self.last = 0
+
+    def open(self) -> int:
+        """Number a new stream; the oldest one ends if there are too many."""
+        with self._lock:
+            self.last += 1
+            self._open.add(self.last)
+            crowd = sorted(self._open)[:-MAX_STREAMS]
+            number = self.last
+        for old in crowd:
+            self.close(old)
+        return number
+
+    def is_open(self, number: int) -> bool:
+        return number in self._open
+
+    def since(self, mark: int) -> bool:
+        """Whether a stream is open that was opened after number `mark`."""
+        with self._lock:
+            return any(number > mark for number in self._open)
+
+    def close(self, number: int) -> None:
+        """End a stream; safe to call twice and from any thread."""
+        with self._lock:
+            self._open.discard(number)
+        self._table.wake()
+
+    def close_all(self) -> None:
+        with self._lock:
+            self._open.clear()
+        self._table.wake()
+
+
+class DevicePlugin:
+    """The RPC handlers. All policy lies in allocate.py, preferred.py and devices.py."""
+
+    def __init__(self, table: DeviceTable, streams: Streams) -> None:
+        self._table = table
+        self._streams = streams
+
+    def get_options(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.DevicePluginOptions:
+        return plugin_options()
+
+    def list_and_watch(
+        self, request: pb.Empty, context: grpc.ServicerContext
+    ) -> Iterator[pb.ListAndWatchResponse]:
+        """The list now, and again after every change, until either side ends the stream."""
+        number = self._streams.open()
+        if not context.add_callback(lambda: self._streams.close(number)):
+            self._streams.close(number)  # the client has gone already
+        version = -1
+        while snapshot := self._table.wait_newer(version, lambda: self._streams.is_open(number)):
+            version = snapshot.version
+            yield device_list(snapshot)
+
+    def get_preferred(
+        self, request: pb.PreferredAllocationRequest, context: grpc.ServicerContext
+    ) -> pb.PreferredAllocationResponse:
+        table = self._table.snapshot()
+        response = pb.PreferredAllocationResponse()
+        for asked in request.container_requests:
+            ids = preferred(
+                table, asked.available_deviceIDs, asked.must_include_deviceIDs, asked.allocation_size
+            )
+            response.container_responses.add(deviceIDs=ids)
+        return response
+
+    def allocate(self, request: pb.AllocateRequest, context: grpc.ServicerContext) -> pb.AllocateResponse:
+        table = self._table.snapshot()
+        response = pb.AllocateResponse()
+        try:
+            for asked in request.container_requests:
+                response.container_responses.add(envs=environment(table, asked.devices_ids))
+        except AllocationError as error:
+            context.abort(_STATUS[error.code], error.message)
+        return response
+
+    def pre_start(
+        self, request: pb.PreStartContainerRequest, context: grpc.ServicerContext
+    ) -> pb.PreStartContainerResponse:
+        return pb.PreStartContainerResponse()
+
+
+class PluginServer:
+    """One gRPC server on one socket file. `streams` tells who is watching."""
+
+    def __init__(self, host: Host, socket: str, table: DeviceTable) -> None:
+        self._host = host
+        self._socket = socket
+        self._identity: tuple[int, int] | None = None
+        self.streams = Streams(table)
+        plugin = DevicePlugin(table, self.streams)
+        functions: dict[str, rpc.Handler] = {
+            "GetDevicePluginOptions": plugin.get_options,
+            "ListAndWatch": plugin.list_and_watch,
+            "GetPreferredAllocation": plugin.get_preferred,
+            "Allocate": plugin.allocate,
+            "PreStartContainer": plugin.pre_start,
+        }
+        workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="rpc")
+        self._server = grpc.server(workers, handlers=[rpc.handlers(rpc.DEVICE_PLUGIN, functions)])
+
+    def start(self) -> None:
+        """Serve. `PreconditionError` if the path is too long, not ours to use or already served."""
+        path = self._host.path(self._socket, follow=False)
+        address = rpc.target(path)
+        clear_stale(self._host, self._socket)
+        before = os.umask(0o177)  # the socket is born 0600: connecting to it needs write permission
+        try:
+            self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise PreconditionError(
+                f"can't listen on {self._socket}", hint="run as root, for example with sudo"
+            ) from error
+        finally:
+            os.umask(before)
+        self._server.start()
+        self._identity = self._seen()
+
+    def socket_is(self) -> str:
+        """ours, gone or foreign. While we listen our inode is kept, so that its number can't be reused."""
+        seen = self._seen()
+        if seen is None:
+            return "gone"
+        return "ours" if seen == self._identity else "foreign"
+
+    def stop(self) -> None:
+        """End every stream and remove the socket.
+
+        gRPC unlinks by path on the way out; where another process has put its own socket there meanwhile the
+        listener is left to the end of the process instead.
+        """
+        self.streams.close_all()
+        if self.socket_is() != "foreign":
+            self._server.stop(None).wait(1.0)
+
+    def _seen(self) -> tuple[int, int] | None:
+        found = self._host.stat(self._socket)
+        return None if found is None else (found.st_dev, found.st_ino)
+
+
+def clear_stale(host: Host, socket: str) -> None:
+    """Remove what an earlier plugin left at `socket`: only a socket, and only if nobody listens behind it."""
+    path = host.path(socket, follow=False)
+    if host.is_symlink(socket) or (path.exists() and not path.is_socket()):
+        raise PreconditionError(
+            f"{socket} is not a socket", hint=f"look at it and remove it: ls -ld {socket}"
+        )
+    if not path.exists():
+        return
+    if _answers(path):
+        raise PreconditionError(
+            f"another device plugin is serving on {socket}",
+            hint=f"find it with: ss -xlp src {socket}; NVIDIA's plugin is a DaemonSet in kube-system",
+        )
+    host.remove(socket)
+
+
+def _answers(path: Path) -> bool:
+    """Whether a process listens behind a socket, whatever it has to say."""
+    with rpc.channel(path) as channel:
+        ask = rpc.method(channel, rpc.DEVICE_PLUGIN, "GetDevicePluginOptions")
+        try:
+            ask(pb.Empty(), timeout=1.0)
+        except grpc.RpcError as error:
+            return bool(error.code() != grpc.StatusCode.UNAVAILABLE)
+    return True
