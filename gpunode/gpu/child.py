@@ -8,8 +8,8 @@ import sys
 def module_argv(module: str, *arguments: str) -> tuple[str, ...]:
     """Arguments that run a module of this package with this Python.
 
-    ``-P`` keeps the current directory off the module path: a file there named like a module of the standard library
-    must not run with the rights of whoever calls gpunode.
+    ``-P`` keeps the current directory off the module path: a file there named like a module of the standard
+    library must not run with the rights of whoever calls gpunode.
     """
     return (sys.executable, "-P", "-m", module, *arguments)
 

@@ -17,8 +17,8 @@ from gpunode.host import Host
 def discover(nvml: Nvml, host: Host, previous: Inventory | None = None) -> Inventory:
     """All GPUs and MIG devices. `NvmlError` only if NVML as a whole fails.
 
-    A GPU with `error` keeps what could be read; what can't be read of a lost one (its UUID, its PCI address) is taken
-    from `previous`, if that had a GPU of the same index that isn't there under another index now.
+    A GPU with `error` keeps what could be read; what can't be read of a lost one (its UUID, its PCI address)
+    is taken from `previous`, if that had a GPU of the same index that isn't there under another index now.
     """
     gpus = tuple(_gpu(nvml, host, index) for index in range(nvml.device_count()))
     try:
@@ -104,12 +104,16 @@ def _mig_device(nvml: Nvml, gpu: Handle, slot: int, device: Handle, gpu_memory: 
 
 
 def _profile_in(name: str) -> str:
-    """The profile in a MIG device's own name ("NVIDIA A100-SXM4-40GB MIG 1g.5gb"): what is left without root."""
+    """The profile in a MIG device's own name ("NVIDIA A100-SXM4-40GB MIG 1g.5gb"): what is left without
+    root.
+    """
     return name.partition(" MIG ")[2].strip()
 
 
 def _numa_node(host: Host, pci: str) -> int | None:
-    """The GPU's NUMA node; the kernel says -1 where the platform has none (Documentation/ABI, sysfs-bus-pci)."""
+    """The GPU's NUMA node; the kernel says -1 where the platform has none (Documentation/ABI,
+    sysfs-bus-pci).
+    """
     try:
         text = host.read_text(f"/sys/bus/pci/devices/{pci}/numa_node")
         node = int(text) if text else -1

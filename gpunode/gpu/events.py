@@ -20,7 +20,8 @@ _NO_INSTANCE = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class GpuEvent:
-    """What NVML reported. `kind` is xid, ecc-double or ecc-single; `uuid` is the GPU's, "" if it can't be told.
+    """What NVML reported. `kind` is xid, ecc-double or ecc-single; `uuid` is the GPU's, "" if it can't be
+    told.
 
     `xid` is set for that kind only; `gi` and `ci` are the MIG instances concerned, None if the whole GPU is.
     """
@@ -33,7 +34,9 @@ class GpuEvent:
 
 
 class EventSet:
-    """The events of some GPUs. `unsupported` are the UUIDs too old to tell, `failed` those that can't be watched."""
+    """The events of some GPUs. `unsupported` are the UUIDs too old to tell, `failed` those that can't be
+    watched.
+    """
 
     def __init__(self, nvml: Nvml, uuids: Sequence[str]) -> None:
         self._nvml = nvml

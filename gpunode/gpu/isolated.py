@@ -1,4 +1,6 @@
-"""Asking NVML in a child process with a time limit: on a sick GPU it hangs for minutes or takes the process down."""
+"""Asking NVML in a child process with a time limit: on a sick GPU it hangs for minutes or takes the
+process down.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from gpunode.host import RECORDING, Completed, Host
 class NvmlProbe:
     """What NVML said: the inventory, or why there is none.
 
-    `code` is NVML's return code, None if NVML didn't get to say one: then it hung (`timed_out`) or the child crashed,
-    which `message` tells. `seconds` is how long it took.
+    `code` is NVML's return code, None if NVML didn't get to say one: then it hung (`timed_out`) or the child
+    crashed, which `message` tells. `seconds` is how long it took.
     """
 
     inventory: Inventory | None

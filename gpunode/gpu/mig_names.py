@@ -1,8 +1,11 @@
-"""Names of MIG profiles: what NVIDIA's tools and resource names call a MIG device, such as ``1c.3g.20gb+me``."""
+"""Names of MIG profiles: what NVIDIA's tools and resource names call a MIG device, such as
+``1c.3g.20gb+me``.
+"""
 
 from __future__ import annotations
 
-# by NVML_GPU_INSTANCE_PROFILE_*: media extensions, all of them, graphics, none; the plain profiles have no suffix
+# by NVML_GPU_INSTANCE_PROFILE_*: media extensions, all of them, graphics, none; the plain profiles have no
+# suffix
 _SUFFIXES = {
     7: "+me",
     8: "+me",
@@ -22,9 +25,9 @@ def profile_name(
 ) -> str:
     """The profile of a MIG device, from NVML's attributes.
 
-    The memory in the name is not the device's own: it is its share of the GPU in eighths, rounded up, of the GPU's
-    memory in whole GiB, rounded up, and that product rounded to whole GiB with halves going up. `profile` is the GPU
-    instance's profile number, None if it may not be read.
+    The memory in the name is not the device's own: it is its share of the GPU in eighths, rounded up, of the
+    GPU's memory in whole GiB, rounded up, and that product rounded to whole GiB with halves going up.
+    `profile` is the GPU instance's profile number, None if it may not be read.
     """
     share = _divide_up(8 * (memory_mib << 20), gpu_memory_bytes)
     gib = (share * _divide_up(gpu_memory_bytes, 1 << 30) + 4) // 8
