@@ -25,6 +25,7 @@ VOLATILE = (
     (re.compile(r"/tmp/gpunode-\S*?(?=[/\s:]|$)"), "/tmp/gpunode-XXXXXXXX"),
     (re.compile(r"\d+(\.\d+)? (ms|s)\b"), "N \\2"),
     (re.compile(r"\d{8}T\d{6}Z"), "YYYYMMDDTHHMMSSZ"),
+    (re.compile(r"time=\S+"), "time=..."),
     (re.compile(r" +"), " "),
 )
 
