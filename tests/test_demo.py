@@ -1,0 +1,54 @@
+"""The demo: the whole way on a simulated node, in a temporary directory and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from tests.cli import gpunode
+
+WATCHED = ("/etc", "/etc/docker", "/etc/containerd", "/var/lib", "/var/lib/gpunode", "/run", "/dev/shm")
+
+
+def seen() -> dict[str, list[str]]:
+    return {place: sorted(os.listdir(place)) if os.path.isdir(place) else [] for place in WATCHED}
+
+
+def test_the_demo_ends_with_eight_allocatable_gpus(tmp_path: Path) -> None:
+    started = time.monotonic()
+    ran = gpunode("demo", "-o", "json", env={"TMPDIR": str(tmp_path)})
+    assert ran.code == 0, ran.err
+    assert time.monotonic() - started < 5
+    data = ran.document["data"]
+    assert data["allocatable"] == 8
+    assert [(step["command"], step["exitCode"]) for step in data["steps"]] == [
+        ("gpunode doctor", 1),
+        ("gpunode configure-runtime --runtime containerd", 0),
+        ("systemctl restart containerd", 0),
+        ("gpunode configure-runtime --runtime docker", 0),
+        ("systemctl reload docker", 0),
+        ("gpunode doctor", 0),
+        ("gpunode gpus", 0),
+        ("gpunode verify", 0),
+        ("gpunode plugin serve", 0),
+    ]
+
+
+def test_the_demo_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = seen()
+    ran = gpunode("demo", env={"TMPDIR": str(tmp_path)})
+    assert ran.code == 0, ran.err
+    assert list(tmp_path.iterdir()) == []
+    assert seen() == before
+
+
+def test_the_transcript_reads_as_typed_and_says_what_is_simulated() -> None:
+    ran = gpunode("demo")
+    lines = ran.out.splitlines()
+    assert lines[0].startswith("$ export GPUNODE_ROOT=")
+    assert "$ gpunode doctor" in lines
+    assert "$ gpunode plugin serve &" in lines
+    assert "simulated" in ran.out
+    assert lines[-1] == "8 of 8 GPUs are allocatable: pods can run on this node."
+    assert "error:" not in ran.out

@@ -1,0 +1,53 @@
+"""What the documentation shows is what a run prints, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpunode import __version__
+from gpunode.result import ExitCode
+from tests.cli import REPOSITORY, clean_environment
+
+PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")])
+
+
+def test_generated_pages_and_transcripts_are_current() -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/generate_docs.py", "--check"],
+        cwd=REPOSITORY,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"run `make docs`:\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text())
+    missing = [target for target in targets if not (page.parent / target).exists()]
+    assert missing == []
+
+
+def test_every_exit_code_is_explained() -> None:
+    text = (REPOSITORY / "docs/exit-codes.md").read_text()
+    assert [code for code in ExitCode if f"\n| {int(code)} |" not in text] == []
+
+
+def test_every_kind_is_listed() -> None:
+    text = (REPOSITORY / "docs/json.md").read_text()
+    sources = [path.read_text() for path in (REPOSITORY / "gpunode").rglob("*.py")]
+    kinds = {kind for source in sources for kind in re.findall(r'@verb\(\w+, "[^"]+", "(\w+)"\)', source)}
+    assert kinds
+    assert [kind for kind in sorted(kinds) if f"`{kind}`" not in text] == []
+
+
+def test_the_changelog_has_a_section_for_this_version() -> None:
+    text = (REPOSITORY / "CHANGELOG.md").read_text()
+    assert "## Unreleased" in text or f"## {__version__}" in text
