@@ -104,16 +104,12 @@ def _mig_device(nvml: Nvml, gpu: Handle, slot: int, device: Handle, gpu_memory: 
 
 
 def _profile_in(name: str) -> str:
-    """The profile in a MIG device's own name ("NVIDIA A100-SXM4-40GB MIG 1g.5gb"): what is left without
-    root.
-    """
+    """The profile in a MIG device's own name (``NVIDIA A100-SXM4-40GB MIG 1g.5gb``), "" without."""
     return name.partition(" MIG ")[2].strip()
 
 
 def _numa_node(host: Host, pci: str) -> int | None:
-    """The GPU's NUMA node; the kernel says -1 where the platform has none (Documentation/ABI,
-    sysfs-bus-pci).
-    """
+    """The GPU's NUMA node; where the platform tells none the kernel says -1 (ABI/testing/sysfs-bus-pci)."""
     try:
         text = host.read_text(f"/sys/bus/pci/devices/{pci}/numa_node")
         node = int(text) if text else -1

@@ -20,10 +20,9 @@ _NO_INSTANCE = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class GpuEvent:
-    """What NVML reported. `kind` is xid, ecc-double or ecc-single; `uuid` is the GPU's, "" if it can't be
-    told.
+    """What NVML reported. `kind` is xid, ecc-double or ecc-single.
 
-    `xid` is set for that kind only; `gi` and `ci` are the MIG instances concerned, None if the whole GPU is.
+    `uuid` is the GPU's, "" if it can't be told. `xid` is set for that kind only; `gi` and `ci` are the MIG instances concerned, None if the whole GPU is.
     """
 
     kind: str
@@ -34,9 +33,7 @@ class GpuEvent:
 
 
 class EventSet:
-    """The events of some GPUs. `unsupported` are the UUIDs too old to tell, `failed` those that can't be
-    watched.
-    """
+    """The events of some GPUs. `unsupported` know no such events, `failed` couldn't be watched, and why."""
 
     def __init__(self, nvml: Nvml, uuids: Sequence[str]) -> None:
         self._nvml = nvml

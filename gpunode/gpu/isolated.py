@@ -1,6 +1,4 @@
-"""Asking NVML in a child process with a time limit: on a sick GPU it hangs for minutes or takes the
-process down.
-"""
+"""Asking NVML in a child process: on a sick GPU it hangs for minutes or takes the process down."""
 
 from __future__ import annotations
 

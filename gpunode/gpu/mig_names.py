@@ -1,11 +1,8 @@
-"""Names of MIG profiles: what NVIDIA's tools and resource names call a MIG device, such as
-``1c.3g.20gb+me``.
-"""
+"""Names of MIG profiles, as NVIDIA's tools and resource names spell them: ``1c.3g.20gb+me``."""
 
 from __future__ import annotations
 
-# by NVML_GPU_INSTANCE_PROFILE_*: media extensions, all of them, graphics, none; the plain profiles have no
-# suffix
+# by NVML_GPU_INSTANCE_PROFILE_*: media extensions, all of them, graphics, none of them; plain has no suffix
 _SUFFIXES = {
     7: "+me",
     8: "+me",

@@ -90,9 +90,7 @@ class Nvml:
         return str(self.call("nvmlSystemGetDriverVersion"))
 
     def cuda_version(self) -> str:
-        """The newest CUDA that the driver supports, such as ``12.4``; NVML gives 1000 * major + 10 *
-        minor.
-        """
+        """The newest CUDA that the driver supports, such as ``12.4``."""
         number = int(self.call("nvmlSystemGetCudaDriverVersion"))
         return f"{number // 1000}.{number % 1000 // 10}"
 
@@ -115,9 +113,7 @@ class Nvml:
         return str(self.call("nvmlDeviceGetName", device.raw))
 
     def pci(self, device: Handle) -> str:
-        """PCI address as sysfs spells it: ``0000:3b:00.0``. NVML gives eight digits of domain, in
-        capitals.
-        """
+        """PCI address as sysfs spells it, ``0000:3b:00.0``; NVML has eight digits of domain and capitals."""
         raw = self.call("nvmlDeviceGetPciInfo", device.raw).busId
         text = (raw.decode("ascii", "replace") if isinstance(raw, bytes) else str(raw)).lower()
         domain, colon, rest = text.partition(":")
@@ -174,8 +170,7 @@ class Nvml:
         )
 
     def gpu_instance_profile(self, gpu: Handle, gi: int) -> int | None:
-        """NVML's number of a GPU instance's profile (NVML_GPU_INSTANCE_PROFILE_*), None if no profile has
-        its id.
+        """The profile of a GPU instance as NVML_GPU_INSTANCE_PROFILE_*, None if no profile has its id.
 
         Needs root or read access to the capability mig/monitor; NO_PERMISSION without.
         """
@@ -195,9 +190,7 @@ class Nvml:
     # --- topology and events ---------------------------------------------------------------------------
 
     def common_ancestor(self, first: Handle, second: Handle) -> int:
-        """How near two GPUs are, by NVML: 0 one board, 10 one switch, 20 switches, 30 host bridge, 40
-        NUMA, 50 system.
-        """
+        """How near two GPUs are: 0 board, 10 switch, 20 switches, 30 host bridge, 40 NUMA node, 50 system."""
         return int(self.call("nvmlDeviceGetTopologyCommonAncestor", first.raw, second.raw))
 
     def watch_events(self, uuids: Sequence[str]) -> EventSet:

@@ -1,7 +1,7 @@
 """The child of `isolated.probe`: asks NVML for the inventory and prints it as one JSON document.
 
-``{"inventory": {...}}`` as `gpunode gpus -o json` has it under `data`, or ``{"error": {"code": 18,
-"message": "..."}}``.
+``{"inventory": {...}}`` as `gpunode gpus -o json` has it under `data`, or
+``{"error": {"code": 18, "message": "..."}}``.
 """
 
 from __future__ import annotations
