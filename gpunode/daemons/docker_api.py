@@ -1,0 +1,226 @@
+"""Docker's Engine API over its unix socket, with only the calls that gpunode makes.
+
+Paths carry no version, so the daemon answers in its own newest one: the calls used here have kept their shape
+from API 1.41 (Docker 20.10) on, and Docker 29 refuses the versions below 1.44 that would have to be named
+otherwise. What the daemon answers is checked for its type before anyone reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpunode.errors import DaemonError
+from gpunode.host import Host
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
+DEFAULT_SOCKET = "/run/docker.sock"
+ANSWER_SECONDS = 10.0
+_LOAD_SECONDS = 120.0
+_MAX_ANSWER_BYTES = 64 << 20
+_CODES = {400: "refused-request", 403: "denied", 404: "not-found", 409: "conflict"}
+_HINTS = {
+    "absent": "start Docker: systemctl start docker",
+    "refused": "the socket is there but nobody listens: systemctl restart docker",
+    "denied": "run as root, or join the group docker: usermod -aG docker USER, then log in again",
+    "timeout": "the daemon hangs: journalctl -u docker -n 50",
+}
+
+
+@dataclass(frozen=True)
+class DockerApi:
+    """One dockerd behind its socket. Every call opens a connection of its own and closes it again."""
+
+    host: Host
+    socket: str = DEFAULT_SOCKET
+    timeout: float = ANSWER_SECONDS
+
+    # --- the daemon ------------------------------------------------------------------------------------
+
+    def ping(self) -> bool:
+        """Whether the daemon answers at all; never raises for a daemon that is down."""
+        try:
+            return self._request("GET", "/_ping") == b"OK"
+        except DaemonError:
+            return False
+
+    def info(self) -> dict[str, Any]:
+        """``/info``: Runtimes, DefaultRuntime, CgroupDriver, LiveRestoreEnabled, ContainersRunning, ..."""
+        return self._ask_or_recall("info")
+
+    def version(self) -> dict[str, Any]:
+        """``/version``: Version, ApiVersion, ..."""
+        return self._ask_or_recall("version")
+
+    def _ask_or_recall(self, what: str) -> dict[str, Any]:
+        if self.host.live:
+            return self._object("GET", f"/{what}")
+        recorded = self.host.recorded("daemons", self.socket)
+        answer = recorded.get(what) if isinstance(recorded, dict) else None
+        if not isinstance(answer, dict):
+            state = self.host.socket_state(self.socket)
+            code = state if state in _HINTS else "absent"
+            raise DaemonError(f"no answer from {self.socket} ({state})", hint=_HINTS[code], code=code)
+        return answer
+
+    # --- images ----------------------------------------------------------------------------------------
+
+    def has_image(self, reference: str) -> bool:
+        """Whether the daemon holds this image; nothing is pulled."""
+        try:
+            self._object("GET", f"/images/{_quoted(reference)}/json")
+        except DaemonError as error:
+            if error.code == "not-found":
+                return False
+            raise
+        return True
+
+    def load_image(self, archive: bytes) -> None:
+        """Load a ``docker save`` archive. The daemon reports its failures in a stream with status 200."""
+        headers = {"Content-Type": "application/x-tar"}
+        raw = self._request("POST", "/images/load?quiet=1", archive, headers, timeout=_LOAD_SECONDS)
+        for line in raw.splitlines():
+            message = _decoded(line)
+            if isinstance(message, dict) and message.get("error"):
+                raise DaemonError(f"Docker can't load the image: {message['error']}")
+
+    def remove_image(self, reference: str) -> None:
+        """Remove a tag and, if it was the last, its layers. An image that is gone already is fine."""
+        self._forgiving("DELETE", f"/images/{_quoted(reference)}?force=1")
+
+    # --- containers ------------------------------------------------------------------------------------
+
+    def create_container(self, specification: Mapping[str, Any]) -> str:
+        """The new container's id. `specification` is the body of ``POST /containers/create``."""
+        answer = self._object("POST", "/containers/create", specification)
+        container = answer.get("Id")
+        if not isinstance(container, str) or not container:
+            raise DaemonError("Docker made a container without an Id", code="malformed")
+        return container
+
+    def start_container(self, container: str, timeout: float) -> None:
+        """Start it; failures of the OCI runtime come back here."""
+        self._request("POST", f"/containers/{container}/start", timeout=timeout)
+
+    def wait_container(self, container: str, timeout: float) -> int:
+        """Its exit status, once it has ended. `DaemonError` with code ``timeout`` if it doesn't in time."""
+        answer = self._object("POST", f"/containers/{container}/wait", timeout=timeout)
+        status = answer.get("StatusCode")
+        if not isinstance(status, int):
+            raise DaemonError("Docker told no exit status", code="malformed")
+        return status
+
+    def logs(self, container: str) -> tuple[str, str]:
+        """What it wrote to stdout and stderr so far."""
+        raw = self._request("GET", f"/containers/{container}/logs?stdout=1&stderr=1")
+        out, err = split_streams(raw)
+        return out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
+
+    def kill_container(self, container: str) -> None:
+        """SIGKILL. One that has ended already (409) or is gone (404) is fine."""
+        self._forgiving("POST", f"/containers/{container}/kill")
+
+    def remove_container(self, container: str) -> None:
+        """Kill it if need be and remove it with its anonymous volumes."""
+        self._forgiving("DELETE", f"/containers/{container}?force=1&v=1")
+
+    # --- the wire --------------------------------------------------------------------------------------
+
+    def _forgiving(self, method: str, path: str) -> None:
+        try:
+            self._request(method, path, timeout=30.0)
+        except DaemonError as error:
+            if error.code not in ("not-found", "conflict"):
+                raise
+
+    def _object(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout: float | None = None
+    ) -> dict[str, Any]:
+        from json import dumps
+
+        data = None if body is None else dumps(body).encode()
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        answer = _decoded(self._request(method, path, data, headers, timeout=timeout))
+        if not isinstance(answer, dict):
+            raise DaemonError(
+                f"{self.socket} answered {path} with something that is no JSON object",
+                hint=f"see what listens there: ss -xlp src {self.socket}",
+                code="malformed",
+            )
+        return answer
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> bytes:
+        from http.client import HTTPConnection, HTTPException
+
+        connection = HTTPConnection("docker")
+        try:
+            # http.client connects by itself only where there is no socket yet
+            connection.sock = self.host.connect_unix(self.socket, timeout or self.timeout)
+            connection.request(method, path, body, dict(headers or {}))
+            response = connection.getresponse()
+            data = response.read(_MAX_ANSWER_BYTES)
+        except TimeoutError as error:
+            raise self._failed("timeout", f"{self.socket} did not answer {method} {path} in time") from error
+        except DaemonError as error:
+            raise self._failed(error.code, error.message) from error
+        except (HTTPException, OSError) as error:
+            raise self._failed("broken", f"{self.socket} broke off {method} {path}: {error!r}") from error
+        finally:
+            connection.close()
+        return self._accepted(response, path, data)
+
+    def _failed(self, code: str, message: str) -> DaemonError:
+        return DaemonError(message, hint=_HINTS.get(code, "journalctl -u docker -n 50"), code=code)
+
+    def _accepted(self, response: HTTPResponse, path: str, data: bytes) -> bytes:
+        # 304: it is in that state already
+        if response.status < 400:
+            return data
+        answer = _decoded(data)
+        told = answer.get("message") if isinstance(answer, dict) else None
+        message = told if isinstance(told, str) else data[:200].decode("utf-8", "replace")
+        raise self._failed(
+            _CODES.get(response.status, "daemon"),
+            message.strip() or f"HTTP status {response.status} for {path}",
+        )
+
+
+def _quoted(reference: str) -> str:
+    from urllib.parse import quote
+
+    return quote(reference)
+
+
+def _decoded(data: bytes) -> Any:
+    """JSON, or None where it is none (nested beyond what the parser takes included)."""
+    from json import loads
+
+    try:
+        return loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def split_streams(raw: bytes) -> tuple[bytes, bytes]:
+    """Take Docker's log stream apart: frames of stream number (1 out, 2 err), 3 zero bytes, length, text.
+
+    The length is a big-endian uint32. A cut-off last frame gives what there is of it.
+    """
+    parts: dict[int, list[bytes]] = {1: [], 2: []}
+    position = 0
+    while position + 8 <= len(raw):
+        length = int.from_bytes(raw[position + 4 : position + 8], "big")
+        parts.setdefault(raw[position], []).append(raw[position + 8 : position + 8 + length])
+        position += 8 + length
+    return b"".join(parts[1]), b"".join(parts[2])
