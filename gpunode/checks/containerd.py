@@ -217,7 +217,7 @@ CHECKS = (
         title="containerd reads its file as it was meant",
         layer="containerd",
         severity="error",
-        looks_at="the file that containerd reads and its imports: valid TOML, a version that this release knows, "
+        looks_at="the file that containerd reads and its imports: valid TOML, a version that it knows, "
         "the same version in imported files, and runtimes in the table that this version reads." + _WHERE,
         why=(
             "containerd ignores runtimes in another version's table without a word, refuses a version newer "
@@ -247,7 +247,7 @@ CHECKS = (
         title="containerd runs with what its file says",
         layer="containerd",
         severity="error",
-        looks_at="containerd's socket, and the runtimes in its file against the handlers that the running daemon "
+        looks_at="containerd's socket, and the runtimes in its file against the handlers that the daemon "
         "names (CRI Status)." + _WHERE,
         why=(
             "containerd reads its file only when it starts. Until then the handler exists on disk alone: no "

@@ -12,6 +12,7 @@ from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
 from gpunode.result import Evidence, Fix
 
+_UNPARSABLE = "Docker's file can't be parsed: see docker-config-invalid-json"
 _RUNTIME_PROGRAM = "nvidia-container-runtime"
 
 
@@ -29,6 +30,14 @@ def docker_config_invalid_json(node: Node) -> Verdict:
     return ok(f"{path} can be parsed" if config else f"{path} is absent or empty, which is fine")
 
 
+def _readable(node: Node) -> dict[str, Any] | None:
+    """daemon.json; None if it can't be parsed, which is docker-config-invalid-json's to tell."""
+    try:
+        return node.docker_config
+    except ConfigError:
+        return None
+
+
 def _position(message: str, path: str) -> Evidence:
     """``path:line:column: reason`` taken apart; a message without a position stays whole."""
     rest = message.removeprefix(path).lstrip(":")
@@ -42,7 +51,10 @@ def _position(message: str, path: str) -> Evidence:
 def docker_flag_file_conflict(node: Node) -> Verdict:
     if node.docker is None:
         return skip(docker_role(node).reason)
-    keys = flag_conflicts(node.docker.argv, node.docker_config)
+    config = _readable(node)
+    if config is None:
+        return skip(_UNPARSABLE)
+    keys = flag_conflicts(node.docker.argv, config)
     if not keys:
         return ok("no setting is given both as a flag and in the file")
     flags = seen(node.docker.unit or "dockerd's arguments", " ".join(node.docker.argv))
@@ -88,7 +100,10 @@ def _activated_by_systemd(node: Node, socket: str) -> bool:
 def docker_not_restarted(node: Node) -> Verdict:
     if node.docker is None or (node.docker.process is None and not docker_role(node).used):
         return skip(docker_role(node).reason)
-    wanted = _runtimes(node.docker_config)
+    config = _readable(node)
+    if config is None:
+        return skip(_UNPARSABLE)
+    wanted = _runtimes(config)
     try:
         info = node.docker_info
     except DaemonError as error:
@@ -96,7 +111,7 @@ def docker_not_restarted(node: Node) -> Verdict:
     path = node.docker.config_path
     text = node.host.read_text(path) or ""
     missing = sorted(set(wanted) - set(_table(info, "Runtimes")))
-    default = node.docker_config.get("default-runtime")
+    default = config.get("default-runtime")
     evidence = [seen(path, f'runtime "{name}"', line_of(text, f'"{name}"')) for name in missing]
     if isinstance(default, str) and default and default != info.get("DefaultRuntime"):
         evidence.append(seen(path, f'default-runtime "{default}"', line_of(text, '"default-runtime"')))

@@ -47,12 +47,12 @@ def nvml_hang(node: Node) -> Verdict:
     probe = node.nvml
     source = "nvmlInit in a child process"
     if probe.timed_out:
-        seconds = f"no answer in {probe.seconds:.0f} s"
-        return fail("NVML does not answer", seen(source, seconds), fix=fixes.REBOOT.other)
+        return fail("NVML does not answer", seen(source, probe.message), fix=fixes.REBOOT.other)
     if probe.code == _NO_PERMISSION:
         return skip("needs root, or read and write access to /dev/nvidia*, to ask NVML")
     if probe.inventory is None:
-        return fail("NVML answers with an error", seen(source, f"{probe.message} (code {probe.code})"))
+        code = "" if probe.code is None else f" (code {probe.code})"
+        return fail("NVML fails", seen(source, f"{probe.message}{code}"))
     broken = [gpu for gpu in probe.inventory.gpus if gpu.error]
     if broken:
         evidence = (seen(f"NVML, GPU {gpu.index} ({gpu.pci})", gpu.error) for gpu in broken)

@@ -10,7 +10,7 @@ from gpunode.host import Host
 # Debian builds the same module as nvidia-current and the kernel shows it with an underscore
 MODULE_NAMES = ("nvidia", "nvidia_current")
 _IN_MODULES_DEP = re.compile(r"^[^:\s]*/nvidia(?:-current)?\.ko(?:\.\w+)?:", re.MULTILINE)
-_NUMBERS = re.compile(r"\d+")
+_NUMBERS = re.compile(r"\d{1,9}", re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -56,41 +56,6 @@ def contents(spec: Mapping[str, Any]) -> dict[str, bytes]:
     return found
 
 
-def overlay(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """A machine that differs: `set` is merged into `base`, `remove` lists paths and recorded keys.
-
-    A removed path takes everything below it along. A removed ``recording:SECTION:KEY`` is a recorded value.
-    """
-    result: dict[str, Any] = merged(base, change.get("set", {}))
-    for gone in change.get("remove", ()):
-        if gone.startswith("recording:"):
-            _, section, key = gone.split(":", 2)
-            del result["recording"][section][key]
-            continue
-        before = str(result)
-        for section, value in result.items():
-            if section != "recording":
-                kept = [path for path in value if path != gone and not path.startswith(gone + "/")]
-                result[section] = {path: value[path] for path in kept} if isinstance(value, dict) else kept
-        if str(result) == before:
-            raise ConfigError(f"{gone} can't be removed: the machine has no such path")
-    return result
-
-
-def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """`change` laid over `base`: objects key by key, arrays appended, anything else replaced."""
-    result = dict(base)
-    for key, value in change.items():
-        here = result.get(key)
-        if isinstance(here, dict) and isinstance(value, dict):
-            result[key] = merged(here, value)
-        elif isinstance(here, list) and isinstance(value, list):
-            result[key] = [*here, *value]
-        else:
-            result[key] = value
-    return result
-
-
 def _inside(root: Path, path: str) -> Path:
     """Where a path of the machine lies; one that would leave the root is refused."""
     pure = PurePosixPath(path)

@@ -46,4 +46,5 @@ def _word(host: Host, path: str) -> str:
 
 def _numa(host: Host, place: str) -> int | None:
     text = _word(host, f"{place}/numa_node")
-    return int(text) if text.isascii() and text.isdigit() else None  # -1: the platform doesn't say
+    # -1: the platform doesn't say
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None

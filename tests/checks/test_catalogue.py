@@ -1,0 +1,76 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from gpunode.checks.catalogue import ALL_CHECKS, BY_ID, find_check
+from gpunode.checks.document import markdown
+from gpunode.checks.fixes import FAMILIES
+from gpunode.checks.model import LAYERS
+from gpunode.commands import explain
+from gpunode.errors import UsageError
+from gpunode.host import Host
+from gpunode.render import SilentProgress, plain_lines
+
+REQUIRED = {
+    "pci-no-gpu", "gpu-bound-other-driver", "nouveau-loaded", "driver-not-installed", "module-not-
+    loaded", "driver-too-old", "driver-lib-mismatch", "driver-upgrade-pending", "libnvidia-ml-missing",
+    "libcuda-missing", "nvml-hang", "dev-nodes-missing", "dev-node-major-stale", "uvm-not-loaded",
+    "dkms-not-built", "secureboot-unsigned", "toolkit-missing", "toolkit-too-old", "docker-not-running",
+    "docker-config-invalid-json", "docker-flag-file-conflict", "docker-runtime-missing", "docker-not-
+    restarted", "containerd-cri-disabled", "containerd-config-version", "containerd-runtime-missing",
+    "containerd-not-restarted", "containerd-systemdcgroup", "cdi-spec-stale", "kubelet-not-running",
+    "kubelet-device-plugin-dir", "plugin-socket-dead",
+}  # fmt: skip
+
+
+def test_the_catalogue_has_the_promised_ids_once():
+    assert sorted(check.id for check in ALL_CHECKS) == sorted(REQUIRED)
+
+
+def test_blockers_exist_and_the_graph_has_no_circle():
+    def depth(identifier, seen=()):
+        assert identifier not in seen, f"circle through {seen}"
+        return 1 + max((depth(one, (*seen, identifier)) for one in BY_ID[identifier].blocked_by), default=0)
+
+    assert all(depth(check.id) < 12 for check in ALL_CHECKS)
+
+
+@pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.id)
+def test_a_check_says_all_that_people_need(check):
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", check.id)
+    assert check.layer in LAYERS and check.severity in ("error", "warning") and check.classes
+    assert len(check.looks_at) > 20 and len(check.why) > 40
+    for family in FAMILIES:
+        fix = check.remedy.for_family(family)
+        assert fix.command and "\n" not in fix.command
+        assert fix.disruptive in ("none", "restart", "drain", "reboot")
+        assert ("reboot" in fix.command) == (fix.disruptive == "reboot") or fix.command.startswith("follow ")
+        assert "nvidia-ctk runtime" not in fix.command
+
+
+@pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.id)
+def test_explain_shows_what_it_looks_at_why_and_every_distributions_command(check):
+    result = explain.run(Host(), explain.Options(check.id), SilentProgress())
+    text = "\n".join(line for block in result.blocks for line in plain_lines(block))
+    assert result.kind == "CheckExplanation"
+    assert check.title in text
+    assert all(check.remedy.for_family(family).command in text for family in FAMILIES)
+    assert set(result.data["fixes"]) == set(FAMILIES)
+
+
+def test_explain_without_an_id_lists_all():
+    result = explain.run(Host(), explain.Options(), SilentProgress())
+    assert result.kind == "CheckList"
+    assert [one["id"] for one in result.data["checks"]] == [check.id for check in ALL_CHECKS]
+
+
+def test_an_unknown_id_names_the_nearest():
+    with pytest.raises(UsageError) as raised:
+        find_check("driver-lib-missmatch")
+    assert "driver-lib-mismatch" in raised.value.hint
+
+
+def test_the_page_in_docs_is_what_the_checks_say():
+    page = Path(__file__).parents[2] / "docs" / "checks.md"
+    assert page.read_text() == markdown(), "run: python -m gpunode.checks.document > docs/checks.md"

@@ -1,0 +1,137 @@
+"""Every recorded machine: exactly the findings that it was made for, and the root cause of what waits."""
+
+import pytest
+
+from fixtures.machines import HEALTHY, expected, machine, names, recorded_host
+from gpunode.checks.catalogue import ALL_CHECKS
+from gpunode.checks.runner import run_checks
+from gpunode.commands import doctor
+from gpunode.facts.machine_file import build_machine
+from gpunode.facts.node import Node
+from gpunode.host import Host
+from gpunode.render import SilentProgress, plain_lines
+from gpunode.result import ExitCode, FindingStatus
+
+
+def findings_of(host):
+    return {finding.id: finding for finding in run_checks(Node(host))}
+
+
+@pytest.mark.parametrize("name", names())
+def test_machine_has_exactly_the_expected_findings(name, tmp_path):
+    findings = findings_of(recorded_host(name, tmp_path))
+    fine = (FindingStatus.PASS, FindingStatus.SKIP)
+    found = {one.id: one.status.value for one in findings.values() if one.status not in fine}
+    assert found == expected(name), [findings[one] for one in found]
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_waits_names_the_root_cause_and_not_a_check_in_between(name, tmp_path):
+    findings = findings_of(recorded_host(name, tmp_path))
+    failed = {name for name, status in expected(name).items() if status == "fail"}
+    assert {one.blocked_by for one in findings.values() if one.blocked_by} <= failed
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_problem_says_what_was_seen_why_it_matters_and_one_command(name, tmp_path):
+    for finding in findings_of(recorded_host(name, tmp_path)).values():
+        if finding.status in (FindingStatus.FAIL, FindingStatus.WARN):
+            assert finding.evidence and finding.why and len(finding.fix) == 1
+            assert all(evidence.source and evidence.value for evidence in finding.evidence)
+
+
+def test_every_check_fails_on_some_machine():
+    assert {one for name in names() for one in expected(name)} == {check.id for check in ALL_CHECKS}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_node_gets_a_short_report_and_exit_zero(name, tmp_path):
+    result = doctor.run(recorded_host(name, tmp_path), doctor.Options(strict=True), SilentProgress())
+    lines = [line for block in result.blocks for line in plain_lines(block)]
+    assert (result.status, result.exit_code) == ("ok", ExitCode.OK)
+    assert lines[0] == "This node is ready: no check found a fault"
+    assert len(lines) <= 12
+
+
+CHAINS = {
+    "pci-no-gpu": (
+        "pci-no-gpu",
+        {"driver-not-installed", "nvml-hang", "toolkit-missing", "kubelet-not-running"},
+    ),
+    "nouveau-loaded": (
+        "nouveau-loaded",
+        {"module-not-loaded", "dev-nodes-missing", "nvml-hang", "driver-too-old"},
+    ),
+    "driver-not-installed": (
+        "driver-not-installed",
+        {"nouveau-loaded", "module-not-loaded", "toolkit-missing"},
+    ),
+    "driver-lib-mismatch": ("driver-lib-mismatch", {"nvml-hang", "driver-upgrade-pending", "cdi-spec-stale"}),
+    "dkms-not-built": ("dkms-not-built", {"secureboot-unsigned", "module-not-loaded", "uvm-not-loaded"}),
+    "secureboot-unsigned": ("secureboot-unsigned", {"module-not-loaded", "driver-lib-mismatch"}),
+    "docker-ce-containerd-kubelet": (
+        "containerd-cri-disabled",
+        {"containerd-not-restarted", "containerd-runtime-missing", "containerd-systemdcgroup"},
+    ),
+    "docker-config-invalid-json": (
+        "docker-config-invalid-json",
+        {"docker-flag-file-conflict", "docker-not-running", "docker-runtime-missing"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_root_cause_explains_what_follows_from_it(name, tmp_path):
+    cause, explained = CHAINS[name]
+    findings = findings_of(recorded_host(name, tmp_path))
+    assert {one for one in explained if findings[one].blocked_by == cause} == explained
+
+
+FIXES = {
+    "driver-lib-mismatch": "reboot",
+    "libcuda-missing": "apt install libnvidia-compute-550 nvidia-utils-550 && ldconfig",
+    "libraries-not-linked": "ldconfig",
+    "dkms-next-kernel": (
+        "apt install linux-headers-5.15.0-124-generic && dkms autoinstall -k 5.15.0-124-generic"
+    ),
+    "dev-node-major-stale": "rm /dev/nvidia-uvm && nvidia-modprobe -c0 -u",
+    "docker-config-invalid-json": "${EDITOR:-vi} +4 /etc/docker/daemon.json",
+    "docker-runtime-missing": "gpunode configure-runtime --runtime docker",
+    "containerd-runtime-missing": "gpunode configure-runtime --runtime containerd",
+    "containerd-not-restarted": "systemctl restart containerd",
+    "kubelet-not-running": "systemctl restart kubelet",
+}
+
+
+@pytest.mark.parametrize("name", FIXES)
+def test_the_first_command_fits_what_was_seen(name, tmp_path):
+    (identifier,) = expected(name)
+    assert findings_of(recorded_host(name, tmp_path))[identifier].fix[0].command == FIXES[name]
+
+
+LINES = {
+    "docker-config-invalid-json": ("/etc/docker/daemon.json", 4),
+    "docker-flag-file-conflict": ("/etc/docker/daemon.json", 2),
+    "containerd-cri-disabled": ("/etc/containerd/config.toml", 3),
+    "containerd-config-version": ("/etc/containerd/config.toml", 1),
+    "containerd-not-restarted": ("/etc/containerd/config.toml", 12),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_evidence_names_the_file_and_the_line(name, tmp_path):
+    (identifier,) = expected(name)
+    evidence = findings_of(recorded_host(name, tmp_path))[identifier].evidence[0]
+    assert (evidence.source, evidence.line) == LINES[name]
+
+
+def test_the_distribution_decides_on_the_command(tmp_path):
+    for name, manager in (
+        ("healthy-h100", "apt"),
+        ("healthy-docker-rocky9", "dnf"),
+        ("healthy-suse-kubelet", "zypper"),
+    ):
+        spec = machine(name)
+        spec["executables"] = [path for path in spec["executables"] if "nvidia" not in path]
+        host = Host(build_machine(spec, tmp_path / name), environ={})
+        assert manager in findings_of(host)["toolkit-missing"].fix[0].command

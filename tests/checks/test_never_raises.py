@@ -1,0 +1,102 @@
+"""Whatever lies on the node, the doctor gives a report: damaged files, missing pieces, wrong types."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fixtures.machines import machine, recorded_host
+from gpunode.checks.catalogue import ALL_CHECKS
+from gpunode.commands import doctor
+from gpunode.facts.machine_file import build_machine
+from gpunode.host import RECORDING, Host
+from gpunode.render import Color, Output, SilentProgress, render
+from gpunode.result import FindingStatus
+
+BASE = machine("cdi-spec-fits")
+PATHS = sorted(BASE["files"])
+GARBAGE = st.one_of(
+    st.binary(max_size=60),
+    st.sampled_from(
+        [b"", b"\0", b"-1", b"\xff\xfe", b"{", b"[]", b"9" * 5000, b"version = 'x'", "٣".encode()]
+    ),
+)
+WRONG = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.text(max_size=5), st.just([]), st.just([1]), st.just({})
+)
+QUIET = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def diagnosed(root, capsys=None):
+    result = doctor.run(Host(root, environ={}), doctor.Options(), SilentProgress())
+    assert [one.id for one in result.data["findings"]] == [check.id for check in ALL_CHECKS]
+    json.dumps(result.envelope(), ensure_ascii=False)
+    return result
+
+
+def broken(result):
+    return [one for one in result.data["findings"] if one.status is FindingStatus.ERROR]
+
+
+@QUIET
+@given(damage=st.dictionaries(st.sampled_from(PATHS), st.one_of(st.none(), GARBAGE), min_size=1, max_size=6))
+def test_damaged_files_are_judged_or_skipped_and_break_no_check(damage, tmp_path_factory):
+    root = build_machine(BASE, tmp_path_factory.mktemp("machine"))
+    for path, content in damage.items():
+        target = root / path.lstrip("/")
+        target.unlink() if content is None else target.write_bytes(content)
+    result = diagnosed(root)
+    # a daemon.json or config.toml that can't be parsed has a check of its own; nothing else may break
+    assert not broken(result), (damage, broken(result))
+    shutil.rmtree(root)
+
+
+@QUIET
+@given(
+    section=st.sampled_from(["commands", "devices", "sockets", "daemons", "nvml"]),
+    position=st.integers(0, 200),
+    value=WRONG,
+    whole=st.booleans(),
+)
+def test_a_recording_of_wrong_types_still_gives_a_report(section, position, value, whole, tmp_path_factory):
+    spec = machine("healthy-h100")
+    if whole:
+        spec["recording"][section] = value
+    else:
+        keys = sorted(spec["recording"][section])
+        spec["recording"][section][keys[position % len(keys)]] = value
+    root = build_machine(spec, tmp_path_factory.mktemp("machine"))
+    diagnosed(root)
+    shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"nvml": 3, "commands": []}'])
+def test_an_unusable_recording_is_no_healthy_node(text, tmp_path):
+    host = recorded_host("healthy-h100", tmp_path)
+    (host.root / RECORDING).write_text(text)
+    assert diagnosed(host.root).exit_code != 0
+
+
+def test_a_directory_where_a_file_belongs_is_no_traceback(tmp_path):
+    host = recorded_host("healthy-h100", tmp_path)
+    for path in ("etc/docker/daemon.json", "etc/containerd/config.toml", "etc/os-release", "etc/ld.so.cache"):
+        (host.root / path).unlink()
+        (host.root / path).mkdir()
+    assert diagnosed(host.root).exit_code == 1
+
+
+def test_an_empty_root_ends_at_the_missing_gpu(tmp_path):
+    result = diagnosed(tmp_path)
+    assert {one.id for one in result.data["findings"] if one.status is FindingStatus.FAIL} == {"pci-no-gpu"}
+    assert not broken(result)
+
+
+@pytest.mark.parametrize("output", list(Output))
+def test_names_that_are_no_utf8_are_printed(output, tmp_path, capsys):
+    host = recorded_host("healthy-h100", tmp_path)
+    Path(host.root / "etc/docker/daemon.json").write_bytes(b'{"a\xff\x1b[31m": }')
+    render(doctor.run(host, doctor.Options(), SilentProgress()), output, Color.NEVER)
+    assert "\x1b" not in capsys.readouterr().out

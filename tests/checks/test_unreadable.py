@@ -1,0 +1,59 @@
+"""What this user may not read is skipped and said, and never counts as missing."""
+
+import errno
+import os
+from dataclasses import dataclass, field
+
+import pytest
+
+from fixtures.machines import recorded_host
+from gpunode.checks.runner import run_checks
+from gpunode.facts.node import Node
+from gpunode.host import Host
+from gpunode.result import FindingStatus
+
+
+@dataclass(frozen=True)
+class Guarded(Host):
+    """A host whose kernel refuses some paths. The tests run as root, whom real permissions don't stop."""
+
+    closed: tuple[str, ...] = field(default=())
+
+    def path(self, path, *, follow=True):
+        if str(path).startswith(self.closed):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return super().path(path, follow=follow)
+
+
+CASES = {
+    "/var/lib/kubelet/device-plugins": "plugin-socket-dead",
+    "/etc/docker": "docker-config-invalid-json",
+    "/etc/containerd": "containerd-config-version",
+    "/etc/cdi": "cdi-spec-stale",
+    "/var/lib/kubelet/config.yaml": "kubelet-not-running",
+    "/lib/modules": "dkms-not-built",
+    "/sys/bus/pci/devices": "pci-no-gpu",
+}
+
+
+@pytest.mark.parametrize("path", CASES)
+def test_a_path_that_may_not_be_read_is_a_skip_that_asks_for_root(path, tmp_path):
+    open_host = recorded_host("healthy-h100", tmp_path)
+    host = Guarded(open_host.root, environ={}, closed=(path,))
+    findings = {one.id: one for one in run_checks(Node(host))}
+    assert {one.status for one in findings.values()} <= {FindingStatus.PASS, FindingStatus.SKIP}
+    assert findings[CASES[path]].status is FindingStatus.SKIP
+    assert "needs root" in findings[CASES[path]].summary
+
+
+def test_a_socket_that_denies_us_is_a_skip(tmp_path):
+    from fixtures.machines import machine
+    from gpunode.facts.machine_file import build_machine
+
+    spec = machine("healthy-docker-rocky9")
+    spec["recording"]["sockets"]["/run/docker.sock"] = "denied"
+    del spec["recording"]["daemons"]["/run/docker.sock"]
+    findings = {one.id: one for one in run_checks(Node(Host(build_machine(spec, tmp_path), environ={})))}
+    assert findings["docker-not-running"].status is FindingStatus.SKIP
+    assert "needs root, or the group docker" in findings["docker-not-running"].summary
+    assert findings["docker-runtime-missing"].status is FindingStatus.SKIP
