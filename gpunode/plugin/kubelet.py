@@ -31,6 +31,7 @@ _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 15.0
 _STEADY_SECONDS = 30.0  # a stream that lasted this long clears the record of failures
 _BIND_DELAY = 1.0
+_READ_ONLY = "directory-not-writable"
 
 
 class KubeletLink:
@@ -58,23 +59,23 @@ class KubeletLink:
     def claim(self) -> None:
         """Start serving if the kubelet's directory is there. `PreconditionError` if we never could."""
         rpc.target(self._host.path(self._settings.socket))
-        if not self._host.is_dir(self._settings.directory):
-            return
-        if not self._host.writable(self._settings.directory):
-            raise PreconditionError(
-                f"can't create a socket in {self._settings.directory}",
-                hint="run as root, for example with sudo",
-            )
-        self._serve()
+        if self._host.is_dir(self._settings.directory):
+            self._serve()
 
     def tick(self) -> None:
-        """Bring things one step closer to: serving, registered, watched."""
+        """Bring things one step closer to: serving, registered, watched.
+
+        `PreconditionError` if the directory can't be written (any more): a service's sandbox still holds the old
+        one after somebody made it anew, and only a new start opens the new one.
+        """
         now = self._host.monotonic()
         try:
             if not self._keep_serving(now):
                 return
             kubelet = _identity(self._host, self._settings.kubelet_socket)
         except GpunodeError as error:
+            if error.code == _READ_ONLY:
+                raise
             self._wait(error.message)
             return
         if kubelet != self._kubelet:
@@ -105,6 +106,12 @@ class KubeletLink:
     # --- our socket ------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        if not self._host.writable(self._settings.directory):
+            raise PreconditionError(
+                f"can't create a socket in {self._settings.directory}",
+                hint="run as root, for example with sudo",
+                code=_READ_ONLY,
+            )
         server = PluginServer(self._host, self._settings.socket, self._table)
         server.start()
         self._server = server

@@ -1,0 +1,75 @@
+"""Recorded nodes with GPUs, a log that remembers, and a polling helper for the plugin's tests."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gpunode.gpu.model import Gpu, Inventory
+from gpunode.host import Host
+from gpunode.plugin.devices import DeviceTable
+from gpunode.result import plain
+
+RESOURCE = "nvidia.com/gpu"
+DIRECTORY = "/var/lib/kubelet/device-plugins"
+
+
+def uuid(index: int) -> str:
+    return f"GPU-{index:08d}"
+
+
+def gpu(index: int, numa: int | None = None, **more: str) -> Gpu:
+    return Gpu(index, uuid(index), "NVIDIA H100 80GB HBM3", f"0000:{index:02x}:00.0", numa=numa, **more)  # type: ignore[arg-type]
+
+
+def inventory(count: int = 8) -> Inventory:
+    """Two sockets, as in most servers."""
+    return Inventory("550.54.15", "12.4", tuple(gpu(index, index * 2 // count) for index in range(count)))
+
+
+def table(count: int = 8) -> DeviceTable:
+    made = DeviceTable()
+    made.sighting(inventory(count))
+    return made
+
+
+def recorded_host(root: Path, count: int = 8, kind: type[Host] = Host) -> Host:
+    """A node of `count` GPUs, as a recording in `root`."""
+    (root / ".gpunode").mkdir()
+    recording = {"nvml": {"inventory": plain(inventory(count))}}
+    (root / ".gpunode/recording.json").write_text(json.dumps(recording))
+    return kind(root, {})
+
+
+class MemoryLog:
+    """Keeps what was said, as (level, message, fields)."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str, dict[str, object]]] = []
+
+    def info(self, message: str, **fields: object) -> None:
+        self.lines.append(("info", message, fields))
+
+    def warning(self, message: str, **fields: object) -> None:
+        self.lines.append(("warning", message, fields))
+
+    def error(self, message: str, **fields: object) -> None:
+        self.lines.append(("error", message, fields))
+
+    def messages(self, level: str = "") -> list[str]:
+        return [message for kind, message, _ in list(self.lines) if level in ("", kind)]
+
+    def reasons(self) -> list[str]:
+        return [str(fields["reason"]) for _, _, fields in list(self.lines) if "reason" in fields]
+
+
+def eventually(ready: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Poll until it is true."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
