@@ -353,6 +353,14 @@ class Host:
         except OSError as error:
             raise explain_os_error(error, path, "remove") from error
 
+    def set_owner(self, path: str, uid: int, gid: int, mode: int) -> None:
+        """Owner and permission bits of a file that was put back."""
+        try:
+            os.chown(self.path(path), uid, gid)
+            self.path(path).chmod(mode)
+        except OSError as error:
+            raise explain_os_error(error, path, "change the owner of") from error
+
     def rename(self, old: str, new: str) -> None:
         """Atomic rename of a file or directory within one file system."""
         try:

@@ -2,8 +2,8 @@
 
 tomlkit 0.13 to 0.15 moves keys between tables on some valid files (dotted keys beside headers, children
 before their parents) without an error. So the change is made twice, on the plain tree and on the document;
-the document is dumped, parsed again by tomllib and compared. If it differs, the change is tried as plain lines
-of text, compared again; if that differs too, the file is refused and left alone.
+the document is dumped, parsed again by tomllib and compared. If it differs, the change is tried as plain
+lines of text, compared again; if that differs too, the file is refused and left alone.
 """
 
 from __future__ import annotations

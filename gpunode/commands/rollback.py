@@ -1,0 +1,82 @@
+"""`gpunode rollback [ID]`: restore the files of a journal entry and restart the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpunode.errors import ConfigError
+from gpunode.host import Host
+from gpunode.journal import Entry, Journal
+from gpunode.result import Progress, Result
+from gpunode.runtime.engine import Active, Engine, FileEdit, Plan
+from gpunode.runtime.workflow import Intent, Request, change
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line's options under their own names; `id` empty is the last entry."""
+
+    id: str = ""
+    dry_run: bool = False
+    no_restart: bool = False
+    restart_command: str = ""
+    no_verify: bool = False
+    yes: bool = False
+
+
+def run(host: Host, options: Options, progress: Progress) -> Result:
+    """Restore one entry's files with mode and owner; kind Rollback, data as for RuntimeConfiguration.
+
+    `ConfigError` if someone changed one of them since: nothing is restored then.
+    """
+    entry = Journal.of(host).committed(options.id)
+    manifest = entry.manifest
+    name = str(manifest.get("runtime", ""))
+
+    def prepare(engine: Engine, journal: Journal) -> Intent:
+        _refuse_foreign(journal, entry)
+
+        def plan(active: Active | None) -> Plan:
+            return _plan(engine, _edits(host, journal, entry), entry, name, active)
+
+        def done() -> None:
+            journal.own(entry)
+            journal.mark(entry, "rolled-back")
+
+        return Intent("rollback", name, plan, lambda active: True, None, "Rollback", done)
+
+    request = Request(
+        runtime=str(manifest.get("engine", "")),
+        config=str(manifest.get("config", "")),
+        socket=str(manifest.get("socket", "")),
+        restart_command=options.restart_command or str(manifest.get("restartCommand", "")),
+        dry_run=options.dry_run,
+        no_restart=options.no_restart,
+        no_verify=options.no_verify,
+        yes=options.yes,
+    )
+    return change(host, request, prepare, progress)
+
+
+def _refuse_foreign(journal: Journal, entry: Entry) -> None:
+    changed = journal.foreign(entry)
+    if changed:
+        raise ConfigError(
+            f"{', '.join(changed)} changed after {entry.id}; nothing was restored",
+            hint=f"roll back later entries first, or compare by hand: ls {entry.directory}",
+        )
+
+
+def _edits(host: Host, journal: Journal, entry: Entry) -> tuple[FileEdit, ...]:
+    return tuple(
+        FileEdit(file["path"], host.read_bytes(file["path"]), journal.original(entry, file))
+        for file in entry.files
+    )
+
+
+def _plan(
+    engine: Engine, edits: tuple[FileEdit, ...], entry: Entry, name: str, active: Active | None
+) -> Plan:
+    if not entry.manifest.get("hadRuntime") and entry.manifest.get("operation") == "configure-runtime":
+        return engine.restoring(edits, name, active)
+    return Plan(engine.daemon.name, edits, "restart", "the files of before come into force with a new start")

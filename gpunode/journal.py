@@ -1,0 +1,224 @@
+"""A write-ahead journal: what files were before gpunode changed them, and how far a change came.
+
+Each operation has a directory (0700) `<UTC time>-<operation>` with copies of the files and `manifest.json`
+(0600), which is complete on disk before the first file is touched. `state` goes begun -> applied ->
+committed, or to rolled-back. Whoever holds the lock and finds an entry begun or applied has found the remains
+of a process that was killed. Back-ups never lie beside the files: containerd and CRI-O would load them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gpunode.errors import ConfigError, UsageError
+from gpunode.host import Host
+from gpunode.result import Change
+
+STATE_DIRECTORY = "/var/lib/gpunode"
+LOCK = "/run/lock/gpunode.lock"
+KEEP = 10
+OPEN_STATES = ("begun", "applied")
+
+
+class Edit(Protocol):
+    """A file before and after; `interim` and `undo` are what it holds for a moment on the way."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def before(self) -> bytes | None: ...
+    @property
+    def after(self) -> bytes | None: ...
+    @property
+    def interim(self) -> bytes | None: ...
+    @property
+    def undo(self) -> bytes | None: ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One operation. `files`: path, existed, mode, uid, gid, backup, and sha256 before, after, interim."""
+
+    id: str
+    directory: str
+    manifest: Mapping[str, Any]
+
+    @property
+    def state(self) -> str:
+        return str(self.manifest.get("state"))
+
+    @property
+    def undoable(self) -> bool:
+        """A rollback isn't rolled back again: the next one goes further back."""
+        return self.manifest.get("operation") != "rollback"
+
+    @property
+    def files(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(self.manifest.get("files", ()))
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The journal of one node, under `directory`."""
+
+    host: Host
+    directory: str
+
+    @classmethod
+    def of(cls, host: Host) -> Journal:
+        """The node's journal; ``GPUNODE_STATE_DIR`` moves it (and the lock)."""
+        return cls(host, f"{host.environ.get('GPUNODE_STATE_DIR') or STATE_DIRECTORY}/journal")
+
+    def begin(self, operation: str, edits: Sequence[Edit], context: Mapping[str, Any]) -> Entry:
+        """Copy every file, then write the manifest; nothing else has happened when this returns."""
+        self.host.make_dirs(self.directory, mode=0o700)
+        name = self._new_name(operation)
+        directory = f"{self.directory}/{name}"
+        self.host.make_dirs(directory, mode=0o700)
+        files = [self._back_up(directory, number, edit) for number, edit in enumerate(edits)]
+        manifest = {"id": name, "operation": operation, "state": "begun", **context, "files": files}
+        entry = Entry(name, directory, manifest)
+        self._write(entry)
+        return entry
+
+    def _new_name(self, operation: str) -> str:
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self.host.now()))
+        base = f"{stamp}-{operation}"
+        taken = set(self.host.listdir(self.directory))
+        return next(
+            name for name in (base, *(f"{base}-{n}" for n in range(2, len(taken) + 3))) if name not in taken
+        )
+
+    def _back_up(self, directory: str, number: int, edit: Edit) -> dict[str, Any]:
+        found = self.host.stat(edit.path)
+        backup = ""
+        if edit.before is not None:
+            backup = f"{number:02}-{edit.path.rpartition('/')[2]}"
+            self.host.write_atomic(f"{directory}/{backup}", edit.before, mode=0o600)
+        return {
+            "path": edit.path,
+            "existed": edit.before is not None,
+            "mode": stat.S_IMODE(found.st_mode) if found else 0o644,
+            "uid": found.st_uid if found else 0,
+            "gid": found.st_gid if found else 0,
+            "before": digest(edit.before),
+            "after": digest(edit.after),
+            "interim": [digest(text) for text in (edit.interim, edit.undo) if text is not None],
+            "backup": backup,
+        }
+
+    def mark(self, entry: Entry, state: str) -> Entry:
+        """Record how far the operation came."""
+        marked = Entry(entry.id, entry.directory, {**entry.manifest, "state": state})
+        self._write(marked)
+        return marked
+
+    def _write(self, entry: Entry) -> None:
+        data = json.dumps(dict(entry.manifest), indent=2).encode() + b"\n"
+        self.host.write_atomic(f"{entry.directory}/manifest.json", data, mode=0o600)
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All complete entries, oldest first; a directory without a manifest never began."""
+        found = (self._load(name) for name in self.host.listdir(self.directory))
+        return tuple(sorted((entry for entry in found if entry is not None), key=lambda one: _order(one.id)))
+
+    def _load(self, name: str) -> Entry | None:
+        text = self.host.read_text(f"{self.directory}/{name}/manifest.json")
+        try:
+            manifest = json.loads(text or "null")
+        except ValueError:
+            return None  # the manifest is replaced in one step, so this was not written by us
+        return Entry(name, f"{self.directory}/{name}", manifest) if isinstance(manifest, dict) else None
+
+    def unfinished(self) -> tuple[Entry, ...]:
+        """Entries of a process that died on the way; only meaningful while holding the lock."""
+        return tuple(entry for entry in self.entries() if entry.state in OPEN_STATES)
+
+    def committed(self, name: str = "") -> Entry:
+        """The committed entry `name`, by default the last. `UsageError` names those that there are."""
+        known = [entry for entry in self.entries() if entry.state == "committed" and entry.undoable]
+        if not name and known:
+            return known[-1]
+        for entry in known:
+            if entry.id == name:
+                return entry
+        listed = ", ".join(entry.id for entry in known) or "none"
+        raise UsageError(
+            f"no such journal entry: {name}" if name else "nothing to roll back: the journal is empty",
+            hint=f"entries that can be rolled back: {listed}",
+        )
+
+    def original(self, entry: Entry, file: Mapping[str, Any]) -> bytes | None:
+        """A file's bytes before the operation, None if it didn't exist. `ConfigError` for a damaged copy."""
+        if not file["existed"]:
+            return None
+        data = self.host.read_bytes(f"{entry.directory}/{file['backup']}")
+        if digest(data) != file["before"]:
+            raise ConfigError(
+                f"the copy of {file['path']} in {entry.directory} is damaged; nothing was restored",
+                hint=f"look at it: ls -l {entry.directory}",
+            )
+        return data
+
+    def foreign(self, entry: Entry) -> tuple[str, ...]:
+        """Files that someone else changed since: they hold neither the old content nor ours."""
+        return tuple(file["path"] for file in entry.files if self._state_of(file) == "foreign")
+
+    def _state_of(self, file: Mapping[str, Any]) -> str:
+        now = digest(self.host.read_bytes(file["path"]))
+        if now == file["before"]:
+            return "before"
+        return "ours" if now == file["after"] or now in file["interim"] else "foreign"
+
+    def restore(self, entry: Entry) -> tuple[Change, ...]:
+        """Put back every file that still holds what we wrote; files changed by others are left alone."""
+        changes = []
+        for file in entry.files:
+            path = file["path"]
+            if self._state_of(file) != "ours":
+                changes.append(Change(path, "unchanged"))
+                continue
+            data = self.original(entry, file)
+            if data is None:
+                self.host.remove(path)
+            else:
+                self.host.write_atomic(path, data, mode=file["mode"])
+                self.host.set_owner(path, file["uid"], file["gid"], file["mode"])
+            changes.append(Change(path, "removed" if data is None else "restored"))
+        return tuple(changes)
+
+    def own(self, entry: Entry) -> None:
+        """Give restored files the owner and mode they had."""
+        for file in entry.files:
+            if file["existed"]:
+                self.host.set_owner(file["path"], file["uid"], file["gid"], file["mode"])
+
+    def prune(self, keep: int = KEEP) -> None:
+        """Forget all but the last `keep` finished entries."""
+        finished = [entry for entry in self.entries() if entry.state not in OPEN_STATES]
+        for entry in finished[: max(0, len(finished) - keep)]:
+            self.host.remove_tree(entry.directory)
+
+
+def lock_path(host: Host) -> str:
+    """The lock that whoever changes the node holds."""
+    own = host.environ.get("GPUNODE_STATE_DIR")
+    return f"{own}/lock" if own else LOCK
+
+
+def digest(data: bytes | None) -> str:
+    """sha256 of a file's bytes; empty for a file that isn't there."""
+    return "" if data is None else hashlib.sha256(data).hexdigest()
+
+
+def _order(name: str) -> tuple[str, int, str]:
+    """By time, then by the number that tells two of the same second apart."""
+    found = re.match(r"(\d{8}T\d{6}Z)-.*?(?:-(\d+))?$", name)
+    return (found[1], int(found[2] or 1), name) if found else ("", 0, name)

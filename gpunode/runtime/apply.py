@@ -1,0 +1,206 @@
+"""Carrying out a plan: journal, write, restart, ask the daemon; and back again if any of it fails."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpunode.errors import ConfigError, DaemonError, GpunodeError, RolledBackError
+from gpunode.host import Host
+from gpunode.journal import Entry, Journal
+from gpunode.result import Progress
+from gpunode.runtime.engine import Active, Engine, FileEdit, Plan
+from gpunode.runtime.restart import Restarter
+
+_ANSWER_SECONDS = 30.0
+_RELOAD_SECONDS = 0.5  # a reload gives no sign when it is done and no runtime that would show it
+_SETTLE_SECONDS = 8.0  # a daemon that answers but lacks the runtime may still be reading its files
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What was done. `seconds` is how long the restart took; `active` is None if nobody was asked."""
+
+    journal: str = ""
+    performed: bool = False
+    seconds: float = 0.0
+    active: Active | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A plan with everything needed to carry it out and to take it back.
+
+    `in_force` judges what the daemon answers. Without a `restarter` files are written and nothing is asked.
+    """
+
+    host: Host
+    engine: Engine
+    plan: Plan
+    operation: str
+    in_force: Callable[[Active], bool]
+    restarter: Restarter | None
+    progress: Progress
+    ask: bool = True
+    context: Mapping[str, Any] = field(default_factory=dict)
+
+
+def apply(job: Job, journal: Journal) -> Applied:
+    """Carry the plan out under the lock that the caller holds.
+
+    `RolledBackError` if the daemon didn't come back with what was wanted; everything is as before then. An
+    interruption rolls back as well and goes on its way.
+    """
+    if not job.plan.changed:
+        seconds, active = _activate(job)
+        return Applied("", job.restarter is not None, seconds, active)
+    entry: Entry | None = None
+    try:
+        entry = journal.begin(job.operation, job.plan.changed, job.context)
+        for edit in job.plan.changed:
+            _write(job.host, edit, edit.interim if edit.interim is not None else edit.after, edit.before)
+        entry = journal.mark(entry, "applied")
+        seconds, active = _activate(job)
+        for edit in job.plan.changed:
+            if edit.interim is not None:
+                _write(job.host, edit, edit.after, edit.interim)
+        journal.mark(entry, "committed")
+    except BaseException as error:
+        if entry is not None:
+            _roll_back(job, journal, entry, error)
+        raise
+    journal.prune()
+    return Applied(entry.id, job.restarter is not None, seconds, active)
+
+
+def _write(host: Host, edit: FileEdit, content: bytes | None, expect: bytes | None) -> None:
+    if content is None:
+        if host.read_bytes(edit.path) != expect:
+            raise ConfigError(f"{edit.path} changed while gpunode was working on it; it was left alone")
+        host.remove(edit.path)
+        return
+    host.make_dirs(edit.path.rpartition("/")[0] or "/")
+    host.write_atomic(edit.path, content, expect=expect or b"")
+
+
+def _activate(job: Job) -> tuple[float, Active | None]:
+    """Restart or reload, and wait until the daemon says that it has what was wanted."""
+    if job.restarter is None or job.plan.verb == "none":
+        return 0.0, None
+    with job.progress.step(job.restarter.shown(job.plan.verb)):
+        seconds = job.restarter.perform(job.plan.verb)
+    if not job.ask:
+        return seconds, None
+    with job.progress.step(f"asking {job.plan.engine}"):
+        active = wait_for_answer(job.host, job.engine, job.in_force)
+    if not job.in_force(active):
+        listed = ", ".join(active.handlers) or "none"
+        raise DaemonError(
+            f"{job.plan.engine} answers, but not with what was configured (runtimes: {listed};"
+            f" default: {active.default or 'none'})"
+        )
+    return seconds, active
+
+
+def wait_for_answer(host: Host, engine: Engine, good: Callable[[Active], bool]) -> Active:
+    """The daemon's answer once it is `good`, else the last one. `DaemonError` if it stays silent."""
+    deadline = host.monotonic() + _ANSWER_SECONDS
+    settle: float | None = None
+    while True:
+        try:
+            active = engine.ask()
+        except DaemonError:
+            if host.monotonic() >= deadline:
+                raise
+        else:
+            settle = settle or host.monotonic() + _SETTLE_SECONDS
+            if good(active) or host.monotonic() >= min(settle, deadline):
+                return active
+        host.sleep(0.1)
+
+
+def _roll_back(job: Job, journal: Journal, entry: Entry, error: BaseException) -> None:
+    """Restore the files and, if the daemon may have seen the new ones, start it again with the old."""
+    with uninterrupted():
+        words = job.restarter.last_words() if job.restarter else ""
+        foreign = journal.foreign(entry)
+        journal.restore(entry)
+        trouble = _bring_back(job) if entry.state == "applied" else ""
+        journal.mark(entry, "rolled-back")
+    for path in foreign:
+        job.progress.note(f"{path} was changed by someone else meanwhile and was left alone")
+    if isinstance(error, (ConfigError, KeyboardInterrupt, SystemExit)) and not trouble:
+        if isinstance(error, KeyboardInterrupt):
+            job.progress.note("interrupted: the files are as before")
+        return
+    if not isinstance(error, GpunodeError) and not trouble:
+        return
+    said = f"\n{words}" if words else ""
+    state = trouble or f"the files are as before and {job.plan.engine} runs with them"
+    raise RolledBackError(
+        f"{error}; {state}{said}", hint="correct what the daemon complains about, then run this again"
+    ) from error
+
+
+def _bring_back(job: Job) -> str:
+    """Restart with the old files; what is wrong if the daemon still doesn't answer."""
+    if job.restarter is None or job.plan.verb == "none":
+        return ""
+    try:
+        if job.plan.verb == "reload" and _answers(job.engine):
+            reload_undo(job.host, job.plan.changed, job.restarter)
+        else:
+            job.restarter.perform("restart")
+        wait_for_answer(job.host, job.engine, lambda active: True)
+    except GpunodeError as error:
+        return f"the files are as before, but {job.plan.engine} does not run: {error.message}"
+    return ""
+
+
+def reload_undo(host: Host, edits: tuple[FileEdit, ...], restarter: Restarter) -> None:
+    """Let a daemon reload the old files; `undo` texts spell out what it would otherwise remember."""
+    for edit in edits:
+        if edit.undo is not None:
+            _write(host, edit, edit.undo, edit.before)
+    restarter.perform("reload")
+    host.sleep(_RELOAD_SECONDS)
+    for edit in edits:
+        if edit.undo is not None:
+            _write(host, edit, edit.before, edit.undo)
+
+
+def _answers(engine: Engine) -> bool:
+    try:
+        engine.ask()
+    except DaemonError:
+        return False
+    return True
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until what is done here is done: half a roll-back is worse than none."""
+    names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {name: signal.signal(name, signal.SIG_IGN) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def recover(host: Host, journal: Journal, restart: Callable[[Entry], None]) -> tuple[str, ...]:
+    """Undo what a killed process left half done; gives what a person should know. Needs the lock."""
+    notes = []
+    for entry in journal.unfinished():
+        with uninterrupted():
+            foreign = journal.foreign(entry)
+            journal.restore(entry)
+            restart(entry)
+            journal.mark(entry, "rolled-back")
+        notes.append(f"an earlier run was killed half-way ({entry.id}); what it had written was taken back")
+        notes += [f"{path} was changed since and was left alone" for path in foreign]
+    return tuple(notes)

@@ -1,0 +1,145 @@
+"""The nouns of runtime configuration and the one protocol that a container engine implements.
+
+An engine reads and plans without changing anything. A `Plan` holds whole file contents and a verb;
+apply.py is the only code that carries one out.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpunode.errors import ConfigError
+from gpunode.facts.daemons import Daemon
+from gpunode.host import Host
+from gpunode.result import Change
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the engine should know: the runtime handler, its program, and whether it is the default."""
+
+    runtime_name: str
+    runtime_path: str
+    set_as_default: bool = False
+    cdi: bool = False
+
+
+@dataclass(frozen=True)
+class FileEdit:
+    """One file before and after, None where it doesn't exist.
+
+    `interim` is what the daemon must read when it reloads, where reading `after` would not undo what it
+    remembers (dockerd keeps a runtime whose key is gone from its file); `undo` is the same for the way back.
+    """
+
+    path: str
+    before: bytes | None
+    after: bytes | None
+    interim: bytes | None = None
+    undo: bytes | None = None
+
+    @property
+    def action(self) -> str:
+        """created, updated, removed or unchanged."""
+        if self.before == self.after:
+            return "unchanged"
+        if self.before is None:
+            return "created"
+        return "removed" if self.after is None else "updated"
+
+    def change(self) -> Change:
+        """The edit as it is shown, with a unified diff."""
+        return Change(self.path, self.action, self.diff())
+
+    def diff(self) -> str:
+        """Unified diff; empty if nothing changes."""
+        before, after = (text(data).splitlines(keepends=True) for data in (self.before, self.after))
+        old, new = (self.path if data is not None else "/dev/null" for data in (self.before, self.after))
+        lines = difflib.unified_diff(before, after, old, new)
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+        )
+
+
+def text(data: bytes | None) -> str:
+    """File content for showing; never fails."""
+    return (data or b"").decode("utf-8", "replace")
+
+
+def decode(data: bytes | None, path: str) -> str:
+    """File content for editing; `ConfigError` with the place of a byte that is no UTF-8."""
+    try:
+        return (data or b"").decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = (data or b"")[: error.start].count(b"\n") + 1
+        column = error.start - (data or b"").rfind(b"\n", 0, error.start)
+        raise ConfigError(
+            f"{path}:{line}:{column}: not UTF-8", hint=f"look at that line: sed -n {line}p {path} | cat -v"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be done, and why. `verb` is none, reload or restart; `reason` explains it.
+
+    `config_version` is containerd's file version, None for docker. `previous_default` is the default runtime
+    that this plan replaces, empty if none. `had_runtime` tells whether the files knew the runtime.
+    """
+
+    engine: str
+    edits: tuple[FileEdit, ...]
+    verb: str = "none"
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    config_version: int | None = None
+    previous_default: str = ""
+    had_runtime: bool = False
+
+    @property
+    def changed(self) -> tuple[FileEdit, ...]:
+        """Only the edits that change something."""
+        return tuple(edit for edit in self.edits if edit.action != "unchanged")
+
+
+@dataclass(frozen=True)
+class Active:
+    """What the running daemon says it has. `paths` maps handlers to programs where it tells them."""
+
+    handlers: tuple[str, ...]
+    default: str
+    paths: tuple[tuple[str, str], ...] = ()
+    running_containers: int = 0
+    live_restore: bool = False
+
+    def has(self, wanted: Wanted) -> bool:
+        """Whether everything wanted is in force."""
+        path = dict(self.paths).get(wanted.runtime_name, wanted.runtime_path)
+        is_default = self.default == wanted.runtime_name or not wanted.set_as_default
+        return wanted.runtime_name in self.handlers and is_default and path == wanted.runtime_path
+
+
+class Engine(Protocol):
+    """A container engine that can be configured. `active` is what its daemon says, None if it is down."""
+
+    @property
+    def host(self) -> Host: ...
+
+    @property
+    def daemon(self) -> Daemon: ...
+
+    def plan(self, wanted: Wanted, active: Active | None) -> Plan:
+        """How to get from the files as they are to `wanted`."""
+
+    def plan_removal(self, name: str, previous_default: str, active: Active | None) -> Plan:
+        """How to take the runtime `name` out; `previous_default` becomes the default again if it was one."""
+
+    def restoring(self, edits: tuple[FileEdit, ...], name: str, active: Active | None) -> Plan:
+        """The plan around edits that put back files as they were before `name` was in them."""
+
+    def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
+        """Let the daemon itself read staged copies; `ValidationError` if it refuses. Gives notes."""
+
+    def ask(self) -> Active:
+        """Ask the running daemon; `DaemonError` if it doesn't answer."""

@@ -1,0 +1,87 @@
+"""Which engine is meant, and its daemon on this node."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+
+from gpunode.errors import GpunodeError, PreconditionError, UsageError
+from gpunode.facts.containerd import find_containerd, owner
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.docker import find_docker
+from gpunode.host import Host
+from gpunode.runtime.containerd import ContainerdEngine
+from gpunode.runtime.docker import DockerEngine
+from gpunode.runtime.engine import Engine
+
+Finder = Callable[[Host, str | None], Daemon | None]
+FINDERS: Mapping[str, Finder] = {"docker": find_docker, "containerd": find_containerd}
+_KUBELET_FILES = ("/var/lib/kubelet/config.yaml", "/var/lib/kubelet/kubeadm-flags.env")
+_ENDPOINT = re.compile(
+    r"(?:containerRuntimeEndpoint:\s*|--container-runtime-endpoint[= ])[\"']?(\S+?)[\"']?(?:\s|$)"
+)
+
+
+def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: str = "") -> Engine:
+    """The engine `name` of this node, or the only one for ``auto``.
+
+    `UsageError` for an unknown name, an ambiguous ``auto`` and contradicting options; `PreconditionError` if
+    the engine isn't here.
+    """
+    chosen = _auto(host, config) if name in ("", "auto") else name
+    if chosen not in FINDERS:
+        raise UsageError(f"unknown runtime {name!r}", hint=f"known: {', '.join(FINDERS)}, auto")
+    for option, path in (("--config", config), ("--drop-in-config", drop_in)):
+        if path and not path.startswith("/"):
+            raise UsageError(f"{option} must be an absolute path, not {path!r}")
+    if drop_in and chosen == "docker":
+        raise UsageError("Docker reads no drop-ins", hint="leave out --drop-in-config")
+    daemon = FINDERS[chosen](host, config or None)
+    if daemon is None:
+        raise PreconditionError(
+            f"{chosen} is not installed on this node", hint="install it first, or name another: --runtime"
+        )
+    if socket:
+        daemon = dataclasses.replace(daemon, socket=socket)
+    return DockerEngine(host, daemon) if chosen == "docker" else ContainerdEngine(host, daemon, drop_in)
+
+
+def _auto(host: Host, config: str) -> str:
+    """The engine whose file was named, the kubelet's, or the only one."""
+    if config.endswith(".toml"):
+        return "containerd"
+    if config.endswith(".json"):
+        return "docker"
+    kubelets = _kubelet_engine(host)
+    if kubelets:
+        return kubelets
+    found = [name for name, find in FINDERS.items() if _is_own(find(host, None))]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise PreconditionError(
+            "there is no Docker and no containerd on this node", hint="install one of them first"
+        )
+    raise UsageError(
+        f"there are several engines on this node: {', '.join(found)}",
+        hint=f"say which: --runtime {' or --runtime '.join(found)}",
+    )
+
+
+def _is_own(daemon: Daemon | None) -> bool:
+    return daemon is not None and not owner(daemon.config_path)
+
+
+def _kubelet_engine(host: Host) -> str:
+    for path in _KUBELET_FILES:
+        try:
+            text = host.read_text(path) or ""
+        except GpunodeError:
+            continue
+        for endpoint in _ENDPOINT.findall(text):
+            if "containerd" in endpoint:
+                return "containerd"
+            if "dockerd" in endpoint or "docker.sock" in endpoint:
+                return "docker"
+    return ""

@@ -1,0 +1,120 @@
+"""What a change of an engine's configuration came to, for programs and for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpunode.result import Block, Change, Diff, ExitCode, Result, Style, Text
+from gpunode.runtime.apply import Applied
+from gpunode.runtime.engine import Engine, Plan
+from gpunode.runtime.restart import Restarter
+
+if TYPE_CHECKING:
+    from gpunode.runtime.workflow import Request
+
+
+@dataclass(frozen=True)
+class RestartReport:
+    """`verb` is none, reload or restart; `seconds` is 0 if it wasn't performed. `command` is what does it."""
+
+    verb: str
+    performed: bool
+    seconds: float
+    command: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ActiveReport:
+    """What the running daemon said: its handlers (comma separated names) and its default runtime."""
+
+    handler: tuple[str, ...]
+    default: str
+
+
+@dataclass(frozen=True)
+class RuntimeConfiguration:
+    """`data` of the envelope. `config_version` is null for docker, `active` if the daemon wasn't asked."""
+
+    engine: str
+    engine_version: str
+    config_version: int | None
+    config: str
+    config_source: str
+    changes: tuple[Change, ...]
+    restart: RestartReport
+    active: ActiveReport | None
+    journal: str
+    dry_run: bool
+
+
+def report(
+    engine: Engine,
+    plan: Plan,
+    applied: Applied,
+    restarter: Restarter,
+    request: Request,
+    kind: str,
+    notes: tuple[str, ...],
+) -> Result:
+    """The result of a plan that was carried out, or would be."""
+    pending = bool(plan.changed) or plan.verb != "none"
+    command = restarter.shown(plan.verb) if plan.verb != "none" else ""
+    performed = applied.performed and plan.verb != "none"
+    active = applied.active
+    data = RuntimeConfiguration(
+        engine=plan.engine,
+        engine_version=".".join(map(str, engine.daemon.version)),
+        config_version=plan.config_version,
+        config=engine.daemon.config_path,
+        config_source=engine.daemon.config_source,
+        changes=tuple(edit.change() for edit in plan.edits),
+        restart=RestartReport(plan.verb, performed, round(applied.seconds, 3), command, plan.reason),
+        active=ActiveReport(active.handlers, active.default) if active else None,
+        journal=applied.journal,
+        dry_run=request.dry_run,
+    )
+    fails = request.dry_run and request.exit_code and pending
+    messages = (*plan.notes, *notes)
+    blocks = (
+        *_blocks(plan, data, request, engine.host.live),
+        *(Text(f"note: {one}", Style.DIM) for one in messages),
+    )
+    return Result(
+        kind, data, exit_code=ExitCode.FAILED if fails else ExitCode.OK, messages=messages, blocks=blocks
+    )
+
+
+def _blocks(plan: Plan, data: RuntimeConfiguration, request: Request, live: bool) -> tuple[Block, ...]:
+    blocks: list[Block] = []
+    for change in data.changes:
+        mark = " (dry run)" if request.dry_run and change.action != "unchanged" else ""
+        style = Style.PLAIN if change.action == "unchanged" else Style.GOOD
+        blocks.append(Text(f"{change.path} {change.action}{mark}", style))
+        if request.dry_run and change.diff:
+            blocks.append(Diff(change.diff))
+    blocks += _about_restart(data, request, live)
+    if data.active is not None and not request.dry_run:
+        handlers = ", ".join(data.active.handler)
+        blocks.append(
+            Text(f"{plan.engine} has the runtimes {handlers}; default: {data.active.default}", Style.GOOD)
+        )
+    if data.journal:
+        blocks.append(Text(f"undo it with: gpunode rollback {data.journal}", Style.DIM))
+    if live and not request.dry_run and data.restart.verb in ("none", "reload", "restart") and data.active:
+        blocks.append(Text(f"next: gpunode verify --on {plan.engine}", Style.COMMAND))
+    return tuple(blocks)
+
+
+def _about_restart(data: RuntimeConfiguration, request: Request, live: bool) -> list[Block]:
+    restart = data.restart
+    if restart.verb == "none":
+        return []
+    if restart.performed:
+        return [Text(f"{data.engine} {restart.verb}ed in {restart.seconds:.1f} s: {restart.reason}")]
+    command = restart.command or f"systemctl {restart.verb} {data.engine}"
+    if request.dry_run:
+        return [Text(f"would run: {command}", Style.COMMAND), Text(f"  {restart.reason}", Style.DIM)]
+    where = "" if live else " on that node"
+    return [Text(f"not done yet, run{where}: {command}", Style.WARN), Text(f"  {restart.reason}", Style.DIM)]

@@ -1,0 +1,162 @@
+"""The whole way of one change: lock, recover, find, plan, check, apply, report."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from gpunode.errors import DaemonError, GpunodeError, PreconditionError
+from gpunode.host import Host
+from gpunode.journal import Entry, Journal, lock_path
+from gpunode.result import Progress, Result
+from gpunode.runtime import find
+from gpunode.runtime.apply import Applied, Job, apply, recover
+from gpunode.runtime.engine import Active, Engine, Plan, Wanted
+from gpunode.runtime.report import report
+from gpunode.runtime.restart import Restarter
+
+LOCK_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options that every change takes, whatever it changes."""
+
+    runtime: str = "auto"
+    config: str = ""
+    drop_in_config: str = ""
+    socket: str = ""
+    restart_command: str = ""
+    dry_run: bool = False
+    exit_code: bool = False
+    no_restart: bool = False
+    no_verify: bool = False
+    yes: bool = False
+
+
+@dataclass(frozen=True)
+class Intent:
+    """What a command wants of one engine: its name for the journal, the runtime, its planner and its judge.
+
+    `expected` is what the daemon must find in the new files, None for a removal. `done` runs after success.
+    """
+
+    operation: str
+    runtime_name: str
+    plan: Callable[[Active | None], Plan]
+    in_force: Callable[[Active], bool]
+    expected: Wanted | None = None
+    kind: str = "RuntimeConfiguration"
+    done: Callable[[], None] = lambda: None
+
+
+Prepare = Callable[[Engine, Journal], Intent]
+
+
+def change(host: Host, request: Request, prepare: Prepare, progress: Progress) -> Result:
+    """Carry out what `prepare` intends; with `dry_run` only show it: nothing is locked or written then."""
+    journal = Journal.of(host)
+    if not request.dry_run and host.live and not host.is_root:
+        raise PreconditionError(
+            "changing a container engine's configuration needs root", hint="run it again with sudo"
+        )
+    held = nullcontext() if request.dry_run else host.lock(lock_path(host), LOCK_SECONDS)
+    with held:
+        notes = () if request.dry_run else _recover(host, request, journal, progress)
+        engine = find.engine(host, request.runtime, request.config, request.drop_in_config, request.socket)
+        intent = prepare(engine, journal)
+        active = _ask(engine)
+        plan = intent.plan(active)
+        restarter = _restarter(host, request, engine)
+        if request.dry_run:
+            return report(engine, plan, Applied(active=active), restarter, request, intent.kind, notes)
+        _refuse(engine, plan, active, restarter, request)
+        applied = Applied(active=active)
+        if plan.changed or (plan.verb != "none" and not request.no_restart and host.live):
+            notes += engine.validate(plan, intent.expected) if plan.changed else ()
+            applied = apply(_job(host, request, intent, engine, plan, progress), journal)
+            intent.done()
+        return report(engine, plan, applied, restarter, request, intent.kind, notes)
+
+
+def _job(host: Host, request: Request, intent: Intent, engine: Engine, plan: Plan, progress: Progress) -> Job:
+    acts = host.live and not request.no_restart
+    context = {
+        "engine": plan.engine,
+        "config": engine.daemon.config_path,
+        "socket": engine.daemon.socket,
+        "verb": plan.verb if acts else "none",
+        "restartCommand": request.restart_command,
+        "runtime": intent.runtime_name,
+        "hadRuntime": plan.had_runtime,
+        "previousDefault": plan.previous_default,
+    }
+    restarter = _restarter(host, request, engine) if acts else None
+    return Job(
+        host,
+        engine,
+        plan,
+        intent.operation,
+        intent.in_force,
+        restarter,
+        progress,
+        not request.no_verify,
+        context,
+    )
+
+
+def _restarter(host: Host, request: Request, engine: Engine) -> Restarter:
+    name = "docker" if engine.daemon.name == "docker" else "containerd"
+    again = functools.partial(find.FINDERS[name], host, engine.daemon.config_path)
+    return Restarter(host, engine.daemon, again, request.restart_command)
+
+
+def _ask(engine: Engine) -> Active | None:
+    """What the daemon says now; None if it doesn't run, isn't reachable or must not be contacted."""
+    if not engine.host.live:
+        return None
+    try:
+        return engine.ask()
+    except DaemonError:
+        return None
+
+
+def _refuse(
+    engine: Engine, plan: Plan, active: Active | None, restarter: Restarter, request: Request
+) -> None:
+    """Everything that speaks against the change is said before the first byte is written."""
+    for edit in plan.changed:
+        if not engine.host.writable(edit.path):
+            raise PreconditionError(
+                f"can't write {edit.path}", hint=f"look at it: ls -ld {edit.path}; findmnt -T {edit.path}"
+            )
+    if plan.verb == "none" or request.no_restart or not engine.host.live:
+        return
+    restarter.require(plan.verb)
+    stops = active is not None and active.running_containers > 0 and not active.live_restore
+    if plan.verb == "restart" and stops and active is not None and not request.yes:
+        raise PreconditionError(
+            f"restarting Docker stops its {active.running_containers} running container(s): {plan.reason}",
+            hint="go on all the same with --yes, or write now and restart later with --no-restart",
+            code="containers-running",
+        )
+
+
+def _recover(host: Host, request: Request, journal: Journal, progress: Progress) -> tuple[str, ...]:
+    """Take back what a killed run left behind, and let its daemon read the files again."""
+
+    def restart(entry: Entry) -> None:
+        known = entry.manifest
+        if entry.state != "applied" or known.get("verb", "none") == "none" or not host.live:
+            return  # the daemon never saw the new files
+        own = Request(restart_command=request.restart_command or str(known.get("restartCommand", "")))
+        engine = find.engine(host, str(known["engine"]), str(known["config"]), "", str(known["socket"]))
+        try:
+            with progress.step(f"restarting {known['engine']} with its files of before"):
+                _restarter(host, own, engine).perform("restart")
+        except GpunodeError as error:
+            progress.note(f"{known['engine']} could not be restarted: {error.message}")
+
+    return recover(host, journal, restart)
