@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import stat
 import time
 from collections.abc import Mapping, Sequence
@@ -55,6 +54,12 @@ class Entry:
         return str(self.manifest.get("state"))
 
     @property
+    def sequence(self) -> int:
+        """The order of entries, whatever the clock did."""
+        number = self.manifest.get("sequence")
+        return number if isinstance(number, int) else 0
+
+    @property
     def undoable(self) -> bool:
         """A rollback isn't rolled back again: the next one goes further back."""
         return self.manifest.get("operation") != "rollback"
@@ -83,7 +88,9 @@ class Journal:
         directory = f"{self.directory}/{name}"
         self.host.make_dirs(directory, mode=0o700)
         files = [self._back_up(directory, number, edit) for number, edit in enumerate(edits)]
-        manifest = {"id": name, "operation": operation, "state": "begun", **context, "files": files}
+        number = max((entry.sequence for entry in self.entries()), default=0) + 1
+        manifest = {"id": name, "sequence": number, "operation": operation, "state": "begun"}
+        manifest |= {**context, "files": files}
         entry = Entry(name, directory, manifest)
         self._write(entry)
         return entry
@@ -127,7 +134,7 @@ class Journal:
     def entries(self) -> tuple[Entry, ...]:
         """All complete entries, oldest first; a directory without a manifest never began."""
         found = (self._load(name) for name in self.host.listdir(self.directory))
-        return tuple(sorted((entry for entry in found if entry is not None), key=lambda one: _order(one.id)))
+        return tuple(sorted((entry for entry in found if entry is not None), key=lambda one: one.sequence))
 
     def _load(self, name: str) -> Entry | None:
         text = self.host.read_text(f"{self.directory}/{name}/manifest.json")
@@ -216,9 +223,3 @@ def lock_path(host: Host) -> str:
 def digest(data: bytes | None) -> str:
     """sha256 of a file's bytes; empty for a file that isn't there."""
     return "" if data is None else hashlib.sha256(data).hexdigest()
-
-
-def _order(name: str) -> tuple[str, int, str]:
-    """By time, then by the number that tells two of the same second apart."""
-    found = re.match(r"(\d{8}T\d{6}Z)-.*?(?:-(\d+))?$", name)
-    return (found[1], int(found[2] or 1), name) if found else ("", 0, name)

@@ -67,7 +67,9 @@ def change(host: Host, request: Request, prepare: Prepare, progress: Progress) -
         notes = () if request.dry_run else _recover(host, request, journal, progress)
         engine = find.engine(host, request.runtime, request.config, request.drop_in_config, request.socket)
         intent = prepare(engine, journal)
-        active = _ask(engine)
+        # what a daemon says can't change a plan that changes files, and asking takes time
+        quick = request.dry_run and intent.plan(None).changed
+        active = None if quick else _ask(engine)
         plan = intent.plan(active)
         restarter = _restarter(host, request, engine)
         if request.dry_run:
