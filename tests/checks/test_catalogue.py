@@ -13,12 +13,13 @@ from gpunode.host import Host
 from gpunode.render import SilentProgress, plain_lines
 
 REQUIRED = {
-    "pci-no-gpu", "gpu-bound-other-driver", "nouveau-loaded", "driver-not-installed", "module-not-
-    loaded", "driver-too-old", "driver-lib-mismatch", "driver-upgrade-pending", "libnvidia-ml-missing",
-    "libcuda-missing", "nvml-hang", "dev-nodes-missing", "dev-node-major-stale", "uvm-not-loaded",
-    "dkms-not-built", "secureboot-unsigned", "toolkit-missing", "toolkit-too-old", "docker-not-running",
-    "docker-config-invalid-json", "docker-flag-file-conflict", "docker-runtime-missing", "docker-not-
-    restarted", "containerd-cri-disabled", "containerd-config-version", "containerd-runtime-missing",
+    "pci-no-gpu", "gpu-bound-other-driver", "nouveau-loaded", "driver-not-installed",
+    "module-not-loaded", "driver-too-old", "driver-lib-mismatch", "driver-upgrade-pending",
+    "libnvidia-ml-missing", "libcuda-missing", "nvml-hang", "dev-nodes-missing",
+    "dev-node-major-stale", "uvm-not-loaded", "dkms-not-built", "secureboot-unsigned",
+    "toolkit-missing", "toolkit-too-old", "docker-not-running", "docker-config-invalid-json",
+    "docker-flag-file-conflict", "docker-runtime-missing", "docker-not-restarted",
+    "containerd-cri-disabled", "containerd-config-version", "containerd-runtime-missing",
     "containerd-not-restarted", "containerd-systemdcgroup", "cdi-spec-stale", "kubelet-not-running",
     "kubelet-device-plugin-dir", "plugin-socket-dead",
 }  # fmt: skip
