@@ -65,6 +65,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         no_restart=options.no_restart,
         no_verify=options.no_verify,
         yes=options.yes,
+        configures=True,
     )
     return change(host, request, prepare, progress)
 

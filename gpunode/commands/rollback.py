@@ -37,7 +37,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         _refuse_foreign(journal, entry)
 
         def plan(active: Active | None) -> Plan:
-            return _plan(engine, _edits(host, journal, entry), entry, name, active)
+            return engine.restoring(_edits(host, journal, entry), name, active)
 
         def done() -> None:
             journal.own(entry)
@@ -72,11 +72,3 @@ def _edits(host: Host, journal: Journal, entry: Entry) -> tuple[FileEdit, ...]:
         FileEdit(file["path"], host.read_bytes(file["path"]), journal.original(entry, file))
         for file in entry.files
     )
-
-
-def _plan(
-    engine: Engine, edits: tuple[FileEdit, ...], entry: Entry, name: str, active: Active | None
-) -> Plan:
-    if not entry.manifest.get("hadRuntime") and entry.manifest.get("operation") == "configure-runtime":
-        return engine.restoring(edits, name, active)
-    return Plan(engine.daemon.name, edits, "restart", "the files of before come into force with a new start")

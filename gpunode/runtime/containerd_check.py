@@ -122,7 +122,11 @@ def _without_ours(tree: Tree, expected: Wanted) -> Tree:
         cri = dig(result, "plugins", plugin)
         containerd = dig(cri, "containerd")
         if isinstance(containerd, dict):
-            containerd.get("runtimes", {}).pop(expected.runtime_name, None)
+            runtimes = containerd.get("runtimes", {})
+            runtimes.pop(expected.runtime_name, None)
+            for entry in runtimes.values():
+                options = entry.get("options") or {}  # an unset option and an empty one are the same to runc
+                entry["options"] = {key: value for key, value in options.items() if value}
             if expected.set_as_default:
                 containerd.pop("default_runtime_name", None)
             if expected.cdi:

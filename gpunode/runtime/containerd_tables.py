@@ -55,18 +55,19 @@ def inherited(config: ContainerdConfig, effective: Tree | None, wanted: Wanted) 
 
 
 def simple(effective: Tree | None, name: str) -> Tree:
-    """A runtime from containerd's own merged view without the defaults that the view spells out."""
+    """A runtime from containerd's own merged view, without the empty values that the view spells out.
+
+    What isn't empty there must be repeated: 1.7 sets `sandbox_mode` for its built-in runc, for example.
+    """
     for plugin in CRI_PLUGINS.values():
         entry = dig(effective, "plugins", plugin, "containerd", "runtimes", name)
         if isinstance(entry, dict):
-            options = entry.get("options")
-            kept = {
-                key: value
-                for key, value in (options if isinstance(options, dict) else {}).items()
-                if value or key == "SystemdCgroup"
-            }
-            found = {"runtime_type": entry.get("runtime_type") or RUNC_TYPE, "options": kept}
-            return found if kept else {"runtime_type": found["runtime_type"]}
+            found = {key: value for key, value in entry.items() if value and key != "options"}
+            found.setdefault("runtime_type", RUNC_TYPE)
+            given = entry.get("options")
+            options = given if isinstance(given, dict) else {}
+            kept = {key: value for key, value in options.items() if value or key == "SystemdCgroup"}
+            return {**found, "options": kept} if kept else found
     return {"runtime_type": RUNC_TYPE} if name == "runc" else {}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.result import Block, Change, Diff, ExitCode, Result, Style, Text
 from gpunode.runtime.apply import Applied
-from gpunode.runtime.engine import Engine, Plan
+from gpunode.runtime.engine import Engine, FileEdit, Plan
 from gpunode.runtime.restart import Restarter
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def report(
         config_version=plan.config_version,
         config=engine.daemon.config_path,
         config_source=engine.daemon.config_source,
-        changes=tuple(edit.change() for edit in plan.edits),
+        changes=tuple(_shown(edit, kind) for edit in plan.edits),
         restart=RestartReport(plan.verb, performed, round(applied.seconds, 3), command, plan.reason),
         active=ActiveReport(active.handlers, active.default) if active else None,
         journal=applied.journal,
@@ -77,16 +77,15 @@ def report(
     )
     fails = request.dry_run and request.exit_code and pending
     messages = (*plan.notes, *notes)
-    blocks = (
-        *_blocks(plan, data, request, engine.host.live),
-        *(Text(f"note: {one}", Style.DIM) for one in messages),
-    )
+    blocks = _blocks(plan, data, request, engine.host.live, kind)
     return Result(
         kind, data, exit_code=ExitCode.FAILED if fails else ExitCode.OK, messages=messages, blocks=blocks
     )
 
 
-def _blocks(plan: Plan, data: RuntimeConfiguration, request: Request, live: bool) -> tuple[Block, ...]:
+def _blocks(
+    plan: Plan, data: RuntimeConfiguration, request: Request, live: bool, kind: str
+) -> tuple[Block, ...]:
     blocks: list[Block] = []
     for change in data.changes:
         mark = " (dry run)" if request.dry_run and change.action != "unchanged" else ""
@@ -95,16 +94,24 @@ def _blocks(plan: Plan, data: RuntimeConfiguration, request: Request, live: bool
         if request.dry_run and change.diff:
             blocks.append(Diff(change.diff))
     blocks += _about_restart(data, request, live)
-    if data.active is not None and not request.dry_run:
+    if request.dry_run:
+        return tuple(blocks)
+    if data.active is not None:
         handlers = ", ".join(data.active.handler)
-        blocks.append(
-            Text(f"{plan.engine} has the runtimes {handlers}; default: {data.active.default}", Style.GOOD)
-        )
-    if data.journal:
+        seen = f"{plan.engine} has the runtimes {handlers}; default: {data.active.default}"
+        blocks.append(Text(seen, Style.GOOD))
+    if data.journal and kind != "Rollback":
         blocks.append(Text(f"undo it with: gpunode rollback {data.journal}", Style.DIM))
-    if live and not request.dry_run and data.restart.verb in ("none", "reload", "restart") and data.active:
+    if data.active is not None and request.configures:
         blocks.append(Text(f"next: gpunode verify --on {plan.engine}", Style.COMMAND))
     return tuple(blocks)
+
+
+def _shown(edit: FileEdit, kind: str) -> Change:
+    """One edit; what a rollback writes is `restored`."""
+    change = edit.change()
+    restored = kind == "Rollback" and change.action in ("created", "updated")
+    return Change(change.path, "restored", change.diff) if restored else change
 
 
 def _about_restart(data: RuntimeConfiguration, request: Request, live: bool) -> list[Block]:

@@ -34,6 +34,7 @@ class Request:
     no_restart: bool = False
     no_verify: bool = False
     yes: bool = False
+    configures: bool = False
 
 
 @dataclass(frozen=True)
