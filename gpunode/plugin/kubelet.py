@@ -65,8 +65,8 @@ class KubeletLink:
     def tick(self) -> None:
         """Bring things one step closer to: serving, registered, watched.
 
-        `PreconditionError` if the directory can't be written (any more): a service's sandbox still holds the old
-        one after somebody made it anew, and only a new start opens the new one.
+        `PreconditionError` if the directory can't be written (any more): a service's sandbox still holds the
+        old one after somebody made it anew, and only a new start opens the new one.
         """
         now = self._host.monotonic()
         try:

@@ -83,7 +83,11 @@ class KubeletStub:
     # --- life ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Delete every socket of the directory and serve on kubelet.sock."""
+        """Remember nothing, delete every socket of the directory and serve on kubelet.sock."""
+        with self._changed:
+            self._devices.clear()
+            self._in_use.clear()
+            self._changed.notify_all()
         self._host.make_dirs(self._directory, 0o750)
         for path in self._host.glob(self._directory, "*"):
             if self._host.path(path, follow=False).is_socket():
@@ -115,17 +119,16 @@ class KubeletStub:
         self._watchers.clear()
 
     def restart(self) -> None:
-        """As a restarted kubelet: nothing is remembered.
-
-        Where the file system hands a freed inode number out again, as ext4 does, kubelet.sock has the same
-        one as before; `inodes` shows it.
-        """
+        """As a kubelet does. `inodes` shows which inode numbers kubelet.sock has had; they may repeat."""
         self.stop()
-        with self._changed:
-            self._devices.clear()
-            self._in_use.clear()
-            self._changed.notify_all()
         self.start()
+
+    def tear_down(self, resource: str) -> None:
+        """What the clean-up after an older stream does to the registration that it finds."""
+        with self._changed:
+            found = self._endpoints.get(resource)
+        if found is not None:
+            self._disconnect(found)
 
     # --- what a node shows -----------------------------------------------------------------------------
 

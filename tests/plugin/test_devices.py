@@ -110,7 +110,7 @@ def test_the_version_grows_only_with_what_the_kubelet_sees() -> None:
 def test_waiters_wake_for_news_and_when_they_are_no_longer_wanted() -> None:
     made = table(2)
     wanted = [True]
-    got = []
+    got: list[object] = []
     version = made.snapshot().version
 
     def wait() -> None:

@@ -1,0 +1,244 @@
+"""The plugin and the kubelet's stand-in, over real gRPC and real sockets in a recorded node's root.
+
+The stand-in is one because Debian has no kubelet; kubelet_stub.py says what of the real one it keeps.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gpunode.errors import PreconditionError
+from gpunode.host import Host
+from gpunode.plugin.kubelet_stub import KubeletStub
+from gpunode.plugin.serve import PluginService
+from gpunode.plugin.settings import Settings
+from tests.plugin.nodes import DIRECTORY, RESOURCE, MemoryLog, eventually, recorded_host, uuid
+
+BACK_SECONDS = 2.0
+
+
+@contextmanager
+def running(host: Host, stream_wait: float = 0.5) -> Iterator[tuple[PluginService, MemoryLog]]:
+    log = MemoryLog()
+    service = PluginService(host, Settings(stream_wait_seconds=stream_wait), log)
+    service.start()
+    try:
+        yield service, log
+    finally:
+        service.stop()
+        service.join()
+
+
+@pytest.fixture
+def host(short: Path) -> Host:
+    return recorded_host(short)
+
+
+@pytest.fixture
+def kubelet(host: Host) -> Iterator[KubeletStub]:
+    stub = KubeletStub(host)
+    stub.start()
+    yield stub
+    stub.stop()
+
+
+def test_eight_gpus_become_allocatable_with_their_numa_nodes(host: Host, kubelet: KubeletStub) -> None:
+    with running(host) as (service, _):
+        assert kubelet.wait_allocatable(RESOURCE, 8, 5)
+        assert eventually(lambda: service.registrations == 1)
+        assert (kubelet.registrations[0].resource, kubelet.registrations[0].endpoint) == (
+            RESOURCE,
+            "nvidia-gpu.sock",
+        )
+        assert kubelet.numa_nodes(RESOURCE) == {uuid(index): index // 4 for index in range(8)}
+
+
+def test_pods_get_gpus_of_one_node_and_never_the_same_twice(host: Host, kubelet: KubeletStub) -> None:
+    with running(host):
+        assert kubelet.wait_allocatable(RESOURCE, 8, 5)
+        first, second = kubelet.allocate(RESOURCE, 3), kubelet.allocate(RESOURCE, 4)
+    assert first.ids == (uuid(0), uuid(1), uuid(2))
+    assert second.ids == tuple(uuid(index) for index in (4, 5, 6, 7))
+    assert second.envs == {"NVIDIA_VISIBLE_DEVICES": ",".join(second.ids)}
+
+
+def test_a_stopped_plugin_leaves_capacity_and_nothing_to_allocate(host: Host, kubelet: KubeletStub) -> None:
+    with running(host):
+        assert kubelet.wait_allocatable(RESOURCE, 8, 5)
+    assert kubelet.wait_allocatable(RESOURCE, 0, 2)
+    assert kubelet.capacity(RESOURCE) == 8
+    assert not host.exists(f"{DIRECTORY}/nvidia-gpu.sock")
+
+
+def test_a_restarted_kubelet_has_the_gpus_back(host: Host, kubelet: KubeletStub) -> None:
+    with running(host) as (_, log):
+        assert kubelet.wait_allocatable(RESOURCE, 8, 5)
+        for _ in range(3):
+            kubelet.restart()
+            assert kubelet.wait_allocatable(RESOURCE, 8, BACK_SECONDS)
+        assert "registering again" not in log.messages()
+
+
+def test_a_restarted_kubelet_with_the_same_inode_number_has_the_gpus_back(
+    host: Host, kubelet: KubeletStub
+) -> None:
+    with running(host):
+        assert kubelet.wait_allocatable(RESOURCE, 8, 5)
+        kubelet.stop()
+        if not free_inode_comes_next(host.path(DIRECTORY), kubelet.inodes[-1]):
+            pytest.skip("this file system does not hand freed inode numbers out again")
+        kubelet.start()
+        if kubelet.inodes[0] != kubelet.inodes[1]:
+            pytest.skip("another process took the inode number meanwhile")
+        assert kubelet.wait_allocatable(RESOURCE, 8, BACK_SECONDS)
+
+
+def free_inode_comes_next(directory: Path, wanted: int) -> bool:
+    """Use up what ext4 would hand out before `wanted`, the lowest free number of a group first."""
+    for number in range(5000):
+        taken = directory / f"taken-{number}"
+        taken.touch()
+        if taken.stat().st_ino == wanted:
+            taken.unlink()
+            return True
+    return False
+
+
+class OneInode(Host):
+    """A file system that gives every socket the same inode number; only the change time tells them apart."""
+
+    def stat(self, path: str) -> os.stat_result | None:
+        found = super().stat(path)
+        if found is None or not path.endswith("kubelet.sock"):
+            return found
+        same: Any = SimpleNamespace(st_mode=found.st_mode, st_dev=1, st_ino=1, st_ctime_ns=found.st_ctime_ns)
+        return cast("os.stat_result", same)
+
+
+def test_the_same_inode_number_does_not_hide_a_new_kubelet(short: Path) -> None:
+    host = recorded_host(short, kind=OneInode)
+    stub = KubeletStub(host)
+    stub.start()
+    try:
+        with running(host) as (service, _):
+            assert stub.wait_allocatable(RESOURCE, 8, 5)
+            assert eventually(lambda: service.registrations == 1)
+            moved = host.path(f"{DIRECTORY}/nvidia-gpu.sock")
+            os.utime(host.path(stub.socket))  # a new change time is all that a new kubelet may show
+            assert eventually(lambda: service.registrations == 2, BACK_SECONDS)
+            assert moved.is_socket()
+    finally:
+        stub.stop()
+
+
+def test_a_deleted_socket_of_ours_is_made_again(host: Host, kubelet: KubeletStub) -> None:
+    with running(host) as (service, log):
+        assert kubelet.wait_allocatable(RESOURCE, 8, 5)
+        assert eventually(lambda: service.registrations == 1)
+        host.remove(f"{DIRECTORY}/nvidia-gpu.sock")
+        assert eventually(lambda: service.registrations == 2, BACK_SECONDS)
+        assert kubelet.wait_allocatable(RESOURCE, 8, BACK_SECONDS)
+        assert "our socket was deleted: serving anew" in log.messages()
+
+
+def test_a_directory_that_was_removed_is_waited_for(host: Host, kubelet: KubeletStub) -> None:
+    with running(host) as (_, log):
+        assert kubelet.wait_allocatable(RESOURCE, 8, 5)
+        kubelet.stop()
+        shutil.rmtree(host.path(DIRECTORY))
+        assert eventually(lambda: f"waiting for the kubelet: {DIRECTORY} is not there" in log.messages())
+        kubelet.start()
+        assert kubelet.wait_allocatable(RESOURCE, 8, BACK_SECONDS)
+
+
+def test_a_kubelet_that_comes_later_is_waited_for(host: Host) -> None:
+    with running(host) as (_, log):
+        assert eventually(lambda: any("waiting for the kubelet" in line for line in log.messages()))
+        stub = KubeletStub(host)
+        stub.start()
+        try:
+            assert stub.wait_allocatable(RESOURCE, 8, BACK_SECONDS)
+        finally:
+            stub.stop()
+
+
+def test_a_registration_without_a_stream_is_made_again(host: Host, kubelet: KubeletStub) -> None:
+    kubelet.watch = False
+    with running(host) as (_, log):
+        assert eventually(lambda: len(kubelet.registrations) >= 2)
+        kubelet.watch = True
+        assert kubelet.wait_allocatable(RESOURCE, 8, 5)
+    assert "the kubelet opened no ListAndWatch stream within 0.5 s" in log.reasons()
+
+
+def test_a_registration_torn_down_by_an_older_streams_end_is_made_again(
+    host: Host, kubelet: KubeletStub
+) -> None:
+    with running(host) as (_, log):
+        assert kubelet.wait_allocatable(RESOURCE, 8, 5)
+        assert eventually(lambda: "the kubelet watches" in log.messages())
+        kubelet.tear_down(RESOURCE)
+        assert eventually(lambda: len(kubelet.registrations) == 2, BACK_SECONDS)
+        assert kubelet.wait_allocatable(RESOURCE, 8, BACK_SECONDS)
+    assert "the kubelet ended its ListAndWatch stream" in log.reasons()
+
+
+def test_a_refused_registration_is_logged_with_its_reason_and_tried_again(
+    host: Host, kubelet: KubeletStub
+) -> None:
+    kubelet.refuse = "the resource is taken"
+    with running(host) as (service, log):
+        assert eventually(lambda: any("the resource is taken" in line for line in log.messages()))
+        assert service.running
+        kubelet.refuse = ""
+        assert kubelet.wait_allocatable(RESOURCE, 8, 5)
+
+
+def test_a_second_plugin_on_the_node_is_refused(host: Host, kubelet: KubeletStub) -> None:
+    with running(host):
+        assert kubelet.wait_allocatable(RESOURCE, 8, 5)
+        with pytest.raises(PreconditionError, match="another device plugin is serving"):
+            PluginService(host, Settings(), MemoryLog()).start()
+        assert kubelet.allocatable(RESOURCE) == 8
+
+
+def test_stopping_takes_no_time_even_while_the_kubelet_is_away(host: Host) -> None:
+    with running(host) as (service, _):
+        started = time.monotonic()
+        service.stop()
+        service.join()
+        assert time.monotonic() - started < 1
+
+
+def test_a_bug_in_a_thread_ends_the_plugin_instead_of_half_of_it(host: Host) -> None:
+    def broken(host: Host, timeout: float) -> Any:
+        raise RuntimeError("a bug")
+
+    service = PluginService(host, Settings(), MemoryLog(), broken)
+    service.start()
+    assert eventually(lambda: not service.running)
+    with pytest.raises(RuntimeError, match="a bug"):
+        service.join()
+
+
+def test_the_stand_in_checks_version_and_name_as_the_kubelet_does(kubelet: KubeletStub, host: Host) -> None:
+    import grpc
+
+    from gpunode.plugin import rpc
+    from gpunode.plugin.proto import deviceplugin_pb2 as pb
+
+    with rpc.channel(host.path(kubelet.socket)) as channel:
+        register = rpc.method(channel, rpc.REGISTRATION, "Register")
+        for version, name, words in (("v1alpha", RESOURCE, "v1alpha"), ("v1beta1", "gpu", "DOMAIN/NAME")):
+            with pytest.raises(grpc.RpcError, match=words):
+                register(pb.RegisterRequest(version=version, resource_name=name, endpoint="x"), timeout=5)
+    assert kubelet.registrations == []

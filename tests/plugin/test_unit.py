@@ -1,0 +1,68 @@
+"""The systemd unit: what systemd thinks of it, and that no line of it is lost."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+UNIT = Path(__file__).parents[2] / "packaging/gpunode-device-plugin.service"
+REPEATABLE = {"ExecStartPre"}
+
+
+def settings() -> list[tuple[str, str, str]]:
+    """(section, key, value) of every line; anything that is none of comment, section or setting fails."""
+    section, found = "", []
+    for line in UNIT.read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        if header := re.fullmatch(r"\[(\w+)\]", line):
+            section = header[1]
+            continue
+        setting = re.fullmatch(r"(\w+)=(.*)", line)
+        assert setting, line
+        found.append((section, setting[1], setting[2]))
+    return found
+
+
+def value(key: str) -> str:
+    (only,) = [given for _, name, given in settings() if name == key]
+    return only
+
+
+def test_no_setting_is_given_twice() -> None:
+    keys = [(section, key) for section, key, _ in settings() if key not in REPEATABLE]
+    assert len(keys) == len(set(keys))
+
+
+def test_it_is_supervised_and_always_comes_back() -> None:
+    assert (value("Type"), value("NotifyAccess"), value("Restart")) == ("notify", "main", "always")
+    assert int(value("WatchdogSec")) >= 10
+    assert value("StartLimitIntervalSec") == "0"
+
+
+def test_it_may_write_one_directory_and_has_no_capability() -> None:
+    assert value("ProtectSystem") == "strict"
+    assert value("ReadWritePaths") == "/var/lib/kubelet/device-plugins"
+    assert value("CapabilityBoundingSet") == ""
+    assert value("NoNewPrivileges") == "yes"
+    assert value("RestrictAddressFamilies") == "AF_UNIX"
+
+
+def test_nothing_takes_the_gpus_away() -> None:
+    """ProtectClock implies a DeviceAllow, which shuts every device that it doesn't name."""
+    forbidden = {"PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock", "ProcSubset"}
+    assert forbidden & {key for _, key, _ in settings()} == set()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+    copy = tmp_path / UNIT.name
+    copy.write_text(UNIT.read_text().replace("/usr/local/bin/gpunode", shutil.which("true") or "/bin/true"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
