@@ -85,8 +85,8 @@ def module_for(host: Host, release: str) -> bool:
 
 def flavour(release: str) -> str:
     """What tells kernels of one version apart: ``generic`` of 6.8.0-45-generic, ``x86_64+rt`` on RHEL."""
-    tail = re.split(r"[-.]", release)[-1]
-    return re.sub(r"\d+$", "", tail) if re.fullmatch(r"el\w*|\d+", tail) else tail
+    named = re.search(r"-([a-z][a-z0-9-]*)$", release)
+    return named[1] if named else release.rpartition(".")[2]
 
 
 def newer_kernels(kernels: tuple[Kernel, ...], running: str) -> tuple[Kernel, ...]:

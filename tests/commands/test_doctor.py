@@ -1,0 +1,114 @@
+"""The command: its options, its JSON contract, and what people see."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fixtures.machines import recorded_host
+from gpunode.commands import doctor
+from gpunode.commands.doctor import Options
+from gpunode.errors import UsageError
+from gpunode.host import Host
+from gpunode.render import SilentProgress, plain_lines
+from gpunode.result import ExitCode, Style, Text
+
+
+def report(host, **options):
+    return doctor.run(host, Options(**options), SilentProgress())
+
+
+def lines(result):
+    return [line for block in result.blocks for line in plain_lines(block)]
+
+
+def test_the_json_contract(tmp_path):
+    document = json.loads(json.dumps(report(recorded_host("driver-lib-mismatch", tmp_path)).envelope()))
+    assert (document["kind"], document["status"], document["exitCode"]) == ("DoctorReport", "fail", 1)
+    node = document["data"]["node"]
+    assert {"class", "distro", "kernel", "engines", "gpus"} <= set(node)
+    assert (node["class"], node["distro"]["family"], len(node["gpus"])) == ("bare-metal", "debian", 8)
+    assert [engine["name"] for engine in node["engines"]] == ["docker", "containerd"]
+    finding = next(one for one in document["data"]["findings"] if one["id"] == "driver-lib-mismatch")
+    fields = "id title status severity summary evidence why fix blockedBy refs milliseconds"
+    assert set(fields.split()) <= set(finding)
+    assert finding["evidence"][0] == {
+        "source": "/sys/module/nvidia/version",
+        "value": "550.54.14 (loaded module)",
+        "line": None,
+    }
+    assert finding["fix"] == [{"command": "reboot", "needsRoot": True, "disruptive": "reboot"}]
+    assert sum(document["data"]["counts"].values()) == len(document["data"]["findings"])
+
+
+def test_warnings_count_only_when_strict(tmp_path):
+    host = recorded_host("driver-upgrade-pending", tmp_path)
+    assert (report(host).status, report(host).exit_code) == ("warn", ExitCode.OK)
+    assert report(host, strict=True).exit_code is ExitCode.FAILED
+
+
+def test_only_runs_the_named_check(tmp_path):
+    result = report(recorded_host("driver-upgrade-pending", tmp_path), only=("pci-no-gpu",))
+    assert [one.id for one in result.data["findings"]] == ["pci-no-gpu"]
+    assert result.exit_code is ExitCode.OK
+
+
+def test_only_of_a_blocked_check_still_fails_with_its_cause(tmp_path):
+    result = report(recorded_host("pci-no-gpu", tmp_path), only=("nvml-hang",))
+    assert [(one.id, one.blocked_by) for one in result.data["findings"]] == [
+        ("pci-no-gpu", None),
+        ("nvml-hang", "pci-no-gpu"),
+    ]
+    assert result.exit_code is ExitCode.FAILED
+
+
+def test_a_check_that_is_left_out_neither_fails_nor_blocks(tmp_path):
+    result = report(recorded_host("docker-flag-file-conflict", tmp_path), skip=("docker-flag-file-conflict",))
+    findings = {one.id: one for one in result.data["findings"]}
+    assert findings["docker-flag-file-conflict"].summary == "left out by --skip"
+    assert findings["docker-not-running"].blocked_by is None
+
+
+@pytest.mark.parametrize("option", ["only", "skip"])
+def test_an_unknown_id_is_a_usage_error_that_names_the_nearest(option, tmp_path):
+    with pytest.raises(UsageError) as raised:
+        report(Host(tmp_path), **{option: ("nouveau-loded",)})
+    assert "nouveau-loaded" in raised.value.hint
+
+
+def test_the_verdict_comes_first_and_the_first_command_last(tmp_path):
+    result = report(recorded_host("dkms-not-built", tmp_path))
+    shown = lines(result)
+    assert shown[0] == "1 error: no NVIDIA module was built for the running kernel 5.15.0-124-generic"
+    assert result.blocks[0].style is Style.BAD
+    assert any(line.endswith("wait for dkms-not-built") for line in shown)
+    assert shown[-2].startswith("First, as root: apt install linux-headers-$(uname -r) && dkms autoinstall")
+    assert shown[-1] == "More: gpunode explain dkms-not-built"
+
+
+def test_one_failed_layer_is_one_problem_however_much_waits_for_it(tmp_path):
+    result = report(recorded_host("nouveau-loaded", tmp_path))
+    problems = [block for block in result.blocks if isinstance(block, Text) and block.style is Style.BAD]
+    assert len(problems) == 2  # the verdict and the problem itself
+
+
+@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this machine has an NVIDIA driver")
+def test_a_machine_without_a_gpu_has_that_one_root_cause():
+    result = report(Host())
+    findings = result.data["findings"]
+    assert result.exit_code is ExitCode.FAILED
+    assert [one.id for one in findings if one.status.value == "fail"] == ["pci-no-gpu"]
+    others = [one for one in findings if one.id != "pci-no-gpu"]
+    assert {one.status.value for one in others} == {"skip"}
+    assert all(one.blocked_by == "pci-no-gpu" or "not applicable" in one.summary for one in others)
+
+
+def test_a_machine_that_is_looked_at_is_not_changed(tmp_path):
+    host = recorded_host("dev-nodes-missing", tmp_path)
+
+    def state():
+        return {path: path.lstat().st_mtime_ns for path in sorted(host.root.rglob("*"))}
+
+    before = state()
+    report(host)
+    assert state() == before
