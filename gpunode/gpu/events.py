@@ -22,7 +22,8 @@ _NO_INSTANCE = 0xFFFFFFFF
 class GpuEvent:
     """What NVML reported. `kind` is xid, ecc-double or ecc-single.
 
-    `uuid` is the GPU's, "" if it can't be told. `xid` is set for that kind only; `gi` and `ci` are the MIG instances concerned, None if the whole GPU is.
+    `uuid` is the GPU's, "" if it can't be told. `xid` is set for that kind only; `gi` and `ci` are the MIG
+    instances concerned, None if the whole GPU is.
     """
 
     kind: str

@@ -1,0 +1,124 @@
+"""The few functions of CUDA's driver API that a kernel launch needs: the only module that opens libcuda.
+
+Standard library only: it also runs inside containers. A process that has used it must not fork.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from gpunode.gpu.cuda_errors import explain
+
+LIBRARY = "libcuda.so.1"
+_JIT_ERROR_LOG, _JIT_ERROR_LOG_BYTES = 5, 6  # CUjit_option
+_LOG_BYTES = 4096
+
+
+class CudaError(Exception):
+    """A CUDA call failed. `code` is its CUresult, None if the library itself can't be used."""
+
+    def __init__(self, code: int | None, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class Cuda:
+    """libcuda, initialised. It sees the devices that CUDA_VISIBLE_DEVICES named when it was made."""
+
+    def __init__(self) -> None:
+        """`CudaError` if the library is missing or cuInit fails."""
+        try:
+            self._library = ctypes.CDLL(LIBRARY)
+        except OSError as error:
+            raise CudaError(None, f"{LIBRARY} can't be loaded: {error}") from error
+        self.call("cuInit", ctypes.c_uint(0))
+
+    def call(self, function: str, *arguments: Any) -> None:
+        """Call one function; `CudaError` says which it was and what its error means."""
+        try:
+            code = getattr(self._library, function)(*arguments)
+        except AttributeError as error:
+            raise CudaError(None, f"{LIBRARY} lacks {function}: the driver is too old") from error
+        if code != 0:
+            raise CudaError(code, f"{function.partition('_')[0]}: {explain(code)}")
+
+    def device_count(self) -> int:
+        count = ctypes.c_int()
+        self.call("cuDeviceGetCount", ctypes.byref(count))
+        return count.value
+
+    def name(self, device: int) -> str:
+        buffer = ctypes.create_string_buffer(256)
+        self.call("cuDeviceGetName", buffer, ctypes.c_int(len(buffer)), ctypes.c_int(device))
+        return buffer.value.decode("utf-8", "replace")
+
+    def uuid(self, device: int) -> str:
+        """``GPU-...`` or ``MIG-...``; "" if the driver can't tell (before CUDA 9.2, MIG before CUDA 11.4)."""
+        is_mig = " MIG " in self.name(device)
+        raw = (ctypes.c_ubyte * 16)()
+        newest = hasattr(
+            self._library, "cuDeviceGetUuid_v2"
+        )  # the first version tells the GPU of a MIG device
+        if not newest and (is_mig or not hasattr(self._library, "cuDeviceGetUuid")):
+            return ""
+        self.call("cuDeviceGetUuid_v2" if newest else "cuDeviceGetUuid", raw, ctypes.c_int(device))
+        digits = bytes(raw).hex()
+        parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+        return ("MIG-" if is_mig else "GPU-") + "-".join(parts)
+
+    @contextmanager
+    def context(self, device: int) -> Iterator[None]:
+        """A context of its own on one device; everything allocated in it goes with it."""
+        context = ctypes.c_void_p()
+        self.call("cuCtxCreate_v2", ctypes.byref(context), ctypes.c_uint(0), ctypes.c_int(device))
+        try:
+            yield
+        finally:
+            self._library.cuCtxDestroy_v2(
+                context
+            )  # after a failed kernel this fails too, and says nothing new
+
+    def load(self, ptx: str, entry: str) -> ctypes.c_void_p:
+        """Have the driver compile PTX for the current device; gives the kernel `entry`."""
+        log = ctypes.create_string_buffer(_LOG_BYTES)
+        options = (ctypes.c_int * 2)(_JIT_ERROR_LOG, _JIT_ERROR_LOG_BYTES)
+        values = (ctypes.c_void_p * 2)(ctypes.addressof(log), _LOG_BYTES)
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        try:
+            image = ctypes.c_char_p(ptx.encode("ascii"))
+            self.call("cuModuleLoadDataEx", ctypes.byref(module), image, ctypes.c_uint(2), options, values)
+        except CudaError as error:
+            said = log.value.decode("utf-8", "replace").strip()
+            raise CudaError(error.code, f"{error.message}: {said}" if said else error.message) from error
+        self.call("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(entry.encode()))
+        return function
+
+    def allocate(self, size: int) -> ctypes.c_uint64:
+        """`size` bytes of device memory of the current context."""
+        address = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        return address
+
+    def fill(self, target: ctypes.c_uint64, word: int, count: int) -> None:
+        """Write the 32-bit `word` `count` times."""
+        self.call("cuMemsetD32_v2", target, ctypes.c_uint(word), ctypes.c_size_t(count))
+
+    def to_device(self, target: ctypes.c_uint64, source: int, size: int) -> None:
+        """Copy `size` bytes from the host address `source`."""
+        self.call("cuMemcpyHtoD_v2", target, ctypes.c_void_p(source), ctypes.c_size_t(size))
+
+    def from_device(self, target: int, source: ctypes.c_uint64, size: int) -> None:
+        """Copy `size` bytes to the host address `target`."""
+        self.call("cuMemcpyDtoH_v2", ctypes.c_void_p(target), source, ctypes.c_size_t(size))
+
+    def launch(self, kernel: ctypes.c_void_p, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
+        """Run a kernel on a one-dimensional grid and wait for its end; `arguments` are ctypes values."""
+        pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(item) for item in arguments))
+        one, none = ctypes.c_uint(1), ctypes.c_uint(0)
+        grid, block = ctypes.c_uint(blocks), ctypes.c_uint(threads)
+        self.call("cuLaunchKernel", kernel, grid, one, one, block, one, one, none, None, pointers, None)
+        self.call("cuCtxSynchronize")

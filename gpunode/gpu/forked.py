@@ -1,0 +1,121 @@
+"""Jobs in forked children, each with a time limit: one GPU that hangs or crashes doesn't stop the others.
+
+Standard library only. Fork and pipe rather than a process pool: this is also a container's only program.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+AT_ONCE = 16
+_GRACE_SECONDS = 1.0
+_FAILED = 70  # EX_SOFTWARE of sysexits(3)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a child ended: what it wrote, its exit code (negative for a signal), whether its time was up."""
+
+    output: bytes
+    code: int
+    timed_out: bool = False
+
+
+@dataclass
+class _Child:
+    pid: int
+    pipe: int
+    deadline: float
+    output: bytearray = field(default_factory=bytearray)
+
+
+def run_each(jobs: Sequence[Callable[[], bytes]], timeout: float) -> list[Outcome]:
+    """Run every job in a child of its own, at most `AT_ONCE` at a time, each for at most `timeout` seconds.
+
+    The outcomes are in the order of the jobs. The caller must have one thread and no open libcuda.
+    """
+    outcomes: dict[int, Outcome] = {}
+    waiting = list(enumerate(jobs))
+    running: dict[int, _Child] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < AT_ONCE:
+                number, job = waiting.pop(0)
+                running[number] = _start(job, timeout)
+            for number in _ended(running):
+                outcomes[number] = _finish(running.pop(number))
+    finally:
+        for child in running.values():  # only after an exception, Ctrl-C for example
+            os.kill(child.pid, signal.SIGKILL)
+            _finish(child)
+    return [outcomes[number] for number in range(len(jobs))]
+
+
+def _start(job: Callable[[], bytes], timeout: float) -> _Child:
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _be_child(job, write_end)
+    os.close(write_end)
+    return _Child(pid, read_end, time.monotonic() + timeout)
+
+
+def _be_child(job: Callable[[], bytes], write_end: int) -> None:
+    """Run the job and leave the process, without the parent's exit handlers and unflushed output."""
+    code = _FAILED
+    try:
+        with os.fdopen(write_end, "wb") as pipe:
+            pipe.write(job())
+        code = 0
+    except BaseException:  # noqa: BLE001 - the child must never return into the parent's code
+        os.write(sys.stderr.fileno(), traceback.format_exc().encode())
+    finally:
+        os._exit(code)
+
+
+def _ended(running: dict[int, _Child]) -> list[int]:
+    """Wait for output; the numbers of the children that closed their pipe or ran out of time."""
+    poller = select.poll()
+    numbers = {child.pipe: number for number, child in running.items()}
+    for pipe in numbers:
+        poller.register(pipe, select.POLLIN)
+    nearest = min(child.deadline for child in running.values())
+    ended = []
+    for pipe, _ in poller.poll(max(0.0, nearest - time.monotonic()) * 1000 + 1):
+        data = os.read(pipe, 65536)
+        running[numbers[pipe]].output += data
+        if not data:
+            ended.append(numbers[pipe])
+    now = time.monotonic()
+    late = [number for number, child in running.items() if child.deadline <= now and number not in ended]
+    return ended + late
+
+
+def _finish(child: _Child) -> Outcome:
+    """Collect a child, killing it if it doesn't leave by itself; one stuck in the kernel is left behind."""
+    os.close(child.pipe)
+    late = child.deadline <= time.monotonic()
+    code = None if late else _wait(child.pid, min(_GRACE_SECONDS, child.deadline - time.monotonic()))
+    if code is None:
+        os.kill(child.pid, signal.SIGKILL)
+        code = _wait(child.pid, _GRACE_SECONDS)
+    return Outcome(bytes(child.output), -signal.SIGKILL if code is None else code, late)
+
+
+def _wait(pid: int, seconds: float) -> int | None:
+    """The child's exit code, None if it is still there after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.005)

@@ -1,0 +1,82 @@
+"""The vector-add program as something to start: its files, its arguments and how its answer is read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gpunode
+from gpunode.gpu.vectors import DeviceResult
+
+MODULE = "gpunode.gpu.vectoradd"
+PROGRAM_FILES = (
+    "gpunode/__init__.py",
+    "gpunode/gpu/__init__.py",
+    "gpunode/gpu/cuda.py",
+    "gpunode/gpu/cuda_errors.py",
+    "gpunode/gpu/forked.py",
+    "gpunode/gpu/ptx.py",
+    "gpunode/gpu/vectoradd.py",
+    "gpunode/gpu/vectors.py",
+)
+"""All that the program needs besides Python's standard library, relative to a directory on the module path."""
+
+_AT_ONCE = 16  # forked.AT_ONCE; a test holds them equal
+_START_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the program printed. `error` says why CUDA could not even count devices, `code` is its CUresult."""
+
+    devices: tuple[DeviceResult, ...]
+    error: str = ""
+    code: int | None = None
+
+
+def source(name: str) -> bytes:
+    """The content of one of `PROGRAM_FILES`."""
+    return (Path(gpunode.__file__).parent.parent / name).read_bytes()
+
+
+def arguments(uuids: Sequence[str], timeout: float) -> tuple[str, ...]:
+    """Command line of the program: these devices, or what CUDA itself sees; `timeout` seconds for each."""
+    chosen = [argument for uuid in uuids for argument in ("--uuid", uuid)]
+    return (*chosen, "--timeout", f"{timeout:g}")
+
+
+def longest_run(devices: int, timeout: float) -> float:
+    """Seconds after which the whole program must be over, when each device may take `timeout` seconds."""
+    rounds = max(1, math.ceil(devices / _AT_ONCE)) + (0 if devices else 1)  # counting the devices is a round
+    return rounds * (timeout + 2.0) + _START_SECONDS
+
+
+def read_answer(text: str) -> Answer:
+    """Read what the program printed; its document is the last line. ValueError if there is none."""
+    try:
+        document = json.loads(text.strip().rpartition("\n")[2])
+        devices = tuple(_device(item) for item in document["devices"])
+        error = document["error"]
+        if error is None:
+            return Answer(devices)
+        return Answer(devices, str(error["message"]), error["code"])
+    except (KeyError, TypeError, AttributeError) as problem:
+        raise ValueError(f"not a vector-add answer: {problem!r}") from problem
+
+
+def _device(item: Any) -> DeviceResult:
+    error = item["max_error"]
+    return DeviceResult(
+        int(item["index"]),
+        str(item["uuid"]),
+        str(item["name"]),
+        int(item["elements"]),
+        None if error is None else float(error),
+        float(item["milliseconds"]),
+        str(item["status"]),
+        str(item["message"]),
+    )

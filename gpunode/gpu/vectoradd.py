@@ -1,0 +1,156 @@
+"""Vector-add on every device that CUDA sees: ``python -m gpunode.gpu.vectoradd``, standard library only.
+
+Prints one JSON document, ``{"devices": [DeviceResult...], "error": null | {"code": 802, "message": "..."}}``,
+and exits with 1 unless every device got it right. Each device has a forked child of its own with a time limit,
+which sets CUDA_VISIBLE_DEVICES before CUDA starts, because a process gets to see one MIG device at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from gpunode.gpu import ptx
+from gpunode.gpu.cuda import Cuda, CudaError
+from gpunode.gpu.forked import Outcome, run_each
+from gpunode.gpu.vectors import ELEMENTS, DeviceResult, inputs, judge
+
+_THREADS = 256
+_POISON = 0xFFFFFFFF  # no number in float32: an element that isn't written can't pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A device to try: `selector` is what CUDA_VISIBLE_DEVICES must hold for it."""
+
+    index: int
+    selector: str
+    uuid: str
+    name: str = ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; the exit code is 0 if there is a device and every one got it right."""
+    parser = argparse.ArgumentParser(prog="vectoradd", description="CUDA vector-add on every device")
+    parser.add_argument("--uuid", action="append", default=[], help="this GPU or MIG device (repeatable)")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for each device")
+    options = parser.parse_args(argv)
+    error = None
+    try:
+        targets = [Target(i, uuid, uuid) for i, uuid in enumerate(options.uuid)]
+        targets = targets or find_targets(options.timeout)
+    except CudaError as failure:
+        targets, error = [], {"code": failure.code, "message": failure.message}
+    results = try_all(targets, options.timeout)
+    json.dump({"devices": [dataclasses.asdict(result) for result in results], "error": error}, sys.stdout)
+    sys.stdout.write("\n")
+    return 0 if results and all(result.status == "ok" for result in results) else 1
+
+
+def find_targets(timeout: float) -> list[Target]:
+    """What CUDA itself sees, asked in a child. `CudaError` if it can't be initialised in time."""
+    [outcome] = run_each([_enumerate], timeout)
+    answer = _answer(outcome)
+    if answer is None:
+        raise CudaError(None, f"counting the GPUs through CUDA {_ending(outcome, timeout)}")
+    if "error" in answer:
+        raise CudaError(answer["code"], answer["error"])
+    return [Target(**target) for target in answer["targets"]]
+
+
+def _enumerate() -> bytes:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    named = [entry.strip() for entry in visible.split(",")] if visible else []
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    try:
+        cuda = Cuda()
+        targets = []
+        for index in range(cuda.device_count()):
+            uuid = cuda.uuid(index)
+            selector = uuid or (named[index] if index < len(named) else str(index))
+            targets.append(dataclasses.asdict(Target(index, selector, uuid, cuda.name(index))))
+    except CudaError as error:
+        return json.dumps({"error": error.message, "code": error.code}).encode()
+    return json.dumps({"targets": targets}).encode()
+
+
+def try_all(targets: Sequence[Target], timeout: float) -> list[DeviceResult]:
+    """Vector-add on every target, each in a child of its own."""
+
+    def job(target: Target) -> bytes:
+        return json.dumps(dataclasses.asdict(_try_one(target))).encode()
+
+    outcomes = run_each([lambda target=target: job(target) for target in targets], timeout)  # type: ignore[misc]
+    return [_result(target, outcome, timeout) for target, outcome in zip(targets, outcomes, strict=True)]
+
+
+def _result(target: Target, outcome: Outcome, timeout: float) -> DeviceResult:
+    answer = _answer(outcome)
+    if answer is not None:
+        return DeviceResult(**answer)
+    status = "timeout" if outcome.timed_out else "fail"
+    message = f"the vector-add {_ending(outcome, timeout)}"
+    return DeviceResult(target.index, target.uuid, target.name, status=status, message=message)
+
+
+def _answer(outcome: Outcome) -> dict[str, Any] | None:
+    """What the child said, if it got to say it; how it left afterwards is of no matter."""
+    try:
+        answer = json.loads(outcome.output)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _ending(outcome: Outcome, timeout: float) -> str:
+    if outcome.timed_out:
+        return f"did not end within {timeout:g} s: the GPU or its driver hangs"
+    if outcome.code < 0:
+        return f"was ended by {signal.Signals(-outcome.code).name}: the driver crashed it"
+    return f"ended with code {outcome.code} and no result"
+
+
+def _try_one(target: Target) -> DeviceResult:
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    os.environ["CUDA_VISIBLE_DEVICES"] = target.selector
+    name = target.name
+    try:
+        cuda = Cuda()
+        name = cuda.name(0)
+        with cuda.context(0):
+            got, milliseconds = _add(cuda)
+    except CudaError as error:
+        return DeviceResult(target.index, target.uuid, name, status="fail", message=error.message)
+    return judge(target.index, target.uuid, name, got, milliseconds)
+
+
+def _add(cuda: Cuda) -> tuple[array[float], float]:
+    """The sums as the current device computes them, and the kernel's milliseconds."""
+    import ctypes
+
+    kernel = cuda.load(ptx.VECTOR_ADD, ptx.ENTRY)
+    left, right = inputs()
+    got = array("f", bytes(4 * ELEMENTS))
+    size = 4 * ELEMENTS
+    first, second, out = (cuda.allocate(size) for _ in range(3))
+    cuda.to_device(first, left.buffer_info()[0], size)
+    cuda.to_device(second, right.buffer_info()[0], size)
+    cuda.fill(out, _POISON, ELEMENTS)
+    start = time.perf_counter()
+    blocks = -(-ELEMENTS // _THREADS)
+    cuda.launch(kernel, blocks, _THREADS, (first, second, out, ctypes.c_uint32(ELEMENTS)))
+    milliseconds = (time.perf_counter() - start) * 1000
+    cuda.from_device(got.buffer_info()[0], out, size)
+    return got, milliseconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())
