@@ -91,11 +91,15 @@ def _dotted(node: Node) -> str:
     return ".".join(map(str, node.containerd.version if node.containerd else ())) or "(unknown)"
 
 
+def _judged(node: Node) -> ContainerdConfig | None:
+    """The configuration, where anybody uses this containerd's CRI; one that nobody uses isn't even read."""
+    return node.containerd_config if containerd_role(node).used else None
+
+
 def containerd_cri_disabled(node: Node) -> Verdict:
-    role = containerd_role(node)
-    config = node.containerd_config
-    if node.containerd is None or not role.used or config is None:
-        return skip(role.reason)
+    config = _judged(node)
+    if node.containerd is None or config is None:
+        return skip(containerd_role(node).reason)
     if not config.disabled:
         return ok("the CRI is switched on")
     where = next(
@@ -108,10 +112,9 @@ def containerd_cri_disabled(node: Node) -> Verdict:
 
 
 def containerd_not_restarted(node: Node) -> Verdict:
-    role = containerd_role(node)
-    config = node.containerd_config
-    if node.containerd is None or not role.used or config is None:
-        return skip(role.reason)
+    config = _judged(node)
+    if node.containerd is None or config is None:
+        return skip(containerd_role(node).reason)
     socket = node.containerd.socket
     state = node.host.socket_state(socket)
     if state == "denied":
@@ -165,10 +168,9 @@ def containerd_runtime_missing(node: Node) -> Verdict:
 
 
 def containerd_systemdcgroup(node: Node) -> Verdict:
-    role = containerd_role(node)
-    config = node.containerd_config
-    if node.containerd is None or not role.used or config is None:
-        return skip(role.reason)
+    config = _judged(node)
+    if node.containerd is None or config is None:
+        return skip(containerd_role(node).reason)
     running = _running_config(node)
     flags = {name: _systemd(running, config, name) for name in ("runc", _HANDLER)}
     known = {name: flag for name, flag in flags.items() if flag is not None}

@@ -32,12 +32,12 @@ def gpu_bound_other_driver(node: Node) -> Verdict:
     if not others and not orphans:
         return ok("no foreign driver owns a GPU")
     if ours and all(gpu.driver == _FOR_VMS for gpu in (*others, *orphans)):
-        return ok(f"{_count(len(others))} of {len(node.gpus)} kept for virtual machines", *_owners(others))
+        return ok(f"{_of(others, node)} kept for virtual machines", *_owners(others))
     names = ", ".join(sorted({gpu.driver or "no driver" for gpu in (*others, *orphans)}))
-    summary = f"{_count(len(others) + len(orphans))} of {len(node.gpus)} held by {names}, not by nvidia"
+    summary = f"{_of((*others, *orphans), node)} held by {names}, not by nvidia"
     if not others:
         log = fixes.READ_KERNEL_LOG.other
-        summary = f"the driver is loaded, but has not taken {_count(len(orphans))} of {len(node.gpus)}"
+        summary = f"the driver is loaded, but has not taken {_of(orphans, node)}"
         return (warn if ours else fail)(summary, *_owners(orphans), fix=log)
     nova = any((gpu.driver or "").lower().startswith("nova") for gpu in others)
     remedy = fixes.BLACKLIST_NOVA if nova else fixes.rebind(*(gpu.address for gpu in others))
@@ -49,7 +49,7 @@ def nouveau_loaded(node: Node) -> Verdict:
     held = tuple(gpu for gpu in node.gpus if gpu.driver == "nouveau")
     ours = any(gpu.driver == _NVIDIA for gpu in node.gpus)
     if held:
-        summary = f"nouveau owns {_count(len(held))} of {len(node.gpus)}"
+        summary = f"nouveau owns {_of(held, node)}"
         return (warn if ours else fail)(summary, *_owners(held))
     if module_loaded(node.host, "nouveau") and node.module is None:
         return warn(
@@ -62,6 +62,10 @@ def nouveau_loaded(node: Node) -> Verdict:
 
 def _count(number: int) -> str:
     return "1 GPU" if number == 1 else f"{number} GPUs"
+
+
+def _of(gpus: tuple[PciGpu, ...], node: Node) -> str:
+    return f"{len(gpus)} of {_count(len(node.gpus))}"
 
 
 def _owners(gpus: tuple[PciGpu, ...]) -> tuple[Evidence, ...]:

@@ -95,15 +95,15 @@ def _engine(daemon: Any) -> dict[str, Any]:
 def _gpus(node: Node) -> list[dict[str, Any]]:
     """From the bus; names and UUIDs where NVML was asked anyway."""
     probe = node.__dict__.get("nvml")
-    known = {gpu.pci: gpu for gpu in probe.inventory.gpus} if probe and probe.inventory else {}
+    known = {str(gpu.pci): gpu for gpu in probe.inventory.gpus} if probe and probe.inventory else {}
     return [
         {
             "pci": gpu.address,
             "deviceId": gpu.device_id,
             "driver": gpu.driver,
             "numa": gpu.numa,
-            "name": known[gpu.address].name if gpu.address in known else "",
-            "uuid": known[gpu.address].uuid if gpu.address in known else "",
+            "name": str(known[gpu.address].name) if gpu.address in known else "",
+            "uuid": str(known[gpu.address].uuid) if gpu.address in known else "",
         }
         for gpu in node.gpus
     ]

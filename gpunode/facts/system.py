@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from gpunode.errors import Unreadable
@@ -80,8 +81,9 @@ def read_distribution(host: Host) -> Distribution:
 
 
 def kernel_release(host: Host) -> str:
-    """What ``uname -r`` prints."""
-    return (host.read_text("/proc/sys/kernel/osrelease") or "").strip()
+    """What ``uname -r`` prints; empty for anything that can't be one, since it becomes part of paths."""
+    text = (host.read_text("/proc/sys/kernel/osrelease") or "").strip()
+    return text if re.fullmatch(r"[\w.+~-]{1,64}", text, re.ASCII) else ""
 
 
 def secure_boot(host: Host) -> bool | None:

@@ -100,3 +100,17 @@ def test_names_that_are_no_utf8_are_printed(output, tmp_path, capsys):
     Path(host.root / "etc/docker/daemon.json").write_bytes(b'{"a\xff\x1b[31m": }')
     render(doctor.run(host, doctor.Options(), SilentProgress()), output, Color.NEVER)
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_broken_file_of_a_containerd_that_nobody_uses_is_no_fault(tmp_path):
+    host = recorded_host("healthy-docker-rocky9", tmp_path)
+    (host.root / "etc/containerd/config.toml").write_text("[plugins")
+    result = diagnosed(host.root)
+    assert (result.status, broken(result)) == ("ok", [])
+
+
+def test_nvml_names_of_a_wrong_type_are_shown_as_text(tmp_path):
+    spec = machine("healthy-h100")
+    for gpu in spec["recording"]["nvml"]["inventory"]["gpus"]:
+        gpu["name"] = ["H100"]
+    assert diagnosed(build_machine(spec, tmp_path)).status == "ok"
