@@ -332,6 +332,9 @@ def plugin_serve(
     resource_name: Annotated[
         str, typer.Option("--resource-name", help="The extended resource to advertise.")
     ] = "nvidia.com/gpu",
+    rediscover_seconds: Annotated[
+        float, typer.Option("--rediscover-seconds", help="How often NVML is asked which GPUs there are.")
+    ] = 30.0,
 ) -> Result:
     """Serve the GPUs to the kubelet in the foreground until SIGTERM or Ctrl-C.
 
@@ -339,7 +342,9 @@ def plugin_serve(
     """
     from gpunode.commands import plugin_serve as command
 
-    options = command.Options(kubelet_socket=kubelet_socket, resource_name=resource_name)
+    options = command.Options(
+        kubelet_socket=kubelet_socket, resource_name=resource_name, rediscover_seconds=rediscover_seconds
+    )
     return command.run(session.host, options, session.progress)
 
 

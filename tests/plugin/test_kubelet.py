@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from uuid import uuid4
 
 import pytest
 
@@ -93,24 +94,24 @@ def test_a_restarted_kubelet_with_the_same_inode_number_has_the_gpus_back(
 ) -> None:
     with running(host):
         assert kubelet.wait_allocatable(RESOURCE, 8, 5)
-        kubelet.stop()
-        if not free_inode_comes_next(host.path(DIRECTORY), kubelet.inodes[-1]):
-            pytest.skip("this file system does not hand freed inode numbers out again")
-        kubelet.start()
-        if kubelet.inodes[0] != kubelet.inodes[1]:
-            pytest.skip("another process took the inode number meanwhile")
-        assert kubelet.wait_allocatable(RESOURCE, 8, BACK_SECONDS)
+        for _ in range(8):
+            kubelet.stop()
+            prepare_inode(host.path(DIRECTORY), kubelet.inodes[-1])
+            kubelet.start()
+            assert kubelet.wait_allocatable(RESOURCE, 8, BACK_SECONDS)
+            if kubelet.inodes[-1] == kubelet.inodes[-2]:
+                return
+        pytest.skip("this file system does not hand freed inode numbers out again")
 
 
-def free_inode_comes_next(directory: Path, wanted: int) -> bool:
-    """Use up what ext4 would hand out before `wanted`, the lowest free number of a group first."""
-    for number in range(5000):
-        taken = directory / f"taken-{number}"
+def prepare_inode(directory: Path, wanted: int) -> None:
+    """Use up what ext4 would hand out before `wanted`: the lowest free number of a group comes first."""
+    for _ in range(1000):
+        taken = directory / f"taken-{uuid4()}"
         taken.touch()
         if taken.stat().st_ino == wanted:
             taken.unlink()
-            return True
-    return False
+            return
 
 
 class OneInode(Host):

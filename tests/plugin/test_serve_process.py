@@ -1,0 +1,202 @@
+"""`gpunode plugin serve` as a process of its own, with the C stand-in of NVML and the kubelet's stand-in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fixtures.scenario import ECC_DOUBLE, ECC_SINGLE, Event, Fault, Scenario, gpu_uuid, machine
+from fixtures.stubs import StubNode, have_compiler, stub_node
+from gpunode.host import Host
+from gpunode.plugin.kubelet_stub import KubeletStub
+from tests.plugin.nodes import RESOURCE, eventually
+
+pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+NVML_DRIVER_NOT_LOADED, NVML_MISMATCH = 9, 18
+
+
+class Serve:
+    """One running `gpunode plugin serve`, its stderr in a file."""
+
+    def __init__(self, short: Path, node: StubNode, **environ: str) -> None:
+        self.log_path = short / "log"
+        self.socket = short / "dp/nvidia-gpu.sock"
+        command = [sys.executable, "-m", "gpunode", "plugin", "serve", "-o", "json"]
+        command += ["--kubelet-socket", str(short / "dp/kubelet.sock"), "--rediscover-seconds", "0.5"]
+        env = {**os.environ, **node.env, **environ}
+        with self.log_path.open("a") as log:
+            self.process = subprocess.Popen(command, env=env, stderr=log, stdout=subprocess.PIPE, text=True)
+
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def says(self, words: str, seconds: float = 10.0) -> bool:
+        return eventually(lambda: words in self.log(), seconds)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Signal it and wait at most two seconds; the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+
+class Node:
+    """A kubelet, a machine, and the plugins started on it."""
+
+    def __init__(self, short: Path) -> None:
+        self.short = short
+        (short / "dp").mkdir()
+        self.kubelet = KubeletStub(Host(), str(short / "dp"))
+        self.kubelet.start()
+        self.started: list[Serve] = []
+
+    def serve(self, scenario: Scenario, **environ: str) -> tuple[Serve, StubNode]:
+        node = stub_node(self.short, scenario, libraries="nvml")
+        self.started.append(Serve(self.short, node, **environ))
+        return self.started[-1], node
+
+    def ready(self, count: int, seconds: float = 15.0) -> bool:
+        return self.kubelet.wait_allocatable(RESOURCE, count, seconds)
+
+
+@pytest.fixture
+def node(short: Path) -> Iterator[Node]:
+    made = Node(short)
+    yield made
+    for serve in made.started:
+        serve.end()
+        assert serve.process.stdout is not None
+        serve.process.stdout.close()
+    made.kubelet.stop()
+
+
+def test_eight_gpus_are_allocatable_and_sigterm_is_a_clean_end(node: Node) -> None:
+    serve, _ = node.serve(machine(8))
+    assert node.ready(8), serve.log()
+    given = node.kubelet.allocate(RESOURCE, 2)
+    assert given.envs == {"NVIDIA_VISIBLE_DEVICES": f"{gpu_uuid(0)},{gpu_uuid(1)}"}
+    assert serve.socket.is_socket()
+    assert serve.end() == 0
+    assert not serve.socket.exists()
+    assert "Traceback" not in serve.log()
+    assert node.kubelet.wait_allocatable(RESOURCE, 0, 2)
+    assert node.kubelet.capacity(RESOURCE) == 8
+
+
+def test_ctrl_c_is_a_clean_end_too(node: Node) -> None:
+    serve, _ = node.serve(machine(1))
+    assert node.ready(1), serve.log()
+    assert serve.end(signal.SIGINT) == 0
+    assert not serve.socket.exists()
+
+
+def test_an_xid_marks_exactly_its_gpu_within_two_seconds(node: Node) -> None:
+    serve, stub = node.serve(machine(8))
+    assert node.ready(8), serve.log()
+    assert serve.says("watching health events")
+    ignored = machine(8).with_event(Event(gpu_uuid(2), data=31)).with_event(Event(gpu_uuid(3), ECC_SINGLE))
+    stub.write(ignored)
+    assert serve.says("xid=31")
+    assert node.kubelet.allocatable(RESOURCE) == 8
+    stub.write(ignored.with_event(Event(gpu_uuid(5), data=79)))
+    assert node.ready(7, 2.0), serve.log()
+    assert node.kubelet.unhealthy(RESOURCE) == (gpu_uuid(5),)
+    assert "XID 79: the GPU has fallen off the bus" in serve.log()
+
+
+def test_a_double_bit_ecc_error_marks_its_gpu(node: Node) -> None:
+    serve, stub = node.serve(machine(2))
+    assert node.ready(2), serve.log()
+    assert serve.says("watching health events")
+    stub.write(machine(2).with_event(Event(gpu_uuid(1), ECC_DOUBLE)))
+    assert node.ready(1, 2.0), serve.log()
+    assert node.kubelet.unhealthy(RESOURCE) == (gpu_uuid(1),)
+
+
+def test_a_lost_gpu_takes_no_other_with_it_and_heals(node: Node) -> None:
+    serve, stub = node.serve(machine(4))
+    assert node.ready(4), serve.log()
+    stub.write(machine(4).with_gpu(2, lost=True))
+    assert node.ready(3), serve.log()
+    assert node.kubelet.unhealthy(RESOURCE) == (gpu_uuid(2),)
+    stub.write(machine(4))
+    assert node.ready(4), serve.log()
+
+
+def test_a_driver_that_comes_later_is_waited_for(node: Node) -> None:
+    unloaded = machine(2).with_faults(Fault("nvmlInitWithFlags", NVML_DRIVER_NOT_LOADED))
+    serve, stub = node.serve(unloaded)
+    assert serve.says("waiting for the NVIDIA driver: ")
+    assert node.kubelet.registrations == []
+    stub.write(machine(2))
+    assert node.ready(2), serve.log()
+
+
+def test_a_driver_that_does_not_match_its_library_is_named(node: Node) -> None:
+    serve, _ = node.serve(machine(2).with_faults(Fault("nvmlInitWithFlags", NVML_MISMATCH)))
+    assert eventually(lambda: "library and kernel module have different versions" in serve.log(), 10), (
+        serve.log()
+    )
+    assert serve.process.poll() is None
+
+
+def test_a_hanging_nvml_does_not_stop_the_plugin_from_ending(node: Node) -> None:
+    serve, _ = node.serve(machine(2).with_faults(Fault("nvmlInitWithFlags", hang=30.0)))
+    assert serve.says("msg=serving")
+    assert serve.end() == 0
+
+
+def test_a_second_plugin_is_refused_with_status_3(node: Node) -> None:
+    first, _ = node.serve(machine(1))
+    assert node.ready(1), first.log()
+    second, _ = node.serve(machine(1))
+    assert second.process.wait(10) == 3
+    assert "another device plugin is serving on" in second.log()
+    assert node.kubelet.allocatable(RESOURCE) == 1
+
+
+def test_systemd_hears_of_readiness_state_life_and_the_end(node: Node, short: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(short / "notify"))
+        systemd.settimeout(10)
+        serve, _ = node.serve(machine(2), NOTIFY_SOCKET=str(short / "notify"), WATCHDOG_USEC="500000")
+        told: list[str] = []
+        while "STATUS=2 of 2 nvidia.com/gpu healthy; registered with the kubelet" not in told:
+            told.append(systemd.recv(4096).decode())
+        assert serve.end() == 0
+        while told[-1] != "STOPPING=1":
+            told.append(systemd.recv(4096).decode())
+    assert "READY=1" in told
+    assert "WATCHDOG=1" in told
+
+
+@pytest.mark.slow
+def test_an_idle_plugin_is_light(node: Node) -> None:
+    """The unit grants 128 MiB. Rediscovery runs here sixty times as often as it does by default."""
+    serve, _ = node.serve(machine(8))
+    assert node.ready(8), serve.log()
+    status = Path(f"/proc/{serve.process.pid}/status").read_text()
+    resident = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) // 1024
+    before, started = cpu_seconds(serve.process.pid), time.monotonic()
+    assert not eventually(lambda: serve.process.poll() is not None, 4.0)
+    used = (cpu_seconds(serve.process.pid) - before) / (time.monotonic() - started)
+    assert resident < 100, f"{resident} MiB"
+    assert used < 0.2, f"{used:.1%} of one processor, children not counted"
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
