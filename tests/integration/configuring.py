@@ -1,0 +1,81 @@
+"""Drives the real command line against a private engine, with a journal and a lock of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fixtures.engines import Engine
+
+SECONDS = 90
+
+
+@dataclass(frozen=True)
+class Cli:
+    """`gpunode` on one private engine. `program` stands where nvidia-container-runtime would."""
+
+    engine: Engine
+    state: Path
+    program: Path
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {**os.environ, "GPUNODE_STATE_DIR": str(self.state), "NO_COLOR": "1"}
+
+    def argv(self, verb: str, *options: str, restart: str | None = None) -> list[str]:
+        command = self.engine.restart_command if restart is None else restart
+        argv = [sys.executable, "-m", "gpunode", verb, "--restart-command", command, *options]
+        if verb != "rollback":
+            argv += ["--config", str(self.engine.config)]
+        if verb == "configure-runtime":
+            argv += ["--nvidia-runtime-path", str(self.program)]
+        return argv
+
+    def run(self, verb: str, *options: str, restart: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.argv(verb, *options, restart=restart),
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+
+    def data(self, verb: str, *options: str, restart: str | None = None) -> Any:
+        """`data` of a run that must succeed."""
+        done = self.run(verb, *options, "-o", "json", restart=restart)
+        assert done.returncode == 0, done.stderr + done.stdout
+        return json.loads(done.stdout)["data"]
+
+    def start(self, verb: str, *options: str, restart: str | None = None) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.argv(verb, *options, restart=restart),
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def script(self, body: str) -> str:
+        """An executable with this shell text, for --restart-command."""
+        path = self.state.parent / f"restart-{len(list(self.state.parent.iterdir()))}"
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+        return str(path)
+
+
+@contextmanager
+def configuring(engine: Engine, tmp_path: Path) -> Iterator[Cli]:
+    """Start `engine` and give the command line for it."""
+    program = tmp_path / "stand-in-runtime"
+    program.write_text('#!/bin/sh\nexec runc "$@"\n')
+    program.chmod(0o755)
+    with engine:
+        yield Cli(engine, tmp_path / "state", program)

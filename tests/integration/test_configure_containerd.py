@@ -1,0 +1,206 @@
+"""configure-runtime against a real containerd: active afterwards, or as before."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fixtures.engines import start_containerd
+from gpunode.daemons.cri import Cri
+from gpunode.facts.containerd import dig
+from gpunode.host import Host
+from gpunode.runtime.containerd_check import dump
+from tests.integration.configuring import Cli, configuring
+
+pytestmark = pytest.mark.containerd
+
+P2 = "io.containerd.grpc.v1.cri"
+PACKAGED = f"""version = 2
+
+[plugins]
+  [plugins."{P2}"]
+    [plugins."{P2}".cni]
+      bin_dir = "/usr/lib/cni"
+      conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.internal.v1.opt"]
+    path = "{{directory}}/opt"
+"""
+FROM_DOCKER = '# Docker\'s containerd.io package\ndisabled_plugins = ["cri"]\n\n#[grpc]\n#  uid = 0\n'
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Iterator[Cli]:
+    with configuring(start_containerd(PACKAGED), tmp_path) as started:
+        yield started
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def handlers(cli: Cli) -> tuple[str, ...]:
+    with Cri(Host(), cli.engine.socket) as cri:
+        return cri.status().handlers
+
+
+def test_packaged_file_gets_the_runtime_and_the_daemon_has_it(cli: Cli) -> None:
+    before = cli.engine.pid
+    data = cli.data("configure-runtime")
+    assert [change["action"] for change in data["changes"]] == ["updated"]
+    assert "nvidia" in data["active"]["handler"] and data["active"]["default"] == "runc"
+    assert set(handlers(cli)) == {"runc", "nvidia"}
+    assert cli.engine.pid != before
+
+
+def test_nothing_but_the_runtime_changes_in_containerds_own_view(cli: Cli) -> None:
+    host = Host()
+    before = dump(host, "containerd", str(cli.engine.config))
+    cli.data("configure-runtime")
+    after = dump(host, "containerd", str(cli.engine.config))
+    assert before is not None and after is not None
+    new = dig(after, "plugins", P2, "containerd", "runtimes").pop("nvidia")
+    assert new["options"]["BinaryName"] == str(cli.program)
+    for tree in (before, after):
+        runc = dig(tree, "plugins", P2, "containerd", "runtimes", "runc")
+        runc["options"] = {key: value for key, value in runc["options"].items() if value}
+    assert after == before
+
+
+def test_second_run_is_unchanged_and_restarts_nothing(cli: Cli) -> None:
+    cli.data("configure-runtime")
+    pid, stat = cli.engine.pid, cli.engine.config.stat()
+    data = cli.data("configure-runtime")
+    assert [change["action"] for change in data["changes"]] == ["unchanged"]
+    assert data["restart"]["verb"] == "none" and data["journal"] == ""
+    assert (cli.engine.pid, cli.engine.config.stat().st_mtime_ns) == (pid, stat.st_mtime_ns)
+
+
+def test_runtime_in_the_file_but_not_in_the_daemon_only_restarts(cli: Cli) -> None:
+    cli.data("configure-runtime", "--no-restart")
+    assert "nvidia" not in handlers(cli)
+    stat = cli.engine.config.stat()
+    data = cli.data("configure-runtime")
+    assert data["changes"][0]["action"] == "unchanged" and data["restart"]["performed"]
+    assert "nvidia" in handlers(cli)
+    assert cli.engine.config.stat().st_mtime_ns == stat.st_mtime_ns
+
+
+def test_unconfigure_restores_the_bytes_after_several_runs(cli: Cli) -> None:
+    before = digest(cli.engine.config)
+    cli.data("configure-runtime")
+    assert cli.data("configure-runtime", "--set-as-default")["active"]["default"] == "nvidia"
+    data = cli.data("unconfigure-runtime")
+    assert data["active"] == {"handler": ["runc"], "default": "runc"}
+    assert digest(cli.engine.config) == before
+
+
+def test_rollback_restores_bytes_mode_and_owner(cli: Cli) -> None:
+    cli.engine.config.chmod(0o640)
+    os.chown(cli.engine.config, 0, 6)
+    before = digest(cli.engine.config)
+    cli.data("configure-runtime")
+    data = cli.data("rollback")
+    assert data["changes"][0]["action"] == "restored"
+    stat = cli.engine.config.stat()
+    assert (digest(cli.engine.config), stat.st_mode & 0o7777, stat.st_gid) == (before, 0o640, 6)
+    assert handlers(cli) == ("runc",)
+    again = cli.run("rollback")
+    assert again.returncode == 2 and "journal is empty" in again.stderr
+
+
+def test_containerd_of_dockers_package_gets_its_cri_back(tmp_path: Path) -> None:
+    with configuring(start_containerd(FROM_DOCKER), tmp_path) as cli:
+        data = cli.data("configure-runtime")
+        assert set(data["active"]["handler"]) == {"nvidia", "runc"}
+        assert data["configVersion"] == 2
+        assert "# Docker's containerd.io package" in cli.engine.config.read_text()
+
+
+def test_daemon_that_does_not_come_back_is_rolled_back(cli: Cli) -> None:
+    before = digest(cli.engine.config)
+    # the daemon is really restarted with the old file, and really fails with the new one
+    failing = cli.script(
+        f"grep -q nvidia {cli.engine.config} && echo 'no such plugin' >&2 && exit 7\n"
+        f"exec {cli.engine.restart_command}"
+    )
+    done = cli.run("configure-runtime", restart=failing)
+    assert done.returncode == 4, done.stderr
+    assert "no such plugin" in done.stderr and "hint:" in done.stderr
+    assert digest(cli.engine.config) == before
+    assert cli.engine.running and handlers(cli) == ("runc",)
+
+
+def test_daemon_without_the_runtime_after_its_restart_is_rolled_back(cli: Cli) -> None:
+    before = digest(cli.engine.config)
+    done = cli.run("configure-runtime", restart="true")  # says that it restarted and did nothing
+    assert done.returncode == 4, done.stderr
+    assert "not with what was configured" in done.stderr
+    assert digest(cli.engine.config) == before and handlers(cli) == ("runc",)
+
+
+def test_broken_file_is_refused_before_anything_is_written(cli: Cli) -> None:
+    cli.engine.config.write_text("version = 2\n[plugins\n")
+    pid = cli.engine.pid
+    done = cli.run("configure-runtime")
+    assert done.returncode == 1
+    assert f"{cli.engine.config}:2:9: " in done.stderr
+    assert cli.engine.config.read_text() == "version = 2\n[plugins\n" and cli.engine.pid == pid
+    assert not (cli.state / "journal").exists() or not any((cli.state / "journal").iterdir())
+
+
+def test_wrong_type_is_refused_by_containerds_own_judgement_or_ours(cli: Cli) -> None:
+    text = f'version = 2\n[plugins."{P2}"]\nsandbox_image = 3\n'
+    cli.engine.config.write_text(text)
+    done = cli.run("configure-runtime")
+    assert done.returncode == 1 and "containerd refuses" in done.stderr
+    assert cli.engine.config.read_text() == text
+
+
+def test_killed_between_write_and_restart_is_recovered_at_the_next_start(cli: Cli) -> None:
+    before = digest(cli.engine.config)
+    mark = cli.state.parent / "waiting"
+    blocked = cli.script(f"touch {mark}; exec sleep 60")
+    run = cli.start("configure-runtime", restart=blocked)
+    assert Host().wait_until(mark.exists, 30.0)
+    _kill_with_children(run)
+    assert digest(cli.engine.config) != before
+    done = cli.run("configure-runtime", "--dry-run")
+    assert done.returncode == 0 and digest(cli.engine.config) != before  # a dry run writes nothing
+    done = cli.run("unconfigure-runtime")
+    assert done.returncode == 0, done.stderr
+    assert "killed half-way" in done.stdout + done.stderr
+    assert digest(cli.engine.config) == before and handlers(cli) == ("runc",)
+
+
+def test_interrupt_at_the_restart_rolls_back_and_exits_130(cli: Cli) -> None:
+    before = digest(cli.engine.config)
+    mark = cli.state.parent / "waiting"
+    once = cli.script(f"test -e {mark} && exec {cli.engine.restart_command}; touch {mark}; exec sleep 60")
+    run = cli.start("configure-runtime", restart=once)
+    assert Host().wait_until(mark.exists, 30.0)
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 130, errors
+    assert digest(cli.engine.config) == before and handlers(cli) == ("runc",)
+
+
+def _kill_with_children(run: subprocess.Popen[str]) -> None:
+    """SIGKILL for gpunode; its blocked restart command is ended too, as a power loss would."""
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    run.kill()
+    run.communicate(timeout=10)
+    for child in children:
+        os.kill(int(child), signal.SIGKILL)
+
+
+def test_two_runs_at_once_both_succeed_and_one_does_the_work(cli: Cli) -> None:
+    runs = [cli.start("configure-runtime", "-o", "json") for _ in range(2)]
+    outputs = [run.communicate(timeout=90)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    assert sorted('"action": "updated"' in text for text in outputs) == [False, True]
