@@ -1,0 +1,103 @@
+"""The engines' checks against real daemons, whose file and whose word come apart and together.
+
+Only the node around the daemon is set by hand: that it is this node's engine, and which file it reads.
+"""
+
+import json
+
+import pytest
+
+from fixtures.engines import CONTAINERD_CONFIG, start_containerd, start_dockerd
+from gpunode.checks.catalogue import BY_ID
+from gpunode.facts.containerd import find_containerd
+from gpunode.facts.docker import find_docker
+from gpunode.facts.node import Node
+from gpunode.facts.toolkit import Toolkit
+from gpunode.host import Host
+from gpunode.result import FindingStatus
+
+RUNTIME = """
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+      BinaryName = "/bin/true"
+"""
+
+
+def node_with(**topics):
+    node = Node(Host())
+    node.__dict__.update({"kubelet": None, "docker": None, "containerd": None, **topics})
+    return node
+
+
+def verdict(identifier, node):
+    return BY_ID[identifier].run(node)
+
+
+def containerd_node(engine):
+    daemon = find_containerd(Host(), str(engine.config))
+    assert daemon is not None and daemon.socket == engine.socket
+    return node_with(containerd=daemon)
+
+
+@pytest.mark.containerd
+def test_containerd_in_the_file_then_in_the_daemon():
+    with start_containerd() as engine:
+        assert verdict("containerd-runtime-missing", containerd_node(engine)).status is FindingStatus.FAIL
+        engine.config.write_text(engine.config.read_text() + RUNTIME)
+        stale = verdict("containerd-not-restarted", containerd_node(engine))
+        assert stale.status is FindingStatus.FAIL
+        line = engine.config.read_text().splitlines()[stale.evidence[0].line - 1]
+        assert stale.evidence[0].source == str(engine.config) and "runtimes.nvidia]" in line
+        engine.restart()
+        node = containerd_node(engine)
+        for identifier in (
+            "containerd-not-restarted",
+            "containerd-runtime-missing",
+            "containerd-systemdcgroup",
+        ):
+            found = verdict(identifier, node)
+            assert found.status is FindingStatus.PASS, found
+
+
+@pytest.mark.containerd
+def test_containerd_whose_handlers_differ_in_the_cgroup_driver():
+    with start_containerd(CONTAINERD_CONFIG + RUNTIME + "      SystemdCgroup = true\n") as engine:
+        found = verdict("containerd-systemdcgroup", containerd_node(engine))
+        assert found.status is FindingStatus.FAIL
+        assert {"runc: cgroupfs", "nvidia: systemd"} == {evidence.value for evidence in found.evidence}
+
+
+@pytest.mark.containerd
+def test_containerd_that_has_stopped_is_not_running():
+    with start_containerd() as engine:
+        node = containerd_node(engine)
+        assert verdict("containerd-not-restarted", node).status is FindingStatus.PASS
+    found = verdict("containerd-not-restarted", node_with(containerd=node.containerd))
+    assert (found.status, found.summary) == (FindingStatus.FAIL, "containerd isn't running")
+
+
+@pytest.mark.docker
+def test_docker_in_the_file_then_in_the_daemon():
+    def docker_node():
+        daemon = find_docker(Host(), str(engine.config))
+        assert daemon is not None
+        return node_with(docker=daemon, cdi_specs=(), toolkit=Toolkit({}, (), ""))
+
+    with start_dockerd() as engine:
+        assert verdict("docker-not-running", docker_node()).status is FindingStatus.PASS
+        assert verdict("docker-runtime-missing", docker_node()).status is FindingStatus.FAIL
+        config = json.loads(engine.config.read_text() or "{}")
+        engine.config.write_text(
+            json.dumps({**config, "runtimes": {"nvidia": {"path": "/bin/true"}}}, indent=2)
+        )
+        stale = verdict("docker-not-restarted", docker_node())
+        assert stale.status is FindingStatus.FAIL
+        assert "in the file, not in the running daemon" in stale.summary
+        engine.restart()
+        for identifier in ("docker-not-restarted", "docker-runtime-missing", "docker-flag-file-conflict"):
+            found = verdict(identifier, docker_node())
+            assert found.status is FindingStatus.PASS, found
+        engine.config.write_text("{,}")
+        broken = verdict("docker-config-invalid-json", docker_node())
+        assert (broken.status, broken.evidence[0].line) == (FindingStatus.FAIL, 1)
