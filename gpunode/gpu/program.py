@@ -6,24 +6,22 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import gpunode
 from gpunode.gpu.vectors import DeviceResult
 
 MODULE = "gpunode.gpu.vectoradd"
 PROGRAM_FILES = (
-    "gpunode/__init__.py",
-    "gpunode/gpu/__init__.py",
-    "gpunode/gpu/cuda.py",
-    "gpunode/gpu/cuda_errors.py",
-    "gpunode/gpu/forked.py",
-    "gpunode/gpu/ptx.py",
-    "gpunode/gpu/vectoradd.py",
-    "gpunode/gpu/vectors.py",
+    "__init__.py",
+    "gpu/__init__.py",
+    "gpu/cuda.py",
+    "gpu/cuda_errors.py",
+    "gpu/forked.py",
+    "gpu/ptx.py",
+    "gpu/vectoradd.py",
+    "gpu/vectors.py",
 )
-"""All that the program needs besides Python's standard library, relative to a directory on the module path."""
+"""All that the program needs besides the standard library, relative to the package gpunode."""
 
 _AT_ONCE = 16  # forked.AT_ONCE; a test holds them equal
 _START_SECONDS = 15.0
@@ -31,16 +29,11 @@ _START_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What the program printed. `error` says why CUDA could not even count devices, `code` is its CUresult."""
+    """What the program printed. `error` says why CUDA can't even count devices, `code` is its CUresult."""
 
     devices: tuple[DeviceResult, ...]
     error: str = ""
     code: int | None = None
-
-
-def source(name: str) -> bytes:
-    """The content of one of `PROGRAM_FILES`."""
-    return (Path(gpunode.__file__).parent.parent / name).read_bytes()
 
 
 def arguments(uuids: Sequence[str], timeout: float) -> tuple[str, ...]:

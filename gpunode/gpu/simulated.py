@@ -6,16 +6,21 @@ import dataclasses
 import operator
 import time
 from array import array
+from collections.abc import Iterable, Iterator
 
-from gpunode.gpu.vectors import DeviceResult, inputs, judge
+from gpunode.gpu.vectors import DeviceResult, expected, inputs, judge
 
 NOTICE = "simulated: computed on the CPU"
 
 
-def vector_add(index: int, uuid: str, name: str) -> DeviceResult:
-    """The sums that a GPU would compute, computed and compared for real; `message` says where."""
-    left, right = inputs()
-    start = time.perf_counter()
-    got = array("f", map(operator.add, left, right))
-    milliseconds = (time.perf_counter() - start) * 1000
-    return dataclasses.replace(judge(index, uuid, name, got, milliseconds), message=NOTICE)
+def vector_add(devices: Iterable[tuple[int, str, str]]) -> Iterator[DeviceResult]:
+    """For each device (index, UUID, name) the sums that it would compute, computed and compared for real.
+
+    `message` says that it is simulated; `milliseconds` are this machine's.
+    """
+    (left, right), want = inputs(), expected()
+    for index, uuid, name in devices:
+        start = time.perf_counter()
+        got = array("f", map(operator.add, left, right))
+        milliseconds = (time.perf_counter() - start) * 1000
+        yield dataclasses.replace(judge(index, uuid, name, got, want, milliseconds), message=NOTICE)

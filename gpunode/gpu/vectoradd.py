@@ -1,8 +1,8 @@
 """Vector-add on every device that CUDA sees: ``python -m gpunode.gpu.vectoradd``, standard library only.
 
 Prints one JSON document, ``{"devices": [DeviceResult...], "error": null | {"code": 802, "message": "..."}}``,
-and exits with 1 unless every device got it right. Each device has a forked child of its own with a time limit,
-which sets CUDA_VISIBLE_DEVICES before CUDA starts, because a process gets to see one MIG device at most.
+and exits with 1 unless every device got it right. Each device has a forked child with a time limit, which
+sets CUDA_VISIBLE_DEVICES before CUDA starts, because a process gets to see one MIG device at most.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from gpunode.gpu import ptx
 from gpunode.gpu.cuda import Cuda, CudaError
 from gpunode.gpu.forked import Outcome, run_each
-from gpunode.gpu.vectors import ELEMENTS, DeviceResult, inputs, judge
+from gpunode.gpu.vectors import ELEMENTS, DeviceResult, expected, inputs, judge
 
 _THREADS = 256
 _POISON = 0xFFFFFFFF  # no number in float32: an element that isn't written can't pass
@@ -129,7 +129,7 @@ def _try_one(target: Target) -> DeviceResult:
             got, milliseconds = _add(cuda)
     except CudaError as error:
         return DeviceResult(target.index, target.uuid, name, status="fail", message=error.message)
-    return judge(target.index, target.uuid, name, got, milliseconds)
+    return judge(target.index, target.uuid, name, got, expected(), milliseconds)
 
 
 def _add(cuda: Cuda) -> tuple[array[float], float]:

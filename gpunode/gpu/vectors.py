@@ -49,9 +49,10 @@ def largest_error(got: array[float], want: array[float]) -> float | None:
     return None if any(map(math.isnan, errors)) or math.inf in errors else max(errors)
 
 
-def judge(index: int, uuid: str, name: str, got: array[float], milliseconds: float) -> DeviceResult:
-    """Compare a device's answer element by element with the right one."""
-    want = expected()
+def judge(
+    index: int, uuid: str, name: str, got: array[float], want: array[float], milliseconds: float
+) -> DeviceResult:
+    """Compare a device's answer element by element with the right one, `want`."""
     error = largest_error(got, want)
     if error == 0.0:
         return DeviceResult(index, uuid, name, len(got), error, milliseconds)

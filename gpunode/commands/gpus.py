@@ -1,0 +1,81 @@
+"""`gpunode gpus`: the inventory, as NVML tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpunode.errors import GpunodeError
+from gpunode.gpu.isolated import NvmlProbe, probe
+from gpunode.gpu.model import Gpu, Inventory
+from gpunode.host import Host
+from gpunode.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+
+_COLUMNS = ("GPU", "NAME", "UUID", "PCI", "MEMORY", "CC", "NUMA", "MIG")
+
+
+@dataclass(frozen=True)
+class Options:
+    """`timeout`: seconds that NVML may take."""
+
+    timeout: float = 30.0
+
+
+def run(host: Host, options: Options, progress: Progress) -> Result:
+    """List GPUs and MIG devices. `GpunodeError` if NVML doesn't answer; exit 1 if one GPU can't be read."""
+    with progress.step("asking NVML"):
+        answer = probe(host, options.timeout)
+    if answer.inventory is None:
+        raise explain_failure(answer)
+    inventory = answer.inventory
+    broken = [gpu for gpu in inventory.gpus if gpu.error]
+    if broken:
+        error = ErrorInfo(
+            "gpu-unreadable",
+            f"{len(broken)} of {len(inventory.gpus)} GPUs can't be read: "
+            + "; ".join(f"GPU {gpu.index}: {gpu.error}" for gpu in broken),
+            "gpunode doctor; dmesg | grep -i xid",
+        )
+        return Result("GpuInventory", inventory, "fail", ExitCode.FAILED, (), (error,), _blocks(inventory))
+    return Result("GpuInventory", inventory, blocks=_blocks(inventory))
+
+
+def explain_failure(answer: NvmlProbe) -> GpunodeError:
+    """Why there is no inventory, and what finds the cause."""
+    code = f" (NVML {answer.code})" if answer.code is not None else ""
+    stable = "nvml-hang" if answer.timed_out else "nvml"
+    message = f"the GPUs can't be listed: {answer.message}{code}"
+    return GpunodeError(message, hint="find out why: gpunode doctor", code=stable)
+
+
+def _blocks(inventory: Inventory) -> tuple[Block, ...]:
+    driver = f"driver {inventory.driver_version}"
+    cuda = f", CUDA up to {inventory.cuda_version}" if inventory.cuda_version else ""
+    simulated = " (simulated)" if inventory.simulated else ""
+    heading = Text(f"{driver}{cuda}{simulated}", Style.HEADING)
+    if not inventory.gpus:
+        return heading, Text("NVML lists no GPU.", Style.WARN)
+    rows = tuple(row for gpu in inventory.gpus for row in _rows(gpu))
+    return heading, Table(_COLUMNS, rows)
+
+
+def _rows(gpu: Gpu) -> Iterator[tuple[Cell | str, ...]]:
+    mig = (f"{len(gpu.mig)} devices" if gpu.mig else "on, empty") if gpu.mig_enabled else "off"
+    name = Cell(gpu.name or "unreadable", Style.BAD if gpu.error else Style.PLAIN)
+    yield (
+        str(gpu.index),
+        name,
+        gpu.uuid or "-",
+        gpu.pci or "-",
+        _gib(gpu.memory_bytes),
+        gpu.compute_capability or "-",
+        "-" if gpu.numa is None else str(gpu.numa),
+        Cell("-" if gpu.error else mig, Style.DIM),
+    )
+    for device in gpu.mig:
+        place = f"{gpu.index}:{device.index}"
+        yield (place, f"  MIG {device.profile}", device.uuid, "", _gib(device.memory_bytes), "", "", "")
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB" if size else "-"

@@ -1,0 +1,207 @@
+"""`gpunode verify`: a CUDA vector-add on every GPU and MIG device, on the host or in a container."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpunode.errors import GpunodeError, UsageError
+from gpunode.gpu import program, targets
+from gpunode.gpu.child import module_argv, signal_name
+from gpunode.gpu.isolated import NvmlProbe, probe
+from gpunode.gpu.program import Answer
+from gpunode.gpu.targets import Plan
+from gpunode.gpu.vectors import DeviceResult
+from gpunode.host import Host
+from gpunode.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+
+_NVML_SECONDS = 30.0
+_STYLES = {"ok": Style.GOOD, "skip": Style.DIM}
+_PASSED = "Test PASSED"  # what NVIDIA's vectorAdd sample prints
+_DOCTOR = "find out why: gpunode doctor"
+_HINTS = {
+    3: "modprobe nvidia-uvm, then gpunode doctor",
+    802: "systemctl status nvidia-fabricmanager",
+    803: "reboot, or reload the nvidia modules; see gpunode explain driver-lib-mismatch",
+    804: "take the cuda-compat libraries off the library path: ldconfig -p | grep libcuda",
+    999: "modprobe -r nvidia-uvm && modprobe nvidia-uvm, then dmesg | grep -i nvrm",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """`on` is host, docker or containerd; `timeout`: seconds for each device; the rest is for containers."""
+
+    on: str = "host"
+    image: str = ""
+    timeout: float = 60.0
+    runtime_name: str = "nvidia"
+    socket: str = ""
+    config: str = ""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """`data` of the envelope."""
+
+    on: str
+    devices: tuple[DeviceResult, ...]
+    image: str = ""
+
+
+def run(host: Host, options: Options, progress: Progress) -> Result:
+    """Prove that CUDA computes. Exit 1 if a device fails or there is none; errors name cause and cure."""
+    if options.image and options.on == "host":
+        raise UsageError(
+            "an image needs a container engine", hint=f"gpunode verify --on docker --image {options.image}"
+        )
+    if options.image:
+        return _own_image(host, options, progress)
+    with progress.step("asking NVML which GPUs there are"):
+        known = probe(host, _NVML_SECONDS)
+    wanted = targets.plan(known.inventory)
+    if not host.live and options.on == "host":
+        return _simulated(known, wanted, progress)
+    answer = Answer(())
+    if wanted.runnable or not wanted.settled:
+        with progress.step(f"vector-add on {options.on}"):
+            answer = (
+                _on_host(host, options, wanted)
+                if options.on == "host"
+                else _in_container(host, options, wanted, progress)
+            )
+    messages = () if known.inventory else (f"NVML: {known.message}; CUDA itself was asked for the devices",)
+    return _report(options.on, targets.merge(wanted, answer.devices), answer, messages)
+
+
+def _simulated(known: NvmlProbe, wanted: Plan, progress: Progress) -> Result:
+    """A recorded machine: its GPUs' sums are computed here, and every result says so."""
+    from gpunode.gpu import simulated
+
+    if known.inventory is None:
+        from gpunode.commands.gpus import explain_failure
+
+        raise explain_failure(known)
+    with progress.step("vector-add, simulated"):
+        done = tuple(simulated.vector_add((one.index, one.uuid, one.name) for one in wanted.runnable))
+    return _report("host", targets.merge(wanted, done), Answer(done), (simulated.NOTICE,))
+
+
+def _on_host(host: Host, options: Options, wanted: Plan) -> Answer:
+    arguments = program.arguments(wanted.uuids, options.timeout)
+    limit = program.longest_run(len(wanted.uuids), options.timeout)
+    done = host.run(module_argv(program.MODULE, *arguments), timeout=limit)
+    if done.timed_out:
+        raise GpunodeError(f"the vector-add did not end within {limit:g} s", hint=_DOCTOR, code="cuda-hang")
+    return _read(done.code, done.stdout, done.stderr)
+
+
+def _in_container(host: Host, options: Options, wanted: Plan, progress: Progress) -> Answer:
+    from gpunode.runtime.container_run import ContainerRequest, run_program
+
+    request = ContainerRequest(
+        engine=options.on,
+        runtime_name=options.runtime_name,
+        argv=("-m", program.MODULE, *program.arguments(wanted.uuids, options.timeout)),
+        timeout=program.longest_run(len(wanted.uuids), options.timeout),
+        socket=options.socket,
+        config=options.config,
+    )
+    done = run_program(host, request, progress)
+    return _read(done.exit_code, done.stdout, done.stderr)
+
+
+def _read(code: int, stdout: str, stderr: str) -> Answer:
+    try:
+        return program.read_answer(stdout)
+    except ValueError as error:
+        how = f"was ended by {signal_name(code)}" if code < 0 else f"ended with code {code} and no result"
+        said = (stderr.strip().splitlines() or [""])[-1]
+        raise GpunodeError(
+            f"the vector-add {how}" + (f": {said}" if said else ""), hint=_DOCTOR, code="cuda-crash"
+        ) from error
+
+
+def _own_image(host: Host, options: Options, progress: Progress) -> Result:
+    """An image's own vectoradd: all it tells is whether it passed, not on which device."""
+    from gpunode.runtime.container_run import ContainerRequest, run_program
+
+    request = ContainerRequest(
+        engine=options.on,
+        runtime_name=options.runtime_name,
+        image=options.image,
+        timeout=options.timeout,
+        socket=options.socket,
+        config=options.config,
+    )
+    with progress.step(f"{options.image} on {options.on}"):
+        done = run_program(host, request, progress)
+    if done.exit_code == 0 and _PASSED in done.stdout:
+        result = DeviceResult(0, "", options.image, milliseconds=done.seconds * 1000, message=_PASSED)
+    else:
+        said = ((done.stderr.strip() or done.stdout.strip()).splitlines() or ["it said nothing"])[-1]
+        message = f"exit code {done.exit_code}, no {_PASSED!r}: {said}"
+        result = DeviceResult(0, "", options.image, status="fail", message=message)
+    return _report(options.on, (result,), Answer((result,)), (), options.image)
+
+
+def _report(
+    on: str, devices: tuple[DeviceResult, ...], answer: Answer, messages: tuple[str, ...], image: str = ""
+) -> Result:
+    data = Verification(on, devices, image)
+    errors = tuple(_errors(devices, answer))
+    code = ExitCode.FAILED if errors else ExitCode.OK
+    return Result(
+        "Verification", data, "fail" if errors else "ok", code, messages, errors, _blocks(on, devices, answer)
+    )
+
+
+def _errors(devices: Sequence[DeviceResult], answer: Answer) -> list[ErrorInfo]:
+    if answer.error:
+        return [ErrorInfo("cuda", answer.error, _HINTS.get(answer.code or 0, _DOCTOR))]
+    failed = [device for device in devices if _failed(device)]
+    if failed:
+        causes = {device.message for device in failed}
+        which = ", ".join(dict.fromkeys(str(device.index) for device in failed))
+        told = f": {causes.pop()}" if len(causes) == 1 else ""
+        message = f"{len(failed)} of {len(devices)} devices failed (GPU {which}){told}"
+        return [ErrorInfo("device-failed", message, _hint(failed))]
+    if not any(device.status == "ok" for device in devices):
+        return [ErrorInfo("no-device", "there is no GPU to verify", _DOCTOR)]
+    return []
+
+
+def _failed(device: DeviceResult) -> bool:
+    return device.status not in _STYLES
+
+
+def _hint(failed: Sequence[DeviceResult]) -> str:
+    """The cure of an error that all failed devices share, else the doctor."""
+    for code, hint in _HINTS.items():
+        if all(f"({code})" in device.message for device in failed):
+            return hint
+    return f"{_DOCTOR}; dmesg | grep -i xid"
+
+
+def _blocks(on: str, devices: Sequence[DeviceResult], answer: Answer) -> tuple[Block, ...]:
+    if not devices:
+        return ()
+    rows = tuple(_row(device) for device in devices)
+    good = sum(device.status == "ok" for device in devices)
+    elements = max((device.elements for device in answer.devices), default=0)
+    what = f" of {elements} elements" if elements else ""
+    summary = f"Vector-add{what} on {on}: {good} of {len(devices)} devices right"
+    style = Style.BAD if not good or any(map(_failed, devices)) else Style.GOOD
+    return Table(("GPU", "NAME", "UUID", "MAX ERROR", "TIME", "RESULT"), rows), Text(summary, style)
+
+
+def _row(device: DeviceResult) -> tuple[Cell | str, ...]:
+    verdict = f"{device.status}: {device.message}" if device.message else device.status
+    return (
+        str(device.index),
+        device.name or "-",
+        device.uuid or "-",
+        "-" if device.max_error is None else f"{device.max_error:g}",
+        f"{device.milliseconds:.2f} ms" if device.elements else "-",
+        Cell(verdict, _STYLES.get(device.status, Style.BAD)),
+    )
