@@ -11,6 +11,9 @@ from gpunode.facts.system import CONTAINER
 from gpunode.result import Fix
 
 
+_UVM = ("nvidia_uvm", "nvidia_current_uvm")  # the second is Debian's
+
+
 def dev_nodes_missing(node: Node) -> Verdict:
     if node.kind == CONTAINER:
         return skip("a container only has the device files that it was given")
@@ -44,7 +47,7 @@ def dev_node_major_stale(node: Node) -> Verdict:
 
 
 def uvm_not_loaded(node: Node) -> Verdict:
-    if not module_loaded(node.host, "nvidia_uvm"):
+    if not any(module_loaded(node.host, name) for name in _UVM):
         return fail("the module nvidia-uvm isn't loaded", seen("/sys/module/nvidia_uvm", "absent"))
     if node.kind != CONTAINER and all(device.path != "/dev/nvidia-uvm" for device in node.device_nodes):
         return fail("nvidia-uvm is loaded but /dev/nvidia-uvm is missing", seen("/dev/nvidia-uvm", "absent"))

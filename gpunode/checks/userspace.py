@@ -9,6 +9,7 @@ from gpunode.facts.driver import version_numbers
 from gpunode.facts.node import Node
 from gpunode.result import Fix
 
+_OPERATOR = "/run/nvidia/driver/usr"  # where the GPU operator mounts its driver container
 _NO_PERMISSION = 4  # NVML_ERROR_NO_PERMISSION, nvml.h
 
 
@@ -21,6 +22,8 @@ def libcuda_missing(node: Node) -> Verdict:
 
 
 def _library(node: Node, library: libraries.Library | None, soname: str) -> Verdict:
+    if library is None and node.host.is_dir(_OPERATOR):
+        return skip(f"the driver comes from the GPU operator's container, with its libraries in {_OPERATOR}")
     if library is None:
         return fail(
             f"{soname} is not on this node",
@@ -44,6 +47,8 @@ def _packages(node: Node) -> Fix:
 
 
 def nvml_hang(node: Node) -> Verdict:
+    if node.nvml_library is None:
+        return skip("there is no libnvidia-ml.so.1 to ask NVML with")
     probe = node.nvml
     source = "nvmlInit in a child process"
     if probe.timed_out:
