@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def info(cli: Cli) -> dict[str, object]:
+def info(cli: Cli) -> dict[str, Any]:
     return DockerApi(Host(), cli.engine.socket).info()
 
 

@@ -1,0 +1,178 @@
+"""The TOML guard: an edit changes what was asked, or the file is refused."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from typing import Any
+
+import pytest
+import tomlkit
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.errors import ConfigError
+from gpunode.facts.containerd import CRI_PLUGINS, load_config
+from gpunode.host import Host
+from gpunode.runtime import toml_edit
+from gpunode.runtime.containerd_plan import State, configured
+from gpunode.runtime.containerd_removal import removed
+from gpunode.runtime.engine import Wanted
+from gpunode.runtime.trees import Tree, mutated, same
+
+P2 = CRI_PLUGINS[2]
+
+
+def add_runtime(tree: Tree) -> None:
+    cri = tree.setdefault("plugins", {}).setdefault(P2, {}).setdefault("containerd", {})
+    cri["default_runtime_name"] = "nvidia"
+    cri.setdefault("runtimes", {})["nvidia"] = {"runtime_type": "r2", "options": {"BinaryName": "/n"}}
+
+
+def test_dotted_key_before_a_scalar_is_not_swallowed() -> None:
+    # tomlkit 0.15.2 alone moves `root` into the new table here
+    text = f'version = 2\nplugins."{P2}".sandbox_image = "p"\nroot = "/x"\n'
+    after = tomllib.loads(toml_edit.edit(text, add_runtime, "config.toml"))
+    assert after == mutated(tomllib.loads(text), add_runtime)
+    assert after["root"] == "/x"
+
+
+def test_comments_order_and_indentation_stay() -> None:
+    text = (
+        "# head\nversion = 2 # two\n\n[plugins]\n"
+        f'  [plugins."{P2}".containerd.runtimes.runc] # runc\n    runtime_type = "r"\n'
+        "\n# tail\n[grpc]\nuid = 0\n"
+    )
+    after = toml_edit.edit(text, add_runtime, "config.toml")
+    assert [line for line in after.splitlines() if line in text.splitlines()] == text.splitlines()
+    assert f'  [plugins."{P2}".containerd.runtimes.nvidia]\n' in after
+
+
+def test_file_that_cannot_be_edited_is_refused_and_named() -> None:
+    text = f'[plugins."{P2}"]\nsandbox_image = "p"\ncontainerd.default_runtime_name = "runc"\n'
+    with pytest.raises(ConfigError, match=r"^config\.toml can't be edited") as caught:
+        toml_edit.edit(text, add_runtime, "config.toml", "use a drop-in")
+    assert (caught.value.code, caught.value.hint) == ("toml-guard", "use a drop-in")
+
+
+def test_unparsable_file_has_line_and_column() -> None:
+    with pytest.raises(ConfigError, match=r"^config\.toml:2:9: "):
+        toml_edit.edit("version = 2\n[plugins\n", add_runtime, "config.toml")
+
+
+def test_no_change_gives_the_same_text() -> None:
+    text = 'version   =  2 # odd\n["grpc"]\n'
+    assert toml_edit.edit(text, lambda tree: None, "config.toml") == text
+
+
+def test_types_count_when_trees_are_compared() -> None:
+    assert not same({"a": 1}, {"a": True})
+    assert not same({"a": 1}, {"a": 1.0})
+    assert same({"a": float("nan")}, {"a": float("nan")})
+
+
+# --- files of the shapes that containerd's users write ---------------------------------------------------
+
+scalars: st.SearchStrategy[Any] = st.one_of(
+    st.booleans(),
+    st.integers(-9, 99),
+    st.text("abc .#[]=\"'\\é\n", max_size=6),
+    st.lists(st.text("ab", max_size=2), max_size=2),
+)
+tables = st.dictionaries(st.sampled_from(["snapshotter", "no_pivot", "a b", "x"]), scalars, max_size=3)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> str:
+    """A config.toml: headers or dotted keys, natural or shuffled order, indented or not, with comments."""
+    runtime = st.fixed_dictionaries(
+        {"runtime_type": st.sampled_from(["io.containerd.runc.v2", "io.containerd.kata.v2"])},
+        optional={"options": st.fixed_dictionaries({}, optional={"SystemdCgroup": st.booleans()})},
+    )
+    names = st.sampled_from(["runc", "kata", "crun"])
+    cri: dict[str, Any] = draw(tables)
+    if draw(st.booleans()):
+        cri["containerd"] = {**draw(tables), "runtimes": draw(st.dictionaries(names, runtime, max_size=3))}
+    tree = {"grpc": draw(tables), "plugins": {"io.containerd.x.v1.other": draw(tables), P2: cri}}
+    shuffled = draw(st.randoms(use_true_random=False)) if draw(st.booleans()) else None
+    dotted = draw(st.booleans())
+    blocks = _blocks(tree, (), dotted, draw(st.sampled_from(["", "  "])))
+    if shuffled is not None:
+        random.Random(shuffled.random()).shuffle(blocks)
+    return "# top\nversion = 2\nroot = '/r'\n" + "".join(blocks)
+
+
+def _blocks(tree: dict[str, Any], path: tuple[str, ...], dotted: bool, indent: str) -> list[str]:
+    """Text blocks, one per header; with `dotted` a table of scalars is written into its parent's block."""
+    inline = {key: value for key, value in tree.items() if dotted and path and _only_scalars(value)}
+    own: dict[tuple[str, ...], Any] = {}
+    own |= {(key,): value for key, value in tree.items() if not isinstance(value, dict)}
+    own |= {(key, inner): value for key, table in inline.items() for inner, value in table.items()}
+    found = []
+    if path and (own or not tree):
+        pad = indent * (len(path) - 1)
+        lines = [
+            f"{pad}{_dotted(key)} = {tomlkit.item(value).as_string()} # c\n" for key, value in own.items()
+        ]
+        found.append(f"\n{pad}[{_dotted(path)}]\n" + "".join(lines))
+    for key, value in tree.items():
+        if isinstance(value, dict) and key not in inline:
+            found += _blocks(value, (*path, key), dotted, indent)
+    return found
+
+
+def _only_scalars(value: Any) -> bool:
+    return (
+        isinstance(value, dict) and bool(value) and not any(isinstance(one, dict) for one in value.values())
+    )
+
+
+def _dotted(path: tuple[str, ...]) -> str:
+    return ".".join(tomlkit.key(key).as_string() for key in path)
+
+
+def _state(text: str, release: tuple[int, ...], tmp: Any) -> State:
+    root = tmp / "root"
+    (root / "etc/containerd").mkdir(parents=True, exist_ok=True)
+    (root / "etc/containerd/config.toml").write_text(text)
+    config = load_config(Host(root), "/etc/containerd/config.toml", release)
+    return State(config, {config.path: text}, release, drop_in="/etc/containerd/conf.d/99-nvidia.toml")
+
+
+@given(text=documents(), default=st.booleans())
+def test_configure_changes_only_our_keys_and_unconfigure_restores(
+    text: str, default: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tmp = tmp_path_factory.mktemp("toml")
+    before = tomllib.loads(text)
+    wanted = Wanted("nvidia", "/usr/bin/nvidia-container-runtime", default)
+    try:
+        after = configured(_state(text, (1, 6), tmp), wanted)[0]["/etc/containerd/config.toml"]
+    except ConfigError as error:
+        assert error.code == "toml-guard"
+        return
+    tree = tomllib.loads(after)
+    table = tree["plugins"][P2]["containerd"]
+    assert table["runtimes"].pop("nvidia")["options"]["BinaryName"] == wanted.runtime_path
+    if default:
+        assert table.pop("default_runtime_name") == "nvidia"
+    spelled = before["plugins"].get(P2, {}).get("containerd", {}).get("runtimes")
+    if not spelled:
+        assert table["runtimes"].pop("runc") == {"runtime_type": "io.containerd.runc.v2"}
+    assert _pruned(tree) == _pruned(before)
+    again = configured(_state(after, (1, 6), tmp), wanted)[0]
+    assert all(new == after for new in again.values())
+    back = removed(_state(after, (1, 6), tmp), "nvidia", "")["/etc/containerd/config.toml"]
+    assert back is not None
+    left = tomllib.loads(back)
+    if not spelled:
+        left["plugins"][P2]["containerd"]["runtimes"].pop("runc")
+    assert _pruned(left) == _pruned(before)
+
+
+def _pruned(tree: Any) -> Any:
+    """Without tables that hold nothing: they mean nothing to containerd."""
+    if not isinstance(tree, dict):
+        return tree
+    pruned = {key: _pruned(value) for key, value in tree.items()}
+    return {key: value for key, value in pruned.items() if value != {}}
