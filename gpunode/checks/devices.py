@@ -10,7 +10,6 @@ from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER
 from gpunode.result import Fix
 
-
 _UVM = ("nvidia_uvm", "nvidia_current_uvm")  # the second is Debian's
 
 

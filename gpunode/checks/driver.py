@@ -37,7 +37,8 @@ def driver_not_installed(node: Node) -> Verdict:
     ]
     if node.nvml_library:
         evidence.append(seen(node.nvml_library.path, "libraries without a kernel module"))
-    return fail("no NVIDIA driver is installed", *evidence)
+    fix = fixes.INSTALL_DRIVER_UBUNTU if node.distribution.id == "ubuntu" else None
+    return fail("no NVIDIA driver is installed", *evidence, fix=fix)
 
 
 def dkms_not_built(node: Node) -> Verdict:

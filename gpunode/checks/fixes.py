@@ -52,6 +52,9 @@ INSTALL_DRIVER = per_family(
     "reboot",
 )
 
+# Ubuntu carries the driver itself; elsewhere nvidia-open comes from NVIDIA's repository (the guide adds it)
+INSTALL_DRIVER_UBUNTU = Fix("ubuntu-drivers install --gpgpu && reboot", True, "reboot")
+
 UPGRADE_DRIVER = per_family(
     "apt update && apt install nvidia-open && reboot",
     "dnf upgrade nvidia-open && reboot",
@@ -137,11 +140,18 @@ MAKE_NODES = everywhere("nvidia-modprobe -c0 -u")
 
 LOAD_UVM = everywhere("modprobe nvidia-uvm && nvidia-modprobe -c0 -u")
 
+_TOOLKIT_REPOSITORY = "https://nvidia.github.io/libnvidia-container"
+_KEYRING = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
+
 INSTALL_TOOLKIT = per_family(
-    "apt install nvidia-container-toolkit",
-    "curl -fsSL https://nvidia.github.io/libnvidia-container/stable/rpm/nvidia-container-toolkit.repo "
+    f"curl -fsSL {_TOOLKIT_REPOSITORY}/gpgkey | gpg --dearmor -o {_KEYRING} && "
+    f"curl -fsSL {_TOOLKIT_REPOSITORY}/stable/deb/nvidia-container-toolkit.list | "
+    f"sed 's#deb https://#deb [signed-by={_KEYRING}] https://#' "
+    "> /etc/apt/sources.list.d/nvidia-container-toolkit.list && "
+    "apt update && apt install nvidia-container-toolkit",
+    f"curl -fsSL {_TOOLKIT_REPOSITORY}/stable/rpm/nvidia-container-toolkit.repo "
     "-o /etc/yum.repos.d/nvidia-container-toolkit.repo && dnf install nvidia-container-toolkit",
-    "zypper addrepo https://nvidia.github.io/libnvidia-container/stable/rpm/nvidia-container-toolkit.repo "
+    f"zypper addrepo {_TOOLKIT_REPOSITORY}/stable/rpm/nvidia-container-toolkit.repo "
     "&& zypper install nvidia-container-toolkit",
     f"follow {_TOOLKIT_GUIDE}",
 )
