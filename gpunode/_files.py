@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +17,8 @@ _MAX_STEPS = 400  # ten times the kernel's limit of 40 links (include/linux/name
 
 def write_atomic(target: Path, data: bytes, mode: int, expect: bytes | None) -> None:
     """Write `data` to `target` through a temporary file beside it. Raises OSError, target untouched."""
+    import tempfile
+
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     before = target.stat() if target.exists() else None

@@ -2,15 +2,22 @@
 
 # no `from __future__ import annotations`: Typer reads these annotations as objects
 
+import gc
 import sys
-from enum import StrEnum
-from typing import Annotated
 
-import typer
+# one short process: collecting while modules are imported costs every command five milliseconds
+gc.set_threshold(50_000)
 
-from gpunode import __version__
-from gpunode.result import Result
-from gpunode.session import Session, run_app, takes_globals, verb
+from enum import StrEnum  # noqa: E402
+from typing import TYPE_CHECKING, Annotated  # noqa: E402
+
+import typer  # noqa: E402
+
+from gpunode import __version__  # noqa: E402
+from gpunode.session import Session, run_app, takes_globals, verb  # noqa: E402
+
+if TYPE_CHECKING:
+    from gpunode.result import Result
 
 app = typer.Typer(
     name="gpunode",
@@ -71,7 +78,7 @@ def doctor(
         Strings, typer.Option("--skip", metavar="ID", help="Leave this check out (repeatable).")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Let warnings count: exit 1.")] = False,
-) -> Result:
+) -> "Result":
     """Find out why GPUs don't work on this node, root cause first. Changes nothing.
 
     gpunode doctor
@@ -88,7 +95,7 @@ def doctor(
 def explain(
     session: Session,
     check: Annotated[str, typer.Argument(metavar="[ID]", help="A check's id; all are listed without.")] = "",
-) -> Result:
+) -> "Result":
     """Explain one check: what it looks at, why, how to mend it on each distribution.
 
     gpunode explain driver-lib-mismatch
@@ -163,7 +170,7 @@ def configure_runtime(
     ] = False,
     socket: SocketOption = "",
     yes: YesOption = False,
-) -> Result:
+) -> "Result":
     """Register the nvidia runtime, restart or reload the engine, see that it is active; undo it if not.
 
     gpunode configure-runtime --runtime containerd --dry-run
@@ -203,7 +210,7 @@ def unconfigure_runtime(
     restart_command: RestartCommandOption = "",
     socket: SocketOption = "",
     yes: YesOption = False,
-) -> Result:
+) -> "Result":
     """Take the nvidia runtime out again and put the previous default back.
 
     gpunode unconfigure-runtime --runtime docker
@@ -234,7 +241,7 @@ def rollback(
     no_restart: NoRestartOption = False,
     restart_command: RestartCommandOption = "",
     yes: YesOption = False,
-) -> Result:
+) -> "Result":
     """Restore the files of a journal entry, byte for byte, and restart the engine.
 
     gpunode rollback
@@ -260,7 +267,7 @@ def verify(
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=1, help="For each device.")
     ] = 60.0,
-) -> Result:
+) -> "Result":
     """Prove it: a CUDA vector-add on every GPU and MIG device, compared element by element.
 
     gpunode verify
@@ -276,7 +283,7 @@ def verify(
 
 
 @verb(app, "gpus", "GpuInventory")
-def gpus(session: Session) -> Result:
+def gpus(session: Session) -> "Result":
     """List the GPUs and MIG devices as NVML tells them.
 
     gpunode gpus -o json
@@ -297,7 +304,7 @@ def setup(
     socket: SocketOption = "",
     restart_command: RestartCommandOption = "",
     yes: YesOption = False,
-) -> Result:
+) -> "Result":
     """Doctor, configure-runtime, verify: one report; stops at the first failure with what to do.
 
     gpunode setup --runtime containerd
@@ -316,7 +323,7 @@ def setup(
 
 
 @verb(app, "demo", "Demo")
-def demo(session: Session) -> Result:
+def demo(session: Session) -> "Result":
     """Show the whole way on a simulated 8 x H100 node in a temporary directory; touches nothing else."""
     from gpunode.commands import demo as command
 
@@ -335,7 +342,7 @@ def plugin_serve(
     rediscover_seconds: Annotated[
         float, typer.Option("--rediscover-seconds", help="How often NVML is asked which GPUs there are.")
     ] = 30.0,
-) -> Result:
+) -> "Result":
     """Serve the GPUs to the kubelet in the foreground until SIGTERM or Ctrl-C.
 
     gpunode plugin serve

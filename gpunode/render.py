@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, TextIO
 
 from gpunode.errors import GpunodeError
+from gpunode.output import Color, Output
 from gpunode.result import Block, Cell, Diff, Result, Style, Table, Text
 
 _RICH_STYLES = {
@@ -27,22 +27,6 @@ _RICH_STYLES = {
     Style.HEADING: "bold",
     Style.COMMAND: "cyan",
 }
-
-
-class Output(StrEnum):
-    """``-o``: how a result is written."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
-
-
-class Color(StrEnum):
-    """``--color``: always beats NO_COLOR, NO_COLOR beats FORCE_COLOR, both beat the terminal."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
 
 
 def wants_color(color: Color, stream: TextIO, environ: Mapping[str, str]) -> bool:

@@ -1,6 +1,7 @@
 """From a command line to an exit code: global options, signals, errors. `cli.py` says which options exist."""
 
-# no `from __future__ import annotations`: Typer reads these annotations as objects
+# no `from __future__ import annotations`: Typer reads these annotations as objects. At the top only Typer is
+# imported: `gpunode --version` needs nothing else, and a dataclass takes half a millisecond to make.
 
 import functools
 import inspect
@@ -8,25 +9,34 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
-from gpunode.errors import GpunodeError, UsageError
-from gpunode.host import Host
-from gpunode.render import Color, Output, StderrProgress, render, render_error, say
-from gpunode.result import ErrorInfo, ExitCode, Result
+from gpunode.output import Color, Output
+
+if TYPE_CHECKING:
+    from gpunode.errors import GpunodeError
+    from gpunode.host import Host
+    from gpunode.render import StderrProgress
+    from gpunode.result import ExitCode, Result
+
+Command = Callable[..., "Result"]
 
 
-@dataclass(frozen=True)
-class Session:
+class Session(NamedTuple):
     """What the global options amount to for one command."""
 
-    host: Host
-    progress: StderrProgress
+    host: "Host"
+    progress: "StderrProgress"
+
+
+class Form(NamedTuple):
+    """How the outcome is told."""
+
+    kind: str
     output: Output
     color: Color
     debug: bool
@@ -68,10 +78,10 @@ def takes_globals(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def verb(app: typer.Typer, name: str, kind: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+def verb(app: typer.Typer, name: str, kind: str) -> Callable[[Command], Command]:
     """Register a command: `function(session, ...) -> Result` gains the global options and loses `session`."""
 
-    def register(function: Callable[..., Result]) -> Callable[..., Result]:
+    def register(function: Command) -> Command:
         own = list(inspect.signature(function).parameters.values())[1:]
 
         @functools.wraps(function)
@@ -96,58 +106,66 @@ def _sign(call: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> 
     del call.__wrapped__  # type: ignore[attr-defined]
 
 
-def _run(kind: str, chosen: dict[str, Any], command: Callable[[Session], Result]) -> ExitCode:
+def _run(kind: str, chosen: dict[str, Any], command: Callable[[Session], "Result"]) -> int:
     """Run one command; whatever happens ends as a rendered result and an exit code."""
-    output, color = chosen["output"] or Output.TABLE, chosen["color"] or Color.AUTO
-    debug = bool(chosen["debug"])
+    from gpunode.errors import GpunodeError
+    from gpunode.render import render, render_error
+    from gpunode.result import ExitCode
+
+    form = Form(kind, chosen["output"] or Output.TABLE, chosen["color"] or Color.AUTO, bool(chosen["debug"]))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
-        result = command(_session(chosen, output, color))
+        result = command(_session(chosen))
     except GpunodeError as error:
-        return _report(kind, error, output, color, debug)
+        return _report(form, error)
     except KeyboardInterrupt:
         stopped = GpunodeError("interrupted", code="interrupted", exit_code=ExitCode.INTERRUPTED)
-        return _report(kind, stopped, output, color, debug)
+        return _report(form, stopped)
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug is reported as one
         bug = GpunodeError(
             f"{type(error).__name__}: {error}",
             code="internal",
             hint="this is a bug in gpunode; run the same command with --debug and report what it prints",
         )
-        return _report(kind, bug, output, color, debug)
-    render(result, output, color)
+        return _report(form, bug)
+    render(result, form.output, form.color)
     for info in result.errors:
         render_error(GpunodeError(info.message, hint=info.hint))
     return result.exit_code
 
 
-def _session(chosen: dict[str, Any], output: Output, color: Color) -> Session:
+def _session(chosen: dict[str, Any]) -> Session:
+    from gpunode.errors import UsageError
+    from gpunode.host import Host
+    from gpunode.render import StderrProgress
+
     progress = StderrProgress(int(chosen["verbose"] or 0))
     root = (chosen["root"] or Path("/")).absolute().resolve()
     if not root.is_dir():
         raise UsageError(
             f"--root {root} is no directory", hint="give the directory that holds etc, sys and proc"
         )
-    return Session(
-        Host(root, dict(os.environ), progress.trace), progress, output, color, bool(chosen["debug"])
-    )
+    return Session(Host(root, dict(os.environ), progress.trace), progress)
 
 
-def _interrupt(number: int, _frame: FrameType | None) -> None:
+def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
     """SIGTERM and SIGHUP end a command as Ctrl-C does, so that what was applied is rolled back."""
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _report(kind: str, error: GpunodeError, output: Output, color: Color, debug: bool) -> ExitCode:
-    if debug:
+def _report(form: Form, error: "GpunodeError") -> "ExitCode":
+    from gpunode.render import render, render_error
+    from gpunode.result import Result
+
+    if form.debug:
         import traceback
 
         traceback.print_exc()
     render_error(error)
-    if output is not Output.TABLE:
-        failed = Result(kind, status="error", exit_code=error.exit_code, errors=(error.info(),))
-        render(failed, output, color)
+    if form.output is not Output.TABLE:
+        failed = Result(form.kind, status="error", exit_code=error.exit_code, errors=(error.info(),))
+        render(failed, form.output, form.color)
     return error.exit_code
 
 
@@ -156,32 +174,34 @@ def run_app(app: typer.Typer, argv: Sequence[str]) -> int:
     try:
         code = app(list(argv), standalone_mode=False, prog_name="gpunode")
         return int(code or 0)
-    except (SystemExit, KeyboardInterrupt) as stop:
-        return int(stop.code or 0) if isinstance(stop, SystemExit) else ExitCode.INTERRUPTED
-    except GpunodeError:
-        raise
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except Exception as error:
-        # Typer's own exceptions live in a private module; these two attributes are what they all have
+        # Typer's own exceptions live in a private module; this method is what they all have
         if not hasattr(error, "format_message"):
             raise
         return _usage(error, argv)
 
 
 def _usage(error: Any, argv: Sequence[str]) -> int:
-    context = getattr(error, "ctx", None)
+    from gpunode.render import render, say
+    from gpunode.result import ErrorInfo, ExitCode, Result
+
     if type(error).__name__ == "NoArgsIsHelpError":
         sys.stderr.write(f"{error.format_message()}\n")
-        return int(ExitCode.USAGE)
+        return ExitCode.USAGE
+    context = getattr(error, "ctx", None)
     message = " ".join(str(error.format_message()).split()).rstrip(".")
-    path = context.command_path if context is not None else "gpunode"
-    hint = f"see {path} --help"
+    hint = f"see {context.command_path if context is not None else 'gpunode'} --help"
     say(f"error: {message[:1].lower() + message[1:]}")
     say(f"hint: {hint}")
     output = _asked_output(argv)
     if output is not Output.TABLE:
         info = ErrorInfo("usage", message, hint)
         render(Result("Error", status="error", exit_code=ExitCode.USAGE, errors=(info,)), output, Color.NEVER)
-    return int(ExitCode.USAGE)
+    return ExitCode.USAGE
 
 
 def _asked_output(argv: Sequence[str]) -> Output:

@@ -9,9 +9,8 @@ import pytest
 import yaml
 
 from gpunode.errors import GpunodeError
+from gpunode.output import Color, Output
 from gpunode.render import (
-    Color,
-    Output,
     StderrProgress,
     plain_lines,
     printable,
