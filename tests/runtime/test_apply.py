@@ -1,0 +1,223 @@
+"""Carrying out a plan with a daemon that misbehaves.
+
+The engine is a fake: no real one can be made to stay down, to come back without its runtime, or to be
+interrupted at a chosen moment. tests/integration does the same with real ones where they can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.errors import ConfigError, DaemonError, PreconditionError, RolledBackError
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.processes import Process
+from gpunode.host import Host
+from gpunode.journal import Journal
+from gpunode.render import SilentProgress
+from gpunode.runtime import apply as apply_module
+from gpunode.runtime.apply import Job, apply, recover
+from gpunode.runtime.docker import DockerEngine
+from gpunode.runtime.engine import Active, FileEdit, Plan, Wanted
+from gpunode.runtime.restart import Restarter
+from gpunode.runtime.workflow import Request, _refuse
+
+WANTED = Wanted("nvidia", "/n")
+BEFORE = Active(("runc",), "runc")
+AFTER = Active(("runc", "nvidia"), "runc", (("nvidia", "/n"),))
+DAEMON = Daemon("docker", None, (20, 10), "/etc/docker/daemon.json", "test", "/none", None)
+
+
+@dataclass
+class FakeEngine:
+    """Answers what it was told to, one answer per question, the last one for ever."""
+
+    host: Host
+    answers: list[Active | DaemonError]
+    daemon: Daemon = DAEMON
+
+    def ask(self) -> Active:
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, DaemonError):
+            raise answer
+        return answer
+
+    def plan(self, wanted: Wanted, active: Active | None) -> Plan:
+        raise AssertionError("apply is given its plan")
+
+    def plan_removal(self, name: str, previous_default: str, active: Active | None) -> Plan:
+        raise AssertionError("apply is given its plan")
+
+    def restoring(self, edits: tuple[FileEdit, ...], name: str, active: Active | None) -> Plan:
+        raise AssertionError("apply is given its plan")
+
+    def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class FakeRestarter(Restarter):
+    """Counts restarts; `fails` is called with the number of each."""
+
+    fails: Callable[[int], None] = lambda number: None
+    verbs: list[str] = field(default_factory=list)
+
+    def shown(self, verb: str) -> str:
+        return f"{verb} it"
+
+    def perform(self, verb: str) -> float:
+        self.verbs.append(verb)
+        self.fails(len(self.verbs))
+        return 0.0
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply_module, "_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(apply_module, "_SETTLE_SECONDS", 0.2)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    (tmp_path / "etc/docker").mkdir(parents=True)
+    (tmp_path / "etc/docker/daemon.json").write_bytes(b"old")
+    return Host(tmp_path, environ={})
+
+
+def job(
+    host: Host, answers: list[Active | DaemonError], fails: Callable[[int], None], verb: str = "restart"
+) -> Job:
+    edit = FileEdit("/etc/docker/daemon.json", b"old", b"new")
+    plan = Plan("docker", (edit,), verb)
+    engine = FakeEngine(host, answers)
+    restarter = FakeRestarter(host, DAEMON, lambda: DAEMON, fails=fails)
+    return Job(host, engine, plan, "configure-runtime", lambda a: a.has(WANTED), restarter, SilentProgress())
+
+
+def never(number: int) -> None:
+    """No restart fails."""
+
+
+def first(error: BaseException) -> Callable[[int], None]:
+    def fails(number: int) -> None:
+        if number == 1:
+            raise error
+
+    return fails
+
+
+def content(host: Host) -> bytes | None:
+    return host.read_bytes("/etc/docker/daemon.json")
+
+
+def states(host: Host) -> list[str]:
+    return [entry.state for entry in Journal.of(host).entries()]
+
+
+def test_confirmed_change_is_committed(host: Host) -> None:
+    applied = apply(job(host, [AFTER], never), Journal.of(host))
+    assert applied.performed and applied.active == AFTER
+    assert (content(host), states(host)) == (b"new", ["committed"])
+
+
+def test_slow_daemon_is_waited_for(host: Host) -> None:
+    down = DaemonError("not yet")
+    applied = apply(job(host, [down, down, BEFORE, AFTER], never), Journal.of(host))
+    assert applied.active == AFTER
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda host: job(host, [BEFORE], never),
+        lambda host: job(host, [BEFORE], first(DaemonError("failed with status 1: bad key"))),
+        lambda host: job(host, [BEFORE], first(RuntimeError("bug"))),
+        lambda host: job(host, [BEFORE], first(KeyboardInterrupt())),
+        lambda host: job(host, [BEFORE], first(SystemExit(1))),
+    ],
+    ids=["without the runtime", "restart fails", "bug", "Ctrl-C", "SIGTERM"],
+)
+def test_any_failure_restores_and_restarts_again(host: Host, make: Callable[[Host], Job]) -> None:
+    made = make(host)
+    with pytest.raises((RolledBackError, RuntimeError, KeyboardInterrupt, SystemExit)) as caught:
+        apply(made, Journal.of(host))
+    assert (content(host), states(host)) == (b"old", ["rolled-back"])
+    assert isinstance(made.restarter, FakeRestarter) and made.restarter.verbs == ["restart", "restart"]
+    if isinstance(caught.value, RolledBackError):
+        assert caught.value.exit_code == 4 and "runs with them" in caught.value.message
+
+
+@pytest.mark.usefixtures("quick")
+def test_daemon_that_stays_down_is_said(host: Host) -> None:
+    with pytest.raises(RolledBackError, match="but docker does not run"):
+        apply(job(host, [DaemonError("down")], never), Journal.of(host))
+    assert content(host) == b"old"
+
+
+def test_file_changed_since_it_was_read_is_left_alone(host: Host) -> None:
+    made = job(host, [AFTER], never)
+    host.write_atomic("/etc/docker/daemon.json", b"theirs")
+    with pytest.raises(ConfigError, match="changed"):
+        apply(made, Journal.of(host))
+    assert (content(host), states(host)) == (b"theirs", ["rolled-back"])
+    assert isinstance(made.restarter, FakeRestarter) and made.restarter.verbs == []
+
+
+def test_recovery_restores_and_restarts_what_a_killed_run_left(host: Host) -> None:
+    journal = Journal.of(host)
+    edit = FileEdit("/etc/docker/daemon.json", b"old", b"new")
+    journal.mark(journal.begin("configure-runtime", [edit], {}), "applied")
+    host.write_atomic(edit.path, b"new")
+    seen: list[str] = []
+    notes = recover(host, journal, lambda entry: seen.append(entry.state))
+    assert seen == ["applied"] and "killed half-way" in notes[0]
+    assert (content(host), states(host)) == (b"old", ["rolled-back"])
+    assert recover(host, journal, lambda entry: seen.append("again")) == () and len(seen) == 1
+
+
+def test_running_containers_need_yes_unless_live_restore(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
+    plan = Plan("docker", (), "restart", "why")
+    restarter = FakeRestarter(host, DAEMON, lambda: DAEMON)
+    engine = DockerEngine(host, DAEMON)
+    busy: dict[str, Any] = {"handlers": (), "default": "runc", "running_containers": 2}
+    with pytest.raises(PreconditionError, match=r"2 running container") as caught:
+        _refuse(engine, plan, Active(**busy), restarter, Request())
+    assert caught.value.exit_code == 3 and "--yes" in caught.value.hint
+    _refuse(engine, plan, Active(**busy), restarter, Request(yes=True))
+    _refuse(engine, plan, Active(**busy, live_restore=True), restarter, Request())
+    _refuse(engine, Plan("docker", (), "reload", "why"), Active(**busy), restarter, Request())
+
+
+def test_without_systemd_and_command_it_is_refused_before_writing(tmp_path: Path) -> None:
+    restarter = Restarter(Host(tmp_path), DAEMON, lambda: DAEMON)
+    with pytest.raises(PreconditionError, match="must be restarted") as caught:
+        restarter.require("restart")
+    assert "--restart-command" in caught.value.hint
+
+
+def test_systemd_restarts_the_unit_and_a_lone_process_reloads_by_signal(tmp_path: Path) -> None:
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    unit = Daemon("docker", None, (), "/c", "", "/s", "docker.service", (), Process(7, ("dockerd",), 0.0))
+    assert Restarter(Host(tmp_path), unit, lambda: unit).shown("reload") == "systemctl reload docker.service"
+    alone = Daemon("docker", None, (), "/c", "", "/s", None, (), Process(7, ("dockerd",), 0.0))
+    assert Restarter(Host(tmp_path), alone, lambda: alone).shown("reload") == "kill -HUP 7"
+    assert (
+        Restarter(Host(tmp_path), alone, lambda: alone, "sv restart 'a b'").shown("restart")
+        == "sv restart 'a b'"
+    )
+
+
+def test_not_root_is_refused_before_anything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from gpunode.commands import configure_runtime
+
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    host = Host(environ={"GPUNODE_STATE_DIR": str(tmp_path / "state")})
+    with pytest.raises(PreconditionError, match="needs root"):
+        configure_runtime.run(host, configure_runtime.Options(runtime="docker"), SilentProgress())
+    assert not (tmp_path / "state").exists()

@@ -1,0 +1,360 @@
+"""configure, unconfigure and rollback on recorded trees: what is written, refused and said."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpunode.commands import configure_runtime, rollback, unconfigure_runtime
+from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
+from gpunode.host import Host
+from gpunode.render import SilentProgress
+from gpunode.result import Diff, ExitCode, Result
+from gpunode.runtime.report import RuntimeConfiguration
+
+Configure = Callable[..., Result]
+DOCKER = "etc/docker/daemon.json"
+CONTAINERD = "etc/containerd/config.toml"
+P2 = "io.containerd.grpc.v1.cri"
+P3 = "io.containerd.cri.v1.runtime"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A node with both engines and the toolkit installed; containerd is 1.6, dockerd 20.10."""
+    versions = {
+        "/usr/bin/containerd --version": "containerd github.com/containerd/containerd 1.6.20 x",
+        "/usr/sbin/dockerd --version": "Docker version 20.10.24, build x",
+    }
+    commands = {argv: {"code": 0, "stdout": text} for argv, text in versions.items()}
+    recording = tmp_path / ".gpunode/recording.json"
+    recording.parent.mkdir()
+    recording.write_text(json.dumps({"commands": commands}))
+    for name in ("usr/bin/containerd", "usr/sbin/dockerd", "usr/bin/nvidia-container-runtime"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+        path.chmod(0o755)
+    for name in (DOCKER, CONTAINERD):
+        (tmp_path / name).parent.mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.fixture
+def configure(root: Path) -> Configure:
+    def call(runtime: str, **options: object) -> Result:
+        wanted = configure_runtime.Options(runtime=runtime, **options)  # type: ignore[arg-type]
+        return configure_runtime.run(Host(root, environ={}), wanted, SilentProgress())
+
+    return call
+
+
+def set_release(root: Path, release: str) -> None:
+    path = root / ".gpunode/recording.json"
+    recording = json.loads(path.read_text())
+    text = f"containerd github.com/containerd/containerd {release} x"
+    recording["commands"]["/usr/bin/containerd --version"]["stdout"] = text
+    path.write_text(json.dumps(recording))
+
+
+def data(result: Result) -> RuntimeConfiguration:
+    assert isinstance(result.data, RuntimeConfiguration)
+    return result.data
+
+
+def snapshot(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+# --- what is written --------------------------------------------------------------------------------------
+
+
+def test_absent_daemon_json_is_created_and_nothing_live_is_touched(root: Path, configure: Configure) -> None:
+    result = configure("docker")
+    assert [change.action for change in data(result).changes] == ["created"]
+    assert (data(result).restart.verb, data(result).restart.performed) == ("reload", False)
+    assert data(result).active is None
+    written = json.loads((root / DOCKER).read_text())
+    assert written == {"runtimes": {"nvidia": {"path": "nvidia-container-runtime", "runtimeArgs": []}}}
+
+
+def test_dry_run_writes_nothing_and_shows_the_diff(root: Path, configure: Configure) -> None:
+    before = snapshot(root)
+    result = configure("docker", dry_run=True, exit_code=True)
+    assert result.exit_code == ExitCode.FAILED and snapshot(root) == before
+    assert any(isinstance(block, Diff) and "+" in block.text for block in result.blocks)
+    configure("docker")
+    again = configure("docker", dry_run=True, exit_code=True)
+    assert again.exit_code == ExitCode.OK and data(again).changes[0].action == "unchanged"
+
+
+def test_default_and_cdi_only_when_asked(root: Path, configure: Configure) -> None:
+    (root / DOCKER).write_text('{"default-runtime": "crun", "runtimes": {"crun": {"path": "crun"}}}')
+    configure("docker")
+    assert json.loads((root / DOCKER).read_text())["default-runtime"] == "crun"
+    configure("docker", set_as_default=True)
+    assert json.loads((root / DOCKER).read_text())["default-runtime"] == "nvidia"
+    host = Host(root, environ={})
+    unconfigure_runtime.run(host, unconfigure_runtime.Options(runtime="docker"), SilentProgress())
+    assert json.loads((root / DOCKER).read_text())["default-runtime"] == "crun"
+
+
+def test_previous_default_comes_back_although_the_file_was_edited_since(
+    root: Path, configure: Configure
+) -> None:
+    (root / CONTAINERD).write_text(
+        f'version = 2\n[plugins."{P2}".containerd]\ndefault_runtime_name = "crun"\n'
+        f'[plugins."{P2}".containerd.runtimes.crun]\nruntime_type = "io.containerd.runc.v2"\n'
+    )
+    configure("containerd", set_as_default=True)
+    with (root / CONTAINERD).open("a") as stream:
+        stream.write("\n[grpc]\nuid = 1\n")
+    host = Host(root, environ={})
+    unconfigure_runtime.run(host, unconfigure_runtime.Options(runtime="containerd"), SilentProgress())
+    tree = tomllib.loads((root / CONTAINERD).read_text())
+    containerd = tree["plugins"][P2]["containerd"]
+    assert containerd["default_runtime_name"] == "crun" and set(containerd["runtimes"]) == {"crun"}
+    assert tree["grpc"] == {"uid": 1}
+
+
+def test_options_come_from_the_default_runtime_but_not_from_kata(root: Path, configure: Configure) -> None:
+    (root / CONTAINERD).write_text(
+        f'version = 2\n[plugins."{P2}".containerd]\ndefault_runtime_name = "kata"\n'
+        f'[plugins."{P2}".containerd.runtimes.kata]\nruntime_type = "io.containerd.kata.v2"\nsnapshotter = "x"\n'
+        f'[plugins."{P2}".containerd.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n'
+        f'[plugins."{P2}".containerd.runtimes.runc.options]\nSystemdCgroup = true\n'
+    )
+    configure("containerd")
+    runtimes = tomllib.loads((root / CONTAINERD).read_text())["plugins"][P2]["containerd"]["runtimes"]
+    assert runtimes["nvidia"] == {
+        "runtime_type": "io.containerd.runc.v2",
+        "options": {"SystemdCgroup": True, "BinaryName": "/usr/bin/nvidia-container-runtime"},
+    }
+
+
+def test_old_containerd_keeps_its_builtin_runc(root: Path, configure: Configure) -> None:
+    (root / CONTAINERD).write_text("version = 2\n")
+    configure("containerd")
+    runtimes = tomllib.loads((root / CONTAINERD).read_text())["plugins"][P2]["containerd"]["runtimes"]
+    assert set(runtimes) == {"runc", "nvidia"}
+
+
+def test_containerd_1_edits_the_file_whose_table_counts(root: Path, configure: Configure) -> None:
+    (root / CONTAINERD).write_text(f'version = 2\nimports = ["conf.d/*.toml"]\n[plugins."{P2}"]\nx = 1\n')
+    later = root / "etc/containerd/conf.d/50.toml"
+    later.parent.mkdir()
+    later.write_text(f'version = 2\n[plugins."{P2}"]\nsandbox_image = "p"\n')
+    result = configure("containerd")
+    assert [change.path for change in data(result).changes] == ["/etc/containerd/conf.d/50.toml"]
+
+
+@pytest.mark.parametrize(("version", "plugin"), [(2, P2), (3, P3)])
+def test_containerd_2_gets_a_drop_in_of_the_main_files_version(
+    root: Path, configure: Configure, version: int, plugin: str
+) -> None:
+    set_release(root, "2.1.9")
+    before = f"# mine\nversion = {version}\n\n[grpc]\nuid = 0\n"
+    (root / CONTAINERD).write_text(before)
+    configure("containerd")
+    drop_in = tomllib.loads((root / "etc/containerd/conf.d/99-nvidia.toml").read_text())
+    assert drop_in["version"] == version
+    assert set(drop_in["plugins"][plugin]["containerd"]["runtimes"]) == {"nvidia"}
+    main = (root / CONTAINERD).read_text()
+    assert [line for line in main.splitlines() if line not in before.splitlines()] == [
+        'imports = ["/etc/containerd/conf.d/*.toml"]'
+    ]
+    assert data(configure("containerd")).changes[0].action == "unchanged"
+    host = Host(root, environ={})
+    unconfigure_runtime.run(host, unconfigure_runtime.Options(runtime="containerd"), SilentProgress())
+    assert (root / CONTAINERD).read_text() == before
+    assert not (root / "etc/containerd/conf.d/99-nvidia.toml").exists()
+
+
+def test_import_that_covers_the_drop_in_is_not_repeated(root: Path, configure: Configure) -> None:
+    set_release(root, "2.1.9")
+    (root / CONTAINERD).write_text('version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n')
+    result = configure("containerd")
+    assert [change.path for change in data(result).changes] == ["/etc/containerd/conf.d/99-nvidia.toml"]
+
+
+def test_absent_file_takes_the_kubelets_cgroup_driver(root: Path, configure: Configure) -> None:
+    kubelet = root / "var/lib/kubelet/config.yaml"
+    kubelet.parent.mkdir(parents=True)
+    kubelet.write_text("kind: KubeletConfiguration\ncgroupDriver: systemd\n")
+    configure("containerd")
+    tree = tomllib.loads((root / CONTAINERD).read_text())
+    runtimes = tree["plugins"][P2]["containerd"]["runtimes"]
+    assert tree["version"] == 2
+    assert [runtimes[name]["options"]["SystemdCgroup"] for name in ("runc", "nvidia")] == [True, True]
+
+
+def test_file_without_version_but_with_plugins_keeps_version_1(root: Path, configure: Configure) -> None:
+    (root / CONTAINERD).write_text('[plugins.cri]\nsandbox_image = "p"\n')
+    result = configure("containerd")
+    tree = tomllib.loads((root / CONTAINERD).read_text())
+    assert "version" not in tree and "nvidia" in tree["plugins"]["cri"]["containerd"]["runtimes"]
+    assert data(result).config_version == 1
+    set_release(root, "2.1.9")
+    with pytest.raises(ConfigError, match="ignores") as caught:
+        configure("containerd")
+    assert "config migrate" in caught.value.hint
+
+
+def test_rollback_restores_and_then_has_nothing_left(root: Path, configure: Configure) -> None:
+    (root / DOCKER).write_text('{"debug":true}')
+    configure("docker")
+    host = Host(root, environ={})
+    result = rollback.run(host, rollback.Options(), SilentProgress())
+    assert result.kind == "Rollback" and data(result).changes[0].action == "restored"
+    assert (root / DOCKER).read_text() == '{"debug":true}'
+    with pytest.raises(UsageError):
+        rollback.run(host, rollback.Options(), SilentProgress())
+
+
+def test_rollback_of_a_file_changed_since_is_refused(root: Path, configure: Configure) -> None:
+    configure("docker")
+    (root / DOCKER).write_text("{}")
+    with pytest.raises(ConfigError, match="changed after"):
+        rollback.run(Host(root, environ={}), rollback.Options(), SilentProgress())
+    assert (root / DOCKER).read_text() == "{}"
+
+
+# --- what is refused --------------------------------------------------------------------------------------
+
+
+def refused(root: Path, configure: Configure, runtime: str, **options: object) -> GpunodeError:
+    """The error of a run that must leave every file as it is."""
+    before = snapshot(root)
+    with pytest.raises(GpunodeError) as caught:
+        configure(runtime, **options)
+    after = snapshot(root)
+    after.pop("run/lock/gpunode.lock", None)
+    assert after == before
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("version = 2\n[plugins\n", "config.toml:2:9: "),
+        ("version = 2\nplugins = 3\n", "plugins is not a table"),
+        ("plugins = []\n", "plugins is not a table"),
+        (f'version = 2\n[plugins."{P2}".containerd]\nruntimes = []\n', "runtimes is not a table"),
+        (f'version = 2\n[plugins."{P2}".containerd.runtimes]\nrunc = 1\n', "runc is not a table"),
+        ("version = 2\nimports = 'x'\n", "imports is not an array"),
+        ("version = 2\ndisabled_plugins = [1]\n", "disabled_plugins is not an array"),
+        ("version = '2'\n", "version is '2'"),
+        ("version = 3\n", "reads up to 2"),
+        ('disabled_plugins = ["aufs"]\n', "short plugin name"),
+    ],
+)
+def test_bad_containerd_files(root: Path, configure: Configure, text: str, said: str) -> None:
+    (root / CONTAINERD).write_text(text)
+    error = refused(root, configure, "containerd")
+    assert said in error.message and error.exit_code == ExitCode.FAILED
+
+
+def test_file_that_is_not_utf8_has_its_place(root: Path, configure: Configure) -> None:
+    (root / DOCKER).write_bytes(b'{\n"a": "\xff"}')
+    assert "daemon.json:2:7: not UTF-8" in refused(root, configure, "docker").message
+
+
+def test_directory_where_a_file_belongs(root: Path, configure: Configure) -> None:
+    (root / DOCKER).mkdir()
+    assert "/etc/docker/daemon.json" in refused(root, configure, "docker").message
+
+
+def test_dangling_symlink_is_left_alone(root: Path, configure: Configure) -> None:
+    (root / DOCKER).symlink_to("/srv/gone.json")
+    assert "symlink" in refused(root, configure, "docker").message
+    assert (root / DOCKER).is_symlink()
+
+
+def test_symlinked_file_is_written_through(root: Path, configure: Configure) -> None:
+    (root / "srv").mkdir()
+    (root / "srv/d.json").write_text("{}")
+    (root / DOCKER).symlink_to("/srv/d.json")
+    configure("docker")
+    assert (root / DOCKER).is_symlink() and "nvidia" in (root / "srv/d.json").read_text()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@pytest.mark.parametrize("options", ["size=4k,nr_inodes=64", "ro"])
+def test_full_disk_and_read_only_file_system_lose_nothing(
+    root: Path, configure: Configure, options: str
+) -> None:
+    mount = root / "etc/docker"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "gpunode-test", mount], check=True)
+    try:
+        (root / DOCKER).write_text('{"a": "' + "x" * 3000 + '"}')
+        (mount / "ballast").write_bytes(b"x" * 4096)
+        if options == "ro":
+            subprocess.run(["mount", "-o", "remount,ro", mount], check=True)
+        error = refused(root, configure, "docker")
+        assert (
+            "No space left" in error.message or "Read-only" in error.message or "can't write" in error.message
+        )
+        journals = [
+            json.loads(path.read_text()) for path in root.glob("var/lib/gpunode/journal/*/manifest.json")
+        ]
+        assert all(manifest["state"] == "rolled-back" for manifest in journals)
+    finally:
+        subprocess.run(["umount", mount], check=True)
+
+
+def test_unknown_runtime_names_the_known_ones(root: Path, configure: Configure) -> None:
+    error = refused(root, configure, "rkt")
+    assert isinstance(error, UsageError) and "docker, containerd" in error.hint
+
+
+def test_auto_with_two_engines_asks_which_unless_the_kubelet_knows(root: Path, configure: Configure) -> None:
+    error = refused(root, configure, "auto")
+    assert isinstance(error, UsageError) and "docker, containerd" in error.message
+    flags = root / "var/lib/kubelet/kubeadm-flags.env"
+    flags.parent.mkdir(parents=True)
+    flags.write_text('A="--container-runtime-endpoint=unix:///run/containerd/containerd.sock"\n')
+    assert data(configure("auto", dry_run=True)).engine == "containerd"
+
+
+def test_missing_toolkit_is_a_precondition(root: Path, configure: Configure) -> None:
+    (root / "usr/bin/nvidia-container-runtime").unlink()
+    assert refused(root, configure, "docker").exit_code == ExitCode.PRECONDITION
+
+
+def test_missing_engine_is_a_precondition(root: Path, configure: Configure) -> None:
+    (root / "usr/sbin/dockerd").unlink()
+    assert isinstance(refused(root, configure, "docker"), PreconditionError)
+
+
+def test_k3s_containerd_is_refused_with_its_owner(root: Path, configure: Configure) -> None:
+    process = root / "proc/9"
+    process.mkdir(parents=True)
+    config = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+    (process / "cmdline").write_text(f"containerd\0-c\0{config}\0")
+    (process / "stat").write_text("9 (containerd) S " + "0 " * 40)
+    assert "k3s" in refused(root, configure, "containerd").message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"runtime": "docker", "drop_in_config": "/x.toml"},
+        {"runtime": "containerd", "nvidia_runtime_path": "bare"},
+        {"runtime": "containerd", "config": "relative.toml"},
+        {"runtime": "docker", "nvidia_runtime_name": "a b"},
+        {"runtime": "docker", "nvidia_runtime_name": "runc"},
+        {"runtime": "docker", "exit_code": True},
+    ],
+)
+def test_contradicting_options_are_usage_errors(
+    root: Path, configure: Configure, options: dict[str, object]
+) -> None:
+    error = refused(root, configure, str(options.pop("runtime")), **options)
+    assert error.exit_code == ExitCode.USAGE

@@ -1,0 +1,159 @@
+"""The write-ahead journal: complete before the first write, honest about files that others changed."""
+
+from __future__ import annotations
+
+import json
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpunode.errors import ConfigError, UsageError
+from gpunode.host import Host
+from gpunode.journal import Journal, digest, lock_path
+
+
+@dataclass(frozen=True)
+class Edit:
+    path: str
+    before: bytes | None
+    after: bytes | None
+    interim: bytes | None = None
+    undo: bytes | None = None
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    (tmp_path / "etc").mkdir()
+    return Host(tmp_path, environ={})
+
+
+def begun(host: Host, *edits: Edit, operation: str = "configure-runtime") -> tuple[Journal, str]:
+    """An entry for edits that are then carried out."""
+    journal = Journal.of(host)
+    for edit in edits:
+        if edit.before is not None:
+            host.write_atomic(edit.path, edit.before)
+    entry = journal.begin(operation, edits, {"engine": "docker"})
+    for edit in edits:
+        if edit.after is None:
+            host.remove(edit.path)
+        else:
+            host.write_atomic(edit.path, edit.after)
+    return journal, entry.id
+
+
+def test_entry_is_complete_and_private_before_anything_is_written(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "etc/a").write_bytes(b"old")
+    (tmp_path / "etc/a").chmod(0o640)
+    entry = Journal.of(host).begin(
+        "configure-runtime", [Edit("/etc/a", b"old", b"new")], {"engine": "docker"}
+    )
+    directory = tmp_path / entry.directory.lstrip("/")
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((directory / "manifest.json").stat().st_mode) == 0o600
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert (manifest["state"], manifest["engine"]) == ("begun", "docker")
+    assert manifest["files"][0]["mode"] == 0o640
+    assert (directory / manifest["files"][0]["backup"]).read_bytes() == b"old"
+    assert (tmp_path / "etc/a").read_bytes() == b"old"
+
+
+def test_restore_gives_back_bytes_mode_and_removes_created_files(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "etc/a").write_bytes(b"old")
+    (tmp_path / "etc/a").chmod(0o600)
+    journal, name = begun(host, Edit("/etc/a", b"old", b"new"), Edit("/etc/b", None, b"new"))
+    (tmp_path / "etc/a").chmod(0o666)
+    changes = journal.restore(journal.unfinished()[0])
+    assert [(one.path, one.action) for one in changes] == [("/etc/a", "restored"), ("/etc/b", "removed")]
+    assert (tmp_path / "etc/a").read_bytes() == b"old"
+    assert stat.S_IMODE((tmp_path / "etc/a").stat().st_mode) == 0o600
+    assert not (tmp_path / "etc/b").exists()
+    assert journal.unfinished()[0].id == name
+
+
+def test_removed_file_comes_back(host: Host, tmp_path: Path) -> None:
+    journal, _ = begun(host, Edit("/etc/a", b"old", None))
+    assert not (tmp_path / "etc/a").exists()
+    journal.restore(journal.unfinished()[0])
+    assert (tmp_path / "etc/a").read_bytes() == b"old"
+
+
+def test_someone_elses_later_edit_is_never_overwritten(host: Host, tmp_path: Path) -> None:
+    journal, _ = begun(host, Edit("/etc/a", b"old", b"new"))
+    (tmp_path / "etc/a").write_bytes(b"theirs")
+    entry = journal.unfinished()[0]
+    assert journal.foreign(entry) == ("/etc/a",)
+    assert [change.action for change in journal.restore(entry)] == ["unchanged"]
+    assert (tmp_path / "etc/a").read_bytes() == b"theirs"
+
+
+def test_text_for_a_moment_counts_as_ours(host: Host, tmp_path: Path) -> None:
+    journal, _ = begun(host, Edit("/etc/a", b"old", b"new", interim=b"between", undo=b"back"))
+    for text in (b"between", b"back"):
+        (tmp_path / "etc/a").write_bytes(text)
+        journal.restore(journal.unfinished()[0])
+        assert (tmp_path / "etc/a").read_bytes() == b"old"
+
+
+def test_damaged_copy_is_refused(host: Host, tmp_path: Path) -> None:
+    journal, _ = begun(host, Edit("/etc/a", b"old", b"new"))
+    entry = journal.unfinished()[0]
+    (tmp_path / entry.directory.lstrip("/") / entry.files[0]["backup"]).write_bytes(b"rot")
+    with pytest.raises(ConfigError, match="damaged"):
+        journal.restore(entry)
+    assert (tmp_path / "etc/a").read_bytes() == b"new"
+
+
+def test_last_committed_entry_is_the_default_and_rollbacks_do_not_count(host: Host) -> None:
+    journal, first = begun(host, Edit("/etc/a", b"1", b"2"))
+    journal.mark(journal.unfinished()[0], "committed")
+    _, second = begun(host, Edit("/etc/a", b"2", b"3"))
+    journal.mark(journal.unfinished()[0], "committed")
+    begun(host, Edit("/etc/a", b"3", b"2"), operation="rollback")
+    journal.mark(journal.unfinished()[0], "committed")
+    assert journal.committed().id == second
+    assert journal.committed(first).id == first
+    with pytest.raises(UsageError) as caught:
+        journal.committed("no-such")
+    assert first in caught.value.hint and second in caught.value.hint
+
+
+def test_entries_of_one_second_keep_their_order(host: Host) -> None:
+    names = []
+    for operation in ("unconfigure-runtime", "configure-runtime", "configure-runtime"):
+        journal, name = begun(host, Edit("/etc/a", b"1", b"2"), operation=operation)
+        journal.mark(journal.unfinished()[0], "committed")
+        names.append(name)
+    assert [entry.id for entry in Journal.of(host).entries()] == names
+    assert len(set(names)) == 3
+
+
+def test_only_finished_entries_are_pruned(host: Host) -> None:
+    journal, oldest = begun(host, Edit("/etc/a", b"1", b"2"))
+    for _ in range(4):
+        _, name = begun(host, Edit("/etc/a", b"1", b"2"))
+        journal.mark(next(entry for entry in journal.entries() if entry.id == name), "committed")
+    journal.prune(keep=2)
+    left = journal.entries()
+    assert [entry.state for entry in left] == ["begun", "committed", "committed"]
+    assert left[0].id == oldest
+
+
+def test_directory_without_a_manifest_never_began(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "var/lib/gpunode/journal/20260101T000000Z-configure-runtime").mkdir(parents=True)
+    assert Journal.of(host).entries() == ()
+    with pytest.raises(UsageError, match="empty"):
+        Journal.of(host).committed()
+
+
+def test_state_directory_can_be_moved(tmp_path: Path) -> None:
+    host = Host(tmp_path, environ={"GPUNODE_STATE_DIR": "/elsewhere"})
+    assert Journal.of(host).directory == "/elsewhere/journal"
+    assert lock_path(host) == "/elsewhere/lock"
+    assert lock_path(Host(tmp_path, environ={})) == "/run/lock/gpunode.lock"
+
+
+def test_absent_and_empty_files_differ() -> None:
+    assert digest(None) != digest(b"")
