@@ -191,18 +191,12 @@ class Host:
     @cached_property
     def recording(self) -> dict[str, Any]:
         """What a recorded machine holds that can't be a file; empty for a live one."""
-        import json
-
         text = None if self.live else self.read_text("/" + RECORDING)
         if not text:
             return {}
-        try:
-            loaded = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"{RECORDING} is not JSON: {error}") from error
-        if not isinstance(loaded, dict):
-            raise ConfigError(f"{RECORDING} does not hold a JSON object")
-        return loaded
+        from gpunode._recording import parse_recording
+
+        return parse_recording(text)
 
     def recorded(self, section: str, key: str) -> Any:
         """One recorded value, None where nothing was recorded."""

@@ -146,7 +146,9 @@ def _session(chosen: dict[str, Any]) -> Session:
         raise UsageError(
             f"--root {root} is no directory", hint="give the directory that holds etc, sys and proc"
         )
-    return Session(Host(root, dict(os.environ), progress.trace), progress)
+    host = Host(root, dict(os.environ), progress.trace)
+    _ = host.recording  # a malformed recording is one error now, not one in every check
+    return Session(host, progress)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:

@@ -142,6 +142,24 @@ def test_a_recorded_machine_replays_and_contacts_nothing(host: Host, tmp_path: P
         host.connect_unix("/run/docker.sock")
 
 
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "not JSON"),
+        ("[]", "JSON object"),
+        ('{"commands": []}', "commands is no JSON object"),
+        ('{"commands": {"id": {"code": "0"}}}', "'id'"),
+        ('{"devices": {"/dev/nvidia0": {"major": 195, "minor": 0, "mode": "rw"}}}', "mode like"),
+        ('{"sockets": {"/run/docker.sock": true}}', "no string"),
+    ],
+)
+def test_a_malformed_recording_is_named(host: Host, tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / ".gpunode").mkdir()
+    (tmp_path / ".gpunode/recording.json").write_text(text)
+    with pytest.raises(ConfigError, match=complaint):
+        host.run(["id"])
+
+
 def test_a_live_socket_is_told_apart_from_a_dead_one(tmp_path: Path) -> None:
     path = str(tmp_path / "s.sock")
     listener = socket.socket(socket.AF_UNIX)

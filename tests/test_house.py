@@ -50,9 +50,9 @@ def name_of(path: Path) -> str:
 
 
 def room_of(module: str) -> str:
-    """gpunode.facts.node -> facts; the host's two drawers belong to host."""
+    """gpunode.facts.node -> facts; the host's drawers belong to host."""
     part = module.removeprefix("gpunode").removeprefix(".").partition(".")[0] or "__init__"
-    return "host" if part in {"_files", "_process"} else part
+    return "host" if part in {"_files", "_process", "_recording"} else part
 
 
 def imports(path: Path) -> list[tuple[int, str]]:

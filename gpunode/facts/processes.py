@@ -43,8 +43,9 @@ def option_value(argv: tuple[str, ...], *names: str) -> str | None:
 def boot_time(host: Host) -> float:
     """When this kernel started, in seconds since the epoch (``btime`` in /proc/stat); 0 if unknown."""
     for line in (host.read_text("/proc/stat") or "").splitlines():
-        if line.startswith("btime "):
-            return float(line.split()[1])
+        seconds = line.removeprefix("btime ")
+        if line.startswith("btime ") and seconds.isdecimal():
+            return float(seconds)
     return 0.0
 
 
@@ -62,7 +63,7 @@ def running(host: Host) -> tuple[Process, ...]:
             fields = (host.read_text(f"/proc/{name}/stat") or "").rpartition(")")[2].split()
         except GpunodeError:
             continue  # gone meanwhile, or not ours to see
-        if raw and len(fields) > 19:
+        if raw and len(fields) > 19 and fields[19].isdecimal():
             argv = tuple(part.decode("utf-8", "surrogateescape") for part in raw.rstrip(b"\0").split(b"\0"))
             found.append(Process(int(name), argv, boot + int(fields[19]) / ticks))
     return tuple(found)

@@ -1,0 +1,55 @@
+"""`Host`'s third drawer: what a recorded machine holds that can't be a file, checked when it is read."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from gpunode.errors import ConfigError
+from gpunode.host import RECORDING
+
+SECTIONS = ("commands", "devices", "sockets", "daemons", "nvml")
+_OCTAL = re.compile(r"[0-7]{1,4}")
+
+
+def parse_recording(text: str) -> dict[str, Any]:
+    """The recording's sections; `ConfigError` names the entry that can't be right."""
+    try:
+        loaded = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{RECORDING} is not JSON: {error}") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{RECORDING} does not hold a JSON object")
+    for section in SECTIONS:
+        entries = loaded.setdefault(section, {})
+        if not isinstance(entries, dict):
+            raise ConfigError(f"{RECORDING}: {section} is no JSON object")
+        for key, value in entries.items():
+            problem = _problem(section, value)
+            if problem:
+                raise ConfigError(f"{RECORDING}: {section}: {key!r}: {problem}")
+    return loaded
+
+
+def _problem(section: str, value: Any) -> str:
+    """What is wrong with one entry, empty if nothing. `nvml` is judged by its reader, which has the nouns."""
+    if section == "sockets":
+        return "" if isinstance(value, str) else "the state is no string"
+    if section == "nvml":
+        return ""
+    if not isinstance(value, dict):
+        return "not a JSON object"
+    if section == "commands":
+        texts = all(isinstance(value.get(name, ""), str) for name in ("stdout", "stderr"))
+        return (
+            "" if texts and type(value.get("code", 0)) is int else "code, stdout or stderr has a wrong type"
+        )
+    if section == "devices":
+        numbers = all(type(value.get(name)) is int for name in ("major", "minor"))
+        mode = value.get("mode")
+        octal = isinstance(mode, str) and _OCTAL.fullmatch(mode) is not None
+        return (
+            "" if numbers and octal else 'a device has whole numbers major and minor, and a mode like "0666"'
+        )
+    return ""
