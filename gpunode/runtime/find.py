@@ -34,7 +34,7 @@ def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: s
         raise UsageError(f"unknown runtime {name!r}", hint=f"known: {', '.join(FINDERS)}, auto")
     for option, path in (("--config", config), ("--drop-in-config", drop_in)):
         if path and not path.startswith("/"):
-            raise UsageError(f"{option} must be an absolute path, not {path!r}")
+            raise UsageError(f"{option} must be an absolute path, not {path!r}", hint=f"{option} /PATH")
     if drop_in and chosen == "docker":
         raise UsageError("Docker reads no drop-ins", hint="leave out --drop-in-config")
     daemon = FINDERS[chosen](host, config or None)

@@ -88,11 +88,9 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path, environ={})
 
 
-def job(
-    host: Host, answers: list[Active | DaemonError], fails: Callable[[int], None], verb: str = "restart"
-) -> Job:
+def job(host: Host, answers: list[Active | DaemonError], fails: Callable[[int], None]) -> Job:
     edit = FileEdit("/etc/docker/daemon.json", b"old", b"new")
-    plan = Plan("docker", (edit,), verb)
+    plan = Plan("docker", (edit,), "restart")
     engine = FakeEngine(host, answers)
     restarter = FakeRestarter(host, DAEMON, lambda: DAEMON, fails=fails)
     return Job(host, engine, plan, "configure-runtime", lambda a: a.has(WANTED), restarter, SilentProgress())

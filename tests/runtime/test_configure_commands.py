@@ -126,7 +126,7 @@ def test_previous_default_comes_back_although_the_file_was_edited_since(
 def test_options_come_from_the_default_runtime_but_not_from_kata(root: Path, configure: Configure) -> None:
     (root / CONTAINERD).write_text(
         f'version = 2\n[plugins."{P2}".containerd]\ndefault_runtime_name = "kata"\n'
-        f'[plugins."{P2}".containerd.runtimes.kata]\nruntime_type = "io.containerd.kata.v2"\nsnapshotter = "x"\n'
+        f'[plugins."{P2}".containerd.runtimes.kata]\nruntime_type = "io.containerd.kata.v2"\n'
         f'[plugins."{P2}".containerd.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n'
         f'[plugins."{P2}".containerd.runtimes.runc.options]\nSystemdCgroup = true\n'
     )
@@ -235,7 +235,10 @@ def refused(root: Path, configure: Configure, runtime: str, **options: object) -
         configure(runtime, **options)
     after = snapshot(root)
     after.pop("run/lock/gpunode.lock", None)
-    assert after == before
+    journal = {name for name in after if name.startswith("var/lib/gpunode/journal/")}
+    states = [json.loads(after[name])["state"] for name in journal if name.endswith("manifest.json")]
+    assert all(state == "rolled-back" for state in states)
+    assert {name: content for name, content in after.items() if name not in journal} == before
     assert caught.value.hint
     return caught.value
 
@@ -298,13 +301,7 @@ def test_full_disk_and_read_only_file_system_lose_nothing(
         if options == "ro":
             subprocess.run(["mount", "-o", "remount,ro", mount], check=True)
         error = refused(root, configure, "docker")
-        assert (
-            "No space left" in error.message or "Read-only" in error.message or "can't write" in error.message
-        )
-        journals = [
-            json.loads(path.read_text()) for path in root.glob("var/lib/gpunode/journal/*/manifest.json")
-        ]
-        assert all(manifest["state"] == "rolled-back" for manifest in journals)
+        assert "can't write" in error.message
     finally:
         subprocess.run(["umount", mount], check=True)
 
