@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from gpunode.errors import DaemonError, GpunodeError, PreconditionError
+from gpunode.errors import ConfigError, DaemonError, GpunodeError, PreconditionError
 from gpunode.host import Host
 from gpunode.journal import Entry, Journal, lock_path
 from gpunode.result import Progress, Result
@@ -131,10 +131,7 @@ def _refuse(
 ) -> None:
     """Everything that speaks against the change is said before the first byte is written."""
     for edit in plan.changed:
-        if not engine.host.writable(edit.path):
-            raise PreconditionError(
-                f"can't write {edit.path}", hint=f"look at it: ls -ld {edit.path}; findmnt -T {edit.path}"
-            )
+        _refuse_unwritable(engine.host, edit.path)
     if plan.verb == "none" or request.no_restart or not engine.host.live:
         return
     restarter.require(plan.verb)
@@ -145,6 +142,16 @@ def _refuse(
             hint="go on all the same with --yes, or write now and restart later with --no-restart",
             code="containers-running",
         )
+
+
+def _refuse_unwritable(host: Host, path: str) -> None:
+    if host.is_symlink(path) and not host.exists(path):
+        raise ConfigError(
+            f"{path} is a symlink to {host.readlink(path)}, which does not exist",
+            hint=f"create its target or remove the link: rm {path}",
+        )
+    if not host.writable(path):
+        raise PreconditionError(f"can't write {path}", hint=f"look at it: ls -ld {path}; findmnt -T {path}")
 
 
 def _recover(host: Host, request: Request, journal: Journal, progress: Progress) -> tuple[str, ...]:
