@@ -28,7 +28,7 @@ class Outcome:
     timed_out: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Child:
     pid: int
     pipe: int
@@ -90,7 +90,7 @@ def _ended(running: dict[int, _Child]) -> list[int]:
     ended = []
     for pipe, _ in poller.poll(max(0.0, nearest - time.monotonic()) * 1000 + 1):
         data = os.read(pipe, 65536)
-        running[numbers[pipe]].output += data
+        running[numbers[pipe]].output.extend(data)
         if not data:
             ended.append(numbers[pipe])
     now = time.monotonic()

@@ -62,7 +62,7 @@ def _answer(answer: dict[str, Any], seconds: float = 0.0) -> NvmlProbe:
 
 def _recorded(host: Host) -> NvmlProbe:
     recorded = host.recording.get("nvml")
-    if recorded is None:
+    if not recorded:
         return NvmlProbe(None, None, "nothing was recorded of this machine's NVML")
     try:
         if recorded.get("timeout"):

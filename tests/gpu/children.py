@@ -1,0 +1,24 @@
+"""Runs Python in a child: libraries are found by the environment that a process starts with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+
+def run_python(script: str, env: Mapping[str, str], *arguments: str) -> Any:
+    """The JSON that `script` prints; it must end well within a minute."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

@@ -1,0 +1,54 @@
+"""Children with a time limit. The code forks, so it runs in a process of its own, which has no threads."""
+
+import time
+
+from tests.gpu.children import run_python
+
+SCRIPT = """
+import json, os, signal, sys, time
+from gpunode.gpu.forked import AT_ONCE, run_each
+def hang(): time.sleep(60)
+def crash(): os.kill(os.getpid(), signal.SIGSEGV)
+def broken(): raise RuntimeError("broken")
+jobs = {jobs}
+outcomes = run_each(jobs, {timeout})
+try:
+    os.waitpid(-1, os.WNOHANG)
+    left = True
+except ChildProcessError:
+    left = False
+print(json.dumps([[len(o.output), o.code, o.timed_out] for o in outcomes] + [left]))
+"""
+
+
+def outcomes(jobs, timeout=20):
+    *found, left = run_python(SCRIPT.format(jobs=jobs, timeout=timeout), {})
+    assert left is False, "a child was left behind"
+    return found
+
+
+def test_outcomes_keep_the_order_of_the_jobs():
+    found = outcomes("[lambda n=n: (time.sleep(0.01 * (5 - n)), b'x' * n)[1] for n in range(5)]")
+    assert found == [[n, 0, False] for n in range(5)]
+
+
+def test_more_jobs_than_run_at_once_all_run():
+    assert outcomes("[lambda: b'x'] * (2 * AT_ONCE + 1)") == [[1, 0, False]] * 33
+
+
+def test_more_output_than_a_pipe_holds_comes_through():
+    assert outcomes("[lambda: b'x' * 1000000]") == [[1_000_000, 0, False]]
+
+
+def test_a_hang_is_killed_at_its_limit_and_stops_no_other():
+    started = time.monotonic()
+    assert outcomes("[hang, lambda: b'ok', hang]", timeout=1) == [[0, -9, True], [2, 0, False], [0, -9, True]]
+    assert time.monotonic() - started < 10
+
+
+def test_a_crash_and_an_exception_are_told_apart():
+    assert outcomes("[crash, broken, lambda: b'ok']") == [[0, -11, False], [0, 70, False], [2, 0, False]]
+
+
+def test_no_jobs_are_no_outcomes():
+    assert outcomes("[]") == []

@@ -1,0 +1,163 @@
+"""The NVML probe: real children, the real pynvml, stand-in libraries that answer, refuse, hang and crash."""
+
+import json
+import os
+
+import pytest
+
+from fixtures.scenario import Fault, StubMig, gpu_uuid, machine, mig_uuid, mixed_layout, with_mig
+from gpunode.errors import ConfigError
+from gpunode.gpu.isolated import probe
+from gpunode.gpu.model import Inventory
+from gpunode.host import RECORDING, Host
+from gpunode.result import plain
+from tests.gpu.conftest import host_of
+
+
+@pytest.mark.parametrize("count", [0, 1, 8, 16])
+def test_every_gpu_is_listed_with_what_nvml_says_of_it(make_node, count):
+    answer = probe(host_of(make_node(machine(count))))
+    assert answer.inventory is not None, answer.message
+    gpus = answer.inventory.gpus
+    assert [gpu.index for gpu in gpus] == list(range(count))
+    assert [gpu.uuid for gpu in gpus] == [gpu_uuid(i) for i in range(count)]
+    assert len({gpu.pci for gpu in gpus}) == count
+    assert all(gpu.error == "" and gpu.compute_capability == "9.0" for gpu in gpus)
+    assert answer.inventory.cuda_version == "12.2"
+    assert answer.inventory.driver_version == "535.104.05"
+
+
+def test_a_pci_address_is_spelt_as_sysfs_spells_it(make_node):
+    scenario = machine(2).with_gpu(0, pci="00000000:AB:00.0").with_gpu(1, pci="00010000:3B:00.0")
+    answer = probe(host_of(make_node(scenario)))
+    assert answer.inventory is not None
+    assert [gpu.pci for gpu in answer.inventory.gpus] == ["0000:ab:00.0", "00010000:3b:00.0"]
+
+
+def test_mig_devices_are_listed_under_their_gpu(make_node):
+    answer = probe(host_of(make_node(with_mig(machine(2), 1, mixed_layout(1)))))
+    assert answer.inventory is not None, answer.message
+    whole, cut = answer.inventory.gpus
+    assert (whole.mig_enabled, whole.mig) == (False, ())
+    assert cut.mig_enabled
+    assert [mig.profile for mig in cut.mig] == ["3g.40gb", "2g.20gb", "1g.10gb+me", "1g.10gb"]
+    assert [(mig.index, mig.uuid, mig.gi, mig.ci) for mig in cut.mig] == [
+        (0, mig_uuid(1, 0), 1, 0),
+        (1, mig_uuid(1, 1), 3, 0),
+        (2, mig_uuid(1, 2), 9, 0),
+        (3, mig_uuid(1, 3), 10, 0),
+    ]
+
+
+def test_empty_mig_slots_are_left_out(make_node):
+    slots = (StubMig(5, mig_uuid(0, 5), gi=11),)
+    answer = probe(host_of(make_node(with_mig(machine(1), 0, slots))))
+    assert answer.inventory is not None
+    assert [mig.index for mig in answer.inventory.gpus[0].mig] == [5]
+
+
+def test_without_root_a_mig_device_is_named_by_its_attributes(make_node):
+    scenario = with_mig(machine(1), 0, mixed_layout(0)).with_faults(Fault("nvmlDeviceGetGpuInstanceById", 4))
+    answer = probe(host_of(make_node(scenario)))
+    assert answer.inventory is not None
+    assert answer.inventory.gpus[0].error == ""
+    assert [mig.profile for mig in answer.inventory.gpus[0].mig][:2] == ["3g.40gb", "2g.20gb"]
+
+
+def test_a_lost_gpu_is_listed_with_its_error_and_hides_no_other(make_node):
+    answer = probe(host_of(make_node(machine(8).with_gpu(3, lost=True))))
+    assert answer.inventory is not None, answer.message
+    broken = [gpu for gpu in answer.inventory.gpus if gpu.error]
+    assert [gpu.index for gpu in broken] == [3]
+    assert "lost" in broken[0].error
+    assert "15" in broken[0].error
+    assert sum(bool(gpu.uuid) for gpu in answer.inventory.gpus) == 7
+
+
+def test_a_gpu_that_fails_half_way_keeps_what_could_be_read(make_node):
+    scenario = machine(2).with_faults(Fault("nvmlDeviceGetMinorNumber", 999, gpu_uuid(1)))
+    answer = probe(host_of(make_node(scenario)))
+    assert answer.inventory is not None
+    gpu = answer.inventory.gpus[1]
+    assert (gpu.uuid, gpu.name, gpu.minor) == (gpu_uuid(1), "NVIDIA H100 80GB HBM3", None)
+    assert "999" in gpu.error
+
+
+def test_an_unsupported_question_is_no_failure(make_node):
+    scenario = machine(1).with_faults(Fault("nvmlDeviceGetMemoryInfo", 3))
+    answer = probe(host_of(make_node(scenario)))
+    assert answer.inventory is not None
+    assert (answer.inventory.gpus[0].error, answer.inventory.gpus[0].memory_bytes) == ("", 0)
+
+
+@pytest.mark.parametrize("code", [9, 18, 999])
+def test_nvmls_own_code_comes_through(make_node, code):
+    answer = probe(host_of(make_node(machine(1).with_faults(Fault("nvmlInitWithFlags", code)))))
+    assert (answer.inventory, answer.code, answer.timed_out) == (None, code, False)
+    assert answer.message
+
+
+def test_a_missing_library_is_code_12(make_node):
+    answer = probe(host_of(make_node(machine(1), "cuda")))
+    assert (answer.inventory, answer.code) == (None, 12)
+    assert "libnvidia-ml.so.1" in answer.message
+
+
+def test_a_hang_is_a_timeout_after_the_given_seconds(make_node):
+    node = make_node(machine(1).with_faults(Fault("nvmlInitWithFlags", hang=60)))
+    answer = probe(host_of(node), timeout=1.0)
+    assert (answer.inventory, answer.code, answer.timed_out) == (None, None, True)
+    assert 1.0 <= answer.seconds < 10
+    assert "1 s" in answer.message
+
+
+def test_a_crash_names_the_signal(make_node):
+    answer = probe(host_of(make_node(machine(1).with_faults(Fault("nvmlDeviceGetUUID", abort=True)))))
+    assert (answer.inventory, answer.code, answer.timed_out) == (None, None, False)
+    assert "SIGABRT" in answer.message
+
+
+@pytest.mark.parametrize("junk", ["print('junk')", "print('[]')", "print('{\"inventory\": 3}')"])
+def test_output_that_is_no_answer_is_told_apart(tmp_path, junk):
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, sys\n{junk}\nsys.stdout.flush()\nsys.stderr.write('odd\\n')\nos._exit(0)\n"
+    )
+    answer = probe(Host(environ={**os.environ, "PYTHONPATH": str(tmp_path)}))
+    assert (answer.inventory, answer.code, answer.timed_out) == (None, None, False)
+    assert "no usable answer" in answer.message
+
+
+def recorded(tmp_path, nvml):
+    (tmp_path / RECORDING).parent.mkdir()
+    (tmp_path / RECORDING).write_text(json.dumps({} if nvml is None else {"nvml": nvml}))
+    return Host(root=tmp_path)
+
+
+def test_a_recorded_inventory_is_the_answer(make_node, tmp_path):
+    node = make_node(with_mig(machine(2), 1, mixed_layout(1)))
+    live = probe(host_of(node)).inventory
+    assert isinstance(live, Inventory)
+    assert probe(recorded(tmp_path, {"inventory": plain(live)})).inventory == live
+
+
+def test_a_recorded_error_is_the_answer(tmp_path):
+    answer = probe(recorded(tmp_path, {"error": {"code": 18, "message": "mismatch"}}))
+    assert (answer.inventory, answer.code, answer.message) == (None, 18, "mismatch")
+
+
+def test_a_recorded_timeout_is_the_answer(tmp_path):
+    assert probe(recorded(tmp_path, {"timeout": True})).timed_out
+
+
+def test_a_machine_without_recorded_nvml_is_not_asked_live(tmp_path):
+    answer = probe(recorded(tmp_path, None))
+    assert (answer.inventory, answer.code) == (None, None)
+    assert "recorded" in answer.message
+
+
+@pytest.mark.parametrize(
+    "nvml", [{"inventory": []}, {"error": 3}, {"error": {}}, {"inventory": {"gpus": [1]}}]
+)
+def test_a_malformed_recording_is_an_error_that_names_it(tmp_path, nvml):
+    with pytest.raises(ConfigError, match=r"recording\.json"):
+        probe(recorded(tmp_path, nvml))

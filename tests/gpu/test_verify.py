@@ -1,0 +1,214 @@
+"""`gpunode verify` and `gpunode gpus` as a person starts them, on machines of stand-in libraries."""
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+
+from fixtures.scenario import Fault, gpu_uuid, machine, mig_uuid, mixed_layout, with_mig
+from gpunode.commands import verify
+from gpunode.errors import UsageError
+from gpunode.gpu.model import Gpu, Inventory
+from gpunode.host import RECORDING, Host
+from gpunode.render import SilentProgress
+from gpunode.result import plain
+from tests.cli import gpunode
+from tests.gpu.conftest import host_of
+
+
+def devices(ran):
+    return ran.document["data"]["devices"]
+
+
+def test_gpus_lists_mig_devices_under_their_gpu(make_node):
+    ran = gpunode("gpus", env=make_node(with_mig(machine(2), 1, mixed_layout(1))).env)
+    assert ran.code == 0, ran.err
+    lines = ran.out.splitlines()
+    assert lines[0] == "driver 535.104.05, CUDA up to 12.2"
+    at = next(number for number, line in enumerate(lines) if gpu_uuid(1) in line)
+    assert [mig_uuid(1, i) in lines[at + 1 + i] for i in range(4)] == [True] * 4
+    assert "1g.10gb+me" in lines[at + 3]
+
+
+def test_gpus_tells_a_lost_gpu_and_still_lists_the_others(make_node):
+    ran = gpunode("gpus", "-o", "json", env=make_node(machine(8).with_gpu(5, lost=True)).env)
+    document = ran.document
+    assert (ran.code, document["kind"], document["status"], document["exitCode"]) == (
+        1,
+        "GpuInventory",
+        "fail",
+        1,
+    )
+    assert [bool(gpu["error"]) for gpu in document["data"]["gpus"]].count(True) == 1
+    assert "GPU 5" in document["errors"][0]["message"]
+    assert document["errors"][0]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "libraries", "says"),
+    [
+        (Fault("nvmlInitWithFlags", 18), "all", "NVML 18"),
+        (Fault("nvmlInitWithFlags", 9), "all", "NVML 9"),
+        (Fault("nvmlShutdown"), "cuda", "NVML 12"),
+        (Fault("nvmlInitWithFlags", abort=True), "all", "SIGABRT"),
+    ],
+)
+def test_gpus_without_nvml_says_why_and_whom_to_ask(make_node, fault, libraries, says):
+    ran = gpunode("gpus", env=make_node(machine(1).with_faults(fault), libraries).env)
+    assert (ran.code, ran.out) == (1, "")
+    assert says in ran.err
+    assert "gpunode doctor" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_verify_proves_every_gpu_and_mig_device(make_node):
+    ran = gpunode("verify", "-o", "json", env=make_node(with_mig(machine(3), 1, mixed_layout(1))).env)
+    assert ran.code == 0, ran.err
+    assert ran.document["data"]["on"] == "host"
+    wanted = [gpu_uuid(0), *(mig_uuid(1, i) for i in range(4)), gpu_uuid(2)]
+    assert [one["uuid"] for one in devices(ran)] == wanted
+    assert [one["index"] for one in devices(ran)] == [0, 1, 1, 1, 1, 2]
+    assert {(one["status"], one["maxError"], one["elements"]) for one in devices(ran)} == {
+        ("ok", 0.0, 1 << 20)
+    }
+    assert all(one["milliseconds"] > 0 for one in devices(ran))
+
+
+def test_verify_takes_sixteen_gpus(make_node):
+    ran = gpunode("verify", "-o", "json", env=make_node(machine(16)).env, timeout=120)
+    assert (ran.code, [one["status"] for one in devices(ran)]) == (0, ["ok"] * 16)
+
+
+def test_each_failure_is_told_apart_and_stops_no_other(make_node):
+    scenario = machine(6).with_gpu(1, wrong=True)
+    node = make_node(
+        scenario.with_faults(
+            Fault("cuModuleLoadDataEx", 218, gpu_uuid(2)),
+            Fault("cuLaunchKernel", 719, gpu_uuid(3)),
+            Fault("cuCtxCreate", uuid=gpu_uuid(4), abort=True),
+            Fault("cuCtxSynchronize", uuid=gpu_uuid(5), hang=60),
+        )
+    )
+    started = time.monotonic()
+    ran = gpunode("verify", "-o", "json", "--timeout", "4", env=node.env)
+    assert time.monotonic() - started < 30
+    assert ran.code == 1
+    assert [one["status"] for one in devices(ran)] == ["ok", "fail", "fail", "fail", "fail", "timeout"]
+    says = [one["message"] for one in devices(ran)]
+    for message, part in zip(says[1:], ["wrong", "(218)", "(719)", "SIGABRT", "4 s"], strict=True):
+        assert part in message
+    assert "stand-in rejects" in says[2], "the driver's own compiler log is told"
+    assert devices(ran)[1]["maxError"] == 1.0
+    assert "5 of 6 devices failed (GPU 1, 2, 3, 4, 5)" in ran.document["errors"][0]["message"]
+
+
+def test_a_lost_gpu_fails_and_the_others_are_proven(make_node):
+    ran = gpunode("verify", "-o", "json", env=make_node(machine(3).with_gpu(0, lost=True)).env)
+    assert (ran.code, [one["status"] for one in devices(ran)]) == (1, ["fail", "ok", "ok"])
+    assert "lost" in devices(ran)[0]["message"]
+
+
+def test_a_mig_gpu_without_devices_is_skipped_with_what_to_do(make_node):
+    ran = gpunode("verify", "-o", "json", env=make_node(with_mig(machine(2), 1, ())).env)
+    assert (ran.code, [one["status"] for one in devices(ran)]) == (0, ["ok", "skip"])
+    assert "nvidia-smi mig" in devices(ran)[1]["message"]
+
+
+def test_without_nvml_cuda_is_asked(make_node):
+    ran = gpunode("verify", "-o", "json", env=make_node(machine(2), "cuda").env)
+    assert (ran.code, [one["uuid"] for one in devices(ran)]) == (0, [gpu_uuid(0), gpu_uuid(1)])
+    assert "libnvidia-ml.so.1" in ran.document["messages"][0]
+
+
+def test_a_missing_libcuda_is_told_with_a_hint(make_node):
+    ran = gpunode("verify", env=make_node(machine(1), "nvml").env)
+    assert ran.code == 1
+    assert "libcuda.so.1 can't be loaded" in ran.err
+    assert "hint: find out why: gpunode doctor" in ran.err
+
+
+def test_a_fabric_that_is_not_up_names_the_fabric_manager(make_node):
+    ran = gpunode("verify", env=make_node(machine(8).with_faults(Fault("cuInit", 802))).env)
+    assert ran.code == 1
+    assert "CUDA_ERROR_SYSTEM_NOT_READY (802)" in ran.err
+    assert "hint: systemctl status nvidia-fabricmanager" in ran.err
+
+
+def test_no_gpu_at_all_is_a_failure(make_node):
+    ran = gpunode("verify", env=make_node(machine(0)).env)
+    assert ran.code == 1
+    assert "CUDA_ERROR_NO_DEVICE" in ran.err
+
+
+def test_a_file_in_the_current_directory_is_not_run(make_node, tmp_path, monkeypatch):
+    (tmp_path / "array.py").write_text("raise SystemExit('hijacked')")
+    monkeypatch.chdir(tmp_path)
+    node = make_node(machine(1))
+    answer = verify.run(host_of(node), verify.Options(), SilentProgress())
+    assert answer.exit_code == 0
+
+
+def test_an_image_on_the_host_is_a_usage_error():
+    with pytest.raises(UsageError):
+        verify.run(Host(), verify.Options(image="cuda"), SilentProgress())
+
+
+def recorded(tmp_path, nvml):
+    (tmp_path / RECORDING).parent.mkdir()
+    (tmp_path / RECORDING).write_text(json.dumps({"nvml": nvml}))
+    return tmp_path
+
+
+def test_a_recorded_node_is_computed_on_the_cpu_and_says_so(tmp_path):
+    gpus = tuple(Gpu(i, gpu_uuid(i), "NVIDIA H100", f"0000:{i:02x}:00.0") for i in range(8))
+    root = recorded(tmp_path, {"inventory": plain(Inventory("570.86.15", "12.8", gpus, simulated=True))})
+    ran = gpunode("verify", "-o", "json", "--root", str(root))
+    assert (ran.code, [one["status"] for one in devices(ran)]) == (0, ["ok"] * 8)
+    assert {one["message"] for one in devices(ran)} == {"simulated: computed on the CPU"}
+    assert ran.document["messages"] == ["simulated: computed on the CPU"]
+
+
+def test_a_recorded_node_without_nvml_fails_with_its_recorded_cause(tmp_path):
+    root = recorded(tmp_path, {"error": {"code": 18, "message": "versions differ"}})
+    ran = gpunode("verify", "--root", str(root))
+    assert ran.code == 1
+    assert "versions differ (NVML 18)" in ran.err
+
+
+def test_an_images_own_vectoradd_is_believed_only_with_its_words(monkeypatch):
+    """The container engines are tested where they run; here the outcome alone matters, so it is given."""
+    from gpunode.runtime import container_run
+    from gpunode.runtime.container_run import ContainerOutcome
+
+    passed = ContainerOutcome(0, "[Vector addition]\nTest PASSED\nDone\n", "", 1.0)
+    for outcome, code in (
+        (passed, 0),
+        (replace(passed, exit_code=1), 1),
+        (replace(passed, stdout="Done\n"), 1),
+        (replace(passed, exit_code=1, stdout="", stderr="no CUDA-capable device"), 1),
+    ):
+        monkeypatch.setattr(container_run, "run_program", lambda *_, given=outcome: given)
+        result = verify.run(Host(), verify.Options(on="docker", image="cuda-sample"), SilentProgress())
+        assert (int(result.exit_code), result.data.image) == (code, "cuda-sample")
+
+
+def test_in_a_container_the_hosts_devices_are_named_to_the_program(make_node, monkeypatch):
+    """The container engines are tested where they run; here a host process stands in for the container."""
+    from gpunode.runtime import container_run
+    from gpunode.runtime.container_run import ContainerOutcome
+
+    node = make_node(with_mig(machine(1), 0, mixed_layout(0)))
+    requests = []
+
+    def run_here(host, request, progress):
+        import sys
+
+        requests.append(request)
+        done = host.run((sys.executable, *request.argv), timeout=request.timeout)
+        return ContainerOutcome(done.code, done.stdout, done.stderr, 1.0)
+
+    monkeypatch.setattr(container_run, "run_program", run_here)
+    result = verify.run(host_of(node), verify.Options(on="containerd", timeout=20), SilentProgress())
+    assert [one.uuid for one in result.data.devices] == [mig_uuid(0, i) for i in range(4)]
+    assert (int(result.exit_code), result.data.on, requests[0].engine) == (0, "containerd", "containerd")
