@@ -48,6 +48,11 @@ class CriStatus:
     config: dict[str, Any] = field(default_factory=dict)
     conditions: dict[str, bool] = field(default_factory=dict)
 
+    def systemd_cgroup(self, handler: str) -> bool:
+        """Whether this handler lets systemd make the cgroups (its option SystemdCgroup)."""
+        runtimes = _table(_table(self.config.get("containerd")).get("runtimes"))
+        return _table(_table(runtimes.get(handler)).get("options")).get("SystemdCgroup") is True
+
 
 class Cri:
     """One CRI server, as a context manager; a recorded machine answers `version` and `status`."""

@@ -1,7 +1,6 @@
 """Sandboxes, containers and images through the CRI: what it takes to run one program in one pod.
 
-The pod shares the node's network, so no CNI plugin is asked, and it has no cgroup parent: containerd then
-makes a cgroup of its own, in the spelling that the runtime's SystemdCgroup setting wants.
+The pod shares the node's network, so no CNI plugin is asked.
 """
 
 from __future__ import annotations
@@ -23,13 +22,18 @@ _Answer = TypeVar("_Answer", bound="Message")
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod of one container. `token` tells it from every other one; `log_directory` is on the node."""
+    """One pod of one container. `token` tells it from every other one; `log_directory` is on the node.
+
+    `arguments` replace the image's command and keep its entry point. `cgroup_parent` is a slice where systemd
+    keeps the cgroups, empty where runc makes them itself.
+    """
 
     token: str
     handler: str
     image: str
     log_directory: str
-    command: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    cgroup_parent: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -52,7 +56,8 @@ def _sandbox(pod: Pod) -> pb.PodSandboxConfig:
         log_directory=pod.log_directory,
         labels=pod.label,
         linux=pb.LinuxPodSandboxConfig(
-            security_context=pb.LinuxSandboxSecurityContext(namespace_options=_namespaces())
+            cgroup_parent=pod.cgroup_parent,
+            security_context=pb.LinuxSandboxSecurityContext(namespace_options=_namespaces()),
         ),
     )
 
@@ -69,7 +74,7 @@ def start_pod(cri: Cri, pod: Pod) -> str:
     container = pb.ContainerConfig(
         metadata=pb.ContainerMetadata(name="verify"),
         image=pb.ImageSpec(image=pod.image),
-        command=pod.command,
+        args=pod.arguments,
         envs=[pb.KeyValue(key=key, value=value) for key, value in pod.env.items()],
         labels=pod.label,
         log_path=LOG_NAME,

@@ -93,9 +93,9 @@ class DockerApi:
 
     # --- containers ------------------------------------------------------------------------------------
 
-    def create_container(self, specification: Mapping[str, Any]) -> str:
+    def create_container(self, specification: Mapping[str, Any], name: str) -> str:
         """The new container's id. `specification` is the body of ``POST /containers/create``."""
-        answer = self._object("POST", "/containers/create", specification)
+        answer = self._object("POST", f"/containers/create?name={_quoted(name)}", specification)
         container = answer.get("Id")
         if not isinstance(container, str) or not container:
             raise DaemonError("Docker made a container without an Id", code="malformed")
@@ -170,6 +170,8 @@ class DockerApi:
             connection.request(method, path, body, dict(headers or {}))
             response = connection.getresponse()
             data = response.read(_MAX_ANSWER_BYTES)
+            if response.length:  # what is missing of the announced length
+                raise HTTPException(f"{response.length} bytes are missing")
         except TimeoutError as error:
             raise self._failed("timeout", f"{self.socket} did not answer {method} {path} in time") from error
         except DaemonError as error:

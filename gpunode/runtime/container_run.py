@@ -1,0 +1,74 @@
+"""Run one program in one container, through the very runtime handler that was configured, and leave nothing.
+
+Docker is asked through its API, containerd through the CRI: that is how the kubelet uses the handler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gpunode.errors import GpunodeError, PreconditionError, UsageError
+from gpunode.host import Host
+from gpunode.result import Progress
+
+ENGINES = ("containerd", "docker")
+
+
+@dataclass(frozen=True)
+class ContainerRequest:
+    """What to run and where. Without `image` it is the vector-add program, in an image made from this node.
+
+    With `image`, which must be on the node, it is that image's own entry point. `argv` are the program's
+    arguments. `timeout` counts seconds from its start. `socket` and `config` say which daemon, if not the
+    system's own.
+    """
+
+    engine: str
+    runtime_name: str = "nvidia"
+    image: str = ""
+    argv: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout: float = 60.0
+    socket: str = ""
+    config: str = ""
+
+
+@dataclass(frozen=True)
+class ContainerOutcome:
+    """How the program ended; `seconds` is from the request to the end, image and clean-up included."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+def run_program(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
+    """Run it to its end. `DaemonError` or `PreconditionError` says why it never ran or was killed."""
+    if request.engine not in ENGINES:
+        raise UsageError(f"no program can be run in {request.engine}", hint=f"one of: {', '.join(ENGINES)}")
+    if not host.live:
+        raise PreconditionError(
+            f"no container can be started under --root {host.root}", hint="run it on the node itself"
+        )
+    if request.engine == "docker":
+        from gpunode.runtime.container_run_docker import run
+    else:
+        from gpunode.runtime.container_run_containerd import run
+    return run(host, request, progress)
+
+
+def clean_up(progress: Progress, what: str, remove: Callable[[], None]) -> None:
+    """Remove something on the way out; a failure is told and hides no earlier one."""
+    try:
+        remove()
+    except GpunodeError as error:
+        progress.note(f"{what} is still there: {error.message}")
+
+
+def new_token() -> str:
+    """What tells this run's containers and images from another's that runs at the same time."""
+    import secrets
+
+    return secrets.token_hex(4)

@@ -1,0 +1,227 @@
+"""An image made of this node's own Python and C library, so that a container can run without a registry.
+
+A child interpreter imports what the program needs and tells which files that took; those files, the shared
+objects they mapped, and the symlinks on the way to each are the whole image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from gpunode.errors import GpunodeError, PreconditionError
+from gpunode.gpu.program import MODULE, PROGRAM_FILES
+from gpunode.host import Host
+from gpunode.runtime.image_archive import Entry, ImageConfig, archive, layer, sha256
+
+_PACKAGE = Path(__file__).parent.parent
+_PROGRAM_ROOT = "/opt/gpunode"
+_ELF = b"\x7fELF"
+_PROBE_SECONDS = 20.0
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
+# NVIDIA's libraries are linked against these names, empty since glibc 2.34 but still looked up
+_BESIDE_LIBC = ("libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "librt.so.1")
+# where container runtimes mount the driver's libraries, by distribution and release of the toolkit
+_DRIVER_DIRECTORIES = (
+    "/usr/local/nvidia/lib64",
+    "/usr/local/nvidia/lib",
+    "/usr/lib64",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib",
+)
+_WRITABLE = ("/dev", "/etc", "/proc", "/run", "/sys", "/tmp", "/var")  # noqa: S108 - of the image
+# Imports the program and rehearses what makes Python import more as it runs: its help, a usage error, a
+# traceback. No GPU is touched.
+_PROBE = """\
+import contextlib, importlib, io, json, os, sys
+sys.path.append(sys.argv[1])
+program = importlib.import_module(sys.argv[2])
+for name in sys.argv[3:]:
+    importlib.import_module(name)
+for argument in ("--help", "--no-such-option"):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.suppress(SystemExit):
+            program.main([argument])
+try:
+    raise ValueError
+except ValueError:
+    importlib.import_module("traceback").format_exc()
+modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+with open("/proc/self/maps") as maps:
+    mapped = sorted({line.split(None, 5)[5].strip() for line in maps if "/" in line})
+print(json.dumps({"modules": sorted(filter(None, modules)), "mapped": mapped,
+                  "machine": os.uname().machine}))
+"""
+_ALSO = ("ctypes", "encodings.ascii", "encodings.latin_1", "encodings.utf_8", "runpy", "signal")
+_PAUSE = "import signal, sys; signal.signal(15, lambda *_: sys.exit(0))\nwhile True: signal.pause()"
+
+
+@dataclass(frozen=True)
+class HostFiles:
+    """The assembled layer. `python` is the interpreter's path in it, `libraries` where its libraries lie."""
+
+    content: bytes
+    python: str
+    libraries: tuple[str, ...]
+    architecture: str
+
+    @property
+    def digest(self) -> str:
+        return sha256(self.content)[:12]
+
+
+@dataclass
+class _Tree:
+    """Collects files by real path and the symlinks that lead to them."""
+
+    host: Host
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    def add(self, path: str) -> str | None:
+        """Take `path` with every symlink on the way; its real path, None if nothing is there."""
+        todo = list(reversed(PurePosixPath(path).parts[1:]))
+        current = PurePosixPath("/")
+        for _ in range(100):  # the kernel follows 40 links
+            if not todo:
+                return self._file(str(current))
+            part = todo.pop()
+            current = current.parent if part == ".." else current / part
+            target = self.host.readlink(str(current))
+            if target is not None:
+                self.entries[str(current)] = Entry(target=target)
+                todo += [piece for piece in reversed(PurePosixPath(target).parts) if piece != "/"]
+                current = PurePosixPath("/") if target.startswith("/") else current.parent
+        return None
+
+    def _file(self, path: str) -> str | None:
+        if path not in self.entries:
+            data = self.host.read_bytes(path) if self.host.is_file(path) else None
+            if data is None:
+                return None
+            self.entries[path] = Entry(data, mode=0o755 if data.startswith(_ELF) else 0o644)
+        return path
+
+
+def assemble(host: Host) -> HostFiles:
+    """Gather interpreter, libraries and program. `PreconditionError` if this Python can't be taken apart."""
+    import sys
+
+    python = host.realpath(sys.executable)
+    seen = _ask_interpreter(host, python)
+    tree = _Tree(host)
+    for path in (*seen["modules"], python):
+        if not path.startswith(f"{_PACKAGE}/"):
+            tree.add(path)
+    libraries = {
+        str(PurePosixPath(path).parent)
+        for path in _with_links(host, seen["mapped"])
+        if _add_library(tree, path)
+    }
+    loader = elf_interpreter(tree.entries[python].data or b"") if python in tree.entries else None
+    if loader:
+        tree.add(loader)
+    tree.entries.update(_program(host))
+    tree.entries.update({path: Entry(mode=0o1777 if path == "/tmp" else 0o755) for path in _WRITABLE})  # noqa: S108
+    machine = seen["machine"]
+    return HostFiles(
+        layer(tree.entries), python, tuple(sorted(libraries)), _ARCHITECTURES.get(machine, machine)
+    )
+
+
+def _ask_interpreter(host: Host, python: str) -> dict[str, Any]:
+    import json
+
+    argv = (python, "-I", "-S", "-B", "-c", _PROBE, str(_PACKAGE.parent), MODULE, *_ALSO)
+    done = host.run(argv, timeout=_PROBE_SECONDS)
+    try:
+        seen = json.loads(done.stdout) if done.ok else None
+    except ValueError:
+        seen = None
+    if not isinstance(seen, dict):
+        raise PreconditionError(
+            f"{python} can't tell what it is made of: {done.stderr.strip()[-300:] or 'no answer'}",
+            hint="use an image that holds a vectoradd: gpunode verify --image REF",
+        )
+    return seen
+
+
+def _with_links(host: Host, mapped: Iterable[str]) -> list[str]:
+    """Mapped objects, the other names that lead to each (its soname is one), and what NVIDIA's need."""
+    found = []
+    for path in mapped:
+        directory, _, name = path.rpartition("/")
+        stem = name.partition(".so")[0]
+        found.append(path)
+        found += [link for link in host.glob(directory, f"{stem}.so*") if host.is_symlink(link)]
+        if stem == "libc":
+            found += [f"{directory}/{library}" for library in _BESIDE_LIBC]
+    return found
+
+
+def _add_library(tree: _Tree, path: str) -> bool:
+    """Whether `path` is a shared object of the loader's search path, and not a Python extension module."""
+    if ".so" not in path or not tree.host.is_file(path):
+        return False
+    real = tree.add(path)
+    data = tree.entries[real].data if real is not None else None
+    return data is not None and data.startswith(_ELF) and "/lib-dynload/" not in path
+
+
+def elf_interpreter(data: bytes) -> str | None:
+    """PT_INTERP of a 64-bit little-endian ELF file (elf(5)): the dynamic loader's path."""
+    import struct
+
+    if data[:6] != _ELF + b"\x02\x01":
+        return None
+    try:
+        (offset,) = struct.unpack_from("<Q", data, 32)
+        size, count = struct.unpack_from("<HH", data, 54)
+        for number in range(count):
+            kind, _, start, _, _, length = struct.unpack_from("<IIQQQQ", data, offset + number * size)
+            if kind == 3:
+                return data[start : start + length].rstrip(b"\0").decode()
+    except (struct.error, OverflowError, UnicodeDecodeError):
+        return None
+    return None
+
+
+def _program(host: Host) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+    for name in PROGRAM_FILES:
+        data = host.read_bytes(str(_PACKAGE / name))
+        if data is None:
+            raise GpunodeError(f"gpunode's own file {_PACKAGE / name} is gone", hint="install gpunode again")
+        found[f"{_PROGRAM_ROOT}/gpunode/{name}"] = Entry(data, mode=0o644)
+    return found
+
+
+def verification_image(files: HostFiles, tag: str) -> tuple[str, bytes]:
+    """Name and archive of the image whose entry point is the vector-add program."""
+    directories = dict.fromkeys((*_DRIVER_DIRECTORIES, *files.libraries))
+    env = {
+        **_environment(files, directories),
+        "PYTHONPATH": _PROGRAM_ROOT,
+        "NVIDIA_VISIBLE_DEVICES": "all",
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+    }
+    config = ImageConfig(files.architecture, (files.python, "-S", "-s", "-B", "-m", MODULE), (), env)
+    reference = f"gpunode.local/verify:{files.digest}{tag}"
+    return reference, archive(reference, files.content, config)
+
+
+def pause_image(files: HostFiles, reference: str) -> bytes:
+    """A stand-in for a sandbox image: it sleeps until it is told to end, and asks for no GPU."""
+    env = {**_environment(files, files.libraries), "NVIDIA_VISIBLE_DEVICES": "void"}
+    config = ImageConfig(files.architecture, (files.python, "-S", "-s", "-B", "-c", _PAUSE), (), env)
+    return archive(reference, files.content, config)
+
+
+def _environment(files: HostFiles, directories: Iterable[str]) -> Mapping[str, str]:
+    return {
+        "PATH": f"{PurePosixPath(files.python).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin",
+        "LD_LIBRARY_PATH": ":".join(directories),
+        "PYTHONUTF8": "1",
+    }

@@ -1,0 +1,168 @@
+"""The CRI client: recorded and malformed answers here, real daemons in tests/integration."""
+
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import grpc
+import pytest
+
+from gpunode.daemons import cri_pods
+from gpunode.daemons.cri import Cri, parse_status
+from gpunode.daemons.proto import cri_pb2 as pb
+from gpunode.errors import DaemonError
+from gpunode.host import Host
+
+CONFIG = {
+    "containerd": {
+        "defaultRuntimeName": "runc",
+        "runtimes": {"runc": {}, "nvidia": {"options": {"SystemdCgroup": True}}},
+    },
+    "sandboxImage": "registry.k8s.io/pause:3.8",
+}
+
+
+def test_handlers_and_default_come_from_the_verbose_status():
+    status = parse_status(json.dumps(CONFIG), (), {"RuntimeReady": True})
+    assert status.handlers == ("runc", "nvidia")
+    assert status.default_handler == "runc"
+    assert status.conditions == {"RuntimeReady": True}
+    assert status.systemd_cgroup("nvidia")
+    assert not status.systemd_cgroup("runc")
+    assert not status.systemd_cgroup("absent")
+
+
+def test_named_handlers_join_those_of_the_configuration_without_the_empty_default():
+    assert parse_status(json.dumps(CONFIG), ("", "nvidia", "kata"), {}).handlers == ("runc", "nvidia", "kata")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"containerd": 3}', '{"containerd": {"runtimes": []}}']
+)
+def test_a_configuration_of_another_shape_gives_no_handlers(text):
+    status = parse_status(text, (), {})
+    assert (status.handlers, status.default_handler) == ((), "")
+
+
+def on_recorded(tmp_path, answers):
+    (tmp_path / ".gpunode").mkdir()
+    recording = {"daemons": {"/run/c.sock": answers}, "sockets": {"/run/c.sock": "refused"}}
+    (tmp_path / ".gpunode/recording.json").write_text(json.dumps(recording))
+    return Cri(Host(root=tmp_path), "/run/c.sock")
+
+
+def test_a_recorded_machine_answers_from_its_recording(tmp_path):
+    seen = {"handlers": ["runc", "nvidia"], "defaultHandler": "nvidia", "config": {"a": 1}}
+    with on_recorded(tmp_path, {"version": ["containerd", "1.7.2"], "status": seen}) as cri:
+        assert cri.version() == ("containerd", "1.7.2")
+        assert cri.status().handlers == ("runc", "nvidia")
+        assert cri.status().default_handler == "nvidia"
+
+
+@pytest.mark.parametrize(
+    "answers", [{}, {"status": "text"}, {"status": {}}, {"version": ["containerd", "1"]}]
+)
+def test_a_recording_without_an_answer_counts_as_a_daemon_that_is_down(tmp_path, answers):
+    with on_recorded(tmp_path, answers) as cri, pytest.raises(DaemonError) as caught:
+        cri.status()
+    assert caught.value.code == "refused"
+
+
+def test_a_recorded_status_of_wrong_types_is_empty(tmp_path):
+    with on_recorded(tmp_path, {"status": {"handlers": "nvidia", "defaultHandler": 3, "config": []}}) as cri:
+        status = cri.status()
+    assert (status.handlers, status.default_handler, status.config) == ((), "", {})
+
+
+def test_an_absent_socket_is_told_before_grpc_is_asked(tmp_path):
+    with Cri(Host(), str(tmp_path / "none.sock")) as cri, pytest.raises(DaemonError) as caught:
+        cri.version()
+    assert caught.value.code == "absent"
+    assert "systemctl start containerd" in caught.value.hint
+
+
+def test_a_file_where_the_socket_belongs_is_no_socket(tmp_path):
+    (tmp_path / "c.sock").touch()
+    with Cri(Host(), str(tmp_path / "c.sock")) as cri, pytest.raises(DaemonError) as caught:
+        cri.version()
+    assert caught.value.code == "not-a-socket"
+
+
+def test_a_listener_that_never_answers_times_out(tmp_path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "c.sock"))
+        listener.listen()
+        with Cri(Host(), str(tmp_path / "c.sock"), timeout=0.3) as cri, pytest.raises(DaemonError) as caught:
+            cri.version()
+    assert caught.value.code in ("timeout", "refused")
+
+
+def test_something_that_speaks_no_http2_is_refused(tmp_path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "c.sock"))
+        listener.listen()
+
+        def serve():
+            with suppress(OSError):  # until the listener is shut down
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, suppress(OSError):
+                        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with Cri(Host(), str(tmp_path / "c.sock"), timeout=2.0) as cri, pytest.raises(DaemonError) as caught:
+            cri.version()
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+    assert caught.value.code in ("refused", "timeout")
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A gRPC server without any service, as a containerd whose CRI plugin is disabled is one."""
+    path = str(tmp_path / "c.sock")
+    running = grpc.server(ThreadPoolExecutor(2))
+    running.add_insecure_port(f"unix:{path}")
+    yield running, path
+    running.stop(None).wait(5)
+
+
+def handler(answer):
+    return grpc.unary_unary_rpc_method_handler(
+        answer, request_deserializer=pb.StatusRequest.FromString, response_serializer=lambda data: data
+    )
+
+
+def test_a_malformed_message_is_an_error_of_the_daemon(server):
+    running, path = server
+    methods = {"Status": handler(lambda request, context: b"\xff\xff\xff")}
+    running.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", methods)]
+    )
+    running.start()
+    with Cri(Host(), path) as cri, pytest.raises(DaemonError) as caught:
+        cri.status()
+    assert caught.value.code == "daemon"
+
+
+def test_an_error_of_the_daemon_keeps_its_words(server):
+    running, path = server
+
+    def refuse(request, context):
+        context.abort(grpc.StatusCode.UNKNOWN, 'no runtime for "nvidia" is configured')
+
+    methods = {"Status": handler(refuse)}
+    running.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", methods)]
+    )
+    running.start()
+    with Cri(Host(), path) as cri, pytest.raises(DaemonError, match='no runtime for "nvidia" is configured'):
+        cri.status()
+
+
+def test_a_log_is_split_by_stream_and_partial_lines_are_joined():
+    text = "t stdout P one \nt stderr F oops\nt stdout F two\nnonsense\nt other F x\nt stdout F \n"
+    assert cri_pods.read_log(text) == ("one two\n\n", "oops\n")

@@ -1,0 +1,190 @@
+"""Docker's API client against a scripted server on a real unix socket: real ones don't answer this badly."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.daemons.docker_api import DockerApi, split_streams
+from gpunode.errors import DaemonError
+from gpunode.host import Host
+
+
+@contextmanager
+def answering(directory: Path, raw: bytes, *, close: bool = True) -> Iterator[tuple[DockerApi, list[bytes]]]:
+    """A server that sends `raw` to its one caller, whatever it asks, and keeps the request."""
+    path = str(directory / "d.sock")
+    asked: list[bytes] = []
+    release = threading.Event()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            asked.append(connection.recv(65536))
+            connection.sendall(raw)
+            if not close:
+                release.wait(10)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield DockerApi(Host(), path, timeout=0.3), asked
+    finally:
+        release.set()
+        thread.join(10)
+        listener.close()
+
+
+def reply(body: bytes, status: str = "200 OK") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def test_info_is_the_object_that_the_daemon_sends(tmp_path):
+    with answering(tmp_path, reply(b'{"Runtimes": {"nvidia": {}}}')) as (api, asked):
+        assert api.info() == {"Runtimes": {"nvidia": {}}}
+    assert asked[0].startswith(b"GET /info HTTP/1.1\r\n")
+
+
+def test_an_api_version_is_never_named(tmp_path):
+    with answering(tmp_path, reply(b'{"Version": "29.0.0"}')) as (api, asked):
+        api.version()
+    assert b" /version " in asked[0]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"null", b'"text"', b"{", b"\xff\xfe", b"[" * 100_000])
+def test_an_answer_that_is_no_object_is_malformed(tmp_path, body):
+    with answering(tmp_path, reply(body)) as (api, _), pytest.raises(DaemonError) as caught:
+        api.info()
+    assert caught.value.code == "malformed"
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [("404 Not Found", "not-found"), ("409 Conflict", "conflict"), ("500 Internal Server Error", "daemon")],
+)
+def test_an_error_status_carries_the_daemons_own_message(tmp_path, status, code):
+    body = json.dumps({"message": "it went wrong"}).encode()
+    with answering(tmp_path, reply(body, status)) as (api, _), pytest.raises(DaemonError) as caught:
+        api.info()
+    assert (caught.value.code, caught.value.message) == (code, "it went wrong")
+
+
+def test_an_error_status_without_a_message_still_says_something(tmp_path):
+    with (
+        answering(tmp_path, reply(b'{"message": 7}', "500 X")) as (api, _),
+        pytest.raises(DaemonError) as caught,
+    ):
+        api.info()
+    assert "7" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{"]
+)
+def test_something_that_is_no_docker_is_reported_and_not_raised_through(tmp_path, raw):
+    with answering(tmp_path, raw) as (api, _), pytest.raises(DaemonError) as caught:
+        api.info()
+    assert caught.value.code == "broken"
+
+
+def test_a_daemon_that_says_nothing_times_out(tmp_path):
+    with answering(tmp_path, b"", close=False) as (api, _), pytest.raises(DaemonError) as caught:
+        api.info()
+    assert caught.value.code == "timeout"
+    assert "journalctl" in caught.value.hint
+
+
+def test_an_absent_socket_says_how_to_start_docker(tmp_path):
+    api = DockerApi(Host(), str(tmp_path / "none.sock"))
+    with pytest.raises(DaemonError) as caught:
+        api.info()
+    assert caught.value.code == "absent"
+    assert "systemctl start docker" in caught.value.hint
+    assert not api.ping()
+
+
+def test_a_socket_with_nobody_behind_it_is_refused(tmp_path):
+    path = tmp_path / "dead.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with pytest.raises(DaemonError) as caught:
+        DockerApi(Host(), str(path)).info()
+    assert caught.value.code == "refused"
+
+
+def test_a_failed_load_is_found_in_a_stream_of_status_200(tmp_path):
+    body = b'{"stream":"Loading"}\nnot json\n{"errorDetail":{},"error":"no space left on device"}\n'
+    with answering(tmp_path, reply(body)) as (api, _), pytest.raises(DaemonError, match="no space left"):
+        api.load_image(b"tar")
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "409 Conflict", "204 No Content", "304 Not Modified"])
+def test_removing_what_is_gone_is_fine(tmp_path, status):
+    with answering(tmp_path, reply(b"", status)) as (api, asked):
+        api.remove_container("gpunode-x")
+    assert asked[0].startswith(b"DELETE /containers/gpunode-x?force=1&v=1 ")
+
+
+def test_a_removal_that_fails_is_told(tmp_path):
+    with answering(tmp_path, reply(b'{"message":"busy"}', "500 X")) as (api, _):
+        with pytest.raises(DaemonError, match="busy"):
+            api.remove_image("a:b")
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"StatusCode": "0"}', b'{"StatusCode": null}'])
+def test_an_exit_status_of_another_type_is_malformed(tmp_path, body):
+    with answering(tmp_path, reply(body)) as (api, _), pytest.raises(DaemonError) as caught:
+        api.wait_container("x", 1.0)
+    assert caught.value.code == "malformed"
+
+
+def recorded(tmp_path: Path, recording: dict[str, object]) -> DockerApi:
+    (tmp_path / ".gpunode").mkdir()
+    (tmp_path / ".gpunode/recording.json").write_text(json.dumps(recording))
+    return DockerApi(Host(root=tmp_path), "/run/docker.sock")
+
+
+def test_a_recorded_machine_answers_from_its_recording(tmp_path):
+    answers = {"info": {"DefaultRuntime": "runc"}, "version": {"Version": "24.0.7"}}
+    api = recorded(tmp_path, {"daemons": {"/run/docker.sock": answers}})
+    assert api.info()["DefaultRuntime"] == "runc"
+    assert api.version()["Version"] == "24.0.7"
+
+
+@pytest.mark.parametrize("answers", [{}, {"version": {}}, {"info": []}, {"info": None}])
+def test_a_recording_without_an_answer_counts_as_a_daemon_that_is_down(tmp_path, answers):
+    api = recorded(
+        tmp_path, {"daemons": {"/run/docker.sock": answers}, "sockets": {"/run/docker.sock": "denied"}}
+    )
+    with pytest.raises(DaemonError) as caught:
+        api.info()
+    assert caught.value.code == "denied"
+    assert "group docker" in caught.value.hint
+
+
+def frame(stream: int, data: bytes) -> bytes:
+    return bytes([stream, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2]), st.binary())))
+def test_streams_come_apart_as_they_were_put_together(frames):
+    raw = b"".join(frame(stream, data) for stream, data in frames)
+    assert split_streams(raw) == tuple(
+        b"".join(data for stream, data in frames if stream == wanted) for wanted in (1, 2)
+    )
+
+
+@given(st.binary())
+def test_a_stream_of_any_bytes_is_taken_apart_without_an_error(raw):
+    out, err = split_streams(raw)
+    assert len(out) + len(err) <= len(raw)

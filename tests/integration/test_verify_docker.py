@@ -1,0 +1,123 @@
+"""Vector-add through a real dockerd, its runtime setting and runc; only driver and GPU are stubs."""
+
+import pytest
+
+from fixtures import images
+from fixtures.engines import start_dockerd
+from gpunode.daemons.docker_api import DockerApi
+from gpunode.errors import DaemonError, PreconditionError
+from gpunode.gpu.program import read_answer
+from gpunode.host import Host
+from gpunode.runtime.container_run import ContainerRequest, run_program
+from tests.integration.conftest import require
+from tests.integration.verify_support import GPUS, HANGING, UUIDS, Notes, gpu_node, interrupt_when
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    require("dockerd", "containerd", "runc", "gcc")
+    return gpu_node(tmp_path_factory.mktemp("gpus"))
+
+
+@pytest.fixture(scope="module")
+def engine(node):
+    runtimes = {"nvidia": {"path": str(node.nvidia)}, "broken": {"path": str(node.broken)}}
+    runtimes["absent"] = {"path": "/nonexistent/nvidia-container-runtime"}
+    with start_dockerd({"runtimes": runtimes}) as engine:
+        yield engine
+
+
+@pytest.fixture
+def api(engine, node):
+    """The daemon, and afterwards the proof that nothing was left in it."""
+    node.stubs.write(GPUS)
+    api = DockerApi(Host(), engine.socket)
+    before = held(api)
+    yield api
+    assert held(api) == before
+
+
+def held(api):
+    info = api.info()
+    return info["Containers"], info["Images"]
+
+
+def run(engine, **fields):
+    return run_program(Host(), ContainerRequest("docker", socket=engine.socket, **fields), Notes())
+
+
+def test_every_gpu_adds_its_vectors_inside_a_container(engine, api):
+    outcome = run(engine)
+    answer = read_answer(outcome.stdout)
+    assert [(device.uuid, device.status) for device in answer.devices] == [(uuid, "ok") for uuid in UUIDS]
+    assert (outcome.exit_code, outcome.stderr) == (0, "")
+
+
+def test_a_gpu_that_computes_wrongly_is_told_by_the_container(engine, api, node):
+    node.stubs.write(GPUS.with_gpu(1, wrong=True))
+    outcome = run(engine)
+    assert [device.status == "ok" for device in read_answer(outcome.stdout).devices] == [True, False]
+    assert outcome.exit_code == 1
+
+
+def test_without_the_nvidia_runtime_a_container_sees_no_driver(engine, api):
+    answer = read_answer(run(engine, runtime_name="runc").stdout)
+    assert not answer.devices
+    assert "libcuda" in answer.error
+
+
+def test_a_runtime_that_the_daemon_does_not_know_is_told_before_anything_is_made(engine, api):
+    with pytest.raises(DaemonError) as caught:
+        run(engine, runtime_name="nvidia-cdi")
+    assert caught.value.code == "handler-missing"
+    assert caught.value.hint == "gpunode configure-runtime --runtime docker"
+
+
+def test_a_runtime_that_refuses_is_explained(engine, api):
+    with pytest.raises(DaemonError) as caught:
+        run(engine, runtime_name="broken")
+    assert caught.value.code == "driver-not-loaded", caught.value.message
+    assert "modprobe nvidia" in caught.value.hint
+
+
+def test_a_runtime_whose_program_is_gone_is_explained(engine, api):
+    with pytest.raises(DaemonError) as caught:
+        run(engine, runtime_name="absent")
+    assert caught.value.code == "toolkit-missing"
+
+
+def test_a_program_that_hangs_is_killed(engine, api, node):
+    node.stubs.write(HANGING)
+    with pytest.raises(DaemonError) as caught:
+        run(engine, timeout=1.0, argv=("--timeout", "60"))
+    assert caught.value.code == "timeout"
+
+
+def test_an_image_that_is_not_there_is_never_pulled(engine, api):
+    with pytest.raises(PreconditionError) as caught:
+        run(engine, image="registry.invalid/cuda:12")
+    assert caught.value.hint == "docker pull registry.invalid/cuda:12"
+
+
+def test_an_image_of_the_callers_runs_its_own_entry_point_and_stays(engine, node):
+    api = DockerApi(Host(), engine.socket)
+    images.load(engine, "gpunode.test/own:1", ("/bin/echo", "own"))
+    try:
+        assert run(engine, image="gpunode.test/own:1", argv=("words",)).stdout == "own words\n"
+        assert held(api) == (0, 1)
+    finally:
+        api.remove_image("gpunode.test/own:1")
+
+
+def test_an_interrupt_leaves_nothing(engine, api, node):
+    node.stubs.write(HANGING)
+    request = ContainerRequest("docker", socket=engine.socket)
+    assert interrupt_when(request, lambda: api.info()["ContainersRunning"] == 1) == 130
+
+
+def test_a_daemon_that_is_down_says_how_to_start_it(tmp_path):
+    with pytest.raises(DaemonError) as caught:
+        run_program(Host(), ContainerRequest("docker", socket=str(tmp_path / "none.sock")), Notes())
+    assert "systemctl start docker" in caught.value.hint

@@ -1,0 +1,79 @@
+"""What the two verify tests share: a GPU node out of stubs, and a run that somebody interrupts."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fixtures.scenario import Fault, Scenario, StubGpu
+from fixtures.stub_runtime import build_stub_runtime
+from fixtures.stubs import SCENARIO_IN_CONTAINER, StubNode, stub_node
+from gpunode.host import Host
+from gpunode.runtime.container_run import ContainerRequest
+
+UUIDS = ("GPU-11111111-2222-3333-4444-555555555555", "GPU-66666666-7777-8888-9999-aaaaaaaaaaaa")
+GPUS = Scenario((StubGpu(0, UUIDS[0], "0000:3b:00.0"), StubGpu(1, UUIDS[1], "0000:5e:00.0", minor=1)))
+HANGING = GPUS.with_faults(Fault("cuInit", hang=60.0))
+INTERRUPTED = """\
+import sys
+from gpunode.host import Host
+from gpunode.render import SilentProgress
+from gpunode.runtime.container_run import ContainerRequest, run_program
+request = ContainerRequest(sys.argv[1], socket=sys.argv[2], argv=("--timeout", "60"))
+try:
+    run_program(Host(), request, SilentProgress())
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@dataclass
+class Notes:
+    """A progress that keeps what a person would be told."""
+
+    notes: list[str] = field(default_factory=list)
+
+    def step(self, text: str) -> nullcontext[None]:
+        return nullcontext()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@dataclass(frozen=True)
+class GpuNode:
+    """Stub libraries and the runtimes `nvidia` (gives them to containers) and `broken` (refuses)."""
+
+    stubs: StubNode
+    nvidia: Path
+    broken: Path
+
+
+def gpu_node(directory: Path) -> GpuNode:
+    stubs = stub_node(directory, GPUS)
+    nvidia = build_stub_runtime(
+        directory / "nvidia-container-runtime",
+        libraries=stubs.libraries,
+        scenario=stubs.scenario_path,
+        scenario_target=SCENARIO_IN_CONTAINER,
+    )
+    refusal = "nvidia-container-cli: initialization error: nvml error: driver not loaded"
+    return GpuNode(stubs, nvidia, build_stub_runtime(directory / "broken-runtime", fail=refusal))
+
+
+def interrupt_when(request: ContainerRequest, running: Callable[[], bool]) -> int:
+    """Run the program from another process, interrupt it once the container runs; its exit code."""
+    argv = [sys.executable, "-c", INTERRUPTED, request.engine, request.socket]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        try:
+            assert Host().wait_until(lambda: running() or child.poll() is not None, 30.0)
+            assert child.poll() is None, child.communicate()[1].decode()
+            os.kill(child.pid, signal.SIGINT)
+            child.communicate(timeout=30)
+        finally:
+            child.kill()
+    return child.returncode

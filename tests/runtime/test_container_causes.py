@@ -1,0 +1,51 @@
+"""Messages as engines and NVIDIA's tools word them, and what a person is told instead."""
+
+import pytest
+
+from gpunode.errors import DaemonError
+from gpunode.runtime.container_causes import CAUSES, explain, missing_handler
+
+CLI = "nvidia-container-cli: initialization error: "
+MESSAGES = [
+    (
+        'RunPodSandbox: failed to get sandbox runtime: no runtime for "nvidia" is configured',
+        "handler-missing",
+    ),
+    ("Unknown runtime specified nvidia", "handler-missing"),
+    ("unknown or invalid runtime name: nvidia", "handler-missing"),
+    (f"OCI runtime create failed: {CLI}nvml error: driver not loaded: unknown", "driver-not-loaded"),
+    (f"{CLI}load library failed: libnvidia-ml.so.1: cannot open shared object file", "libnvidia-ml-missing"),
+    (f"{CLI}nvml error: driver/library version mismatch: unknown", "driver-lib-mismatch"),
+    (f"{CLI}nvml error: insufficient permissions: unknown", "device-permission"),
+    (f"{CLI}something new", "nvidia-container-cli"),
+    ("could not apply: unresolvable CDI devices nvidia.com/gpu=all: unknown", "cdi-unresolvable"),
+    ('runc: expected cgroupsPath to be of format "slice:prefix:name" for systemd cgroups', "cgroup-driver"),
+    ("nvidia-container-cli: mount error: bpf_prog_query(BPF_CGROUP_DEVICE) failed", "toolkit-cgroup2"),
+    ('exec: "nvidia-container-runtime": executable file not found in $PATH: unknown', "toolkit-missing"),
+    ("fork/exec /usr/bin/nvidia-container-runtime: no such file or directory", "toolkit-missing"),
+    ('failed to get sandbox image "registry.k8s.io/pause:3.6": failed to pull image', "sandbox-image"),
+]
+
+
+@pytest.mark.parametrize(("message", "code"), MESSAGES)
+def test_a_known_message_gets_its_cause_and_a_command(message, code):
+    told = explain(DaemonError(message), "containerd", "nvidia")
+    assert told.code == code
+    assert message in told.message
+    assert told.hint
+    assert "{" not in told.hint
+
+
+def test_every_cause_is_exercised():
+    assert {cause.code for cause in CAUSES} == {code for _, code in MESSAGES}
+
+
+def test_an_unknown_failure_keeps_its_own_code_and_hint():
+    told = explain(DaemonError("out of cheese", hint="buy some", code="daemon"), "docker", "nvidia")
+    assert (told.message, told.hint, told.code) == ("handler nvidia: out of cheese", "buy some", "daemon")
+
+
+def test_a_missing_handler_names_the_known_ones_and_the_command():
+    told = missing_handler("docker", "nvidia", ("io.containerd.runc.v2", "runc"))
+    assert "io.containerd.runc.v2, runc" in told.message
+    assert told.hint == "gpunode configure-runtime --runtime docker"

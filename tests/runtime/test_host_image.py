@@ -1,0 +1,82 @@
+"""The image made from this machine: complete enough to run in an empty root, and the same every time."""
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from gpunode.errors import PreconditionError
+from gpunode.host import Host
+from gpunode.runtime import host_image
+from gpunode.runtime.host_image import assemble, elf_interpreter, pause_image, verification_image
+
+
+@pytest.fixture(scope="module")
+def files():
+    return assemble(Host())
+
+
+@pytest.fixture(scope="module")
+def unpacked(files, tmp_path_factory):
+    root = tmp_path_factory.mktemp("root")
+    with tarfile.open(fileobj=io.BytesIO(files.content)) as tar:
+        tar.extractall(root, filter="tar")
+    return root
+
+
+def test_the_same_machine_gives_the_same_image(files):
+    assert assemble(Host()).digest == files.digest
+
+
+def test_python_in_it_is_the_one_that_runs_and_its_loader_is_there(files, unpacked):
+    assert files.python == str(Path(sys.executable).resolve())
+    loader = elf_interpreter((unpacked / files.python.lstrip("/")).read_bytes())
+    assert loader is not None
+    assert Host(root=unpacked).is_file(loader)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for chroot")
+def test_python_runs_ctypes_and_json_in_an_empty_root(files, unpacked):
+    env = {"LD_LIBRARY_PATH": ":".join(files.libraries)}
+    code = "import ctypes, json; ctypes.CDLL('libdl.so.2'); print(json.dumps([1]))"
+    argv = ["chroot", str(unpacked), files.python, "-S", "-s", "-B", "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, **env}, timeout=30)
+    assert (done.stdout, done.stderr) == ("[1]\n", "")
+
+
+def test_hooks_find_directories_that_they_may_write(unpacked):
+    for name in ("etc", "tmp", "dev", "proc", "sys", "run", "var"):
+        assert (unpacked / name).is_dir(), name
+
+
+def test_the_image_asks_for_gpus_and_the_sandbox_stand_in_does_not(files):
+    reference, archive = verification_image(files, "-x")
+    assert reference == f"gpunode.local/verify:{files.digest}-x"
+    assert b"NVIDIA_VISIBLE_DEVICES=all" in archive
+    assert b"NVIDIA_VISIBLE_DEVICES=void" in pause_image(files, "registry.k8s.io/pause:3.8")
+
+
+def test_an_interpreter_that_does_not_answer_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(PreconditionError) as caught:
+        assemble(Host())
+    assert "false" in caught.value.message
+    assert "--image" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"#!/bin/sh\n", b"\x7fELF\x01\x01", b"\x7fELF\x02\x01", b"\x7fELF\x02\x01" + b"\xff" * 60]
+)
+def test_what_is_no_elf_file_has_no_interpreter(data):
+    assert elf_interpreter(data) is None
+
+
+def test_a_link_that_leads_in_a_circle_is_left_out(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    tree = host_image._Tree(Host(root=tmp_path))
+    assert tree.add("/a/x") is None
