@@ -50,7 +50,7 @@ class State:
         return 3 if self.deep else 2
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Draft:
     """Mutations collected per file, then carried out at once."""
 
