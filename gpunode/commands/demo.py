@@ -55,7 +55,7 @@ class Transcript:
             result = Result("Error", status="error", exit_code=error.exit_code, errors=(error.info(),))
         self.steps.append(Step(command, int(result.exit_code)))
         told = [Text(line, Style.BAD) for info in result.errors for line in _error_lines(info)]
-        self.blocks += [Text(f"$ {command}", Style.COMMAND), *result.blocks, *told, Text("")]
+        self.blocks.extend([Text(f"$ {command}", Style.COMMAND), *result.blocks, *told, Text("")])
         return result
 
 
@@ -142,12 +142,14 @@ def _plugin(transcript: Transcript, node: Host) -> int:
         kubelet.stop()
     transcript.steps.append(Step("gpunode plugin serve", 0))
     rows = (("capacity", str(capacity)), ("allocatable", str(allocatable)))
-    transcript.blocks += [
-        Text(""),
-        Text(f"# what the kubelet's stand-in counts of {settings.resource_name}"),
-        Table(("", ""), rows),
-        Text(""),
-    ]
+    transcript.blocks.extend(
+        [
+            Text(""),
+            Text(f"# what the kubelet's stand-in counts of {settings.resource_name}"),
+            Table(("", ""), rows),
+            Text(""),
+        ]
+    )
     return allocatable
 
 

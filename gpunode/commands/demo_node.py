@@ -62,7 +62,12 @@ def machine() -> dict[str, Any]:
         "links": {f"{_LIBRARIES}/{name}.so.1": f"{name}.so.{DRIVER}" for name in ("libcuda", "libnvidia-ml")}
         | {f"/sys/bus/pci/devices/{gpu.pci}/driver": "../../drivers/nvidia" for gpu in inventory().gpus},
         "libraries": {f"{name}.so.1": f"{_LIBRARIES}/{name}.so.1" for name in ("libcuda", "libnvidia-ml")},
-        "dirs": ["/etc/docker", "/sys/module/nvidia_uvm", "/var/lib/kubelet/device-plugins"],
+        "dirs": [
+            "/etc/docker",
+            "/run/systemd/system",
+            "/sys/module/nvidia_uvm",
+            "/var/lib/kubelet/device-plugins",
+        ],
         "executables": [
             *(f"/usr/bin/{name}" for name in ("nvidia-container-runtime", "nvidia-container-runtime-hook")),
             *(f"/usr/bin/{name}" for name in ("nvidia-ctk", "nvidia-cdi-hook", "containerd", "kubelet")),
