@@ -7,21 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from gpunode.errors import GpunodeError, PreconditionError, UsageError
+from gpunode.errors import DaemonError, GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
-from gpunode.result import Progress
+from gpunode.result import ExitCode, Progress
 
 ENGINES = ("containerd", "docker")
+_UNREACHABLE = ("absent", "refused", "denied", "not-a-socket", "cri-disabled")
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
 class ContainerRequest:
     """What to run and where. Without `image` it is the vector-add program, in an image made from this node.
 
-    With `image`, which must be on the node, it is that image's own entry point. `argv` are the program's
-    arguments. `timeout` counts seconds from its start. `socket` and `config` say which daemon, if not the
-    system's own.
+    `argv` replaces the image's command and keeps its entry point, which for the image made here is Python.
+    An `image` must be on the node. `timeout` counts seconds from the program's start. `socket` and `config`
+    say which daemon, if not the system's own.
     """
 
     engine: str
@@ -57,6 +60,18 @@ def run_program(host: Host, request: ContainerRequest, progress: Progress) -> Co
     else:
         from gpunode.runtime.container_run_containerd import run
     return run(host, request, progress)
+
+
+def first_contact(question: Callable[[], _Answer]) -> _Answer:
+    """Ask the daemon for the first time: one that can't be reached is a missing precondition."""
+    try:
+        return question()
+    except DaemonError as error:
+        if error.code not in _UNREACHABLE:
+            raise
+        raise DaemonError(
+            error.message, hint=error.hint, code=error.code, exit_code=ExitCode.PRECONDITION
+        ) from error
 
 
 def clean_up(progress: Progress, what: str, remove: Callable[[], None]) -> None:

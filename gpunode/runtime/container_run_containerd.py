@@ -18,7 +18,13 @@ from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
 from gpunode.result import Progress
 from gpunode.runtime.container_causes import explain, missing_handler, timed_out
-from gpunode.runtime.container_run import ContainerOutcome, ContainerRequest, clean_up, new_token
+from gpunode.runtime.container_run import (
+    ContainerOutcome,
+    ContainerRequest,
+    clean_up,
+    first_contact,
+    new_token,
+)
 
 if TYPE_CHECKING:
     from gpunode.runtime.host_image import HostFiles
@@ -36,7 +42,7 @@ def run(host: Host, request: ContainerRequest, progress: Progress) -> ContainerO
         raise PreconditionError("containerd is not on this node", hint="apt install containerd")
     with ExitStack() as cleanup:
         cri = cleanup.enter_context(Cri(host, socket))
-        status = cri.status()
+        status = first_contact(cri.status)
         if request.runtime_name not in status.handlers:
             raise missing_handler("containerd", request.runtime_name, status.handlers)
         token = new_token()

@@ -11,7 +11,13 @@ from gpunode.errors import DaemonError, PreconditionError
 from gpunode.host import Host
 from gpunode.result import Progress
 from gpunode.runtime.container_causes import explain, missing_handler, timed_out
-from gpunode.runtime.container_run import ContainerOutcome, ContainerRequest, clean_up, new_token
+from gpunode.runtime.container_run import (
+    ContainerOutcome,
+    ContainerRequest,
+    clean_up,
+    first_contact,
+    new_token,
+)
 
 _START_SECONDS = 60.0
 
@@ -45,7 +51,7 @@ def _socket(host: Host, request: ContainerRequest) -> str:
 
 
 def _require_handler(api: DockerApi, runtime_name: str) -> None:
-    runtimes = api.info().get("Runtimes")
+    runtimes = first_contact(api.info).get("Runtimes")
     known = tuple(sorted(runtimes)) if isinstance(runtimes, dict) else ()
     if runtime_name not in known:
         raise missing_handler("docker", runtime_name, known)

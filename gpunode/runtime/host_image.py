@@ -199,7 +199,7 @@ def _program(host: Host) -> dict[str, Entry]:
 
 
 def verification_image(files: HostFiles, tag: str) -> tuple[str, bytes]:
-    """Name and archive of the image whose entry point is the vector-add program."""
+    """Name and archive of the image: its entry point is the interpreter, its command the program."""
     directories = dict.fromkeys((*_DRIVER_DIRECTORIES, *files.libraries))
     env = {
         **_environment(files, directories),
@@ -207,7 +207,7 @@ def verification_image(files: HostFiles, tag: str) -> tuple[str, bytes]:
         "NVIDIA_VISIBLE_DEVICES": "all",
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
     }
-    config = ImageConfig(files.architecture, (files.python, "-S", "-s", "-B", "-m", MODULE), (), env)
+    config = ImageConfig(files.architecture, (files.python, "-S", "-s", "-B"), ("-m", MODULE), env)
     reference = f"gpunode.local/verify:{files.digest}{tag}"
     return reference, archive(reference, files.content, config)
 

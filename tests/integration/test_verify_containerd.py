@@ -7,7 +7,7 @@ from fixtures.engines import CONTAINERD_CONFIG, start_containerd
 from gpunode.daemons import cri_pods
 from gpunode.daemons.cri import Cri
 from gpunode.errors import DaemonError, PreconditionError
-from gpunode.gpu.program import read_answer
+from gpunode.gpu.program import MODULE, read_answer
 from gpunode.host import Host
 from gpunode.runtime.container_run import ContainerRequest, run_program
 from tests.integration.conftest import require
@@ -123,7 +123,7 @@ def test_a_handler_whose_program_is_gone_is_explained(engine, cri):
 def test_a_program_that_hangs_is_killed(engine, cri, node):
     node.stubs.write(HANGING)
     with pytest.raises(DaemonError) as caught:
-        run(engine, timeout=1.0, argv=("--timeout", "60"))
+        run(engine, timeout=1.0, argv=("-m", MODULE, "--timeout", "60"))
     assert caught.value.code == "timeout"
 
 
@@ -152,6 +152,7 @@ def test_an_interrupt_leaves_nothing(engine, cri, node):
 def test_a_daemon_that_is_down_says_how_to_start_it(tmp_path):
     with pytest.raises(DaemonError) as caught:
         run_program(Host(), ContainerRequest("containerd", socket=str(tmp_path / "none.sock")), Notes())
+    assert caught.value.exit_code == 3
     assert "systemctl start containerd" in caught.value.hint
 
 

@@ -6,7 +6,7 @@ from fixtures import images
 from fixtures.engines import start_dockerd
 from gpunode.daemons.docker_api import DockerApi
 from gpunode.errors import DaemonError, PreconditionError
-from gpunode.gpu.program import read_answer
+from gpunode.gpu.program import MODULE, read_answer
 from gpunode.host import Host
 from gpunode.runtime.container_run import ContainerRequest, run_program
 from tests.integration.conftest import require
@@ -91,7 +91,7 @@ def test_a_runtime_whose_program_is_gone_is_explained(engine, api):
 def test_a_program_that_hangs_is_killed(engine, api, node):
     node.stubs.write(HANGING)
     with pytest.raises(DaemonError) as caught:
-        run(engine, timeout=1.0, argv=("--timeout", "60"))
+        run(engine, timeout=1.0, argv=("-m", MODULE, "--timeout", "60"))
     assert caught.value.code == "timeout"
 
 
@@ -120,4 +120,5 @@ def test_an_interrupt_leaves_nothing(engine, api, node):
 def test_a_daemon_that_is_down_says_how_to_start_it(tmp_path):
     with pytest.raises(DaemonError) as caught:
         run_program(Host(), ContainerRequest("docker", socket=str(tmp_path / "none.sock")), Notes())
+    assert caught.value.exit_code == 3
     assert "systemctl start docker" in caught.value.hint

@@ -20,10 +20,11 @@ GPUS = Scenario((StubGpu(0, UUIDS[0], "0000:3b:00.0"), StubGpu(1, UUIDS[1], "000
 HANGING = GPUS.with_faults(Fault("cuInit", hang=60.0))
 INTERRUPTED = """\
 import sys
+from gpunode.gpu.program import MODULE
 from gpunode.host import Host
 from gpunode.render import SilentProgress
 from gpunode.runtime.container_run import ContainerRequest, run_program
-request = ContainerRequest(sys.argv[1], socket=sys.argv[2], argv=("--timeout", "60"))
+request = ContainerRequest(sys.argv[1], socket=sys.argv[2], argv=("-m", MODULE, "--timeout", "60"))
 try:
     run_program(Host(), request, SilentProgress())
 except KeyboardInterrupt:
