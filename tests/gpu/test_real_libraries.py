@@ -1,0 +1,42 @@
+"""NVIDIA's own libraries without a driver: the genuine errors, not those of the stand-ins."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fixtures.debian_driver import fetch_driver_libraries
+from gpunode.gpu.isolated import probe
+from gpunode.gpu.nvml_errors import DRIVER_NOT_LOADED
+from gpunode.host import Host
+from tests.cli import gpunode
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    if Path("/proc/driver/nvidia/version").exists():
+        pytest.skip("this machine has an NVIDIA driver: its absence can't be tested")
+    try:
+        return {"LD_LIBRARY_PATH": str(fetch_driver_libraries(tmp_path_factory.mktemp("driver")))}
+    except RuntimeError as error:
+        pytest.skip(f"Debian's libnvidia-ml1 and libcuda1 can't be fetched: {error}")
+
+
+def test_the_real_nvml_says_that_no_driver_is_loaded(libraries):
+    answer = probe(Host(environ={**os.environ, **libraries}))
+    assert (answer.inventory, answer.code, answer.timed_out) == (None, DRIVER_NOT_LOADED, False)
+    assert "not loaded" in answer.message
+
+
+def test_gpus_passes_the_real_error_on(libraries):
+    ran = gpunode("gpus", env=libraries)
+    assert ran.code == 1
+    assert "(NVML 9)" in ran.err
+
+
+def test_the_real_libcuda_without_a_driver_is_a_told_failure(libraries):
+    ran = gpunode("verify", "-o", "json", env=libraries)
+    assert ran.code == 1
+    message = ran.document["errors"][0]["message"]
+    assert message.startswith("cuInit: CUDA_ERROR_")
+    assert ran.document["errors"][0]["hint"]
