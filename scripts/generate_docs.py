@@ -62,17 +62,22 @@ def environment_page() -> str:
         "|---|---|---|---|",
     ]
     seen: set[str] = set()
-    for path, command in walk(typer.main.get_command(app), "gpunode"):
-        for option in command.params:
-            if option.param_type_name != "option" or option.name in ("help", "version"):
-                continue
-            prefix = path.upper().replace("-", "_").replace(" ", "_")
-            variable = option.envvar or f"{prefix}_{option.name.upper()}"
-            if variable in seen:
-                continue
-            seen.add(variable)
-            scope = "every command" if option.envvar else path.removeprefix("gpunode ")
-            lines.append(f"| `{variable}` | `{option.opts[0]}` | {scope} | {option.help} |")
+    options = [
+        (path, option)
+        for path, command in walk(typer.main.get_command(app), "gpunode")
+        for option in command.params
+    ]
+    # what every command takes comes first
+    for path, option in sorted(options, key=lambda pair: not pair[1].envvar):
+        if option.param_type_name != "option" or option.name in ("help", "version"):
+            continue
+        prefix = path.upper().replace("-", "_").replace(" ", "_")
+        variable = option.envvar or f"{prefix}_{option.name.upper()}"
+        if variable in seen:
+            continue
+        seen.add(variable)
+        scope = "every command" if option.envvar else path.removeprefix("gpunode ")
+        lines.append(f"| `{variable}` | `{option.opts[0]}` | {scope} | {option.help} |")
     lines += [
         "",
         "Beside these: `NO_COLOR` and `FORCE_COLOR` (see no-color.org; `--color` beats both),",
@@ -101,9 +106,9 @@ def readme_page() -> str:
     """README with each block behind a ``<!-- prints: NAME -->`` mark replaced by what that run prints."""
     text = (REPOSITORY / "README.md").read_text()
     for name, transcript in TRANSCRIPTS.items():
-        pattern = re.compile(rf"(<!-- prints: {name} -->\n```\w*\n).*?(\n```)", re.DOTALL)
+        pattern = re.compile(rf"(<!-- prints: {name} -->\n```\w*\n).*?(```)", re.DOTALL)
         assert pattern.search(text), f"README.md has no block for {name}"
-        shown = transcript().rstrip("\n")
+        shown = transcript().rstrip("\n") + "\n"
         text = pattern.sub(lambda found, shown=shown: found[1] + shown + found[2], text)
     return text
 
@@ -113,10 +118,10 @@ def demo_transcript() -> str:
 
 
 def doctor_transcript() -> str:
-    from fixtures.machines import build_named
+    from fixtures.machines import recorded_host
 
     with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
-        build_named("driver-lib-mismatch", Path(name) / "node")
+        recorded_host("driver-lib-mismatch", Path(name) / "node")
         return "$ gpunode doctor\n" + printed("doctor", "--root", f"{name}/node")
 
 

@@ -71,7 +71,12 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
             engine = getattr(result.data, "engine", engine)
         if result.exit_code != ExitCode.OK:
             return _stopped(engine, stages, blocks, result, shown)
-    blocks.append(Text(f"This node runs GPU containers with {engine}.", Style.GOOD))
+    if host.live:
+        blocks.append(Text(f"This node runs GPU containers with {engine}: it just did.", Style.GOOD))
+    else:
+        blocks.append(
+            Text(f"Nothing was started under --root: {engine} is configured, not proven.", Style.WARN)
+        )
     return Result("SetupReport", SetupReport(engine, tuple(stages)), blocks=tuple(blocks))
 
 
@@ -114,7 +119,7 @@ def _doctor(host: Host, progress: Progress) -> Result:
     from gpunode.commands import doctor
 
     result = doctor.run(host, doctor.Options(), progress)
-    failed = [finding for finding in result.data.findings if finding.status is FindingStatus.FAIL]
+    failed = [finding for finding in result.data["findings"] if finding.status is FindingStatus.FAIL]
     if any(_stops(finding) for finding in failed):
         return result
     blocks: list[Block] = [result.blocks[0]] if not failed else []

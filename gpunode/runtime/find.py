@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 
-from gpunode.errors import GpunodeError, PreconditionError, UsageError
+from gpunode.errors import PreconditionError, Unreadable, UsageError
 from gpunode.facts.containerd import find_containerd, owner
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker import find_docker
+from gpunode.facts.kubelet import find_kubelet
+from gpunode.facts.processes import running
 from gpunode.host import Host
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.docker import DockerEngine
@@ -17,10 +18,6 @@ from gpunode.runtime.engine import Engine
 
 Finder = Callable[[Host, str | None], Daemon | None]
 FINDERS: Mapping[str, Finder] = {"docker": find_docker, "containerd": find_containerd}
-_KUBELET_FILES = ("/var/lib/kubelet/config.yaml", "/var/lib/kubelet/kubeadm-flags.env")
-_ENDPOINT = re.compile(
-    r"(?:containerRuntimeEndpoint:\s*|--container-runtime-endpoint[= ])[\"']?(\S+?)[\"']?(?:\s|$)"
-)
 
 
 def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: str = "") -> Engine:
@@ -74,14 +71,9 @@ def _is_own(daemon: Daemon | None) -> bool:
 
 
 def _kubelet_engine(host: Host) -> str:
-    for path in _KUBELET_FILES:
-        try:
-            text = host.read_text(path) or ""
-        except GpunodeError:
-            continue
-        for endpoint in _ENDPOINT.findall(text):
-            if "containerd" in endpoint:
-                return "containerd"
-            if "dockerd" in endpoint or "docker.sock" in endpoint:
-                return "docker"
-    return ""
+    """The engine that this node's kubelet talks to, if it is one of ours; empty without a kubelet."""
+    try:
+        kubelet = find_kubelet(host, running(host))
+    except Unreadable:
+        return ""
+    return kubelet.engine if kubelet is not None and kubelet.joined and kubelet.engine in FINDERS else ""

@@ -32,7 +32,8 @@ class Restarter:
         argv = self._argv(verb)
         if argv:
             return shlex.join(argv)
-        return f"kill -HUP {self.daemon.process.pid}" if self.daemon.process else ""
+        reloads = verb == "reload" and self.daemon.process is not None
+        return f"kill -HUP {self.daemon.process.pid}" if reloads and self.daemon.process else ""
 
     def _argv(self, verb: str) -> tuple[str, ...]:
         if verb == "reload" and self.daemon.process is not None and not self._systemd():

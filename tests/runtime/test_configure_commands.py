@@ -316,6 +316,7 @@ def test_auto_with_two_engines_asks_which_unless_the_kubelet_knows(root: Path, c
     assert isinstance(error, UsageError) and "docker, containerd" in error.message
     flags = root / "var/lib/kubelet/kubeadm-flags.env"
     flags.parent.mkdir(parents=True)
+    (flags.parent / "config.yaml").write_text("kind: KubeletConfiguration\n")
     flags.write_text('A="--container-runtime-endpoint=unix:///run/containerd/containerd.sock"\n')
     assert data(configure("auto", dry_run=True)).engine == "containerd"
 
