@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from gpunode.errors import ConfigError
 from gpunode.host import Host
@@ -43,7 +44,10 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
             journal.own(entry)
             journal.mark(entry, "rolled-back")
 
-        return Intent("rollback", name, plan, lambda active: True, None, "Rollback", done)
+        def in_force(active: Active) -> bool:
+            return _is_as_before(active, manifest.get("activeBefore"), name)
+
+        return Intent("rollback", name, plan, in_force, None, "Rollback", done)
 
     request = Request(
         runtime=str(manifest.get("engine", "")),
@@ -56,6 +60,14 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         yes=options.yes,
     )
     return change(host, request, prepare, progress)
+
+
+def _is_as_before(active: Active, before: Any, name: str) -> bool:
+    """Whether the daemon has and lacks the runtime as it did then; true if nobody could ask it then."""
+    if not isinstance(before, dict):
+        return True
+    had = name in before.get("handlers", ())
+    return (name in active.handlers) == had and active.default == before.get("default")
 
 
 def _refuse_foreign(journal: Journal, entry: Entry) -> None:

@@ -93,6 +93,7 @@ def _activate(job: Job) -> tuple[float, Active | None]:
     with job.progress.step(job.restarter.shown(job.plan.verb)):
         seconds = job.restarter.perform(job.plan.verb)
     if not job.ask:
+        job.host.sleep(_RELOAD_SECONDS if job.plan.verb == "reload" else 0.0)
         return seconds, None
     with job.progress.step(f"asking {job.plan.engine}"):
         active = wait_for_answer(job.host, job.engine, job.in_force)

@@ -79,12 +79,20 @@ def change(host: Host, request: Request, prepare: Prepare, progress: Progress) -
         applied = Applied(active=active)
         if plan.changed or (plan.verb != "none" and not request.no_restart and host.live):
             notes += engine.validate(plan, intent.expected) if plan.changed else ()
-            applied = apply(_job(host, request, intent, engine, plan, progress), journal)
+            applied = apply(_job(host, request, intent, engine, plan, active, progress), journal)
             intent.done()
         return report(engine, plan, applied, restarter, request, intent.kind, notes)
 
 
-def _job(host: Host, request: Request, intent: Intent, engine: Engine, plan: Plan, progress: Progress) -> Job:
+def _job(
+    host: Host,
+    request: Request,
+    intent: Intent,
+    engine: Engine,
+    plan: Plan,
+    active: Active | None,
+    progress: Progress,
+) -> Job:
     acts = host.live and not request.no_restart
     context = {
         "engine": plan.engine,
@@ -94,6 +102,7 @@ def _job(host: Host, request: Request, intent: Intent, engine: Engine, plan: Pla
         "restartCommand": request.restart_command,
         "runtime": intent.runtime_name,
         "hadRuntime": plan.had_runtime,
+        "activeBefore": {"handlers": list(active.handlers), "default": active.default} if active else None,
         "previousDefault": plan.previous_default,
     }
     restarter = _restarter(host, request, engine) if acts else None

@@ -101,10 +101,13 @@ def test_broken_json_names_line_and_column(cli: Cli) -> None:
 
 def test_rollback_restores_the_bytes_by_a_reload(cli: Cli) -> None:
     before, pid = digest(cli.engine.config), cli.engine.pid
+    cli.data("configure-runtime")
     cli.data("configure-runtime", "--set-as-default")
-    cli.data("rollback")
+    # what is reported is what the daemon says after it has read the file, not before
+    assert cli.data("rollback")["active"]["default"] == "runc"
+    assert "nvidia" in info(cli)["Runtimes"]
+    assert "nvidia" not in cli.data("rollback")["active"]["handler"]
     assert digest(cli.engine.config) == before and cli.engine.pid == pid
-    assert info(cli)["DefaultRuntime"] == "runc"
 
 
 def test_old_docker_has_no_cdi(cli: Cli) -> None:
