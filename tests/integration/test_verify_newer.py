@@ -1,0 +1,73 @@
+"""Vector-add through containerd 1.7 and 2.x and through newer dockerds, where a person asks for it.
+
+They are fetched (about 60 MB a suite), so they run only with GPUNODE_TEST_NEWER_ENGINES=1.
+"""
+
+import os
+import shutil
+
+import pytest
+
+from fixtures.engines import CONTAINERD_CONFIG, start_containerd, start_dockerd
+from fixtures.newer_engines import SUITES, Unavailable, search_path
+from gpunode.daemons import cri_pods
+from gpunode.daemons.cri import Cri
+from gpunode.daemons.docker_api import DockerApi
+from gpunode.gpu.program import read_answer
+from gpunode.host import Host
+from gpunode.runtime.container_run import ContainerRequest, run_program
+from tests.integration.conftest import require
+from tests.integration.test_verify_containerd import HANDLER
+from tests.integration.verify_support import UUIDS, Notes, gpu_node
+
+pytestmark = pytest.mark.slow
+PINNED = """
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{directory}/opt"
+[plugins."io.containerd.nri.v1.nri"]
+  disable = true
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = "gpunode.test/pause:1"
+[plugins."io.containerd.cri.v1.runtime"]
+  restrict_oom_score_adj = true
+"""
+CONFIGS = {"trixie": CONTAINERD_CONFIG, "forky": "version = 3\n" + PINNED}
+
+
+@pytest.fixture(params=SUITES)
+def suite(request, monkeypatch):
+    """Its engines, shims and ctr come first on PATH."""
+    if os.environ.get("GPUNODE_TEST_NEWER_ENGINES") != "1":
+        pytest.skip("fetches engines; set GPUNODE_TEST_NEWER_ENGINES=1")
+    require("runc", "gcc")
+    try:
+        monkeypatch.setenv("PATH", search_path(request.param))
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    return request.param
+
+
+def verified(engine):
+    request = ContainerRequest(engine.kind, socket=engine.socket, config=str(engine.config))
+    answer = read_answer(run_program(Host(), request, Notes()).stdout)
+    return [device.uuid for device in answer.devices if device.status == "ok"] == list(UUIDS)
+
+
+@pytest.mark.containerd
+def test_vector_add_in_a_pod_of_a_newer_containerd(suite, tmp_path):
+    handler = HANDLER.format(name="nvidia", path=gpu_node(tmp_path).nvidia)
+    if suite != "trixie":
+        handler = handler.replace("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
+    with start_containerd(CONFIGS[suite] + handler, path=os.environ["PATH"]) as engine:
+        assert verified(engine)
+        with Cri(Host(), engine.socket) as cri:
+            assert (cri_pods.sandboxes(cri, {}), cri_pods.image_names(cri)) == ((), ())
+
+
+@pytest.mark.docker
+def test_vector_add_in_a_container_of_a_newer_docker(suite, tmp_path):
+    assert shutil.which("dockerd", path=os.environ["PATH"].partition(":")[0])
+    with start_dockerd({"runtimes": {"nvidia": {"path": str(gpu_node(tmp_path).nvidia)}}}) as engine:
+        assert verified(engine)
+        info = DockerApi(Host(), engine.socket).info()
+        assert (info["Containers"], info["Images"]) == (0, 0)
