@@ -15,13 +15,13 @@ from gpunode.facts.containerd import (
     parse_toml,
 )
 from gpunode.facts.daemons import Daemon, systemd_runs
+from gpunode.facts.kubelet import CONFIG, setting
 from gpunode.host import Host
 from gpunode.runtime import containerd_check, containerd_removal
 from gpunode.runtime.containerd_plan import DROP_IN_NAME, State, configured
 from gpunode.runtime.engine import Active, FileEdit, Plan, Wanted, decode
 from gpunode.runtime.trees import Tree
 
-KUBELET_CONFIG = "/var/lib/kubelet/config.yaml"
 _HAS_CDI = (1, 7)
 
 
@@ -123,12 +123,11 @@ class ContainerdEngine:
     def _wants_systemd_cgroup(self) -> bool:
         """The kubelet's cgroupDriver, else what kubeadm defaults to where systemd runs on cgroup v2."""
         try:
-            text = self.host.read_text(KUBELET_CONFIG) or ""
+            driver = setting(self.host.read_text(CONFIG) or "", "cgroupDriver")
         except GpunodeError:
-            text = ""
-        named = re.search(r"^\s*[\"']?cgroupDriver[\"']?\s*:\s*[\"']?(\w+)", text, re.MULTILINE)
-        if named:
-            return named[1] == "systemd"
+            driver = None
+        if driver:
+            return driver == "systemd"
         return systemd_runs(self.host) and self.host.exists("/sys/fs/cgroup/cgroup.controllers")
 
     def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from gpunode.host import Host
 from gpunode.journal import Entry, Journal, lock_path
 from gpunode.result import Progress, Result
 from gpunode.runtime import find
-from gpunode.runtime.apply import Applied, Job, apply, recover
-from gpunode.runtime.engine import Active, Engine, Plan, Wanted
+from gpunode.runtime.apply import Applied, Job, apply, recover, reload_undo
+from gpunode.runtime.docker_plan import for_reload
+from gpunode.runtime.engine import Active, Engine, FileEdit, Plan, Wanted, decode
 from gpunode.runtime.report import report
 from gpunode.runtime.restart import Restarter
 
@@ -153,6 +154,17 @@ def _refuse(
         )
 
 
+def _bring_back(engine: Engine, restarter: Restarter, verb: str) -> None:
+    """A reload is taken back by a reload: a restart of Docker would stop its containers."""
+    if verb != "reload" or _ask(engine) is None:
+        restarter.perform("restart")
+        return
+    path = engine.daemon.config_path
+    content = engine.host.read_bytes(path)
+    undo = for_reload(decode(content, path), path).encode()
+    reload_undo(engine.host, (FileEdit(path, content, content, None, undo),), restarter)
+
+
 def _refuse_unwritable(host: Host, path: str) -> None:
     if host.is_symlink(path) and not host.exists(path):
         raise ConfigError(
@@ -173,8 +185,8 @@ def _recover(host: Host, request: Request, journal: Journal, progress: Progress)
         own = Request(restart_command=request.restart_command or str(known.get("restartCommand", "")))
         engine = find.engine(host, str(known["engine"]), str(known["config"]), "", str(known["socket"]))
         try:
-            with progress.step(f"restarting {known['engine']} with its files of before"):
-                _restarter(host, own, engine).perform("restart")
+            with progress.step(f"bringing {known['engine']} back to its files of before"):
+                _bring_back(engine, _restarter(host, own, engine), str(known["verb"]))
         except GpunodeError as error:
             progress.note(f"{known['engine']} could not be restarted: {error.message}")
 

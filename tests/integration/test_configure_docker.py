@@ -113,3 +113,16 @@ def test_rollback_restores_the_bytes_by_a_reload(cli: Cli) -> None:
 def test_old_docker_has_no_cdi(cli: Cli) -> None:
     done = cli.run("configure-runtime", "--cdi")
     assert done.returncode == 1 and "CDI" in done.stderr
+
+
+def test_killed_after_a_reload_is_recovered_without_ending_the_daemon(cli: Cli) -> None:
+    before, pid = digest(cli.engine.config), cli.engine.pid
+    cli.data("configure-runtime", "--set-as-default")
+    manifest = next((cli.state / "journal").glob("*/manifest.json"))
+    # as if it had been killed after the reload and before it could commit, a moment nobody hits from outside
+    manifest.write_text(manifest.read_text().replace('"committed"', '"applied"'))
+    data = cli.data("unconfigure-runtime", restart="false")
+    assert data["changes"][0]["action"] == "unchanged"
+    assert digest(cli.engine.config) == before and cli.engine.pid == pid
+    assert info(cli)["DefaultRuntime"] == "runc" and "nvidia" not in info(cli)["Runtimes"]
+    assert "panic" not in cli.engine.log_text()
