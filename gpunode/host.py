@@ -370,10 +370,14 @@ class Host:
 
     @contextmanager
     def temporary_directory(self) -> Iterator[Path]:
-        """A private directory (0700) of this machine, whatever the root; removed on the way out."""
+        """A private directory (0700) of this machine, whatever the root; removed on the way out.
+
+        A long TMPDIR is passed over: a unix socket's path holds 107 bytes (unix(7)), and one is made inside.
+        """
         import tempfile
 
-        with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
+        short = None if len(tempfile.gettempdir()) <= 32 else "/tmp"  # noqa: S108 - mkdtemp makes its own name
+        with tempfile.TemporaryDirectory(prefix="gpunode-", dir=short) as name:
             yield Path(name)
 
     @contextmanager

@@ -73,7 +73,7 @@ class HostFiles:
         return sha256(self.content)[:12]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Tree:
     """Collects files by real path and the symlinks that lead to them."""
 
