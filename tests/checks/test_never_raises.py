@@ -13,7 +13,8 @@ from gpunode.checks.catalogue import ALL_CHECKS
 from gpunode.commands import doctor
 from gpunode.facts.machine_file import build_machine
 from gpunode.host import RECORDING, Host
-from gpunode.render import Color, Output, SilentProgress, render
+from gpunode.output import Color, Output
+from gpunode.render import SilentProgress, render
 from gpunode.result import FindingStatus
 
 BASE = machine("cdi-spec-fits")
