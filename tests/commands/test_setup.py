@@ -1,0 +1,90 @@
+"""`gpunode setup`: the stages in order, and where it stops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fixtures.machines import recorded_host
+from tests.cli import gpunode
+
+CONTAINERD = "etc/containerd/config.toml"
+
+
+def stages(document: dict) -> list[tuple[str, str]]:
+    return [(stage["name"], stage["status"]) for stage in document["data"]["stages"]]
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {
+        str(path): path.read_bytes() for path in root.rglob("*") if path.is_file() and not path.is_symlink()
+    }
+
+
+def test_a_fresh_node_is_configured_and_its_gpus_compute(tmp_path: Path) -> None:
+    root = tmp_path / "node"
+    recorded_host("fresh-node-with-driver", root)
+    ran = gpunode("--root", str(root), "setup", "--runtime", "containerd", "-o", "json")
+    assert ran.code == 0, ran.err
+    assert stages(ran.document) == [("doctor", "ok"), ("configure-runtime", "ok"), ("verify-host", "ok")]
+    assert ran.document["data"]["engine"] == "containerd"
+    assert "runtimes.nvidia]" in (root / CONTAINERD).read_text()
+    devices = ran.document["data"]["stages"][2]["result"]["devices"]
+    assert {device["status"] for device in devices} == {"ok"}
+    assert len(devices) == 8
+
+
+def test_under_a_root_it_does_not_claim_a_proof(tmp_path: Path) -> None:
+    root = tmp_path / "node"
+    recorded_host("fresh-node-with-driver", root)
+    ran = gpunode("--root", str(root), "setup", "--runtime", "docker")
+    assert ran.code == 0, ran.err
+    assert "docker is configured, not proven" in ran.out.splitlines()[-1]
+    assert "$ gpunode configure-runtime --runtime docker" in ran.out.splitlines()
+
+
+@pytest.mark.parametrize(
+    "machine", ["pci-no-gpu", "driver-lib-mismatch", "toolkit-missing", "nouveau-loaded"]
+)
+def test_what_configuring_cant_mend_stops_it_before_anything_is_written(tmp_path: Path, machine: str) -> None:
+    root = tmp_path / "node"
+    recorded_host(machine, root)
+    before = files(root)
+    ran = gpunode("--root", str(root), "setup", "--runtime", "containerd", "-o", "json")
+    assert ran.code == 1
+    assert stages(ran.document) == [("doctor", "fail")]
+    assert ran.document["status"] == "fail"
+    assert "gpunode doctor failed" in ran.document["errors"][0]["message"]
+    assert files(root) == before
+
+
+def test_it_says_where_it_stopped_and_what_to_do_first(tmp_path: Path) -> None:
+    root = tmp_path / "node"
+    recorded_host("driver-lib-mismatch", root)
+    ran = gpunode("--root", str(root), "setup", "--runtime", "containerd")
+    assert "First, as root: reboot" in ran.out
+    assert ran.out.splitlines()[-1] == "Stopped at: gpunode doctor"
+    assert "error: gpunode doctor failed" in ran.err
+
+
+def test_a_stopped_kubelet_does_not_stop_containers(tmp_path: Path) -> None:
+    root = tmp_path / "node"
+    recorded_host("kubelet-not-running", root)
+    ran = gpunode("--root", str(root), "setup", "--runtime", "containerd", "-o", "json")
+    assert ran.code == 0, ran.err
+    table = gpunode("--root", str(root), "setup", "--runtime", "containerd")
+    assert "kubelet-not-running" in table.out
+    assert "not needed for containers" in table.out
+
+
+def test_a_later_stage_keeps_the_report_of_the_earlier_ones(tmp_path: Path) -> None:
+    root = tmp_path / "node"
+    recorded_host("fresh-node-with-driver", root)
+    (root / "etc/docker").mkdir(parents=True, exist_ok=True)
+    (root / "etc/docker/daemon.json").mkdir()
+    ran = gpunode("--root", str(root), "setup", "--runtime", "docker", "-o", "json")
+    assert ran.code == 1
+    assert stages(ran.document)[0] == ("doctor", "ok")
+    assert stages(ran.document)[-1] == ("configure-runtime", "fail")
+    assert "directory" in ran.document["errors"][0]["message"]
