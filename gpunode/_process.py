@@ -7,10 +7,25 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from gpunode.host import COMMAND_NOT_FOUND, Completed
-
+COMMAND_NOT_FOUND = 127
 _GRACE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A finished child. `code` is its exit status, 127 without such a program, negative for a signal."""
+
+    argv: tuple[str, ...]
+    code: int
+    stdout: str
+    stderr: str
+    timed_out: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0 and not self.timed_out
 
 
 def run_process(

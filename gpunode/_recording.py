@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from gpunode.errors import ConfigError
-from gpunode.host import RECORDING
 
+RECORDING = ".gpunode/recording.json"
 SECTIONS = ("commands", "devices", "sockets", "daemons", "nvml")
 _OCTAL = re.compile(r"[0-7]{1,4}")
 
 
 def parse_recording(text: str) -> dict[str, Any]:
     """The recording's sections; `ConfigError` names the entry that can't be right."""
+    import json
+
     try:
         loaded = json.loads(text)
     except ValueError as error:

@@ -19,29 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpunode._files import explain_os_error, resolve_in_root, socket_state_of
+from gpunode._process import COMMAND_NOT_FOUND, Completed, run_process
+from gpunode._recording import RECORDING, parse_recording
 from gpunode.errors import ConfigError, DaemonError, PreconditionError
 
 if TYPE_CHECKING:
     import socket
 
-RECORDING = ".gpunode/recording.json"
-COMMAND_NOT_FOUND = 127
+__all__ = ["COMMAND_NOT_FOUND", "RECORDING", "Completed", "DeviceNode", "Host"]
 _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-
-
-@dataclass(frozen=True)
-class Completed:
-    """A finished child. `code` is its exit status, 127 without such a program, negative for a signal."""
-
-    argv: tuple[str, ...]
-    code: int
-    stdout: str
-    stderr: str
-    timed_out: bool = False
-
-    @property
-    def ok(self) -> bool:
-        return self.code == 0 and not self.timed_out
 
 
 @dataclass(frozen=True)
@@ -194,8 +180,6 @@ class Host:
         text = None if self.live else self.read_text("/" + RECORDING)
         if not text:
             return {}
-        from gpunode._recording import parse_recording
-
         return parse_recording(text)
 
     def recorded(self, section: str, key: str) -> Any:
@@ -221,8 +205,6 @@ class Host:
             self.trace(" ".join(argv))
         if not self.live:
             return self._replay(argv)
-        from gpunode._process import run_process
-
         full = {**self.environ, "LC_ALL": "C.UTF-8", **(env or {})}
         return run_process(tuple(argv), timeout, stdin, full)
 
