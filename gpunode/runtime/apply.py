@@ -17,6 +17,7 @@ from gpunode.runtime.restart import Restarter
 
 _ANSWER_SECONDS = 30.0
 _RELOAD_SECONDS = 0.5  # a reload gives no sign when it is done and no runtime that would show it
+WITHOUT_CRI = "cri-disabled"  # the code of a containerd that runs and has no CRI
 _SETTLE_SECONDS = 8.0  # a daemon that answers but lacks the runtime may still be reading its files
 
 
@@ -113,8 +114,10 @@ def wait_for_answer(host: Host, engine: Engine, good: Callable[[Active], bool]) 
     while True:
         try:
             active = engine.ask()
-        except DaemonError:
-            if host.monotonic() >= deadline:
+        except DaemonError as error:
+            if error.code == WITHOUT_CRI:  # an answer too, and seldom one that waiting changes
+                settle = settle or host.monotonic() + _SETTLE_SECONDS
+            if host.monotonic() >= min(settle or deadline, deadline):
                 raise
         else:
             settle = settle or host.monotonic() + _SETTLE_SECONDS
@@ -155,10 +158,24 @@ def _bring_back(job: Job) -> str:
             reload_undo(job.host, job.plan.changed, job.restarter)
         else:
             job.restarter.perform("restart")
-        wait_for_answer(job.host, job.engine, lambda active: True)
+        wait_until_up(job.host, job.engine)
     except GpunodeError as error:
         return f"the files are as before, but {job.plan.engine} does not run: {error.message}"
     return ""
+
+
+def wait_until_up(host: Host, engine: Engine) -> None:
+    """Wait for any answer; a containerd whose file switches the CRI off is up as well."""
+
+    def answers() -> bool:
+        try:
+            engine.ask()
+        except DaemonError as error:
+            return error.code == WITHOUT_CRI
+        return True
+
+    if not host.wait_until(answers, _ANSWER_SECONDS, 0.1):
+        engine.ask()  # says why not
 
 
 def reload_undo(host: Host, edits: tuple[FileEdit, ...], restarter: Restarter) -> None:

@@ -70,9 +70,10 @@ def change(host: Host, request: Request, prepare: Prepare, progress: Progress) -
         engine = find.engine(host, request.runtime, request.config, request.drop_in_config, request.socket)
         intent = prepare(engine, journal)
         # what a daemon says can't change a plan that changes files, and asking takes time
-        quick = request.dry_run and intent.plan(None).changed
+        shown = intent.plan(None) if request.dry_run else None
+        quick = shown is not None and shown.changed
         active = None if quick else _ask(engine)
-        plan = intent.plan(active)
+        plan = shown if quick and shown else intent.plan(active)
         restarter = _restarter(host, request, engine)
         if request.dry_run:
             return report(engine, plan, Applied(active=active), restarter, request, intent.kind, notes)

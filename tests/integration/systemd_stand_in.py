@@ -1,0 +1,117 @@
+"""A node where systemd runs, for one gpunode at a time: stand-ins for systemctl and journalctl on PATH.
+
+They are stand-ins because systemd must be process 1, which it is not in a container or on a build machine.
+What they start, restart and reload is a real daemon, by the same means: `restart` ends it and starts the
+unit's ExecStart, `reload` sends SIGHUP, and journalctl shows what it really wrote. A mount namespace of its
+own has the directory by which sd_booted(3) knows systemd, and the unit file.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fixtures.engines import Engine
+from tests.integration.configuring import SECONDS
+
+_SYSTEMCTL = """\
+#!/bin/sh
+# stand-in: see systemd_stand_in.py
+echo "systemctl $*" >> {calls}
+test "$2" = {unit} || {{ echo "Unit $2 not found." >&2; exit 5; }}
+case $1 in
+restart)
+  {restart} > /dev/null 2>&1 && exit 0
+  echo "Job for {unit} failed because the control process exited with error code." >&2
+  exit 1 ;;
+reload) exec kill -HUP "$(cat {directory}/daemon.pid)" ;;
+esac
+exit 1
+"""
+_JOURNALCTL = """\
+#!/bin/sh
+# stand-in: see systemd_stand_in.py
+echo "journalctl $*" >> {calls}
+test "$1 $2 $3 $5 $6 $7" = "-u {unit} -n --no-pager -o cat" || exit 1
+exec tail -n "$4" {directory}/daemon.log
+"""
+_NAMESPACE = """\
+mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system && cp "$1" /run/systemd/system/ && shift && exec "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One private engine as the packaged unit of a node with systemd; `directory` is for scratch files."""
+
+    engine: Engine
+    directory: Path
+
+    @property
+    def unit(self) -> str:
+        return f"{self.engine.kind}.service"
+
+    @property
+    def state(self) -> Path:
+        return self.directory / "state"
+
+    def prepare(self) -> None:
+        """Write the stand-ins and the unit file."""
+        programs = self.directory / "bin"
+        programs.mkdir()
+        for name, text in (("systemctl", _SYSTEMCTL), ("journalctl", _JOURNALCTL)):
+            filled = text.format(
+                calls=self.directory / "calls",
+                unit=self.unit,
+                restart=self.engine.restart_command,
+                directory=self.engine.directory,
+            )
+            (programs / name).write_text(filled)
+            (programs / name).chmod(0o755)
+        runtime = programs / "nvidia-container-runtime"
+        runtime.write_text('#!/bin/sh\nexec runc "$@"\n')
+        runtime.chmod(0o755)
+        command = shlex.join(self.engine.argv)
+        (self.directory / self.unit).write_text(f"[Service]\nExecStart={command}\n")
+
+    def calls(self) -> list[str]:
+        """What was asked of systemctl and journalctl, in order."""
+        file = self.directory / "calls"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def gpunode(self, verb: str, *options: str) -> subprocess.CompletedProcess[str]:
+        """Run gpunode on this node, as a person there would: without naming a file or a command."""
+        programs = self.directory / "bin"
+        environ = {**os.environ, "GPUNODE_STATE_DIR": str(self.state), "NO_COLOR": "1"}
+        environ["PATH"] = f"{programs}:{os.environ['PATH']}"
+        own = [sys.executable, "-m", "gpunode", verb, *options]
+        if verb != "rollback":
+            own += ["--runtime", self.engine.kind]
+        if verb == "configure-runtime":
+            own += ["--nvidia-runtime-path", str(programs / "nvidia-container-runtime")]
+        argv = ["unshare", "-m", "--propagation", "private", "sh", "-ec", _NAMESPACE, "sh"]
+        return subprocess.run(
+            [*argv, str(self.directory / self.unit), *own],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+
+
+def require_namespace() -> None:
+    """Skip where this user may not make a mount namespace."""
+    argv = ["unshare", "-m", "--propagation", "private", "mount", "-t", "tmpfs", "tmpfs", "/run"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
+    except FileNotFoundError:
+        pytest.skip("needs unshare")
+    if done.returncode != 0:
+        pytest.skip(f"needs a mount namespace: {done.stderr.strip()}")
