@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +14,26 @@ from pathlib import Path
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, Unreadable
 
 _MAX_STEPS = 400  # ten times the kernel's limit of 40 links (include/linux/namei.h), parts included
+
+
+MAX_BYTES = 512 << 20  # nothing that gpunode reads comes near it; a larger file would only fill the memory
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a regular file (those of /proc and /sys are). OSError for anything else, without waiting.
+
+    O_NONBLOCK lets open(2) of a FIFO without a writer return at once; on regular files it changes nothing.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        found = os.fstat(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if found.st_size > MAX_BYTES:
+            raise OSError(errno.EFBIG, f"larger than {MAX_BYTES >> 20} MiB", str(path))
+        return stream.read()
 
 
 def write_atomic(target: Path, data: bytes, mode: int, expect: bytes | None) -> None:
@@ -129,6 +150,8 @@ def explain_os_error(error: OSError, path: str, verb: str) -> GpunodeError:
         errno.EDQUOT: f"free some space: df -h {Path(path).parent}",
         errno.EROFS: f"the file system is read-only: findmnt -T {path}",
         errno.EISDIR: f"a directory lies where a file belongs: ls -ld {path}",
+        errno.EINVAL: f"a pipe, socket or device lies where a file belongs: ls -lL {path}",
+        errno.EFBIG: f"look at what filled it: ls -lh {path}",
         errno.ELOOP: f"the symlinks lead in a circle: namei -l {path}",
     }
     return ConfigError(f"can't {verb} {path}: {reason}", hint=hints.get(number, f"look at it: ls -ld {path}"))

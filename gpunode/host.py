@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpunode._files import explain_os_error, resolve_in_root, socket_state_of
+from gpunode._files import explain_os_error, read_regular, resolve_in_root, socket_state_of
 from gpunode._process import COMMAND_NOT_FOUND, Completed, run_process
 from gpunode._recording import RECORDING, parse_recording
 from gpunode.errors import ConfigError, DaemonError, PreconditionError
@@ -76,9 +76,12 @@ class Host:
     # --- reading ---------------------------------------------------------------------------------------
 
     def read_bytes(self, path: str) -> bytes | None:
-        """The bytes, None if nothing is there. `Unreadable` if this user may not, else `ConfigError`."""
+        """The bytes, None if nothing is there. `Unreadable` if this user may not, else `ConfigError`.
+
+        A pipe, a socket or a device is refused, since reading one may never end; so is a file above 512 MiB.
+        """
         try:
-            return self.path(path).read_bytes()
+            return read_regular(self.path(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:

@@ -123,13 +123,30 @@ def containerd_not_restarted(node: Node) -> Verdict:
         return fail("containerd isn't running", seen(socket, state))
     handlers = _handlers(node)
     if handlers is None:
-        return skip(f"containerd doesn't say what it runs with at {socket}")
+        return _silent(node, socket)
     missing = sorted(set(map(str, config.runtimes)) - set(handlers))
     if not missing:
         return ok("the running containerd has what its file says")
     evidence = [_in_file(node, config, name) for name in missing]
     told = seen(f"CRI Status at {socket}", f"handlers {', '.join(handlers) or 'none'}")
     return fail("in the file, not in the running daemon: containerd wasn't restarted", *evidence, told)
+
+
+def _silent(node: Node, socket: str) -> Verdict:
+    """A daemon that listens and doesn't tell its handlers: it hangs, or its CRI isn't running."""
+    try:
+        node.cri  # noqa: B018 - read for its failure
+    except DaemonError as error:
+        if error.code == "timeout":
+            return fail("containerd runs, but its CRI doesn't answer", seen(socket, error.message))
+        # before 1.6 the CRI only spoke v1alpha2, which looks the same from here
+        if error.code == "cri-disabled" and node.containerd and node.containerd.version >= (1, 6):
+            return fail(
+                "the file has the CRI switched on, but the running containerd serves none",
+                seen(socket, error.message),
+            )
+        return skip(f"containerd doesn't say what it runs with: {error.message}")
+    return skip(f"containerd doesn't say what it runs with at {socket}")
 
 
 def _in_file(node: Node, config: ContainerdConfig, name: str) -> Evidence:
@@ -249,8 +266,8 @@ CHECKS = (
         title="containerd runs with what its file says",
         layer="containerd",
         severity="error",
-        looks_at="containerd's socket, and the runtimes in its file against the handlers that the daemon "
-        "names (CRI Status)." + _WHERE,
+        looks_at="containerd's socket, whether its CRI answers within 3 seconds, and the runtimes in its "
+        "file against the handlers that the daemon names (CRI Status)." + _WHERE,
         why=(
             "containerd reads its file only when it starts. Until then the handler exists on disk alone: no "
             'runtime for "nvidia" is configured. Running containers survive a restart.'

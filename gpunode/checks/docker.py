@@ -84,10 +84,24 @@ def docker_not_running(node: Node) -> Verdict:
         return skip("Docker is started by its first user (docker.socket listens); not started for this check")
     state = node.host.socket_state(socket)
     if state == "listening":
-        return ok("Docker runs", seen(socket, "listening"))
+        return _hanging(node) or ok("Docker runs", seen(socket, "listening"))
     if state == "denied":
         return skip(f"needs root, or the group docker, to talk to {socket}")
     return fail("Docker isn't running", seen(socket, state))
+
+
+def _hanging(node: Node) -> Verdict | None:
+    """A daemon that takes connections and answers none of them."""
+    try:
+        node.docker_info  # noqa: B018 - read for its failure
+    except DaemonError as error:
+        if error.code == "timeout":
+            return fail("Docker runs, but doesn't answer", seen(_socket(node), error.message))
+    return None
+
+
+def _socket(node: Node) -> str:
+    return node.docker.socket if node.docker else ""
 
 
 def _activated_by_systemd(node: Node, socket: str) -> bool:
@@ -212,10 +226,11 @@ CHECKS = (
         layer="docker",
         severity="error",
         looks_at=(
-            "Docker's socket, where Docker is this node's engine. A stopped Docker beside a kubelet that "
-            "uses another engine is fine; a docker.socket of systemd is left asleep."
+            "Docker's socket and whether the daemon answers within 3 seconds, where Docker is this node's "
+            "engine. A stopped Docker beside a kubelet that uses another engine is fine; a docker.socket "
+            "of systemd is left asleep."
         ),
-        why="Containers can't start while the daemon is down.",
+        why="Containers can't start while the daemon is down or hangs.",
         remedy=fixes.START_DOCKER,
         run=docker_not_running,
         blocked_by=("pci-no-gpu", "docker-config-invalid-json", "docker-flag-file-conflict"),

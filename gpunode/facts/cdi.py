@@ -38,7 +38,8 @@ def nvidia_specs(host: Host) -> tuple[CdiSpec, ...]:
     """Every spec of kind ``nvidia.com/...``, and every file that should be one but can't be parsed."""
     found = []
     for directory in DIRECTORIES:
-        for path in (*host.glob(directory, "*.json"), *host.glob(directory, "*.yaml")):
+        names = (path for kind in ("*.json", "*.yaml", "*.yml") for path in host.glob(directory, kind))
+        for path in names:
             text = host.read_text(path)
             spec = parse_spec(text or "", path)
             if spec is not None:

@@ -21,7 +21,20 @@ _UNITS = (
     "k0sworker.service", "k0scontroller.service", "snap.microk8s.daemon-kubelite.service",
 )  # fmt: skip
 _DEFAULT_ENDPOINT = "/run/containerd/containerd.sock"
-_K3S_ENDPOINT = "/run/k3s/containerd/containerd.sock"
+# Kubernetes distributions bring a containerd of their own; by the beginning of the unit's or program's name
+_OWN_ENDPOINTS = {
+    "k3s": "/run/k3s/containerd/containerd.sock",
+    "rke2": "/run/k3s/containerd/containerd.sock",
+    "k0s": "/run/k0s/containerd.sock",
+    "kubelite": "/var/snap/microk8s/common/run/containerd.sock",
+    "snap.microk8s": "/var/snap/microk8s/common/run/containerd.sock",
+}
+# what is there once a cluster has taken the node: kubeadm's file, and those of k3s and rke2
+_JOINED = (
+    "/etc/kubernetes/kubelet.conf",
+    "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
+    "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
+)
 
 
 @dataclass(frozen=True)
@@ -56,9 +69,7 @@ def find_kubelet(host: Host, processes: Sequence[Process]) -> Kubelet | None:
     if process is None and unit is None and config is None:
         return None
     endpoint, source = _endpoint(host, process, unit, config)
-    joined = (
-        process is not None or config is not None or host.stat("/etc/kubernetes/kubelet.conf") is not None
-    )
+    joined = process is not None or config is not None or any(host.stat(path) for path in _JOINED)
     return Kubelet(process, unit, joined, endpoint, source, setting(config or "", "cgroupDriver"))
 
 
@@ -79,14 +90,16 @@ def _endpoint(host: Host, process: Process | None, unit: str | None, config: str
     configured = setting(config or "", "containerRuntimeEndpoint")
     if configured:
         return socket_of(configured), _config_path(process)
-    if (unit or "").startswith(("k3s", "rke2")):
-        return _K3S_ENDPOINT, f"the default of {unit}"
+    for name in filter(None, (process.name if process else None, unit)):
+        for start, endpoint in _OWN_ENDPOINTS.items():
+            if name.startswith(start):
+                return endpoint, f"the default of {name}"
     return _DEFAULT_ENDPOINT, "the kubelet's default"
 
 
 def setting(config: str, key: str) -> str | None:
     """A top-level scalar of a KubeletConfiguration, in YAML or JSON; None if it isn't set."""
-    found = re.search(rf'^\s*"?{key}"?\s*:\s*"?([^"\s,#]+)"?', config, re.MULTILINE)
+    found = re.search(rf"""^[ \t]*["']?{key}["']?[ \t]*:[ \t]*["']?([^"'\s,#]+)""", config, re.MULTILINE)
     return found[1] if found else None
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpunode.errors import DaemonError
 from gpunode.facts import devices, driver, kubelet, libraries, pci, processes, system, toolkit
 from gpunode.facts.containerd import ContainerdConfig, find_containerd, load_config
 from gpunode.facts.daemons import Daemon
@@ -21,7 +22,16 @@ if TYPE_CHECKING:
     from gpunode.facts.cdi import CdiSpec
     from gpunode.gpu.isolated import NvmlProbe
 
+DAEMON_SECONDS = 3.0  # a healthy daemon answers within milliseconds, a busy one within a second
 NVML_SECONDS = 15.0  # without persistence, eight GPUs take more than ten seconds to wake up
+
+_Answer = TypeVar("_Answer")
+
+
+def _or_raise(answer: _Answer | DaemonError) -> _Answer:
+    if isinstance(answer, DaemonError):
+        raise answer
+    return answer
 
 
 @dataclass(frozen=True)
@@ -134,9 +144,17 @@ class Node:
     @cached_property
     def docker_info(self) -> dict[str, Any]:
         """The running daemon's own account; `DaemonError` if there is none."""
+        return _or_raise(self._docker_answer)
+
+    @cached_property
+    def _docker_answer(self) -> dict[str, Any] | DaemonError:
+        """A failure is kept as well: a daemon that hangs is waited for once, not by every check."""
         from gpunode.daemons.docker_api import DockerApi
 
-        return DockerApi(self.host, self.docker.socket if self.docker else "").info()
+        try:
+            return DockerApi(self.host, self.docker.socket if self.docker else "", DAEMON_SECONDS).info()
+        except DaemonError as error:
+            return error
 
     @cached_property
     def containerd(self) -> Daemon | None:
@@ -151,10 +169,17 @@ class Node:
     @cached_property
     def cri(self) -> CriStatus:
         """The running containerd's own account of its CRI; `DaemonError` if it gives none."""
+        return _or_raise(self._cri_answer)
+
+    @cached_property
+    def _cri_answer(self) -> CriStatus | DaemonError:
         from gpunode.daemons.cri import Cri
 
-        with Cri(self.host, self.containerd.socket if self.containerd else "") as client:
-            return client.status()
+        try:
+            with Cri(self.host, self.containerd.socket if self.containerd else "", DAEMON_SECONDS) as client:
+                return client.status()
+        except DaemonError as error:
+            return error
 
     @cached_property
     def kubelet(self) -> kubelet.Kubelet | None:

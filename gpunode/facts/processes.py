@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 
+# the daemons that gpunode looks for; only of these it asks whether they run in a container
+_DAEMONS = {"dockerd", "containerd", "crio", "kubelet", "k3s", "k3s-server", "k3s-agent", "kubelite"}
+
 
 @dataclass(frozen=True)
 class Process:
@@ -19,8 +22,8 @@ class Process:
 
     @property
     def name(self) -> str:
-        """The program's base name, as it was started."""
-        return self.argv[0].rpartition("/")[2]
+        """The program's base name, as it was started; k3s overwrites its arguments by one ``k3s server``."""
+        return self.argv[0].partition(" ")[0].rpartition("/")[2]
 
     def option(self, *names: str) -> str | None:
         """The value of ``--name VALUE`` or ``--name=VALUE``, the last one given; None if absent."""
@@ -50,7 +53,11 @@ def boot_time(host: Host) -> float:
 
 
 def running(host: Host) -> tuple[Process, ...]:
-    """Every process with a command line; kernel threads, zombies and hidden ones (hidepid) are left out."""
+    """Every process of this node with a command line; kernel threads, zombies and hidden ones are left out.
+
+    So are those inside containers: the kubelet of a kind cluster or a dockerd in a pod serves no pods of this
+    node, though the node's /proc lists it.
+    """
     boot = boot_time(host)
     ticks = os.sysconf("SC_CLK_TCK")
     found = []
@@ -65,5 +72,20 @@ def running(host: Host) -> tuple[Process, ...]:
             continue  # gone meanwhile, or not ours to see
         if raw and len(fields) > 19 and fields[19].isdecimal():
             argv = tuple(part.decode("utf-8", "surrogateescape") for part in raw.rstrip(b"\0").split(b"\0"))
-            found.append(Process(int(name), argv, boot + int(fields[19]) / ticks))
+            process = Process(int(name), argv, boot + int(fields[19]) / ticks)
+            if process.name in _DAEMONS and _in_container(host, name):
+                continue
+            found.append(process)
     return tuple(found)
+
+
+def _in_container(host: Host, pid: str) -> bool:
+    """Whether a process has a PID namespace of its own: proc_pid_status(5) then shows two numbers (NSpid)."""
+    try:
+        status = host.read_text(f"/proc/{pid}/status") or ""
+    except GpunodeError:
+        return False
+    for line in status.splitlines():
+        if line.startswith("NSpid:"):
+            return len(line.split()) > 2
+    return False

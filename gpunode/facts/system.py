@@ -33,6 +33,7 @@ _FAMILIES = {
 }
 # their root file systems are read-only or declared elsewhere, so package commands would mislead
 _IMMUTABLE = {"nixos", "flatcar", "bottlerocket", "talos", "rhcos", "coreos"}
+_OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")
 _SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 _VM_VENDORS = (
     "qemu", "kvm", "vmware", "xen", "microsoft corporation", "innotek", "amazon ec2", "google",
@@ -68,8 +69,17 @@ def read_distribution(host: Host) -> Distribution:
     from distro import LinuxDistribution
 
     try:
+        # os-release(5); resolved here, since the library would follow an absolute link out of the root
+        file = next((path for path in _OS_RELEASE if host.is_file(path)), None)
+        if file is None:
+            return Distribution("", "", "", "other")
+        # nor may it look for another file in /etc by itself: whatever lies there could be a pipe
         found = LinuxDistribution(
-            include_lsb=False, include_uname=False, include_oslevel=False, root_dir=str(host.root)
+            include_lsb=False,
+            include_uname=False,
+            include_oslevel=False,
+            os_release_file=str(host.path(file)),
+            distro_release_file="/dev/null",
         )
         identifier = found.id()
         name = found.name(pretty=True)
@@ -101,9 +111,18 @@ def node_class(host: Host) -> str:
         return WSL2
     if host.stat("/etc/nv_tegra_release") or _tegra(host):
         return TEGRA
-    if host.stat("/run/.containerenv") or host.stat("/.dockerenv"):
+    if _contained(host):
         return CONTAINER
     return VM if _virtual(host) else BARE_METAL
+
+
+def _contained(host: Host) -> bool:
+    """podman's and Docker's marks, a pod's service account, and what systemd writes inside LXC and others.
+
+    systemd also writes /run/systemd/container for WSL, which was told apart before.
+    """
+    marks = ("/run/.containerenv", "/.dockerenv", "/run/secrets/kubernetes.io", "/run/systemd/container")
+    return any(host.stat(mark) is not None for mark in marks)
 
 
 def _tegra(host: Host) -> bool:

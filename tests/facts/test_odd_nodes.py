@@ -1,0 +1,97 @@
+"""Nodes that are no plain kubeadm machine: kind on a workstation, k3s, LXC, files that never end."""
+
+import os
+
+import pytest
+
+from gpunode.errors import ConfigError
+from gpunode.facts.kubelet import find_kubelet, setting
+from gpunode.facts.processes import running
+from gpunode.facts.system import CONTAINER, node_class, read_distribution
+from gpunode.host import Host
+
+STAT = "({}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 500 0 0"
+
+
+def process(root, pid, *argv, nspid=None):
+    place = root / "proc" / str(pid)
+    place.mkdir(parents=True)
+    (place / "cmdline").write_bytes(b"\0".join(word.encode() for word in argv) + b"\0")
+    (place / "stat").write_text(f"{pid} " + STAT.format("x"))
+    (place / "status").write_text(f"Name:\tx\nNSpid:\t{nspid or pid}\n")
+
+
+def test_the_kubelet_of_a_kind_cluster_is_not_the_nodes(tmp_path):
+    process(tmp_path, 900, "/usr/bin/kubelet", "--config=/var/lib/kubelet/config.yaml", nspid="900\t214")
+    process(tmp_path, 901, "dockerd", nspid="901\t1")
+    process(tmp_path, 902, "/usr/bin/dockerd", "-H", "fd://")
+    host = Host(tmp_path, environ={})
+    assert [one.pid for one in running(host)] == [902]
+    assert find_kubelet(host, running(host)) is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "endpoint"),
+    [
+        (("/usr/local/bin/k3s server",), "/run/k3s/containerd/containerd.sock"),
+        (("/usr/local/bin/k3s agent",), "/run/k3s/containerd/containerd.sock"),
+        (
+            ("/snap/microk8s/7229/kubelite", "--kubelet-args-file=/x"),
+            "/var/snap/microk8s/common/run/containerd.sock",
+        ),
+        (("/usr/bin/kubelet",), "/run/containerd/containerd.sock"),
+    ],
+)
+def test_a_distributions_kubelet_is_found_with_its_own_engine(argv, endpoint, tmp_path):
+    process(tmp_path, 700, *argv)
+    host = Host(tmp_path, environ={})
+    kubelet = find_kubelet(host, running(host))
+    assert kubelet.process.pid == 700
+    assert kubelet.endpoint == endpoint
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("containerRuntimeEndpoint: 'unix:///run/x.sock'\n", "unix:///run/x.sock"),
+        ('containerRuntimeEndpoint: ""\ncgroupRoot: /\n', None),
+        ("containerRuntimeEndpoint:\ncgroupRoot: /\n", None),
+        ('  "containerRuntimeEndpoint": "unix:///run/x.sock",\n', "unix:///run/x.sock"),
+    ],
+)
+def test_a_setting_is_read_however_it_is_quoted_and_empty_is_unset(text, value):
+    assert setting(text, "containerRuntimeEndpoint") == value
+
+
+@pytest.mark.parametrize("mark", ["run/systemd/container", "run/secrets/kubernetes.io/serviceaccount/token"])
+def test_lxc_and_pods_are_containers(mark, tmp_path):
+    (tmp_path / mark).parent.mkdir(parents=True)
+    (tmp_path / mark).write_text("lxc\n")
+    assert node_class(Host(tmp_path, environ={})) == CONTAINER
+
+
+def test_a_pipe_where_a_file_belongs_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="not a regular file") as raised:
+        Host(tmp_path, environ={}).read_text("/pipe")
+    assert "ls -lL /pipe" in raised.value.hint
+
+
+def test_a_file_that_would_fill_the_memory_is_refused(tmp_path):
+    with (tmp_path / "huge").open("wb") as stream:
+        stream.truncate(1 << 30)
+    with pytest.raises(ConfigError, match="larger than 512 MiB"):
+        Host(tmp_path, environ={}).read_text("/huge")
+
+
+def test_pipes_in_etc_dont_stop_the_distribution_from_being_read(tmp_path):
+    etc = tmp_path / "etc"
+    etc.mkdir()
+    os.mkfifo(etc / "redhat-release")
+    (etc / "os-release").symlink_to("/usr/lib/os-release")
+    (tmp_path / "usr/lib").mkdir(parents=True)
+    (tmp_path / "usr/lib/os-release").write_text(
+        'ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.4"\n'
+    )
+    found = read_distribution(Host(tmp_path, environ={}))
+    assert (found.id, found.version, found.family) == ("rocky", "9.4", "rhel")
