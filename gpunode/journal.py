@@ -157,8 +157,10 @@ class Journal:
             if entry.id == name:
                 return entry
         listed = ", ".join(entry.id for entry in known) or "none"
+        state = next((entry.state for entry in self.entries() if entry.id == name), "")
+        problem = f"{name} can't be rolled back: it is {state}" if state else f"no such journal entry: {name}"
         raise UsageError(
-            f"no such journal entry: {name}" if name else "nothing to roll back: the journal is empty",
+            problem if name else "nothing to roll back: the journal is empty",
             hint=f"entries that can be rolled back: {listed}",
         )
 

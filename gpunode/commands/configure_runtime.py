@@ -13,6 +13,7 @@ from gpunode.runtime.undo import OPERATION
 from gpunode.runtime.workflow import Intent, Request, change
 
 # dockerd resolves a bare name through its own PATH; containerd wants an absolute path (as nvidia-ctk has it)
+RESERVED = ("runc", "crun")
 PROGRAMS = {"docker": "nvidia-container-runtime", "containerd": "/usr/bin/nvidia-container-runtime"}
 
 
@@ -44,14 +45,13 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 
     def prepare(engine: Engine, _journal: Journal) -> Intent:
         wanted = _wanted(engine, options)
-        if not options.dry_run:
-            _require_program(engine, wanted)
         return Intent(
             OPERATION,
             wanted.runtime_name,
             lambda active: engine.plan(wanted, active),
             lambda active: active.has(wanted),
             wanted,
+            require=lambda: _require_program(engine, wanted),
         )
 
     request = Request(
@@ -71,7 +71,12 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 
 
 def check_name(name: str) -> None:
-    """`UsageError` for what can't be a runtime's name in a configuration file and an image reference."""
+    """`UsageError` for what can't be a runtime's name, or is the name of what runs every other container."""
+    if name in RESERVED or name.startswith("io.containerd."):
+        raise UsageError(
+            f"the runtime name {name} belongs to the engine's own low-level runtime",
+            hint="choose another: --nvidia-runtime-name nvidia",
+        )
     if not name or not name.isascii() or not all(c.isalnum() or c in "-_." for c in name):
         raise UsageError(f"{name!r} can't be a runtime's name", hint="use letters, digits, '-', '_' and '.'")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,9 +46,9 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
             journal.mark(entry, "rolled-back")
 
         def in_force(active: Active) -> bool:
-            return _is_as_before(active, manifest.get("activeBefore"), name)
+            return _is_as_before(active, manifest, name)
 
-        return Intent("rollback", name, plan, in_force, None, "Rollback", done)
+        return Intent("rollback", name, plan, in_force, kind="Rollback", done=done)
 
     request = Request(
         runtime=str(manifest.get("engine", "")),
@@ -62,12 +63,20 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     return change(host, request, prepare, progress)
 
 
-def _is_as_before(active: Active, before: Any, name: str) -> bool:
-    """Whether the daemon has and lacks the runtime as it did then; true if nobody could ask it then."""
+def _is_as_before(active: Active, manifest: Mapping[str, Any], name: str) -> bool:
+    """Whether the daemon has the runtime, and it as default, just as it did then.
+
+    A daemon that had not read its files then may also have become what they say. True if nobody could ask
+    it then.
+    """
+    before = manifest.get("activeBefore")
     if not isinstance(before, dict):
         return True
-    had = name in before.get("handlers", ())
-    return (name in active.handlers) == had and active.default == before.get("default")
+    has, had = name in active.handlers, name in before.get("handlers", ())
+    was_default = before.get("default") == name
+    if has == had:
+        return (active.default == name) == was_default
+    return has == manifest.get("hadRuntime") and (has or active.default != name)
 
 
 def _refuse_foreign(journal: Journal, entry: Entry) -> None:

@@ -16,6 +16,7 @@ DEFAULT_CONFIG = "/etc/containerd/config.toml"
 DEFAULT_SOCKET = "/run/containerd/containerd.sock"
 KIND = Kind("containerd", "containerd.service", DEFAULT_CONFIG, ("--config", "-c"))
 CRI_PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
+BYTE_ORDER_MARK = "\ufeff"  # containerd skips one at the start of its file, Python's parser does not
 # any of these in disabled_plugins takes the CRI away from the kubelet
 CRI_IDS = (*CRI_PLUGINS.values(), "io.containerd.cri.v1.images")
 # whose containerd it is, by where its configuration lies
@@ -130,8 +131,13 @@ class ContainerdConfig:
     @property
     def default_runtime(self) -> str:
         """Name of the default handler; ``runc`` unless a file says otherwise."""
+        return self.named_default or "runc"
+
+    @property
+    def named_default(self) -> str:
+        """Name of the default handler as a file spells it out; empty if none does."""
         name = dig(self.cri, "containerd", "default_runtime_name")
-        return name if isinstance(name, str) and name else "runc"
+        return name if isinstance(name, str) else ""
 
     @property
     def disabled(self) -> tuple[str, ...]:
@@ -209,7 +215,7 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(text.removeprefix(BYTE_ORDER_MARK))
     except tomllib.TOMLDecodeError as error:
         place = re.search(r"^(.*?) \(at line (\d+), column (\d+)\)$", str(error))
         line, column = (int(place[2]), int(place[3])) if place else (max(1, len(text.splitlines())), 1)

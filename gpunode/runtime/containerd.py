@@ -45,7 +45,7 @@ class ContainerdEngine:
         texts, version, notes = configured(state, wanted)
         edits = tuple(_edit(path, before.get(path), text) for path, text in texts.items())
         verb, reason = _verb(edits, active is None or active.has(wanted))
-        previous = state.config.default_runtime if wanted.set_as_default else ""
+        previous = state.config.named_default if wanted.set_as_default else ""
         replaced = "" if previous == wanted.runtime_name else previous
         had = wanted.runtime_name in state.config.runtimes
         files = edits or self._untouched(before)

@@ -36,7 +36,8 @@ class DockerEngine:
         verb, reason = self._verb(edit, wanted, active, cdi_changes)
         previous = parse_daemon_json(content, path).get("default-runtime") or ""
         replaced = previous if wanted.set_as_default and previous != wanted.runtime_name else ""
-        edit = FileEdit(path, before, edit.after, None, docker_plan.for_reload(content, path).encode())
+        interim = docker_plan.for_reload(after, path).encode() if self._panics(after, active) else None
+        edit = FileEdit(path, before, edit.after, interim, docker_plan.for_reload(content, path).encode())
         had = wanted.runtime_name in (parse_daemon_json(content, path).get("runtimes") or {})
         return Plan("docker", (edit,), verb, reason, self._notes(wanted), None, str(replaced), had)
 
@@ -62,6 +63,12 @@ class DockerEngine:
         interim, undo = (docker_plan.for_reload(text, edit.path).encode() for text in (after, before))
         edit = FileEdit(edit.path, edit.before, edit.after, interim, undo)
         return Plan("docker", (edit,), "reload", "dockerd reloads its runtimes on SIGHUP")
+
+    def _panics(self, after: str, active: Active | None) -> bool:
+        """Whether dockerd 20.10 would die of reloading this: it has a default that the file doesn't know."""
+        tree = parse_daemon_json(after, self.daemon.config_path)
+        known = (docker_plan.BUILT_IN, *(tree.get("runtimes") or {}))
+        return active is not None and not tree.get("default-runtime") and active.default not in known
 
     def _verb(
         self, edit: FileEdit, wanted: Wanted, active: Active | None, cdi_changes: bool

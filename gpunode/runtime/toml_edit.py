@@ -8,11 +8,12 @@ lines of text, compared again; if that differs too, the file is refused and left
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from gpunode.errors import ConfigError
-from gpunode.facts.containerd import parse_toml
+from gpunode.facts.containerd import BYTE_ORDER_MARK, parse_toml
 from gpunode.runtime import toml_lines
 from gpunode.runtime.trees import Edit, Mutation, Remove, Tree, edits, mutated, same
 
@@ -28,15 +29,25 @@ def edit(text: str, mutate: Mutation, path: str, hint: str = "") -> str:
     changes = edits(old, new)
     if not changes:
         return text
+    body = text.removeprefix(BYTE_ORDER_MARK)
     for attempt in (_with_tomlkit, _with_lines):
-        result = attempt(text, changes)
+        result = attempt(body, changes)
         if result is not None and _is(result, new):
-            return result
+            styled = _with_line_ends_of(body, result)
+            kept = styled if _is(styled, new) else result
+            return text[: len(text) - len(body)] + kept
     raise ConfigError(
         f"{path} can't be edited without changing something else in it; it was left alone",
         hint=hint or "make the change by hand: gpunode configure-runtime --dry-run shows what belongs there",
         code="toml-guard",
     )
+
+
+def _with_line_ends_of(text: str, result: str) -> str:
+    """New lines end as all the others do where every line ends with CR LF."""
+    if "\n" not in text or re.search(r"(?<!\r)\n", text):
+        return result
+    return re.sub(r"(?<!\r)\n", "\r\n", result)
 
 
 def document(tree: Tree, path: str, heading: str = "") -> str:

@@ -42,7 +42,8 @@ class Request:
 class Intent:
     """What a command wants of one engine: its name for the journal, the runtime, its planner and its judge.
 
-    `expected` is what the daemon must find in the new files, None for a removal. `done` runs after success.
+    `expected` is what the daemon must find in the new files, None for a removal. `require` raises if the node
+    lacks something without which the change would do harm. `done` runs after success.
     """
 
     operation: str
@@ -51,6 +52,7 @@ class Intent:
     in_force: Callable[[Active], bool]
     expected: Wanted | None = None
     kind: str = "RuntimeConfiguration"
+    require: Callable[[], None] = lambda: None
     done: Callable[[], None] = lambda: None
 
 
@@ -76,7 +78,9 @@ def change(host: Host, request: Request, prepare: Prepare, progress: Progress) -
         plan = shown if quick and shown else intent.plan(active)
         restarter = _restarter(host, request, engine)
         if request.dry_run:
+            notes = _foreseen(engine, plan, active, restarter, request, intent)
             return report(engine, plan, Applied(active=active), restarter, request, intent.kind, notes)
+        intent.require()
         _refuse(engine, plan, active, restarter, request)
         applied = Applied(active=active)
         if plan.changed or (plan.verb != "none" and not request.no_restart and host.live):
@@ -141,7 +145,7 @@ def _refuse(
     engine: Engine, plan: Plan, active: Active | None, restarter: Restarter, request: Request
 ) -> None:
     """Everything that speaks against the change is said before the first byte is written."""
-    for edit in plan.changed:
+    for edit in plan.changed if engine.host.is_root or not request.dry_run else ():
         _refuse_unwritable(engine.host, edit.path)
     if plan.verb == "none" or request.no_restart or not engine.host.live:
         return
@@ -153,6 +157,30 @@ def _refuse(
             hint="go on all the same with --yes, or write now and restart later with --no-restart",
             code="containers-running",
         )
+
+
+def _foreseen(
+    engine: Engine,
+    plan: Plan,
+    active: Active | None,
+    restarter: Restarter,
+    request: Request,
+    intent: Intent,
+) -> tuple[str, ...]:
+    """What would become of the shown change: a refusal that is known already, and what wasn't checked."""
+    notes = []
+    if active is None and plan.verb == "restart" and engine.daemon.name == "docker":
+        active = _ask(engine)  # only Docker's containers end with it
+    for check in (intent.require, lambda: _refuse(engine, plan, active, restarter, request)):
+        try:
+            check()
+        except GpunodeError as error:
+            notes.append(f"a real run would refuse this: {error.message}; {error.hint}")
+    if plan.changed and engine.host.live:
+        notes.append(
+            f"not validated: {plan.engine} itself reads staged copies first when this is not a dry run"
+        )
+    return tuple(notes)
 
 
 def _bring_back(engine: Engine, restarter: Restarter, verb: str) -> None:

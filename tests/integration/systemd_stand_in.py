@@ -42,7 +42,8 @@ test "$1 $2 $3 $5 $6 $7" = "-u {unit} -n --no-pager -o cat" || exit 1
 exec tail -n "$4" {directory}/daemon.log
 """
 _NAMESPACE = """\
-mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system && cp "$1" /run/systemd/system/ && shift && exec "$@"
+mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system && cp "$1" /run/systemd/system/
+shift && exec "$@"
 """
 
 
