@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import signal
 import sys
 
 from gpunode.gpu.discover import discover
@@ -15,9 +17,12 @@ from gpunode.gpu.nvml_errors import NvmlError
 from gpunode.host import Host
 from gpunode.result import plain
 
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
 
 def main() -> int:
     """Print the inventory or NVML's error; always 0, so that anything else means a crash."""
+    _end_with_parent()
     try:
         with Nvml.open() as nvml:
             answer = {"inventory": plain(discover(nvml, Host()))}
@@ -25,6 +30,11 @@ def main() -> int:
         answer = {"error": {"code": error.code, "message": error.message}}
     sys.stdout.write(json.dumps(answer) + "\n")
     return 0
+
+
+def _end_with_parent() -> None:
+    """Nobody is left to kill this process when NVML hangs and the one that asked has gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

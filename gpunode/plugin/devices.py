@@ -8,6 +8,10 @@ Two things make a GPU unhealthy, and they heal differently:
 - A *failed sighting*: rediscovery can't describe the GPU, doesn't list it any more, or NVML as a whole is
   broken. This heals when the GPU was seen whole twice running, so that a GPU that comes and goes does not
   flap.
+
+A GPU in MIG mode is sound and still no whole GPU: CUDA runs on its MIG devices only. It stays in the list,
+unhealthy with that reason, so that the node shows that it has one and no pod gets it; this heals as soon as
+MIG mode is off.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ _DISPLAY_ONLY = {"DGX Display", "NVIDIA DGX Display"}  # drives a monitor, runs 
 class Device:
     """One advertised GPU. `id` is its UUID; `numa` is None if the platform doesn't say.
 
-    `event` and `missing` say why it is unhealthy, empty if they don't make it so. `seen` counts whole
+    `event`, `missing` and `mode` say why it is unhealthy, empty if they don't make it so. `seen` counts whole
     sightings since the last failed one.
     """
 
@@ -37,6 +41,7 @@ class Device:
     pci: str = ""
     event: str = ""
     missing: str = ""
+    mode: str = ""
     seen: int = 0
 
     @property
@@ -46,7 +51,7 @@ class Device:
     @property
     def problem(self) -> str:
         """Why the kubelet must not hand it out; empty for a healthy one."""
-        return self.event or self.missing
+        return self.event or self.missing or self.mode
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,9 @@ def _after_sighting(devices: tuple[Device, ...], inventory: Inventory) -> tuple[
 
 def _first(gpu: Gpu) -> Device:
     whole = 0 if gpu.error else SIGHTINGS_TO_HEAL
-    return Device(gpu.uuid, gpu.index, gpu.numa, gpu.name, gpu.pci, missing=gpu.error, seen=whole)
+    return Device(
+        gpu.uuid, gpu.index, gpu.numa, gpu.name, gpu.pci, missing=gpu.error, mode=_mode(gpu), seen=whole
+    )
 
 
 def _again(device: Device, gpu: Gpu | None, error_at_its_address: str) -> Device:
@@ -148,8 +155,19 @@ def _again(device: Device, gpu: Gpu | None, error_at_its_address: str) -> Device
     seen = min(device.seen + 1, SIGHTINGS_TO_HEAL)
     missing = "" if seen == SIGHTINGS_TO_HEAL else device.missing
     return replace(
-        device, index=gpu.index, numa=gpu.numa, name=gpu.name, pci=gpu.pci, seen=seen, missing=missing
+        device,
+        index=gpu.index,
+        numa=gpu.numa,
+        name=gpu.name,
+        pci=gpu.pci,
+        seen=seen,
+        missing=missing,
+        mode=_mode(gpu),
     )
+
+
+def _mode(gpu: Gpu) -> str:
+    return f"MIG mode is on: no container can use GPU {gpu.index} as a whole" if gpu.mig_enabled else ""
 
 
 def _lost(device: Device, reason: str) -> Device:

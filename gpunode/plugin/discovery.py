@@ -3,7 +3,7 @@
 A failure of NVML that it names itself (driver not loaded, library mismatch) makes every GPU unhealthy at
 once, as no new container could start. A probe that ends without an answer may be this node's bad moment, so
 that takes two running; after time-outs the next question comes later and later, as a child stuck in the
-driver can't even be killed.
+driver can't even be killed. What stays missing is looked for more and more rarely, down to the regular pace.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Callable
 from threading import Event
 
 from gpunode.gpu.isolated import NvmlProbe
+from gpunode.gpu.model import Inventory
 from gpunode.host import Host
-from gpunode.plugin.devices import DeviceTable, HealthChange
+from gpunode.plugin.devices import Device, DeviceTable, HealthChange
 from gpunode.plugin.logfmt import Log, OnChange
 from gpunode.plugin.settings import Settings
 
@@ -43,6 +44,8 @@ class Discovery:
         self._timeouts = 0
         self._soon = Event()
         self._known = 0
+        self._unchanged = 0
+        self._left_out: dict[int, str] = {}
         self.waiting = "waiting for the NVIDIA driver"
 
     def run(self, stop: Event) -> None:
@@ -59,12 +62,13 @@ class Discovery:
 
     def look(self) -> None:
         """Ask NVML once and feed the table."""
+        before = (self.waiting, self._table.snapshot().devices)
         seen = self._probe(self._host, self._settings.probe_seconds)
         self._timeouts = self._timeouts + 1 if seen.timed_out else 0
         if seen.inventory is not None:
             self._unanswered = 0
             changes = self._table.sighting(seen.inventory)
-            reason = "" if self._table.snapshot().devices else "NVML lists no GPU"
+            reason = self._leave_out(seen.inventory)
         else:
             self._unanswered += 1
             reason = _why(seen)
@@ -72,6 +76,20 @@ class Discovery:
             changes = self._table.all_missing(reason) if sure else ()
         log_changes(self._log, changes)
         self._report(reason)
+        same = (self.waiting, self._table.snapshot().devices) == before
+        self._unchanged = self._unchanged + 1 if same else 0
+
+    def _leave_out(self, inventory: Inventory) -> str:
+        """Tell of GPUs that can't be advertised; why there is none at all, empty if there is one."""
+        devices = self._table.snapshot().devices
+        found = left_out(inventory, devices)
+        for index, why in found.items():
+            if self._left_out.get(index) != why:
+                self._log.error("GPU is not advertised", index=index, reason=why)
+        self._left_out = found
+        if devices:
+            return ""
+        return "; ".join(f"GPU {index}: {why}" for index, why in found.items()) or "NVML lists no GPU"
 
     def _report(self, reason: str) -> None:
         devices = self._table.snapshot().devices
@@ -102,13 +120,28 @@ class Discovery:
             return min(max(regular, _UNSURE_SECONDS) * 2.0**self._timeouts, _LONGEST_SECONDS)
         devices = self._table.snapshot().devices
         if self.waiting or any(device.missing for device in devices):
-            return min(regular, _UNSURE_SECONDS)
+            return min(regular, _UNSURE_SECONDS * 2.0 ** min(self._unchanged, 20))
         return regular
 
     def _traces(self) -> object:
         """What a loaded driver leaves in /dev and /proc; cheap to read and no question to the driver."""
         nodes = [name for name in self._host.listdir("/dev") if name.startswith("nvidia")]
         return (nodes, self._host.listdir("/proc/driver/nvidia/gpus"))
+
+
+def left_out(inventory: Inventory, devices: tuple[Device, ...]) -> dict[int, str]:
+    """By index, why a GPU that NVML lists is none of `devices`: it told no UUID, or that of another one."""
+    known = {device.index for device in devices}
+    addresses = {device.pci for device in devices}
+    first: dict[str, int] = {}
+    found = {}
+    for gpu in inventory.gpus:
+        if not gpu.uuid:
+            if gpu.index not in known and gpu.pci not in addresses:
+                found[gpu.index] = gpu.error or "NVML tells no UUID"
+        elif first.setdefault(gpu.uuid, gpu.index) != gpu.index:
+            found[gpu.index] = f"NVML gives it the UUID of GPU {first[gpu.uuid]}, {gpu.uuid}"
+    return found
 
 
 def log_changes(log: Log, changes: tuple[HealthChange, ...]) -> None:

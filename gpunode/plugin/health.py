@@ -10,11 +10,13 @@ from collections.abc import Callable
 from itertools import count
 from threading import Event
 
-from gpunode.gpu.events import GpuEvent
+from gpunode.errors import GpunodeError
+from gpunode.gpu.events import EventSet, GpuEvent
 from gpunode.gpu.nvml import Nvml, NvmlError
+from gpunode.gpu.nvml_errors import VERSION_MISMATCH
 from gpunode.plugin.devices import DeviceTable
 from gpunode.plugin.discovery import log_changes
-from gpunode.plugin.logfmt import Log, OnChange
+from gpunode.plugin.logfmt import Log, OnChange, Rarely
 
 # Faults of the application that ran, not of the GPU; the NVIDIA device plugin leaves out the same six.
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
@@ -31,6 +33,9 @@ _MEANINGS = {  # from NVIDIA's XID catalogue
 }
 _WAIT_SECONDS = 1.0
 _RETRY_SECONDS = 5.0
+_LONGEST_RETRY_SECONDS = 60.0
+_STEADY_WAITS = 60  # after which earlier failures are forgotten
+_MISMATCHES = 3  # in a row, while the GPUs are seen by a fresh process: it must be the library in this one
 _TRY_FAILED_AFTER = 60  # waits, after which a GPU that could not be watched is tried again
 
 
@@ -61,11 +66,19 @@ class HealthMonitor:
         self._hurry = hurry
         self._open = open_nvml
         self._retry_seconds = retry_seconds
+        self._failures = 0
+        self._mismatches = 0
+        self._told: object = None
+        self._rarely = Rarely()
 
     def run(self, stop: Event) -> None:
-        """Watch until `stop`. An error of NVML marks nothing: everything is opened again, after a while."""
+        """Watch until `stop`. An error of NVML marks nothing: everything is opened again, after a while.
+
+        `GpunodeError` if the driver was replaced: a loaded library can't be exchanged within a process.
+        """
         while not stop.is_set():
             if not self._watchable():
+                self._mismatches = 0
                 stop.wait(_WAIT_SECONDS)
                 continue
             try:
@@ -74,22 +87,31 @@ class HealthMonitor:
             except NvmlError as error:
                 self._say.warning("health events can't be watched, trying again", reason=str(error))
                 self._hurry()
-                stop.wait(self._retry_seconds)
+                stop.wait(self._pause_after(error))
+
+    def _pause_after(self, error: NvmlError) -> float:
+        """Seconds until the next try, ever longer."""
+        self._mismatches = self._mismatches + 1 if error.code == VERSION_MISMATCH else 0
+        if self._mismatches >= _MISMATCHES:
+            raise GpunodeError(
+                "the driver was replaced while the plugin ran, and the plugin still holds the old library",
+                hint="start the plugin again (systemd does it by itself)",
+                code="driver-replaced",
+            )
+        self._failures = min(self._failures + 1, 10)
+        return min(self._retry_seconds * 2.0 ** (self._failures - 1), _LONGEST_RETRY_SECONDS)
 
     def _watch(self, nvml: Nvml, stop: Event) -> None:
         watched = self._watchable()
         events = nvml.watch_events(watched)
         try:
-            for device_id in events.unsupported:
-                self._log.warning("this GPU reports no health events", device=device_id)
-            self._log.info(
-                "watching health events", count=len(watched) - len(events.unsupported) - len(events.failed)
-            )
-            for device_id, error in events.failed.items():
-                self._log.warning("this GPU's events can't be watched", device=device_id, reason=str(error))
+            self._mismatches = 0
+            self._tell(watched, events)
+            if events.failed:
                 self._hurry()
-            self._say.reset()
-            for _ in range(_TRY_FAILED_AFTER) if events.failed else count():
+            for number in range(_TRY_FAILED_AFTER) if events.failed else count():
+                if number == _STEADY_WAITS:
+                    self._recovered()
                 if stop.is_set() or self._watchable() != watched:
                     return
                 event = events.wait(_WAIT_SECONDS)
@@ -98,16 +120,41 @@ class HealthMonitor:
         finally:
             events.close()
 
+    def _recovered(self) -> None:
+        if self._failures:
+            self._log.info("health events are watched again")
+        self._failures = 0
+        self._say.reset()
+
+    def _tell(self, watched: tuple[str, ...], events: EventSet) -> None:
+        """Which GPUs are watched and which can't be; not again while that stays so."""
+        failed = {device_id: str(error) for device_id, error in events.failed.items()}
+        state = (watched, events.unsupported, failed)
+        if state == self._told:
+            return
+        self._told = state
+        for device_id in events.unsupported:
+            self._log.warning("this GPU reports no health events", device=device_id)
+        self._log.info("watching health events", count=len(watched) - len(events.unsupported) - len(failed))
+        for device_id, reason in failed.items():
+            self._log.warning("this GPU's events can't be watched", device=device_id, reason=reason)
+
     def take(self, event: GpuEvent) -> None:
         """Judge one event. One whose GPU can't be told condemns none; discovery is asked to look instead."""
         reason = condemning(event)
-        if not reason:
-            self._log.info("ignored GPU event", kind=event.kind, device=event.uuid, xid=event.xid or 0)
-        elif self._table.snapshot().find(event.uuid) is None:
-            self._log.error("health event of an unknown GPU", device=event.uuid or "unknown", reason=reason)
+        if reason and self._table.snapshot().find(event.uuid) is not None:
+            log_changes(self._log, self._table.event(event.uuid, reason))
+            return
+        times = self._rarely.times((event.kind, event.uuid, event.xid))
+        if not times:
+            return
+        if reason:
+            device = event.uuid or "unknown"
+            self._log.error("health event of an unknown GPU", device=device, reason=reason, times=times)
             self._hurry()
         else:
-            log_changes(self._log, self._table.event(event.uuid, reason))
+            xid = event.xid or 0
+            self._log.info("ignored GPU event", kind=event.kind, device=event.uuid, xid=xid, times=times)
 
     def _watchable(self) -> tuple[str, ...]:
         """Every GPU that NVML lists; a missing one would make registering for its events fail."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc
 
-from gpunode.errors import GpunodeError, PreconditionError
+from gpunode.errors import GpunodeError, PreconditionError, Unreadable
 from gpunode.host import Host
 from gpunode.plugin import rpc
 from gpunode.plugin.devices import DeviceTable
@@ -31,6 +31,7 @@ _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 15.0
 _STEADY_SECONDS = 30.0  # a stream that lasted this long clears the record of failures
 _BIND_DELAY = 1.0
+_QUIET_AFTER = 6  # failed registrations in a row
 _READ_ONLY = "directory-not-writable"
 
 
@@ -59,7 +60,11 @@ class KubeletLink:
     def claim(self) -> None:
         """Start serving if the kubelet's directory is there. `PreconditionError` if we never could."""
         rpc.target(self._host.path(self._settings.socket))
-        if self._host.is_dir(self._settings.directory):
+        try:
+            there = self._has_directory()
+        except Unreadable as error:
+            raise PreconditionError(error.message, hint="run as root, for example with sudo") from error
+        if there:
             self._serve()
 
     def tick(self) -> None:
@@ -105,6 +110,10 @@ class KubeletLink:
 
     # --- our socket ------------------------------------------------------------------------------------
 
+    def _has_directory(self) -> bool:
+        found = self._host.stat(self._settings.directory)
+        return found is not None and stat.S_ISDIR(found.st_mode)
+
     def _serve(self) -> None:
         if not self._host.writable(self._settings.directory):
             raise PreconditionError(
@@ -129,7 +138,7 @@ class KubeletLink:
             self._log.warning("our socket was deleted: serving anew", socket=self._settings.socket)
             self._server.stop()
             self._server = None
-        if not self._host.is_dir(self._settings.directory):
+        if not self._has_directory():
             self._wait(f"waiting for the kubelet: {self._settings.directory} is not there")
             return False
         if now < self._next_bind:
@@ -164,7 +173,7 @@ class KubeletLink:
             self._streaming_since = None
             self.registrations += 1
             self._say.reset()
-            self._log.info("registered with the kubelet", resource=self._settings.resource_name)
+            self._tell("registered with the kubelet")
             self.status = "registered, the kubelet has not asked for devices yet"
             return
         self._retry(now)
@@ -179,9 +188,9 @@ class KubeletLink:
             if self._streaming_since is None:
                 self._streaming_since = now
                 self.status = "registered with the kubelet"
-                self._log.info("the kubelet watches", resource=self._settings.resource_name)
+                self._tell("the kubelet watches")
             elif now - self._streaming_since > _STEADY_SECONDS:
-                self._failures = 0
+                self._recovered()
             return
         waited = self._settings.stream_wait_seconds
         if self._streaming_since is not None:
@@ -190,10 +199,18 @@ class KubeletLink:
             reason = f"the kubelet opened no ListAndWatch stream within {waited:g} s"
         else:
             return
-        self._log.warning("registering again", reason=reason)
+        if self._failures < _QUIET_AFTER:
+            self._log.warning("registering again", reason=reason)
+        elif self._failures == _QUIET_AFTER:
+            self._log.warning("registering again and again, without another word", reason=reason)
         self.status = f"not registered: {reason}"
         self._registered_at = None
         self._retry(now)
+
+    def _recovered(self) -> None:
+        if self._failures > _QUIET_AFTER:
+            self._log.info("the kubelet keeps watching again", resource=self._settings.resource_name)
+        self._failures = 0
 
     def _retry(self, now: float) -> None:
         self._next_try = now + min(_FIRST_DELAY * 2**self._failures, _LONGEST_DELAY)
@@ -214,6 +231,10 @@ class KubeletLink:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+
+    def _tell(self, message: str) -> None:
+        if self._failures <= _QUIET_AFTER:
+            self._log.info(message, resource=self._settings.resource_name)
 
     def _wait(self, reason: str) -> None:
         self.status = reason

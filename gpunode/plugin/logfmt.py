@@ -7,7 +7,9 @@ JOURNAL_STREAM says by device and inode whether stderr really leads there.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, Protocol, TextIO
@@ -48,7 +50,8 @@ class LogfmtLog:
             now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             head = {"time": now, **head}
         priority = f"<{_PRIORITY[level]}>" if self._journal else ""
-        with self._lock:
+        # a full disk or a reader that left must not end the service
+        with self._lock, suppress(OSError, ValueError):
             self._stream.write(priority + line(head) + "\n")
             self._stream.flush()
 
@@ -89,3 +92,30 @@ class OnChange:
     def reset(self) -> None:
         """All is well: whatever comes next is news."""
         self._last = ""
+
+
+class Rarely:
+    """Lets the same thing through once in `seconds`: a faulty GPU reports thousands of equal events.
+
+    One thread's own. At most `_KINDS` things are remembered, the oldest are forgotten first.
+    """
+
+    _KINDS = 256
+
+    def __init__(self, seconds: float = 600.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._seen: dict[object, tuple[float, int]] = {}
+
+    def times(self, what: object) -> int:
+        """0 if `what` should not be told now, else how often it came since it was told, this one included."""
+        now = self._clock()
+        told, kept = self._seen.get(what, (-self._seconds, 0))
+        if now - told < self._seconds:
+            self._seen[what] = (told, kept + 1)
+            return 0
+        self._seen.pop(what, None)
+        while len(self._seen) >= self._KINDS:
+            del self._seen[next(iter(self._seen))]
+        self._seen[what] = (now, 0)
+        return kept + 1

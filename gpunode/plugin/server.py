@@ -54,13 +54,15 @@ class Streams:
         self._table = table
         self._lock = Lock()
         self._open: set[int] = set()
+        self._ended = False
         self.last = 0
 
     def open(self) -> int:
         """Number a new stream; the oldest one ends if there are too many."""
         with self._lock:
             self.last += 1
-            self._open.add(self.last)
+            if not self._ended:
+                self._open.add(self.last)
             crowd = sorted(self._open)[:-MAX_STREAMS]
             number = self.last
         for old in crowd:
@@ -82,7 +84,9 @@ class Streams:
         self._table.wake()
 
     def close_all(self) -> None:
+        """End every stream, also one that a client opens from now on: its thread would outlive the server."""
         with self._lock:
+            self._ended = True
             self._open.clear()
         self._table.wake()
 

@@ -125,3 +125,13 @@ def test_waiters_wake_for_news_and_when_they_are_no_longer_wanted() -> None:
     made.wake()
     waiter.join(5)
     assert got == [version + 1, None]
+
+
+def test_a_gpu_in_mig_mode_is_unhealthy_until_the_mode_is_off() -> None:
+    made = table(2)
+    cut = replace(inventory(2), gpus=(gpu(0, 0), replace(gpu(1, 1), mig_enabled=True)))
+    (change,) = made.sighting(cut)
+    assert change.problem == "MIG mode is on: no container can use GPU 1 as a whole"
+    assert list(unhealthy(made)) == [uuid(1)]
+    made.sighting(inventory(2))
+    assert unhealthy(made) == {}

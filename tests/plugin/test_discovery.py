@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 
@@ -11,7 +12,7 @@ from gpunode.host import Host
 from gpunode.plugin.devices import DeviceTable
 from gpunode.plugin.discovery import Discovery
 from gpunode.plugin.settings import Settings
-from tests.plugin.nodes import MemoryLog, eventually, inventory
+from tests.plugin.nodes import MemoryLog, eventually, gpu, inventory, uuid
 
 GOOD = NvmlProbe(inventory(4))
 ABSENT = NvmlProbe(None, 12, "Shared Library Not Found")
@@ -112,3 +113,46 @@ def test_a_driver_that_was_just_loaded_is_noticed_by_its_traces(tmp_path: Path) 
         stop.set()
         node.discovery.hurry()
         thread.join(1)
+
+
+def test_a_gpu_without_a_uuid_from_the_start_is_named_once(tmp_path: Path) -> None:
+    dead = NvmlProbe(Inventory("550", gpus=(gpu(0), replace(gpu(1), uuid="", error="GPU is lost"))))
+    node = Node(tmp_path, dead).look(3)
+    assert node.healthy == 1
+    assert (
+        node.log.lines.count(("error", "GPU is not advertised", {"index": 1, "reason": "GPU is lost"})) == 1
+    )
+
+
+def test_a_node_whose_only_gpu_is_dead_does_not_count_as_one_without(tmp_path: Path) -> None:
+    dead = NvmlProbe(Inventory("550", gpus=(replace(gpu(0), uuid="", error="GPU is lost"),)))
+    assert (
+        Node(tmp_path, dead).look().discovery.waiting == "waiting for the NVIDIA driver: GPU 0: GPU is lost"
+    )
+
+
+def test_the_second_of_two_gpus_with_one_uuid_is_named(tmp_path: Path) -> None:
+    twins = NvmlProbe(Inventory("550", gpus=(gpu(0), replace(gpu(1), uuid=uuid(0)))))
+    node = Node(tmp_path, twins).look(2)
+    assert node.healthy == 1
+    assert node.log.reasons() == [f"NVML gives it the UUID of GPU 0, {uuid(0)}"]
+
+
+def test_a_gpu_known_before_and_lost_is_not_told_twice(tmp_path: Path) -> None:
+    lost = NvmlProbe(Inventory("550", gpus=(gpu(0), replace(gpu(1), uuid="", pci="", error="GPU is lost"))))
+    node = Node(tmp_path, NvmlProbe(inventory(2)), lost).look(3)
+    assert node.healthy == 1
+    assert node.log.messages("error") == ["GPU is unhealthy"]
+
+
+def test_what_stays_missing_is_looked_for_at_the_regular_pace_in_the_end(tmp_path: Path) -> None:
+    node = Node(tmp_path, GOOD, NvmlProbe(inventory(3)), NvmlProbe(inventory(3)), GOOD, GOOD, rediscover=30)
+    waits = []
+    for number in range(7):
+        if number == 5:
+            node.answers = [GOOD]
+        elif number == 2:
+            node.answers = [NvmlProbe(inventory(3))]
+        node.look()
+        waits.append(node.discovery._interval())
+    assert waits == [30, 5, 10, 20, 30, 5, 30]

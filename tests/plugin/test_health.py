@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from gpunode.errors import GpunodeError
 from gpunode.gpu.nvml import GpuEvent, Nvml, NvmlError
 from gpunode.plugin.devices import DeviceTable
 from gpunode.plugin.health import HealthMonitor, condemning
@@ -122,3 +123,55 @@ def test_nothing_is_watched_while_there_are_no_gpus() -> None:
     stop.set()
     thread.join(5)
     assert asked == []
+
+
+def test_a_driver_that_was_replaced_under_the_plugin_ends_it() -> None:
+    """Discovery's fresh processes see the GPUs, this process's library is of the driver before."""
+
+    def open_nvml() -> Nvml:
+        raise NvmlError(18)
+
+    asked: list[str] = []
+    monitor = HealthMonitor(table(2), MemoryLog(), lambda: asked.append("look"), open_nvml, 0.01)
+    with pytest.raises(GpunodeError, match="the driver was replaced"):
+        monitor.run(Event())
+    assert len(asked) == 3
+
+
+def test_an_nvml_that_fails_every_time_is_tried_ever_more_rarely() -> None:
+    monitor = HealthMonitor(table(2), MemoryLog(), lambda: None)
+    pauses = [monitor._pause_after(NvmlError(15)) for _ in range(6)]
+    assert pauses == [5, 10, 20, 40, 60, 60]
+
+
+def test_a_storm_of_equal_events_is_one_line_and_one_look() -> None:
+    log = MemoryLog()
+    asked: list[str] = []
+    monitor = HealthMonitor(table(2), log, lambda: asked.append("look"))
+    for _ in range(1000):
+        monitor.take(GpuEvent("ecc-single", uuid(0)))
+        monitor.take(GpuEvent("xid", "", 79))
+    assert log.messages() == ["ignored GPU event", "health event of an unknown GPU"]
+    assert asked == ["look"]
+
+
+def test_an_nvml_that_opens_and_fails_again_and_again_fills_no_log() -> None:
+    log = MemoryLog()
+    stop = Event()
+    opened: list[int] = []
+
+    def open_nvml() -> FakeNvml:
+        opened.append(1)
+        return FakeNvml(FakeEvents([NvmlError(15)], stop))
+
+    open_fake = cast("Callable[[], Nvml]", open_nvml)
+    monitor = HealthMonitor(table(2), log, lambda: None, open_fake, retry_seconds=0.0)
+    thread = Thread(target=monitor.run, args=(stop,))
+    thread.start()
+    assert eventually(lambda: len(opened) > 20)
+    stop.set()
+    thread.join(5)
+    assert log.messages() == [
+        "watching health events",
+        "health events can't be watched, trying again",
+    ]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,10 +21,11 @@ import pytest
 
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
+from gpunode.plugin.kubelet import KubeletLink
 from gpunode.plugin.kubelet_stub import KubeletStub
 from gpunode.plugin.serve import PluginService
 from gpunode.plugin.settings import Settings
-from tests.plugin.nodes import DIRECTORY, RESOURCE, MemoryLog, eventually, recorded_host, uuid
+from tests.plugin.nodes import DIRECTORY, RESOURCE, MemoryLog, eventually, recorded_host, table, uuid
 
 BACK_SECONDS = 2.0
 
@@ -100,8 +103,23 @@ def test_a_restarted_kubelet_with_the_same_inode_number_has_the_gpus_back(
             kubelet.start()
             assert kubelet.wait_allocatable(RESOURCE, 8, BACK_SECONDS)
             if kubelet.inodes[-1] == kubelet.inodes[-2]:
-                return
-        pytest.skip("this file system does not hand freed inode numbers out again")
+                return  # else this file system repeats none; the next test has one that always does
+
+
+def test_a_restarted_kubelet_has_the_gpus_back_where_every_inode_number_repeats(short: Path) -> None:
+    host = recorded_host(short, kind=OneInode)
+    stub = KubeletStub(host)
+    stub.start()
+    try:
+        with running(host) as (service, _):
+            for restarts in range(1, 4):
+                assert stub.wait_allocatable(RESOURCE, 8, BACK_SECONDS + 3)
+                assert eventually(lambda count=restarts: service.registrations >= count)  # type: ignore[misc]
+                stub.restart()
+            assert stub.wait_allocatable(RESOURCE, 8, BACK_SECONDS)
+            assert set(stub.inodes) == {1}
+    finally:
+        stub.stop()
 
 
 def prepare_inode(directory: Path, wanted: int) -> None:
@@ -210,6 +228,46 @@ def test_a_second_plugin_on_the_node_is_refused(host: Host, kubelet: KubeletStub
         with pytest.raises(PreconditionError, match="another device plugin is serving"):
             PluginService(host, Settings(), MemoryLog()).start()
         assert kubelet.allocatable(RESOURCE) == 8
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+def test_a_directory_that_may_not_be_looked_into_is_named(short: Path) -> None:
+    """In a child, as a process that has given root up can't get it back."""
+    (short / "private/dp").mkdir(parents=True)
+    (short / "private").chmod(0o700)
+    script = (
+        "import os, sys; from gpunode.commands import plugin_serve as verb; import gpunode.plugin.serve\n"
+        "from gpunode.host import Host; from gpunode.errors import PreconditionError\n"
+        "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
+        "try: verb.run(Host(), verb.Options(kubelet_socket=sys.argv[1]), None)\n"
+        "except PreconditionError as error: print(error.message, error.hint)\n"
+    )
+    socket = str(short / "private/dp/kubelet.sock")
+    short.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", script, socket], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert str(short / "private/dp") in done.stdout, done.stderr
+    assert done.stderr == ""
+
+
+def test_a_kubelet_that_never_watches_fills_no_log(host: Host, kubelet: KubeletStub) -> None:
+    kubelet.watch = False
+    log = MemoryLog()
+    link = KubeletLink(host, Settings(stream_wait_seconds=0.0), table(8), log)
+    link.claim()
+    try:
+        assert eventually(lambda: _tick(link) >= 12, 20)
+    finally:
+        link.close()
+    assert len(log.messages("warning")) == 7
+    assert log.messages("warning")[-1] == "registering again and again, without another word"
+
+
+def _tick(link: KubeletLink) -> int:
+    link._next_try = 0.0  # the waiting in between is no part of this
+    link.tick()
+    return link.registrations
 
 
 def test_stopping_takes_no_time_even_while_the_kubelet_is_away(host: Host) -> None:

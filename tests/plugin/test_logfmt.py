@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.plugin.logfmt import LogfmtLog, OnChange, line
+from gpunode.plugin.logfmt import LogfmtLog, OnChange, Rarely, line
 from tests.plugin.nodes import MemoryLog
 
 
@@ -52,3 +53,25 @@ def test_a_state_is_said_once_until_another_one_was() -> None:
     say.reset()
     say.warning("a")
     assert log.messages() == ["a", "b", "a", "a"]
+
+
+class FullDisk(io.StringIO):
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_log_that_can_not_be_written_stops_nobody() -> None:
+    stream = FullDisk()
+    LogfmtLog(stream, {}).info("unheard")
+    assert "unheard" in stream.getvalue()
+
+
+def test_the_same_thing_is_let_through_once_in_a_while_with_its_count() -> None:
+    now = [0.0]
+    rarely = Rarely(60, lambda: now[0])
+    assert [rarely.times("a") for _ in range(3)] + [rarely.times("b")] == [1, 0, 0, 1]
+    now[0] = 61
+    assert rarely.times("a") == 3
+    for number in range(1000):
+        rarely.times(number)
+    assert len(rarely._seen) == 256

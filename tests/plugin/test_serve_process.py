@@ -13,7 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.scenario import ECC_DOUBLE, ECC_SINGLE, Event, Fault, Scenario, gpu_uuid, machine
+from fixtures.scenario import (
+    ECC_DOUBLE,
+    ECC_SINGLE,
+    Event,
+    Fault,
+    Scenario,
+    gpu_uuid,
+    machine,
+    mixed_layout,
+    with_mig,
+)
 from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.host import Host
 from gpunode.plugin.kubelet_stub import KubeletStub
@@ -159,6 +169,42 @@ def test_a_hanging_nvml_does_not_stop_the_plugin_from_ending(node: Node) -> None
     assert serve.end() == 0
 
 
+def test_a_child_in_a_hanging_nvml_does_not_outlive_the_plugin(node: Node) -> None:
+    serve, _ = node.serve(machine(2).with_faults(Fault("nvmlInitWithFlags", hang=60.0)))
+    assert eventually(lambda: bool(hanging(serve.process.pid)), 10)
+    (child,) = hanging(serve.process.pid)
+    assert serve.end(signal.SIGKILL) == -signal.SIGKILL
+    assert eventually(lambda: not Path(f"/proc/{child}/maps").exists() or not maps_nvml(child), 5)
+
+
+def hanging(parent: int) -> list[int]:
+    """The children that have NVML loaded."""
+    tasks = Path(f"/proc/{parent}/task").glob("*/children")
+    return [pid for task in tasks for pid in map(int, task.read_text().split()) if maps_nvml(pid)]
+
+
+def maps_nvml(pid: int) -> bool:
+    try:
+        return "libnvidia-ml" in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
+
+
+def test_a_gpu_in_mig_mode_is_shown_and_given_to_nobody(node: Node) -> None:
+    serve, stub = node.serve(with_mig(machine(2), 1, mixed_layout(1)))
+    assert node.ready(1), serve.log()
+    assert node.kubelet.unhealthy(RESOURCE) == (gpu_uuid(1),)
+    assert "MIG mode is on" in serve.log()
+    stub.write(machine(2))
+    assert node.ready(2), serve.log()
+
+
+def test_a_gpu_that_is_dead_from_the_start_is_named(node: Node) -> None:
+    serve, _ = node.serve(machine(3).with_gpu(1, lost=True))
+    assert node.ready(2), serve.log()
+    assert serve.says('msg="GPU is not advertised" index=1') or gpu_uuid(1) in serve.log(), serve.log()
+
+
 def test_a_second_plugin_is_refused_with_status_3(node: Node) -> None:
     first, _ = node.serve(machine(1))
     assert node.ready(1), first.log()
@@ -185,7 +231,10 @@ def test_systemd_hears_of_readiness_state_life_and_the_end(node: Node, short: Pa
 
 @pytest.mark.slow
 def test_an_idle_plugin_is_light(node: Node) -> None:
-    """The unit grants 128 MiB. Rediscovery runs here sixty times as often as it does by default."""
+    """The unit grants 256 MiB, half of it for a child that asks NVML.
+
+    Rediscovery runs here sixty times as often as it does by default.
+    """
     serve, _ = node.serve(machine(8))
     assert node.ready(8), serve.log()
     status = Path(f"/proc/{serve.process.pid}/status").read_text()

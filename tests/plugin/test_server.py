@@ -19,7 +19,7 @@ from gpunode.host import Host
 from gpunode.plugin import rpc
 from gpunode.plugin.devices import DeviceTable
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
-from gpunode.plugin.server import MAX_STREAMS, PluginServer
+from gpunode.plugin.server import MAX_STREAMS, PluginServer, Streams
 from tests.plugin.nodes import eventually, table, uuid
 
 SOCKET = "/nvidia-gpu.sock"
@@ -238,3 +238,9 @@ def test_a_socket_that_took_our_place_is_not_removed(short: Path) -> None:
         assert (short / SOCKET[1:]).is_socket()
         (short / SOCKET[1:]).unlink()
     server.stop()
+
+
+def test_a_stream_that_is_opened_after_the_end_holds_no_thread() -> None:
+    streams = Streams(table(1))
+    streams.close_all()
+    assert not streams.is_open(streams.open())
