@@ -91,7 +91,10 @@ def sync_directory(directory: Path) -> None:
 @contextmanager
 def exclusive_lock(path: Path, timeout: float) -> Iterator[None]:
     """flock(2) on `path`; TimeoutError names the holder's pid."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise explain_os_error(error, str(path), "lock") from error
     try:
         deadline = time.monotonic() + timeout
         while True:
@@ -103,8 +106,9 @@ def exclusive_lock(path: Path, timeout: float) -> Iterator[None]:
                     holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
                     raise TimeoutError(f"pid {holder}, lock {path}") from None
                 time.sleep(0.05)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # on a full disk the next one waits for a pid that it can't name
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)

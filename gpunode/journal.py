@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import stat
 import time
 from collections.abc import Mapping, Sequence
@@ -142,7 +143,7 @@ class Journal:
             manifest = json.loads(text or "null")
         except ValueError:
             return None  # the manifest is replaced in one step, so this was not written by us
-        return Entry(name, f"{self.directory}/{name}", manifest) if isinstance(manifest, dict) else None
+        return Entry(name, f"{self.directory}/{name}", manifest) if _is_manifest(manifest) else None
 
     def unfinished(self) -> tuple[Entry, ...]:
         """Entries of a process that died on the way; only meaningful while holding the lock."""
@@ -210,10 +211,28 @@ class Journal:
                 self.host.set_owner(file["path"], file["uid"], file["gid"], file["mode"])
 
     def prune(self, keep: int = KEEP) -> None:
-        """Forget all but the last `keep` finished entries."""
+        """Forget all but the last `keep` finished entries, and what never became one. Needs the lock."""
+        for name in self.host.listdir(self.directory):
+            manifest = f"{self.directory}/{name}/manifest.json"
+            if re.match(r"\d{8}T\d{6}Z-", name) and not self.host.exists(manifest):
+                self.host.remove_tree(f"{self.directory}/{name}")
         finished = [entry for entry in self.entries() if entry.state not in OPEN_STATES]
         for entry in finished[: max(0, len(finished) - keep)]:
             self.host.remove_tree(entry.directory)
+
+
+def _is_manifest(manifest: Any) -> bool:
+    """Whether this is a manifest as `begin` writes it; a strange directory must not stop every run."""
+    files = manifest.get("files", []) if isinstance(manifest, dict) else None
+    return isinstance(files, list) and all(map(_is_file, files))
+
+
+def _is_file(file: Any) -> bool:
+    kinds = {"path": str, "existed": bool, "mode": int, "uid": int, "gid": int, "backup": str}
+    kinds |= {"before": str, "after": str, "interim": list}
+    if not isinstance(file, dict) or not all(isinstance(file.get(key), kind) for key, kind in kinds.items()):
+        return False
+    return bool(file["path"].startswith("/")) and "/" not in file["backup"]
 
 
 def lock_path(host: Host) -> str:

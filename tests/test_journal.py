@@ -157,3 +157,30 @@ def test_state_directory_can_be_moved(tmp_path: Path) -> None:
 
 def test_absent_and_empty_files_differ() -> None:
     assert digest(None) != digest(b"")
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", '{"files": 3}', '{"state": "applied", "files": [3]}', '{"files": [{"path": "/etc/a"}]}']
+)
+def test_strange_manifests_stop_nobody(host: Host, tmp_path: Path, text: str) -> None:
+    strange = tmp_path / "var/lib/gpunode/journal/strange"
+    strange.mkdir(parents=True)
+    (strange / "manifest.json").write_text(text)
+    assert Journal.of(host).entries() == () and Journal.of(host).unfinished() == ()
+    journal, name = begun(host, Edit("/etc/a", b"1", b"2"))
+    assert [entry.id for entry in journal.entries()] == [name]
+
+
+def test_what_a_full_disk_left_of_an_entry_is_pruned(host: Host, tmp_path: Path) -> None:
+    place = tmp_path / "var/lib/gpunode/journal"
+    (place / "20260101T000000Z-configure-runtime").mkdir(parents=True)
+    (place / "somebody's notes").mkdir()
+    Journal.of(host).prune()
+    assert [path.name for path in place.iterdir()] == ["somebody's notes"]
+
+
+def test_entry_that_was_rolled_back_already_is_named_so(host: Host) -> None:
+    journal, name = begun(host, Edit("/etc/a", b"1", b"2"))
+    journal.mark(journal.entries()[0], "rolled-back")
+    with pytest.raises(UsageError, match="it is rolled-back"):
+        journal.committed(name)

@@ -8,10 +8,12 @@ from typing import Any
 
 from gpunode.errors import ConfigError
 from gpunode.host import Host
-from gpunode.journal import Entry, Journal
-from gpunode.result import Progress, Result
+from gpunode.journal import Entry, Journal, lock_path
+from gpunode.result import Change, Progress, Result, Style, Text
 from gpunode.runtime.engine import Active, Engine, FileEdit, Plan
-from gpunode.runtime.workflow import Intent, Request, change
+from gpunode.runtime.recovery import take_back
+from gpunode.runtime.report import RestartReport, RuntimeConfiguration
+from gpunode.runtime.workflow import LOCK_SECONDS, Intent, Request, change
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,10 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 
     `ConfigError` if someone changed one of them since: nothing is restored then.
     """
+    if not options.dry_run and host.is_root and _killed(Journal.of(host), options.id):
+        done = _finish(host, options, progress)
+        if done is not None:
+            return done
     entry = Journal.of(host).committed(options.id)
     manifest = entry.manifest
     name = str(manifest.get("runtime", ""))
@@ -61,6 +67,41 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         yes=options.yes,
     )
     return change(host, request, prepare, progress)
+
+
+def _killed(journal: Journal, name: str) -> tuple[Entry, ...]:
+    """The operations that began and did not end, if `name` is one of them or empty."""
+    found = journal.unfinished()
+    return found if not name or name in {entry.id for entry in found} else ()
+
+
+def _finish(host: Host, options: Options, progress: Progress) -> Result | None:
+    """Take a killed run back, which is what a rollback of it means; None if it only was still running."""
+    journal = Journal.of(host)
+    with host.lock(lock_path(host), LOCK_SECONDS):
+        killed = _killed(journal, options.id)
+        if not killed:
+            return None
+        notes = take_back(host, options.restart_command, journal, progress)
+    changes = tuple(
+        Change(path, "restored" if host.exists(path) else "removed")
+        for path in dict.fromkeys(file["path"] for entry in killed for file in entry.files)
+    )
+    last = killed[-1].manifest
+    data = RuntimeConfiguration(
+        engine=str(last.get("engine", "")),
+        engine_version="",
+        config_version=None,
+        config=str(last.get("config", "")),
+        config_source="the journal",
+        changes=changes,
+        restart=RestartReport("none", performed=False, seconds=0.0, command="", reason=""),
+        active=None,
+        journal="",
+        dry_run=False,
+    )
+    blocks = tuple(Text(f"{change.path} {change.action}", Style.GOOD) for change in changes)
+    return Result("Rollback", data, messages=notes, blocks=blocks)
 
 
 def _is_as_before(active: Active, manifest: Mapping[str, Any], name: str) -> bool:

@@ -106,10 +106,7 @@ def parse_daemon_json(text: str, path: str) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
-            raise ConfigError(
-                f'{path}: the key "{twice}" stands in one object twice',
-                hint=f"keep the one that is meant: ${{EDITOR:-vi}} {path}",
-            )
+            raise _twice(twice, body, path)
         return dict(pairs)
 
     def refuse(constant: str) -> Any:
@@ -131,6 +128,23 @@ def parse_daemon_json(text: str, path: str) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} holds no JSON object, but {_name(loaded)}", hint=f"look at it: cat {path}")
     return loaded
+
+
+def _twice(key: str, text: str, path: str) -> ConfigError:
+    """Names the place of the second one; without it if other objects in the file have such a key as well."""
+    import json
+
+    name = re.escape(json.dumps(key, ensure_ascii=False))
+    found = [match.start() for match in re.finditer(rf"{name}\s*:", text)]
+    lines = [text.count("\n", 0, position) + 1 for position in found]
+    place, more, jump = path, "", ""
+    if len(found) == 2:
+        place = f"{path}:{lines[1]}:{found[1] - text.rfind(chr(10), 0, found[1])}"
+        more, jump = f", first on line {lines[0]}", f"+{lines[1]} "
+    return ConfigError(
+        f'{place}: the key "{key}" stands in one object twice{more}',
+        hint=f"keep the one that is meant: ${{EDITOR:-vi}} {jump}{path}",
+    )
 
 
 def _reason(message: str) -> str:

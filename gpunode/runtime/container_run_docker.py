@@ -97,7 +97,11 @@ def specification(request: ContainerRequest, image: str) -> dict[str, Any]:
         "Image": image,
         "Env": [f"{name}={value}" for name, value in request.env.items()],
         "Labels": {"gpunode.run": "verify"},
-        "HostConfig": {"Runtime": request.runtime_name, "NetworkMode": "none"},
+        "HostConfig": {
+            "Runtime": request.runtime_name,
+            "NetworkMode": "none",
+            "LogConfig": {"Type": "json-file"},  # the daemon's own default may be one that can't be read
+        },
     }
     if request.argv:
         body["Cmd"] = list(request.argv)

@@ -122,6 +122,7 @@ def assemble(host: Host) -> HostFiles:
     }
     loader = elf_interpreter(tree.entries[python].data or b"") if python in tree.entries else None
     if loader:
+        _refuse_musl(python, loader)
         tree.add(loader)
     tree.entries.update(_program(host))
     tree.entries.update({path: Entry(mode=0o1777 if path == "/tmp" else 0o755) for path in _WRITABLE})  # noqa: S108
@@ -186,6 +187,14 @@ def elf_interpreter(data: bytes) -> str | None:
     except (struct.error, OverflowError, UnicodeDecodeError):
         return None
     return None
+
+
+def _refuse_musl(python: str, loader: str) -> None:
+    if PurePosixPath(loader).name.startswith("ld-musl"):
+        raise PreconditionError(
+            f"{python} is linked against musl ({loader}), and NVIDIA's libraries need the GNU C library",
+            hint="run gpunode with a Python of the distribution, or use an image: gpunode verify --image REF",
+        )
 
 
 def _program(host: Host) -> dict[str, Entry]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from gpunode.errors import ConfigError, DaemonError, GpunodeError, PreconditionError
+from gpunode.errors import ConfigError, GpunodeError, PreconditionError
 from gpunode.host import Host
-from gpunode.journal import Entry, Journal, lock_path
+from gpunode.journal import Journal, lock_path
 from gpunode.result import Progress, Result
 from gpunode.runtime import find
-from gpunode.runtime.apply import Applied, Job, apply, recover, reload_undo
-from gpunode.runtime.docker_plan import for_reload
-from gpunode.runtime.engine import Active, Engine, FileEdit, Plan, Wanted, decode
+from gpunode.runtime.apply import Applied, Job, apply
+from gpunode.runtime.engine import Active, Engine, Plan, Wanted
+from gpunode.runtime.recovery import ask_if_up, half_done, restarter_of, take_back
 from gpunode.runtime.report import report
 from gpunode.runtime.restart import Restarter
 
@@ -68,17 +67,21 @@ def change(host: Host, request: Request, prepare: Prepare, progress: Progress) -
         )
     held = nullcontext() if request.dry_run else host.lock(lock_path(host), LOCK_SECONDS)
     with held:
-        notes = () if request.dry_run else _recover(host, request, journal, progress)
+        notes = (
+            half_done(host, journal)
+            if request.dry_run
+            else take_back(host, request.restart_command, journal, progress)
+        )
         engine = find.engine(host, request.runtime, request.config, request.drop_in_config, request.socket)
         intent = prepare(engine, journal)
         # what a daemon says can't change a plan that changes files, and asking takes time
         shown = intent.plan(None) if request.dry_run else None
         quick = shown is not None and shown.changed
-        active = None if quick else _ask(engine)
+        active = None if quick else ask_if_up(engine)
         plan = shown if quick and shown else intent.plan(active)
-        restarter = _restarter(host, request, engine)
+        restarter = restarter_of(host, request.restart_command, engine)
         if request.dry_run:
-            notes = _foreseen(engine, plan, active, restarter, request, intent)
+            notes += _foreseen(engine, plan, active, restarter, request, intent)
             return report(engine, plan, Applied(active=active), restarter, request, intent.kind, notes)
         intent.require()
         _refuse(engine, plan, active, restarter, request)
@@ -111,7 +114,7 @@ def _job(
         "activeBefore": {"handlers": list(active.handlers), "default": active.default} if active else None,
         "previousDefault": plan.previous_default,
     }
-    restarter = _restarter(host, request, engine) if acts else None
+    restarter = restarter_of(host, request.restart_command, engine) if acts else None
     return Job(
         host,
         engine,
@@ -123,22 +126,6 @@ def _job(
         not request.no_verify,
         context,
     )
-
-
-def _restarter(host: Host, request: Request, engine: Engine) -> Restarter:
-    name = "docker" if engine.daemon.name == "docker" else "containerd"
-    again = functools.partial(find.FINDERS[name], host, engine.daemon.config_path)
-    return Restarter(host, engine.daemon, again, request.restart_command)
-
-
-def _ask(engine: Engine) -> Active | None:
-    """What the daemon says now; None if it doesn't run, isn't reachable or must not be contacted."""
-    if not engine.host.live:
-        return None
-    try:
-        return engine.ask()
-    except DaemonError:
-        return None
 
 
 def _refuse(
@@ -170,7 +157,7 @@ def _foreseen(
     """What would become of the shown change: a refusal that is known already, and what wasn't checked."""
     notes = []
     if active is None and plan.verb == "restart" and engine.daemon.name == "docker":
-        active = _ask(engine)  # only Docker's containers end with it
+        active = ask_if_up(engine)  # only Docker's containers end with it
     for check in (intent.require, lambda: _refuse(engine, plan, active, restarter, request)):
         try:
             check()
@@ -183,17 +170,6 @@ def _foreseen(
     return tuple(notes)
 
 
-def _bring_back(engine: Engine, restarter: Restarter, verb: str) -> None:
-    """A reload is taken back by a reload: a restart of Docker would stop its containers."""
-    if verb != "reload" or _ask(engine) is None:
-        restarter.perform("restart")
-        return
-    path = engine.daemon.config_path
-    content = engine.host.read_bytes(path)
-    undo = for_reload(decode(content, path), path).encode()
-    reload_undo(engine.host, (FileEdit(path, content, content, None, undo),), restarter)
-
-
 def _refuse_unwritable(host: Host, path: str) -> None:
     if host.is_symlink(path) and not host.exists(path):
         raise ConfigError(
@@ -202,21 +178,3 @@ def _refuse_unwritable(host: Host, path: str) -> None:
         )
     if not host.writable(path):
         raise PreconditionError(f"can't write {path}", hint=f"look at it: ls -ld {path}; findmnt -T {path}")
-
-
-def _recover(host: Host, request: Request, journal: Journal, progress: Progress) -> tuple[str, ...]:
-    """Take back what a killed run left behind, and let its daemon read the files again."""
-
-    def restart(entry: Entry) -> None:
-        known = entry.manifest
-        if entry.state != "applied" or known.get("verb", "none") == "none" or not host.live:
-            return  # the daemon never saw the new files
-        own = Request(restart_command=request.restart_command or str(known.get("restartCommand", "")))
-        engine = find.engine(host, str(known["engine"]), str(known["config"]), "", str(known["socket"]))
-        try:
-            with progress.step(f"bringing {known['engine']} back to its files of before"):
-                _bring_back(engine, _restarter(host, own, engine), str(known["verb"]))
-        except GpunodeError as error:
-            progress.note(f"{known['engine']} could not be restarted: {error.message}")
-
-    return recover(host, journal, restart)

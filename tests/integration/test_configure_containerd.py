@@ -178,6 +178,22 @@ def test_killed_between_write_and_restart_is_recovered_at_the_next_start(cli: Cl
     assert digest(cli.engine.config) == before and handlers(cli) == ("runc",)
 
 
+def test_rollback_right_after_a_killed_run_takes_it_back(cli: Cli) -> None:
+    before = digest(cli.engine.config)
+    mark = cli.state.parent / "waiting"
+    run = cli.start("configure-runtime", restart=cli.script(f"touch {mark}; exec sleep 60"))
+    assert Host().wait_until(mark.exists, 30.0)
+    _kill_with_children(run)
+    done = cli.run("configure-runtime", "--dry-run", "-o", "json")
+    assert f"killed half-way; if so, the next run first takes back what it wrote to {cli.engine.config}" in (
+        done.stdout
+    )
+    done = cli.run("rollback")
+    assert done.returncode == 0 and "killed half-way" in done.stderr, done.stderr
+    assert digest(cli.engine.config) == before and handlers(cli) == ("runc",)
+    assert cli.run("rollback").returncode == 2
+
+
 def test_interrupt_at_the_restart_rolls_back_and_exits_130(cli: Cli) -> None:
     before = digest(cli.engine.config)
     mark = cli.state.parent / "waiting"

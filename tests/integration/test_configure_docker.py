@@ -126,3 +126,25 @@ def test_killed_after_a_reload_is_recovered_without_ending_the_daemon(cli: Cli) 
     assert digest(cli.engine.config) == before and cli.engine.pid == pid
     assert info(cli)["DefaultRuntime"] == "runc" and "nvidia" not in info(cli)["Runtimes"]
     assert "panic" not in cli.engine.log_text()
+
+
+def test_default_that_is_no_longer_in_the_file_does_not_kill_the_daemon(tmp_path: Path) -> None:
+    # dockerd 20.10 dies of reloading a file that neither has its present default runtime nor names another
+    config = {"default-runtime": "other", "runtimes": {"other": {"path": "/usr/bin/runc"}}}
+    with configuring(start_dockerd(config), tmp_path) as cli:
+        pid = cli.engine.pid
+        cli.engine.config.write_text("{}")
+        active = cli.data("configure-runtime")["active"]
+        assert "nvidia" in active["handler"] and active["default"] == "runc"
+        assert cli.engine.pid == pid and "default-runtime" not in json.loads(cli.engine.config.read_text())
+        assert "nvidia" not in cli.data("rollback")["active"]["handler"]
+        assert cli.engine.config.read_text() == "{}" and cli.engine.pid == pid
+
+
+def test_rollback_where_the_daemon_had_not_read_its_file_before(cli: Cli) -> None:
+    cli.data("configure-runtime")
+    cli.engine.config.write_text(EDITED)  # taken out by hand, not reloaded
+    data = cli.data("configure-runtime", "--set-as-default")
+    assert data["active"]["default"] == "nvidia"
+    assert "nvidia" not in cli.data("rollback")["active"]["handler"]
+    assert cli.engine.config.read_text() == EDITED

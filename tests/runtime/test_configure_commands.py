@@ -356,3 +356,42 @@ def test_contradicting_options_are_usage_errors(
 ) -> None:
     error = refused(root, configure, str(options.pop("runtime")), **options)
     assert error.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("runtime", ["docker", "containerd"])
+@pytest.mark.parametrize("name", ["runc", "crun", "io.containerd.runc.v2"])
+def test_the_name_of_the_engines_own_runtime_is_refused(
+    root: Path, configure: Configure, runtime: str, name: str
+) -> None:
+    before = snapshot(root)
+    with pytest.raises(UsageError, match="low-level runtime"):
+        configure(runtime, nvidia_runtime_name=name)
+    wanted = unconfigure_runtime.Options(runtime=runtime, nvidia_runtime_name=name)
+    with pytest.raises(UsageError, match="low-level runtime"):
+        unconfigure_runtime.run(Host(root, environ={}), wanted, SilentProgress())
+    assert snapshot(root) == before
+
+
+def test_second_of_two_equal_keys_is_named_with_its_place(root: Path, configure: Configure) -> None:
+    (root / DOCKER).write_text('{\n  "debug": true,\n  "debug" : false\n}\n')
+    with pytest.raises(ConfigError, match=r"daemon.json:3:3: .*twice, first on line 2"):
+        configure("docker")
+
+
+def test_dry_run_says_that_the_toolkit_is_missing(root: Path, configure: Configure) -> None:
+    (root / "usr/bin/nvidia-container-runtime").unlink()
+    assert any("would refuse" in message for message in configure("docker", dry_run=True).messages)
+    with pytest.raises(PreconditionError):
+        configure("docker")
+
+
+def test_implicit_default_of_containerd_stays_implicit(root: Path, configure: Configure) -> None:
+    file = root / CONTAINERD
+    file.write_text(f'version = 2\n[plugins."{P2}".containerd.runtimes.runc]\nruntime_type = "r"\n')
+    before = tomllib.loads(file.read_text())
+    configure("containerd", set_as_default=True)
+    file.write_text("# edited since\n" + file.read_text())
+    unconfigure_runtime.run(
+        Host(root, environ={}), unconfigure_runtime.Options(runtime="containerd"), SilentProgress()
+    )
+    assert tomllib.loads(file.read_text()) == before

@@ -80,3 +80,10 @@ def test_a_link_that_leads_in_a_circle_is_left_out(tmp_path):
     (tmp_path / "b").symlink_to("a")
     tree = host_image._Tree(Host(root=tmp_path))
     assert tree.add("/a/x") is None
+
+
+def test_a_python_of_another_c_library_is_refused_with_the_reason(monkeypatch):
+    monkeypatch.setattr(host_image, "elf_interpreter", lambda data: "/lib/ld-musl-x86_64.so.1")
+    with pytest.raises(PreconditionError, match="musl") as caught:
+        assemble(Host())
+    assert "--image" in caught.value.hint

@@ -176,3 +176,12 @@ def _pruned(tree: Any) -> Any:
         return tree
     pruned = {key: _pruned(value) for key, value in tree.items()}
     return {key: value for key, value in pruned.items() if value != {}}
+
+
+def test_line_ends_and_byte_order_mark_stay_as_they_are() -> None:
+    text = f'\ufeffversion = 2\r\n[plugins."{P2}"]\r\nsandbox_image = "p"\r\n'
+    after = toml_edit.edit(text, add_runtime, "config.toml")
+    assert after.startswith("\ufeffversion = 2\r\n") and after.count("\ufeff") == 1
+    assert after.count("\n") == after.count("\r\n") > text.count("\n")
+    body = text.removeprefix("\ufeff")
+    assert tomllib.loads(after.removeprefix("\ufeff")) == mutated(tomllib.loads(body), add_runtime)
