@@ -7,7 +7,7 @@ from typing import Any
 from gpunode.checks import fixes
 from gpunode.checks.docker import line_of
 from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
-from gpunode.errors import ConfigError, DaemonError
+from gpunode.errors import ConfigError, DaemonError, GpunodeError
 from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig
 from gpunode.facts.engines import containerd_role
 from gpunode.facts.node import Node
@@ -120,7 +120,7 @@ def containerd_not_restarted(node: Node) -> Verdict:
     if state == "denied":
         return skip(f"needs root to talk to {socket}")
     if state != "listening":
-        return fail("containerd isn't running", seen(socket, state))
+        return fail("containerd isn't running", seen(socket, state), fix=_managed(node))
     handlers = _handlers(node)
     if handlers is None:
         return _silent(node, socket)
@@ -129,7 +129,19 @@ def containerd_not_restarted(node: Node) -> Verdict:
         return ok("the running containerd has what its file says")
     evidence = [_in_file(node, config, name) for name in missing]
     told = seen(f"CRI Status at {socket}", f"handlers {', '.join(handlers) or 'none'}")
-    return fail("in the file, not in the running daemon: containerd wasn't restarted", *evidence, told)
+    summary = "in the file, not in the running daemon: containerd wasn't restarted"
+    return fail(summary, *evidence, told, fix=_managed(node))
+
+
+def _managed(node: Node) -> Fix | None:
+    """A Kubernetes distribution's containerd is restarted, and so configured, by that distribution alone."""
+    path = node.containerd.config_path if node.containerd else ""
+    try:
+        unit = node.kubelet.unit if node.kubelet else None
+    except GpunodeError:
+        unit = None
+    command = fixes.managed_restart(path, unit)
+    return Fix(command, True, "restart") if command else None
 
 
 def _silent(node: Node, socket: str) -> Verdict:
@@ -138,7 +150,9 @@ def _silent(node: Node, socket: str) -> Verdict:
         node.cri  # noqa: B018 - read for its failure
     except DaemonError as error:
         if error.code == "timeout":
-            return fail("containerd runs, but its CRI doesn't answer", seen(socket, error.message))
+            return fail(
+                "containerd runs, but its CRI doesn't answer", seen(socket, error.message), fix=_managed(node)
+            )
         # before 1.6 the CRI only spoke v1alpha2, which looks the same from here
         if error.code == "cri-disabled" and node.containerd and node.containerd.version >= (1, 6):
             return fail(
@@ -174,7 +188,7 @@ def containerd_runtime_missing(node: Node) -> Verdict:
     told = seen(f"CRI Status at {node.containerd.socket}", f"handlers {', '.join(handlers) or 'none'}")
     ours = [name for name in handlers if name.startswith(_HANDLER)]
     if not ours:
-        return fail("containerd has no nvidia handler", told)
+        return fail("containerd has no nvidia handler", told, fix=_managed(node))
     config = node.containerd_config
     for name in ours:
         binary = dig(config.runtimes, name, "options", "BinaryName") if config else None

@@ -10,6 +10,8 @@ from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER
 from gpunode.result import Fix
 
+_OPERATOR_DEV = "/run/nvidia/driver/dev"  # a driver container keeps its device files where it is mounted
+_CONTROL_MINOR = 255  # NV_CONTROL_DEVICE_MINOR in the driver's nv.h: /dev/nvidiactl
 _UVM = ("nvidia_uvm", "nvidia_current_uvm")  # the second is Debian's
 
 
@@ -20,12 +22,20 @@ def dev_nodes_missing(node: Node) -> Verdict:
     minors = [gpu.minor for gpu in node.driver_gpus if gpu.minor is not None]
     wanted = ["/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in sorted(minors))]
     missing = [path for path in wanted if path not in there]
+    if missing and any(node.host.devices(_OPERATOR_DEV)):
+        return skip(f"the device files are the GPU operator's, in {_OPERATOR_DEV}")
     if missing:
         return fail(
             f"{len(missing)} of {len(wanted)} device files are missing",
             *(seen(path, "absent") for path in missing),
+            fix=fixes.make_nodes(tuple(_minor(path) for path in missing)),
         )
     return ok(f"/dev/nvidiactl and {len(minors)} GPU device files are there")
+
+
+def _minor(path: str) -> int:
+    number = path.removeprefix("/dev/nvidia")
+    return int(number) if number.isdigit() else _CONTROL_MINOR
 
 
 def dev_node_major_stale(node: Node) -> Verdict:
@@ -48,6 +58,8 @@ def dev_node_major_stale(node: Node) -> Verdict:
 def uvm_not_loaded(node: Node) -> Verdict:
     if not any(module_loaded(node.host, name) for name in _UVM):
         return fail("the module nvidia-uvm isn't loaded", seen("/sys/module/nvidia_uvm", "absent"))
+    if any(device.path == f"{_OPERATOR_DEV}/nvidia-uvm" for device in node.host.devices(_OPERATOR_DEV)):
+        return ok("nvidia-uvm is loaded and has its device file", seen(_OPERATOR_DEV, "nvidia-uvm"))
     if node.kind != CONTAINER and all(device.path != "/dev/nvidia-uvm" for device in node.device_nodes):
         return fail("nvidia-uvm is loaded but /dev/nvidia-uvm is missing", seen("/dev/nvidia-uvm", "absent"))
     return ok("nvidia-uvm is loaded and has its device file")

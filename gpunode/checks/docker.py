@@ -64,7 +64,9 @@ def docker_flag_file_conflict(node: Node) -> Verdict:
     judge = fail if docker_role(node).used else warn
     line = line_of(text, f'"{keys[0]}"')
     fix = Fix(
-        f"${{EDITOR:-vi}} {f'+{line} ' if line else ''}{path} && systemctl restart docker", True, "restart"
+        f"${{EDITOR:-vi}} {f'+{line} ' if line else ''}{path} && {fixes.restart_docker(path)}",
+        True,
+        "restart",
     )
     return judge(f"{', '.join(keys)}: given both as a flag and in {path}", *evidence, flags, fix=fix)
 
@@ -87,7 +89,7 @@ def docker_not_running(node: Node) -> Verdict:
         return _hanging(node) or ok("Docker runs", seen(socket, "listening"))
     if state == "denied":
         return skip(f"needs root, or the group docker, to talk to {socket}")
-    return fail("Docker isn't running", seen(socket, state))
+    return fail("Docker isn't running", seen(socket, state), fix=_restart(node))
 
 
 def _hanging(node: Node) -> Verdict | None:
@@ -96,8 +98,14 @@ def _hanging(node: Node) -> Verdict | None:
         node.docker_info  # noqa: B018 - read for its failure
     except DaemonError as error:
         if error.code == "timeout":
-            return fail("Docker runs, but doesn't answer", seen(_socket(node), error.message))
+            return fail(
+                "Docker runs, but doesn't answer", seen(_socket(node), error.message), fix=_restart(node)
+            )
     return None
+
+
+def _restart(node: Node) -> Fix:
+    return Fix(fixes.restart_docker(node.docker.config_path if node.docker else ""), True, "restart")
 
 
 def _socket(node: Node) -> str:
@@ -134,7 +142,8 @@ def docker_not_restarted(node: Node) -> Verdict:
     active = ", ".join(sorted(_table(info, "Runtimes"))) or "none"
     told = seen(f"{node.docker.socket} /info", f"runtimes {active}; default {info.get('DefaultRuntime')}")
     judge = fail if docker_role(node).used else warn
-    return judge("in the file, not in the running daemon: Docker wasn't restarted", *evidence, told)
+    summary = "in the file, not in the running daemon: Docker wasn't restarted"
+    return judge(summary, *evidence, told, fix=_restart(node))
 
 
 def docker_runtime_missing(node: Node) -> Verdict:

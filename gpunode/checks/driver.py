@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from gpunode.checks import fixes
+from gpunode.checks import fixes, packages
 from gpunode.checks.model import HOST, HOST_OR_CONTAINER, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.facts import driver
 from gpunode.facts.node import Node
+from gpunode.result import Fix
 
 MINIMUM = (384, 81)
+_OPERATOR = "/run/nvidia/driver/usr"  # where the GPU operator mounts its driver container
 # whose certificates shim or the kernel carries, so that their modules need no enrolment
 _DISTRIBUTION_SIGNERS = (
     "Canonical", "Ubuntu", "Debian Secure Boot", "Red Hat", "Fedora", "CentOS", "Rocky", "AlmaLinux",
@@ -26,29 +28,34 @@ def driver_not_installed(node: Node) -> Verdict:
             "an NVIDIA module lies on disk", seen(f"/lib/modules/{node.kernel}/modules.dep", "nvidia.ko")
         )
     other = next((kernel.release for kernel in node.kernels if kernel.has_module), None)
-    if other or node.dkms or node.host.is_dir("/run/nvidia/driver/usr"):
+    if other or node.dkms or node.host.is_dir(_OPERATOR):
         return ok("the driver is installed")
-    packages = driver.driver_packages(node.host)
-    if packages:
-        return ok("driver packages are installed", seen("package database", ", ".join(packages[:5])))
+    installed = driver.driver_packages(node.host)
+    if installed:
+        return ok("driver packages are installed", seen("package database", ", ".join(installed[:5])))
     evidence = [
         seen(f"/lib/modules/{node.kernel}/modules.dep", "no nvidia.ko"),
         seen("/var/lib/dkms", "no nvidia"),
     ]
     if node.nvml_library:
         evidence.append(seen(node.nvml_library.path, "libraries without a kernel module"))
-    fix = fixes.INSTALL_DRIVER_UBUNTU if node.distribution.id == "ubuntu" else None
-    return fail("no NVIDIA driver is installed", *evidence, fix=fix)
+    return fail("no NVIDIA driver is installed", *evidence, fix=packages.install_driver(node))
 
 
 def dkms_not_built(node: Node) -> Verdict:
     running = node.kernel
+    if node.module is None and node.host.is_dir(_OPERATOR) and not node.dkms:
+        return skip("the GPU operator's container builds and loads the module")
     if node.module is None and not node.module_built:
         with_module = [kernel.release for kernel in node.kernels if kernel.has_module]
         evidence = [seen(f"/lib/modules/{running}/modules.dep", "no nvidia.ko")]
         evidence += [seen("/var/lib/dkms", f"source of {version}") for version in node.dkms]
         evidence += [seen(f"/lib/modules/{release}/modules.dep", "nvidia.ko") for release in with_module]
-        return fail(f"no NVIDIA module was built for the running kernel {running}", *evidence)
+        return fail(
+            f"no NVIDIA module was built for the running kernel {running}",
+            *evidence,
+            fix=packages.build_module(node, running) if running else None,
+        )
     if node.host.stat("/usr/sbin/akmods") or not node.module_built:
         return ok("the running kernel has its NVIDIA module")  # akmods builds for a new kernel while it boots
     missing = [kernel for kernel in driver.newer_kernels(node.kernels, running) if not kernel.has_module]
@@ -58,7 +65,7 @@ def dkms_not_built(node: Node) -> Verdict:
             f"the next reboot breaks the GPUs: kernel {release} has no NVIDIA module",
             seen(f"/lib/modules/{release}/modules.dep", "no nvidia.ko"),
             seen("/proc/sys/kernel/osrelease", f"{running} (running) has one"),
-            fix=fixes.build_module_for(release).for_family(node.distribution.family),
+            fix=packages.build_module(node, release),
         )
     return ok("every kernel that may boot next has its NVIDIA module")
 
@@ -74,7 +81,8 @@ def secureboot_unsigned(node: Node) -> Verdict:
     state = seen("/sys/firmware/efi/efivars/SecureBoot-*", "1 (on)")
     if not file.signer:
         signature = seen("modinfo -F signer nvidia", "(not signed)")
-        return fail("Secure Boot is on and the NVIDIA module isn't signed", state, signature)
+        fix = packages.enrol_key(node, signed=False)
+        return fail("Secure Boot is on and the NVIDIA module isn't signed", state, signature, fix=fix)
     signed = seen("modinfo -F signer nvidia", file.signer)
     if any(name in file.signer for name in _DISTRIBUTION_SIGNERS):
         return ok("Secure Boot is on and the distribution signed the module", signed)
@@ -83,13 +91,22 @@ def secureboot_unsigned(node: Node) -> Verdict:
         return skip("mokutil can't tell whether the module's key is enrolled")
     if file.signer in enrolled:
         return ok("Secure Boot is on and the module's key is enrolled", signed)
-    return fail("Secure Boot is on and the key that signed the NVIDIA module isn't enrolled", state, signed)
+    return fail(
+        "Secure Boot is on and the key that signed the NVIDIA module isn't enrolled",
+        state,
+        signed,
+        fix=packages.enrol_key(node, signed=True),
+    )
 
 
 def module_not_loaded(node: Node) -> Verdict:
     module = node.module
+    if module is None and node.host.is_dir(_OPERATOR) and not node.module_built:
+        where = seen(_OPERATOR, "the GPU operator's driver")
+        fix = Fix("crictl ps --all --name nvidia-driver-ctr")
+        return fail("the GPU operator's driver container hasn't loaded its module", where, fix=fix)
     if module is None:
-        return fail("the NVIDIA module is installed but not loaded", seen("/sys/module/nvidia", "absent"))
+        return fail("the NVIDIA module is not loaded", seen("/sys/module/nvidia", "absent"))
     if not module.live:
         place = f"/sys/module/{module.name}/initstate"
         return fail(

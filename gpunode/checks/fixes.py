@@ -52,9 +52,7 @@ INSTALL_DRIVER = per_family(
     "reboot",
 )
 
-# Ubuntu carries the driver itself; elsewhere nvidia-open comes from NVIDIA's repository (the guide adds it)
-INSTALL_DRIVER_UBUNTU = Fix("ubuntu-drivers install --gpgpu && reboot", True, "reboot")
-
+# nvidia-open comes from NVIDIA's repository, which packages.py adds where a node lacks it
 UPGRADE_DRIVER = per_family(
     "apt update && apt install nvidia-open && reboot",
     "dnf upgrade nvidia-open && reboot",
@@ -138,6 +136,13 @@ READ_KERNEL_LOG = everywhere("dmesg | grep -i -e nvrm -e nvidia | tail -n 20")
 
 MAKE_NODES = everywhere("nvidia-modprobe -c0 -u")
 
+
+def make_nodes(minors: tuple[int, ...]) -> Fix:
+    """Device files with these minors (255 is /dev/nvidiactl), and those of unified memory."""
+    options = " ".join(f"-c{minor}" for minor in minors)
+    return Fix(f"nvidia-modprobe {options} && nvidia-modprobe -c0 -u")
+
+
 LOAD_UVM = everywhere("modprobe nvidia-uvm && nvidia-modprobe -c0 -u")
 
 _TOOLKIT_REPOSITORY = "https://nvidia.github.io/libnvidia-container"
@@ -172,7 +177,40 @@ EDIT_CONTAINERD = everywhere("${EDITOR:-vi} /etc/containerd/config.toml")
 RESTART_CONTAINERD = everywhere("systemctl restart containerd", "restart")
 CONFIGURE_CONTAINERD = everywhere("gpunode configure-runtime --runtime containerd", "restart")
 
+# daemons that somebody else than systemd's docker.service and containerd.service starts
+_SNAP_DOCKER = "/var/snap/docker/"
+_DISTRIBUTION_UNITS = {
+    "/rancher/k3s/": ("k3s", "k3s-agent"),
+    "/rancher/rke2/": ("rke2-server", "rke2-agent"),
+    "/k0s": ("k0sworker", "k0scontroller"),
+}
+
+
+def restart_docker(config_path: str) -> str:
+    """The command that restarts the Docker which reads this file."""
+    return "snap restart docker" if config_path.startswith(_SNAP_DOCKER) else "systemctl restart docker"
+
+
+def managed_restart(config_path: str, kubelet_unit: str | None) -> str | None:
+    """What restarts a Kubernetes distribution's own containerd; None for the system's.
+
+    Such a distribution writes the file anew at every start, with the nvidia handler in it if the toolkit is
+    installed by then: a restart is also what configures it.
+    """
+    if "/snap/microk8s/" in config_path:
+        return "snap restart microk8s"
+    for part, units in _DISTRIBUTION_UNITS.items():
+        if part in config_path:
+            known = (kubelet_unit or "").removesuffix(".service")
+            return f"systemctl restart {known if known in units else units[0]}"
+    return None
+
+
 REFRESH_CDI = everywhere("nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml")
 
 START_KUBELET = everywhere("systemctl restart kubelet", "restart")
 RESTART_PLUGIN = everywhere("systemctl restart gpunode-device-plugin")
+# NVIDIA's plugin is a pod: the kubelet starts its container again
+RESTART_PLUGIN_POD = Fix(
+    "crictl ps --quiet --name nvidia-device-plugin | xargs --no-run-if-empty crictl stop"
+)

@@ -52,9 +52,7 @@ def nouveau_loaded(node: Node) -> Verdict:
         summary = f"nouveau owns {_of(held, node)}"
         return (warn if ours else fail)(summary, *_owners(held))
     if module_loaded(node.host, "nouveau") and node.module is None:
-        return warn(
-            "nouveau is loaded and may take a GPU before nvidia", seen("/sys/module/nouveau", "loaded")
-        )
+        return warn("nouveau is loaded and nvidia is not", seen("/sys/module/nouveau", "loaded"))
     if not node.gpus:
         return skip("there is no GPU that nouveau could take")
     return ok("nouveau owns no GPU")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from gpunode.checks import fixes
-from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip
-from gpunode.facts.kubelet import DEVICE_PLUGINS, sockets_in
+from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.facts.kubelet import DEVICE_PLUGINS, Kubelet, sockets_in
 from gpunode.facts.node import Node
 from gpunode.result import Fix
 
 _ABSENT = "there is no kubelet on this node"
-_OURS = ("nvidia", "gpunode")
+_OURS = "gpunode"
+_PLUGINS = ("nvidia", _OURS)
 
 
 def kubelet_not_running(node: Node) -> Verdict:
@@ -20,12 +21,14 @@ def kubelet_not_running(node: Node) -> Verdict:
         return ok("the kubelet runs", seen(f"/proc/{kubelet.process.pid}/cmdline", kubelet.process.name))
     if not kubelet.joined:
         return skip("the kubelet is installed, but no cluster has taken this node yet")
-    fix = (
-        Fix(f"systemctl restart {kubelet.unit.removesuffix('.service')}", True, "restart")
-        if kubelet.unit
-        else None
-    )
-    return fail("the kubelet isn't running", seen(kubelet.unit or "/proc", "no such process"), fix=fix)
+    evidence = seen(kubelet.unit or "/proc", "no such process")
+    return fail("the kubelet isn't running", evidence, fix=_restart(kubelet))
+
+
+def _restart(kubelet: Kubelet) -> Fix | None:
+    if kubelet.unit is None:
+        return None
+    return Fix(f"systemctl restart {kubelet.unit.removesuffix('.service')}", True, "restart")
 
 
 def kubelet_device_plugin_dir(node: Node) -> Verdict:
@@ -37,20 +40,28 @@ def kubelet_device_plugin_dir(node: Node) -> Verdict:
     if state == "denied":
         return skip(f"needs root to read {path}")
     if state != "listening":
-        return fail("the kubelet's device plugin socket doesn't answer", seen(path, state))
+        return fail(
+            "the kubelet's device plugin socket doesn't answer", seen(path, state), fix=_restart(kubelet)
+        )
     return ok("the kubelet listens for device plugins", seen(path, "listening"))
 
 
 def plugin_socket_dead(node: Node) -> Verdict:
     if node.kubelet is None or not node.kubelet.joined:
         return skip(_ABSENT if node.kubelet is None else "no cluster has taken this node yet")
-    names = [name for name in sockets_in(node.host, DEVICE_PLUGINS) if name.startswith(_OURS)]
+    names = [name for name in sockets_in(node.host, DEVICE_PLUGINS) if name.startswith(_PLUGINS)]
     if not names:
         return skip("no device plugin for NVIDIA GPUs has a socket here")
     dead = [name for name in names if node.host.socket_state(f"{DEVICE_PLUGINS}/{name}") == "refused"]
     if dead:
         evidence = (seen(f"{DEVICE_PLUGINS}/{name}", "nobody listens behind it") for name in dead)
-        return fail("a device plugin died and left its socket", *evidence)
+        if len(dead) < len(names):
+            paths = " ".join(f"{DEVICE_PLUGINS}/{name}" for name in dead)
+            summary = "a device plugin left its socket, another one answers"
+            return warn(summary, *evidence, fix=Fix(f"rm {paths}"))
+        ours = dead[0].startswith(_OURS)
+        fix = None if ours else fixes.RESTART_PLUGIN_POD
+        return fail("a device plugin died and left its socket", *evidence, fix=fix)
     return ok(f"{len(names)} device plugin socket{'s' if len(names) > 1 else ''} answer")
 
 

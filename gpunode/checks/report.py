@@ -17,7 +17,12 @@ _STYLES = {
     FindingStatus.PASS: Style.GOOD,
     FindingStatus.SKIP: Style.DIM,
 }
-_DISTURBS = {"restart": "restarts a daemon", "drain": "stops GPU work", "reboot": "reboots the node"}
+_DISTURBS = {"drain": "stops GPU work", "reboot": "reboots the node"}
+_RESTARTS = {
+    "docker": "restarts Docker: its containers stop unless live-restore is on",
+    "containerd": "restarts containerd: running containers go on",
+    "kubelet": "restarts the kubelet: running pods go on",
+}
 
 
 def blocks(node: dict[str, Any], findings: tuple[Finding, ...]) -> tuple[Block, ...]:
@@ -47,9 +52,26 @@ def _verdict(node: dict[str, Any], findings: tuple[Finding, ...]) -> Iterator[Bl
             ", ".join(parts) + f": {_ordered(findings)[0].summary}", Style.BAD if errors else Style.WARN
         )
     else:
-        yield Text("This node is ready: no check found a fault", Style.GOOD)
+        yield _no_fault(findings, counts[FindingStatus.PASS])
     yield Text(_machine(node), Style.DIM)
     yield Text("")
+
+
+def _no_fault(findings: tuple[Finding, ...], passed: int) -> Text:
+    """Ready only if everything that applies was judged: a check that couldn't look vouches for nothing."""
+    unread = sum(_unread(finding) for finding in findings)
+    if unread:
+        return Text(
+            f"No fault found, but {_many(unread, 'check')} could not be judged: run it as root", Style.WARN
+        )
+    if not passed:
+        reason = f": {findings[0].summary}" if findings else ""
+        return Text(f"Nothing was judged{reason}", Style.WARN)
+    return Text("This node is ready: no check found a fault", Style.GOOD)
+
+
+def _unread(finding: Finding) -> bool:
+    return finding.status is FindingStatus.SKIP and finding.summary.startswith("needs root")
 
 
 def _machine(node: dict[str, Any]) -> str:
@@ -83,6 +105,9 @@ def _layer(layer: str, findings: list[Finding]) -> tuple[Cell, ...]:
         return (Cell(_word(bad[0].status), _STYLES[bad[0].status]), Cell(layer, Style.HEADING), Cell(names))
     causes = {finding.blocked_by for finding in findings if finding.blocked_by}
     told = f"{_many(passed, 'check')} passed" if passed else ""
+    unread = sum(map(_unread, findings))
+    if told and unread:
+        told += f", {unread} not judged (needs root)"
     if causes:
         waits = f"waits for {', '.join(sorted(causes))}"
         return (
@@ -110,7 +135,11 @@ def _problem(finding: Finding) -> Iterator[Block]:
     for fix in finding.fix:
         yield Text(f"  {fix.command}", Style.COMMAND)
         if fix.disruptive != "none":
-            yield Text(f"  ({_DISTURBS[fix.disruptive]})", Style.DIM)
+            yield Text(f"  ({_disturbs(finding, fix)})", Style.DIM)
+
+
+def _disturbs(finding: Finding, fix: Fix) -> str:
+    return _DISTURBS.get(fix.disruptive) or _RESTARTS.get(finding.layer, "restarts a daemon")
 
 
 def _place(evidence: Evidence) -> str:
@@ -120,13 +149,16 @@ def _place(evidence: Evidence) -> str:
 def _waiting(findings: tuple[Finding, ...]) -> Iterator[Block]:
     """What was not judged, and why: a root cause, or something that this user may not read."""
     causes = Counter(finding.blocked_by for finding in findings if finding.blocked_by)
-    unread = [finding for finding in findings if finding.summary.startswith("needs root")]
+    unread: dict[str, list[str]] = {}
+    for finding in filter(_unread, findings):
+        unread.setdefault(finding.summary, []).append(finding.id)
     if causes or unread:
         yield Text("")
     for cause, number in causes.items():
         yield Text(f"{_many(number, 'check')} {'waits' if number == 1 else 'wait'} for {cause}", Style.DIM)
-    for finding in unread:
-        yield Text(f"not judged: {finding.id}: {finding.summary}", Style.DIM)
+    for reason, names in unread.items():
+        yield Text(f"not judged, {reason}", Style.DIM)
+        yield Text(f"  {', '.join(names)}", Style.DIM)
 
 
 def _first(findings: tuple[Finding, ...]) -> Iterator[Block]:
@@ -135,6 +167,8 @@ def _first(findings: tuple[Finding, ...]) -> Iterator[Block]:
             fix: Fix = finding.fix[0]
             yield Text("")
             yield Text(f"First{', as root' if fix.needs_root else ''}: {fix.command}", Style.HEADING)
+            if fix.disruptive != "none":
+                yield Text(f"({_disturbs(finding, fix)})", Style.DIM)
             yield Text(f"More: gpunode explain {finding.id}", Style.DIM)
             return
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from gpunode.checks import fixes
+from gpunode.checks import fixes, packages
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, Check, Verdict, fail, ok, seen, skip
 from gpunode.facts import libraries
-from gpunode.facts.driver import version_numbers
 from gpunode.facts.node import Node
 from gpunode.result import Fix
 
@@ -28,22 +27,12 @@ def _library(node: Node, library: libraries.Library | None, soname: str) -> Verd
         return fail(
             f"{soname} is not on this node",
             seen("/etc/ld.so.cache", f"no existing {soname} for 64-bit programs"),
-            fix=_packages(node),
+            fix=packages.install_libraries(node),
         )
     if not library.linked:
         evidence = seen(library.path, "on disk, but not in /etc/ld.so.cache")
         return fail(f"the linker doesn't know {soname}", evidence, fix=Fix("ldconfig"))
     return ok(f"{soname} is {library.version or 'there'}", seen(library.path, library.real))
-
-
-def _packages(node: Node) -> Fix:
-    """The library's package. Before 590 Debian's and Ubuntu's names carry the driver's branch."""
-    fix = fixes.INSTALL_LIBRARIES.for_family(node.distribution.family)
-    numbers = version_numbers(node.module.version if node.module else next(iter(node.dkms), ""))
-    if node.distribution.family == "debian" and numbers and numbers[0] < 590:
-        branch = numbers[0]
-        return Fix(f"apt install libnvidia-compute-{branch} nvidia-utils-{branch} && ldconfig")
-    return fix
 
 
 def nvml_hang(node: Node) -> Verdict:
@@ -53,7 +42,7 @@ def nvml_hang(node: Node) -> Verdict:
     source = "nvmlInit in a child process"
     if probe.timed_out:
         return fail("NVML does not answer", seen(source, probe.message), fix=fixes.REBOOT.other)
-    if probe.code == _NO_PERMISSION:
+    if probe.code == _NO_PERMISSION and not node.host.is_root:
         return skip("needs root, or read and write access to /dev/nvidia*, to ask NVML")
     if probe.inventory is None:
         code = "" if probe.code is None else f" (code {probe.code})"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpunode.errors import Unreadable
 from gpunode.facts.processes import Process, option_value
 from gpunode.facts.units import read_unit
 from gpunode.host import Host
@@ -65,12 +66,22 @@ def find_kubelet(host: Host, processes: Sequence[Process]) -> Kubelet | None:
     """None on a node that has no kubelet installed and none running."""
     process = next((one for one in processes if one.name in _PROGRAMS), None)
     unit = next((name for name in _UNITS if read_unit(host, name) is not None), None)
-    config = host.read_text(_config_path(process))
+    config = _config(host, process)
     if process is None and unit is None and config is None:
         return None
     endpoint, source = _endpoint(host, process, unit, config)
     joined = process is not None or config is not None or any(host.stat(path) for path in _JOINED)
     return Kubelet(process, unit, joined, endpoint, source, setting(config or "", "cgroupDriver"))
+
+
+def _config(host: Host, process: Process | None) -> str | None:
+    """The kubelet's file. A running kubelet whose arguments name its engine is told without it, too."""
+    try:
+        return host.read_text(_config_path(process))
+    except Unreadable:
+        if process is None or not process.option("--container-runtime-endpoint"):
+            raise
+        return None
 
 
 def _config_path(process: Process | None) -> str:

@@ -3,6 +3,7 @@
 import socket
 import time
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,13 @@ def node_with(name, address, monkeypatch):
     monkeypatch.setattr(node_module, "DAEMON_SECONDS", 0.4)
     daemon = Daemon(name, None, (1, 7, 2), "/nonexistent", "", address, None, (), Process(1, (name,), 0.0))
     node = Node(Host())
-    known = {"docker": None, "containerd": None, "kubelet": None, "docker_config": {}, "kind": "vm"}
+    known: dict[str, Any] = {
+        "docker": None,
+        "containerd": None,
+        "kubelet": None,
+        "docker_config": {},
+        "kind": "vm",
+    }
     known["containerd_config"] = ContainerdConfig("/nonexistent", False, "", {}, {}, ())
     node.__dict__.update(known | {name: daemon})
     return node

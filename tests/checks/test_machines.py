@@ -89,7 +89,7 @@ def test_a_root_cause_explains_what_follows_from_it(name, tmp_path):
 
 FIXES = {
     "driver-lib-mismatch": "reboot",
-    "driver-not-installed": "ubuntu-drivers install --gpgpu && reboot",
+    "driver-not-installed": "apt install ubuntu-drivers-common && ubuntu-drivers install --gpgpu && reboot",
     "libcuda-missing": "apt install libnvidia-compute-550 nvidia-utils-550 && ldconfig",
     "libraries-not-linked": "ldconfig",
     "dkms-next-kernel": (

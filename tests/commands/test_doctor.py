@@ -82,7 +82,7 @@ def test_the_verdict_comes_first_and_the_first_command_last(tmp_path):
     assert shown[0] == "1 error: no NVIDIA module was built for the running kernel 5.15.0-124-generic"
     assert result.blocks[0].style is Style.BAD
     assert any(line.endswith("wait for dkms-not-built") for line in shown)
-    assert shown[-2].startswith("First, as root: apt install linux-headers-$(uname -r) && dkms autoinstall")
+    assert shown[-2].startswith("First, as root: apt install linux-headers-5.15.0-124-generic && dkms")
     assert shown[-1] == "More: gpunode explain dkms-not-built"
 
 
@@ -112,3 +112,32 @@ def test_a_machine_that_is_looked_at_is_not_changed(tmp_path):
     before = state()
     report(host)
     assert state() == before
+
+
+def test_a_node_that_could_not_be_read_is_not_called_ready(tmp_path):
+    class Closed(Host):
+        def path(self, path, *, follow=True):
+            if str(path).startswith("/etc/containerd"):
+                raise PermissionError(13, "Permission denied", str(path))
+            return super().path(path, follow=follow)
+
+    recorded = recorded_host("healthy-h100", tmp_path)
+    result = report(Closed(recorded.root, environ={}))
+    shown = lines(result)
+    assert shown[0] == "No fault found, but 5 checks could not be judged: run it as root"
+    assert result.blocks[0].style is Style.WARN
+    (reason,) = [line for line in shown if line.startswith("not judged, needs root")]
+    assert "/etc/containerd/config.toml" in reason
+
+
+def test_a_kind_of_node_that_no_check_knows_is_not_called_ready(tmp_path):
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/nv_tegra_release").write_text("# R36\n")
+    shown = lines(report(Host(tmp_path, environ={})))
+    assert shown[0] == "Nothing was judged: not applicable on this kind of node (tegra)"
+
+
+def test_a_command_says_what_it_restarts(tmp_path):
+    shown = lines(report(recorded_host("docker-not-restarted", tmp_path)))
+    assert shown[-3] == "First, as root: systemctl restart docker"
+    assert shown[-2] == "(restarts Docker: its containers stop unless live-restore is on)"

@@ -1,0 +1,173 @@
+"""Commands that depend on how this very node got its driver and engines: each must be right as it stands."""
+
+import pytest
+
+from fixtures.machines import machine
+from gpunode.checks import fixes
+from gpunode.checks.runner import run_checks
+from gpunode.facts.machine_file import build_machine
+from gpunode.facts.node import Node
+from gpunode.host import Host
+
+REPOSITORIES = "https://developer.download.nvidia.com/compute/cuda/repos"
+
+
+def commands(spec, root):
+    """Fix commands by check id."""
+    findings = run_checks(Node(Host(build_machine(spec, root), environ={})))
+    return {finding.id: finding.fix[0].command for finding in findings if finding.fix}
+
+
+def without_driver(release, device="0x2330"):
+    spec = machine("driver-not-installed")
+    spec["files"]["/etc/os-release"] = release
+    for path in spec["files"]:
+        if path.startswith("/sys/bus/pci") and path.endswith("/device"):
+            spec["files"][path] = f"{device}\n"
+    return spec
+
+
+DEBIAN = 'ID=debian\nVERSION_ID="12"\n'
+ROCKY = 'ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.4"\n'
+AMAZON = 'ID="amzn"\nID_LIKE="fedora"\nVERSION_ID="2023"\n'
+SLES = 'ID="sles"\nID_LIKE="suse"\nVERSION_ID="15.6"\n'
+
+
+@pytest.mark.parametrize(
+    ("release", "first", "last"),
+    [
+        (
+            DEBIAN,
+            f"curl -fsSLO {REPOSITORIES}/debian12/x86_64/cuda-keyring_1.1-1_all.deb && dpkg -i",
+            "apt install nvidia-open && reboot",
+        ),
+        (
+            ROCKY,
+            f"curl -fsSL {REPOSITORIES}/rhel9/x86_64/cuda-rhel9.repo -o /etc/yum.repos.d/cuda-rhel9.repo",
+            "dnf module enable nvidia-driver:open-dkms && "
+            "dnf install kernel-devel-$(uname -r) nvidia-open && reboot",
+        ),
+        (
+            AMAZON,
+            f"curl -fsSL {REPOSITORIES}/amzn2023/x86_64/cuda-amzn2023.repo",
+            "dnf install kernel-devel-$(uname -r) nvidia-open && reboot",
+        ),
+        (
+            SLES,
+            f"zypper addrepo {REPOSITORIES}/sles15/x86_64/cuda-sles15.repo",
+            "zypper install nvidia-open && reboot",
+        ),
+    ],
+)
+def test_the_driver_comes_from_a_repository_that_the_command_adds(release, first, last, tmp_path):
+    command = commands(without_driver(release), tmp_path)["driver-not-installed"]
+    assert command.startswith(first)
+    assert command.endswith(last)
+
+
+def test_a_repository_that_is_there_is_not_added_again(tmp_path):
+    spec = without_driver(DEBIAN)
+    spec["files"]["/etc/apt/sources.list.d/cuda.list"] = f"deb {REPOSITORIES}/debian12/x86_64/ /\n"
+    assert commands(spec, tmp_path)["driver-not-installed"] == "apt install nvidia-open && reboot"
+
+
+def test_a_volta_gpu_gets_no_open_module(tmp_path):
+    command = commands(without_driver(DEBIAN, "0x1db5"), tmp_path)["driver-not-installed"]
+    assert "nvidia-open" not in command
+    assert command.endswith("apt install cuda-drivers-580 && reboot")
+
+
+def next_kernel(dep, release="5.15.0-122-generic"):
+    """The node of dkms-next-kernel, whose module came otherwise than by DKMS."""
+    spec = machine("dkms-next-kernel")
+    spec["files"] = {path: text for path, text in spec["files"].items() if "/var/lib/dkms" not in path}
+    spec["files"][f"/lib/modules/{release}/modules.dep"] = dep
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("dep", "package"),
+    [
+        ("kernel/nvidia-550/nvidia.ko:\n", "linux-modules-nvidia-550-5.15.0-124-generic"),
+        ("kernel/nvidia-550srv/nvidia.ko:\n", "linux-modules-nvidia-550-server-5.15.0-124-generic"),
+        (
+            "kernel/nvidia-550srv-open/nvidia.ko.zst:\n",
+            "linux-modules-nvidia-550-server-open-5.15.0-124-generic",
+        ),
+    ],
+)
+def test_ubuntus_prebuilt_modules_are_installed_and_not_built(dep, package, tmp_path):
+    found = commands(next_kernel(dep), tmp_path)
+    assert found == {"dkms-not-built": f"apt update && apt install {package}"}
+
+
+def test_a_driver_of_the_run_file_is_built_by_the_run_file(tmp_path):
+    spec = next_kernel("kernel/drivers/video/nvidia.ko:\n")
+    spec["executables"].append("/usr/bin/nvidia-uninstall")
+    command = commands(spec, tmp_path)["dkms-not-built"]
+    assert command == "sh NVIDIA-Linux-$(uname -m)-550.54.14.run --kernel-name=5.15.0-124-generic"
+
+
+@pytest.mark.parametrize("key", ["/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub"])
+def test_the_key_to_enrol_is_the_one_that_is_there(key, tmp_path):
+    spec = machine("secureboot-key-not-enrolled")
+    spec["files"][key] = "certificate"
+    assert commands(spec, tmp_path)["secureboot-unsigned"] == f"mokutil --import {key} && reboot"
+
+
+def test_an_unsigned_module_is_built_again_before_its_key_is_enrolled(tmp_path):
+    spec = machine("secureboot-unsigned")
+    spec["files"]["/var/lib/dkms/mok.pub"] = "certificate"
+    command = commands(spec, tmp_path)["secureboot-unsigned"]
+    assert command.startswith("dkms build --force nvidia/550.54.14 -k $(uname -r) && dkms install")
+
+
+def test_every_missing_device_file_is_made(tmp_path):
+    spec = machine("healthy-h100")
+    for gone in ("/dev/nvidiactl", "/dev/nvidia3"):
+        del spec["recording"]["devices"][gone]
+    command = commands(spec, tmp_path)["dev-nodes-missing"]
+    assert command == "nvidia-modprobe -c255 -c3 && nvidia-modprobe -c0 -u"
+
+
+def test_device_files_of_a_driver_container_are_not_missing(tmp_path):
+    spec = machine("gpu-operator-driver")
+    devices = spec["recording"]["devices"]
+    spec["recording"]["devices"] = {
+        path.replace("/dev/", "/run/nvidia/driver/dev/"): node for path, node in devices.items()
+    }
+    assert commands(spec, tmp_path) == {}
+
+
+def test_nvidias_plugin_is_a_pod_and_no_unit(tmp_path):
+    assert "crictl stop" in commands(machine("plugin-socket-dead"), tmp_path)["plugin-socket-dead"]
+
+
+def test_a_socket_left_beside_a_plugin_that_answers_is_only_removed(tmp_path):
+    spec = machine("plugin-socket-dead")
+    spec["recording"]["sockets"]["/var/lib/kubelet/device-plugins/gpunode.sock"] = "listening"
+    command = commands(spec, tmp_path)["plugin-socket-dead"]
+    assert command == "rm /var/lib/kubelet/device-plugins/nvidia-gpu.sock"
+
+
+@pytest.mark.parametrize(
+    ("path", "unit", "command"),
+    [
+        ("/etc/containerd/config.toml", "kubelet.service", None),
+        (
+            "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+            "k3s-agent.service",
+            "systemctl restart k3s-agent",
+        ),
+        ("/var/lib/rancher/rke2/agent/etc/containerd/config.toml", None, "systemctl restart rke2-server"),
+        ("/etc/k0s/containerd.toml", "k0sworker.service", "systemctl restart k0sworker"),
+        ("/var/snap/microk8s/7229/args/containerd.toml", None, "snap restart microk8s"),
+    ],
+)
+def test_a_distributions_containerd_is_restarted_by_the_distribution(path, unit, command):
+    assert fixes.managed_restart(path, unit) == command
+
+
+def test_the_snaps_docker_is_restarted_by_snap():
+    assert fixes.restart_docker("/var/snap/docker/2893/config/daemon.json") == "snap restart docker"
+    assert fixes.restart_docker("/etc/docker/daemon.json") == "systemctl restart docker"
