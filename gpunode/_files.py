@@ -7,7 +7,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -133,6 +133,16 @@ def resolve_in_root(root: Path, path: str | Path, follow: bool) -> Path:
             continue
         current = step
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+
+
+def holds(test: Callable[[Path], bool], resolve: Callable[[str], Path], path: str) -> bool:
+    """Whether `test` holds for the resolved path; symlinks in a circle lead to nothing, as pathlib has it."""
+    try:
+        return test(resolve(path))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
 
 
 def socket_state_of(error: OSError) -> str:

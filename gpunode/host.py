@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpunode._files import explain_os_error, read_regular, resolve_in_root, socket_state_of
+from gpunode._files import explain_os_error, holds, read_regular, resolve_in_root, socket_state_of
 from gpunode._process import COMMAND_NOT_FOUND, Completed, run_process
 from gpunode._recording import RECORDING, parse_recording
 from gpunode.errors import ConfigError, DaemonError, PreconditionError
@@ -93,13 +93,13 @@ class Host:
         return None if data is None else data.decode("utf-8", "surrogateescape")
 
     def exists(self, path: str) -> bool:
-        return self.path(path).exists()
+        return holds(Path.exists, self.path, path)
 
     def is_file(self, path: str) -> bool:
-        return self.path(path).is_file()
+        return holds(Path.is_file, self.path, path)
 
     def is_dir(self, path: str) -> bool:
-        return self.path(path).is_dir()
+        return holds(Path.is_dir, self.path, path)
 
     def is_symlink(self, path: str) -> bool:
         return self.path(path, follow=False).is_symlink()

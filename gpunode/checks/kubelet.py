@@ -6,11 +6,12 @@ from gpunode.checks import fixes
 from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.facts.kubelet import DEVICE_PLUGINS, Kubelet, sockets_in
 from gpunode.facts.node import Node
+from gpunode.facts.units import read_unit
 from gpunode.result import Fix
 
 _ABSENT = "there is no kubelet on this node"
-_OURS = "gpunode"
-_PLUGINS = ("nvidia", _OURS)
+_PLUGINS = ("nvidia", "gpunode")
+_OUR_UNIT = "gpunode-device-plugin.service"
 
 
 def kubelet_not_running(node: Node) -> Verdict:
@@ -59,8 +60,8 @@ def plugin_socket_dead(node: Node) -> Verdict:
             paths = " ".join(f"{DEVICE_PLUGINS}/{name}" for name in dead)
             summary = "a device plugin left its socket, another one answers"
             return warn(summary, *evidence, fix=Fix(f"rm {paths}"))
-        ours = dead[0].startswith(_OURS)
-        fix = None if ours else fixes.RESTART_PLUGIN_POD
+        # gpunode's plugin and NVIDIA's give their sockets the same name
+        fix = None if read_unit(node.host, _OUR_UNIT) else fixes.RESTART_PLUGIN_POD
         return fail("a device plugin died and left its socket", *evidence, fix=fix)
     return ok(f"{len(names)} device plugin socket{'s' if len(names) > 1 else ''} answer")
 

@@ -139,8 +139,13 @@ def test_device_files_of_a_driver_container_are_not_missing(tmp_path):
     assert commands(spec, tmp_path) == {}
 
 
-def test_nvidias_plugin_is_a_pod_and_no_unit(tmp_path):
-    assert "crictl stop" in commands(machine("plugin-socket-dead"), tmp_path)["plugin-socket-dead"]
+def test_a_dead_plugin_is_restarted_as_a_unit_where_it_is_one_and_else_as_a_pod(tmp_path):
+    spec = machine("plugin-socket-dead")
+    assert "crictl stop" in commands(spec, tmp_path / "pod")["plugin-socket-dead"]
+    unit = "/etc/systemd/system/gpunode-device-plugin.service"
+    spec["files"][unit] = "[Service]\nExecStart=/usr/bin/gpunode plugin serve\n"
+    found = commands(spec, tmp_path / "unit")["plugin-socket-dead"]
+    assert found == "systemctl restart gpunode-device-plugin"
 
 
 def test_a_socket_left_beside_a_plugin_that_answers_is_only_removed(tmp_path):

@@ -46,6 +46,7 @@ def test_a_distributions_kubelet_is_found_with_its_own_engine(argv, endpoint, tm
     process(tmp_path, 700, *argv)
     host = Host(tmp_path, environ={})
     kubelet = find_kubelet(host, running(host))
+    assert kubelet is not None and kubelet.process is not None
     assert kubelet.process.pid == 700
     assert kubelet.endpoint == endpoint
 
@@ -95,3 +96,9 @@ def test_pipes_in_etc_dont_stop_the_distribution_from_being_read(tmp_path):
     )
     found = read_distribution(Host(tmp_path, environ={}))
     assert (found.id, found.version, found.family) == ("rocky", "9.4", "rhel")
+
+
+def test_symlinks_in_a_circle_lead_to_nothing(tmp_path):
+    (tmp_path / "loop").symlink_to("/loop")
+    host = Host(tmp_path, environ={})
+    assert not (host.is_file("/loop") or host.is_dir("/loop/below") or host.exists("/loop"))
