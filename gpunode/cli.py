@@ -29,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "GPUNODE"},
 )
-plugin_app = typer.Typer(help="The Kubernetes device plugin.", no_args_is_help=True, rich_markup_mode=None)
+plugin_app = typer.Typer(help="Serve GPUs to Kubernetes.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(plugin_app, name="plugin")
 
 
@@ -79,7 +79,9 @@ def doctor(
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Let warnings count: exit 1.")] = False,
 ) -> "Result":
-    """Find out why GPUs don't work on this node, root cause first. Changes nothing.
+    """Find out why GPUs don't work on this node. Tells the root cause and the command that mends it.
+
+    Changes nothing. Without root, what it can't read is skipped and named.
 
     gpunode doctor
 
@@ -96,7 +98,7 @@ def explain(
     session: Session,
     check: Annotated[str, typer.Argument(metavar="[ID]", help="A check's id; all are listed without.")] = "",
 ) -> "Result":
-    """Explain one check: what it looks at, why, how to mend it on each distribution.
+    """Explain one check, or list them all. What it looks at, why, how to mend it on each distribution.
 
     gpunode explain driver-lib-mismatch
     """
@@ -171,7 +173,7 @@ def configure_runtime(
     socket: SocketOption = "",
     yes: YesOption = False,
 ) -> "Result":
-    """Register the nvidia runtime, restart or reload the engine, see that it is active; undo it if not.
+    """Register the nvidia runtime with the engine. Restarts or reloads it, asks it, puts all back on failure.
 
     gpunode configure-runtime --runtime containerd --dry-run
 
@@ -211,7 +213,7 @@ def unconfigure_runtime(
     socket: SocketOption = "",
     yes: YesOption = False,
 ) -> "Result":
-    """Take the nvidia runtime out again and put the previous default back.
+    """Take the nvidia runtime out again. The previous default runtime is put back.
 
     gpunode unconfigure-runtime --runtime docker
     """
@@ -242,7 +244,7 @@ def rollback(
     restart_command: RestartCommandOption = "",
     yes: YesOption = False,
 ) -> "Result":
-    """Restore the files of a journal entry, byte for byte, and restart the engine.
+    """Restore the files of a journal entry. Byte for byte; then the engine is restarted or reloaded.
 
     gpunode rollback
     """
@@ -268,7 +270,7 @@ def verify(
         float, typer.Option("--timeout", metavar="SECONDS", min=1, help="For each device.")
     ] = 60.0,
 ) -> "Result":
-    """Prove it: a CUDA vector-add on every GPU and MIG device, compared element by element.
+    """Prove it: compute on every GPU. A CUDA vector-add, compared element by element; MIG devices too.
 
     gpunode verify
 
@@ -284,7 +286,7 @@ def verify(
 
 @verb(app, "gpus", "GpuInventory")
 def gpus(session: Session) -> "Result":
-    """List the GPUs and MIG devices as NVML tells them.
+    """List the GPUs and MIG devices. What NVML, the driver's own library, tells of them.
 
     gpunode gpus -o json
     """
@@ -305,7 +307,7 @@ def setup(
     restart_command: RestartCommandOption = "",
     yes: YesOption = False,
 ) -> "Result":
-    """Doctor, configure-runtime, verify: one report; stops at the first failure with what to do.
+    """Run doctor, configure-runtime and verify. Stops at the first failure and says what to do.
 
     gpunode setup --runtime containerd
     """
@@ -324,7 +326,7 @@ def setup(
 
 @verb(app, "demo", "Demo")
 def demo(session: Session) -> "Result":
-    """Show the whole way on a simulated 8 x H100 node in a temporary directory; touches nothing else."""
+    """Show the whole way on a simulated node. 8 x H100 in a temporary directory; nothing else is touched."""
     from gpunode.commands import demo as command
 
     return command.run(session.host, command.Options(), session.progress)
@@ -343,7 +345,7 @@ def plugin_serve(
         float, typer.Option("--rediscover-seconds", help="How often NVML is asked which GPUs there are.")
     ] = 30.0,
 ) -> "Result":
-    """Serve the GPUs to the kubelet in the foreground until SIGTERM or Ctrl-C.
+    """Serve the GPUs to the kubelet. Stays in the foreground until SIGTERM or Ctrl-C.
 
     gpunode plugin serve
     """
