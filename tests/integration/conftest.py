@@ -24,10 +24,21 @@ def require(*programs: str) -> None:
     pytest.skip(message)
 
 
+PROGRAMS = {"containerd": ("containerd", "ctr", "runc"), "docker": ("dockerd", "containerd", "runc")}
+
+
+@pytest.fixture(autouse=True)
+def engines_are_here(request: pytest.FixtureRequest) -> None:
+    """Whatever starts an engine by itself is skipped as what takes one from here: by its mark."""
+    for engine, programs in PROGRAMS.items():
+        if request.node.get_closest_marker(engine) is not None:
+            require(*programs)
+
+
 @pytest.fixture
 def containerd() -> Iterator[Engine]:
     """A running private containerd with CRI and only the runc handler."""
-    require("containerd", "ctr", "runc")
+    require(*PROGRAMS["containerd"])
     with start_containerd() as engine:
         yield engine
 
@@ -35,6 +46,6 @@ def containerd() -> Iterator[Engine]:
 @pytest.fixture
 def docker() -> Iterator[Engine]:
     """A running private dockerd with an empty daemon.json."""
-    require("dockerd", "containerd", "runc")
+    require(*PROGRAMS["docker"])
     with start_dockerd() as engine:
         yield engine
