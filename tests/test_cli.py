@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from gpunode import __version__
+from gpunode.commands.demo_node import build_demo_node
 from tests.cli import clean_environment, command, gpunode
 
 VERBS = [
@@ -104,21 +106,35 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     assert "BrokenPipe" not in err
 
 
+def has_open(pid: int, path: Path) -> bool:
+    """Whether that process has the file open; a descriptor that goes away meanwhile isn't it."""
+    links = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            links.append(descriptor.readlink())
+    return path.resolve() in links
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
 def test_a_signal_ends_a_command_with_130(number: signal.Signals, tmp_path: Path) -> None:
     """A lock that somebody else holds keeps the command waiting while the signal arrives."""
-    lock = tmp_path / "fifo"
-    os.mkfifo(lock)
-    child = subprocess.Popen(
-        command("configure-runtime", "--runtime", "docker", "--config", str(lock), "-o", "json"),
-        env=clean_environment({"GPUNODE_STATE_DIR": str(tmp_path / "state")}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    time.sleep(1.0)  # nothing tells from outside that it hangs on the pipe
-    child.send_signal(number)
-    out, err = child.communicate(timeout=10)
+    build_demo_node(tmp_path)
+    lock = tmp_path / "state/lock"
+    lock.parent.mkdir()
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        child = subprocess.Popen(
+            command("configure-runtime", "--runtime", "docker", "--root", str(tmp_path), "-o", "json"),
+            env=clean_environment({"GPUNODE_STATE_DIR": "/state"}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        deadline = time.monotonic() + 20
+        while not has_open(child.pid, lock) and child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        child.send_signal(number)
+        out, err = child.communicate(timeout=10)
     assert child.returncode == 130, err
     assert json.loads(out)["exitCode"] == 130
     assert "error: interrupted" in err
