@@ -24,7 +24,8 @@ def files():
 def unpacked(files, tmp_path_factory):
     root = tmp_path_factory.mktemp("root")
     with tarfile.open(fileobj=io.BytesIO(files.content)) as tar:
-        tar.extractall(root, filter="tar")
+        tar.extraction_filter = getattr(tarfile, "tar_filter", None)  # Python 3.11.2 has none yet
+        tar.extractall(root)
     return root
 
 
