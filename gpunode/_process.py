@@ -64,10 +64,11 @@ def _kill(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     try:
         return child.communicate(timeout=_GRACE_SECONDS)
     except subprocess.TimeoutExpired:
+        return b"", b""
+    finally:  # the second communicate() leaves a half-written stdin open
         for pipe in (child.stdin, child.stdout, child.stderr):
             if pipe is not None:
                 pipe.close()
-        return b"", b""
 
 
 def _text(data: bytes | None) -> str:

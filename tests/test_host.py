@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -237,3 +238,13 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         assert [path.name for path in mounted.iterdir()] == ["daemon.json"]
     finally:
         Host().run(["umount", str(mounted)])
+
+
+def test_a_killed_child_that_did_not_read_its_input_leaves_no_pipe_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    done = Host(environ={"PATH": os.environ["PATH"]}).run(
+        ("sleep", "60"), timeout=0.2, stdin=b"x" * 4_000_000
+    )
+    assert done.timed_out
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -19,6 +19,10 @@ _NVML_SECONDS = 30.0
 _STYLES = {"ok": Style.GOOD, "skip": Style.DIM}
 _PASSED = "Test PASSED"  # what NVIDIA's vectorAdd sample prints
 _DOCTOR = "find out why: gpunode doctor"
+_NO_DRIVER_HINT = (
+    "see accept-nvidia-visible-devices-envvar-when-unprivileged and mode in"
+    " /etc/nvidia-container-runtime/config.toml; on the host: gpunode verify"
+)
 _HINTS = {
     3: "modprobe nvidia-uvm, then gpunode doctor",
     802: "systemctl status nvidia-fabricmanager",
@@ -71,6 +75,12 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
                 else _in_container(host, options, wanted, progress)
             )
     messages = () if known.inventory else (f"NVML: {known.message}; CUDA itself was asked for the devices",)
+    if options.on != "host" and _without_driver(answer):
+        raise GpunodeError(
+            f"the container started and the runtime {options.runtime_name!r} gave it no NVIDIA driver",
+            hint=_NO_DRIVER_HINT,
+            code="driver-not-injected",
+        )
     return _report(options.on, targets.merge(wanted, answer.devices), answer, messages)
 
 
@@ -109,6 +119,12 @@ def _in_container(host: Host, options: Options, wanted: Plan, progress: Progress
     )
     done = run_program(host, request, progress)
     return _read(done.exit_code, done.stdout, done.stderr)
+
+
+def _without_driver(answer: Answer) -> bool:
+    """Whether all that failed is that there is no libcuda."""
+    told = [device.message for device in answer.devices] + [answer.error] * bool(answer.error)
+    return bool(told) and all("libcuda.so.1 can't be loaded" in message for message in told)
 
 
 def _read(code: int, stdout: str, stderr: str) -> Answer:

@@ -51,9 +51,15 @@ class Cuda:
         self.call("cuDeviceGetCount", ctypes.byref(count))
         return count.value
 
+    def _handle(self, device: int) -> ctypes.c_int:
+        handle = ctypes.c_int()
+        self.call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+        return handle
+
     def name(self, device: int) -> str:
+        """Such as ``NVIDIA H100 80GB HBM3``; devices are numbered from 0."""
         buffer = ctypes.create_string_buffer(256)
-        self.call("cuDeviceGetName", buffer, ctypes.c_int(len(buffer)), ctypes.c_int(device))
+        self.call("cuDeviceGetName", buffer, ctypes.c_int(len(buffer)), self._handle(device))
         return buffer.value.decode("utf-8", "replace")
 
     def uuid(self, device: int) -> str:
@@ -65,7 +71,7 @@ class Cuda:
         )  # the first version tells the GPU of a MIG device
         if not newest and (is_mig or not hasattr(self._library, "cuDeviceGetUuid")):
             return ""
-        self.call("cuDeviceGetUuid_v2" if newest else "cuDeviceGetUuid", raw, ctypes.c_int(device))
+        self.call("cuDeviceGetUuid_v2" if newest else "cuDeviceGetUuid", raw, self._handle(device))
         digits = bytes(raw).hex()
         parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
         return ("MIG-" if is_mig else "GPU-") + "-".join(parts)
@@ -74,7 +80,7 @@ class Cuda:
     def context(self, device: int) -> Iterator[None]:
         """A context of its own on one device; everything allocated in it goes with it."""
         context = ctypes.c_void_p()
-        self.call("cuCtxCreate_v2", ctypes.byref(context), ctypes.c_uint(0), ctypes.c_int(device))
+        self.call("cuCtxCreate_v2", ctypes.byref(context), ctypes.c_uint(0), self._handle(device))
         try:
             yield
         finally:

@@ -71,6 +71,7 @@ def _be_child(job: Callable[[], bytes], write_end: int) -> None:
     """Run the job and leave the process, without the parent's exit handlers and unflushed output."""
     code = _FAILED
     try:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a library's chatter must not mix with the answer
         with os.fdopen(write_end, "wb") as pipe:
             pipe.write(job())
         code = 0

@@ -23,11 +23,18 @@ class Plan:
 
 
 def plan(inventory: Inventory | None) -> Plan:
-    """Sort an inventory's devices; a GPU that NVML can't read fails, an empty MIG GPU is skipped."""
+    """Sort an inventory's devices; a GPU that NVML can't read or that has another's UUID fails, an empty MIG
+    GPU is skipped.
+    """
     runnable: list[DeviceResult] = []
     settled: list[DeviceResult] = []
+    owners: dict[str, int] = {}
     for gpu in inventory.gpus if inventory else ():
-        if gpu.error or (gpu.mig_enabled and not gpu.mig):
+        owner = owners.setdefault(gpu.uuid, gpu.index)
+        if owner != gpu.index and not gpu.error:
+            message = f"NVML gives it the UUID of GPU {owner}: neither can be told from the other"
+            settled.append(DeviceResult(gpu.index, gpu.uuid, gpu.name, status="fail", message=message))
+        elif gpu.error or (gpu.mig_enabled and not gpu.mig):
             settled.append(_settled(gpu))
         elif gpu.mig_enabled:
             runnable += [

@@ -25,6 +25,8 @@ from gpunode.gpu.vectors import ELEMENTS, DeviceResult, expected, inputs, judge
 
 _THREADS = 256
 _POISON = 0xFFFFFFFF  # no number in float32: an element that isn't written can't pass
+# They forbid the compiler that is to be proven, or load a profiler into the program.
+_MISLEADING = ("CUDA_DISABLE_PTX_JIT", "CUDA_DISABLE_JIT", "CUDA_INJECTION64_PATH")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,17 +121,32 @@ def _ending(outcome: Outcome, timeout: float) -> str:
 
 
 def _try_one(target: Target) -> DeviceResult:
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    os.environ["CUDA_VISIBLE_DEVICES"] = target.selector
+    _prepare(target.selector)
     name = target.name
     try:
         cuda = Cuda()
         name = cuda.name(0)
+        _require_same(target.uuid, cuda.uuid(0))
         with cuda.context(0):
             got, milliseconds = _add(cuda)
     except CudaError as error:
         return DeviceResult(target.index, target.uuid, name, status="fail", message=error.message)
     return judge(target.index, target.uuid, name, got, expected(), milliseconds)
+
+
+def _prepare(selector: str) -> None:
+    """What libcuda reads at its start. Without its cache the compiler really runs, and no file is left."""
+    for name in _MISLEADING:
+        os.environ.pop(name, None)
+    os.environ["CUDA_CACHE_DISABLE"] = "1"
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    os.environ["CUDA_VISIBLE_DEVICES"] = selector
+
+
+def _require_same(wanted: str, got: str) -> None:
+    """Another GPU's right sum proves nothing of this one. Only whole GPUs have one UUID for all drivers."""
+    if wanted.startswith("GPU-") and got.startswith("GPU-") and wanted != got:
+        raise CudaError(None, f"CUDA_VISIBLE_DEVICES={wanted} gave {got}: something intercepts CUDA")
 
 
 def _add(cuda: Cuda) -> tuple[array[float], float]:

@@ -182,4 +182,6 @@ class _Images:
         """Run ``ctr images``; what it complained of if it failed."""
         argv = ("ctr", "--address", self.cri.socket, "--namespace", "k8s.io", "images", *arguments)
         done = self.host.run(argv, timeout=_IMPORT_SECONDS, stdin=stdin)
+        if done.timed_out:
+            return f"it did not end within {_IMPORT_SECONDS:g} s"
         return "" if done.ok else done.stderr.strip() or f"exit code {done.code}"

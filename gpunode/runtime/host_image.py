@@ -34,7 +34,8 @@ _DRIVER_DIRECTORIES = (
 )
 _WRITABLE = ("/dev", "/etc", "/proc", "/run", "/sys", "/tmp", "/var")  # noqa: S108 - of the image
 # Imports the program and rehearses what makes Python import more as it runs: its help, a usage error, a
-# traceback. No GPU is touched.
+# traceback. No GPU is touched. A module may be an alias of another one (collections.abc from Python 3.13 on)
+# while the import system still wants its own file.
 _PROBE = """\
 import contextlib, importlib, io, json, os, sys
 sys.path.append(sys.argv[1])
@@ -50,6 +51,10 @@ try:
 except ValueError:
     importlib.import_module("traceback").format_exc()
 modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+for name in list(sys.modules):
+    above, _, last = name.rpartition(".")
+    for directory in getattr(sys.modules.get(above), "__path__", ()):
+        modules.append(os.path.join(directory, last + ".py"))
 with open("/proc/self/maps") as maps:
     mapped = sorted({line.split(None, 5)[5].strip() for line in maps if "/" in line})
 print(json.dumps({"modules": sorted(filter(None, modules)), "mapped": mapped,

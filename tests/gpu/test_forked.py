@@ -52,3 +52,7 @@ def test_a_crash_and_an_exception_are_told_apart():
 
 def test_no_jobs_are_no_outcomes():
     assert outcomes("[]") == []
+
+
+def test_what_a_library_prints_is_kept_out_of_the_answer():
+    assert outcomes("[lambda: os.write(1, b'hello') and b'ok']") == [[2, 0, False]]

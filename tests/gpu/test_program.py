@@ -13,6 +13,7 @@ import gpunode
 from fixtures.scenario import Fault, gpu_uuid, machine, mig_uuid, mixed_layout, with_mig
 from gpunode.gpu import forked, program, ptx
 from gpunode.gpu.program import PROGRAM_FILES, arguments, longest_run, read_answer
+from tests.gpu.children import run_python
 
 PACKAGE = Path(gpunode.__file__).parent
 
@@ -142,3 +143,30 @@ def test_the_answer_is_one_json_line(alone, make_node):
         check=True,
     )
     assert set(json.loads(done.stdout)) == {"devices", "error"}
+
+
+def test_what_would_spoil_the_proof_is_taken_out_of_the_environment():
+    script = (
+        "import os, json, sys; sys.path.insert(0, sys.argv[1]); from gpunode.gpu import vectoradd\n"
+        "vectoradd._prepare('GPU-x')\n"
+        "print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('CUDA_')}))"
+    )
+    given = {"CUDA_DISABLE_PTX_JIT": "1", "CUDA_INJECTION64_PATH": "/x.so", "CUDA_VISIBLE_DEVICES": "3"}
+    found = run_python(script, given, str(PACKAGE.parent))
+    assert found == {
+        "CUDA_CACHE_DISABLE": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "GPU-x",
+    }
+
+
+def test_the_sum_of_another_gpu_proves_nothing(make_node):
+    """The stand-in honours CUDA_VISIBLE_DEVICES, so the selector is changed under the program."""
+    script = (
+        "import json; from gpunode.gpu.vectoradd import Target, try_all\n"
+        f"[one] = try_all([Target(0, {gpu_uuid(1)!r}, {gpu_uuid(0)!r})], 30)\n"
+        "print(json.dumps([one.status, one.message]))"
+    )
+    status, message = run_python(script, make_node(machine(2)).env)
+    assert status == "fail"
+    assert f"gave {gpu_uuid(1)}" in message

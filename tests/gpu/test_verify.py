@@ -1,14 +1,16 @@
 """`gpunode verify` and `gpunode gpus` as a person starts them, on machines of stand-in libraries."""
 
 import json
+import sys
 import time
 from dataclasses import replace
 
 import pytest
 
 from fixtures.scenario import Fault, gpu_uuid, machine, mig_uuid, mixed_layout, with_mig
+from fixtures.stubs import stub_node
 from gpunode.commands import verify
-from gpunode.errors import UsageError
+from gpunode.errors import GpunodeError, UsageError
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import RECORDING, Host
 from gpunode.render import SilentProgress
@@ -212,3 +214,36 @@ def test_in_a_container_the_hosts_devices_are_named_to_the_program(make_node, mo
     result = verify.run(host_of(node), verify.Options(on="containerd", timeout=20), SilentProgress())
     assert [one.uuid for one in result.data.devices] == [mig_uuid(0, i) for i in range(4)]
     assert (int(result.exit_code), result.data.on, requests[0].engine) == (0, "containerd", "containerd")
+
+
+def test_one_uuid_for_two_gpus_is_no_proof_of_both(make_node):
+    ran = gpunode("verify", "-o", "json", env=make_node(machine(2).with_gpu(1, uuid=gpu_uuid(0))).env)
+    assert (ran.code, [one["status"] for one in devices(ran)]) == (1, ["ok", "fail"])
+    assert "UUID of GPU 0" in devices(ran)[1]["message"]
+
+
+@pytest.mark.parametrize(("shown", "named"), [(1, "GPU 1"), (0, "gave it no NVIDIA driver")])
+def test_a_container_that_gets_less_than_the_host_has_fails_and_says_what(
+    make_node, monkeypatch, tmp_path, shown, named
+):
+    """The engines are tested where they run; a host process with fewer GPUs stands in for the container."""
+    from gpunode.runtime import container_run
+    from gpunode.runtime.container_run import ContainerOutcome
+
+    (tmp_path / "less").mkdir()
+    less = stub_node(tmp_path / "less", machine(shown), libraries="all" if shown else "nvml")
+
+    def run_here(host, request, progress):
+        done = host.run((sys.executable, *request.argv), timeout=request.timeout, env=less.env)
+        return ContainerOutcome(done.code, done.stdout, done.stderr, 1.0)
+
+    monkeypatch.setattr(container_run, "run_program", run_here)
+    host = host_of(make_node(machine(2)))
+    if not shown:
+        with pytest.raises(GpunodeError, match=named) as caught:
+            verify.run(host, verify.Options(on="docker", timeout=20), SilentProgress())
+        assert "accept-nvidia-visible-devices" in caught.value.hint
+        return
+    result = verify.run(host, verify.Options(on="docker", timeout=20), SilentProgress())
+    assert [one.status for one in result.data.devices] == ["ok", "fail"]
+    assert (int(result.exit_code), named in result.errors[0].message) == (1, True)

@@ -1,6 +1,7 @@
 """The image made from this machine: complete enough to run in an empty root, and the same every time."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -88,3 +89,22 @@ def test_a_python_of_another_c_library_is_refused_with_the_reason(monkeypatch):
     with pytest.raises(PreconditionError, match="musl") as caught:
         assemble(Host())
     assert "--image" in caught.value.hint
+
+
+def test_a_module_that_is_an_alias_brings_its_own_file_too():
+    """As collections.abc is one from Python 3.13 on."""
+    alias = (
+        "import sys, collections, _collections_abc\n"
+        "collections.abc = sys.modules['collections.abc'] = _collections_abc\n"
+    )
+    argv = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-B",
+        "-c",
+        alias + host_image._PROBE,
+        str(host_image._PACKAGE.parent),
+    ]
+    done = subprocess.run([*argv, host_image.MODULE], capture_output=True, text=True, timeout=30, check=True)
+    assert any(path.endswith("/collections/abc.py") for path in json.loads(done.stdout)["modules"])
