@@ -130,7 +130,20 @@ def _render_rich(blocks: tuple[Block, ...]) -> None:
             for line in block.text.splitlines():
                 console.print(printable(line), style=_diff_style(line))
         else:
-            console.print(printable(block.text), style=_RICH_STYLES[block.style])
+            console.print(_wrapped(block, console.width), style=_RICH_STYLES[block.style])
+
+
+def _wrapped(block: Text, width: int) -> str:
+    """Words stay whole and lines keep their indent; a command stays one line, so that it can be copied."""
+    import textwrap
+
+    text = printable(block.text)
+    if block.style is Style.COMMAND or len(text) <= width:
+        return text
+    indent = text[: len(text) - len(text.lstrip())]
+    return textwrap.fill(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _rich_table(block: Table) -> Any:

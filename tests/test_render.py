@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import pytest
 import yaml
@@ -75,6 +76,18 @@ def test_colour_keeps_the_text_and_its_brackets(capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert "\x1b[" in out
     assert "H100 [80GB]" in out
+
+
+def test_on_a_terminal_words_stay_whole_and_commands_stay_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    prose, command = "  " + "explained " * 8, "  apt install " + "package-name-" * 5
+    render(Result("X", blocks=(Text(prose), Text(command, Style.COMMAND))), Output.TABLE, Color.ALWAYS)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert lines[-1] == command
+    assert all(line.startswith("  explained") and len(line) <= 40 for line in lines[:-1])
+    assert " ".join(lines[:-1]).split() == ["explained"] * 8
 
 
 def test_text_from_a_file_cant_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
