@@ -68,12 +68,13 @@ def apply(job: Job, journal: Journal) -> Applied:
         for edit in job.plan.changed:
             if edit.interim is not None:
                 _write(job.host, edit, edit.after, edit.interim)
-        journal.mark(entry, "committed")
+        with uninterrupted():  # from here on it is done, and what says 130 has been rolled back
+            journal.mark(entry, "committed")
+            journal.prune()
     except BaseException as error:
         if entry is not None:
             _roll_back(job, journal, entry, error)
         raise
-    journal.prune()
     return Applied(entry.id, job.restarter is not None, seconds, active)
 
 

@@ -85,6 +85,7 @@ def configured(state: State, wanted: Wanted) -> tuple[dict[str, str], int, tuple
     for path in state.config.files:
         refuse_wrong_types(parse_toml(state.texts[path], path), path)
     refuse_unread_version(state)
+    _refuse_missing_import(state)
     draft = _Draft(state)
     version = _bring_main_up(draft)
     fresh = _enable_cri(draft) or not state.config.exists
@@ -101,6 +102,16 @@ def refuse_unread_version(state: State) -> None:
             f"{state.config.path} has version = {state.config.version},"
             f" containerd {release} reads up to {newest}",
             hint="bring file and containerd together: containerd config default shows what this one wants",
+        )
+
+
+def _refuse_missing_import(state: State) -> None:
+    """containerd starts with no file that imports, other than by a pattern, one that isn't there."""
+    missing = [path for path in state.config.missing_imports if path != state.drop_in]
+    if missing:
+        raise ConfigError(
+            f"{state.config.path} imports {missing[0]}, which does not exist: containerd can't start with it",
+            hint=f"create that file or take it out of imports: grep -n imports {state.config.path}",
         )
 
 

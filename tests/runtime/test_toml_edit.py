@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,3 +186,12 @@ def test_line_ends_and_byte_order_mark_stay_as_they_are() -> None:
     assert after.count("\n") == after.count("\r\n") > text.count("\n")
     body = text.removeprefix("\ufeff")
     assert tomllib.loads(after.removeprefix("\ufeff")) == mutated(tomllib.loads(body), add_runtime)
+
+
+def test_import_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    path, text = "/config.toml", 'version = 2\nimports = ["/gone.toml"]\n'
+    (tmp_path / "config.toml").write_text(text)
+    config = load_config(Host(tmp_path, environ={}), path)
+    state = State(config=config, texts={path: text}, release=(1, 6, 20))
+    with pytest.raises(ConfigError, match=r"gone\.toml, which does not exist"):
+        configured(state, Wanted("nvidia", "/n"))
