@@ -152,7 +152,7 @@ class KubeletLink:
 
     def _register(self) -> None:
         assert self._server is not None
-        self._mark = self._server.streams.last
+        self._mark = self._server.streams.registering()
         self._channel = rpc.channel(self._host.path(self._settings.kubelet_socket))
         request = pb.RegisterRequest(
             version=rpc.VERSION,

@@ -1,8 +1,8 @@
 """The plugin's gRPC server: five thin handlers over the table and the pure policies, and its own socket.
 
 Each ListAndWatch holds a worker thread for as long as its stream lives, and the stream of a kubelet that
-hangs may live for ever. So streams are numbered, the oldest is ended when there are too many, and there are
-always more workers than streams.
+hangs may live for ever. So streams are numbered, an old one is ended when there are too many, though not the
+present kubelet's, and there are always more workers than streams.
 """
 
 from __future__ import annotations
@@ -55,19 +55,32 @@ class Streams:
         self._lock = Lock()
         self._open: set[int] = set()
         self._ended = False
+        self._mark: int | None = None
         self.last = 0
 
     def open(self) -> int:
-        """Number a new stream; the oldest one ends if there are too many."""
+        """Number a new stream; the oldest that isn't the kubelet's ends if there are too many."""
         with self._lock:
             self.last += 1
             if not self._ended:
                 self._open.add(self.last)
-            crowd = sorted(self._open)[:-MAX_STREAMS]
+            crowd = self._crowd()
             number = self.last
         for old in crowd:
             self.close(old)
         return number
+
+    def _crowd(self) -> list[int]:
+        """What is to end. The first stream after a registration is taken for the kubelet's."""
+        oldest = sorted(self._open)
+        mine = next((n for n in oldest if self._mark is not None and n > self._mark), None)
+        return [n for n in oldest if n != mine][: max(0, len(oldest) - MAX_STREAMS)]
+
+    def registering(self) -> int:
+        """The kubelet's stream is about to come: the number that it will be above."""
+        with self._lock:
+            self._mark = self.last
+            return self.last
 
     def is_open(self, number: int) -> bool:
         return number in self._open

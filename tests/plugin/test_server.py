@@ -244,3 +244,14 @@ def test_a_stream_that_is_opened_after_the_end_holds_no_thread() -> None:
     streams = Streams(table(1))
     streams.close_all()
     assert not streams.is_open(streams.open())
+
+
+def test_a_crowd_of_other_clients_does_not_push_the_kubelet_out() -> None:
+    streams = Streams(table(1))
+    stale = streams.open()
+    streams.registering()
+    kubelet = streams.open()
+    others = [streams.open() for _ in range(100)]
+    assert streams.is_open(kubelet)
+    assert not streams.is_open(stale)
+    assert [number for number in others if streams.is_open(number)] == others[-(MAX_STREAMS - 1) :]
