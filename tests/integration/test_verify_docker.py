@@ -122,3 +122,10 @@ def test_a_daemon_that_is_down_says_how_to_start_it(tmp_path):
         run_program(Host(), ContainerRequest("docker", socket=str(tmp_path / "none.sock")), Notes())
     assert caught.value.exit_code == 3
     assert "systemctl start docker" in caught.value.hint
+
+
+def test_a_daemon_whose_own_log_driver_can_not_be_read_still_gives_the_answer(node):
+    node.stubs.write(GPUS)
+    settings = {"runtimes": {"nvidia": {"path": str(node.nvidia)}}, "log-driver": "none"}
+    with start_dockerd(settings) as engine:
+        assert len(read_answer(run(engine).stdout).devices) == 2
