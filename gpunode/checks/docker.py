@@ -108,6 +108,13 @@ def _restart(node: Node) -> Fix:
     return Fix(fixes.restart_docker(node.docker.config_path if node.docker else ""), True, "restart")
 
 
+def _reload(node: Node) -> Fix:
+    """runtimes and default-runtime are read again on SIGHUP; no container is stopped for them."""
+    restart = _restart(node)
+    reload = restart.command.replace("systemctl restart", "systemctl reload")
+    return Fix(reload, True, "none") if reload != restart.command else restart
+
+
 def _socket(node: Node) -> str:
     return node.docker.socket if node.docker else ""
 
@@ -143,7 +150,7 @@ def docker_not_restarted(node: Node) -> Verdict:
     told = seen(f"{node.docker.socket} /info", f"runtimes {active}; default {info.get('DefaultRuntime')}")
     judge = fail if docker_role(node).used else warn
     summary = "in the file, not in the running daemon: Docker wasn't restarted"
-    return judge(summary, *evidence, told, fix=_restart(node))
+    return judge(summary, *evidence, told, fix=_reload(node))
 
 
 def docker_runtime_missing(node: Node) -> Verdict:
@@ -257,7 +264,7 @@ CHECKS = (
             "Docker reads its file when it starts or is told to reload. Until then the nvidia runtime "
             "exists only on disk: unknown or invalid runtime name."
         ),
-        remedy=fixes.RESTART_DOCKER,
+        remedy=fixes.RELOAD_DOCKER,
         run=docker_not_restarted,
         blocked_by=(
             "pci-no-gpu",

@@ -170,7 +170,7 @@ UPGRADE_TOOLKIT = per_family(
 
 START_DOCKER = everywhere("systemctl restart docker", "restart")
 EDIT_DAEMON_JSON = everywhere("${EDITOR:-vi} /etc/docker/daemon.json")
-RESTART_DOCKER = everywhere("systemctl restart docker", "restart")
+RELOAD_DOCKER = everywhere("systemctl reload docker")
 CONFIGURE_DOCKER = everywhere("gpunode configure-runtime --runtime docker", "restart")
 
 EDIT_CONTAINERD = everywhere("${EDITOR:-vi} /etc/containerd/config.toml")

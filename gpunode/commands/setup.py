@@ -21,7 +21,10 @@ from gpunode.result import (
 
 # What comes after the containers in a node's life: setup reports it, but a node without Kubernetes is fine.
 _LATER_LAYERS = frozenset({"kubelet"})
+_ENGINE_LAYERS = frozenset({"docker", "containerd"})
 _MENDED_HERE = "gpunode configure-runtime"
+# configure-runtime restarts or reloads a daemon that hasn't read its file
+_RESTARTED_HERE = frozenset({"docker-not-restarted", "containerd-not-restarted"})
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ def _stages(host: Host, options: Options, progress: Progress) -> tuple[Step, ...
         return verify.run(host, wanted, progress)
 
     first: tuple[Step, ...] = (
-        ("doctor", "gpunode doctor", lambda _engine: _doctor(host, progress)),
+        ("doctor", "gpunode doctor", lambda engine: _doctor(host, engine, progress)),
         ("configure-runtime", "gpunode configure-runtime --runtime ENGINE", configure),
         ("verify-host", "gpunode verify", verify_host),
     )
@@ -114,27 +117,30 @@ def _stages(host: Host, options: Options, progress: Progress) -> tuple[Step, ...
     return (*first, ("verify-container", "gpunode verify --on ENGINE", verify_container))
 
 
-def _doctor(host: Host, progress: Progress) -> Result:
+def _doctor(host: Host, engine: str, progress: Progress) -> Result:
     """The doctor's findings, where what the next stage mends or what comes later doesn't stop the set-up."""
     from gpunode.commands import doctor
 
     result = doctor.run(host, doctor.Options(), progress)
     failed = [finding for finding in result.data["findings"] if finding.status is FindingStatus.FAIL]
-    if any(_stops(finding) for finding in failed):
+    excuses = {finding.id: _excuse(finding, engine) for finding in failed}
+    if not all(excuses.values()):
         return result
     blocks: list[Block] = [result.blocks[0]] if not failed else []
     for finding in failed:
-        mended = _MENDED_HERE if _is_mended_here(finding) else "not needed for containers"
-        blocks.append(Text(f"  {finding.id}: {finding.summary} ({mended})", Style.WARN))
+        blocks.append(Text(f"  {finding.id}: {finding.summary} ({excuses[finding.id]})", Style.WARN))
     return Result(result.kind, result.data, blocks=tuple(blocks))
 
 
-def _stops(finding: Finding) -> bool:
-    return finding.severity == "error" and finding.layer not in _LATER_LAYERS and not _is_mended_here(finding)
-
-
-def _is_mended_here(finding: Finding) -> bool:
-    return bool(finding.fix) and finding.fix[0].command.startswith(_MENDED_HERE)
+def _excuse(finding: Finding, engine: str) -> str:
+    """Why a failed check doesn't stop the set-up of `engine`; empty if it does."""
+    if finding.id in _RESTARTED_HERE or (finding.fix and finding.fix[0].command.startswith(_MENDED_HERE)):
+        return _MENDED_HERE
+    if finding.layer in _LATER_LAYERS or finding.severity != "error":
+        return "not needed for containers"
+    if finding.layer in _ENGINE_LAYERS and engine in _ENGINE_LAYERS - {finding.layer}:
+        return f"not needed for {engine}"
+    return ""
 
 
 def _guarded(stage: Callable[[str], Result], engine: str) -> Result:

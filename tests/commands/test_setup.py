@@ -88,3 +88,21 @@ def test_a_later_stage_keeps_the_report_of_the_earlier_ones(tmp_path: Path) -> N
     assert stages(ran.document)[0] == ("doctor", "ok")
     assert stages(ran.document)[-1] == ("configure-runtime", "fail")
     assert "directory" in ran.document["errors"][0]["message"]
+
+
+def test_a_fault_of_the_other_engine_does_not_stop_it(tmp_path: Path) -> None:
+    root = tmp_path / "node"
+    recorded_host("containerd-config-not-toml", root)
+    docker = gpunode("--root", str(root), "setup", "--runtime", "docker")
+    assert docker.code == 0, docker.err
+    assert "(not needed for docker)" in docker.out
+    assert gpunode("--root", str(root), "setup", "--runtime", "containerd").code == 1
+
+
+def test_a_daemon_that_has_not_read_its_file_is_reloaded_here(tmp_path: Path) -> None:
+    root = tmp_path / "node"
+    recorded_host("docker-not-restarted", root)
+    ran = gpunode("--root", str(root), "setup", "--runtime", "docker")
+    assert ran.code == 0, ran.err
+    assert "docker-not-restarted" in ran.out.splitlines()[1]
+    assert "(gpunode configure-runtime)" in ran.out.splitlines()[1]
