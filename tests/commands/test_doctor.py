@@ -138,6 +138,9 @@ def test_a_kind_of_node_that_no_check_knows_is_not_called_ready(tmp_path):
 
 
 def test_a_command_says_what_it_restarts(tmp_path):
-    shown = lines(report(recorded_host("docker-not-restarted", tmp_path)))
-    assert shown[-3] == "First, as root: systemctl restart docker"
-    assert shown[-2] == "(restarts Docker: its containers stop unless live-restore is on)"
+    shown = lines(report(recorded_host("docker-not-restarted", tmp_path / "node")))
+    assert "First, as root: systemctl reload docker" in shown
+    assert not any("restarts" in line for line in shown)
+    (tmp_path / "other").mkdir()
+    shown = lines(report(recorded_host("docker-not-running", tmp_path / "other")))
+    assert any(line.startswith("First, as root: systemctl restart docker") for line in shown), shown[-4:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.cli import gpunode
 CONTAINERD = "etc/containerd/config.toml"
 
 
-def stages(document: dict) -> list[tuple[str, str]]:
+def stages(document: dict[str, Any]) -> list[tuple[str, str]]:
     return [(stage["name"], stage["status"]) for stage in document["data"]["stages"]]
 
 

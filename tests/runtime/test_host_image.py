@@ -106,5 +106,5 @@ def test_a_module_that_is_an_alias_brings_its_own_file_too():
         alias + host_image._PROBE,
         str(host_image._PACKAGE.parent),
     ]
-    done = subprocess.run([*argv, host_image.MODULE], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([*argv, MODULE], capture_output=True, text=True, timeout=30, check=True)
     assert any(path.endswith("/collections/abc.py") for path in json.loads(done.stdout)["modules"])
