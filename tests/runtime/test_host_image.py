@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import PreconditionError
+from gpunode.gpu.program import MODULE
 from gpunode.host import Host
 from gpunode.runtime import host_image
 from gpunode.runtime.host_image import assemble, elf_interpreter, pause_image, verification_image
