@@ -71,6 +71,12 @@ def test_the_table_is_plain_without_a_terminal(capsys: pytest.CaptureFixture[str
     assert seen.err == "a word on stderr\n"
 
 
+@pytest.fixture(autouse=True)
+def capable_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dumb terminal, as CI often has, gets no colours."""
+    monkeypatch.setenv("TERM", "xterm")
+
+
 def test_colour_keeps_the_text_and_its_brackets(capsys: pytest.CaptureFixture[str]) -> None:
     render(REPORT, Output.TABLE, Color.ALWAYS)
     out = capsys.readouterr().out
