@@ -157,12 +157,12 @@ class Journal:
         for entry in known:
             if entry.id == name:
                 return entry
-        listed = ", ".join(entry.id for entry in known) or "none"
+        listed = ", ".join(entry.id for entry in known)
         state = next((entry.state for entry in self.entries() if entry.id == name), "")
         problem = f"{name} can't be rolled back: it is {state}" if state else f"no such journal entry: {name}"
         raise UsageError(
             problem if name else "nothing to roll back: the journal is empty",
-            hint=f"entries that can be rolled back: {listed}",
+            hint=f"entries that can be rolled back: {listed}" if listed else "there is nothing to undo",
         )
 
     def original(self, entry: Entry, file: Mapping[str, Any]) -> bytes | None:

@@ -17,7 +17,14 @@ from gpunode.runtime.docker import DockerEngine
 from gpunode.runtime.engine import Engine
 
 Finder = Callable[[Host, str | None], Daemon | None]
+AUTO = ("", "auto")
 FINDERS: Mapping[str, Finder] = {"docker": find_docker, "containerd": find_containerd}
+
+
+def check_name(name: str) -> None:
+    """`UsageError` for an engine that nobody here knows; needs no look at the node."""
+    if name not in FINDERS and name not in AUTO:
+        raise UsageError(f"unknown runtime {name!r}", hint=f"known: {', '.join(FINDERS)}, auto")
 
 
 def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: str = "") -> Engine:
@@ -26,9 +33,8 @@ def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: s
     `UsageError` for an unknown name, an ambiguous ``auto`` and contradicting options; `PreconditionError` if
     the engine isn't here.
     """
-    chosen = _auto(host, config) if name in ("", "auto") else name
-    if chosen not in FINDERS:
-        raise UsageError(f"unknown runtime {name!r}", hint=f"known: {', '.join(FINDERS)}, auto")
+    check_name(name)
+    chosen = _auto(host, config) if name in AUTO else name
     for option, path in (("--config", config), ("--drop-in-config", drop_in)):
         if path and not path.startswith("/"):
             raise UsageError(f"{option} must be an absolute path, not {path!r}", hint=f"{option} /PATH")

@@ -60,6 +60,7 @@ Prepare = Callable[[Engine, Journal], Intent]
 
 def change(host: Host, request: Request, prepare: Prepare, progress: Progress) -> Result:
     """Carry out what `prepare` intends; with `dry_run` only show it: nothing is locked or written then."""
+    find.check_name(request.runtime)
     journal = Journal.of(host)
     if not request.dry_run and host.live and not host.is_root:
         raise PreconditionError(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -16,12 +21,41 @@ def require(*programs: str) -> None:
     missing = [program for program in programs if shutil.which(program) is None]
     if os.geteuid() != 0:
         missing.append("root")
+    elif not may_mount():
+        missing.append("the right to mount (CAP_SYS_ADMIN)")
+    refuse_for(missing)
+
+
+def refuse_for(missing: list[str]) -> None:
+    """Skip, or fail with CI=true, naming what is missing; nothing if nothing is."""
     if not missing:
         return
     message = f"needs {', '.join(missing)}"
     if os.environ.get("CI") == "true":
         pytest.fail(f"{message}, and CI=true says that it is here")
     pytest.skip(message)
+
+
+@cache
+def may_mount() -> bool:
+    """False in an unprivileged container, where no engine can work whoever asks."""
+    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+
+
+@cache
+def container_problem() -> str:
+    """Why runc can't start a container on this machine (a plain chroot is one reason); empty if it can."""
+    with tempfile.TemporaryDirectory(prefix="gpn-probe-") as name:
+        place = Path(name)
+        (place / "rootfs/bin").mkdir(parents=True)
+        shutil.copy(shutil.which("busybox") or "", place / "rootfs/bin/busybox")
+        subprocess.run(["runc", "spec", "--bundle", name], check=True, capture_output=True)
+        spec = json.loads((place / "config.json").read_text())
+        spec["process"] |= {"terminal": False, "args": ["/bin/busybox", "true"]}
+        (place / "config.json").write_text(json.dumps(spec))
+        argv = ["runc", "--root", f"{name}/state", "run", "--bundle", name, place.name]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["runc failed"])[-1]
 
 
 PROGRAMS = {"containerd": ("containerd", "ctr", "runc"), "docker": ("dockerd", "containerd", "runc")}
@@ -33,6 +67,10 @@ def engines_are_here(request: pytest.FixtureRequest) -> None:
     for engine, programs in PROGRAMS.items():
         if request.node.get_closest_marker(engine) is not None:
             require(*programs)
+    if request.node.get_closest_marker("containers") is not None:
+        require("runc", "busybox")
+        problem = container_problem()
+        refuse_for([f"a machine that can start containers ({problem})"] if problem else [])
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from gpunode.host import Host
 from gpunode.runtime.docker import HOOK
 from tests.integration.configuring import Cli, configuring
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.containers]
 IMAGE = "gpunode.test/sleeper:1"
 
 

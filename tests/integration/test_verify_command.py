@@ -33,6 +33,7 @@ def check(runs, engine):
     assert [one["status"] for one in bad.document["data"]["devices"]] == ["fail", "ok", "ok", "ok", "ok"]
 
 
+@pytest.mark.containers
 @pytest.mark.containerd
 def test_verify_on_containerd_proves_each_device_of_the_host(tmp_path):
     require("containerd", "ctr", "runc", "gcc")
@@ -42,6 +43,7 @@ def test_verify_on_containerd_proves_each_device_of_the_host(tmp_path):
     check(runs, "containerd")
 
 
+@pytest.mark.containers
 @pytest.mark.docker
 def test_verify_on_docker_proves_each_device_of_the_host(tmp_path):
     require("dockerd", "containerd", "runc", "gcc")

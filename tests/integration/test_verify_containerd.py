@@ -13,7 +13,7 @@ from gpunode.runtime.container_run import ContainerRequest, run_program
 from tests.integration.conftest import require
 from tests.integration.verify_support import GPUS, HANGING, UUIDS, Notes, gpu_node, interrupt_when
 
-pytestmark = pytest.mark.containerd
+pytestmark = [pytest.mark.containerd, pytest.mark.containers]
 HANDLER = """
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}]
     runtime_type = "io.containerd.runc.v2"

@@ -12,7 +12,7 @@ from gpunode.runtime.container_run import ContainerRequest, run_program
 from tests.integration.conftest import require
 from tests.integration.verify_support import GPUS, HANGING, UUIDS, Notes, gpu_node, interrupt_when
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.containers]
 
 
 @pytest.fixture(scope="module")

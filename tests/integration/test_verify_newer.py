@@ -20,7 +20,7 @@ from tests.integration.conftest import require
 from tests.integration.test_verify_containerd import HANDLER
 from tests.integration.verify_support import UUIDS, Notes, gpu_node
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.containers]
 PINNED = """
 [plugins."io.containerd.internal.v1.opt"]
   path = "{directory}/opt"
