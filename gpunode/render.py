@@ -95,7 +95,12 @@ def _render_blocks(blocks: tuple[Block, ...], color: bool) -> None:
     if color:
         _render_rich(blocks)
         return
+    # lines stay whole in a file or a pipe, where grep and diff want them
+    width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
     for block in blocks:
+        if width and isinstance(block, Text):
+            sys.stdout.write(_wrapped(block, width) + "\n")
+            continue
         for line in plain_lines(block):
             sys.stdout.write(printable(line) + "\n")
 

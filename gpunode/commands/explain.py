@@ -93,10 +93,7 @@ def commands(check: Check) -> dict[str, list[str]]:
 
 
 def _section(heading: str, *lines: str) -> Iterator[Block]:
-    from textwrap import wrap
-
     yield Text("")
     yield Text(heading, Style.HEADING)
     for line in lines:
-        for part in wrap(line, 100, break_long_words=False, break_on_hyphens=False):
-            yield Text(f"  {part}")
+        yield Text(f"  {line}")
