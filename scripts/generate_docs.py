@@ -24,7 +24,8 @@ from gpunode.cli import app  # noqa: E402
 VOLATILE = (
     (re.compile(r"/tmp/gpunode-\S*?(?=[/\s:]|$)"), "/tmp/gpunode-XXXXXXXX"),
     (re.compile(r"\d+(\.\d+)? (ms|s)\b"), "N \\2"),
-    (re.compile(r"\d{8}T\d{6}Z"), "YYYYMMDDTHHMMSSZ"),
+    # a second entry within one second has a number behind its name
+    (re.compile(r"\d{8}T\d{6}Z(-[a-z]+(?:-[a-z]+)*)(?:-\d+)?"), "YYYYMMDDTHHMMSSZ\\1"),
     (re.compile(r"time=\S+"), "time=..."),
     (re.compile(r" +"), " "),
 )

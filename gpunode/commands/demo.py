@@ -134,6 +134,8 @@ def _plugin(transcript: Transcript, node: Host) -> int:
     service.start()
     try:
         kubelet.wait_allocatable(settings.resource_name, len(inventory().gpus), _KUBELET_SECONDS)
+        # the plugin notices a moment later that it is watched; the transcript ends with its saying so
+        node.wait_until(lambda: _says(transcript.blocks, "the kubelet watches"), _KUBELET_SECONDS)
         allocatable = kubelet.allocatable(settings.resource_name)
         capacity = kubelet.capacity(settings.resource_name)
     finally:
@@ -151,6 +153,10 @@ def _plugin(transcript: Transcript, node: Host) -> int:
         ]
     )
     return allocatable
+
+
+def _says(blocks: list[Block], words: str) -> bool:
+    return any(isinstance(block, Text) and words in block.text for block in blocks[-10:])
 
 
 class _LogLines(io.StringIO):

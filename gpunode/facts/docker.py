@@ -7,7 +7,7 @@ from typing import Any
 
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.facts.daemons import Daemon, Kind, daemon_version, find_binary, locate, socket_path
-from gpunode.facts.processes import Process, running
+from gpunode.facts.processes import Process, owner, running
 from gpunode.host import Host
 
 DEFAULT_CONFIG = "/etc/docker/daemon.json"
@@ -58,7 +58,14 @@ def find_docker(host: Host, config: str | None = None) -> Daemon | None:
 
 
 def _processes(host: Host) -> tuple[Process, ...]:
-    return tuple(process for process in running(host) if process.name == "dockerd")
+    """root's own: a rootless dockerd has another file, another socket and another user's containers."""
+    return tuple(one for one in running(host) if one.name == "dockerd" and owner(host, one) == 0)
+
+
+def rootless_docker(host: Host) -> Process | None:
+    """A dockerd that an ordinary user runs, None if there is none."""
+    found = (one for one in running(host) if one.name == "dockerd" and owner(host, one) != 0)
+    return next(found, None)
 
 
 def _socket(host: Host, argv: tuple[str, ...], config: str) -> str:

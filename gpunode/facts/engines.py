@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpunode.facts.docker import rootless_docker
 from gpunode.facts.node import Node
 
 
@@ -24,6 +25,9 @@ def docker_role(node: Node) -> Role:
         if kubelet.engine == "docker":
             return Role(True, f"the kubelet uses Docker ({kubelet.endpoint})")
         return Role(False, f"the kubelet uses {kubelet.engine} ({kubelet.endpoint}), not Docker")
+    rootless = rootless_docker(node.host) if node.docker.process is None else None
+    if rootless is not None:
+        return Role(False, f"a user's rootless Docker runs here (pid {rootless.pid}), the system's is off")
     return Role(True, "Docker is this node's container engine")
 
 

@@ -43,6 +43,19 @@ def option_value(argv: tuple[str, ...], *names: str) -> str | None:
     return found
 
 
+def owner(host: Host, process: Process) -> int:
+    """The effective user id of a process, as this node's root sees it (proc(5), ``Uid:`` in status).
+
+    A recording without the file, or a process that is gone, counts as root's.
+    """
+    try:
+        status = host.read_text(f"/proc/{process.pid}/status") or ""
+    except GpunodeError:
+        return 0
+    fields = next((line.split() for line in status.splitlines() if line.startswith("Uid:")), [])
+    return int(fields[2]) if len(fields) > 2 and fields[2].isdecimal() else 0
+
+
 def boot_time(host: Host) -> float:
     """When this kernel started, in seconds since the epoch (``btime`` in /proc/stat); 0 if unknown."""
     for line in (host.read_text("/proc/stat") or "").splitlines():

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from gpunode.errors import ConfigError
+from gpunode.facts.docker import find_docker, rootless_docker
 from gpunode.facts.kubelet import find_kubelet, setting
 from gpunode.facts.processes import running
 from gpunode.facts.system import CONTAINER, node_class, read_distribution
@@ -13,12 +14,12 @@ from gpunode.host import Host
 STAT = "({}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 500 0 0"
 
 
-def process(root, pid, *argv, nspid=None):
+def process(root, pid, *argv, nspid=None, uid=0):
     place = root / "proc" / str(pid)
     place.mkdir(parents=True)
     (place / "cmdline").write_bytes(b"\0".join(word.encode() for word in argv) + b"\0")
     (place / "stat").write_text(f"{pid} " + STAT.format("x"))
-    (place / "status").write_text(f"Name:\tx\nNSpid:\t{nspid or pid}\n")
+    (place / "status").write_text(f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nNSpid:\t{nspid or pid}\n")
 
 
 def test_the_kubelet_of_a_kind_cluster_is_not_the_nodes(tmp_path):
@@ -28,6 +29,18 @@ def test_the_kubelet_of_a_kind_cluster_is_not_the_nodes(tmp_path):
     host = Host(tmp_path, environ={})
     assert [one.pid for one in running(host)] == [902]
     assert find_kubelet(host, running(host)) is None
+
+
+def test_a_rootless_docker_is_not_the_systems(tmp_path):
+    process(tmp_path, 903, "dockerd", uid=1000)
+    host = Host(tmp_path, environ={})
+    assert find_docker(host) is None
+    users = rootless_docker(host)
+    assert users is not None and users.pid == 903
+    process(tmp_path, 904, "/usr/bin/dockerd", "-H", "fd://")
+    systems = find_docker(host)
+    assert systems is not None and systems.process is not None
+    assert systems.process.pid == 904
 
 
 @pytest.mark.parametrize(
