@@ -70,7 +70,7 @@ def test_a_recording_of_wrong_types_still_gives_a_report(section, position, valu
         keys = sorted(spec["recording"][section])
         spec["recording"][section][keys[position % len(keys)]] = value
     root = build_machine(spec, tmp_path_factory.mktemp("machine"))
-    diagnosed(root)
+    assert diagnosed(root).kind == "DoctorReport"
     shutil.rmtree(root)
 
 

@@ -38,8 +38,12 @@ def refuse_for(missing: list[str]) -> None:
 
 @cache
 def may_mount() -> bool:
-    """False in an unprivileged container, where no engine can work whoever asks."""
-    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+    """False in an unprivileged container, where no engine can work whoever asks.
+
+    Propagation is left alone: changing it fails in a plain chroot, where engines do start.
+    """
+    argv = ["unshare", "--mount", "--propagation", "unchanged", "true"]
+    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
 
 
 @cache

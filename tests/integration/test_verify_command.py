@@ -21,7 +21,7 @@ def proven(node, engine, *argv):
     return good, gpunode("verify", "--on", engine, "-o", "json", *argv, env=node.stubs.env)
 
 
-def check(runs, engine):
+def assert_proven(runs, engine):
     good, bad = runs
     assert good.code == 0, good.err
     data = good.document["data"]
@@ -40,7 +40,7 @@ def test_verify_on_containerd_proves_each_device_of_the_host(tmp_path):
     node = gpu_node(tmp_path)
     with start_containerd(CONTAINERD_CONFIG + HANDLER.format(name="nvidia", path=node.nvidia)) as engine:
         runs = proven(node, "containerd", "--socket", engine.socket, "--config", str(engine.config))
-    check(runs, "containerd")
+    assert_proven(runs, "containerd")
 
 
 @pytest.mark.containers
@@ -50,4 +50,4 @@ def test_verify_on_docker_proves_each_device_of_the_host(tmp_path):
     node = gpu_node(tmp_path)
     with start_dockerd({"runtimes": {"nvidia": {"path": str(node.nvidia)}}}) as engine:
         runs = proven(node, "docker", "--socket", engine.socket)
-    check(runs, "docker")
+    assert_proven(runs, "docker")
