@@ -34,9 +34,15 @@ class Settings:
                 f"--resource-name {self.resource_name}: {problem}", hint="for example: nvidia.com/gpu"
             )
         if not self.kubelet_socket.startswith("/"):
-            raise UsageError(f"--kubelet-socket {self.kubelet_socket}: not an absolute path")
+            raise UsageError(
+                f"--kubelet-socket {self.kubelet_socket}: not an absolute path",
+                hint="for example: /var/lib/kubelet/device-plugins/kubelet.sock",
+            )
         if not 0.1 <= self.rediscover_seconds <= 86_400:
-            raise UsageError("--rediscover-seconds must be between 0.1 and 86400")
+            raise UsageError(
+                f"--rediscover-seconds {self.rediscover_seconds:g}: not between 0.1 and 86400",
+                hint="leave it out for every 30 s",
+            )
 
     @property
     def directory(self) -> str:
