@@ -1,6 +1,7 @@
 """Docker's API client against a scripted server on a real unix socket: real ones don't answer this badly."""
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ def answering(directory: Path, raw: bytes, *, close: bool = True) -> Iterator[tu
     def serve() -> None:
         connection, _ = listener.accept()
         with connection:
-            asked.append(connection.recv(65536))
+            asked.append(whole_request(connection))
             connection.sendall(raw)
             if not close:
                 release.wait(10)
@@ -42,6 +43,18 @@ def answering(directory: Path, raw: bytes, *, close: bool = True) -> Iterator[tu
         release.set()
         thread.join(10)
         listener.close()
+
+
+def whole_request(connection: socket.socket) -> bytes:
+    """Head and body: closing on a caller that is still sending breaks its pipe before it reads the answer."""
+    data = b""
+    while more := connection.recv(65536):
+        data += more
+        head, end, body = data.partition(b"\r\n\r\n")
+        announced = re.search(rb"content-length: (\d+)", head.lower())
+        if end and len(body) >= (int(announced[1]) if announced else 0):
+            break
+    return data
 
 
 def reply(body: bytes, status: str = "200 OK") -> bytes:
