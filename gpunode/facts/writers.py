@@ -1,0 +1,163 @@
+"""Who wrote an engine's configuration file, told by the habits of the program that writes it.
+
+nvidia-ctk and the toolkit's container, which the GPU operator runs, write TOML through go-toml v1: no
+comments, everything sorted and indented. For containerd they copy the CRI's whole section into a drop-in, whose
+values then stand in the way of every later change of the main file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NVIDIA_CTK = "nvidia-ctk"
+GPU_OPERATOR = "gpu-operator"
+# the runtime, and its variants with a mode of their own: nvidia-container-runtime.cdi, .legacy
+_PROGRAM = re.compile(r"(^|/)nvidia-container-runtime(\.[a-z-]+)?$")
+# the toolkit's container installs below TOOLKIT_INSTALL_DIR/toolkit, which is /usr/local/nvidia by default
+_CONTAINERS_PLACE = "/toolkit/nvidia-container-runtime"
+_HEADER = re.compile(r"^( *)\[([^\[\]]+)\]$")
+
+KeyPath = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GeneratedCopy:
+    """A drop-in that holds a copy of the engine's whole section, as NVIDIA's tools generate it.
+
+    `shadowed` are key paths (below the plugin's table) whose copied value is no longer the main file's;
+    `lost` are those that only the main file has: containerd before 2.0 replaces the whole table, so they have
+    no effect there. `handlers` maps the nvidia runtimes in it to their programs; `default` is the one of them
+    that it makes the default, empty if none; `cdi` is whether it switches CDI on.
+    """
+
+    shadowed: tuple[KeyPath, ...]
+    lost: tuple[KeyPath, ...]
+    handlers: Mapping[str, str]
+    default: str
+    cdi: bool
+
+
+def generated_copy(
+    tree: Mapping[str, Any], main_tree: Mapping[str, Any], plugin: str
+) -> GeneratedCopy | None:
+    """What a drop-in copied from the main file's table of `plugin`; None if it is no such copy.
+
+    A copy has nothing but that one plugin (and the version), an nvidia runtime, and beside it at least half
+    of what the main file has there, or, where that has nothing, a runtime of somebody else: the copy was
+    then made from the daemon's own dump.
+    """
+    section, own = (_dict(_dict(one, "plugins"), plugin) for one in (tree, main_tree))
+    handlers = nvidia_handlers(section)
+    if not handlers or set(tree) - {"version", "plugins"} or set(_dict(tree, "plugins")) != {plugin}:
+        return None
+    default = _dict(section, "containerd").get("default_runtime_name")
+    ours = default if isinstance(default, str) and default in handlers else ""
+    cdi = section.get("enable_cdi") is True
+    copied, there = (
+        {path: value for path, value in _leaves(one) if not _wanted(path, handlers, bool(ours), cdi)}
+        for one in (section, own)
+    )
+    if not _is_copy(copied, there):
+        return None
+    shadowed = tuple(path for path, value in there.items() if path in copied and copied[path] != value)
+    lost = tuple(path for path in there if path not in copied)
+    return GeneratedCopy(shadowed, lost, handlers, ours, cdi)
+
+
+def _is_copy(copied: Mapping[KeyPath, Any], there: Mapping[KeyPath, Any]) -> bool:
+    if there:
+        return 2 * len(copied.keys() & there.keys()) >= len(there)
+    return any(path[:2] == ("containerd", "runtimes") for path in copied)
+
+
+def _wanted(path: KeyPath, handlers: Mapping[str, str], default: bool, cdi: bool) -> bool:
+    """Whether the value at a path is what the drop-in is for, and no copy."""
+    if path[:2] == ("containerd", "runtimes"):
+        return path[2:3] != () and path[2] in handlers
+    if path == ("containerd", "default_runtime_name"):
+        return default
+    return path == ("enable_cdi",) and cdi
+
+
+def nvidia_handlers(section: Mapping[str, Any]) -> dict[str, str]:
+    """Runtimes of a CRI section whose program is NVIDIA's: name to program."""
+    found = {}
+    for name, runtime in _dict(_dict(section, "containerd"), "runtimes").items():
+        program = _dict(runtime, "options").get("BinaryName")
+        if isinstance(program, str) and is_nvidia_program(program):
+            found[name] = program
+    return found
+
+
+def is_nvidia_program(path: str) -> bool:
+    """Whether a runtime's program is nvidia-container-runtime or one of its variants."""
+    return _PROGRAM.search(path) is not None
+
+
+def nvidia_writer(text: str, tree: Mapping[str, Any]) -> str:
+    """`NVIDIA_CTK`, `GPU_OPERATOR`, or empty if neither of them wrote this file.
+
+    `tree` is the parsed file, of containerd, CRI-O or Docker. The operator's is known by where its container
+    puts the programs, nvidia-ctk's by the form of a file that names an nvidia runtime.
+    """
+    programs = [value for path, value in _leaves(tree) if isinstance(value, str) and is_nvidia_program(value)]
+    if not programs:
+        return ""
+    if any(_CONTAINERS_PLACE in program for program in programs):
+        return GPU_OPERATOR
+    written = _as_go_json(tree) if text.lstrip("\ufeff \t\r\n").startswith("{") else as_go_toml(text)
+    return NVIDIA_CTK if written else ""
+
+
+def _as_go_json(tree: Mapping[str, Any]) -> bool:
+    """nvidia-ctk writes a runtime's arguments as ``args``; dockerd's own key is ``runtimeArgs``."""
+    runtimes = [one for one in _dict(tree, "runtimes").values() if isinstance(one, dict)]
+    return any("args" in one and is_nvidia_program(str(one.get("path"))) for one in runtimes)
+
+
+def as_go_toml(text: str) -> bool:
+    """Whether a file has the form that go-toml v1 gives it.
+
+    No comment, a header for every table on the way, an empty line before each, two blanks of indent per
+    level, and keys in alphabetical order.
+    """
+    depth, last, before = 0, "", ""
+    seen: set[str] = set()
+    for line in text.splitlines():
+        header = _HEADER.match(line)
+        if header is not None:
+            if before or len(header[1]) % 2 or (header[1] and not seen):
+                return False
+            depth, last = len(header[1]) // 2 + 1, ""
+            seen.add(header[2])
+        elif line.lstrip().startswith("#"):
+            return False
+        elif line and not line.startswith(" " * (2 * depth) + " ") and "=" in line:
+            key = line.strip().partition("=")[0].strip().strip('"')
+            if line[: len(line) - len(line.lstrip())] != " " * (2 * depth) or key < last:
+                return False
+            last = key
+        before = line.strip()
+    return bool(seen) and all(_parent(name) in {"", *seen} for name in seen)
+
+
+def _parent(header: str) -> str:
+    """The header one level up, as it is written: the last key, quoted or not, taken off."""
+    return re.sub(r'(^|\.)("(?:[^"\\]|\\.)*"|[^."]+)$', "", header)
+
+
+def _leaves(tree: Any, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every value that is no table, with its path."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
+
+
+def _dict(tree: Any, key: str) -> dict[str, Any]:
+    value = tree.get(key) if isinstance(tree, dict) else None
+    return value if isinstance(value, dict) else {}
