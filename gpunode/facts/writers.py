@@ -1,8 +1,8 @@
 """Who wrote an engine's configuration file, told by the habits of the program that writes it.
 
 nvidia-ctk and the toolkit's container, which the GPU operator runs, write TOML through go-toml v1: no
-comments, everything sorted and indented. For containerd they copy the CRI's whole section into a drop-in, whose
-values then stand in the way of every later change of the main file.
+comments, everything sorted and indented. For containerd they copy the CRI's whole section into a drop-in,
+whose values then stand in the way of every later change of the main file.
 """
 
 from __future__ import annotations
