@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gpunode.daemons.http_unix import UnixHttp, decoded
 from gpunode.errors import DaemonError
 from gpunode.host import Host
-
-if TYPE_CHECKING:
-    from http.client import HTTPResponse
 
 DEFAULT_SOCKET = "/run/docker.sock"
 ANSWER_SECONDS = 10.0
 _LOAD_SECONDS = 120.0
-_MAX_ANSWER_BYTES = 64 << 20
-_CODES = {400: "refused-request", 403: "denied", 404: "not-found", 409: "conflict"}
 _HINTS = {
     "absent": "start Docker: systemctl start docker",
     "refused": "the socket is there but nobody listens: systemctl restart docker",
@@ -58,13 +54,8 @@ class DockerApi:
     def _ask_or_recall(self, what: str) -> dict[str, Any]:
         if self.host.live:
             return self._object("GET", f"/{what}")
-        recorded = self.host.recorded("daemons", self.socket)
-        answer = recorded.get(what) if isinstance(recorded, dict) else None
-        if not isinstance(answer, dict):
-            state = self.host.socket_state(self.socket)
-            code = state if state in _HINTS else "absent"
-            raise DaemonError(f"no answer from {self.socket} ({state})", hint=_HINTS[code], code=code)
-        return answer
+        recorded: dict[str, Any] = self._http.recall(what, dict)
+        return recorded
 
     # --- images ----------------------------------------------------------------------------------------
 
@@ -83,7 +74,7 @@ class DockerApi:
         headers = {"Content-Type": "application/x-tar"}
         raw = self._request("POST", "/images/load?quiet=1", archive, headers, timeout=_LOAD_SECONDS)
         for line in raw.splitlines():
-            message = _decoded(line)
+            message = decoded(line)
             if isinstance(message, dict) and message.get("error"):
                 raise DaemonError(f"Docker can't load the image: {message['error']}")
 
@@ -143,13 +134,9 @@ class DockerApi:
 
         data = None if body is None else dumps(body).encode()
         headers = {} if data is None else {"Content-Type": "application/json"}
-        answer = _decoded(self._request(method, path, data, headers, timeout=timeout))
+        answer = decoded(self._request(method, path, data, headers, timeout=timeout))
         if not isinstance(answer, dict):
-            raise DaemonError(
-                f"{self.socket} answered {path} with something that is no JSON object",
-                hint=f"see what listens there: ss -xlp src {self.socket}",
-                code="malformed",
-            )
+            raise self._http.not_an_object(path)
         return answer
 
     def _request(
@@ -161,57 +148,17 @@ class DockerApi:
         *,
         timeout: float | None = None,
     ) -> bytes:
-        from http.client import HTTPConnection, HTTPException
+        return self._http.request(method, path, body, headers, timeout=timeout or self.timeout)
 
-        connection = HTTPConnection("docker")
-        try:
-            # http.client connects by itself only where there is no socket yet
-            connection.sock = self.host.connect_unix(self.socket, timeout or self.timeout)
-            connection.request(method, path, body, dict(headers or {}))
-            response = connection.getresponse()
-            data = response.read(_MAX_ANSWER_BYTES)
-            if response.length:  # what is missing of the announced length
-                raise HTTPException(f"{response.length} bytes are missing")
-        except TimeoutError as error:
-            raise self._failed("timeout", f"{self.socket} did not answer {method} {path} in time") from error
-        except DaemonError as error:
-            raise self._failed(error.code, error.message) from error
-        except (HTTPException, OSError) as error:
-            raise self._failed("broken", f"{self.socket} broke off {method} {path}: {error!r}") from error
-        finally:
-            connection.close()
-        return self._accepted(response, path, data)
-
-    def _failed(self, code: str, message: str) -> DaemonError:
-        return DaemonError(message, hint=_HINTS.get(code, "journalctl -u docker -n 50"), code=code)
-
-    def _accepted(self, response: HTTPResponse, path: str, data: bytes) -> bytes:
-        # 304: it is in that state already
-        if response.status < 400:
-            return data
-        answer = _decoded(data)
-        told = answer.get("message") if isinstance(answer, dict) else None
-        message = told if isinstance(told, str) else data[:200].decode("utf-8", "replace")
-        raise self._failed(
-            _CODES.get(response.status, "daemon"),
-            message.strip() or f"HTTP status {response.status} for {path}",
-        )
+    @property
+    def _http(self) -> UnixHttp:
+        return UnixHttp(self.host, self.socket, _HINTS, "journalctl -u docker -n 50")
 
 
 def _quoted(reference: str) -> str:
     from urllib.parse import quote
 
     return quote(reference)
-
-
-def _decoded(data: bytes) -> Any:
-    """JSON, or None where it is none (nested beyond what the parser takes included)."""
-    from json import loads
-
-    try:
-        return loads(data)
-    except (ValueError, RecursionError):
-        return None
 
 
 def split_streams(raw: bytes) -> tuple[bytes, bytes]:
