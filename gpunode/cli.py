@@ -14,6 +14,16 @@ from typing import TYPE_CHECKING, Annotated  # noqa: E402
 import typer  # noqa: E402
 
 from gpunode import __version__  # noqa: E402
+from gpunode.cli_options import (  # noqa: E402
+    ConfigOption,
+    NameOption,
+    RestartCommandOption,
+    RuntimeOption,
+    SocketOption,
+    Strings,
+    YesOption,
+)
+from gpunode.cli_runtime import runtime_app  # noqa: E402
 from gpunode.session import Session, run_app, takes_globals, verb  # noqa: E402
 
 if TYPE_CHECKING:
@@ -65,8 +75,6 @@ def _main(
 
 app.callback()(takes_globals(_main))
 
-Strings = list[str] | None
-
 
 @verb(app, "doctor", "DoctorReport")
 def doctor(
@@ -107,153 +115,7 @@ def explain(
     return command.run(session.host, command.Options(id=check), session.progress)
 
 
-RuntimeOption = Annotated[
-    str,
-    typer.Option("--runtime", metavar="ENGINE", help="docker, containerd or auto (the one that is here)."),
-]
-NameOption = Annotated[str, typer.Option("--nvidia-runtime-name", help="The runtime's name in the engine.")]
-ConfigOption = Annotated[
-    str,
-    typer.Option("--config", metavar="PATH", help="The engine's file; found from the daemon if not given."),
-]
-DropInOption = Annotated[
-    str, typer.Option("--drop-in-config", metavar="PATH", help="Write a drop-in here (containerd 2).")
-]
-SocketOption = Annotated[
-    str, typer.Option("--socket", metavar="PATH", help="The daemon's socket; found if not given.")
-]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Show the diff and the commands; change nothing.")
-]
-NoRestartOption = Annotated[
-    bool, typer.Option("--no-restart", help="Write only; say what must be restarted.")
-]
-RestartCommandOption = Annotated[
-    str,
-    typer.Option(
-        "--restart-command", metavar="CMD", help="Restarts the daemon where systemd doesn't run it."
-    ),
-]
-YesOption = Annotated[bool, typer.Option("-y", "--yes", help="Go on although containers will be stopped.")]
-
-
-@verb(app, "configure-runtime", "RuntimeConfiguration")
-def configure_runtime(
-    session: Session,
-    runtime: RuntimeOption = "auto",
-    config: ConfigOption = "",
-    drop_in_config: DropInOption = "",
-    nvidia_runtime_name: NameOption = "nvidia",
-    nvidia_runtime_path: Annotated[
-        str,
-        typer.Option(
-            "--nvidia-runtime-path",
-            metavar="PATH",
-            help="nvidia-container-runtime for docker, /usr/bin/nvidia-container-runtime otherwise.",
-        ),
-    ] = "",
-    set_as_default: Annotated[
-        bool,
-        typer.Option(
-            "--set-as-default", "--nvidia-set-as-default", help="Make it what every container runs with."
-        ),
-    ] = False,
-    cdi: Annotated[
-        bool, typer.Option("--cdi", "--cdi.enabled", "--enable-cdi", help="Switch the engine's CDI on.")
-    ] = False,
-    dry_run: DryRunOption = False,
-    exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="With --dry-run: exit 1 if changes are pending.")
-    ] = False,
-    no_restart: NoRestartOption = False,
-    restart_command: RestartCommandOption = "",
-    no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Don't ask the running daemon afterwards.")
-    ] = False,
-    socket: SocketOption = "",
-    yes: YesOption = False,
-) -> "Result":
-    """Register the nvidia runtime with the engine. Restarts or reloads it, asks it, puts all back on failure.
-
-    gpunode configure-runtime --runtime containerd --dry-run
-
-    gpunode configure-runtime --runtime docker
-    """
-    from gpunode.commands import configure_runtime as command
-
-    options = command.Options(
-        runtime=runtime,
-        config=config,
-        drop_in_config=drop_in_config,
-        nvidia_runtime_name=nvidia_runtime_name,
-        nvidia_runtime_path=nvidia_runtime_path,
-        set_as_default=set_as_default,
-        cdi=cdi,
-        dry_run=dry_run,
-        exit_code=exit_code,
-        no_restart=no_restart,
-        restart_command=restart_command,
-        no_verify=no_verify,
-        socket=socket,
-        yes=yes,
-    )
-    return command.run(session.host, options, session.progress)
-
-
-@verb(app, "unconfigure-runtime", "RuntimeConfiguration")
-def unconfigure_runtime(
-    session: Session,
-    runtime: RuntimeOption = "auto",
-    config: ConfigOption = "",
-    drop_in_config: DropInOption = "",
-    nvidia_runtime_name: NameOption = "nvidia",
-    dry_run: DryRunOption = False,
-    no_restart: NoRestartOption = False,
-    restart_command: RestartCommandOption = "",
-    socket: SocketOption = "",
-    yes: YesOption = False,
-) -> "Result":
-    """Take the nvidia runtime out again. The previous default runtime is put back.
-
-    gpunode unconfigure-runtime --runtime docker
-    """
-    from gpunode.commands import unconfigure_runtime as command
-
-    options = command.Options(
-        runtime=runtime,
-        config=config,
-        drop_in_config=drop_in_config,
-        nvidia_runtime_name=nvidia_runtime_name,
-        dry_run=dry_run,
-        no_restart=no_restart,
-        restart_command=restart_command,
-        socket=socket,
-        yes=yes,
-    )
-    return command.run(session.host, options, session.progress)
-
-
-@verb(app, "rollback", "Rollback")
-def rollback(
-    session: Session,
-    entry: Annotated[
-        str, typer.Argument(metavar="[ID]", help="A journal entry; the last one if not given.")
-    ] = "",
-    dry_run: DryRunOption = False,
-    no_restart: NoRestartOption = False,
-    restart_command: RestartCommandOption = "",
-    yes: YesOption = False,
-) -> "Result":
-    """Restore the files of a journal entry. Byte for byte; then the engine is restarted or reloaded.
-
-    gpunode rollback
-    """
-    from gpunode.commands import rollback as command
-
-    options = command.Options(
-        id=entry, dry_run=dry_run, no_restart=no_restart, restart_command=restart_command, yes=yes
-    )
-    return command.run(session.host, options, session.progress)
+app.add_typer(runtime_app)
 
 
 @verb(app, "verify", "Verification")

@@ -28,7 +28,10 @@ OPEN_STATES = ("begun", "applied")
 
 
 class Edit(Protocol):
-    """A file before and after; `interim` and `undo` are what it holds for a moment on the way."""
+    """A file before and after; `interim` and `undo` are what it holds for a moment on the way.
+
+    A `generated` file is written anew whenever the node changes, so a later content is no stranger's.
+    """
 
     @property
     def path(self) -> str: ...
@@ -40,6 +43,8 @@ class Edit(Protocol):
     def interim(self) -> bytes | None: ...
     @property
     def undo(self) -> bytes | None: ...
+    @property
+    def generated(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,7 @@ class Journal:
             "after": digest(edit.after),
             "interim": [digest(text) for text in (edit.interim, edit.undo) if text is not None],
             "backup": backup,
+            "generated": edit.generated,
         }
 
     def mark(self, entry: Entry, state: str) -> Entry:
@@ -185,7 +191,15 @@ class Journal:
         now = digest(self.host.read_bytes(file["path"]))
         if now == file["before"]:
             return "before"
-        return "ours" if now == file["after"] or now in file["interim"] else "foreign"
+        if now == file["after"] or now in file["interim"]:
+            return "ours"
+        if file.get("generated"):
+            return "before" if file["existed"] else "ours"  # it describes today's node better than any copy
+        return "foreign"
+
+    def restorable(self, file: Mapping[str, Any]) -> bool:
+        """Whether a file still holds what we wrote, so that its old content belongs there again."""
+        return self._state_of(file) == "ours"
 
     def restore(self, entry: Entry) -> tuple[Change, ...]:
         """Put back every file that still holds what we wrote; files changed by others are left alone."""

@@ -20,13 +20,15 @@ ROOM_MAY_IMPORT = {
     "gpu": {"errors", "host", "result"},
     "daemons": {"errors", "host", "result"},
     "facts": {"daemons", "gpu", "errors", "host", "result"},
-    "checks": {"facts", "gpu", "errors", "host", "result"},
-    "runtime": {"facts", "daemons", "gpu", "journal", "errors", "host", "result"},
-    "plugin": {"facts", "gpu", "errors", "host", "result"},
+    "cdi": {"facts", "daemons", "gpu", "errors", "host", "result"},
+    "checks": {"cdi", "facts", "gpu", "errors", "host", "result"},
+    "runtime": {"cdi", "facts", "daemons", "gpu", "journal", "errors", "host", "result"},
+    "plugin": {"cdi", "facts", "gpu", "errors", "host", "result"},
     "output": set(),
     "render": {"errors", "output", "result"},
     "commands": {
-        *("checks", "runtime", "plugin", "gpu", "facts", "daemons", "journal", "host", "errors", "result"),
+        *("checks", "runtime", "plugin", "cdi", "gpu", "facts", "daemons", "journal", "host", "errors"),
+        "result",
     },
     "session": {"errors", "host", "output", "render", "result"},
     "cli": {"session", "commands", "result"},
@@ -52,7 +54,9 @@ def name_of(path: Path) -> str:
 def room_of(module: str) -> str:
     """gpunode.facts.node -> facts; the host's drawers belong to host."""
     part = module.removeprefix("gpunode").removeprefix(".").partition(".")[0] or "__init__"
-    return "host" if part in {"_files", "_process", "_recording"} else part
+    if part in {"_files", "_process", "_recording"}:
+        return "host"
+    return "cli" if part.startswith("cli_") else part
 
 
 def imports(path: Path) -> list[tuple[int, str]]:

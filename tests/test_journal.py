@@ -21,6 +21,7 @@ class Edit:
     after: bytes | None
     interim: bytes | None = None
     undo: bytes | None = None
+    generated: bool = False
 
 
 @pytest.fixture

@@ -2,72 +2,106 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from dataclasses import dataclass, field
 
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.journal import Journal
 from gpunode.result import Progress, Result
-from gpunode.runtime.engine import Engine, Wanted
+from gpunode.runtime.engine import Active, Engine, FileEdit, Handler, Plan, Wanted
+from gpunode.runtime.request import Request
 from gpunode.runtime.undo import OPERATION
-from gpunode.runtime.workflow import Intent, Request, change
+from gpunode.runtime.workflow import Intent, change
 
-# dockerd resolves a bare name through its own PATH; containerd wants an absolute path (as nvidia-ctk has it)
+__all__ = ["Options", "Request", "run"]
+
 RESERVED = ("runc", "crun")
-PROGRAMS = {"docker": "nvidia-container-runtime", "containerd": "/usr/bin/nvidia-container-runtime"}
+VARIANTS = ("cdi", "legacy")  # NVIDIA's programs beside nvidia-container-runtime that force one mode
 
 
 @dataclass(frozen=True)
 class Options:
-    """The command line's options under their own names."""
+    """The command line's options: `request` is what every change takes, the rest is this command's own.
 
-    runtime: str = "auto"
-    config: str = ""
-    drop_in_config: str = ""
+    `also` names variants of `VARIANTS` to register beside the runtime. An empty `nvidia_runtime_path` is the
+    engine's own default.
+    """
+
+    request: Request = field(default_factory=lambda: Request(configures=True))
     nvidia_runtime_name: str = "nvidia"
     nvidia_runtime_path: str = ""
     set_as_default: bool = False
     cdi: bool = False
-    dry_run: bool = False
-    exit_code: bool = False
-    no_restart: bool = False
-    restart_command: str = ""
-    no_verify: bool = False
-    socket: str = ""
-    yes: bool = False
+    also: tuple[str, ...] = ()
+    replace: bool = False
 
 
 def run(host: Host, options: Options, progress: Progress) -> Result:
-    """Configure one engine; kind RuntimeConfiguration, data `gpunode.runtime.report.RuntimeConfiguration`."""
+    """Configure the engines; kind RuntimeConfiguration, data `gpunode.runtime.report.RuntimeConfiguration`.
+
+    With several engines the kind is RuntimeConfigurations and data lists them.
+    """
     check_name(options.nvidia_runtime_name)
-    if options.exit_code and not options.dry_run:
+    if options.request.exit_code and not options.request.dry_run:
         raise UsageError("--exit-code only means something with --dry-run", hint="add --dry-run")
+    unknown = [variant for variant in options.also if variant not in VARIANTS]
+    if unknown:
+        raise UsageError(f"no variant {unknown[0]!r} of the runtime", hint=f"known: {', '.join(VARIANTS)}")
 
-    def prepare(engine: Engine, _journal: Journal) -> Intent:
-        wanted = _wanted(engine, options)
-        return Intent(
-            OPERATION,
-            wanted.runtime_name,
-            lambda active: engine.plan(wanted, active),
-            lambda active: active.has(wanted),
-            wanted,
-            require=lambda: _require_program(engine, wanted),
-        )
+    def prepare(engines: tuple[Engine, ...], _journal: Journal) -> tuple[Intent, ...]:
+        companions = _companions(host, engines, options)
+        intents = []
+        for position, engine in enumerate(engines):
+            own = companions if position == 0 else NONE  # one journal entry has the files that all share
+            intents.append(_intent(engine, options, own))
+        return tuple(intents)
 
-    request = Request(
-        runtime=options.runtime,
-        config=options.config,
-        drop_in_config=options.drop_in_config,
-        socket=options.socket,
-        restart_command=options.restart_command,
-        dry_run=options.dry_run,
-        exit_code=options.exit_code,
-        no_restart=options.no_restart,
-        no_verify=options.no_verify,
-        yes=options.yes,
-        configures=True,
+    return change(host, options.request, prepare, progress)
+
+
+@dataclass(frozen=True)
+class Companions:
+    """Files beside the engine's own: a CDI specification and the units that keep it fresh."""
+
+    edits: tuple[FileEdit, ...] = ()
+    units: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+NONE = Companions()
+
+
+def _companions(host: Host, engines: tuple[Engine, ...], options: Options) -> Companions:
+    if not options.cdi:
+        return NONE
+    from gpunode.cdi.companions import companions
+
+    made = companions(host, tuple(engine.daemon for engine in engines), units=not options.request.no_restart)
+    edits = tuple(
+        FileEdit(path, host.read_bytes(path), content, generated=path in made.generated)
+        for path, content in made.files
     )
-    return change(host, request, prepare, progress)
+    return Companions(edits, made.units, made.notes)
+
+
+def _intent(engine: Engine, options: Options, companions: Companions) -> Intent:
+    wanted, notes = _wanted(engine, options)
+
+    def plan(active: Active | None) -> Plan:
+        own = engine.plan(wanted, active)
+        edits = (*own.edits, *companions.edits)
+        return dataclasses.replace(own, edits=edits, units=(*own.units, *companions.units))
+
+    return Intent(
+        OPERATION,
+        wanted.names,
+        plan,
+        lambda active: active.has(wanted),
+        wanted,
+        require=lambda: _require_programs(engine, wanted),
+        notes=(*notes, *companions.notes),
+    )
 
 
 def check_name(name: str) -> None:
@@ -81,21 +115,38 @@ def check_name(name: str) -> None:
         raise UsageError(f"{name!r} can't be a runtime's name", hint="use letters, digits, '-', '_' and '.'")
 
 
-def _wanted(engine: Engine, options: Options) -> Wanted:
-    path = options.nvidia_runtime_path or PROGRAMS[engine.daemon.name]
-    if engine.daemon.name == "containerd" and not path.startswith("/"):
+def _wanted(engine: Engine, options: Options) -> tuple[Wanted, tuple[str, ...]]:
+    """What the engine should have. With CDI and no toolkit here there is no runtime to register."""
+    path = options.nvidia_runtime_path or engine.program
+    if engine.program.startswith("/") and not path.startswith("/"):
         raise UsageError(
-            f"containerd wants an absolute path, not {path!r}", hint="--nvidia-runtime-path /PATH"
+            f"{engine.daemon.name} wants an absolute path, not {path!r}", hint="--nvidia-runtime-path /PATH"
         )
-    return Wanted(options.nvidia_runtime_name, path, options.set_as_default, options.cdi)
+    asked = options.nvidia_runtime_path or options.set_as_default or options.also
+    if options.cdi and not asked and engine.host.which(path) is None:
+        note = (
+            f"{path} is not there, so no runtime is registered: containers get their GPUs by CDI alone,"
+            " as in --device nvidia.com/gpu=all"
+        )
+        return Wanted(cdi=True), (note,)
+    handlers = [Handler(options.nvidia_runtime_name, path)]
+    for variant in dict.fromkeys(options.also):
+        handlers.append(Handler(f"nvidia-{variant}", f"{path}.{variant}"))
+    if len({handler.name for handler in handlers}) < len(handlers):
+        raise UsageError(
+            f"the name {options.nvidia_runtime_name} is a variant's own",
+            hint="choose another: --nvidia-runtime-name nvidia",
+        )
+    return Wanted(tuple(handlers), options.set_as_default, options.cdi, options.replace), ()
 
 
-def _require_program(engine: Engine, wanted: Wanted) -> None:
+def _require_programs(engine: Engine, wanted: Wanted) -> None:
     """An engine with a runtime that isn't there fails every container that asks for it."""
-    if engine.host.which(wanted.runtime_path) is None:
-        raise PreconditionError(
-            f"{wanted.runtime_path} is not there: {engine.daemon.name} could start no container with it",
-            hint="install the NVIDIA Container Toolkit (package nvidia-container-toolkit)"
-            " or name the program: --nvidia-runtime-path PATH",
-            code="toolkit-missing",
-        )
+    for handler in wanted.handlers:
+        if engine.host.which(handler.path) is None:
+            raise PreconditionError(
+                f"{handler.path} is not there: {engine.daemon.name} could start no container with it",
+                hint="install the NVIDIA Container Toolkit (package nvidia-container-toolkit),"
+                " name the program: --nvidia-runtime-path PATH, or do without it: --cdi",
+                code="toolkit-missing",
+            )

@@ -93,8 +93,9 @@ def _doctor(transcript: Transcript, node: Host, progress: Progress) -> Result:
 
 def _configure(transcript: Transcript, node: Host, engine: str, verb: str, progress: Progress) -> None:
     from gpunode.commands import configure_runtime
+    from gpunode.runtime.request import Request
 
-    options = configure_runtime.Options(runtime=engine)
+    options = configure_runtime.Options(Request(runtimes=(engine,), configures=True))
     transcript.type(
         f"gpunode configure-runtime --runtime {engine}",
         lambda: configure_runtime.run(node, options, progress),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,9 @@ from gpunode.result import Change, Progress, Result, Style, Text
 from gpunode.runtime.engine import Active, Engine, FileEdit, Plan
 from gpunode.runtime.recovery import take_back
 from gpunode.runtime.report import RestartReport, RuntimeConfiguration
-from gpunode.runtime.workflow import LOCK_SECONDS, Intent, Request, change
+from gpunode.runtime.request import Request
+from gpunode.runtime.undo import runtimes_of
+from gpunode.runtime.workflow import LOCK_SECONDS, Intent, change
 
 
 @dataclass(frozen=True)
@@ -39,25 +42,27 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
             return done
     entry = Journal.of(host).committed(options.id)
     manifest = entry.manifest
-    name = str(manifest.get("runtime", ""))
+    names = runtimes_of(manifest)
+    units = tuple(unit for unit in manifest.get("units", ()) if isinstance(unit, str))
 
-    def prepare(engine: Engine, journal: Journal) -> Intent:
+    def prepare(engines: tuple[Engine, ...], journal: Journal) -> tuple[Intent, ...]:
         _refuse_foreign(journal, entry)
 
         def plan(active: Active | None) -> Plan:
-            return engine.restoring(_edits(host, journal, entry), name, active)
+            restored = engines[0].restoring(_edits(host, journal, entry), names, active)
+            return dataclasses.replace(restored, units=units)
 
         def done() -> None:
             journal.own(entry)
             journal.mark(entry, "rolled-back")
 
         def in_force(active: Active) -> bool:
-            return _is_as_before(active, manifest, name)
+            return all(_is_as_before(active, manifest, name) for name in names)
 
-        return Intent("rollback", name, plan, in_force, kind="Rollback", done=done)
+        return (Intent("rollback", names, plan, in_force, kind="Rollback", done=done),)
 
     request = Request(
-        runtime=str(manifest.get("engine", "")),
+        runtimes=(str(manifest.get("manager") or manifest.get("engine", "")),),
         config=str(manifest.get("config", "")),
         socket=str(manifest.get("socket", "")),
         restart_command=options.restart_command or str(manifest.get("restartCommand", "")),
@@ -131,6 +136,7 @@ def _refuse_foreign(journal: Journal, entry: Entry) -> None:
 
 def _edits(host: Host, journal: Journal, entry: Entry) -> tuple[FileEdit, ...]:
     return tuple(
-        FileEdit(file["path"], host.read_bytes(file["path"]), journal.original(entry, file))
+        FileEdit(file["path"], now, journal.original(entry, file) if journal.restorable(file) else now)
         for file in entry.files
+        for now in [host.read_bytes(file["path"])]
     )

@@ -88,16 +88,18 @@ Step = tuple[str, str, Callable[[str], Result]]
 
 def _stages(host: Host, options: Options, progress: Progress) -> tuple[Step, ...]:
     from gpunode.commands import configure_runtime, verify
+    from gpunode.runtime.request import Request
 
     def configure(engine: str) -> Result:
-        wanted = configure_runtime.Options(
-            runtime=engine,
-            set_as_default=options.set_as_default,
+        request = Request(
+            runtimes=(engine,),
             config=options.config,
             socket=options.socket,
             restart_command=options.restart_command,
             yes=options.yes,
+            configures=True,
         )
+        wanted = configure_runtime.Options(request, set_as_default=options.set_as_default)
         return configure_runtime.run(host, wanted, progress)
 
     def verify_host(_engine: str) -> Result:

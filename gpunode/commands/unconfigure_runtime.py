@@ -2,60 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from dataclasses import dataclass, field
 
 from gpunode.commands.configure_runtime import check_name
 from gpunode.host import Host
 from gpunode.journal import Journal
 from gpunode.result import Progress, Result
-from gpunode.runtime.engine import Active, Engine, Plan
-from gpunode.runtime.undo import original_files, previous_default
-from gpunode.runtime.workflow import Intent, Request, change
+from gpunode.runtime.engine import Active, Engine, Plan, Unwanted
+from gpunode.runtime.request import Request
+from gpunode.runtime.undo import original_files, previous_default, switched_cdi
+from gpunode.runtime.workflow import Intent, change
+
+__all__ = ["Options", "Request", "run"]
+
+VARIANTS = ("nvidia-cdi", "nvidia-legacy")
 
 
 @dataclass(frozen=True)
 class Options:
-    """The command line's options under their own names."""
+    """The command line's options. `cdi` takes the CDI switch out as well, whoever set it."""
 
-    runtime: str = "auto"
-    config: str = ""
-    drop_in_config: str = ""
+    request: Request = field(default_factory=Request)
     nvidia_runtime_name: str = "nvidia"
-    dry_run: bool = False
-    no_restart: bool = False
-    restart_command: str = ""
-    no_verify: bool = False
-    socket: str = ""
-    yes: bool = False
+    cdi: bool = False
 
 
 def run(host: Host, options: Options, progress: Progress) -> Result:
-    """Unconfigure one engine; kind RuntimeConfiguration.
+    """Unconfigure the engines; kind RuntimeConfiguration, RuntimeConfigurations for several.
 
     Files that hold exactly what gpunode wrote become what they were, byte for byte; in others only the
-    runtime is taken out.
+    runtimes are taken out, whoever wrote them: with ``nvidia`` go the variants that NVIDIA's own tools add.
     """
     name = options.nvidia_runtime_name
     check_name(name)
+    names = (name, *VARIANTS) if name == "nvidia" else (name,)
 
-    def prepare(engine: Engine, journal: Journal) -> Intent:
-        def plan(active: Active | None) -> Plan:
-            edits = original_files(engine, journal, name)
-            if edits:
-                return engine.restoring(edits, name, active)
-            return engine.plan_removal(name, previous_default(engine, journal, name), active)
+    def prepare(engines: tuple[Engine, ...], journal: Journal) -> tuple[Intent, ...]:
+        return tuple(_intent(engine, journal, names, options.cdi) for engine in engines)
 
-        return Intent("unconfigure-runtime", name, plan, lambda active: name not in active.handlers)
+    return change(host, options.request, prepare, progress)
 
-    request = Request(
-        runtime=options.runtime,
-        config=options.config,
-        drop_in_config=options.drop_in_config,
-        socket=options.socket,
-        restart_command=options.restart_command,
-        dry_run=options.dry_run,
-        no_restart=options.no_restart,
-        no_verify=options.no_verify,
-        yes=options.yes,
-    )
-    return change(host, request, prepare, progress)
+
+def _intent(engine: Engine, journal: Journal, names: tuple[str, ...], cdi: bool) -> Intent:
+    def plan(active: Active | None) -> Plan:
+        original = original_files(engine, journal, names)
+        if original.edits:
+            restored = engine.restoring(original.edits, names, active)
+            return dataclasses.replace(restored, units=original.units)
+        previous = previous_default(engine, journal, names)
+        switched = cdi or switched_cdi(engine, journal, names)
+        return engine.plan_removal(Unwanted(names, previous, switched), active)
+
+    def gone(active: Active) -> bool:
+        return not any(name in active.handlers for name in names)
+
+    return Intent("unconfigure-runtime", names, plan, gone)

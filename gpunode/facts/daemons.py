@@ -21,6 +21,8 @@ class Daemon:
 
     `version` is () if it can't be told. `config_source` says how `config_path` was found, for people.
     `process` is None if it isn't running; `argv` are the running process's arguments, else the unit's.
+    `manager` is who writes its configuration and starts it (k3s, rke2, k0s, microk8s, snap), empty for the
+    system's own. `user` is whose systemd runs a rootless one, empty for the system's.
     """
 
     name: str
@@ -32,6 +34,8 @@ class Daemon:
     unit: str | None
     argv: tuple[str, ...] = ()
     process: Process | None = None
+    manager: str = ""
+    user: str = ""
 
 
 def parse_version(output: str) -> tuple[int, ...]:

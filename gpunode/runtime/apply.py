@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ from gpunode.errors import ConfigError, DaemonError, GpunodeError, RolledBackErr
 from gpunode.host import Host
 from gpunode.journal import Entry, Journal
 from gpunode.result import Progress
+from gpunode.runtime import units
 from gpunode.runtime.engine import Active, Engine, FileEdit, Plan
 from gpunode.runtime.restart import Restarter
 
@@ -61,9 +62,12 @@ def apply(job: Job, journal: Journal) -> Applied:
     entry: Entry | None = None
     try:
         entry = journal.begin(job.operation, job.plan.changed, job.context)
+        units.disable(job.host, _units(job, leaving=True))
         for edit in job.plan.changed:
             _write(job.host, edit, edit.interim if edit.interim is not None else edit.after, edit.before)
         entry = journal.mark(entry, "applied")
+        units.forget(job.host, _units(job, leaving=True))
+        units.enable(job.host, _units(job, leaving=False))
         seconds, active = _activate(job)
         for edit in job.plan.changed:
             if edit.interim is not None:
@@ -76,6 +80,15 @@ def apply(job: Job, journal: Journal) -> Applied:
             _roll_back(job, journal, entry, error)
         raise
     return Applied(entry.id, job.restarter is not None, seconds, active)
+
+
+def _units(job: Job, *, leaving: bool) -> tuple[str, ...]:
+    """The plan's units whose files it removes, or those that it writes; none if nothing may be started."""
+    if job.restarter is None:
+        return ()
+    gone = {edit.path.rpartition("/")[2] for edit in job.plan.changed if edit.after is None}
+    changed = {edit.path.rpartition("/")[2] for edit in job.plan.changed}
+    return tuple(unit for unit in job.plan.units if unit in changed and (unit in gone) == leaving)
 
 
 def _write(host: Host, edit: FileEdit, content: bytes | None, expect: bytes | None) -> None:
@@ -92,8 +105,10 @@ def _activate(job: Job) -> tuple[float, Active | None]:
     """Restart or reload, and wait until the daemon says that it has what was wanted."""
     if job.restarter is None or job.plan.verb == "none":
         return 0.0, None
-    with job.progress.step(job.restarter.shown(job.plan.verb)):
-        seconds = job.restarter.perform(job.plan.verb)
+    seconds = 0.0
+    if job.plan.verb != "wait":
+        with job.progress.step(job.restarter.shown(job.plan.verb)):
+            seconds = job.restarter.perform(job.plan.verb)
     if not job.ask:
         job.host.sleep(_RELOAD_SECONDS if job.plan.verb == "reload" else 0.0)
         return seconds, None
@@ -131,12 +146,7 @@ def _roll_back(job: Job, journal: Journal, entry: Entry, error: BaseException) -
     """Restore the files and, if the daemon may have seen the new ones, start it again with the old."""
     with uninterrupted():
         words = job.restarter.last_words() if job.restarter else ""
-        foreign = journal.foreign(entry)
-        journal.restore(entry)
-        trouble = _bring_back(job) if entry.state == "applied" else ""
-        journal.mark(entry, "rolled-back")
-    for path in foreign:
-        job.progress.note(f"{path} was changed by someone else meanwhile and was left alone")
+        trouble = _restore(job, journal, entry)
     if isinstance(error, (ConfigError, KeyboardInterrupt, SystemExit)) and not trouble:
         if isinstance(error, KeyboardInterrupt):
             job.progress.note("interrupted: the files are as before")
@@ -150,6 +160,37 @@ def _roll_back(job: Job, journal: Journal, entry: Entry, error: BaseException) -
     ) from error
 
 
+def _restore(job: Job, journal: Journal, entry: Entry) -> str:
+    """The files as they were, read by the daemon; what is wrong if it doesn't run with them."""
+    foreign = journal.foreign(entry)
+    units.disable(job.host, _units(job, leaving=False))
+    journal.restore(entry)
+    units.forget(job.host, _units(job, leaving=False))
+    trouble = _bring_back(job) if entry.state != "begun" else ""
+    try:
+        units.enable(job.host, _units(job, leaving=True))
+    except DaemonError as error:
+        trouble = trouble or f"the files are as before, but {error.message}"
+    journal.mark(entry, "rolled-back")
+    for path in foreign:
+        job.progress.note(f"{path} was changed by someone else meanwhile and was left alone")
+    return trouble
+
+
+def take_back_all(done: Sequence[tuple[Job, Applied]], journal: Journal, error: BaseException) -> None:
+    """Take back the engines that were changed before the one that failed with `error`, the last first."""
+    troubles = []
+    with uninterrupted():
+        for job, applied in reversed(done):
+            if applied.journal:
+                entry = next(one for one in journal.entries() if one.id == applied.journal)
+                troubles.append(_restore(job, journal, entry))
+                job.progress.note(f"{job.plan.engine} was taken back as well")
+    wrong = "; ".join(filter(None, troubles))
+    if wrong:
+        raise RolledBackError(f"{error}; {wrong}", hint="look at the daemon's own log") from error
+
+
 def _bring_back(job: Job) -> str:
     """Restart with the old files; what is wrong if the daemon still doesn't answer."""
     if job.restarter is None or job.plan.verb == "none":
@@ -157,7 +198,7 @@ def _bring_back(job: Job) -> str:
     try:
         if job.plan.verb == "reload" and _answers(job.engine):
             reload_undo(job.host, job.plan.changed, job.restarter)
-        else:
+        elif job.plan.verb != "wait":
             job.restarter.perform("restart")
         wait_until_up(job.host, job.engine)
     except GpunodeError as error:
@@ -217,7 +258,10 @@ def recover(host: Host, journal: Journal, restart: Callable[[Entry], None]) -> t
     for entry in journal.unfinished():
         with uninterrupted():
             foreign = journal.foreign(entry)
+            known = tuple(unit for unit in entry.manifest.get("units", ()) if isinstance(unit, str))
+            units.disable(host, known)
             journal.restore(entry)
+            units.forget(host, known)
             restart(entry)
             journal.mark(entry, "rolled-back")
         notes.append(f"an earlier run was killed half-way ({entry.id}); what it had written was taken back")

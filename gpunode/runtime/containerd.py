@@ -19,7 +19,7 @@ from gpunode.facts.kubelet import CONFIG, setting
 from gpunode.host import Host
 from gpunode.runtime import containerd_check, containerd_removal
 from gpunode.runtime.containerd_plan import DROP_IN_NAME, State, configured
-from gpunode.runtime.engine import Active, FileEdit, Plan, Wanted, decode
+from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
 from gpunode.runtime.trees import Tree
 
 _HAS_CDI = (1, 7)
@@ -33,6 +33,11 @@ class ContainerdEngine:
     daemon: Daemon
     drop_in: str = ""
 
+    @property
+    def program(self) -> str:
+        """containerd wants an absolute path."""
+        return "/usr/bin/nvidia-container-runtime"
+
     def plan(self, wanted: Wanted, active: Active | None) -> Plan:
         """Add the runtime where this containerd reads it; any change needs a restart."""
         self._refuse_managed()
@@ -45,28 +50,30 @@ class ContainerdEngine:
         texts, version, notes = configured(state, wanted)
         edits = tuple(_edit(path, before.get(path), text) for path, text in texts.items())
         verb, reason = _verb(edits, active is None or active.has(wanted))
-        previous = state.config.named_default if wanted.set_as_default else ""
-        replaced = "" if previous == wanted.runtime_name else previous
-        had = wanted.runtime_name in state.config.runtimes
+        previous = state.config.named_default if wanted.default else ""
+        replaced = "" if previous == wanted.default else previous
+        had = any(name in state.config.runtimes for name in wanted.names)
         files = edits or self._untouched(before)
         return Plan("containerd", files, verb, reason, notes, version, replaced, had)
 
-    def plan_removal(self, name: str, previous_default: str, active: Active | None) -> Plan:
-        """Take the runtime out of every file that names it."""
+    def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
+        """Take the runtimes out of every file that names them."""
         self._refuse_managed()
         state, before = self._state()
-        texts = containerd_removal.removed(state, name, previous_default)
+        texts = containerd_removal.removed(state, unwanted)
         edits = tuple(_edit(path, before.get(path), text) for path, text in texts.items())
-        return self._removal(edits or self._untouched(before), name, active, state.config.version)
+        files = edits or self._untouched(before)
+        return self._removal(files, unwanted.names, active, state.config.version)
 
-    def restoring(self, edits: tuple[FileEdit, ...], name: str, active: Active | None) -> Plan:
-        """The plan around edits that are known to take `name` out."""
-        return self._removal(edits, name, active, None)
+    def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
+        """The plan around edits that are known to take `names` out."""
+        return self._removal(edits, names, active, None)
 
     def _removal(
-        self, edits: tuple[FileEdit, ...], name: str, active: Active | None, version: int | None
+        self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None, version: int | None
     ) -> Plan:
-        verb, reason = _verb(edits, active is None or name not in active.handlers)
+        gone = active is None or not any(name in active.handlers for name in names)
+        verb, reason = _verb(tuple(edit for edit in edits if _reads(edit.path)), gone)
         return Plan("containerd", edits, verb, reason, (), version)
 
     def _untouched(self, before: dict[str, bytes | None]) -> tuple[FileEdit, ...]:
@@ -162,6 +169,11 @@ def _verb(edits: tuple[FileEdit, ...], in_force: bool) -> tuple[str, str]:
     if not in_force:
         return "restart", "the files are right already, the running containerd has not read them"
     return "none", ""
+
+
+def _reads(path: str) -> bool:
+    """Whether the file is one that containerd reads, not a CDI specification or a unit beside it."""
+    return path.endswith(".toml")
 
 
 def _edit(path: str, before: bytes | None, after: str | None) -> FileEdit:

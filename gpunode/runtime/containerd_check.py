@@ -85,14 +85,14 @@ def _containerd_table(tree: Tree) -> Tree:
 
 def _must_have(merged: Tree, expected: Wanted, path: str) -> None:
     table = _containerd_table(merged)
-    binary = dig(table, "runtimes", expected.runtime_name, "options", "BinaryName")
-    if binary != expected.runtime_path:
-        raise ValidationError(
-            f"containerd does not find the runtime {expected.runtime_name} in the new {path}:"
-            " another file or the file's version hides it",
-            hint="see what it reads: containerd config dump",
-        )
-    if expected.set_as_default and table.get("default_runtime_name") != expected.runtime_name:
+    for handler in expected.handlers:
+        if dig(table, "runtimes", handler.name, "options", "BinaryName") != handler.path:
+            raise ValidationError(
+                f"containerd does not find the runtime {handler.name} in the new {path}:"
+                " another file or the file's version hides it",
+                hint="see what it reads: containerd config dump",
+            )
+    if expected.default and table.get("default_runtime_name") != expected.default:
         raise ValidationError(
             f"containerd would still use {table.get('default_runtime_name')!r} as default runtime",
             hint=f"another imported file sets default_runtime_name: grep -r default_runtime_name {path}",
@@ -106,7 +106,8 @@ def _must_keep(before: Tree, merged: Tree, expected: Wanted, config: ContainerdC
     one, other = (_without_ours(tree, expected) for tree in (before, merged))
     if not same(one, other):
         raise ValidationError(
-            f"containerd would read more than {expected.runtime_name} differently: {_first(one, other)}",
+            f"containerd would read more than {', '.join(expected.names) or 'CDI'} differently:"
+            f" {_first(one, other)}",
             hint="nothing was written; compare: containerd config dump",
         )
 
@@ -123,11 +124,12 @@ def _without_ours(tree: Tree, expected: Wanted) -> Tree:
         containerd = dig(cri, "containerd")
         if isinstance(containerd, dict):
             runtimes = containerd.get("runtimes", {})
-            runtimes.pop(expected.runtime_name, None)
+            for name in expected.names:
+                runtimes.pop(name, None)
             for entry in runtimes.values():
                 options = entry.get("options") or {}  # an unset option and an empty one are the same to runc
                 entry["options"] = {key: value for key, value in options.items() if value}
-            if expected.set_as_default:
+            if expected.default:
                 containerd.pop("default_runtime_name", None)
             if expected.cdi:
                 cri.pop("enable_cdi", None)

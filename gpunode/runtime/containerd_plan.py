@@ -171,7 +171,10 @@ def _without_cri(tree: Tree) -> None:
 def _add_runtime(draft: _Draft, wanted: Wanted, version: int, systemd_cgroup: bool) -> None:
     state = draft.state
     plugin = CRI_PLUGINS[min(version, 3)]
-    table = runtime_table(state.config, state.effective, wanted, systemd_cgroup)
+    tables = {
+        handler.name: runtime_table(state.config, state.effective, handler, systemd_cgroup)
+        for handler in wanted.handlers
+    }
     target = _destination(state, wanted, plugin)
     spelled_out = bool(state.config.runtimes)
 
@@ -181,17 +184,17 @@ def _add_runtime(draft: _Draft, wanted: Wanted, version: int, systemd_cgroup: bo
         cri = cri_of(tree, plugin)
         if not state.deep and target == state.drop_in and target not in state.config.files:
             cri.update(copy.deepcopy(state.config.cri))  # containerd 1 forgets every other file's table
-        containerd = cri.setdefault("containerd", {})
-        runtimes = containerd.setdefault("runtimes", {})
-        if systemd_cgroup or not (spelled_out or state.deep):
-            _spell_out_runc(runtimes, state.effective, systemd_cgroup)
-        runtimes[wanted.runtime_name] = table
-        if wanted.set_as_default:
-            containerd["default_runtime_name"] = wanted.runtime_name
+        if tables or systemd_cgroup:
+            runtimes = cri.setdefault("containerd", {}).setdefault("runtimes", {})
+            if systemd_cgroup or not (spelled_out or state.deep):
+                _spell_out_runc(runtimes, state.effective, systemd_cgroup)
+            runtimes.update(tables)
+        if wanted.default:
+            cri["containerd"]["default_runtime_name"] = wanted.default
         if wanted.cdi and (not state.deep or state.config.cri.get("enable_cdi") is False):
             cri["enable_cdi"] = True
 
-    if _is_there(state, wanted, table) and not draft.mutations:
+    if _is_there(state, wanted, tables) and not draft.mutations:
         return
     if target == state.drop_in and _other_version(state, version):
         draft.add(target, lambda tree: tree.clear())  # NVIDIA's own file: containerd wants it in this version
@@ -204,12 +207,12 @@ def _other_version(state: State, version: int) -> bool:
     return state.config.versions.get(state.drop_in, version) != version
 
 
-def _is_there(state: State, wanted: Wanted, table: Tree) -> bool:
+def _is_there(state: State, wanted: Wanted, tables: Tree) -> bool:
     """Whether the merged files mean all this already, whoever wrote them."""
     config = state.config
-    default = config.default_runtime == wanted.runtime_name or not wanted.set_as_default
+    default = wanted.default in ("", config.default_runtime)
     cdi = not wanted.cdi or config.cri.get("enable_cdi", state.deep) is True
-    return config.runtimes.get(wanted.runtime_name) == table and default and cdi
+    return all(config.runtimes.get(name) == table for name, table in tables.items()) and default and cdi
 
 
 def _destination(state: State, wanted: Wanted, plugin: str) -> str:
@@ -218,7 +221,8 @@ def _destination(state: State, wanted: Wanted, plugin: str) -> str:
     path = state.config.path
     for name in reversed(state.config.files):
         tree = parse_toml(state.texts[name], name)
-        if dig(tree, "plugins", plugin, "containerd", "runtimes", wanted.runtime_name) is not None:
+        known = dig(tree, "plugins", plugin, "containerd", "runtimes")
+        if isinstance(known, dict) and not known.keys().isdisjoint(wanted.names):
             return name
         if not state.deep and isinstance(dig(tree, "plugins", plugin), dict):
             return name

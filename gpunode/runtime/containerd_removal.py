@@ -6,19 +6,17 @@ from gpunode.facts.containerd import CRI_PLUGINS, dig, parse_toml
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_plan import State, import_pattern
 from gpunode.runtime.containerd_tables import refuse_wrong_types
+from gpunode.runtime.engine import Unwanted
 from gpunode.runtime.trees import Mutation, Tree
 
 
-def removed(state: State, name: str, previous_default: str) -> dict[str, str | None]:
-    """New text of every file that knows the runtime; None for a drop-in that would be empty.
-
-    A default that was this runtime becomes `previous_default` again, or containerd's own if that is empty.
-    """
+def removed(state: State, unwanted: Unwanted) -> dict[str, str | None]:
+    """New text of every file that knows one of the runtimes; None for a drop-in that would be empty."""
     result: dict[str, str | None] = {}
     for path in state.config.files:
         tree = parse_toml(state.texts[path], path)
         refuse_wrong_types(tree, path)
-        after = toml_edit.edit(state.texts[path], lambda t: _take_out(t, name, previous_default), path)
+        after = toml_edit.edit(state.texts[path], lambda tree: _take_out(tree, unwanted), path)
         left = parse_toml(after, path)
         emptied = path != state.config.path and left.keys() <= {"version"} and left != tree
         result[path] = None if emptied else after
@@ -32,18 +30,19 @@ def removed(state: State, name: str, previous_default: str) -> dict[str, str | N
     return result
 
 
-def _take_out(tree: Tree, name: str, previous_default: str) -> None:
+def _take_out(tree: Tree, unwanted: Unwanted) -> None:
     for plugin in CRI_PLUGINS.values():
         containerd = dig(tree, "plugins", plugin, "containerd")
         if not isinstance(containerd, dict):
             continue
-        if containerd.get("default_runtime_name") == name:
+        if containerd.get("default_runtime_name") in unwanted.names:
             del containerd["default_runtime_name"]
-            if previous_default:
-                containerd["default_runtime_name"] = previous_default
-        if dig(containerd, "runtimes", name) is not None:
-            del containerd["runtimes"][name]
-            _prune(tree, ("plugins", plugin, "containerd", "runtimes"))
+            if unwanted.previous_default:
+                containerd["default_runtime_name"] = unwanted.previous_default
+        for name in unwanted.names:
+            if dig(containerd, "runtimes", name) is not None:
+                del containerd["runtimes"][name]
+                _prune(tree, ("plugins", plugin, "containerd", "runtimes"))
 
 
 def _prune(tree: Tree, path: tuple[str, ...]) -> None:

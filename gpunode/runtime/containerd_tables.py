@@ -7,7 +7,7 @@ from typing import Any
 
 from gpunode.errors import ConfigError
 from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig
-from gpunode.runtime.engine import Wanted
+from gpunode.runtime.engine import Handler
 from gpunode.runtime.trees import Tree
 
 RUNC_TYPE = "io.containerd.runc.v2"
@@ -20,29 +20,29 @@ def cri_of(tree: Tree, plugin: str) -> Tree:
 
 
 def runtime_table(
-    config: ContainerdConfig, effective: Tree | None, wanted: Wanted, systemd_cgroup: bool
+    config: ContainerdConfig, effective: Tree | None, handler: Handler, systemd_cgroup: bool
 ) -> Tree:
-    """The table of the wanted runtime: an existing one set right, else a copy of the runc it stands for."""
-    base = inherited(config, effective, wanted)
-    present = config.runtimes.get(wanted.runtime_name)
+    """The table of a wanted runtime: an existing one set right, else a copy of the runc it stands for."""
+    base = inherited(config, effective, handler.name)
+    present = config.runtimes.get(handler.name)
     table = copy.deepcopy(present if isinstance(present, dict) else base)
     if not _is_runc_like(table) or not table.get("runtime_type"):
         table["runtime_type"] = RUNC_TYPE
     options = table.setdefault("options", {})
-    options["BinaryName"] = wanted.runtime_path
+    options["BinaryName"] = handler.path
     cgroup = True if systemd_cgroup else dig(base, "options", "SystemdCgroup")
     if isinstance(cgroup, bool) and options.get("SystemdCgroup", False) != cgroup:
         options["SystemdCgroup"] = cgroup
     return table
 
 
-def inherited(config: ContainerdConfig, effective: Tree | None, wanted: Wanted) -> Tree:
+def inherited(config: ContainerdConfig, effective: Tree | None, heir: str) -> Tree:
     """Options to start from: the default runtime's if it is a runc, else runc's, else crun's.
 
     kata, gVisor and other NVIDIA runtimes are passed over: their options mean something else.
     """
     names = dict.fromkeys((config.default_runtime, "runc", "crun"))
-    usable = [name for name in names if name != wanted.runtime_name and not name.startswith("nvidia")]
+    usable = [name for name in names if name != heir and not name.startswith("nvidia")]
     for name in usable:
         entry = config.runtimes.get(name)
         if isinstance(entry, dict) and _is_runc_like(entry):

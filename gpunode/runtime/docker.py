@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker import flag_conflicts, parse_daemon_json
 from gpunode.host import COMMAND_NOT_FOUND, Host
 from gpunode.runtime import docker_plan
-from gpunode.runtime.engine import Active, FileEdit, Plan, Wanted, decode
+from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
 
 HOOK = "nvidia-container-runtime-hook"
 _HAS_VALIDATE = (23,)
@@ -24,6 +25,11 @@ class DockerEngine:
     host: Host
     daemon: Daemon
 
+    @property
+    def program(self) -> str:
+        """A bare name: dockerd looks it up in its own PATH."""
+        return "nvidia-container-runtime"
+
     def plan(self, wanted: Wanted, active: Active | None) -> Plan:
         """Merge the runtime into daemon.json; a reload will do unless CDI or ``--gpus`` needs a start."""
         path = self.daemon.config_path
@@ -35,26 +41,33 @@ class DockerEngine:
         cdi_changes = docker_plan.features_cdi(content, path) != docker_plan.features_cdi(after, path)
         verb, reason = self._verb(edit, wanted, active, cdi_changes)
         previous = parse_daemon_json(content, path).get("default-runtime") or ""
-        replaced = previous if wanted.set_as_default and previous != wanted.runtime_name else ""
+        replaced = previous if wanted.default and previous != wanted.default else ""
         interim = docker_plan.for_reload(after, path).encode() if self._panics(after, active) else None
         edit = FileEdit(path, before, edit.after, interim, docker_plan.for_reload(content, path).encode())
-        had = wanted.runtime_name in (parse_daemon_json(content, path).get("runtimes") or {})
+        known = parse_daemon_json(content, path).get("runtimes") or {}
+        had = any(name in known for name in wanted.names)
         return Plan("docker", (edit,), verb, reason, self._notes(wanted), None, str(replaced), had)
 
-    def plan_removal(self, name: str, previous_default: str, active: Active | None) -> Plan:
-        """Take the runtime out; the daemon reloads a text that spells out what a reload would not undo."""
+    def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
+        """Take the runtimes out; the daemon reloads a text that spells out what a reload would not undo."""
         path = self.daemon.config_path
         before = self.host.read_bytes(path)
         content = decode(before, path)
-        after = docker_plan.removed(content, path, name, previous_default)
+        after = docker_plan.removed(content, path, unwanted)
         edit = FileEdit(path, before, before if after == content else after.encode())
-        return self.restoring((edit,), name, active)
+        return self.restoring((edit,), unwanted.names, active)
 
-    def restoring(self, edits: tuple[FileEdit, ...], name: str, active: Active | None) -> Plan:
-        """The plan around an edit that takes `name` out of daemon.json."""
-        edit = edits[0]
+    def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
+        """The plan around edits of which one takes `names` out of daemon.json."""
+        path = self.daemon.config_path
+        others = tuple(edit for edit in edits if edit.path != path)
+        own = next((edit for edit in edits if edit.path == path), None)
+        plan = self._restoring_own(own, names, active) if own else Plan("docker", ())
+        return dataclasses.replace(plan, edits=(*plan.edits, *others))
+
+    def _restoring_own(self, edit: FileEdit, names: tuple[str, ...], active: Active | None) -> Plan:
         before, after = (decode(data, edit.path) for data in (edit.before, edit.after))
-        stale = active is not None and name in active.handlers
+        stale = active is not None and any(name in active.handlers for name in names)
         if edit.action == "unchanged":
             reason = "the running dockerd still has the runtime, and a reload would not take it out"
             return Plan("docker", (edit,), "restart", reason) if stale else Plan("docker", (edit,))
@@ -105,8 +118,8 @@ class DockerEngine:
         """dockerd refuses to start with a key that is both a flag and in its file; don't write one."""
         tree = parse_daemon_json(content, self.daemon.config_path)
         planned: dict[str, Any] = dict(tree)
-        if wanted.set_as_default:
-            planned["default-runtime"] = wanted.runtime_name
+        if wanted.default:
+            planned["default-runtime"] = wanted.default
         if wanted.cdi:
             planned["features"] = {}
         conflicts = flag_conflicts(self.daemon.argv, planned)
@@ -120,8 +133,8 @@ class DockerEngine:
 
     def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
         """`dockerd --validate` on a staged copy (23.0 and up), else the refusals that are known."""
-        edit = plan.edits[0]
-        if edit.after is None:
+        edit = next((one for one in plan.edits if one.path == self.daemon.config_path), None)
+        if edit is None or edit.after is None:
             return ()
         tree = parse_daemon_json(decode(edit.after, edit.path), edit.path)
         reason = docker_plan.refused_by_dockerd(tree)

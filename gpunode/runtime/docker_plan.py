@@ -7,7 +7,7 @@ from typing import Any
 from gpunode.errors import ConfigError, UsageError
 from gpunode.facts.docker import parse_daemon_json
 from gpunode.runtime import json_edit
-from gpunode.runtime.engine import Wanted
+from gpunode.runtime.engine import Unwanted, Wanted
 from gpunode.runtime.trees import Tree
 
 BUILT_IN = "runc"  # dockerd refuses a file that defines a runtime of this name
@@ -15,7 +15,7 @@ BUILT_IN = "runc"  # dockerd refuses a file that defines a runtime of this name
 
 def configured(content: str, path: str, wanted: Wanted) -> str:
     """The file with the runtime in it, everything else as it was."""
-    if wanted.runtime_name == BUILT_IN:
+    if BUILT_IN in wanted.names:
         raise UsageError(
             f"dockerd reserves the runtime name {BUILT_IN}",
             hint="choose another: --nvidia-runtime-name nvidia",
@@ -23,28 +23,34 @@ def configured(content: str, path: str, wanted: Wanted) -> str:
 
     def mutate(tree: Tree) -> None:
         _tidy(tree, path)
-        runtimes = tree.setdefault("runtimes", {})
-        if not _is_right(runtimes.get(wanted.runtime_name), wanted.runtime_path):
-            runtimes[wanted.runtime_name] = {"path": wanted.runtime_path, "runtimeArgs": []}
-        if wanted.set_as_default:
-            tree["default-runtime"] = wanted.runtime_name
+        for handler in wanted.handlers:
+            runtimes = tree.setdefault("runtimes", {})
+            if not _is_right(runtimes.get(handler.name), handler.path):
+                runtimes[handler.name] = {"path": handler.path, "runtimeArgs": []}
+        if wanted.default:
+            tree["default-runtime"] = wanted.default
         if wanted.cdi:
             tree.setdefault("features", {})["cdi"] = True
 
     return json_edit.edit(content, mutate, path)
 
 
-def removed(content: str, path: str, name: str, previous_default: str) -> str:
-    """The file without the runtime; its place as default goes back to `previous_default`, or is left out."""
+def removed(content: str, path: str, unwanted: Unwanted) -> str:
+    """The file without the runtimes; a default among them gives way to the previous one, or to none."""
 
     def mutate(tree: Tree) -> None:
         _tidy(tree, path)
-        if name in tree.get("runtimes", {}):
-            del tree["runtimes"][name]
-            if not tree["runtimes"]:
-                del tree["runtimes"]
-        if tree.get("default-runtime") == name:
-            _put_default_back(tree, previous_default)
+        for name in unwanted.names:
+            if name in tree.get("runtimes", {}):
+                del tree["runtimes"][name]
+                if not tree["runtimes"]:
+                    del tree["runtimes"]
+        if tree.get("default-runtime") in unwanted.names:
+            _put_default_back(tree, unwanted.previous_default)
+        if unwanted.cdi and "cdi" in tree.get("features", {}):
+            del tree["features"]["cdi"]
+            if not tree["features"]:
+                del tree["features"]
 
     return json_edit.edit(content, mutate, path)
 

@@ -17,12 +17,46 @@ from gpunode.result import Change
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the engine should know: the runtime handler, its program, and whether it is the default."""
+class Handler:
+    """A runtime as an engine knows it: its name, and the program that stands behind it."""
 
-    runtime_name: str
-    runtime_path: str
+    name: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the engine should have: runtime handlers, the first as default if asked, and CDI.
+
+    Without handlers only CDI is wanted. `replace` lets a drop-in that other tools generated, a copy of the
+    engine's whole section, give way to a minimal one.
+    """
+
+    handlers: tuple[Handler, ...] = ()
     set_as_default: bool = False
+    cdi: bool = False
+    replace: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the handlers."""
+        return tuple(handler.name for handler in self.handlers)
+
+    @property
+    def default(self) -> str:
+        """The handler that should be the default; empty if the default is left alone."""
+        return self.handlers[0].name if self.set_as_default and self.handlers else ""
+
+
+@dataclass(frozen=True)
+class Unwanted:
+    """What the engine should lose: handlers, and with `cdi` the switch that turned its CDI on.
+
+    A default that was one of them becomes `previous_default` again, the engine's own if that is empty.
+    """
+
+    names: tuple[str, ...]
+    previous_default: str = ""
     cdi: bool = False
 
 
@@ -32,6 +66,8 @@ class FileEdit:
 
     `interim` is what the daemon must read when it reloads, where reading `after` would not undo what it
     remembers (dockerd keeps a runtime whose key is gone from its file); `undo` is the same for the way back.
+    `generated` marks a file that is written anew whenever the node changes, such as a CDI specification: on
+    the way back a newer one is no stranger's.
     """
 
     path: str
@@ -39,6 +75,7 @@ class FileEdit:
     after: bytes | None
     interim: bytes | None = None
     undo: bytes | None = None
+    generated: bool = False
 
     @property
     def action(self) -> str:
@@ -82,10 +119,13 @@ def decode(data: bytes | None, path: str) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be done, and why. `verb` is none, reload or restart; `reason` explains it.
+    """What will be done, and why. `verb` is none, reload, restart or wait; `reason` explains it.
 
-    `config_version` is containerd's file version, None for docker. `previous_default` is the default runtime
-    that this plan replaces, empty if none. `had_runtime` tells whether the files knew the runtime.
+    ``wait`` is for files that somebody else applies, as k0s does: only the daemon's answer is waited for.
+    `config_version` is containerd's file version, None elsewhere. `previous_default` is the default runtime
+    that this plan replaces, empty if none. `had_runtime` tells whether the files knew a runtime of the plan.
+    `units` are systemd units among the files: enabled after writing, disabled before they go again.
+    `switched_cdi` tells whether it turns the engine's CDI on.
     """
 
     engine: str
@@ -96,6 +136,8 @@ class Plan:
     config_version: int | None = None
     previous_default: str = ""
     had_runtime: bool = False
+    units: tuple[str, ...] = ()
+    switched_cdi: bool = False
 
     @property
     def changed(self) -> tuple[FileEdit, ...]:
@@ -115,9 +157,12 @@ class Active:
 
     def has(self, wanted: Wanted) -> bool:
         """Whether everything wanted is in force."""
-        path = dict(self.paths).get(wanted.runtime_name, wanted.runtime_path)
-        is_default = self.default == wanted.runtime_name or not wanted.set_as_default
-        return wanted.runtime_name in self.handlers and is_default and path == wanted.runtime_path
+        paths = dict(self.paths)
+        there = all(
+            handler.name in self.handlers and paths.get(handler.name, handler.path) == handler.path
+            for handler in wanted.handlers
+        )
+        return there and wanted.default in ("", self.default)
 
 
 class Engine(Protocol):
@@ -129,14 +174,18 @@ class Engine(Protocol):
     @property
     def daemon(self) -> Daemon: ...
 
+    @property
+    def program(self) -> str:
+        """The runtime program to register if the user names none."""
+
     def plan(self, wanted: Wanted, active: Active | None) -> Plan:
         """How to get from the files as they are to `wanted`."""
 
-    def plan_removal(self, name: str, previous_default: str, active: Active | None) -> Plan:
-        """How to take the runtime `name` out; `previous_default` becomes the default again if it was one."""
+    def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
+        """How to take `unwanted` out, whoever put it in."""
 
-    def restoring(self, edits: tuple[FileEdit, ...], name: str, active: Active | None) -> Plan:
-        """The plan around edits that put back files as they were before `name` was in them."""
+    def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
+        """The plan around edits that put back files as they were before `names` were in them."""
 
     def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
         """Let the daemon itself read staged copies; `ValidationError` if it refuses. Gives notes."""

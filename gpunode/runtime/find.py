@@ -1,9 +1,9 @@
-"""Which engine is meant, and its daemon on this node."""
+"""Which engines are meant, and their daemons on this node."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from gpunode.errors import PreconditionError, Unreadable, UsageError
 from gpunode.facts.containerd import find_containerd, owner
@@ -15,31 +15,58 @@ from gpunode.host import Host
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.docker import DockerEngine
 from gpunode.runtime.engine import Engine
+from gpunode.runtime.request import Request
 
 Finder = Callable[[Host, str | None], Daemon | None]
 AUTO = ("", "auto")
 FINDERS: Mapping[str, Finder] = {"docker": find_docker, "containerd": find_containerd}
+_HAVE_DROP_INS = ("containerd",)
 
 
-def check_name(name: str) -> None:
-    """`UsageError` for an engine that nobody here knows; needs no look at the node."""
-    if name not in FINDERS and name not in AUTO:
-        raise UsageError(f"unknown runtime {name!r}", hint=f"known: {', '.join(FINDERS)}, auto")
+def check_names(names: Iterable[str]) -> None:
+    """`UsageError` for an engine that nobody here knows, or one named twice; needs no look at the node."""
+    seen: set[str] = set()
+    for name in names:
+        if name not in FINDERS and name not in AUTO:
+            raise UsageError(f"unknown runtime {name!r}", hint=f"known: {', '.join(FINDERS)}, auto")
+        if name in seen:
+            raise UsageError(f"--runtime {name} is given twice", hint="name each engine once")
+        seen.add(name)
+
+
+def engines(host: Host, request: Request) -> tuple[Engine, ...]:
+    """The engines of a request, in the order in which it names them. Errors as for `engine`."""
+    names = request.runtimes or ("auto",)
+    files = {"--config": request.config, "--drop-in-config": request.drop_in_config}
+    files |= {"--socket": request.socket, "--restart-command": request.restart_command}
+    given = next((option for option, value in files.items() if value), "")
+    if len(names) > 1 and given:
+        raise UsageError(
+            f"{given} belongs to one engine, and {', '.join(names)} are named",
+            hint="configure them one by one",
+        )
+    found = tuple(
+        engine(host, name, request.config, request.drop_in_config, request.socket) for name in names
+    )
+    paths = [one.daemon.config_path for one in found]
+    if len(set(paths)) < len(paths):
+        raise UsageError(f"{' and '.join(names)} are one engine on this node", hint="name it once")
+    return found
 
 
 def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: str = "") -> Engine:
-    """The engine `name` of this node, or the only one for ``auto``.
+    """The engine `name` of this node, or the one that is meant by ``auto``.
 
     `UsageError` for an unknown name, an ambiguous ``auto`` and contradicting options; `PreconditionError` if
     the engine isn't here.
     """
-    check_name(name)
+    check_names((name,))
     chosen = _auto(host, config) if name in AUTO else name
     for option, path in (("--config", config), ("--drop-in-config", drop_in)):
         if path and not path.startswith("/"):
             raise UsageError(f"{option} must be an absolute path, not {path!r}", hint=f"{option} /PATH")
-    if drop_in and chosen == "docker":
-        raise UsageError("Docker reads no drop-ins", hint="leave out --drop-in-config")
+    if drop_in and chosen not in _HAVE_DROP_INS:
+        raise UsageError(f"{chosen} has no drop-in to choose", hint="leave out --drop-in-config")
     daemon = FINDERS[chosen](host, config or None)
     if daemon is None:
         raise PreconditionError(
@@ -64,11 +91,12 @@ def _auto(host: Host, config: str) -> str:
         return found[0]
     if not found:
         raise PreconditionError(
-            "there is no Docker and no containerd on this node", hint="install one of them first"
+            "there is no container engine on this node",
+            hint=f"install one of them first: {', '.join(FINDERS)}",
         )
     raise UsageError(
         f"there are several engines on this node: {', '.join(found)}",
-        hint=f"say which: --runtime {' or --runtime '.join(found)}",
+        hint=f"say which: --runtime {' or --runtime '.join(found)}; or name all that you want configured",
     )
 
 

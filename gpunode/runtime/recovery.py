@@ -17,8 +17,7 @@ from gpunode.runtime.restart import Restarter
 
 def restarter_of(host: Host, command: str, engine: Engine) -> Restarter:
     """How `engine` is restarted: by the user's own `command`, else as this node does it."""
-    name = "docker" if engine.daemon.name == "docker" else "containerd"
-    again = functools.partial(find.FINDERS[name], host, engine.daemon.config_path)
+    again = functools.partial(find.FINDERS[engine.daemon.name], host, engine.daemon.config_path)
     return Restarter(host, engine.daemon, again, command)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpunode.result import Block, Change, Diff, ExitCode, Result, Style, Text
 from gpunode.runtime.apply import Applied
-from gpunode.runtime.engine import Engine, FileEdit, Plan
-from gpunode.runtime.restart import Restarter
+from gpunode.runtime.engine import FileEdit, Plan
+from gpunode.runtime.request import Request
 
 if TYPE_CHECKING:
-    from gpunode.runtime.workflow import Request
+    from gpunode.runtime.workflow import Task
 
 
 @dataclass(frozen=True)
@@ -49,20 +50,38 @@ class RuntimeConfiguration:
     dry_run: bool
 
 
-def report(
-    engine: Engine,
-    plan: Plan,
-    applied: Applied,
-    restarter: Restarter,
-    request: Request,
-    kind: str,
-    notes: tuple[str, ...],
-) -> Result:
+@dataclass(frozen=True)
+class RuntimeConfigurations:
+    """`data` of the envelope when several engines were named; the order is theirs."""
+
+    engines: tuple[RuntimeConfiguration, ...]
+
+
+def combined(results: Sequence[Result]) -> Result:
+    """One result of several engines' results; a single one is left as it is."""
+    if len(results) == 1:
+        return results[0]
+    blocks: list[Block] = []
+    for result in results:
+        blocks += [Text(f"{result.data.engine}:", Style.HEADING), *result.blocks]
+    messages = tuple(dict.fromkeys(message for result in results for message in result.messages))
+    return replace(
+        results[0],
+        kind="RuntimeConfigurations",
+        data=RuntimeConfigurations(tuple(result.data for result in results)),
+        exit_code=max(result.exit_code for result in results),
+        messages=messages,
+        blocks=tuple(blocks),
+    )
+
+
+def report(task: Task, applied: Applied, request: Request, notes: tuple[str, ...]) -> Result:
     """The result of a plan that was carried out, or would be."""
+    engine, plan, restarter, kind = task.engine, task.plan, task.restarter, task.intent.kind
     pending = bool(plan.changed) or plan.verb != "none"
     command = restarter.shown(plan.verb) if plan.verb != "none" else ""
     performed = applied.performed and plan.verb != "none"
-    active = applied.active
+    active = applied.active or (task.active if plan.verb == "none" else None)
     data = RuntimeConfiguration(
         engine=plan.engine,
         engine_version=".".join(map(str, engine.daemon.version)),
@@ -76,7 +95,7 @@ def report(
         dry_run=request.dry_run,
     )
     fails = request.dry_run and request.exit_code and pending
-    messages = (*plan.notes, *notes)
+    messages = (*plan.notes, *task.intent.notes, *notes)
     blocks = _blocks(plan, data, request, engine.host.live, kind)
     return Result(
         kind, data, exit_code=ExitCode.FAILED if fails else ExitCode.OK, messages=messages, blocks=blocks
@@ -118,6 +137,8 @@ def _about_restart(data: RuntimeConfiguration, request: Request, live: bool) -> 
     restart = data.restart
     if restart.verb == "none":
         return []
+    if restart.verb == "wait":
+        return [Text(restart.reason, Style.DIM)]
     if restart.performed:
         return [Text(f"{data.engine} {restart.verb}ed in {restart.seconds:.1f} s: {restart.reason}")]
     command = restart.command or f"systemctl {restart.verb} {data.engine}"

@@ -46,7 +46,7 @@ class Restarter:
         return self.daemon.unit is not None and systemd_runs(self.host)
 
     def require(self, verb: str) -> None:
-        """`PreconditionError` if nobody here can do it: said before anything is written."""
+        """`PreconditionError` if nobody here can restart or reload it: said before anything is written."""
         if not self.shown(verb):
             raise PreconditionError(
                 f"{self.daemon.name} must be {verb}ed for this, and systemd doesn't run it on this node",

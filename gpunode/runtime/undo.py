@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gpunode.journal import Entry, Journal, digest
@@ -10,39 +12,73 @@ from gpunode.runtime.engine import Engine, FileEdit
 OPERATION = "configure-runtime"
 
 
-def original_files(engine: Engine, journal: Journal, name: str) -> tuple[FileEdit, ...]:
-    """Edits that restore the files byte for byte; empty if gpunode did not write what they hold now.
+@dataclass(frozen=True)
+class Original:
+    """Edits that restore files byte for byte, and the systemd units among them."""
 
-    Several runs may have written, so it goes back entry by entry until the files don't know the runtime.
+    edits: tuple[FileEdit, ...] = ()
+    units: tuple[str, ...] = ()
+
+
+def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> Original:
+    """The files as they were without `names`; no edits if gpunode did not write what they hold now.
+
+    Several runs may have written, so it goes back entry by entry until the files don't know a runtime of it.
     """
     now: dict[str, bytes | None] = {}
     then: dict[str, bytes | None] = {}
-    for entry in reversed(_entries(engine, journal, name)):
-        for file in entry.files:
+    units: list[str] = []
+    for entry in reversed(_entries(engine, journal, names)):
+        files = [file for file in entry.files if not _outlived(engine, file)]
+        for file in files:
             path = file["path"]
             now.setdefault(path, engine.host.read_bytes(path))
-            if digest(then.get(path, now[path])) != file["after"]:
-                return ()
-        then |= {file["path"]: journal.original(entry, file) for file in entry.files}
+            if not file.get("generated") and digest(then.get(path, now[path])) != file["after"]:
+                return Original()
+        then |= {file["path"]: journal.original(entry, file) for file in files}
+        units += [_text(unit) for unit in entry.manifest.get("units", ())]
         if not entry.manifest.get("hadRuntime"):
-            return tuple(FileEdit(path, now[path], content) for path, content in then.items())
-    return ()
+            edits = tuple(FileEdit(path, now[path], content) for path, content in then.items())
+            return Original(edits, tuple(dict.fromkeys(units)))
+    return Original()
 
 
-def previous_default(engine: Engine, journal: Journal, name: str) -> str:
-    """The default runtime that the last run which set `name` as default has replaced; empty if none."""
-    found = [_text(entry.manifest.get("previousDefault")) for entry in _entries(engine, journal, name)]
+def _outlived(engine: Engine, file: Mapping[str, Any]) -> bool:
+    """Whether a generated file was written anew since: what it was before would describe another node."""
+    if not file.get("generated") or not file["existed"]:
+        return False
+    return bool(digest(engine.host.read_bytes(file["path"])) != file["after"])
+
+
+def previous_default(engine: Engine, journal: Journal, names: tuple[str, ...]) -> str:
+    """The default runtime that the last run which made one of `names` the default has replaced, or ""."""
+    found = [_text(entry.manifest.get("previousDefault")) for entry in _entries(engine, journal, names)]
     return next((value for value in reversed(found) if value), "")
 
 
-def _entries(engine: Engine, journal: Journal, name: str) -> tuple[Entry, ...]:
-    wanted = {"operation": OPERATION, "config": engine.daemon.config_path, "runtime": name}
+def switched_cdi(engine: Engine, journal: Journal, names: tuple[str, ...]) -> bool:
+    """Whether it was gpunode that turned this engine's CDI on."""
+    return any(entry.manifest.get("switchedCdi") is True for entry in _entries(engine, journal, names))
+
+
+def _entries(engine: Engine, journal: Journal, names: tuple[str, ...]) -> tuple[Entry, ...]:
+    """Committed configurations of this engine's file that registered nothing but `names`."""
+    wanted = {"operation": OPERATION, "config": engine.daemon.config_path}
     return tuple(
         entry
         for entry in journal.entries()
         if entry.state == "committed"
         and all(entry.manifest.get(key) == value for key, value in wanted.items())
+        and set(runtimes_of(entry.manifest)) <= set(names)
     )
+
+
+def runtimes_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """The runtimes that an operation was about; journals of the first release name a single one."""
+    listed = manifest.get("runtimes")
+    if isinstance(listed, list):
+        return tuple(map(_text, listed))
+    return tuple(filter(None, [_text(manifest.get("runtime"))]))
 
 
 def _text(value: Any) -> str:

@@ -22,11 +22,12 @@ from gpunode.render import SilentProgress
 from gpunode.runtime import apply as apply_module
 from gpunode.runtime.apply import Job, apply, recover
 from gpunode.runtime.docker import DockerEngine
-from gpunode.runtime.engine import Active, FileEdit, Plan, Wanted
+from gpunode.runtime.engine import Active, FileEdit, Handler, Plan, Unwanted, Wanted
+from gpunode.runtime.refusals import refuse
+from gpunode.runtime.request import Request
 from gpunode.runtime.restart import Restarter
-from gpunode.runtime.workflow import Request, _refuse
 
-WANTED = Wanted("nvidia", "/n")
+WANTED = Wanted((Handler("nvidia", "/n"),))
 BEFORE = Active(("runc",), "runc")
 AFTER = Active(("runc", "nvidia"), "runc", (("nvidia", "/n"),))
 DAEMON = Daemon("docker", None, (20, 10), "/etc/docker/daemon.json", "test", "/none", None)
@@ -39,6 +40,7 @@ class FakeEngine:
     host: Host
     answers: list[Active | DaemonError]
     daemon: Daemon = DAEMON
+    program: str = "/n"
 
     def ask(self) -> Active:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -49,10 +51,10 @@ class FakeEngine:
     def plan(self, wanted: Wanted, active: Active | None) -> Plan:
         raise AssertionError("apply is given its plan")
 
-    def plan_removal(self, name: str, previous_default: str, active: Active | None) -> Plan:
+    def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
         raise AssertionError("apply is given its plan")
 
-    def restoring(self, edits: tuple[FileEdit, ...], name: str, active: Active | None) -> Plan:
+    def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         raise AssertionError("apply is given its plan")
 
     def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
@@ -185,11 +187,11 @@ def test_running_containers_need_yes_unless_live_restore(monkeypatch: pytest.Mon
     engine = DockerEngine(host, DAEMON)
     busy: dict[str, Any] = {"handlers": (), "default": "runc", "running_containers": 2}
     with pytest.raises(PreconditionError, match=r"2 running container") as caught:
-        _refuse(engine, plan, Active(**busy), restarter, Request())
+        refuse(engine, plan, Active(**busy), restarter, Request())
     assert caught.value.exit_code == 3 and "--yes" in caught.value.hint
-    _refuse(engine, plan, Active(**busy), restarter, Request(yes=True))
-    _refuse(engine, plan, Active(**busy, live_restore=True), restarter, Request())
-    _refuse(engine, Plan("docker", (), "reload", "why"), Active(**busy), restarter, Request())
+    refuse(engine, plan, Active(**busy), restarter, Request(yes=True))
+    refuse(engine, plan, Active(**busy, live_restore=True), restarter, Request())
+    refuse(engine, Plan("docker", (), "reload", "why"), Active(**busy), restarter, Request())
 
 
 def test_without_systemd_and_command_it_is_refused_before_writing(tmp_path: Path) -> None:
@@ -217,5 +219,5 @@ def test_not_root_is_refused_before_anything(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     host = Host(environ={"GPUNODE_STATE_DIR": str(tmp_path / "state")})
     with pytest.raises(PreconditionError, match="needs root"):
-        configure_runtime.run(host, configure_runtime.Options(runtime="docker"), SilentProgress())
+        configure_runtime.run(host, configure_runtime.Options(Request(("docker",))), SilentProgress())
     assert not (tmp_path / "state").exists()

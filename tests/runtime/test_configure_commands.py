@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from gpunode.host import Host
 from gpunode.render import SilentProgress
 from gpunode.result import Diff, ExitCode, Result
 from gpunode.runtime.report import RuntimeConfiguration
+from gpunode.runtime.request import Request
 
 Configure = Callable[..., Result]
 DOCKER = "etc/docker/daemon.json"
@@ -46,10 +48,15 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+REQUEST_FIELDS = {field.name for field in dataclasses.fields(Request)}
+
+
 @pytest.fixture
 def configure(root: Path) -> Configure:
     def call(runtime: str, **options: object) -> Result:
-        wanted = configure_runtime.Options(runtime=runtime, **options)  # type: ignore[arg-type]
+        of_request = {key: options.pop(key) for key in list(options) if key in REQUEST_FIELDS}
+        request = Request((runtime,), configures=True, **of_request)  # type: ignore[arg-type]
+        wanted = configure_runtime.Options(request, **options)  # type: ignore[arg-type]
         return configure_runtime.run(Host(root, environ={}), wanted, SilentProgress())
 
     return call
@@ -101,7 +108,7 @@ def test_default_and_cdi_only_when_asked(root: Path, configure: Configure) -> No
     configure("docker", set_as_default=True)
     assert json.loads((root / DOCKER).read_text())["default-runtime"] == "nvidia"
     host = Host(root, environ={})
-    unconfigure_runtime.run(host, unconfigure_runtime.Options(runtime="docker"), SilentProgress())
+    unconfigure_runtime.run(host, unconfigure_runtime.Options(Request(("docker",))), SilentProgress())
     assert json.loads((root / DOCKER).read_text())["default-runtime"] == "crun"
 
 
@@ -116,7 +123,7 @@ def test_previous_default_comes_back_although_the_file_was_edited_since(
     with (root / CONTAINERD).open("a") as stream:
         stream.write("\n[grpc]\nuid = 1\n")
     host = Host(root, environ={})
-    unconfigure_runtime.run(host, unconfigure_runtime.Options(runtime="containerd"), SilentProgress())
+    unconfigure_runtime.run(host, unconfigure_runtime.Options(Request(("containerd",))), SilentProgress())
     tree = tomllib.loads((root / CONTAINERD).read_text())
     containerd = tree["plugins"][P2]["containerd"]
     assert containerd["default_runtime_name"] == "crun" and set(containerd["runtimes"]) == {"crun"}
@@ -171,7 +178,7 @@ def test_containerd_2_gets_a_drop_in_of_the_main_files_version(
     ]
     assert data(configure("containerd")).changes[0].action == "unchanged"
     host = Host(root, environ={})
-    unconfigure_runtime.run(host, unconfigure_runtime.Options(runtime="containerd"), SilentProgress())
+    unconfigure_runtime.run(host, unconfigure_runtime.Options(Request(("containerd",))), SilentProgress())
     assert (root / CONTAINERD).read_text() == before
     assert not (root / "etc/containerd/conf.d/99-nvidia.toml").exists()
 
@@ -366,7 +373,7 @@ def test_the_name_of_the_engines_own_runtime_is_refused(
     before = snapshot(root)
     with pytest.raises(UsageError, match="low-level runtime"):
         configure(runtime, nvidia_runtime_name=name)
-    wanted = unconfigure_runtime.Options(runtime=runtime, nvidia_runtime_name=name)
+    wanted = unconfigure_runtime.Options(Request((runtime,)), nvidia_runtime_name=name)
     with pytest.raises(UsageError, match="low-level runtime"):
         unconfigure_runtime.run(Host(root, environ={}), wanted, SilentProgress())
     assert snapshot(root) == before
@@ -392,6 +399,6 @@ def test_implicit_default_of_containerd_stays_implicit(root: Path, configure: Co
     configure("containerd", set_as_default=True)
     file.write_text("# edited since\n" + file.read_text())
     unconfigure_runtime.run(
-        Host(root, environ={}), unconfigure_runtime.Options(runtime="containerd"), SilentProgress()
+        Host(root, environ={}), unconfigure_runtime.Options(Request(("containerd",))), SilentProgress()
     )
     assert tomllib.loads(file.read_text()) == before

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from gpunode.errors import ConfigError
 from gpunode.runtime import docker_plan
-from gpunode.runtime.engine import Wanted
+from gpunode.runtime.engine import Handler, Unwanted, Wanted
 
-WANTED = Wanted("nvidia", "nvidia-container-runtime")
+WANTED = Wanted((Handler("nvidia", "nvidia-container-runtime"),))
 ENTRY = {"path": "nvidia-container-runtime", "runtimeArgs": []}
 
 
@@ -56,7 +56,7 @@ def test_entry_of_nvidia_ctk_is_unchanged() -> None:
 
 
 def test_features_are_merged() -> None:
-    after = configured('{"features": {"buildkit": false}}', Wanted("nvidia", "x", cdi=True))
+    after = configured('{"features": {"buildkit": false}}', Wanted((Handler("nvidia", "x"),), cdi=True))
     assert json.loads(after)["features"] == {"buildkit": False, "cdi": True}
 
 
@@ -83,9 +83,9 @@ def test_bad_files_are_refused_with_their_place(text: str, place: str) -> None:
 
 def test_previous_default_comes_back() -> None:
     text = '{"runtimes": {"crun": {"path": "crun"}}, "default-runtime": "crun"}'
-    after = configured(text, Wanted("nvidia", "n", set_as_default=True))
+    after = configured(text, Wanted((Handler("nvidia", "n"),), set_as_default=True))
     assert json.loads(after)["default-runtime"] == "nvidia"
-    back = docker_plan.removed(after, "daemon.json", "nvidia", "crun")
+    back = docker_plan.removed(after, "daemon.json", Unwanted(("nvidia",), "crun"))
     assert json.loads(back) == json.loads(text)
 
 
@@ -130,7 +130,7 @@ def test_nothing_but_our_keys_changes(
     tree: dict[str, Any], layout: dict[str, Any], default: bool, cdi: bool
 ) -> None:
     before = json.dumps(tree, **layout)
-    wanted = Wanted("nvidia", "nvidia-container-runtime", default, cdi)
+    wanted = Wanted((Handler("nvidia", "nvidia-container-runtime"),), default, cdi)
     after = configured(before, wanted)
     expected = json.loads(before)
     entry = expected.get("runtimes", {}).get("nvidia")
@@ -149,8 +149,8 @@ def test_removal_restores_the_meaning(tree: dict[str, Any], layout: dict[str, An
     tree = {key: value for key, value in tree.items() if (key, value) != ("default-runtime", "nvidia")}
     before = json.dumps(tree, **layout)
     previous = tree.get("default-runtime", "")
-    after = configured(before, Wanted("nvidia", "n", set_as_default=True))
-    back = json.loads(docker_plan.removed(after, "daemon.json", "nvidia", previous))
+    after = configured(before, Wanted((Handler("nvidia", "n"),), set_as_default=True))
+    back = json.loads(docker_plan.removed(after, "daemon.json", Unwanted(("nvidia",), previous)))
     if previous and previous != "runc" and previous not in tree.get("runtimes", {}):
         tree = {key: value for key, value in tree.items() if key != "default-runtime"}  # dockerd refuses it
     if not tree.get("runtimes"):

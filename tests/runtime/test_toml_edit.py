@@ -18,7 +18,7 @@ from gpunode.host import Host
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_plan import State, configured
 from gpunode.runtime.containerd_removal import removed
-from gpunode.runtime.engine import Wanted
+from gpunode.runtime.engine import Handler, Unwanted, Wanted
 from gpunode.runtime.trees import Tree, mutated, same
 
 P2 = CRI_PLUGINS[2]
@@ -146,7 +146,7 @@ def test_configure_changes_only_our_keys_and_unconfigure_restores(
 ) -> None:
     tmp = tmp_path_factory.mktemp("toml")
     before = tomllib.loads(text)
-    wanted = Wanted("nvidia", "/usr/bin/nvidia-container-runtime", default)
+    wanted = Wanted((Handler("nvidia", "/usr/bin/nvidia-container-runtime"),), default)
     try:
         after = configured(_state(text, (1, 6), tmp), wanted)[0]["/etc/containerd/config.toml"]
     except ConfigError as error:
@@ -154,7 +154,7 @@ def test_configure_changes_only_our_keys_and_unconfigure_restores(
         return
     tree = tomllib.loads(after)
     table = tree["plugins"][P2]["containerd"]
-    assert table["runtimes"].pop("nvidia")["options"]["BinaryName"] == wanted.runtime_path
+    assert table["runtimes"].pop("nvidia")["options"]["BinaryName"] == wanted.handlers[0].path
     if default:
         assert table.pop("default_runtime_name") == "nvidia"
     spelled = before["plugins"].get(P2, {}).get("containerd", {}).get("runtimes")
@@ -163,7 +163,7 @@ def test_configure_changes_only_our_keys_and_unconfigure_restores(
     assert _pruned(tree) == _pruned(before)
     again = configured(_state(after, (1, 6), tmp), wanted)[0]
     assert all(new == after for new in again.values())
-    back = removed(_state(after, (1, 6), tmp), "nvidia", "")["/etc/containerd/config.toml"]
+    back = removed(_state(after, (1, 6), tmp), Unwanted(("nvidia",)))["/etc/containerd/config.toml"]
     assert back is not None
     left = tomllib.loads(back)
     if not spelled:
@@ -194,4 +194,4 @@ def test_import_that_is_not_there_is_refused(tmp_path: Path) -> None:
     config = load_config(Host(tmp_path, environ={}), path)
     state = State(config=config, texts={path: text}, release=(1, 6, 20))
     with pytest.raises(ConfigError, match=r"gone\.toml, which does not exist"):
-        configured(state, Wanted("nvidia", "/n"))
+        configured(state, Wanted((Handler("nvidia", "/n"),)))

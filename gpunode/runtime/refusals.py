@@ -1,0 +1,35 @@
+"""What speaks against a change, said before its first byte is written."""
+
+from __future__ import annotations
+
+from gpunode.errors import ConfigError, PreconditionError
+from gpunode.host import Host
+from gpunode.runtime.engine import Active, Engine, Plan
+from gpunode.runtime.request import Request
+from gpunode.runtime.restart import Restarter
+
+
+def refuse(engine: Engine, plan: Plan, active: Active | None, restarter: Restarter, request: Request) -> None:
+    """`ConfigError` or `PreconditionError` if the files can't be written or the daemon not be restarted."""
+    for edit in plan.changed if engine.host.is_root or not request.dry_run else ():
+        _refuse_unwritable(engine.host, edit.path)
+    if plan.verb in ("none", "wait") or request.no_restart or not engine.host.live:
+        return
+    restarter.require(plan.verb)
+    stops = active is not None and active.running_containers > 0 and not active.live_restore
+    if plan.verb == "restart" and stops and active is not None and not request.yes:
+        raise PreconditionError(
+            f"restarting Docker stops its {active.running_containers} running container(s): {plan.reason}",
+            hint="go on all the same with --yes, or write now and restart later with --no-restart",
+            code="containers-running",
+        )
+
+
+def _refuse_unwritable(host: Host, path: str) -> None:
+    if host.is_symlink(path) and not host.exists(path):
+        raise ConfigError(
+            f"{path} is a symlink to {host.readlink(path)}, which does not exist",
+            hint=f"create its target or remove the link: rm {path}",
+        )
+    if not host.writable(path):
+        raise PreconditionError(f"can't write {path}", hint=f"look at it: ls -ld {path}; findmnt -T {path}")
