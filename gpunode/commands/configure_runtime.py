@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpunode.errors import PreconditionError, UsageError
@@ -50,12 +52,11 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         raise UsageError(f"no variant {unknown[0]!r} of the runtime", hint=f"known: {', '.join(VARIANTS)}")
 
     def prepare(engines: tuple[Engine, ...], _journal: Journal) -> tuple[Intent, ...]:
-        companions = _companions(host, engines, options)
-        intents = []
-        for position, engine in enumerate(engines):
-            own = companions if position == 0 else NONE  # one journal entry has the files that all share
-            intents.append(_intent(engine, options, own))
-        return tuple(intents)
+        # one journal entry has the files that all share; an engine's own refusal comes before theirs
+        made = functools.cache(lambda: _companions(host, engines, options))
+        return tuple(
+            _intent(engine, options, made if engine is engines[0] else lambda: NONE) for engine in engines
+        )
 
     return change(host, options.request, prepare, progress)
 
@@ -85,13 +86,17 @@ def _companions(host: Host, engines: tuple[Engine, ...], options: Options) -> Co
     return Companions(edits, made.units, made.notes)
 
 
-def _intent(engine: Engine, options: Options, companions: Companions) -> Intent:
+def _intent(engine: Engine, options: Options, made: Callable[[], Companions]) -> Intent:
     wanted, notes = _wanted(engine, options)
 
     def plan(active: Active | None) -> Plan:
-        own = engine.plan(wanted, active)
-        edits = (*own.edits, *companions.edits)
-        return dataclasses.replace(own, edits=edits, units=(*own.units, *companions.units))
+        own, beside = engine.plan(wanted, active), made()
+        return dataclasses.replace(
+            own,
+            edits=(*own.edits, *beside.edits),
+            units=(*own.units, *beside.units),
+            notes=(*own.notes, *beside.notes),
+        )
 
     return Intent(
         OPERATION,
@@ -100,7 +105,7 @@ def _intent(engine: Engine, options: Options, companions: Companions) -> Intent:
         lambda active: active.has(wanted),
         wanted,
         require=lambda: _require_programs(engine, wanted),
-        notes=(*notes, *companions.notes),
+        notes=notes,
     )
 
 
