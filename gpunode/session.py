@@ -3,6 +3,7 @@
 # no `from __future__ import annotations`: Typer reads these annotations as objects. At the top only Typer is
 # imported: `gpunode --version` needs nothing else, and a dataclass takes half a millisecond to make.
 
+import copy
 import functools
 import inspect
 import os
@@ -174,7 +175,7 @@ def _report(form: Form, error: "GpunodeError") -> "ExitCode":
 def run_app(app: typer.Typer, argv: Sequence[str]) -> int:
     """Parse and run; usage errors speak the same words, and the envelope if one was asked for."""
     try:
-        code = app(list(argv), standalone_mode=False, prog_name="gpunode")
+        code = _named_only(app, argv)(list(argv), standalone_mode=False, prog_name="gpunode")
         return int(code or 0)
     except SystemExit as stop:
         return int(stop.code or 0)
@@ -185,6 +186,26 @@ def run_app(app: typer.Typer, argv: Sequence[str]) -> int:
         if not hasattr(error, "format_message"):
             raise
         return _usage(error, argv)
+
+
+def _named_only(app: typer.Typer, argv: Sequence[str]) -> typer.Typer:
+    """The app with only the commands that this line could mean, for Typer builds every one at each start.
+
+    All of them where no word is a command's name: help and usage errors list them.
+    """
+    words = set(argv)
+    found = copy.copy(app)
+    found.registered_commands = [one for one in app.registered_commands if one.name in words]
+    found.registered_groups = [one for one in app.registered_groups if words & _names(one)]
+    named = found.registered_commands or found.registered_groups or words == {"--version"}
+    return found if named else app
+
+
+def _names(group: Any) -> set[str]:
+    """The words that lead into a group: its name, or its commands' where it has none of its own."""
+    if isinstance(group.name, str):
+        return {group.name}
+    return {one.name for one in group.typer_instance.registered_commands}
 
 
 def _usage(error: Any, argv: Sequence[str]) -> int:
