@@ -24,6 +24,7 @@ from gpunode.cli_options import (  # noqa: E402
     YesOption,
 )
 from gpunode.cli_runtime import runtime_app  # noqa: E402
+from gpunode.cli_toolkit import toolkit_app  # noqa: E402
 from gpunode.session import Session, run_app, takes_globals, verb  # noqa: E402
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ app = typer.Typer(
 )
 plugin_app = typer.Typer(help="Serve GPUs to Kubernetes.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(plugin_app, name="plugin")
+app.add_typer(toolkit_app, name="toolkit")
 
 
 class Place(StrEnum):

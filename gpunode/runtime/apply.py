@@ -64,14 +64,14 @@ def apply(job: Job, journal: Journal) -> Applied:
         entry = journal.begin(job.operation, job.plan.changed, job.context)
         units.disable(job.host, _units(job, leaving=True))
         for edit in job.plan.changed:
-            _write(job.host, edit, edit.interim if edit.interim is not None else edit.after, edit.before)
+            write(job.host, edit, edit.interim if edit.interim is not None else edit.after, edit.before)
         entry = journal.mark(entry, "applied")
         units.forget(job.host, _units(job, leaving=True))
         units.enable(job.host, _units(job, leaving=False))
         seconds, active = _activate(job)
         for edit in job.plan.changed:
             if edit.interim is not None:
-                _write(job.host, edit, edit.after, edit.interim)
+                write(job.host, edit, edit.after, edit.interim)
         with uninterrupted():  # from here on it is done, and what says 130 has been rolled back
             journal.mark(entry, "committed")
             journal.prune()
@@ -91,7 +91,8 @@ def _units(job: Job, *, leaving: bool) -> tuple[str, ...]:
     return tuple(unit for unit in job.plan.units if unit in changed and (unit in gone) == leaving)
 
 
-def _write(host: Host, edit: FileEdit, content: bytes | None, expect: bytes | None) -> None:
+def write(host: Host, edit: FileEdit, content: bytes | None, expect: bytes | None) -> None:
+    """Give an edit's file this content (None: remove it). `ConfigError` if it no longer holds `expect`."""
     if content is None:
         if host.read_bytes(edit.path) != expect:
             raise ConfigError(f"{edit.path} changed while gpunode was working on it; it was left alone")
@@ -224,12 +225,12 @@ def reload_undo(host: Host, edits: tuple[FileEdit, ...], restarter: Restarter) -
     """Let a daemon reload the old files; `undo` texts spell out what it would otherwise remember."""
     for edit in edits:
         if edit.undo is not None:
-            _write(host, edit, edit.undo, edit.before)
+            write(host, edit, edit.undo, edit.before)
     restarter.perform("reload")
     host.sleep(_RELOAD_SECONDS)
     for edit in edits:
         if edit.undo is not None:
-            _write(host, edit, edit.before, edit.undo)
+            write(host, edit, edit.before, edit.undo)
 
 
 def _answers(engine: Engine) -> bool:

@@ -18,9 +18,10 @@ from gpunode.runtime import toml_lines
 from gpunode.runtime.trees import Edit, Mutation, Remove, Tree, edits, mutated, same
 
 
-def edit(text: str, mutate: Mutation, path: str, hint: str = "") -> str:
+def edit(text: str, mutate: Mutation, path: str, hint: str = "", *, beside_comments: bool = False) -> str:
     """`text` with the mutation applied, comments and order kept.
 
+    With `beside_comments` a new key goes behind the comment that shows it (``#key = ...``), if there is one.
     `ConfigError` names the file if it isn't TOML (with line and column) or can't be edited without changing
     something else; `hint` then says what to do instead.
     """
@@ -30,7 +31,8 @@ def edit(text: str, mutate: Mutation, path: str, hint: str = "") -> str:
     if not changes:
         return text
     body = text.removeprefix(BYTE_ORDER_MARK)
-    for attempt in (_with_tomlkit, _with_lines):
+    first = (_beside_comments,) if beside_comments else ()
+    for attempt in (*first, _with_tomlkit, _with_lines):
         result = attempt(body, changes)
         if result is not None and _is(result, new):
             styled = _with_line_ends_of(body, result)
@@ -63,6 +65,36 @@ def _is(text: str, wanted: Tree) -> bool:
         return same(tomllib.loads(text), wanted)
     except tomllib.TOMLDecodeError:
         return False
+
+
+def _beside_comments(text: str, changes: Sequence[Edit]) -> str | None:
+    """New keys put behind the comments that show them, and everything else by tomlkit."""
+    import tomlkit
+
+    left = []
+    for change in changes:
+        placed = None
+        if not isinstance(change, Remove) and not isinstance(change.value, dict):
+            name = toml_lines.dotted(change.path[-1:])
+            line = f"{name} = {tomlkit.item(change.value).as_string()}\n"
+            placed = toml_lines.beside_comment(text, change.path, line)
+        if placed is None or not _parses(placed):  # it doesn't where the key is there already
+            left.append(change)
+        else:
+            text = placed
+    if any(not isinstance(change, Remove) and isinstance(change.value, dict) for change in left):
+        text = f"{text.rstrip()}\n\n" if text.strip() else text  # an empty line before a table of one's own
+    return _with_tomlkit(text, left) if left else text
+
+
+def _parses(text: str) -> bool:
+    import tomllib
+
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
 
 
 def _with_tomlkit(text: str, changes: Sequence[Edit]) -> str | None:

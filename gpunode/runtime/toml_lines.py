@@ -85,6 +85,22 @@ def put(text: str, path: Path, value: Any, dump: Callable[[Any], str]) -> str | 
     return _end_line(text) + f"\n[{dotted(path[:-1])}]\n{line}"
 
 
+def beside_comment(text: str, path: Path, line: str) -> str | None:
+    """`line` put behind the first comment in its table that shows the key (``#key = ...``), else None."""
+    lines = text.splitlines(keepends=True)
+    found = headers([one.rstrip("\r\n") for one in lines])
+    ends = [number for number, one in enumerate(lines) if one.lstrip().startswith("[")]
+    starts = [number + 1 for number, table in found if table == path[:-1]] if len(path) > 1 else [0]
+    for start in starts:
+        end = next((number for number in ends if number >= start), len(lines))
+        for number in range(start, end):
+            shown = re.match(rf"([ \t]*)#[ \t]*{re.escape(dotted(path[-1:]))}[ \t]*=", lines[number])
+            if shown:
+                before = [*lines[:number], _end_line(lines[number])]
+                return "".join([*before, shown[1], line, *lines[number + 1 :]])
+    return None
+
+
 def _put_top(lines: list[str], line: str) -> str | None:
     """A top-level key: replaced if it stands on one line of its own, else put before the first table."""
     tables = headers([one.rstrip("\r\n") for one in lines])

@@ -1,0 +1,73 @@
+"""A change of files that no daemon has to read: lock, recover, plan, journal, write; back if it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.errors import PreconditionError
+from gpunode.host import Host
+from gpunode.journal import Entry, Journal, lock_path
+from gpunode.result import Progress
+from gpunode.runtime.apply import uninterrupted, write
+from gpunode.runtime.engine import FileEdit
+from gpunode.runtime.recovery import half_done, take_back
+
+LOCK_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class FilesChanged:
+    """The edits that were planned, the journal entry that undoes them (empty if none), and what to tell."""
+
+    edits: tuple[FileEdit, ...]
+    journal: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def change_files(
+    host: Host,
+    operation: str,
+    plan: Callable[[], Sequence[FileEdit]],
+    progress: Progress,
+    *,
+    context: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+) -> FilesChanged:
+    """Carry out what `plan` gives once the lock is held; with `dry_run` nothing is locked or written.
+
+    `context` goes into the journal's manifest, where ``engine`` is empty: a rollback restores files only.
+    `PreconditionError` without root; whatever fails while writing leaves all the files as they were.
+    """
+    journal = Journal.of(host)
+    if not dry_run and host.live and not host.is_root:
+        raise PreconditionError("changing the node's configuration needs root", hint="run it again with sudo")
+    with nullcontext() if dry_run else host.lock(lock_path(host), LOCK_SECONDS):
+        notes = half_done(host, journal) if dry_run else take_back(host, "", journal, progress)
+        edits = tuple(plan())
+        changed = tuple(edit for edit in edits if edit.action != "unchanged")
+        if dry_run or not changed:
+            return FilesChanged(edits, "", notes)
+        return FilesChanged(edits, _apply(host, journal, operation, changed, context or {}), notes)
+
+
+def _apply(
+    host: Host, journal: Journal, operation: str, edits: Sequence[FileEdit], context: Mapping[str, Any]
+) -> str:
+    entry: Entry | None = None
+    try:
+        entry = journal.begin(operation, edits, {"engine": "", **context})
+        for edit in edits:
+            write(host, edit, edit.after, edit.before)
+        with uninterrupted():
+            journal.mark(entry, "committed")
+            journal.prune()
+    except BaseException:
+        if entry is not None:
+            with uninterrupted():
+                journal.restore(entry)
+                journal.mark(entry, "rolled-back")
+        raise
+    return entry.id
