@@ -34,11 +34,13 @@ def change_files(
     progress: Progress,
     *,
     context: Mapping[str, Any] | None = None,
+    done: Callable[[], None] = lambda: None,
     dry_run: bool = False,
 ) -> FilesChanged:
     """Carry out what `plan` gives once the lock is held; with `dry_run` nothing is locked or written.
 
     `context` goes into the journal's manifest, where ``engine`` is empty: a rollback restores files only.
+    `done` is called after success, still under the lock.
     `PreconditionError` without root; whatever fails while writing leaves all the files as they were.
     """
     journal = Journal.of(host)
@@ -50,7 +52,9 @@ def change_files(
         changed = tuple(edit for edit in edits if edit.action != "unchanged")
         if dry_run or not changed:
             return FilesChanged(edits, "", notes)
-        return FilesChanged(edits, _apply(host, journal, operation, changed, context or {}), notes)
+        written = _apply(host, journal, operation, changed, context or {})
+        done()
+        return FilesChanged(edits, written, notes)
 
 
 def _apply(

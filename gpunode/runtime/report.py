@@ -88,7 +88,7 @@ def report(task: Task, applied: Applied, request: Request, notes: tuple[str, ...
         config_version=plan.config_version,
         config=engine.daemon.config_path,
         config_source=engine.daemon.config_source,
-        changes=tuple(_shown(edit, kind) for edit in plan.edits),
+        changes=tuple(shown(edit, kind) for edit in plan.edits),
         restart=RestartReport(plan.verb, performed, round(applied.seconds, 3), command, plan.reason),
         active=ActiveReport(active.handlers, active.default) if active else None,
         journal=applied.journal,
@@ -126,7 +126,7 @@ def _blocks(
     return tuple(blocks)
 
 
-def _shown(edit: FileEdit, kind: str) -> Change:
+def shown(edit: FileEdit, kind: str) -> Change:
     """One edit; what a rollback writes is `restored`."""
     change = edit.change()
     restored = kind == "Rollback" and change.action in ("created", "updated")
