@@ -30,7 +30,8 @@ OPEN_STATES = ("begun", "applied")
 class Edit(Protocol):
     """A file before and after; `interim` and `undo` are what it holds for a moment on the way.
 
-    A `generated` file is written anew whenever the node changes, so a later content is no stranger's.
+    A `generated` file is written anew whenever the node changes, so a later content is no stranger's. One
+    `beside` is no configuration of the engine.
     """
 
     @property
@@ -45,6 +46,8 @@ class Edit(Protocol):
     def undo(self) -> bytes | None: ...
     @property
     def generated(self) -> bool: ...
+    @property
+    def beside(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,7 @@ class Journal:
             "interim": [digest(text) for text in (edit.interim, edit.undo) if text is not None],
             "backup": backup,
             "generated": edit.generated,
+            "beside": edit.beside,
         }
 
     def mark(self, entry: Entry, state: str) -> Entry:

@@ -22,6 +22,7 @@ class Edit:
     interim: bytes | None = None
     undo: bytes | None = None
     generated: bool = False
+    beside: bool = False
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def _companions(host: Host, engines: tuple[Engine, ...], options: Options) -> Co
 
     made = companions(host, tuple(engine.daemon for engine in engines), units=not options.request.no_restart)
     edits = tuple(
-        FileEdit(path, host.read_bytes(path), content, generated=path in made.generated)
+        FileEdit(path, host.read_bytes(path), content, generated=path in made.generated, beside=True)
         for path, content in made.files
     )
     return Companions(edits, made.units, made.notes)
@@ -91,12 +91,8 @@ def _intent(engine: Engine, options: Options, made: Callable[[], Companions]) ->
 
     def plan(active: Active | None) -> Plan:
         own, beside = engine.plan(wanted, active), made()
-        return dataclasses.replace(
-            own,
-            edits=(*own.edits, *beside.edits),
-            units=(*own.units, *beside.units),
-            notes=(*own.notes, *beside.notes),
-        )
+        full = own.with_beside(beside.edits, beside.units)
+        return dataclasses.replace(full, notes=(*own.notes, *beside.notes))
 
     return Intent(
         OPERATION,

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.journal import Entry, Journal, lock_path
-from gpunode.result import Change, Progress, Result, Style, Text
+from gpunode.result import Block, Change, Diff, Progress, Result, Style, Text
 from gpunode.runtime.engine import Active, Engine, FileEdit, Plan
+from gpunode.runtime.files import change_files
 from gpunode.runtime.recovery import take_back
-from gpunode.runtime.report import RestartReport, RuntimeConfiguration
+from gpunode.runtime.report import RestartReport, RuntimeConfiguration, shown
 from gpunode.runtime.request import Request
-from gpunode.runtime.undo import runtimes_of
+from gpunode.runtime.undo import Original, runtimes_of
 from gpunode.runtime.workflow import LOCK_SECONDS, Intent, change
 
 
@@ -42,6 +42,8 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
             return done
     entry = Journal.of(host).committed(options.id)
     manifest = entry.manifest
+    if not manifest.get("engine"):
+        return _files_only(host, options, entry, progress)
     names = runtimes_of(manifest)
     units = tuple(unit for unit in manifest.get("units", ()) if isinstance(unit, str))
 
@@ -49,8 +51,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         _refuse_foreign(journal, entry)
 
         def plan(active: Active | None) -> Plan:
-            restored = engines[0].restoring(_edits(host, journal, entry), names, active)
-            return dataclasses.replace(restored, units=units)
+            return Original(_edits(host, journal, entry), units).plan(engines[0], names, active)
 
         def done() -> None:
             journal.own(entry)
@@ -92,12 +93,41 @@ def _finish(host: Host, options: Options, progress: Progress) -> Result | None:
         Change(path, "restored" if host.exists(path) else "removed")
         for path in dict.fromkeys(file["path"] for entry in killed for file in entry.files)
     )
-    last = killed[-1].manifest
-    data = RuntimeConfiguration(
-        engine=str(last.get("engine", "")),
+    data = _of_files(killed[-1].manifest, changes)
+    blocks = tuple(Text(f"{change.path} {change.action}", Style.GOOD) for change in changes)
+    return Result("Rollback", data, messages=notes, blocks=blocks)
+
+
+def _files_only(host: Host, options: Options, entry: Entry, progress: Progress) -> Result:
+    """Restore an entry of no engine: nobody has to be asked or restarted."""
+    journal = Journal.of(host)
+
+    def plan() -> tuple[FileEdit, ...]:
+        _refuse_foreign(journal, entry)
+        return _edits(host, journal, entry)
+
+    def done() -> None:
+        journal.own(entry)
+        journal.mark(entry, "rolled-back")
+
+    context = {"config": str(entry.manifest.get("config", ""))}
+    did = change_files(host, "rollback", plan, progress, context=context, done=done, dry_run=options.dry_run)
+    changes = tuple(shown(edit, "Rollback") for edit in did.edits)
+    data = replace(_of_files(entry.manifest, changes), journal=did.journal, dry_run=options.dry_run)
+    mark = " (dry run)" if options.dry_run else ""
+    blocks: list[Block] = []
+    for restored in changes:
+        blocks.append(Text(f"{restored.path} {restored.action}{mark}", Style.GOOD))
+        blocks += [Diff(restored.diff)] if options.dry_run and restored.diff else []
+    return Result("Rollback", data, messages=did.notes, blocks=tuple(blocks))
+
+
+def _of_files(manifest: Mapping[str, Any], changes: tuple[Change, ...]) -> RuntimeConfiguration:
+    return RuntimeConfiguration(
+        engine=str(manifest.get("engine", "")),
         engine_version="",
         config_version=None,
-        config=str(last.get("config", "")),
+        config=str(manifest.get("config", "")),
         config_source="the journal",
         changes=changes,
         restart=RestartReport("none", performed=False, seconds=0.0, command="", reason=""),
@@ -105,8 +135,6 @@ def _finish(host: Host, options: Options, progress: Progress) -> Result | None:
         journal="",
         dry_run=False,
     )
-    blocks = tuple(Text(f"{change.path} {change.action}", Style.GOOD) for change in changes)
-    return Result("Rollback", data, messages=notes, blocks=blocks)
 
 
 def _is_as_before(active: Active, manifest: Mapping[str, Any], name: str) -> bool:
@@ -135,8 +163,9 @@ def _refuse_foreign(journal: Journal, entry: Entry) -> None:
 
 
 def _edits(host: Host, journal: Journal, entry: Entry) -> tuple[FileEdit, ...]:
-    return tuple(
-        FileEdit(file["path"], now, journal.original(entry, file) if journal.restorable(file) else now)
-        for file in entry.files
-        for now in [host.read_bytes(file["path"])]
-    )
+    edits = []
+    for file in entry.files:
+        now = host.read_bytes(file["path"])
+        then = journal.original(entry, file) if journal.restorable(file) else now
+        edits.append(FileEdit(file["path"], now, then, beside=bool(file.get("beside"))))
+    return tuple(edits)

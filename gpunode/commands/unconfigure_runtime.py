@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 
 from gpunode.commands.configure_runtime import check_name
@@ -48,8 +47,7 @@ def _intent(engine: Engine, journal: Journal, names: tuple[str, ...], cdi: bool)
     def plan(active: Active | None) -> Plan:
         original = original_files(engine, journal, names)
         if original.edits:
-            restored = engine.restoring(original.edits, names, active)
-            return dataclasses.replace(restored, units=original.units)
+            return original.plan(engine, names, active)
         previous = previous_default(engine, journal, names)
         switched = cdi or switched_cdi(engine, journal, names)
         return engine.plan_removal(Unwanted(names, previous, switched), active)

@@ -73,7 +73,7 @@ class ContainerdEngine:
         self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None, version: int | None
     ) -> Plan:
         gone = active is None or not any(name in active.handlers for name in names)
-        verb, reason = _verb(tuple(edit for edit in edits if _reads(edit.path)), gone)
+        verb, reason = _verb(edits, gone)
         return Plan("containerd", edits, verb, reason, (), version)
 
     def _untouched(self, before: dict[str, bytes | None]) -> tuple[FileEdit, ...]:
@@ -169,11 +169,6 @@ def _verb(edits: tuple[FileEdit, ...], in_force: bool) -> tuple[str, str]:
     if not in_force:
         return "restart", "the files are right already, the running containerd has not read them"
     return "none", ""
-
-
-def _reads(path: str) -> bool:
-    """Whether the file is one that containerd reads, not a CDI specification or a unit beside it."""
-    return path.endswith(".toml")
 
 
 def _edit(path: str, before: bytes | None, after: str | None) -> FileEdit:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,14 +57,10 @@ class DockerEngine:
         return self.restoring((edit,), unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
-        """The plan around edits of which one takes `names` out of daemon.json."""
-        path = self.daemon.config_path
-        others = tuple(edit for edit in edits if edit.path != path)
-        own = next((edit for edit in edits if edit.path == path), None)
-        plan = self._restoring_own(own, names, active) if own else Plan("docker", ())
-        return dataclasses.replace(plan, edits=(*plan.edits, *others))
-
-    def _restoring_own(self, edit: FileEdit, names: tuple[str, ...], active: Active | None) -> Plan:
+        """The plan around the edit that takes `names` out of daemon.json."""
+        if not edits:
+            return Plan("docker", ())
+        edit = edits[0]
         before, after = (decode(data, edit.path) for data in (edit.before, edit.after))
         stale = active is not None and any(name in active.handlers for name in names)
         if edit.action == "unchanged":

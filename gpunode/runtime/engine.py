@@ -6,6 +6,7 @@ apply.py is the only code that carries one out.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from dataclasses import dataclass
 from typing import Protocol
@@ -67,7 +68,8 @@ class FileEdit:
     `interim` is what the daemon must read when it reloads, where reading `after` would not undo what it
     remembers (dockerd keeps a runtime whose key is gone from its file); `undo` is the same for the way back.
     `generated` marks a file that is written anew whenever the node changes, such as a CDI specification: on
-    the way back a newer one is no stranger's.
+    the way back a newer one is no stranger's. `beside` marks a file that no engine reads as configuration:
+    the specification, and the systemd units that keep it fresh.
     """
 
     path: str
@@ -76,6 +78,7 @@ class FileEdit:
     interim: bytes | None = None
     undo: bytes | None = None
     generated: bool = False
+    beside: bool = False
 
     @property
     def action(self) -> str:
@@ -143,6 +146,15 @@ class Plan:
     def changed(self) -> tuple[FileEdit, ...]:
         """Only the edits that change something."""
         return tuple(edit for edit in self.edits if edit.action != "unchanged")
+
+    @property
+    def own(self) -> Plan:
+        """The plan for what the engine itself reads, as it made it."""
+        return dataclasses.replace(self, edits=tuple(edit for edit in self.edits if not edit.beside))
+
+    def with_beside(self, edits: tuple[FileEdit, ...], units: tuple[str, ...] = ()) -> Plan:
+        """The plan with files beside the engine's own, and the systemd units among them."""
+        return dataclasses.replace(self, edits=(*self.edits, *edits), units=(*self.units, *units))
 
 
 @dataclass(frozen=True)

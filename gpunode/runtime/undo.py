@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.journal import Entry, Journal, digest
-from gpunode.runtime.engine import Engine, FileEdit
+from gpunode.runtime.engine import Active, Engine, FileEdit, Plan
 
 OPERATION = "configure-runtime"
 
@@ -19,6 +19,12 @@ class Original:
     edits: tuple[FileEdit, ...] = ()
     units: tuple[str, ...] = ()
 
+    def plan(self, engine: Engine, names: tuple[str, ...], active: Active | None) -> Plan:
+        """The engine's plan around the edits of its own files, with the others beside them."""
+        own = tuple(edit for edit in self.edits if not edit.beside)
+        others = tuple(edit for edit in self.edits if edit.beside)
+        return engine.restoring(own, names, active).with_beside(others, self.units)
+
 
 def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> Original:
     """The files as they were without `names`; no edits if gpunode did not write what they hold now.
@@ -27,6 +33,7 @@ def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> 
     """
     now: dict[str, bytes | None] = {}
     then: dict[str, bytes | None] = {}
+    beside: set[str] = set()
     units: list[str] = []
     for entry in reversed(_entries(engine, journal, names)):
         files = [file for file in entry.files if not _outlived(engine, file)]
@@ -36,9 +43,12 @@ def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> 
             if not file.get("generated") and digest(then.get(path, now[path])) != file["after"]:
                 return Original()
         then |= {file["path"]: journal.original(entry, file) for file in files}
+        beside |= {file["path"] for file in files if file.get("beside")}
         units += [_text(unit) for unit in entry.manifest.get("units", ())]
         if not entry.manifest.get("hadRuntime"):
-            edits = tuple(FileEdit(path, now[path], content) for path, content in then.items())
+            edits = tuple(
+                FileEdit(path, now[path], content, beside=path in beside) for path, content in then.items()
+            )
             return Original(edits, tuple(dict.fromkeys(units)))
     return Original()
 

@@ -115,7 +115,8 @@ def _carry_out(
     for task in tasks:
         task.intent.require()
         refuse(task.engine, task.plan, task.active, task.restarter, request)
-        checked.append(task.engine.validate(task.plan, task.intent.expected) if task.plan.changed else ())
+        own = task.plan.own
+        checked.append(task.engine.validate(own, task.intent.expected) if own.changed else ())
     done: list[tuple[Job, Applied]] = []
     try:
         for task in tasks:
@@ -175,7 +176,7 @@ def _foreseen(task: Task, request: Request, notes: tuple[str, ...]) -> Result:
             check()
         except GpunodeError as error:
             said.append(f"a real run would refuse this: {error.message}; {error.hint}")
-    if plan.changed and engine.host.live:
+    if plan.own.changed and engine.host.live:
         said.append(
             f"not validated: {plan.engine} itself reads staged copies first when this is not a dry run"
         )
