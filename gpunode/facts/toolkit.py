@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpunode.facts.daemons import parse_version
 from gpunode.host import Host
@@ -37,6 +37,13 @@ def find_toolkit(host: Host) -> Toolkit:
             found[name] = path
     version, source = _version(host, found)
     return Toolkit(found, version, source)
+
+
+def hook_program(host: Host, name: str) -> str | None:
+    """Where one of the toolkit's programs is, the same from a shell and from a systemd unit: the system's
+    directories come before whatever PATH says.
+    """
+    return replace(host, environ={}).which(name) or host.which(name) or _elsewhere(host, name)
 
 
 def _elsewhere(host: Host, name: str) -> str | None:

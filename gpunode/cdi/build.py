@@ -1,0 +1,206 @@
+"""From what the node has to a specification: pure, and the same for the same node."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from gpunode.cdi.driver_files import DriverFiles
+from gpunode.cdi.hooks import HookProgram, hooks_for
+from gpunode.cdi.model import SOCKET, Device, Edits, Mount, NodeEdit, Spec, Version
+from gpunode.cdi.nodes import CONTROL, NodeFacts, gpu_node, mig_nodes
+from gpunode.cdi.versions import NEWEST, needed, text
+from gpunode.errors import GpunodeError, PreconditionError
+from gpunode.gpu.model import Gpu, Inventory, MigDevice
+
+INDEX, UUID, TYPE_INDEX = "index", "uuid", "type-index"
+STRATEGIES = (INDEX, UUID, TYPE_INDEX)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How devices are named. `limit` is the newest version that whoever reads the result knows."""
+
+    vendor: str = "nvidia.com"
+    device_class: str = "gpu"
+    names: tuple[str, ...] = (INDEX, UUID)
+    limit: Version = NEWEST
+
+
+@dataclass(frozen=True)
+class Built:
+    """The specification, and what isn't in it and why."""
+
+    spec: Spec
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Found:
+    """One GPU or MIG device: its place (``3`` or ``3:1``), its UUID, its device files."""
+
+    place: str
+    uuid: str
+    nodes: tuple[str, ...]
+    mig: bool
+
+
+def build(
+    inventory: Inventory, nodes: NodeFacts, files: DriverFiles, hooks: HookProgram | None, form: Form
+) -> Built:
+    """The specification of this node. `GpunodeError` if no device could be described, or if the readers know
+    no version that has what is needed.
+    """
+    notes: list[str] = []
+    found = tuple(_found(inventory, nodes, notes))
+    if not found:
+        raise GpunodeError(
+            "there is no GPU to describe: " + ("; ".join(notes) or "NVML lists none"),
+            hint="find out why: gpunode doctor",
+            code="no-devices",
+        )
+    names, note = _strategies(form)
+    devices = tuple(_devices(found, names, nodes.dev_root))
+    notes += [note] if note else []
+    notes += _missing_control(nodes)
+    spec = Spec(f"{form.vendor}/{form.device_class}", devices, _common(nodes, files, hooks))
+    version = needed(spec)
+    if version > form.limit:
+        raise PreconditionError(
+            f"the specification needs CDI {text(version)}; an engine here reads {text(form.limit)} at most",
+            hint="upgrade that engine, or leave out what needs it (dots in --class, --dev-root)",
+            code="cdi-version",
+        )
+    return Built(replace(spec, version=version), tuple(notes))
+
+
+def _strategies(form: Form) -> tuple[tuple[str, ...], str]:
+    """Names beginning with a digit came with CDI 0.5.0; older engines get the other kinds of name."""
+    if form.limit >= (0, 5, 0):
+        return form.names, ""
+    letters = tuple(name for name in form.names if name != INDEX) or (UUID,)
+    return letters, f"an engine here reads CDI {text(form.limit)}: devices can't be named by index"
+
+
+# --- devices --------------------------------------------------------------------------------------------
+
+
+def _found(inventory: Inventory, facts: NodeFacts, notes: list[str]) -> Iterator[_Found]:
+    """GPUs in NVML's order, MIG devices in place of a GPU that is cut up; `notes` say what is left out."""
+    for gpu in inventory.gpus:
+        node = gpu_node(gpu, facts)
+        if gpu.error:
+            notes.append(f"GPU {gpu.index} is left out: {gpu.error}")
+        elif node is None or node not in facts.present:
+            told = node or "its device file, whose number nobody tells,"
+            notes.append(f"GPU {gpu.index} is left out: {told} isn't there (nvidia-modprobe -c {gpu.index})")
+        elif gpu.mig_enabled and not gpu.mig:
+            notes.append(f"GPU {gpu.index} is left out: MIG is on and holds no device")
+        elif gpu.mig_enabled:
+            yield from _mig_devices(gpu, node, facts, notes)
+        else:
+            yield _Found(str(gpu.index), gpu.uuid, (node, *facts.drm.get(gpu.pci, ())), mig=False)
+
+
+def _mig_devices(gpu: Gpu, node: str, facts: NodeFacts, notes: list[str]) -> Iterator[_Found]:
+    for mig in sorted(gpu.mig, key=lambda device: device.index):
+        place = f"{gpu.index}:{mig.index}"
+        caps = mig_nodes(gpu, mig, facts)
+        missing = [path for path in caps or () if path not in facts.present]
+        if caps is None:
+            notes.append(
+                f"MIG device {place} is left out: /proc/driver/nvidia-caps/mig-minors doesn't have it"
+            )
+        elif missing:
+            notes.append(f"MIG device {place} is left out: {', '.join(missing)} isn't there (run nvidia-smi)")
+        else:
+            yield _Found(place, mig.uuid, (node, *caps, *_mig_drm(gpu, mig, facts)), mig=True)
+
+
+def _mig_drm(gpu: Gpu, mig: MigDevice, facts: NodeFacts) -> tuple[str, ...]:
+    """Only profiles with graphics may render."""
+    return facts.drm.get(gpu.pci, ()) if "+gfx" in mig.profile else ()
+
+
+def _devices(found: tuple[_Found, ...], names: tuple[str, ...], dev_root: str) -> Iterator[Device]:
+    """Every device once for each kind of name, then ``all``. A name that is taken isn't given again."""
+    taken = {""}
+    for kind in dict.fromkeys(names):
+        for device in found:
+            name = _name(device, kind)
+            if name not in taken:
+                taken.add(name)
+                yield Device(name, Edits(nodes=_node_edits(device.nodes, dev_root)))
+    everything = dict.fromkeys(path for device in found for path in device.nodes)
+    yield Device("all", Edits(nodes=_node_edits(everything, dev_root)))
+
+
+def _name(device: _Found, kind: str) -> str:
+    if kind == UUID:
+        return device.uuid
+    prefix = ("mig" if device.mig else "gpu") if kind == TYPE_INDEX else ""
+    return f"{prefix}{device.place}"
+
+
+def _node_edits(paths: Iterable[str], dev_root: str) -> tuple[NodeEdit, ...]:
+    ordered = sorted(paths, key=natural)
+    return tuple(NodeEdit(path, f"{dev_root}{path}" if dev_root else "") for path in ordered)
+
+
+def natural(path: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key by directory, then text, then numbers as numbers: nvidia2 comes before nvidia10."""
+    parts = re.findall(r"\d+|[^\d/]+|/", path)
+    keys = ((1, int(part), "") if part.isdigit() else (2, 0, part) for part in parts)
+    return ((0, path.count("/"), ""), *keys)
+
+
+# --- what every device needs -----------------------------------------------------------------------------
+
+
+def _missing_control(nodes: NodeFacts) -> list[str]:
+    needed_by_cuda = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+    gone = [path for path in needed_by_cuda if path not in nodes.present]
+    if not gone:
+        return []
+    return [f"{' and '.join(gone)} isn't there and CUDA needs it: nvidia-modprobe -c0 -u, then refresh"]
+
+
+def _common(nodes: NodeFacts, files: DriverFiles, hooks: HookProgram | None) -> Edits:
+    control = _node_edits((path for path in CONTROL if path in nodes.present), nodes.dev_root)
+    # keeps NVIDIA's own runtime, where it is the default, from injecting the GPUs once more
+    void = "NVIDIA_VISIBLE_DEVICES=void"
+    if hooks is None:
+        return Edits((void,), control, _mounts(files, _by_soname(files)))
+    folders = tuple(dict.fromkeys(library.directory for library in files.libraries))
+    env = (void, f"NVIDIA_CTK_LIBCUDA_DIR={':'.join(folders)}")
+    mounts = _mounts(files, (Mount(one.path, f"{files.root}{one.path}") for one in files.libraries))
+    return Edits(env, control, mounts, hooks_for(hooks, files, folders))
+
+
+def _by_soname(files: DriverFiles) -> Iterator[Mount]:
+    """Each library at each of its names, in both places where a loader looks by itself.
+
+    Without a hook nobody runs ldconfig in the container, so that leaves what ld.so searches without its
+    cache (ld.so(8)): Debian's is built for /usr/lib/<machine>-linux-gnu, everybody else's for /usr/lib64
+    (glibc's own default; where an image has a symlink there, as Arch to /usr/lib, the engine follows it inside
+    the image). The image isn't known when this is written, so both get all names; the one that its loader
+    doesn't search is two files that nobody opens. A name that the image has itself, as a file or as a link to
+    one, is covered by the mount: the host's driver is what fits the host's kernel.
+
+    Not done: LD_LIBRARY_PATH would replace the image's own and is ignored for privileged programs; an
+    /etc/ld.so.cache or /etc/ld.so.conf.d of ours would hide the image's libraries. 32-bit libraries are left
+    out: their directory is /usr/lib on RHEL, which is the 64-bit one on Arch, and would break that.
+    """
+    for library in files.libraries:
+        for name in (library.name, *library.links):
+            for directory in (f"/usr/lib/{files.architecture}-linux-gnu", "/usr/lib64"):
+                yield Mount(f"{directory}/{name}", f"{files.root}{library.path}")
+
+
+def _mounts(files: DriverFiles, libraries: Iterable[Mount]) -> tuple[Mount, ...]:
+    """Sorted by depth, so that nothing is mounted below what comes later."""
+    fixed = (Mount(inside, f"{files.root}{real}") for inside, real in files.files)
+    sockets = (Mount(path, path, SOCKET) for path in files.sockets)
+    unique = {mount.container_path: mount for mount in (*sockets, *fixed, *libraries)}
+    return tuple(unique[path] for path in sorted(unique, key=natural))

@@ -1,0 +1,185 @@
+"""The driver's files that a container needs: libraries of the running version, programs, firmware."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpunode.cdi.graphics import graphics_files
+from gpunode.errors import PreconditionError
+from gpunode.facts.ld_cache import parse_ld_cache
+from gpunode.host import Host
+
+PROGRAMS = (
+    "nvidia-smi",
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+    "nvidia-imex",
+    "nvidia-imex-ctl",
+)
+# fixed, and not PATH: what systemd runs must find the same as a shell
+_PROGRAM_PLACES = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/lib/nvidia/bin")
+_SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
+_MPS = "/tmp/nvidia-mps"  # noqa: S108 - where CUDA itself looks for the MPS daemon
+_CUSTOM_FIRMWARE = "/sys/module/firmware_class/parameters/path"
+_ARCHITECTURES = {"/lib/ld-linux-aarch64.so.1": "aarch64"}
+# modules of Vulkan, GBM and VDPAU that are the driver's without its version in their names
+_UNVERSIONED = re.compile(
+    r"libnvidia-egl-(gbm|wayland|wayland2|xcb|xlib)\.so\.\d+\.\d+|libnvidia-nvvm70\.so\.\d+"
+)
+_BESIDE = ("gbm", "vdpau")
+_ALIASES = ("libGLX_indirect",)
+
+
+@dataclass(frozen=True)
+class Library:
+    """One shared object. `path` is its real place, `directory` the library directory that it is found from.
+
+    `links` are other names that lead to it, relative to such a directory: ``libcuda.so.1``,
+    ``gbm/nvidia-drm_gbm.so``.
+    """
+
+    path: str
+    directory: str
+    links: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class DriverFiles:
+    """Paths on the node, without `root`, under which they lie; `root` is "" for the node's own files.
+
+    `links` of the libraries are relative to their directory, such as ``gbm/nvidia-drm_gbm.so``. `files` are
+    mounted where they are. `sockets` are unix sockets and the directory of MPS.
+    """
+
+    version: str
+    architecture: str
+    libraries: tuple[Library, ...]
+    files: tuple[tuple[str, str], ...] = ()
+    sockets: tuple[str, ...] = ()
+    root: str = ""
+
+
+def read_driver_files(host: Host, version: str, root: str = "", search: tuple[str, ...] = ()) -> DriverFiles:
+    """Look below `root` for the driver `version`; `search` are more library directories, which come first.
+
+    `PreconditionError` if libcuda of this version isn't there: no container could compute.
+    """
+    there = Host(host.path(root), environ={}) if root else host
+    architecture = next((name for path, name in _ARCHITECTURES.items() if there.exists(path)), "x86_64")
+    directories = tuple(_directories(there, architecture, search))
+    libraries = tuple(_libraries(there, directories, version))
+    if not any(library.name.startswith("libcuda.so.") for library in libraries):
+        raise _no_libcuda(version, root, directories)
+    files = (
+        *_programs(there),
+        *_firmware(there, host, version),
+        *graphics_files(there, architecture, version),
+    )
+    return DriverFiles(version, architecture, libraries, files, tuple(_sockets(host)), root)
+
+
+def _no_libcuda(version: str, root: str, directories: tuple[str, ...]) -> PreconditionError:
+    return PreconditionError(
+        f"libcuda.so.{version} of the running driver is in none of "
+        f"{', '.join(root + place for place in directories) or 'the library directories'}",
+        hint="name its directory with --library-path, or find out why it is missing: "
+        "gpunode doctor --only driver-lib-mismatch --only libcuda-missing",
+        code="no-libcuda",
+    )
+
+
+def _directories(host: Host, architecture: str, search: tuple[str, ...]) -> Iterator[str]:
+    """Directories of 64-bit libraries, real and each once; a 32-bit program's lie elsewhere everywhere.
+
+    Debian keeps some in a directory behind its alternatives; ld.so's cache tells of those and of any other.
+    """
+    multiarch = f"{architecture}-linux-gnu"
+    cache = parse_ld_cache(host.read_bytes("/etc/ld.so.cache") or b"")
+    cached = [one.path for one in cache if one.soname.startswith(("libcuda.so", "libnvidia-ml.so"))]
+    behind = [host.realpath(path) for path in cached]
+    places = [
+        *search,
+        f"/usr/lib/{multiarch}",
+        f"/usr/lib/{multiarch}/nvidia/current",
+        "/usr/lib64",
+        f"/lib/{multiarch}",
+        "/lib64",
+        *(path.rpartition("/")[0] for path in (*cached, *behind)),
+    ]
+    real = (host.realpath(place.rstrip("/") or "/") for place in places if host.is_dir(place))
+    yield from dict.fromkeys(real)
+
+
+def _libraries(host: Host, directories: tuple[str, ...], version: str) -> Iterator[Library]:
+    """Every library of this version, each once, with the names that lead to it."""
+    owners: dict[str, str] = {}
+    links: dict[str, set[str]] = {}
+    listed = {place: host.listdir(place) for one in directories for place in (one, *_beside(one))}
+    stems = {
+        name.partition(".so")[0] for names in listed.values() for name in names if _is_driver(name, version)
+    }
+    for directory in directories:
+        for place in (directory, *_beside(directory)):
+            for name in listed[place]:
+                # resolving every library of a distribution would take longer than all the rest
+                known = place != directory or name.partition(".so")[0] in {*stems, *_ALIASES}
+                if not known or ".so" not in name or not name.isascii():
+                    continue
+                real = host.realpath(f"{place}/{name}")
+                if _is_driver(real.rpartition("/")[2], version) and host.is_file(real):
+                    owners.setdefault(real, directory)
+                    links.setdefault(real, set()).add(f"{place}/{name}".removeprefix(f"{directory}/"))
+    taken: set[str] = set()
+    for real, directory in owners.items():
+        name = real.rpartition("/")[2]
+        if name not in taken:  # the first directory's copy counts, as for the loader
+            taken.add(name)
+            yield Library(real, directory, tuple(sorted(links[real] - {name})))
+
+
+def _beside(directory: str) -> Iterator[str]:
+    return (f"{directory}/{part}" for part in _BESIDE)
+
+
+def _is_driver(name: str, version: str) -> bool:
+    return name.endswith(f".so.{version}") or _UNVERSIONED.match(name) is not None
+
+
+def _programs(host: Host) -> Iterator[tuple[str, str]]:
+    """Container path and real path of each program; Debian's are links into a directory of alternatives."""
+    for name in PROGRAMS:
+        paths = (f"{place}/{name}" for place in _PROGRAM_PLACES)
+        path = next((path for path in paths if host.executable(path)), None)
+        if path is not None:
+            yield path, host.realpath(path)
+
+
+def _firmware(there: Host, host: Host, version: str) -> Iterator[tuple[str, str]]:
+    """gsp*.bin in the first directory that has it, in the kernel's own order."""
+    release = (host.read_text("/proc/sys/kernel/osrelease") or "").strip()
+    custom = (host.read_text(_CUSTOM_FIRMWARE) or "").strip()
+    updates = "/lib/firmware/updates"
+    places = (custom, f"{updates}/{release}", updates, f"/lib/firmware/{release}", "/lib/firmware")
+    for place in (place for place in places if place.startswith("/")):
+        found = there.glob(f"{place}/nvidia/{version}", "gsp*.bin")
+        if found:
+            yield from ((path, there.realpath(path)) for path in found)
+            return
+
+
+def _sockets(host: Host) -> Iterator[str]:
+    """Sockets of NVIDIA's daemons, always the node's own. MPS's directory lies in /tmp, where anybody could
+    have made one: only root's counts.
+    """
+    yield from (path for path in _SOCKETS if host.exists(path))
+    mps = host.stat(_MPS)
+    if mps is not None and mps.st_uid == 0 and not host.is_symlink(_MPS):
+        yield _MPS

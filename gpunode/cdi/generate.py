@@ -1,0 +1,100 @@
+"""Gathers what a specification is made of, and makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gpunode.cdi.build import Built, Form, build
+from gpunode.cdi.driver_files import read_driver_files
+from gpunode.cdi.hooks import find_hooks
+from gpunode.cdi.nodes import read_nodes
+from gpunode.errors import GpunodeError, PreconditionError
+from gpunode.facts.driver import loaded_module
+from gpunode.facts.libraries import NVML
+from gpunode.facts.system import node_class
+from gpunode.gpu.isolated import NvmlProbe, probe
+from gpunode.gpu.model import Inventory
+from gpunode.host import Host
+
+_VERSION_MISMATCH = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
+NVML_SECONDS = 60.0  # without persistence, sixteen GPUs take half a minute to wake up
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the driver is. `hooks` is auto (NVIDIA's hooks where their program is) or none."""
+
+    driver_root: str = "/"
+    dev_root: str = ""
+    library_path: tuple[str, ...] = ()
+    hooks: str = "auto"
+    timeout: float = NVML_SECONDS
+
+
+def generate(host: Host, sources: Sources, form: Form) -> Built:
+    """The specification of this node as it is now. `GpunodeError` says why there can be none."""
+    refuse_other_platforms(host)
+    driver = "" if sources.driver_root in ("", "/") else sources.driver_root.rstrip("/")
+    dev = (sources.dev_root or driver).rstrip("/")
+    inventory = _inventory(host, driver, sources)
+    nodes = read_nodes(host, inventory.gpus, dev)
+    files = read_driver_files(host, inventory.driver_version, driver, sources.library_path)
+    hooks = find_hooks(host) if sources.hooks == "auto" else None
+    return build(inventory, nodes, files, hooks, form)
+
+
+def refuse_other_platforms(host: Host) -> None:
+    """WSL2 and Tegra have neither /dev/nvidiaN nor NVML's minors: other files make a GPU there."""
+    mode = {"wsl2": "wsl", "tegra": "csv"}.get(node_class(host))
+    if mode is not None:
+        raise PreconditionError(
+            f"gpunode describes GPUs of NVIDIA's Linux driver, not those of {node_class(host)}",
+            hint=f"nvidia-ctk cdi generate --mode={mode} --output=/var/run/cdi/nvidia.yaml",
+            code="platform",
+        )
+
+
+def _inventory(host: Host, driver: str, sources: Sources) -> Inventory:
+    """NVML's answer, from the library of another root if one is given.
+
+    That very file is preloaded: a whole directory of another root would bring its C library along, and the
+    interpreter would not survive that.
+    """
+    asked = host
+    library = _nvml_library(host, driver, sources.library_path) if driver or sources.library_path else None
+    if library is not None:
+        asked = replace(host, environ={**host.environ, "LD_PRELOAD": library})
+    answer = probe(asked, sources.timeout)
+    if answer.inventory is None:
+        raise no_inventory(host, answer)
+    if not answer.inventory.driver_version:
+        raise GpunodeError("NVML doesn't tell the driver's version", hint="gpunode doctor", code="nvml")
+    return answer.inventory
+
+
+def _nvml_library(host: Host, driver: str, search: tuple[str, ...]) -> str | None:
+    """libnvidia-ml.so.1 below `driver`; None if it isn't there or its path can't be told to the loader."""
+    places = (*search, "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
+    paths = (f"{driver}{place.rstrip('/')}/{NVML}" for place in places)
+    return next((path for path in paths if host.is_file(path) and not set(path) & set(" :")), None)
+
+
+def no_inventory(host: Host, answer: NvmlProbe) -> GpunodeError:
+    """Why NVML told nothing, and what mends it."""
+    if loaded_module(host) is None:
+        return PreconditionError(
+            "the NVIDIA driver isn't loaded, so there is nothing to describe",
+            hint="modprobe nvidia nvidia-uvm, or find out why it isn't: gpunode doctor",
+            code="no-driver",
+        )
+    code = f" (NVML {answer.code})" if answer.code is not None else ""
+    if answer.code == _VERSION_MISMATCH:
+        return PreconditionError(
+            "the driver's libraries are of another version than the loaded module (NVML 18)",
+            hint="reboot, or find out more: gpunode doctor --only driver-lib-mismatch",
+            code="driver-lib-mismatch",
+        )
+    stable = "nvml-hang" if answer.timed_out else "nvml"
+    return GpunodeError(
+        f"the GPUs can't be listed: {answer.message}{code}", hint="find out why: gpunode doctor", code=stable
+    )

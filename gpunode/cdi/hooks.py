@@ -1,0 +1,89 @@
+"""NVIDIA's hook program: is it here, and which of its hooks does this release have?"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from posixpath import dirname, relpath
+
+from gpunode.cdi.driver_files import DriverFiles
+from gpunode.cdi.model import Hook
+from gpunode.facts.toolkit import hook_program
+from gpunode.host import Host
+
+_SECONDS = 5.0
+# an Ubuntu /sbin/ldconfig is a script around this one, which can't run in a container
+_LDCONFIG_REAL = "/sbin/ldconfig.real"
+
+
+@dataclass(frozen=True)
+class HookProgram:
+    """`argv` is how a hook is named, such as ``nvidia-cdi-hook`` or ``nvidia-ctk hook``; `path` is absolute.
+
+    `known` are the hooks that this release has. `ldconfig` is what update-ldcache shall run, "" for its own
+    default.
+    """
+
+    path: str
+    argv: tuple[str, ...]
+    known: frozenset[str]
+    ldconfig: str = ""
+
+
+def find_hooks(host: Host) -> HookProgram | None:
+    """Ask the installed program for its hooks; None if there is none, or if it can't do without which a
+    container finds no library.
+
+    nvidia-cdi-hook came with toolkit 1.16; before, ``nvidia-ctk hook`` was it.
+    """
+    for name, words in (("nvidia-cdi-hook", ()), ("nvidia-ctk", ("hook",))):
+        path = hook_program(host, name)
+        if path is None:
+            continue
+        answer = host.run([path, *words, "--help"], timeout=_SECONDS)
+        known = commands_in(answer.stdout) if answer.ok else frozenset()
+        if "update-ldcache" in known:
+            ldconfig = _LDCONFIG_REAL if host.executable(_LDCONFIG_REAL) else ""
+            return HookProgram(path, (name, *words), known, ldconfig)
+    return None
+
+
+def commands_in(text: str) -> frozenset[str]:
+    """Sub-commands in a help text: the first word of each line in its section COMMANDS, aliases included."""
+    _, _, section = text.partition("COMMANDS:")
+    section = re.split(r"\n(?=\S)", section, maxsplit=1)[0]
+    lines = (
+        re.match(r"\s+([a-z][\w-]*(?:, [a-z][\w-]*)*)(?:\s{2,}|\s*$)", line) for line in section.splitlines()
+    )
+    return frozenset(word for line in lines if line for word in line[1].split(", "))
+
+
+def hooks_for(program: HookProgram, files: DriverFiles, folders: tuple[str, ...]) -> tuple[Hook, ...]:
+    """NVIDIA's hooks in NVIDIA's order, those that the program has."""
+    links = tuple(_links(files))
+    wanted: tuple[tuple[str, tuple[str, ...]], ...] = (
+        ("create-symlinks", tuple(word for link in links for word in ("--link", link))),
+        ("enable-cuda-compat", (f"--host-driver-version={files.version}",)),
+        ("update-ldcache", (*_ldconfig(program), *(word for one in folders for word in ("--folder", one)))),
+        ("disable-device-node-modification", ()),
+        ("update-application-profile", ()),
+    )
+    return tuple(
+        Hook(program.path, (*program.argv, name, *arguments), ("NVIDIA_CTK_DEBUG=false",))
+        for name, arguments in wanted
+        if name in program.known and (arguments or name not in {"create-symlinks"})
+    )
+
+
+def _ldconfig(program: HookProgram) -> tuple[str, ...]:
+    return ("--ldconfig-path", program.ldconfig) if program.ldconfig else ()
+
+
+def _links(files: DriverFiles) -> list[str]:
+    """``target::link`` for every other name of a library, as create-symlinks reads them."""
+    found = []
+    for library in files.libraries:
+        for link in (f"{library.directory}/{name}" for name in library.links):
+            if link != library.path:
+                found.append(f"{relpath(library.path, dirname(link))}::{link}")
+    return sorted(found)

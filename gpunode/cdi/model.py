@@ -1,0 +1,70 @@
+"""The nouns of a CDI specification, limited to what gpunode writes (CDI's SPEC.md has the whole format)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Version = tuple[int, int, int]
+READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
+SOCKET = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
+
+
+@dataclass(frozen=True, order=True)
+class NodeEdit:
+    """A device file by its path in the container; `host_path` is empty where it is the same on the node.
+
+    Numbers are left out on purpose. NVIDIA's uvm and caps drivers get another major at every module load, and
+    an engine that finds none looks at the node when a container starts (`fillMissingInfo` in CDI's
+    container-edits_unix.go, in every release since 0.3.0): what isn't recorded can't become stale. Without a
+    mode either, runc makes the container's node 0666, so no supplementary groups (CDI 0.7.0) are needed.
+    """
+
+    path: str
+    host_path: str = ""
+
+
+@dataclass(frozen=True, order=True)
+class Mount:
+    """A bind mount of a file, a socket or a directory."""
+
+    container_path: str
+    host_path: str
+    options: tuple[str, ...] = READ_ONLY
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A program that the low-level runtime starts. `args` begin with the program's own name."""
+
+    path: str
+    args: tuple[str, ...]
+    env: tuple[str, ...] = ()
+    name: str = "createContainer"
+
+
+@dataclass(frozen=True)
+class Edits:
+    """What is done to a container."""
+
+    env: tuple[str, ...] = ()
+    nodes: tuple[NodeEdit, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    hooks: tuple[Hook, ...] = ()
+
+
+@dataclass(frozen=True)
+class Device:
+    """One name that a container may ask for, and what it gets beside the specification's common edits."""
+
+    name: str
+    edits: Edits
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One specification. `kind` is ``vendor/class``; `edits` are what every device of it needs."""
+
+    kind: str
+    devices: tuple[Device, ...]
+    edits: Edits
+    version: Version = (0, 5, 0)

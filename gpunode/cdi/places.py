@@ -1,0 +1,109 @@
+"""Where specifications lie, who writes them, and which one an engine takes when two name the same device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpunode.cdi.document import made_by_gpunode
+from gpunode.cdi.model import Spec
+from gpunode.errors import GpunodeError, PreconditionError
+from gpunode.facts.cdi import DIRECTORIES, CdiSpec, nvidia_specs
+from gpunode.facts.units import UNIT_DIRECTORIES, read_unit
+from gpunode.host import Host
+
+STANDARD = "/var/run/cdi/nvidia.yaml"
+NVIDIA_UNITS = ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service")
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """Other files that name a device which is also to be named at `path`.
+
+    `beside` lie in the same directory: engines then use neither. `before` are hidden by `path`, `after`
+    hide it.
+    """
+
+    path: str
+    beside: tuple[CdiSpec, ...] = ()
+    before: tuple[CdiSpec, ...] = ()
+    after: tuple[CdiSpec, ...] = ()
+
+
+def rivals(host: Host, path: str, spec: Spec) -> Rivals:
+    """Compare with every specification of NVIDIA's kinds here; one that can't be parsed names no device."""
+    own = _rank(host, path)
+    names = {device.name for device in spec.devices}
+    sides: dict[str, list[CdiSpec]] = {"beside": [], "before": [], "after": []}
+    for other in nvidia_specs(host) if own is not None else ():
+        rank = _rank(host, other.path)
+        if rank is None or own is None or _same(host, other.path, path):
+            continue
+        if other.kind == spec.kind and names & set(other.devices):
+            side = "beside" if rank == own else "before" if rank < own else "after"
+            sides[side].append(other)
+    return Rivals(path, *(tuple(sides[side]) for side in ("beside", "before", "after")))
+
+
+def _rank(host: Host, path: str) -> int | None:
+    """A directory's place in the engines' order, the later one wins; None if none of theirs."""
+    directory = host.realpath(path.rpartition("/")[0] or "/")
+    real = [host.realpath(one) for one in DIRECTORIES]
+    return real.index(directory) if directory in real else None
+
+
+def _same(host: Host, one: str, other: str) -> bool:
+    split = [path.rpartition("/") for path in (one, other)]
+    return split[0][2] == split[1][2] and host.realpath(split[0][0]) == host.realpath(split[1][0])
+
+
+def refuse_conflict(found: Rivals) -> None:
+    """`PreconditionError` where a second file would make the devices of both unusable."""
+    if found.beside:
+        other = found.beside[0].path
+        raise PreconditionError(
+            f"{other} defines the same devices; with a second file beside it engines would use neither",
+            hint=f"write over it: --output {other}, or remove it: rm {other}",
+            code="cdi-conflict",
+        )
+
+
+def remarks(found: Rivals) -> tuple[str, ...]:
+    """What a person should know of the other files."""
+    hidden = (
+        f"{other.path} defines the same devices: {found.path} wins, but what only it names stays; "
+        f"remove it if it is old: rm {other.path}"
+        for other in found.before
+    )
+    hiding = (
+        f"{other.path} defines the same devices and wins over {found.path}; remove it: rm {other.path}"
+        for other in found.after
+    )
+    return (*hidden, *hiding)
+
+
+def author(data: bytes | None) -> str:
+    """gpunode, or other; empty if there is no file."""
+    if data is None:
+        return ""
+    return "gpunode" if made_by_gpunode(data) else "other"
+
+
+def nvidia_refreshes(host: Host) -> bool:
+    """Whether NVIDIA's own service is enabled here: then it writes `STANDARD`, and two would take turns."""
+    links = (
+        f"{place}/{target}.target.wants/{unit}"
+        for place in UNIT_DIRECTORIES
+        for target in ("multi-user", "paths")
+        for unit in NVIDIA_UNITS
+    )
+    try:
+        there = any(host.is_symlink(link) for link in links)
+    except GpunodeError:
+        return False
+    return there and read_unit(host, NVIDIA_UNITS[1]) is not None
+
+
+def problems(specs: Iterable[CdiSpec]) -> tuple[str, ...]:
+    """Files that can't be parsed: engines skip each with all its devices."""
+    return tuple(f"{spec.path}: {spec.problem}" for spec in specs if spec.problem)

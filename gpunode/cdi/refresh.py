@@ -1,0 +1,137 @@
+"""The systemd units and the udev rule that keep the standard specification true.
+
+What changes on a node, and what tells of it: the driver is loaded or unloaded, a GPU is bound or goes (udev);
+its libraries, the module index or the hook program are replaced (files, by the path unit); MIG devices appear
+for the first time (their nodes in /dev/nvidia-caps, by the path unit). A MIG layout that comes to the same
+capabilities again makes no event at all: whoever changes it runs `gpunode cdi refresh` afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpunode.host import Host
+
+SERVICE = "gpunode-cdi-refresh.service"
+PATH_UNIT = "gpunode-cdi-refresh.path"
+UNITS = (PATH_UNIT, SERVICE)
+SERVICE_FILE = f"/etc/systemd/system/{SERVICE}"
+PATH_FILE = f"/etc/systemd/system/{PATH_UNIT}"
+# after 60-persistent and NVIDIA's own 60-nvidia.rules, which make the device files
+RULES_FILE = "/etc/udev/rules.d/90-gpunode-cdi.rules"
+ENVIRONMENT_FILE = "/etc/gpunode/cdi-refresh.env"
+MARKER = "# Made by gpunode (gpunode cdi refresh --install); gpunode cdi refresh --remove takes it away."
+
+_SERVICE = """\
+{marker}
+[Unit]
+Description=Describe the GPUs to container engines (gpunode)
+# a container that starts at boot finds its devices; a failure here holds nobody up: it is ordering only
+After=nvidia-persistenced.service nvidia-fabricmanager.service nvidia-mig-manager.service
+Before=docker.service containerd.service crio.service kubelet.service podman-restart.service
+# whatever failed at an early boot must not use up the tries of the driver's own arrival
+StartLimitIntervalSec=0
+
+[Service]
+Type=oneshot
+# GPUNODE_CDI_REFRESH_... sets any option
+EnvironmentFile=-{environment}
+# device files are made by whoever first asks for them; on a headless node that is this
+ExecStartPre=-/usr/bin/nvidia-modprobe -c 0 -u
+ExecStartPre=-/usr/bin/timeout -k 5 60 /usr/bin/nvidia-smi -L
+ExecStart={program} cdi refresh
+TimeoutStartSec=180
+Restart=on-failure
+RestartSec=15
+# 3: only a person can mend it, by a reboot for example
+RestartPreventExitStatus=3
+UMask=0022
+
+# It loads the driver's modules, makes its device files, asks NVML, and writes one directory.
+RuntimeDirectory=cdi
+RuntimeDirectoryMode=0755
+RuntimeDirectoryPreserve=yes
+CapabilityBoundingSet=CAP_SYS_MODULE CAP_SYS_ADMIN CAP_MKNOD CAP_CHOWN CAP_FOWNER CAP_DAC_OVERRIDE
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=read-only
+ProtectControlGroups=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+PrivateNetwork=yes
+RestrictAddressFamilies=AF_UNIX AF_NETLINK
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+# Left out on purpose: PrivateDevices, DeviceAllow, and ProtectClock, which implies it (they shut the driver's
+# devices out), ProcSubset (it hides /proc/driver/nvidia), PrivateTmp (MPS lies in /tmp), ProtectKernelModules
+# and ProtectKernelTunables (nvidia-modprobe loads modules and they set parameters).
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+_PATH = """\
+{marker}
+[Unit]
+Description=Watch what the GPUs' description for container engines is made of (gpunode)
+
+[Path]
+# the driver's module is built or removed, its libraries change, NVIDIA's hook comes or goes
+PathChanged=/lib/modules/%v/modules.dep.bin
+PathChanged=/etc/ld.so.cache
+PathChanged=/usr/bin/nvidia-cdi-hook
+# MIG devices that this boot hasn't had yet
+PathChanged=/dev/nvidia-caps
+Unit={service}
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+_RULES = """\
+{marker}
+# The driver is loaded or unloaded.
+SUBSYSTEM=="module", ACTION=="add|remove", KERNEL=="nvidia|nvidia_*", GOTO="gpunode"
+# A GPU is bound to a driver, unbound, or gone (PCI class 0300 and 0302).
+SUBSYSTEM=="pci", ACTION=="bind|unbind|remove", ENV{{PCI_ID}}=="10DE:*", ENV{{PCI_CLASS}}=="30[02]*", GOTO="gpunode"
+GOTO="gpunode_end"
+LABEL="gpunode"
+RUN+="{systemctl} --no-block start {service}"
+LABEL="gpunode_end"
+"""
+
+
+def files(host: Host) -> tuple[tuple[str, bytes], ...]:
+    """Path and content of each file for this node: units, then the rule."""
+    values = {
+        "marker": MARKER,
+        "environment": ENVIRONMENT_FILE,
+        "program": program(host),
+        "service": SERVICE,
+        "systemctl": host.which("systemctl") or "/usr/bin/systemctl",
+    }
+    texts = ((SERVICE_FILE, _SERVICE), (PATH_FILE, _PATH), (RULES_FILE, _RULES))
+    return tuple((path, text.format(**values).encode()) for path, text in texts)
+
+
+def program(host: Host) -> str:
+    """What a unit starts: the gpunode that is running now, by its absolute path.
+
+    On a recorded or mounted node that is the node's own, or where its package would put it.
+    """
+    if not host.live:
+        return host.which("gpunode") or "/usr/local/bin/gpunode"
+    import sys
+
+    script = f"{sys.executable.rpartition('/')[0]}/gpunode"
+    words = [script] if host.executable(script) else [sys.executable, "-P", "-m", "gpunode"]
+    return " ".join(_quoted(word) for word in words)
+
+
+def _quoted(word: str) -> str:
+    """One word of ExecStart (systemd.service(5), "COMMAND LINES"): ``%`` and ``$`` are special there."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return escaped if re.fullmatch(r"[\w./%+-]+", escaped, re.ASCII) else f'"{escaped}"'
