@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gpunode.errors import PreconditionError, Unreadable, UsageError
 from gpunode.facts.containerd import find_containerd, owner
+from gpunode.facts.crio import find_crio
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker import find_docker
 from gpunode.facts.kubelet import find_kubelet
+from gpunode.facts.podman import find_podman
 from gpunode.facts.processes import running
 from gpunode.host import Host
 from gpunode.runtime.containerd import ContainerdEngine
@@ -19,8 +21,13 @@ from gpunode.runtime.request import Request
 
 Finder = Callable[[Host, str | None], Daemon | None]
 AUTO = ("", "auto")
-FINDERS: Mapping[str, Finder] = {"docker": find_docker, "containerd": find_containerd}
-_HAVE_DROP_INS = ("containerd",)
+FINDERS: Mapping[str, Finder] = {
+    "docker": find_docker,
+    "containerd": find_containerd,
+    "crio": find_crio,
+    "podman": find_podman,
+}
+_HAVE_DROP_INS = ("containerd", "crio")
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -74,19 +81,37 @@ def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: s
         )
     if socket:
         daemon = dataclasses.replace(daemon, socket=socket)
-    return DockerEngine(host, daemon) if chosen == "docker" else ContainerdEngine(host, daemon, drop_in)
+    return _engine(host, daemon, drop_in)
+
+
+def _engine(host: Host, daemon: Daemon, drop_in: str) -> Engine:
+    """Loads only the engine that is meant: every module costs its part of a run that changes nothing."""
+    if daemon.name == "docker":
+        return DockerEngine(host, daemon)
+    if daemon.name == "crio":
+        from gpunode.runtime.crio import CrioEngine
+
+        return CrioEngine(host, daemon, drop_in)
+    if daemon.name == "podman":
+        from gpunode.runtime.podman import PodmanEngine
+
+        return PodmanEngine(host, daemon)
+    return ContainerdEngine(host, daemon, drop_in)
 
 
 def _auto(host: Host, config: str) -> str:
-    """The engine whose file was named, the kubelet's, or the only one."""
+    """The engine whose file was named, the kubelet's, or the only one; podman only where it is alone."""
     if config.endswith(".toml"):
         return "containerd"
     if config.endswith(".json"):
         return "docker"
+    if config.endswith("crio.conf"):
+        return "crio"
     kubelets = _kubelet_engine(host)
     if kubelets:
         return kubelets
-    found = [name for name, find in FINDERS.items() if _is_own(find(host, None))]
+    daemons = [name for name, find in FINDERS.items() if name != "podman" and _is_own(find(host, None))]
+    found = daemons or (["podman"] if find_podman(host) else [])
     if len(found) == 1:
         return found[0]
     if not found:

@@ -1,0 +1,208 @@
+"""CRI-O on this node: which one, and the configuration that its files add up to.
+
+How CRI-O reads them (pkg/config/config.go, the same from 1.20 to 1.37): the main file, then *every* file in
+the drop-in directory and below, in lexical order, whatever its name: hidden ones, ``*.bak``, subdirectories
+too. A key in a later file replaces an earlier one; a handler under ``crio.runtime.runtimes`` is replaced as a
+whole. Flags on the command line come last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from gpunode.errors import ConfigError, GpunodeError
+from gpunode.facts.containerd import dig, parse_toml
+from gpunode.facts.daemons import Daemon, Kind, daemon_version, find_binary, locate, socket_path
+from gpunode.facts.processes import Process, option_value, running
+from gpunode.facts.units import read_unit
+from gpunode.host import Host
+
+DEFAULT_CONFIG = "/etc/crio/crio.conf"
+DEFAULT_DIRECTORY = "/etc/crio/crio.conf.d"
+DEFAULT_SOCKET = "/var/run/crio/crio.sock"
+_CONFIG_FLAGS = ("--config", "-c")
+_DIRECTORY_FLAGS = ("--config-dir", "-d")
+# the unit's name upstream, and the alias that older packages installed as the unit itself
+_KINDS = tuple(
+    Kind("crio", unit, DEFAULT_CONFIG, _CONFIG_FLAGS) for unit in ("crio.service", "cri-o.service")
+)
+_CRUN_SINCE = (1, 31)  # before, the handler compiled in was runc
+
+
+def find_crio(host: Host, config: str | None = None) -> Daemon | None:
+    """The CRI-O that reads `config`, else the system's; None if there is none on this node."""
+    kind = next((one for one in _KINDS if read_unit(host, one.unit) is not None), _KINDS[0])
+    processes = [_with_environment(host, one) for one in running(host) if one.name == "crio"]
+    found = locate(host, kind, processes, config)
+    if found is None:
+        return None
+    binary = find_binary(host, "crio", found.process, found.unit)
+    daemon = Daemon(
+        name="crio",
+        binary=binary,
+        version=daemon_version(host, "crio", binary, found.process),
+        config_path=found.config,
+        config_source=found.source,
+        socket=DEFAULT_SOCKET,
+        unit=found.unit.name if found.unit else None,
+        argv=found.argv,
+        process=found.process,
+    )
+    return replace(daemon, socket=_socket(host, daemon))
+
+
+def _with_environment(host: Host, process: Process) -> Process:
+    """The process as if its environment had been flags: CONTAINER_CONFIG and CONTAINER_CONFIG_DIR are."""
+    try:
+        text = host.read_text(f"/proc/{process.pid}/environ") or ""
+    except GpunodeError:
+        return process  # only root may look; then the flags must do
+    variables = dict(one.partition("=")[::2] for one in text.split("\0"))
+    given = [
+        (flags[0], variables[name])
+        for name, flags in (("CONTAINER_CONFIG", _CONFIG_FLAGS), ("CONTAINER_CONFIG_DIR", _DIRECTORY_FLAGS))
+        if variables.get(name) and option_value(process.argv[1:], *flags) is None
+    ]
+    return replace(process, argv=(*process.argv, *(part for pair in given for part in pair)))
+
+
+def drop_in_directory(daemon: Daemon) -> str:
+    """The directory whose files this CRI-O lays over its main file."""
+    return (option_value(daemon.argv[1:], *_DIRECTORY_FLAGS) or DEFAULT_DIRECTORY).rstrip("/") or "/"
+
+
+def _socket(host: Host, daemon: Daemon) -> str:
+    given = option_value(daemon.argv[1:], "--listen")
+    if given:
+        return socket_path(given) or given
+    try:
+        listen = load_crio(host, daemon.config_path, drop_in_directory(daemon)).setting("api", "listen")
+    except GpunodeError:
+        return DEFAULT_SOCKET  # whoever edits the file says what is wrong with it
+    return socket_path(listen) or DEFAULT_SOCKET if isinstance(listen, str) else DEFAULT_SOCKET
+
+
+@dataclass(frozen=True)
+class CrioFile:
+    """One file that CRI-O reads."""
+
+    path: str
+    text: str
+    tree: dict[str, Any]
+
+    @property
+    def runtime(self) -> dict[str, Any]:
+        """Its ``crio.runtime`` table."""
+        return _table(dig(self.tree, "crio", "runtime"))
+
+    @property
+    def handlers(self) -> dict[str, Any]:
+        """The handlers that it defines."""
+        return _table(self.runtime.get("runtimes"))
+
+    def line_of(self, key: str) -> int:
+        """Where `key` first stands, as a key or as the last part of a table's header; 1 if nowhere."""
+        found = re.search(
+            rf"""^[^\S\n]*(?:\[.*)?["']?{re.escape(key)}["']?\s*[\]=]""", self.text, re.MULTILINE
+        )
+        return self.text.count("\n", 0, found.end()) + 1 if found else 1
+
+
+@dataclass(frozen=True)
+class CrioConfig:
+    """CRI-O's files in the order in which it reads them, and what they add up to."""
+
+    path: str
+    directory: str
+    files: tuple[CrioFile, ...]
+
+    @cached_property
+    def handlers(self) -> dict[str, Any]:
+        """Handlers by name; the one compiled in isn't here unless a file spells it out."""
+        merged: dict[str, Any] = {}
+        for file in self.files:
+            merged |= file.handlers
+        return merged
+
+    @property
+    def named_default(self) -> str:
+        """The default handler that a file names; empty if none does."""
+        name = self.setting("runtime", "default_runtime")
+        return name if isinstance(name, str) else ""
+
+    def defines(self, name: str) -> tuple[CrioFile, ...]:
+        """The files that define a handler; the last one counts."""
+        return tuple(file for file in self.files if name in file.handlers)
+
+    def names_default(self) -> tuple[CrioFile, ...]:
+        """The files that name a default handler; the last one counts."""
+        return tuple(file for file in self.files if "default_runtime" in file.runtime)
+
+    def setting(self, table: str, key: str) -> Any:
+        """``crio.TABLE.KEY`` as the last file has it, None if none does."""
+        values = (dig(file.tree, "crio", table, key) for file in self.files)
+        return next((value for value in reversed(tuple(values)) if value is not None), None)
+
+
+def compiled_default(version: tuple[int, ...]) -> str:
+    """The handler that CRI-O has and takes as default without any file."""
+    return "runc" if version and version < _CRUN_SINCE else "crun"
+
+
+def load_crio(host: Host, main: str, directory: str) -> CrioConfig:
+    """Read the files. `ConfigError` names file, line and column of what CRI-O couldn't read either."""
+    files = []
+    for path in (main, *_walk(host, directory)):
+        text = host.read_text(path)
+        if text is None:
+            continue
+        tree = parse_toml(text, path)
+        file = CrioFile(path, text, tree)
+        _refuse_wrong_types(file)
+        files.append(file)
+    return CrioConfig(main, directory, tuple(files))
+
+
+def _walk(host: Host, directory: str) -> Iterator[str]:
+    """Every file below, in the order of Go's filepath.Walk; a link to a directory counts as a file there."""
+    for name in host.listdir(directory):
+        path = f"{directory}/{name}"
+        if host.is_dir(path) and not host.is_symlink(path):
+            yield from _walk(host, path)
+        else:
+            yield path
+
+
+def _refuse_wrong_types(file: CrioFile) -> None:
+    here: Any = file.tree
+    for key in ("crio", "runtime", "runtimes"):
+        if key not in here:
+            break
+        here = here[key]
+        if not isinstance(here, dict):
+            raise _wrong(file, key, "a table")
+    default = dig(file.tree, "crio", "runtime", "default_runtime")
+    if default is not None and not isinstance(default, str):
+        raise _wrong(file, "default_runtime", "a string")
+    for name, handler in file.handlers.items():
+        if not isinstance(handler, dict):
+            raise _wrong(file, name, "a table")
+        for key in ("runtime_path", "runtime_type", "runtime_root", "monitor_path"):
+            if not isinstance(handler.get(key, ""), str):
+                raise _wrong(file, key, "a string")
+
+
+def _wrong(file: CrioFile, key: str, kind: str) -> ConfigError:
+    line = file.line_of(key)
+    return ConfigError(
+        f"{file.path}:{line}: {key} is not {kind}, so CRI-O can't start with it",
+        hint=f"correct that line: ${{EDITOR:-vi}} +{line} {file.path}",
+    )
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

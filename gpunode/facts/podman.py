@@ -1,0 +1,101 @@
+"""Podman on this node: no daemon, only a program and the files that it reads each time it runs.
+
+containers.conf(5): the distribution's file, the administrator's, then ``*.conf`` of its ``.d`` directory in
+alphabetical order; a key of a later file counts, a runtime under ``engine.runtimes`` as a whole. A file that
+can't be parsed is reported by podman and passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.errors import ConfigError
+from gpunode.facts.containerd import dig, parse_toml
+from gpunode.facts.daemons import Daemon, daemon_version
+from gpunode.host import Host
+
+CONFIG = "/etc/containers/containers.conf"
+DROP_INS = f"{CONFIG}.d"
+_PACKAGED = "/usr/share/containers/containers.conf"
+
+
+def find_podman(host: Host, config: str | None = None) -> Daemon | None:
+    """The podman on PATH; None if there is none. `config` changes nothing: its files are where they are."""
+    binary = host.which("podman")
+    if binary is None:
+        return None
+    version = daemon_version(host, "podman", binary, None)
+    return Daemon("podman", binary, version, config or CONFIG, "the path built into podman", "", None)
+
+
+@dataclass(frozen=True)
+class PodmanFile:
+    """One containers.conf."""
+
+    path: str
+    text: str
+    tree: dict[str, Any]
+
+    @property
+    def runtimes(self) -> dict[str, list[str]]:
+        """Runtimes by name, each with the paths that podman tries in order."""
+        table = dig(self.tree, "engine", "runtimes")
+        return table if isinstance(table, dict) else {}
+
+
+@dataclass(frozen=True)
+class PodmanConfig:
+    """The files of the system, in the order in which podman reads them."""
+
+    files: tuple[PodmanFile, ...]
+
+    @property
+    def runtimes(self) -> dict[str, list[str]]:
+        """What the files define; podman knows crun, runc and some others without any."""
+        merged: dict[str, list[str]] = {}
+        for file in self.files:
+            merged |= file.runtimes
+        return merged
+
+    def setting(self, key: str) -> Any:
+        """``engine.KEY`` as the last file has it, None if none does."""
+        values = [dig(file.tree, "engine", key) for file in self.files]
+        return next((value for value in reversed(values) if value is not None), None)
+
+    def strings(self, key: str) -> tuple[str, ...]:
+        """A list setting's strings; empty if no file has it."""
+        value = self.setting(key)
+        return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
+
+
+def load_podman(host: Host) -> PodmanConfig:
+    """Read the system's files. `ConfigError` names file, line and column of what can't be parsed."""
+    files = []
+    for path in (*_with_drop_ins(host, _PACKAGED), *_with_drop_ins(host, CONFIG)):
+        text = host.read_text(path)
+        if text is not None:
+            file = PodmanFile(path, text, parse_toml(text, path))
+            _refuse_wrong_types(file)
+            files.append(file)
+    return PodmanConfig(tuple(files))
+
+
+def _with_drop_ins(host: Host, path: str) -> Iterable[str]:
+    return (path, *host.glob(f"{path}.d", "*.conf"))
+
+
+def _refuse_wrong_types(file: PodmanFile) -> None:
+    engine = file.tree.get("engine", {})
+    runtimes = engine.get("runtimes", {}) if isinstance(engine, dict) else None
+    fine = isinstance(runtimes, dict) and all(
+        isinstance(paths, list) and all(isinstance(path, str) for path in paths)
+        for paths in runtimes.values()
+    )
+    if not fine or not isinstance(engine.get("runtime", ""), str):
+        raise ConfigError(
+            f"{file.path}: podman can't read its [engine] table: runtimes are lists of paths,"
+            " runtime is a name",
+            hint=f"correct it: ${{EDITOR:-vi}} {file.path}",
+        )
