@@ -23,7 +23,7 @@ from gpunode.result import Change
 
 STATE_DIRECTORY = "/var/lib/gpunode"
 LOCK = "/run/lock/gpunode.lock"
-KEEP = 10
+KEEP = 50  # undoing needs the entries that tell what was there before the first change
 OPEN_STATES = ("begun", "applied")
 
 

@@ -24,39 +24,52 @@ _SYSTEMCTL = """\
 #!/bin/sh
 # stand-in: see systemd_stand_in.py
 echo "systemctl $*" >> {calls}
-test "$2" = {unit} || {{ echo "Unit $2 not found." >&2; exit 5; }}
-case $1 in
-restart)
+case "$*" in
+{cases}
+daemon-reload) exit 0 ;;
+"enable --now gpunode-"*) test -e "/etc/systemd/system/$3" && exit 0 ;;
+"disable --now gpunode-"*) exit 0 ;;
+esac
+echo "Unit $2 not found." >&2
+exit 5
+"""
+_CASES = """\
+"restart {unit}")
   {restart} > /dev/null 2>&1 && exit 0
   echo "Job for {unit} failed because the control process exited with error code." >&2
   exit 1 ;;
-reload) exec kill -HUP "$(cat {directory}/daemon.pid)" ;;
-esac
-exit 1
+"reload {unit}") exec kill -HUP "$(cat {directory}/daemon.pid)" ;;
 """
 _JOURNALCTL = """\
 #!/bin/sh
 # stand-in: see systemd_stand_in.py
 echo "journalctl $*" >> {calls}
-test "$1 $2 $3 $5 $6 $7" = "-u {unit} -n --no-pager -o cat" || exit 1
-exec tail -n "$4" {directory}/daemon.log
+test "$1 $3 $5 $6 $7" = "-u -n --no-pager -o cat" || exit 1
+case $2 in
+{cases}
+esac
+exit 1
 """
 _NAMESPACE = """\
-mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system && cp "$1" /run/systemd/system/
+mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system && cp "$1"/*.service /run/systemd/system/
 shift && exec "$@"
 """
 
 
 @dataclass(frozen=True)
 class Node:
-    """One private engine as the packaged unit of a node with systemd; `directory` is for scratch files."""
+    """Private engines as the packaged units of a node with systemd; `directory` is for scratch files.
+
+    `engine` is the one that most tests are about, `others` stand beside it.
+    """
 
     engine: Engine
     directory: Path
+    others: tuple[Engine, ...] = ()
 
     @property
-    def unit(self) -> str:
-        return f"{self.engine.kind}.service"
+    def engines(self) -> tuple[Engine, ...]:
+        return (self.engine, *self.others)
 
     @property
     def state(self) -> Path:
@@ -66,20 +79,19 @@ class Node:
         """Write the stand-ins and the unit file."""
         programs = self.directory / "bin"
         programs.mkdir()
-        for name, text in (("systemctl", _SYSTEMCTL), ("journalctl", _JOURNALCTL)):
-            filled = text.format(
-                calls=self.directory / "calls",
-                unit=self.unit,
-                restart=self.engine.restart_command,
-                directory=self.engine.directory,
-            )
-            (programs / name).write_text(filled)
+        calls = self.directory / "calls"
+        units, logs = [], []
+        for engine in self.engines:
+            unit = f"{engine.kind}.service"
+            units.append(_CASES.format(unit=unit, restart=engine.restart_command, directory=engine.directory))
+            logs.append(f'{unit}) exec tail -n "$4" {engine.directory}/daemon.log ;;')
+            (self.directory / unit).write_text(f"[Service]\nExecStart={shlex.join(engine.argv)}\n")
+        for name, text, cases in (("systemctl", _SYSTEMCTL, units), ("journalctl", _JOURNALCTL, logs)):
+            (programs / name).write_text(text.format(calls=calls, cases="\n".join(cases)))
             (programs / name).chmod(0o755)
         runtime = programs / "nvidia-container-runtime"
         runtime.write_text('#!/bin/sh\nexec runc "$@"\n')
         runtime.chmod(0o755)
-        command = shlex.join(self.engine.argv)
-        (self.directory / self.unit).write_text(f"[Service]\nExecStart={command}\n")
 
     def calls(self) -> list[str]:
         """What was asked of systemctl and journalctl, in order."""
@@ -93,12 +105,12 @@ class Node:
         environ["PATH"] = f"{programs}:{os.environ['PATH']}"
         own = [sys.executable, "-m", "gpunode", verb, *options]
         if verb != "rollback":
-            own += ["--runtime", self.engine.kind]
+            own += [part for engine in self.engines for part in ("--runtime", engine.kind)]
         if verb == "configure-runtime":
             own += ["--nvidia-runtime-path", str(programs / "nvidia-container-runtime")]
         argv = ["unshare", "-m", "--propagation", "private", "sh", "-ec", _NAMESPACE, "sh"]
         return subprocess.run(
-            [*argv, str(self.directory / self.unit), *own],
+            [*argv, str(self.directory), *own],
             env=environ,
             capture_output=True,
             text=True,

@@ -1,0 +1,79 @@
+"""Several engines in one run: all of them, or none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fixtures.engines import CONTAINERD_CONFIG, start_containerd, start_dockerd
+from tests.integration.systemd_stand_in import Node, require_namespace
+from tests.integration.test_configure_systemd import BROKEN_CRI
+
+pytestmark = [pytest.mark.containerd, pytest.mark.docker]
+
+
+@pytest.fixture
+def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
+    """Docker, then containerd; the parameter is containerd's configuration."""
+    require_namespace()
+    with start_dockerd({"debug": True}) as docker, start_containerd(request.param) as containerd:
+        node = Node(docker, tmp_path, (containerd,))
+        node.prepare()
+        yield node
+
+
+@pytest.mark.parametrize("node", [CONTAINERD_CONFIG], indirect=True)
+def test_both_engines_are_configured_and_each_can_be_taken_back(node: Node) -> None:
+    before = [engine.config.read_bytes() for engine in node.engines]
+    shown = node.gpunode("configure-runtime", "--dry-run", "--exit-code", "-o", "json")
+    assert shown.returncode == 1
+    assert [engine.config.read_bytes() for engine in node.engines] == before
+    done = node.gpunode("configure-runtime", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["kind"] == "RuntimeConfigurations"
+    docker, containerd = answer["data"]["engines"]
+    assert (docker["engine"], containerd["engine"]) == ("docker", "containerd")
+    assert "nvidia" in docker["active"]["handler"] and "nvidia" in containerd["active"]["handler"]
+    assert docker["journal"] != containerd["journal"]
+    foreseen = json.loads(shown.stdout)["data"]["engines"]
+    assert [one["changes"] for one in foreseen] == [docker["changes"], containerd["changes"]]
+    again = json.loads(node.gpunode("configure-runtime", "-o", "json").stdout)["data"]["engines"]
+    assert {change["action"] for one in again for change in one["changes"]} == {"unchanged"}
+    assert node.gpunode("unconfigure-runtime").returncode == 0
+    assert [engine.config.read_bytes() for engine in node.engines] == before
+
+
+@pytest.mark.parametrize("node", [BROKEN_CRI], indirect=True)
+def test_failure_of_the_second_takes_the_first_back(node: Node) -> None:
+    before = [engine.config.read_bytes() for engine in node.engines]
+    done = node.gpunode("configure-runtime")
+    assert done.returncode == 4, done.stderr
+    assert "docker was taken back as well" in done.stderr
+    assert [engine.config.read_bytes() for engine in node.engines] == before
+    assert all(engine.running for engine in node.engines)
+    assert node.calls()[0] == "systemctl reload docker.service"
+    assert node.calls()[-1] == "systemctl reload docker.service"
+    empty = node.gpunode("rollback")
+    assert empty.returncode == 2 and "nothing to roll back" in empty.stderr
+
+
+@pytest.mark.parametrize("node", [CONTAINERD_CONFIG], indirect=True)
+def test_refusal_by_one_leaves_the_other_unwritten(node: Node) -> None:
+    node.others[0].config.write_text("version = 2\n[plugins\n")
+    before = node.engine.config.read_bytes()
+    done = node.gpunode("configure-runtime")
+    assert done.returncode == 1 and f"{node.others[0].config}:2:" in done.stderr
+    assert node.engine.config.read_bytes() == before and node.calls() == []
+
+
+@pytest.mark.parametrize("node", [CONTAINERD_CONFIG], indirect=True)
+def test_options_of_one_engine_are_refused_for_several(node: Node) -> None:
+    for option, value in (("--config", "/etc/x"), ("--socket", "/run/x"), ("--restart-command", "true")):
+        done = node.gpunode("configure-runtime", option, value)
+        assert done.returncode == 2 and option in done.stderr
+    twice = node.gpunode("configure-runtime", "--runtime", "docker")
+    assert twice.returncode == 2 and "twice" in twice.stderr
