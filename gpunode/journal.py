@@ -192,18 +192,7 @@ class Journal:
         return tuple(file["path"] for file in entry.files if self._state_of(file) == "foreign")
 
     def _state_of(self, file: Mapping[str, Any]) -> str:
-        now = digest(self.host.read_bytes(file["path"]))
-        if now == file["before"]:
-            return "before"
-        if now == file["after"] or now in file["interim"]:
-            return "ours"
-        if file.get("generated"):
-            return "before" if file["existed"] else "ours"  # it describes today's node better than any copy
-        return "foreign"
-
-    def restorable(self, file: Mapping[str, Any]) -> bool:
-        """Whether a file still holds what we wrote, so that its old content belongs there again."""
-        return self._state_of(file) == "ours"
+        return state_of(file, self.host.read_bytes(file["path"]))
 
     def restore(self, entry: Entry) -> tuple[Change, ...]:
         """Put back every file that still holds what we wrote; files changed by others are left alone."""
@@ -225,7 +214,7 @@ class Journal:
     def own(self, entry: Entry) -> None:
         """Give restored files the owner and mode they had."""
         for file in entry.files:
-            if file["existed"]:
+            if file["existed"] and self.host.exists(file["path"]):
                 self.host.set_owner(file["path"], file["uid"], file["gid"], file["mode"])
 
     def prune(self, keep: int = KEEP) -> None:
@@ -251,6 +240,18 @@ def _is_file(file: Any) -> bool:
     if not isinstance(file, dict) or not all(isinstance(file.get(key), kind) for key, kind in kinds.items()):
         return False
     return bool(file["path"].startswith("/")) and "/" not in file["backup"]
+
+
+def state_of(file: Mapping[str, Any], content: bytes | None) -> str:
+    """Whether `content` is what an entry's `file` was given (ours), what it held before, or foreign."""
+    seen = digest(content)
+    if seen == file["before"]:
+        return "before"
+    if seen == file["after"] or seen in file["interim"]:
+        return "ours"
+    if file.get("generated"):
+        return "before" if file["existed"] else "ours"  # it describes today's node better than any copy
+    return "foreign"
 
 
 def lock_path(host: Host) -> str:

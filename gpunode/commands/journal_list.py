@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpunode.errors import PreconditionError, Unreadable
+from gpunode.errors import GpunodeError, PreconditionError, Unreadable
 from gpunode.host import Host
 from gpunode.journal import OPEN_STATES, Entry, Journal
 from gpunode.result import Cell, Progress, Result, Style, Table, Text
+from gpunode.runtime.past import past
 
 _NAME = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z-")
 _STATES = {"committed": Style.GOOD, "rolled-back": Style.DIM}
@@ -49,7 +49,7 @@ class JournalList:
 def run(host: Host, options: Options, progress: Progress) -> Result:
     """List the journal; kind Journal. `PreconditionError` if this user may not read it."""
     journal, entries = load(host)
-    lines = tuple(line(journal, entry, entries) for entry in entries)
+    lines = tuple(line(journal, entry) for entry in entries)
     known = {entry.id for entry in entries}
     damaged = tuple(name for name in host.listdir(journal.directory) if name not in known)
     data = JournalList(journal.directory, lines, damaged)
@@ -70,9 +70,9 @@ def load(host: Host) -> tuple[Journal, tuple[Entry, ...]]:
         ) from error
 
 
-def line(journal: Journal, entry: Entry, entries: Sequence[Entry]) -> EntryLine:
-    """What the list shows of an entry; `entries` are all there are."""
-    reason = obstacle(journal, entry, entries)
+def line(journal: Journal, entry: Entry) -> EntryLine:
+    """What the list shows of an entry."""
+    reason = obstacle(journal, entry)
     return EntryLine(
         id=entry.id,
         when=when(entry.id),
@@ -91,7 +91,7 @@ def when(name: str) -> str:
     return "{}-{}-{}T{}:{}:{}Z".format(*found.groups()) if found else ""
 
 
-def obstacle(journal: Journal, entry: Entry, entries: Sequence[Entry]) -> str:
+def obstacle(journal: Journal, entry: Entry) -> str:
     """Why `gpunode rollback` would refuse this entry now; empty if it wouldn't."""
     if not entry.undoable:
         return "a rollback is not rolled back"
@@ -100,28 +100,10 @@ def obstacle(journal: Journal, entry: Entry, entries: Sequence[Entry]) -> str:
     if entry.state != "committed":
         return "it is rolled back already" if entry.state == "rolled-back" else f"it is {entry.state}"
     try:
-        foreign = journal.foreign(entry)
-    except Unreadable as error:
-        return error.message
-    if not foreign:
-        return ""
-    later = _later(entry, entries, foreign)
-    if later is not None:
-        return f"{later.id} came later: roll that back first"
-    return f"{', '.join(foreign)} was changed by someone else since"
-
-
-def _later(entry: Entry, entries: Sequence[Entry], paths: Sequence[str]) -> Entry | None:
-    """The newest entry in force that wrote one of these files after `entry`."""
-    found = [
-        one
-        for one in entries
-        if one.sequence > entry.sequence
-        and one.state == "committed"
-        and one.undoable
-        and any(file["path"] in paths for file in one.files)
-    ]
-    return found[-1] if found else None
+        past(journal.host, journal, entry)
+    except GpunodeError as error:
+        return error.message.removesuffix("; nothing was restored")
+    return ""
 
 
 def _block(lines: tuple[EntryLine, ...], directory: str) -> Text | Table:

@@ -58,7 +58,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     entry = _chosen(entries, options.id)
     files = tuple(_file(host, journal, entry, file, entries) for file in entry.files)
     details = {key: value for key, value in entry.manifest.items() if key != "files"}
-    data = JournalEntry(line(journal, entry, entries), files, details)
+    data = JournalEntry(line(journal, entry), files, details)
     return Result("JournalEntry", data, blocks=_blocks(data))
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.journal import Entry, Journal, lock_path
 from gpunode.result import Block, Change, Diff, Progress, Result, Style, Text
-from gpunode.runtime.engine import Active, Engine, FileEdit, Plan
+from gpunode.runtime.engine import Active, Engine, Plan
 from gpunode.runtime.files import change_files
+from gpunode.runtime.past import Past, past
 from gpunode.runtime.recovery import take_back
 from gpunode.runtime.report import RestartReport, RuntimeConfiguration, shown
 from gpunode.runtime.request import Request
-from gpunode.runtime.undo import Original, runtimes_of
+from gpunode.runtime.undo import Original
 from gpunode.runtime.workflow import LOCK_SECONDS, Intent, change
 
 
@@ -44,23 +45,26 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     manifest = entry.manifest
     if not manifest.get("engine"):
         return _files_only(host, options, entry, progress)
-    names = runtimes_of(manifest)
-    units = tuple(unit for unit in manifest.get("units", ()) if isinstance(unit, str))
 
     def prepare(engines: tuple[Engine, ...], journal: Journal) -> tuple[Intent, ...]:
-        _refuse_foreign(journal, entry)
+        back = past(host, journal, entry)
 
         def plan(active: Active | None) -> Plan:
-            return Original(_edits(host, journal, entry), units).plan(engines[0], names, active)
-
-        def done() -> None:
-            journal.own(entry)
-            journal.mark(entry, "rolled-back")
+            return Original(back.edits, back.units).plan(engines[0], back.names, active)
 
         def in_force(active: Active) -> bool:
-            return all(_is_as_before(active, manifest, name) for name in names)
+            return all(_is_as_before(active, manifest, name) for name in back.names)
 
-        return (Intent("rollback", names, plan, in_force, kind="Rollback", done=done),)
+        intent = Intent(
+            "rollback",
+            back.names,
+            plan,
+            in_force,
+            kind="Rollback",
+            done=lambda: back.finish(journal),
+            notes=_also(back),
+        )
+        return (intent,)
 
     request = Request(
         runtimes=(str(manifest.get("manager") or manifest.get("engine", "")),),
@@ -101,17 +105,16 @@ def _finish(host: Host, options: Options, progress: Progress) -> Result | None:
 def _files_only(host: Host, options: Options, entry: Entry, progress: Progress) -> Result:
     """Restore an entry of no engine: nobody has to be asked or restarted."""
     journal = Journal.of(host)
-
-    def plan() -> tuple[FileEdit, ...]:
-        _refuse_foreign(journal, entry)
-        return _edits(host, journal, entry)
-
-    def done() -> None:
-        journal.own(entry)
-        journal.mark(entry, "rolled-back")
-
-    context = {"config": str(entry.manifest.get("config", ""))}
-    did = change_files(host, "rollback", plan, progress, context=context, done=done, dry_run=options.dry_run)
+    back = functools.cache(lambda: past(host, journal, entry))  # looked at once, under the lock
+    did = change_files(
+        host,
+        "rollback",
+        lambda: back().edits,
+        progress,
+        context={"config": str(entry.manifest.get("config", ""))},
+        done=lambda: back().finish(journal),
+        dry_run=options.dry_run,
+    )
     changes = tuple(shown(edit, "Rollback") for edit in did.edits)
     data = replace(_of_files(entry.manifest, changes), journal=did.journal, dry_run=options.dry_run)
     mark = " (dry run)" if options.dry_run else ""
@@ -119,7 +122,7 @@ def _files_only(host: Host, options: Options, entry: Entry, progress: Progress) 
     for restored in changes:
         blocks.append(Text(f"{restored.path} {restored.action}{mark}", Style.GOOD))
         blocks += [Diff(restored.diff)] if options.dry_run and restored.diff else []
-    return Result("Rollback", data, messages=did.notes, blocks=tuple(blocks))
+    return Result("Rollback", data, messages=(*did.notes, *_also(back())), blocks=tuple(blocks))
 
 
 def _of_files(manifest: Mapping[str, Any], changes: tuple[Change, ...]) -> RuntimeConfiguration:
@@ -153,19 +156,7 @@ def _is_as_before(active: Active, manifest: Mapping[str, Any], name: str) -> boo
     return has == manifest.get("hadRuntime") and (has or active.default != name)
 
 
-def _refuse_foreign(journal: Journal, entry: Entry) -> None:
-    changed = journal.foreign(entry)
-    if changed:
-        raise ConfigError(
-            f"{', '.join(changed)} changed after {entry.id}; nothing was restored",
-            hint=f"roll back later entries first, or compare by hand: ls {entry.directory}",
-        )
-
-
-def _edits(host: Host, journal: Journal, entry: Entry) -> tuple[FileEdit, ...]:
-    edits = []
-    for file in entry.files:
-        now = host.read_bytes(file["path"])
-        then = journal.original(entry, file) if journal.restorable(file) else now
-        edits.append(FileEdit(file["path"], now, then, beside=bool(file.get("beside"))))
-    return tuple(edits)
+def _also(back: Past) -> tuple[str, ...]:
+    """Says which later changes of the same files go as well."""
+    later = [entry.id for entry in back.entries if entry is not back.entry]
+    return (f"this takes back what came later as well: {', '.join(later)}",) if later else ()

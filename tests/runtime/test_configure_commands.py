@@ -232,6 +232,34 @@ def test_rollback_of_a_file_changed_since_is_refused(root: Path, configure: Conf
     assert (root / DOCKER).read_text() == "{}"
 
 
+def test_rollback_of_an_earlier_entry_takes_the_later_ones_back_too(root: Path, configure: Configure) -> None:
+    (root / DOCKER).write_text('{"debug":true}')
+    host = Host(root, environ={})
+    entries = [data(configure("docker")).journal, data(configure("docker", set_as_default=True)).journal]
+    entries.append(data(configure("docker", nvidia_runtime_name="other")).journal)
+    shown = rollback.run(host, rollback.Options(entries[1], dry_run=True), SilentProgress())
+    assert any(entries[2] in message for message in shown.messages)
+    assert "other" in (root / DOCKER).read_text()
+    rollback.run(host, rollback.Options(entries[1]), SilentProgress())
+    assert '"nvidia"' in (root / DOCKER).read_text() and "default-runtime" not in (root / DOCKER).read_text()
+    with pytest.raises(UsageError, match="rolled-back"):
+        rollback.run(host, rollback.Options(entries[2]), SilentProgress())
+    rollback.run(host, rollback.Options(entries[0]), SilentProgress())
+    assert (root / DOCKER).read_text() == '{"debug":true}'
+
+
+def test_edit_between_two_entries_stops_the_way_back(root: Path, configure: Configure) -> None:
+    first = data(configure("docker")).journal
+    (root / DOCKER).write_text((root / DOCKER).read_text().replace("{", '{"debug": true,', 1))
+    second = data(configure("docker", set_as_default=True)).journal
+    before = (root / DOCKER).read_bytes()
+    with pytest.raises(ConfigError, match="changed after"):
+        rollback.run(Host(root, environ={}), rollback.Options(first), SilentProgress())
+    assert (root / DOCKER).read_bytes() == before
+    rollback.run(Host(root, environ={}), rollback.Options(second), SilentProgress())
+    assert "debug" in (root / DOCKER).read_text()
+
+
 # --- what is refused --------------------------------------------------------------------------------------
 
 
