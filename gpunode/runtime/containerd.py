@@ -156,7 +156,9 @@ class ContainerdEngine:
             binary = dig(entry, "options", "BinaryName")
             if isinstance(binary, str) and binary:
                 paths.append((str(name), binary))
-        return Active(status.handlers, status.default_handler, tuple(paths))
+        cdi = status.config.get("enableCDI")
+        known = cdi if isinstance(cdi, bool) else None
+        return Active(status.handlers, status.default_handler, tuple(paths), cdi=known)
 
 
 def _disabled_short(config: ContainerdConfig) -> bool:

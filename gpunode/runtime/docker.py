@@ -176,6 +176,7 @@ class DockerEngine:
             paths=paths,
             running_containers=containers if isinstance(containers, int) else 0,
             live_restore=info.get("LiveRestoreEnabled") is True,
+            cdi=bool(info["CDISpecDirs"]) if "CDISpecDirs" in info else None,  # empty where CDI is off
         )
 
 

@@ -159,13 +159,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Active:
-    """What the running daemon says it has. `paths` maps handlers to programs where it tells them."""
+    """What the running daemon says it has. `paths` maps handlers to programs where it tells them.
+
+    `cdi` is whether its CDI is on, None where it doesn't tell.
+    """
 
     handlers: tuple[str, ...]
     default: str
     paths: tuple[tuple[str, str], ...] = ()
     running_containers: int = 0
     live_restore: bool = False
+    cdi: bool | None = None
 
     def has(self, wanted: Wanted) -> bool:
         """Whether everything wanted is in force."""
