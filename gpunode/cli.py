@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated  # noqa: E402
 import typer  # noqa: E402
 
 from gpunode import __version__  # noqa: E402
+from gpunode.cli_cdi import cdi_app  # noqa: E402
 from gpunode.cli_options import (  # noqa: E402
     ConfigOption,
     NameOption,
@@ -44,6 +45,7 @@ app = typer.Typer(
 plugin_app = typer.Typer(help="Serve GPUs to Kubernetes.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(plugin_app, name="plugin")
 app.add_typer(toolkit_app, name="toolkit")
+app.add_typer(cdi_app, name="cdi")
 app.add_typer(journal_app, name="journal")
 app.add_typer(manifests_app, name="manifests")
 

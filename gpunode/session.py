@@ -63,6 +63,8 @@ def _global_options(
 
 
 _GLOBALS = inspect.signature(_global_options).parameters
+_SHORT = Annotated[Output | None, _option("-o", env="OUTPUT", text="How to print.")]
+_OWN_OUTPUT = [p.replace(annotation=_SHORT) if p.name == "output" else p for p in _GLOBALS.values()]
 
 
 def takes_globals(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,8 +81,12 @@ def takes_globals(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def verb(app: typer.Typer, name: str, kind: str) -> Callable[[Command], Command]:
-    """Register a command: `function(session, ...) -> Result` gains the global options and loses `session`."""
+def verb(app: typer.Typer, name: str, kind: str, *, own_output: bool = False) -> Callable[[Command], Command]:
+    """Register a command: `function(session, ...) -> Result` gains the global options and loses `session`.
+
+    With `own_output` the command has an ``--output`` of its own, as nvidia-ctk's does; ours is ``-o`` then.
+    """
+    globals_ = _OWN_OUTPUT if own_output else list(_GLOBALS.values())
 
     def register(function: Command) -> Command:
         own = list(inspect.signature(function).parameters.values())[1:]
@@ -93,7 +99,7 @@ def verb(app: typer.Typer, name: str, kind: str) -> Callable[[Command], Command]
             raise SystemExit(_run(kind, chosen, lambda session: function(session, **given)))
 
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        _sign(call, [context, *own, *_GLOBALS.values()])
+        _sign(call, [context, *own, *globals_])
         app.command(name)(call)
         return function
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from gpunode.cdi.driver_files import DriverFiles
 from gpunode.cdi.hooks import HookProgram, hooks_for
-from gpunode.cdi.model import SOCKET, Device, Edits, Mount, NodeEdit, Spec, Version
+from gpunode.cdi.model import NEWEST, SOCKET, Device, Edits, Mount, NodeEdit, Spec, Version
 from gpunode.cdi.nodes import CONTROL, NodeFacts, gpu_node, mig_nodes
-from gpunode.cdi.versions import NEWEST, needed, text
+from gpunode.cdi.versions import needed, text
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.gpu.model import Gpu, Inventory, MigDevice
 
@@ -181,12 +181,12 @@ def _common(nodes: NodeFacts, files: DriverFiles, hooks: HookProgram | None) -> 
 def _by_soname(files: DriverFiles) -> Iterator[Mount]:
     """Each library at each of its names, in both places where a loader looks by itself.
 
-    Without a hook nobody runs ldconfig in the container, so that leaves what ld.so searches without its
-    cache (ld.so(8)): Debian's is built for /usr/lib/<machine>-linux-gnu, everybody else's for /usr/lib64
-    (glibc's own default; where an image has a symlink there, as Arch to /usr/lib, the engine follows it inside
-    the image). The image isn't known when this is written, so both get all names; the one that its loader
-    doesn't search is two files that nobody opens. A name that the image has itself, as a file or as a link to
-    one, is covered by the mount: the host's driver is what fits the host's kernel.
+    Without a hook nobody runs ldconfig in the container. That leaves what ld.so searches without a cache
+    (ld.so(8)): Debian's is built for /usr/lib/<machine>-linux-gnu, everybody else's for /usr/lib64, glibc's own
+    default; where an image has a symlink there, as Arch to /usr/lib, the engine follows it inside the image.
+    The image isn't known when this is written, so both directories get all names, and one of them holds files
+    that nobody opens. A name that the image has itself, as a file or as a link to one, is covered by the mount:
+    the host's driver is what fits the host's kernel.
 
     Not done: LD_LIBRARY_PATH would replace the image's own and is ignored for privileged programs; an
     /etc/ld.so.cache or /etc/ld.so.conf.d of ours would hide the image's libraries. 32-bit libraries are left

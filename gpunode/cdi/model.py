@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 Version = tuple[int, int, int]
+NEWEST: Version = (1, 1, 0)  # what gpunode knows of; it writes the lowest that will do
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
 

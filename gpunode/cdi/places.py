@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpunode.cdi.document import made_by_gpunode
@@ -32,20 +31,20 @@ class Rivals:
 
 def rivals(host: Host, path: str, spec: Spec) -> Rivals:
     """Compare with every specification of NVIDIA's kinds here; one that can't be parsed names no device."""
-    own = _rank(host, path)
+    own = rank(host, path)
     names = {device.name for device in spec.devices}
     sides: dict[str, list[CdiSpec]] = {"beside": [], "before": [], "after": []}
     for other in nvidia_specs(host) if own is not None else ():
-        rank = _rank(host, other.path)
-        if rank is None or own is None or _same(host, other.path, path):
+        place = rank(host, other.path)
+        if place is None or own is None or _same(host, other.path, path):
             continue
-        if other.kind == spec.kind and names & set(other.devices):
-            side = "beside" if rank == own else "before" if rank < own else "after"
+        if other.kind == spec.kind and names & set(other.names):
+            side = "beside" if place == own else "before" if place < own else "after"
             sides[side].append(other)
     return Rivals(path, *(tuple(sides[side]) for side in ("beside", "before", "after")))
 
 
-def _rank(host: Host, path: str) -> int | None:
+def rank(host: Host, path: str) -> int | None:
     """A directory's place in the engines' order, the later one wins; None if none of theirs."""
     directory = host.realpath(path.rpartition("/")[0] or "/")
     real = [host.realpath(one) for one in DIRECTORIES]
@@ -70,6 +69,13 @@ def refuse_conflict(found: Rivals) -> None:
 
 def remarks(found: Rivals) -> tuple[str, ...]:
     """What a person should know of the other files."""
+    if len(found.before) > 1:
+        # CDI's cache drops a device that two files of one directory have, whatever later directories say
+        paths = " and ".join(other.path for other in found.before)
+        return (
+            f"{paths} define the same devices: engines use none of them, not even those in {found.path}; "
+            f"remove all but one: rm {found.before[0].path}",
+        )
     hidden = (
         f"{other.path} defines the same devices: {found.path} wins, but what only it names stays; "
         f"remove it if it is old: rm {other.path}"
@@ -102,8 +108,3 @@ def nvidia_refreshes(host: Host) -> bool:
     except GpunodeError:
         return False
     return there and read_unit(host, NVIDIA_UNITS[1]) is not None
-
-
-def problems(specs: Iterable[CdiSpec]) -> tuple[str, ...]:
-    """Files that can't be parsed: engines skip each with all its devices."""
-    return tuple(f"{spec.path}: {spec.problem}" for spec in specs if spec.problem)

@@ -95,8 +95,9 @@ _RULES = """\
 {marker}
 # The driver is loaded or unloaded.
 SUBSYSTEM=="module", ACTION=="add|remove", KERNEL=="nvidia|nvidia_*", GOTO="gpunode"
-# A GPU is bound to a driver, unbound, or gone (PCI class 0300 and 0302).
-SUBSYSTEM=="pci", ACTION=="bind|unbind|remove", ENV{{PCI_ID}}=="10DE:*", ENV{{PCI_CLASS}}=="30[02]*", GOTO="gpunode"
+# A GPU is bound to a driver, unbound, or gone (PCI class 03).
+SUBSYSTEM=="pci", ACTION=="bind|unbind|remove", \\
+  ENV{{PCI_ID}}=="10DE:*", ENV{{PCI_CLASS}}=="30*", GOTO="gpunode"
 GOTO="gpunode_end"
 LABEL="gpunode"
 RUN+="{systemctl} --no-block start {service}"

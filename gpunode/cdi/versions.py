@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpunode.cdi.model import Edits, Spec, Version
+from gpunode.cdi.model import NEWEST, Edits, Spec, Version
 from gpunode.facts.daemons import Daemon
 
 OLDEST: Version = (0, 3, 0)
-NEWEST: Version = (1, 1, 0)
 _NAMES: Version = (0, 5, 0)
 _DOTS: Version = (0, 6, 0)
 
@@ -71,6 +70,11 @@ def reads(engine: str, release: tuple[int, ...]) -> Version | None:
     padded = (*release, 0, 0)[:3]
     known = [version for since, version in _READS[engine] if since <= padded]
     return known[-1] if known else None
+
+
+def oldest(engine: str) -> Version:
+    """What the first release of an engine with CDI reads."""
+    return _READS[engine][0][1]
 
 
 def limit(engines: Iterable[Daemon]) -> Version:

@@ -1,15 +1,17 @@
-"""CDI specifications for NVIDIA devices, and what they refer to."""
+"""CDI specifications for NVIDIA devices: what they refer to, and which of them an engine takes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.host import Host
 
-DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # the CDI specification's default directories
-VENDOR = "nvidia.com/"
+# the CDI specification's default directories; the later one wins for a device that both have
+DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
+EXTENSIONS = ("json", "yaml")  # engines read no other (`scanSpecDirs` in CDI's spec-dirs.go), .yml included
+VENDOR = "nvidia.com"
 
 
 @dataclass(frozen=True)
@@ -22,24 +24,71 @@ class CdiNode:
 
 
 @dataclass(frozen=True)
-class CdiSpec:
-    """One file. `problem` says why it can't be used, and then the rest is empty."""
+class CdiEdits:
+    """What on this machine a container gets: device files, mounted paths, programs that are run."""
 
-    path: str
-    kind: str
-    devices: tuple[str, ...] = ()
     nodes: tuple[CdiNode, ...] = ()
     mounts: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CdiDevice:
+    """One device of a spec, by its bare name."""
+
+    name: str
+    edits: CdiEdits = field(default_factory=CdiEdits)
+
+
+@dataclass(frozen=True)
+class CdiSpec:
+    """One file. `problem` says why it can't be used, and then the rest is empty.
+
+    `edits` are what every device of the file brings along; `version` is its cdiVersion as it stands there.
+    """
+
+    path: str
+    kind: str
+    version: str = ""
+    devices: tuple[CdiDevice, ...] = ()
+    edits: CdiEdits = field(default_factory=CdiEdits)
     problem: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Bare names of the devices."""
+        return tuple(device.name for device in self.devices)
+
+    @property
+    def nodes(self) -> tuple[CdiNode, ...]:
+        """Device files of the whole file, each once."""
+        return tuple(dict.fromkeys(node for edits in self._all() for node in edits.nodes))
+
+    @property
+    def mounts(self) -> tuple[str, ...]:
+        """Mounted paths of this machine, each once."""
+        return tuple(dict.fromkeys(path for edits in self._all() for path in edits.mounts))
+
+    @property
+    def hooks(self) -> tuple[str, ...]:
+        """Programs that are run, each once."""
+        return tuple(dict.fromkeys(path for edits in self._all() for path in edits.hooks))
+
+    def _all(self) -> Iterator[CdiEdits]:
+        yield self.edits
+        yield from (device.edits for device in self.devices)
 
 
 def nvidia_specs(host: Host) -> tuple[CdiSpec, ...]:
     """Every spec of kind ``nvidia.com/...``, and every file that should be one but can't be parsed."""
+    return tuple(spec for spec in vendor_specs(host) if not spec.kind or spec.kind.startswith(f"{VENDOR}/"))
+
+
+def vendor_specs(host: Host) -> tuple[CdiSpec, ...]:
+    """The same with NVIDIA's other vendors, such as ``k8s.device-plugin.nvidia.com``."""
     found = []
     for directory in DIRECTORIES:
-        names = (path for kind in ("*.json", "*.yaml", "*.yml") for path in host.glob(directory, kind))
-        for path in names:
+        for path in sorted(path for kind in EXTENSIONS for path in host.glob(directory, f"*.{kind}")):
             text = host.read_text(path)
             spec = parse_spec(text or "", path)
             if spec is not None:
@@ -52,20 +101,20 @@ def parse_spec(text: str, path: str) -> CdiSpec | None:
     try:
         tree = _load(text, path)
     except (ValueError, RecursionError) as error:
-        ours = "nvidia" in path.rpartition("/")[2] or VENDOR in text
+        ours = "nvidia" in path.rpartition("/")[2] or f"{VENDOR}/" in text
         return CdiSpec(path, "", problem=f"can't be parsed: {_one_line(error)}") if ours else None
     kind = tree.get("kind") if isinstance(tree, dict) else None
-    if not isinstance(kind, str) or not kind.startswith(VENDOR):
+    vendor = kind.partition("/")[0] if isinstance(kind, str) else ""
+    if not isinstance(kind, str) or not f".{vendor}".endswith(f".{VENDOR}"):
         return None
+    version = tree.get("cdiVersion")
     devices = [one for one in _list(tree, "devices") if isinstance(one, dict)]
-    edits = [_dict(holder, "containerEdits") for holder in (tree, *devices)]
     return CdiSpec(
         path,
         kind,
-        devices=tuple(str(device.get("name")) for device in devices),
-        nodes=tuple(dict.fromkeys(node for edit in edits for node in _nodes(edit))),
-        mounts=_strings(edits, "mounts", "hostPath"),
-        hooks=_strings(edits, "hooks", "path"),
+        version if isinstance(version, str) else "",
+        tuple(CdiDevice(str(device.get("name")), _edits(device)) for device in devices),
+        _edits(tree),
     )
 
 
@@ -92,9 +141,14 @@ def _list(tree: Any, key: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _dict(tree: Any, key: str) -> dict[str, Any]:
-    value = tree.get(key) if isinstance(tree, dict) else None
-    return value if isinstance(value, dict) else {}
+def _edits(holder: dict[str, Any]) -> CdiEdits:
+    found = holder.get("containerEdits")
+    edits = found if isinstance(found, dict) else {}
+    return CdiEdits(
+        tuple(dict.fromkeys(_nodes(edits))),
+        tuple(_strings(edits, "mounts", "hostPath")),
+        tuple(_strings(edits, "hooks", "path")),
+    )
 
 
 def _nodes(edits: dict[str, Any]) -> Iterator[CdiNode]:
@@ -109,6 +163,6 @@ def _number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _strings(edits: list[dict[str, Any]], key: str, field: str) -> tuple[str, ...]:
-    values = (item.get(field) for edit in edits for item in _list(edit, key) if isinstance(item, dict))
-    return tuple(dict.fromkeys(value for value in values if isinstance(value, str)))
+def _strings(edits: dict[str, Any], key: str, field: str) -> Iterator[str]:
+    values = (item.get(field) for item in _list(edits, key) if isinstance(item, dict))
+    yield from dict.fromkeys(value for value in values if isinstance(value, str))

@@ -201,7 +201,7 @@ def test_a_cdi_spec_is_read_with_the_edits_of_its_devices():
     )
     assert spec is not None
     assert spec.nodes == (CdiNode("/dev/nvidia0", 195, None),)
-    assert (spec.devices, spec.mounts, spec.hooks) == (("0",), ("/a",), ())
+    assert (spec.names, spec.mounts, spec.hooks) == (("0",), ("/a",), ())
 
 
 def test_other_vendors_and_their_broken_files_are_left_alone():

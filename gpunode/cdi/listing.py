@@ -1,0 +1,118 @@
+"""What engines make of the specifications on this node: which device comes from which file, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpunode.cdi.document import made_by_gpunode
+from gpunode.cdi.places import rank
+from gpunode.cdi.versions import reads, text
+from gpunode.errors import GpunodeError
+from gpunode.facts.cdi import CdiEdits, CdiSpec
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.driver import version_numbers
+from gpunode.host import Host
+
+
+@dataclass(frozen=True)
+class FileState:
+    """One file. `author` is gpunode or empty; `problem` is why some engine here doesn't read it."""
+
+    path: str
+    kind: str
+    cdi_version: str
+    author: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class ListedDevice:
+    """One device of one file by its qualified name.
+
+    `state` is usable; hidden, when another file wins; conflict, when two files of one directory have it; or
+    stale, when something that it needs isn't there. `reason` says which.
+    """
+
+    name: str
+    path: str
+    state: str
+    reason: str = ""
+
+
+def files(host: Host, specs: Iterable[CdiSpec], engines: Sequence[Daemon]) -> tuple[FileState, ...]:
+    """Every file with what is wrong with it."""
+    return tuple(
+        FileState(spec.path, spec.kind, spec.version, _author(host, spec.path), _problem(spec, engines))
+        for spec in specs
+    )
+
+
+def _author(host: Host, path: str) -> str:
+    try:
+        return "gpunode" if made_by_gpunode(host.read_bytes(path)) else ""
+    except GpunodeError:
+        return ""
+
+
+def _problem(spec: CdiSpec, engines: Sequence[Daemon]) -> str:
+    if spec.problem:
+        return spec.problem
+    version = version_numbers(spec.version)
+    for engine in engines:
+        known = reads(engine.name, engine.version)
+        if known is not None and known < version:
+            release = ".".join(map(str, engine.version)) or "of unknown release"
+            return f"{engine.name} {release} reads CDI up to {text(known)}, this is {spec.version}"
+    return ""
+
+
+def listed(host: Host, specs: Sequence[CdiSpec]) -> tuple[ListedDevice, ...]:
+    """Every device of every file, in the order of files."""
+    owners: dict[str, list[CdiSpec]] = {}
+    for spec in specs:
+        for name in spec.names:
+            owners.setdefault(f"{spec.kind}={name}", []).append(spec)
+    gone: dict[str, bool] = {}
+    return tuple(_one(host, name, spec, owners[name], gone) for spec in specs for name in _names(spec))
+
+
+def _names(spec: CdiSpec) -> Iterator[str]:
+    return (f"{spec.kind}={name}" for name in spec.names)
+
+
+def _one(
+    host: Host, name: str, spec: CdiSpec, owners: Sequence[CdiSpec], gone: dict[str, bool]
+) -> ListedDevice:
+    """CDI's cache drops a device that one directory has twice, even where a later directory has it too."""
+    ranks = [rank(host, owner.path) or 0 for owner in owners]
+    for place in ranks:
+        if ranks.count(place) > 1:
+            paths = [owner.path for owner, other in zip(owners, ranks, strict=True) if other == place]
+            return ListedDevice(name, spec.path, "conflict", " and ".join(dict.fromkeys(paths)))
+    winner = max(zip(ranks, owners, strict=True), key=lambda pair: pair[0])[1]
+    if winner is not spec:
+        return ListedDevice(name, spec.path, "hidden", f"{winner.path} wins")
+    device = next(one for one in spec.devices if f"{spec.kind}={one.name}" == name)
+    missing = tuple(_missing(host, (spec.edits, device.edits), gone))
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        return ListedDevice(name, spec.path, "stale", f"{missing[0]}{more}")
+    return ListedDevice(name, spec.path, "usable")
+
+
+def _missing(host: Host, edits: Iterable[CdiEdits], gone: dict[str, bool]) -> Iterator[str]:
+    """What a container would need and isn't there; `gone` remembers what was looked up."""
+    for edit in edits:
+        for node in edit.nodes:
+            there = host.device(node.path)
+            if there is None:
+                yield f"{node.path} isn't there"
+            elif node.major is not None and (node.major, node.minor) != (there.major, there.minor):
+                yield f"{node.path} is {there.major}:{there.minor} now, not {node.major}:{node.minor}"
+        for path in edit.mounts:
+            if gone.setdefault(path, not host.exists(path)):
+                yield f"{path} isn't there"
+        for path in edit.hooks:
+            if gone.setdefault(path, not host.executable(path)):
+                yield f"{path} is no program"

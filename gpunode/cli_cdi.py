@@ -1,0 +1,135 @@
+"""`gpunode cdi ...`: which commands and options there are; the commands are imported when they run."""
+
+# no `from __future__ import annotations`: Typer reads these annotations as objects
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpunode.cli_options import DryRunOption, Strings
+from gpunode.session import Session, verb
+
+if TYPE_CHECKING:
+    from gpunode.commands.cdi_options import Content
+    from gpunode.result import Result
+
+cdi_app = typer.Typer(
+    help="Describe the GPUs to container engines (Container Device Interface).",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+DriverRootOption = Annotated[
+    str, typer.Option("--driver-root", metavar="DIR", help="Where the driver is installed.")
+]
+DevRootOption = Annotated[
+    str, typer.Option("--dev-root", metavar="DIR", help="Above its dev/; the driver root if not given.")
+]
+LibraryPathOption = Annotated[
+    Strings,
+    typer.Option(
+        "--library-path",
+        "--library-search-path",
+        metavar="DIR",
+        help="Look for libraries here first (repeatable).",
+    ),
+]
+HooksOption = Annotated[
+    str,
+    typer.Option(
+        "--hooks", metavar="WHICH", help="auto: NVIDIA's hooks where nvidia-cdi-hook is; none: without."
+    ),
+]
+VendorOption = Annotated[str, typer.Option("--vendor", help="Vendor in the devices' names.")]
+ClassOption = Annotated[str, typer.Option("--class", help="Class in the devices' names.")]
+NameOption = Annotated[
+    Strings,
+    typer.Option(
+        "--device-name",
+        "--device-name-strategy",
+        metavar="KIND",
+        help="index, uuid or type-index (repeatable); index and uuid without.",
+    ),
+]
+
+
+@verb(cdi_app, "generate", "CdiSpec", own_output=True)
+def cdi_generate(
+    session: Session,
+    output_path: Annotated[
+        str, typer.Option("--output", metavar="PATH", help="Write this file instead of stdout.")
+    ] = "",
+    format_name: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="yaml or json; else by the file's name.")
+    ] = "",
+    driver_root: DriverRootOption = "/",
+    dev_root: DevRootOption = "",
+    library_path: LibraryPathOption = None,
+    hooks: HooksOption = "auto",
+    vendor: VendorOption = "nvidia.com",
+    device_class: ClassOption = "gpu",
+    device_name: NameOption = None,
+) -> "Result":
+    """Print a CDI specification of the GPUs. Every engine on this node can read it.
+
+    gpunode cdi generate --output /var/run/cdi/nvidia.yaml
+    """
+    from gpunode.commands import cdi_generate as command
+
+    content = _content(driver_root, dev_root, library_path, hooks, vendor, device_class, device_name)
+    return command.run(session.host, command.Options(output_path, format_name, content), session.progress)
+
+
+@verb(cdi_app, "list", "CdiDevices")
+def cdi_list(session: Session) -> "Result":
+    """List NVIDIA's CDI devices. Each with its file, and whether an engine can use it.
+
+    gpunode cdi list
+    """
+    from gpunode.commands import cdi_list as command
+
+    return command.run(session.host, command.Options(), session.progress)
+
+
+@verb(cdi_app, "refresh", "CdiRefresh")
+def cdi_refresh(
+    session: Session,
+    driver_root: DriverRootOption = "/",
+    dev_root: DevRootOption = "",
+    library_path: LibraryPathOption = None,
+    hooks: HooksOption = "auto",
+    device_name: NameOption = None,
+    install: Annotated[
+        bool, typer.Option("--install", help="Let systemd and udev do it whenever the GPUs change.")
+    ] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Take those units away again.")] = False,
+    dry_run: DryRunOption = False,
+) -> "Result":
+    """Write /var/run/cdi/nvidia.yaml if the GPUs changed. Takes it away if the driver is gone.
+
+    gpunode cdi refresh --install
+    """
+    if install or remove:
+        from gpunode.commands import cdi_units
+
+        return cdi_units.run(session.host, cdi_units.Options(install, remove, dry_run), session.progress)
+    from gpunode.commands import cdi_refresh as command
+
+    content = _content(driver_root, dev_root, library_path, hooks, "nvidia.com", "gpu", device_name)
+    return command.run(session.host, command.Options(content, dry_run), session.progress)
+
+
+def _content(
+    driver_root: str,
+    dev_root: str,
+    library_path: Strings,
+    hooks: str,
+    vendor: str,
+    device_class: str,
+    device_name: Strings,
+) -> "Content":
+    from gpunode.commands.cdi_options import Content
+
+    names = tuple(device_name or ("index", "uuid"))
+    paths = tuple(library_path or ())
+    return Content(driver_root, dev_root, paths, hooks, vendor, device_class, names)
