@@ -117,14 +117,14 @@ class CrioEngine:
             return "restart", _RESTART
         if in_force is False:
             return "restart", "the running CRI-O has an older configuration than its files"
-        if active is not None and self._newer_than_daemon(config):
+        if active is not None and self.newer_than_daemon(config):
             return (
                 "restart",
                 "CRI-O was started before its files changed: it shows them, and runs pods without",
             )
         return "none", ""
 
-    def _newer_than_daemon(self, config: CrioConfig) -> bool:
+    def newer_than_daemon(self, config: CrioConfig) -> bool:
         """Whether a file with an nvidia handler changed after the start: a reload would hide that."""
         process = self.daemon.process
         if process is None or not self.host.live:
