@@ -54,8 +54,13 @@ class Host:
         return self.root == Path("/")
 
     @property
+    def uid(self) -> int:
+        """Who runs gpunode: the effective user id."""
+        return os.geteuid()
+
+    @property
     def is_root(self) -> bool:
-        return os.geteuid() == 0
+        return self.uid == 0
 
     # --- paths -----------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 from gpunode.checks import fixes
 from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
-from gpunode.facts.docker import flag_conflicts
+from gpunode.facts.docker_flags import flag_conflicts
 from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
 from gpunode.result import Evidence, Fix

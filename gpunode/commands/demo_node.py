@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.facts.containerd import load_config
-from gpunode.facts.docker import parse_daemon_json
+from gpunode.facts.docker_file import parse_daemon_json
 from gpunode.facts.machine_file import build_machine
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import RECORDING, Host

@@ -14,7 +14,8 @@ from gpunode.errors import DaemonError
 from gpunode.facts import devices, driver, kubelet, libraries, pci, processes, system, toolkit
 from gpunode.facts.containerd import ContainerdConfig, find_containerd, load_config
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.docker import find_docker, parse_daemon_json
+from gpunode.facts.docker import find_docker
+from gpunode.facts.docker_file import parse_daemon_json
 from gpunode.host import DeviceNode, Host
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ daemon, a recorded machine and a node whose systemd isn't reachable.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
@@ -27,11 +27,15 @@ _PREFIXES = "@-:+!|"  # systemd.service(5), "COMMAND LINES": special executable 
 
 @dataclass(frozen=True)
 class Unit:
-    """One service unit. `files` are the fragment and its drop-ins; `argv` is the last ExecStart, expanded."""
+    """One service unit. `files` are the fragment and its drop-ins; `argv` is the last ExecStart, expanded.
+
+    `environment` are the variables that its files and environment files set.
+    """
 
     name: str
     files: tuple[str, ...]
     argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def program(self) -> str:
@@ -39,14 +43,12 @@ class Unit:
         return self.argv[0].rpartition("/")[2] if self.argv else ""
 
 
-def read_unit(host: Host, name: str) -> Unit | None:
-    """The unit `name` (with its suffix); None if there is none or it is masked."""
-    fragment = next(
-        (f"{place}/{name}" for place in UNIT_DIRECTORIES if host.is_file(f"{place}/{name}")), None
-    )
+def read_unit(host: Host, name: str, places: tuple[str, ...] = UNIT_DIRECTORIES) -> Unit | None:
+    """The unit `name` (with its suffix) in `places`; None if there is none or it is masked."""
+    fragment = next((f"{place}/{name}" for place in places if host.is_file(f"{place}/{name}")), None)
     if fragment is None:
         return None
-    files = (fragment, *_drop_ins(host, name))
+    files = (fragment, *_drop_ins(host, name, places))
     environment: dict[str, str] = {}
     command = ""
     for key, value in (pair for path in files for pair in _service_settings(_text(host, path))):
@@ -56,13 +58,13 @@ def read_unit(host: Host, name: str) -> Unit | None:
             environment.update(_environment_file(host, value))
         elif key == "ExecStart":
             command = value  # an empty value resets the list; the last one is what a simple service runs
-    return Unit(name, files, expand(command.lstrip(_PREFIXES), environment))
+    return Unit(name, files, expand(command.lstrip(_PREFIXES), environment), environment)
 
 
-def _drop_ins(host: Host, name: str) -> tuple[str, ...]:
+def _drop_ins(host: Host, name: str, places: tuple[str, ...]) -> tuple[str, ...]:
     """Drop-in files in the order systemd applies them; a name in an earlier directory hides later ones."""
     found: dict[str, str] = {}
-    for place in UNIT_DIRECTORIES:
+    for place in places:
         for path in host.glob(f"{place}/{name}.d", "*.conf"):
             found.setdefault(path.rpartition("/")[2], path)
     return tuple(found[key] for key in sorted(found))

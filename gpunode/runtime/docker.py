@@ -7,7 +7,8 @@ from typing import Any
 
 from gpunode.errors import ConfigError, DaemonError, ValidationError
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.docker import flag_conflicts, parse_daemon_json
+from gpunode.facts.docker_file import parse_daemon_json
+from gpunode.facts.docker_flags import flag_conflicts
 from gpunode.host import COMMAND_NOT_FOUND, Host
 from gpunode.runtime import docker_plan
 from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpunode.errors import ConfigError, UsageError
-from gpunode.facts.docker import parse_daemon_json
+from gpunode.facts.docker_file import parse_daemon_json
 from gpunode.runtime import json_edit
 from gpunode.runtime.engine import Unwanted, Wanted
 from gpunode.runtime.trees import Tree

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 from gpunode.errors import ConfigError
-from gpunode.facts.docker import parse_daemon_json
+from gpunode.facts.docker_file import parse_daemon_json
 from gpunode.runtime.trees import Edit, Mutation, Remove, Tree, edits, mutated, same
 
 _DEFAULT_INDENT = "    "

@@ -1,0 +1,138 @@
+"""A user's rootless Docker: its daemon.json, socket and unit lie in that user's directories.
+
+dockerd finds its file below ``$XDG_CONFIG_HOME`` (else ``~/.config``) and listens in ``$XDG_RUNTIME_DIR``
+where RootlessKit started it (moby cmd/dockerd). The variables that count are those of the running process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpunode.errors import GpunodeError
+from gpunode.facts.daemons import Daemon, daemon_version, find_binary, same_file
+from gpunode.facts.docker_file import socket_of
+from gpunode.facts.processes import Process, owner
+from gpunode.facts.units import Unit, read_unit
+from gpunode.host import Host
+
+UNIT = "docker.service"  # what dockerd-rootless-setuptool.sh installs for `systemctl --user`
+
+
+@dataclass(frozen=True)
+class Account:
+    """A user of this node."""
+
+    name: str
+    uid: int
+    home: str
+
+    @property
+    def runtime_directory(self) -> str:
+        """Where systemd-logind makes the user's sockets' directory."""
+        return f"/run/user/{self.uid}"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a user's programs keep configuration, and sockets while the user is logged in or lingers."""
+
+    config_home: str
+    runtime_directory: str
+
+    @property
+    def daemon_json(self) -> str:
+        return f"{self.config_home}/docker/daemon.json"
+
+    @property
+    def toolkit_config(self) -> str:
+        """The NVIDIA toolkit's configuration of this user."""
+        return f"{self.config_home}/nvidia-container-runtime/config.toml"
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Directories of user units, systemd.unit(5); the first that has a file of a name wins."""
+        return (
+            f"{self.config_home}/systemd/user",
+            "/etc/systemd/user",
+            f"{self.runtime_directory}/systemd/user",
+            "/run/systemd/user",
+            "/usr/local/lib/systemd/user",
+            "/usr/lib/systemd/user",
+        )
+
+
+def find_rootless(host: Host, daemons: Sequence[Process], config: str | None = None) -> Daemon | None:
+    """The rootless Docker of the ordinary user who runs gpunode; None for root and for users without one."""
+    if not host.live or host.is_root:
+        return None
+    own = [one for one in daemons if owner(host, one) == host.uid]
+    process = next((one for one in own if not config or same_file(host, _config(host, one), config)), None)
+    place = places(host, process)
+    path = _config(host, process) if process else place.daemon_json
+    unit = read_unit(host, UNIT, place.units)
+    if config and not same_file(host, config, path):
+        return None
+    if process is None and unit is None and not config:
+        return None
+    argv = process.argv if process else unit.argv if unit else ()
+    binary = find_binary(host, "dockerd", process, None)
+    return Daemon(
+        name="docker",
+        binary=binary,
+        version=daemon_version(host, "dockerd", binary, process),
+        config_path=path,
+        config_source=f"process {process.pid}, rootless" if process else "rootless Docker's default path",
+        socket=socket_of(host, argv, path, f"{place.runtime_directory}/docker.sock"),
+        unit=UNIT if unit is not None and _runs_it(host, process, unit) else None,
+        argv=argv,
+        process=process,
+        user=account(host, host.uid).name,
+    )
+
+
+def places(host: Host, process: Process | None = None, uid: int | None = None) -> Places:
+    """The directories as `process` has them, else as whoever runs gpunode has, else as `uid` by default."""
+    who = account(host, host.uid if uid is None else uid)
+    known = environment(host, process) if process else host.environ if who.uid == host.uid else {}
+    home = known.get("HOME") or who.home
+    return Places(
+        (known.get("XDG_CONFIG_HOME") or f"{home}/.config").rstrip("/"),
+        (known.get("XDG_RUNTIME_DIR") or who.runtime_directory).rstrip("/"),
+    )
+
+
+def _config(host: Host, process: Process) -> str:
+    return process.option("--config-file") or places(host, process).daemon_json
+
+
+def _runs_it(host: Host, process: Process | None, unit: Unit) -> bool:
+    """Whether the user's systemd runs it: a dockerd that was started in a terminal is in another group."""
+    if process is None:
+        return True
+    try:
+        text = host.read_text(f"/proc/{process.pid}/cgroup") or ""
+    except GpunodeError:
+        return True
+    parts = [part for line in text.splitlines() for part in line.rpartition(":")[2].split("/")]
+    return unit.name in parts or not any(part.endswith((".service", ".scope")) for part in parts)
+
+
+def environment(host: Host, process: Process) -> Mapping[str, str]:
+    """The environment that a process was started with; empty where this user may not see it."""
+    try:
+        raw = host.read_bytes(f"/proc/{process.pid}/environ") or b""
+    except GpunodeError:
+        return {}
+    words = (word.decode("utf-8", "surrogateescape") for word in raw.split(b"\0"))
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def account(host: Host, uid: int) -> Account:
+    """The user by number, from /etc/passwd; one of a directory service is known by the number alone."""
+    for line in (host.read_text("/etc/passwd") or "").splitlines():
+        fields = line.split(":")
+        if len(fields) > 5 and fields[2] == str(uid):
+            return Account(fields[0], uid, fields[5])
+    own = host.environ if uid == host.uid else {}
+    return Account(own.get("USER") or str(uid), uid, own.get("HOME") or "/")
