@@ -80,7 +80,7 @@ def report(task: Task, applied: Applied, request: Request, notes: tuple[str, ...
     engine, plan, restarter, kind = task.engine, task.plan, task.restarter, task.intent.kind
     pending = bool(plan.changed) or plan.verb != "none"
     command = restarter.shown(plan.verb) if plan.verb != "none" else ""
-    performed = applied.performed and plan.verb != "none"
+    performed = applied.performed and plan.verb not in ("none", "wait")
     active = applied.active or (task.active if plan.verb == "none" else None)
     data = RuntimeConfiguration(
         engine=plan.engine,
