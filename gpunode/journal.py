@@ -87,8 +87,8 @@ class Journal:
 
     @classmethod
     def of(cls, host: Host) -> Journal:
-        """The node's journal; ``GPUNODE_STATE_DIR`` moves it (and the lock)."""
-        return cls(host, f"{host.environ.get('GPUNODE_STATE_DIR') or STATE_DIRECTORY}/journal")
+        """The node's journal, an ordinary user's own for what that user may change; see `state_directory`."""
+        return cls(host, f"{state_directory(host)}/journal")
 
     def begin(self, operation: str, edits: Sequence[Edit], context: Mapping[str, Any]) -> Entry:
         """Copy every file, then write the manifest; nothing else has happened when this returns."""
@@ -172,8 +172,13 @@ class Journal:
         problem = f"{name} can't be rolled back: it is {state}" if state else f"no such journal entry: {name}"
         raise UsageError(
             problem if name else "nothing to roll back: the journal is empty",
-            hint=f"entries that can be rolled back: {listed}" if listed else "there is nothing to undo",
+            hint=f"entries that can be rolled back: {listed}" if listed else self._nothing(),
         )
+
+    def _nothing(self) -> str:
+        if _is_users(self.host):
+            return "this is your own journal; for the node's run it with sudo"
+        return "there is nothing to undo"
 
     def original(self, entry: Entry, file: Mapping[str, Any]) -> bytes | None:
         """A file's bytes before the operation, None if it didn't exist. `ConfigError` for a damaged copy."""
@@ -254,10 +259,29 @@ def state_of(file: Mapping[str, Any], content: bytes | None) -> str:
     return "foreign"
 
 
-def lock_path(host: Host) -> str:
-    """The lock that whoever changes the node holds."""
+def state_directory(host: Host) -> str:
+    """Where the journal lies; ``GPUNODE_STATE_DIR`` moves it (and the lock).
+
+    An ordinary user's, about their rootless Docker, is below ``$XDG_STATE_HOME``, else ~/.local/state.
+    """
     own = host.environ.get("GPUNODE_STATE_DIR")
-    return f"{own}/lock" if own else LOCK
+    if own or not _is_users(host):
+        return own or STATE_DIRECTORY
+    base = host.environ.get("XDG_STATE_HOME") or f"{host.environ.get('HOME', '')}/.local/state"
+    return f"{base}/gpunode"
+
+
+def lock_path(host: Host) -> str:
+    """The lock that whoever changes the node, or a user's own engine, holds."""
+    if host.environ.get("GPUNODE_STATE_DIR"):
+        return f"{state_directory(host)}/lock"
+    if _is_users(host):
+        return f"{host.environ.get('XDG_RUNTIME_DIR') or state_directory(host)}/gpunode.lock"
+    return LOCK
+
+
+def _is_users(host: Host) -> bool:
+    return host.live and not host.is_root
 
 
 def digest(data: bytes | None) -> str:

@@ -37,7 +37,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 
     `ConfigError` if someone changed one of them since: nothing is restored then.
     """
-    if not options.dry_run and host.is_root and _killed(Journal.of(host), options.id):
+    if not options.dry_run and _killed(Journal.of(host), options.id):
         done = _finish(host, options, progress)
         if done is not None:
             return done

@@ -22,7 +22,8 @@ class Daemon:
     `version` is () if it can't be told. `config_source` says how `config_path` was found, for people.
     `process` is None if it isn't running; `argv` are the running process's arguments, else the unit's.
     `manager` is who writes its configuration and starts it (k3s, rke2, k0s, microk8s, snap), empty for the
-    system's own. `user` is whose systemd runs a rootless one, empty for the system's.
+    system's own. `user` is whose systemd runs a rootless one, empty for the system's. `log` is the file that
+    it logs to, empty for the journal.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Daemon:
     process: Process | None = None
     manager: str = ""
     user: str = ""
+    log: str = ""
 
 
 def parse_version(output: str) -> tuple[int, ...]:

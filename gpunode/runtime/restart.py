@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpunode.errors import DaemonError, PreconditionError, UsageError
 from gpunode.facts.daemons import Daemon, systemd_runs
+from gpunode.facts.docker_rootless import places
 from gpunode.host import Host
 
 _COMMAND_SECONDS = 120.0
@@ -36,20 +37,41 @@ class Restarter:
         return f"kill -HUP {self.daemon.process.pid}" if reloads and self.daemon.process else ""
 
     def _argv(self, verb: str) -> tuple[str, ...]:
-        if verb == "reload" and self.daemon.process is not None and not self._systemd():
+        if verb == "reload" and self.daemon.process is not None and (self._alone or not self._systemd()):
             return ()
         if self.command:
             return _split(self.command)
-        return ("systemctl", verb, self.daemon.unit or "") if self._systemd() else ()
+        return (*self._systemctl, verb, self.daemon.unit or "") if self._systemd() else ()
+
+    @property
+    def _alone(self) -> bool:
+        """Whether only dockerd itself can be told to reload: the snap's unit has no ExecReload, and a user's
+        unit sends the signal to RootlessKit.
+        """
+        return bool(self.daemon.user) or self.daemon.manager == "snap"
+
+    @property
+    def _systemctl(self) -> tuple[str, ...]:
+        return ("systemctl", "--user") if self.daemon.user else ("systemctl",)
+
+    @property
+    def _environ(self) -> Mapping[str, str]:
+        """What `systemctl --user` needs and sudo takes away: where the user's systemd listens."""
+        return {"XDG_RUNTIME_DIR": places(self.host).runtime_directory} if self.daemon.user else {}
 
     def _systemd(self) -> bool:
+        if self.daemon.user:
+            return self.daemon.unit is not None and self.host.is_dir(
+                f"{places(self.host).runtime_directory}/systemd"
+            )
         return self.daemon.unit is not None and systemd_runs(self.host)
 
     def require(self, verb: str) -> None:
         """`PreconditionError` if nobody here can restart or reload it: said before anything is written."""
         if not self.shown(verb):
             raise PreconditionError(
-                f"{self.daemon.name} must be {verb}ed for this, and systemd doesn't run it on this node",
+                f"{self.daemon.manager or self.daemon.name} must be {verb}ed for this,"
+                " and systemd doesn't run it on this node",
                 hint="say how with --restart-command 'COMMAND', or write only: --no-restart",
             )
 
@@ -60,7 +82,10 @@ class Restarter:
         if not argv:
             self._hang_up()
             return self.host.monotonic() - started
-        answer = self.host.run(argv, timeout=_COMMAND_SECONDS)
+        if self.daemon.user and argv[: len(self._systemctl)] == self._systemctl:
+            # its plan may bring a drop-in for the unit or take one away
+            self.host.run((*self._systemctl, "daemon-reload"), timeout=_COMMAND_SECONDS, env=self._environ)
+        answer = self.host.run(argv, timeout=_COMMAND_SECONDS, env=self._environ)
         if not answer.ok:
             what = "did not end" if answer.timed_out else f"failed with status {answer.code}"
             said = (answer.stderr or answer.stdout).strip()
@@ -77,11 +102,15 @@ class Restarter:
             raise DaemonError(f"{self.daemon.name} ended before it could reload") from error
 
     def last_words(self) -> str:
-        """The daemon's own last log lines, where systemd keeps them; empty elsewhere."""
+        """The daemon's own last log lines, from its file or from where systemd keeps them; else empty."""
+        if self.daemon.log:
+            argv = ["tail", "-n", str(_LOG_LINES), self.daemon.log]
+            return self.host.run(argv, timeout=10.0).stdout.strip()
         if not self._systemd():
             return ""
-        argv = ["journalctl", "-u", self.daemon.unit or "", "-n", str(_LOG_LINES), "--no-pager", "-o", "cat"]
-        return self.host.run(argv, timeout=10.0).stdout.strip()
+        whose = ["--user"] if self.daemon.user else []
+        argv = ["journalctl", *whose, "-u", self.daemon.unit or "", "-n", str(_LOG_LINES)]
+        return self.host.run([*argv, "--no-pager", "-o", "cat"], timeout=10.0).stdout.strip()
 
 
 def _split(command: str) -> tuple[str, ...]:
