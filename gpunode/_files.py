@@ -136,13 +136,16 @@ def resolve_in_root(root: Path, path: str | Path, follow: bool) -> Path:
 
 
 def holds(test: Callable[[Path], bool], resolve: Callable[[str], Path], path: str) -> bool:
-    """Whether `test` holds for the resolved path; symlinks in a circle lead to nothing, as pathlib has it."""
+    """Whether `test` holds for the resolved path; symlinks in a circle lead to nothing, as pathlib has it.
+
+    `Unreadable` where this user may not look.
+    """
     try:
         return test(resolve(path))
     except OSError as error:
         if error.errno == errno.ELOOP:
             return False
-        raise
+        raise explain_os_error(error, path, "look at") from error
 
 
 def socket_state_of(error: OSError) -> str:

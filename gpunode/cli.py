@@ -26,6 +26,7 @@ from gpunode.cli_options import (  # noqa: E402
 )
 from gpunode.cli_runtime import runtime_app  # noqa: E402
 from gpunode.cli_state import journal_app, manifests_app  # noqa: E402
+from gpunode.cli_status import status_app  # noqa: E402
 from gpunode.cli_toolkit import toolkit_app  # noqa: E402
 from gpunode.session import Session, run_app, takes_globals, verb  # noqa: E402
 
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 plugin_app = typer.Typer(help="Serve GPUs to Kubernetes.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(plugin_app, name="plugin")
+app.add_typer(status_app, name="status")
 app.add_typer(toolkit_app, name="toolkit")
 app.add_typer(cdi_app, name="cdi")
 app.add_typer(journal_app, name="journal")

@@ -1,0 +1,102 @@
+"""Where an engine's files and its running daemon disagree, and the one command that mends it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpunode.facts.configured import Configured
+from gpunode.facts.daemons import Daemon
+from gpunode.runtime.engine import Active
+
+_MERGES_DEEPLY = (2,)  # containerd; before, a drop-in's plugin table replaces the main file's
+# what an engine has without any file: its own low-level runtimes, and dockerd's names for their shims
+_OWN = ("runc", "crun", "crun-vm", "crun-wasm", "io.containerd.")
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One disagreement. `subject` is the handler or the key; `fix` the command that mends it, empty if none.
+
+    `kind` is stable: not-active, not-in-file, other-path, other-default, other-cdi, shadowed, lost and
+    read-before (the daemon shows its files, and had not read them when it started).
+    """
+
+    kind: str
+    subject: str
+    detail: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Remedies:
+    """The commands that make a daemon read its files again; `reread` may be a reload where one will do."""
+
+    reread: str
+    restart: str
+
+
+def drift(daemon: Daemon, files: Configured, active: Active | None, remedies: Remedies) -> tuple[Drift, ...]:
+    """All disagreements. None are known where the files can't be read; only copies if nobody was asked."""
+    if files.problem:
+        return ()
+    found = list(_copies(daemon, files))
+    if active is not None:
+        found += _handlers(files, active, remedies)
+        found += _default(daemon, files, active, remedies)
+        if files.cdi is not None and active.cdi is not None and files.cdi != active.cdi:
+            states = ("on in the file, off", "off in the file, on")
+            detail = f"{states[not files.cdi]} in the running daemon"
+            found.append(Drift("other-cdi", "CDI", detail, remedies.restart))
+    return tuple(found)
+
+
+def _handlers(files: Configured, active: Active, remedies: Remedies) -> Iterator[Drift]:
+    paths = dict(active.paths)
+    for one in files.handlers:
+        now = paths.get(one.name, "")
+        if one.name not in active.handlers:
+            detail = f"{one.file} has it, what runs has not"
+            yield Drift("not-active", one.name, detail, remedies.reread)
+        elif one.path and now and one.path != now:
+            detail = f"{one.path} in {one.file}, {now} in what runs"
+            yield Drift("other-path", one.name, detail, remedies.reread)
+    known = files.paths
+    for name in active.handlers:
+        if name and name not in known and not name.startswith(_OWN):
+            program = paths.get(name, "")
+            shown = f"{program} in the running daemon, in no file: it is gone after the next restart"
+            yield Drift("not-in-file", name, shown.lstrip(), remedies.restart)
+
+
+def _default(daemon: Daemon, files: Configured, active: Active, remedies: Remedies) -> Iterator[Drift]:
+    meant = files.default or own_default(daemon)
+    if meant and active.default and meant != active.default:
+        where = "in the file" if files.default else "the engine's own, as no file names one"
+        detail = f"{meant} ({where}), {active.default} in the running daemon"
+        yield Drift("other-default", "default runtime", detail, remedies.reread)
+
+
+def own_default(daemon: Daemon) -> str:
+    """The handler that an engine takes without being told; empty where that depends on what is installed."""
+    if daemon.name == "crio":
+        from gpunode.facts.crio import compiled_default
+
+        return compiled_default(daemon.version)
+    return "" if daemon.name == "podman" else "runc"
+
+
+def _copies(daemon: Daemon, files: Configured) -> Iterator[Drift]:
+    """What a generated drop-in holds that the main file has meanwhile changed."""
+    replaced = daemon.version < _MERGES_DEEPLY
+    name = daemon.manager or daemon.name
+    fix = f"gpunode configure-runtime --runtime {name} --replace"
+    for file in files.files:
+        if file.copy is None:
+            continue
+        for key in file.copy.shadowed:
+            detail = f"{file.path} holds an old copy, so the main file's value has no effect"
+            yield Drift("shadowed", ".".join(key), detail, fix)
+        for key in file.copy.lost if replaced else ():
+            detail = f"{file.path} replaces the table that it stands in, so it has no effect"
+            yield Drift("lost", ".".join(key), detail, fix)
