@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from gpunode.cdi.common import common_edits, natural, node_edits
 from gpunode.cdi.driver_files import DriverFiles
-from gpunode.cdi.hooks import HookProgram, hooks_for
-from gpunode.cdi.model import NEWEST, SOCKET, Device, Edits, Mount, NodeEdit, Spec, Version
-from gpunode.cdi.nodes import CONTROL, NodeFacts, gpu_node, mig_nodes
+from gpunode.cdi.hooks import HookProgram
+from gpunode.cdi.model import NEWEST, Device, Edits, Spec, Version
+from gpunode.cdi.nodes import NodeFacts, gpu_node, mig_nodes
 from gpunode.cdi.versions import needed, text
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.gpu.model import Gpu, Inventory, MigDevice
@@ -64,7 +64,10 @@ def build(
     devices = tuple(_devices(found, names, nodes.dev_root))
     notes += [note] if note else []
     notes += _missing_control(nodes)
-    spec = Spec(f"{form.vendor}/{form.device_class}", devices, _common(nodes, files, hooks))
+    common = common_edits(nodes, files, hooks)
+    paths = {node.path for edits in (common, *(one.edits for one in devices)) for node in edits.nodes}
+    numbers = tuple((path, *nodes.present[path]) for path in sorted(paths, key=natural))
+    spec = Spec(f"{form.vendor}/{form.device_class}", devices, common, numbers=numbers)
     version = needed(spec)
     if version > form.limit:
         raise PreconditionError(
@@ -131,9 +134,9 @@ def _devices(found: tuple[_Found, ...], names: tuple[str, ...], dev_root: str) -
             name = _name(device, kind)
             if name not in taken:
                 taken.add(name)
-                yield Device(name, Edits(nodes=_node_edits(device.nodes, dev_root)))
+                yield Device(name, Edits(nodes=node_edits(device.nodes, dev_root)))
     everything = dict.fromkeys(path for device in found for path in device.nodes)
-    yield Device("all", Edits(nodes=_node_edits(everything, dev_root)))
+    yield Device("all", Edits(nodes=node_edits(everything, dev_root)))
 
 
 def _name(device: _Found, kind: str) -> str:
@@ -143,64 +146,9 @@ def _name(device: _Found, kind: str) -> str:
     return f"{prefix}{device.place}"
 
 
-def _node_edits(paths: Iterable[str], dev_root: str) -> tuple[NodeEdit, ...]:
-    ordered = sorted(paths, key=natural)
-    return tuple(NodeEdit(path, f"{dev_root}{path}" if dev_root else "") for path in ordered)
-
-
-def natural(path: str) -> tuple[tuple[int, int, str], ...]:
-    """A sort key by directory, then text, then numbers as numbers: nvidia2 comes before nvidia10."""
-    parts = re.findall(r"\d+|[^\d/]+|/", path)
-    keys = ((1, int(part), "") if part.isdigit() else (2, 0, part) for part in parts)
-    return ((0, path.count("/"), ""), *keys)
-
-
-# --- what every device needs -----------------------------------------------------------------------------
-
-
 def _missing_control(nodes: NodeFacts) -> list[str]:
     needed_by_cuda = ("/dev/nvidiactl", "/dev/nvidia-uvm")
     gone = [path for path in needed_by_cuda if path not in nodes.present]
     if not gone:
         return []
     return [f"{' and '.join(gone)} isn't there and CUDA needs it: nvidia-modprobe -c0 -u, then refresh"]
-
-
-def _common(nodes: NodeFacts, files: DriverFiles, hooks: HookProgram | None) -> Edits:
-    control = _node_edits((path for path in CONTROL if path in nodes.present), nodes.dev_root)
-    # keeps NVIDIA's own runtime, where it is the default, from injecting the GPUs once more
-    void = "NVIDIA_VISIBLE_DEVICES=void"
-    if hooks is None:
-        return Edits((void,), control, _mounts(files, _by_soname(files)))
-    folders = tuple(dict.fromkeys(library.directory for library in files.libraries))
-    env = (void, f"NVIDIA_CTK_LIBCUDA_DIR={':'.join(folders)}")
-    mounts = _mounts(files, (Mount(one.path, f"{files.root}{one.path}") for one in files.libraries))
-    return Edits(env, control, mounts, hooks_for(hooks, files, folders))
-
-
-def _by_soname(files: DriverFiles) -> Iterator[Mount]:
-    """Each library at each of its names, in both places where a loader looks by itself.
-
-    Without a hook nobody runs ldconfig in the container. That leaves what ld.so searches without a cache
-    (ld.so(8)): Debian's is built for /usr/lib/<machine>-linux-gnu, everybody else's for /usr/lib64, glibc's own
-    default; where an image has a symlink there, as Arch to /usr/lib, the engine follows it inside the image.
-    The image isn't known when this is written, so both directories get all names, and one of them holds files
-    that nobody opens. A name that the image has itself, as a file or as a link to one, is covered by the mount:
-    the host's driver is what fits the host's kernel.
-
-    Not done: LD_LIBRARY_PATH would replace the image's own and is ignored for privileged programs; an
-    /etc/ld.so.cache or /etc/ld.so.conf.d of ours would hide the image's libraries. 32-bit libraries are left
-    out: their directory is /usr/lib on RHEL, which is the 64-bit one on Arch, and would break that.
-    """
-    for library in files.libraries:
-        for name in (library.name, *library.links):
-            for directory in (f"/usr/lib/{files.architecture}-linux-gnu", "/usr/lib64"):
-                yield Mount(f"{directory}/{name}", f"{files.root}{library.path}")
-
-
-def _mounts(files: DriverFiles, libraries: Iterable[Mount]) -> tuple[Mount, ...]:
-    """Sorted by depth, so that nothing is mounted below what comes later."""
-    fixed = (Mount(inside, f"{files.root}{real}") for inside, real in files.files)
-    sockets = (Mount(path, path, SOCKET) for path in files.sockets)
-    unique = {mount.container_path: mount for mount in (*sockets, *fixed, *libraries)}
-    return tuple(unique[path] for path in sorted(unique, key=natural))

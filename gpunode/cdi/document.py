@@ -25,7 +25,9 @@ def encode(spec: Spec, form: str) -> bytes:
     tree = as_tree(spec)
     if form == "json":
         return (json.dumps(tree, indent=2) + "\n").encode()
-    return ("\n".join((MARKER, "---", *_lines(tree, ""))) + "\n").encode()
+    numbers = (f"#   {path} {major}:{minor}" for path, major, minor in spec.numbers)
+    heading = (MARKER, "# Device files when this was made:", *numbers, "---")
+    return ("\n".join((*heading, *_lines(tree, ""))) + "\n").encode()
 
 
 def made_by_gpunode(data: bytes | None) -> bool:

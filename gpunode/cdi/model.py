@@ -15,9 +15,11 @@ class NodeEdit:
     """A device file by its path in the container; `host_path` is empty where it is the same on the node.
 
     Numbers are left out on purpose. NVIDIA's uvm and caps drivers get another major at every module load, and
-    an engine that finds none looks at the node when a container starts (`fillMissingInfo` in CDI's
-    container-edits_unix.go, in every release since 0.3.0): what isn't recorded can't become stale. Without a
-    mode either, runc makes the container's node 0666, so no supplementary groups (CDI 0.7.0) are needed.
+    an engine that finds none looks at the node itself (`fillMissingInfo` in CDI's container-edits_unix.go, in
+    every release since 0.3.0): what isn't recorded can't become stale. A daemon remembers what it saw until
+    the file changes, though, so a comment holds the numbers (`Spec.numbers`) and the file changes with them.
+    Without a mode either, runc makes the container's node 0666, so no supplementary groups (which need CDI
+    0.7.0) are wanted.
     """
 
     path: str
@@ -63,9 +65,13 @@ class Device:
 
 @dataclass(frozen=True)
 class Spec:
-    """One specification. `kind` is ``vendor/class``; `edits` are what every device of it needs."""
+    """One specification. `kind` is ``vendor/class``; `edits` are what every device of it needs.
+
+    `numbers` are path, major and minor of every device file in it.
+    """
 
     kind: str
     devices: tuple[Device, ...]
     edits: Edits
     version: Version = (0, 5, 0)
+    numbers: tuple[tuple[str, int, int], ...] = ()

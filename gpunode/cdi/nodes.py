@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from gpunode.facts.devices import driver_gpus
@@ -17,13 +17,13 @@ _PCI = "/sys/bus/pci/devices"
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """`present` holds /dev/... paths of character devices, without `dev_root`, under which they lie.
+    """`present` maps paths of character devices, without `dev_root`, below which they lie, to their numbers.
 
     `drm` maps a PCI address to its nodes, `caps` a line of mig-minors (``gpu0/gi1/access``) to the number of
     its /dev/nvidia-caps node, `minors` a PCI address to N of /dev/nvidiaN.
     """
 
-    present: frozenset[str]
+    present: Mapping[str, tuple[int, int]]
     drm: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     caps: Mapping[str, int] = field(default_factory=dict)
     minors: Mapping[str, int] = field(default_factory=dict)
@@ -33,8 +33,8 @@ class NodeFacts:
 def read_nodes(host: Host, gpus: tuple[Gpu, ...], dev_root: str = "") -> NodeFacts:
     """What is there for these GPUs. `dev_root` is the directory above another /dev, "" for the node's own."""
     places = ("/dev", "/dev/nvidia-caps", "/dev/dri")
-    found = (node.path for place in places for node in host.devices(f"{dev_root}{place}"))
-    present = frozenset(path.removeprefix(dev_root) for path in found)
+    found = (node for place in places for node in host.devices(f"{dev_root}{place}"))
+    present = {node.path.removeprefix(dev_root): (node.major, node.minor) for node in found}
     return NodeFacts(
         present,
         {gpu.pci: _drm(host, gpu.pci, present) for gpu in gpus if gpu.pci},
@@ -44,7 +44,7 @@ def read_nodes(host: Host, gpus: tuple[Gpu, ...], dev_root: str = "") -> NodeFac
     )
 
 
-def _drm(host: Host, pci: str, present: frozenset[str]) -> tuple[str, ...]:
+def _drm(host: Host, pci: str, present: Container[str]) -> tuple[str, ...]:
     """cardN and renderDN of one GPU (kernel: Documentation/gpu/drm-uapi.rst); none without nvidia-drm."""
     names = (name for name in host.listdir(f"{_PCI}/{pci}/drm") if re.fullmatch(r"(card|renderD)\d+", name))
     return tuple(f"/dev/dri/{name}" for name in names if f"/dev/dri/{name}" in present)
