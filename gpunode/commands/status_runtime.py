@@ -11,6 +11,7 @@ from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.cdi import nvidia_specs
 from gpunode.facts.configured import Configured, configured
 from gpunode.facts.crio import load_crio
+from gpunode.facts.docker_rootless import find_others
 from gpunode.facts.kubelet import Kubelet, find_kubelet
 from gpunode.facts.processes import running
 from gpunode.facts.writers import is_nvidia_program
@@ -19,6 +20,7 @@ from gpunode.journal import Entry
 from gpunode.result import Progress, Result
 from gpunode.runtime import find
 from gpunode.runtime.crio import CrioEngine
+from gpunode.runtime.docker import DockerEngine
 from gpunode.runtime.drift import Drift, Remedies, drift, own_default
 from gpunode.runtime.engine import Active, Engine
 from gpunode.runtime.questions import Answer, ask_all
@@ -150,6 +152,8 @@ def _engines(host: Host, options: Options) -> tuple[tuple[Engine, ...], tuple[st
             notes.append(f"{name}: {error.message}")
             continue
         found.setdefault((engine.daemon.name, engine.daemon.config_path), engine)
+    for daemon in find_others(host, tuple(one for one in running(host) if one.name == "dockerd")):
+        found.setdefault((daemon.name, daemon.config_path), DockerEngine(host, daemon))
     return tuple(found.values()), tuple(notes)
 
 

@@ -75,6 +75,25 @@ def find_rootless(host: Host, daemons: Sequence[Process], config: str | None = N
         return None
     if process is None and unit is None and not config:
         return None
+    return _daemon(host, process, unit, place, path)
+
+
+def find_others(host: Host, daemons: Sequence[Process]) -> tuple[Daemon, ...]:
+    """The rootless Dockers that run here for other users than the one who runs gpunode."""
+    own = {0, host.uid} if host.live else {0}
+    found = []
+    for process in daemons:
+        uid = owner(host, process)
+        if uid not in own:
+            place = places(host, process, uid)
+            unit = read_unit(host, UNIT, place.units)
+            found.append(_daemon(host, process, unit, place, _config(host, process, uid), uid))
+    return tuple(found)
+
+
+def _daemon(
+    host: Host, process: Process | None, unit: Unit | None, place: Places, path: str, uid: int | None = None
+) -> Daemon:
     argv = process.argv if process else unit.argv if unit else ()
     binary = find_binary(host, "dockerd", process, None)
     return Daemon(
@@ -87,14 +106,15 @@ def find_rootless(host: Host, daemons: Sequence[Process], config: str | None = N
         unit=UNIT if unit is not None and _runs_it(host, process, unit) else None,
         argv=argv,
         process=process,
-        user=account(host, host.uid).name,
+        user=account(host, host.uid if uid is None else uid).name,
     )
 
 
 def places(host: Host, process: Process | None = None, uid: int | None = None) -> Places:
     """The directories as `process` has them, else as whoever runs gpunode has, else as `uid` by default."""
     who = account(host, host.uid if uid is None else uid)
-    known = environment(host, process) if process else host.environ if who.uid == host.uid else {}
+    own = host.environ if who.uid == host.uid and host.live else {}
+    known = environment(host, process) if process else own
     home = known.get("HOME") or who.home
     return Places(
         (known.get("XDG_CONFIG_HOME") or f"{home}/.config").rstrip("/"),
@@ -102,8 +122,8 @@ def places(host: Host, process: Process | None = None, uid: int | None = None) -
     )
 
 
-def _config(host: Host, process: Process) -> str:
-    return process.option("--config-file") or places(host, process).daemon_json
+def _config(host: Host, process: Process, uid: int | None = None) -> str:
+    return process.option("--config-file") or places(host, process, uid).daemon_json
 
 
 def _runs_it(host: Host, process: Process | None, unit: Unit) -> bool:
