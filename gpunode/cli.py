@@ -58,6 +58,8 @@ class Place(StrEnum):
     HOST = "host"
     DOCKER = "docker"
     CONTAINERD = "containerd"
+    CRIO = "crio"
+    PODMAN = "podman"
 
 
 def _version(wanted: bool) -> None:
@@ -140,17 +142,28 @@ def verify(
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=1, help="For each device.")
     ] = 60.0,
+    cdi: Annotated[
+        bool, typer.Option("--cdi", help="Give the container its GPUs by CDI, whatever runtime there is.")
+    ] = False,
 ) -> "Result":
     """Prove it: compute on every GPU. A CUDA vector-add, compared element by element; MIG devices too.
 
     gpunode verify
 
     gpunode verify --on containerd
+
+    gpunode verify --on podman --cdi
     """
     from gpunode.commands import verify as command
 
     options = command.Options(
-        on=on.value, image=image, timeout=timeout, runtime_name=runtime_name, socket=socket, config=config
+        on=on.value,
+        image=image,
+        timeout=timeout,
+        runtime_name=runtime_name,
+        socket=socket,
+        config=config,
+        cdi=cdi,
     )
     return command.run(session.host, options, session.progress)
 

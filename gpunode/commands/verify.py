@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.gpu import program, targets
@@ -14,6 +16,9 @@ from gpunode.gpu.targets import Plan
 from gpunode.gpu.vectors import DeviceResult
 from gpunode.host import Host
 from gpunode.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+
+if TYPE_CHECKING:
+    from gpunode.runtime.container_run import ContainerOutcome, ContainerRequest
 
 _NVML_SECONDS = 30.0
 _STYLES = {"ok": Style.GOOD, "skip": Style.DIM}
@@ -34,7 +39,10 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Options:
-    """`on` is host, docker or containerd; `timeout`: seconds for each device; the rest is for containers."""
+    """`on` is host or an engine; `timeout`: seconds for each device; the rest is for containers.
+
+    With `cdi` the GPUs come by CDI, otherwise by the handler `runtime_name` where the engine has it.
+    """
 
     on: str = "host"
     image: str = ""
@@ -42,23 +50,22 @@ class Options:
     runtime_name: str = "nvidia"
     socket: str = ""
     config: str = ""
+    cdi: bool = False
 
 
 @dataclass(frozen=True)
 class Verification:
-    """`data` of the envelope."""
+    """`data` of the envelope. `via` says how the container got its GPUs: a handler, or devices by CDI."""
 
     on: str
     devices: tuple[DeviceResult, ...]
     image: str = ""
+    via: str = ""
 
 
 def run(host: Host, options: Options, progress: Progress) -> Result:
     """Prove that CUDA computes. Exit 1 if a device fails or there is none; errors name cause and cure."""
-    if options.image and options.on == "host":
-        raise UsageError(
-            "an image needs a container engine", hint=f"gpunode verify --on docker --image {options.image}"
-        )
+    _refuse_contradictions(options)
     if options.image:
         return _own_image(host, options, progress)
     with progress.step("asking NVML which GPUs there are"):
@@ -66,22 +73,23 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     wanted = targets.plan(known.inventory)
     if not host.live and options.on == "host":
         return _simulated(known, wanted, progress)
-    answer = Answer(())
+    answer, via = Answer(()), ""
     if wanted.runnable or not wanted.settled:
         with progress.step(f"vector-add on {options.on}"):
-            answer = (
-                _on_host(host, options, wanted)
-                if options.on == "host"
-                else _in_container(host, options, wanted, progress)
-            )
+            if options.on == "host":
+                answer = _on_host(host, options, wanted)
+            else:
+                answer, via = _in_container(host, options, wanted, progress)
     messages = () if known.inventory else (f"NVML: {known.message}; CUDA itself was asked for the devices",)
-    if options.on != "host" and _without_driver(answer):
-        raise GpunodeError(
-            f"the container started and the runtime {options.runtime_name!r} gave it no NVIDIA driver",
-            hint=_NO_DRIVER_HINT,
-            code="driver-not-injected",
-        )
-    return _report(options.on, targets.merge(wanted, answer.devices), answer, messages)
+    data = Verification(options.on, targets.merge(wanted, answer.devices), via=via)
+    return _report(data, answer, messages)
+
+
+def _refuse_contradictions(options: Options) -> None:
+    given = f"--image {options.image}" if options.image else "--cdi" if options.cdi else ""
+    if given and options.on == "host":
+        what = "an image" if options.image else "CDI"
+        raise UsageError(f"{what} needs a container engine", hint=f"gpunode verify --on docker {given}")
 
 
 def _simulated(known: NvmlProbe, wanted: Plan, progress: Progress) -> Result:
@@ -94,7 +102,8 @@ def _simulated(known: NvmlProbe, wanted: Plan, progress: Progress) -> Result:
         raise explain_failure(known)
     with progress.step("vector-add, simulated"):
         done = tuple(simulated.vector_add((one.index, one.uuid, one.name) for one in wanted.runnable))
-    return _report("host", targets.merge(wanted, done), Answer(done), (simulated.NOTICE,))
+    data = Verification("host", targets.merge(wanted, done))
+    return _report(data, Answer(done), (simulated.NOTICE,))
 
 
 def _on_host(host: Host, options: Options, wanted: Plan) -> Answer:
@@ -106,25 +115,59 @@ def _on_host(host: Host, options: Options, wanted: Plan) -> Answer:
     return _read(done.code, done.stdout, done.stderr)
 
 
-def _in_container(host: Host, options: Options, wanted: Plan, progress: Progress) -> Answer:
-    from gpunode.runtime.container_run import ContainerRequest, run_program
+def _in_container(host: Host, options: Options, wanted: Plan, progress: Progress) -> tuple[Answer, str]:
+    """The answer, and how the container got its GPUs. `GpunodeError` if the driver isn't in it."""
+    from gpunode.runtime.container_run import run_program
 
-    request = ContainerRequest(
-        engine=options.on,
-        runtime_name=options.runtime_name,
+    request = dataclasses.replace(
+        _request(options),
         argv=("-m", program.MODULE, *program.arguments(wanted.uuids, options.timeout)),
         timeout=program.longest_run(len(wanted.uuids), options.timeout),
-        socket=options.socket,
-        config=options.config,
     )
     done = run_program(host, request, progress)
-    return _read(done.exit_code, done.stdout, done.stderr)
+    answer = _read(done.exit_code, done.stdout, done.stderr)
+    if _without_driver(answer):
+        raise _not_injected(host, options, done, answer)
+    return answer, str(done.way)
+
+
+def _request(options: Options) -> ContainerRequest:
+    from gpunode.runtime.container_run import ContainerRequest
+
+    return ContainerRequest(
+        engine=options.on,
+        runtime_name=options.runtime_name,
+        image=options.image,
+        timeout=options.timeout,
+        socket=options.socket,
+        config=options.config,
+        cdi=options.cdi,
+    )
 
 
 def _without_driver(answer: Answer) -> bool:
     """Whether all that failed is that there is no libcuda."""
     told = [device.message for device in answer.devices] + [answer.error] * bool(answer.error)
     return bool(told) and all("libcuda.so.1 can't be loaded" in message for message in told)
+
+
+def _not_injected(host: Host, options: Options, done: ContainerOutcome, answer: Answer) -> GpunodeError:
+    said = " ".join([answer.error, *(device.message for device in answer.devices)])
+    if "Permission denied" in said:
+        return GpunodeError(
+            f"the container may not read the NVIDIA driver it was given ({done.way}): {said}",
+            hint="setsebool -P container_use_devices on; see ausearch -m avc -ts recent",
+            code="driver-denied",
+        )
+    if done.way.devices:
+        from gpunode.runtime.container_cdi import without_driver
+
+        return without_driver(host, done.way)
+    return GpunodeError(
+        f"the container started and the runtime {options.runtime_name!r} gave it no NVIDIA driver",
+        hint=_NO_DRIVER_HINT,
+        code="driver-not-injected",
+    )
 
 
 def _read(code: int, stdout: str, stderr: str) -> Answer:
@@ -140,36 +183,25 @@ def _read(code: int, stdout: str, stderr: str) -> Answer:
 
 def _own_image(host: Host, options: Options, progress: Progress) -> Result:
     """An image's own vectoradd: all it tells is whether it passed, not on which device."""
-    from gpunode.runtime.container_run import ContainerRequest, run_program
+    from gpunode.runtime.container_run import run_program
 
-    request = ContainerRequest(
-        engine=options.on,
-        runtime_name=options.runtime_name,
-        image=options.image,
-        timeout=options.timeout,
-        socket=options.socket,
-        config=options.config,
-    )
     with progress.step(f"{options.image} on {options.on}"):
-        done = run_program(host, request, progress)
+        done = run_program(host, _request(options), progress)
     if done.exit_code == 0 and _PASSED in done.stdout:
         result = DeviceResult(0, "", options.image, milliseconds=done.seconds * 1000, message=_PASSED)
     else:
         said = ((done.stderr.strip() or done.stdout.strip()).splitlines() or ["it said nothing"])[-1]
         message = f"exit code {done.exit_code}, no {_PASSED!r}: {said}"
         result = DeviceResult(0, "", options.image, status="fail", message=message)
-    return _report(options.on, (result,), Answer((result,)), (), options.image)
+    data = Verification(options.on, (result,), options.image, str(done.way))
+    return _report(data, Answer((result,)), ())
 
 
-def _report(
-    on: str, devices: tuple[DeviceResult, ...], answer: Answer, messages: tuple[str, ...], image: str = ""
-) -> Result:
-    data = Verification(on, devices, image)
-    errors = tuple(_errors(devices, answer))
+def _report(data: Verification, answer: Answer, messages: tuple[str, ...]) -> Result:
+    errors = tuple(_errors(data.devices, answer))
     code = ExitCode.FAILED if errors else ExitCode.OK
-    return Result(
-        "Verification", data, "fail" if errors else "ok", code, messages, errors, _blocks(on, devices, answer)
-    )
+    status = "fail" if errors else "ok"
+    return Result("Verification", data, status, code, messages, errors, _blocks(data, answer))
 
 
 def _errors(devices: Sequence[DeviceResult], answer: Answer) -> list[ErrorInfo]:
@@ -199,14 +231,16 @@ def _hint(failed: Sequence[DeviceResult]) -> str:
     return f"{_DOCTOR}; dmesg | grep -i xid"
 
 
-def _blocks(on: str, devices: Sequence[DeviceResult], answer: Answer) -> tuple[Block, ...]:
+def _blocks(data: Verification, answer: Answer) -> tuple[Block, ...]:
+    devices = data.devices
     if not devices:
         return ()
     rows = tuple(_row(device) for device in devices)
     good = sum(device.status == "ok" for device in devices)
     elements = max((device.elements for device in answer.devices), default=0)
     what = f" of {elements} elements" if elements else ""
-    summary = f"Vector-add{what} on {on}: {good} of {len(devices)} devices right"
+    where = f"{data.on} ({data.via})" if data.via else data.on
+    summary = f"Vector-add{what} on {where}: {good} of {len(devices)} devices right"
     style = Style.BAD if not good or any(map(_failed, devices)) else Style.GOOD
     return Table(("GPU", "NAME", "UUID", "MAX ERROR", "TIME", "RESULT"), rows), Text(summary, style)
 

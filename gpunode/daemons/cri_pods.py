@@ -24,8 +24,9 @@ _Answer = TypeVar("_Answer", bound="Message")
 class Pod:
     """One pod of one container. `token` tells it from every other one; `log_directory` is on the node.
 
-    `arguments` replace the image's command and keep its entry point. `cgroup_parent` is a slice where systemd
-    keeps the cgroups, empty where runc makes them itself.
+    `handler` is empty for the engine's default one. `arguments` replace the image's command and keep its
+    entry point. `cgroup_parent` is a slice where systemd keeps the cgroups, empty where runc makes them
+    itself. `devices` are CDI names.
     """
 
     token: str
@@ -35,10 +36,13 @@ class Pod:
     arguments: tuple[str, ...] = ()
     cgroup_parent: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def label(self) -> dict[str, str]:
-        return {"gpunode.run": self.token}
+        """What no other pod carries."""
+        return {"gpunode.token": self.token}
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ def _sandbox(pod: Pod) -> pb.PodSandboxConfig:
     return pb.PodSandboxConfig(
         metadata=pb.PodSandboxMetadata(name="gpunode-verify", uid=pod.token, namespace="gpunode"),
         log_directory=pod.log_directory,
-        labels=pod.label,
+        labels={**pod.labels, **pod.label},
         linux=pb.LinuxPodSandboxConfig(
             cgroup_parent=pod.cgroup_parent,
             security_context=pb.LinuxSandboxSecurityContext(namespace_options=_namespaces()),
@@ -76,11 +80,12 @@ def start_pod(cri: Cri, pod: Pod) -> str:
         image=pb.ImageSpec(image=pod.image),
         args=pod.arguments,
         envs=[pb.KeyValue(key=key, value=value) for key, value in pod.env.items()],
-        labels=pod.label,
+        labels={**pod.labels, **pod.label},
         log_path=LOG_NAME,
         linux=pb.LinuxContainerConfig(
             security_context=pb.LinuxContainerSecurityContext(namespace_options=_namespaces())
         ),
+        CDI_devices=[pb.CDIDevice(name=name) for name in pod.devices],
     )
     create = pb.CreateContainerRequest(pod_sandbox_id=sandbox, config=container, sandbox_config=config)
     made = _runtime(cri, "CreateContainer", create, pb.CreateContainerResponse).container_id
@@ -100,10 +105,14 @@ def container_exit(cri: Cri, container: str) -> Exit | None:
 
 def sandboxes(cri: Cri, label: Mapping[str, str]) -> tuple[str, ...]:
     """Ids of the sandboxes that carry `label`; every sandbox for an empty one."""
+    return tuple(labelled_sandboxes(cri, label))
+
+
+def labelled_sandboxes(cri: Cri, label: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The same sandboxes, each with all its labels."""
     request = pb.ListPodSandboxRequest(filter=pb.PodSandboxFilter(label_selector=label))
-    return tuple(
-        item.id for item in _runtime(cri, "ListPodSandbox", request, pb.ListPodSandboxResponse).items
-    )
+    items = _runtime(cri, "ListPodSandbox", request, pb.ListPodSandboxResponse).items
+    return {item.id: dict(item.labels) for item in items}
 
 
 def remove_sandbox(cri: Cri, sandbox: str) -> None:
@@ -124,6 +133,12 @@ def image_names(cri: Cri) -> tuple[str, ...]:
     """Every tag that the CRI knows, sorted."""
     answer = cri.call("ImageService", "ListImages", pb.ListImagesRequest(), pb.ListImagesResponse)
     return tuple(sorted(tag for image in answer.images for tag in image.repo_tags))
+
+
+def remove_image(cri: Cri, reference: str) -> None:
+    """Remove the image behind a name with all its names; one that is gone already is fine by protocol."""
+    request = pb.RemoveImageRequest(image=pb.ImageSpec(image=reference))
+    cri.call("ImageService", "RemoveImage", request, pb.RemoveImageResponse, _SLOW_SECONDS)
 
 
 def read_log(text: str) -> tuple[str, str]:

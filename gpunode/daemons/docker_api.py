@@ -7,7 +7,7 @@ otherwise. What the daemon answers is checked for its type before anyone reads i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,13 @@ class DockerApi:
             raise
         return True
 
+    def image_names(self, repository: str) -> tuple[str, ...]:
+        """Every tag of one repository, sorted."""
+        images = self._listing("/images/json", {"reference": [repository]})
+        lists = (image.get("RepoTags") for image in images)
+        tags = (tag for some in lists if isinstance(some, list) for tag in some)
+        return tuple(sorted(tag for tag in tags if isinstance(tag, str)))
+
     def load_image(self, archive: bytes) -> None:
         """Load a ``docker save`` archive. The daemon reports its failures in a stream with status 200."""
         headers = {"Content-Type": "application/x-tar"}
@@ -83,6 +90,16 @@ class DockerApi:
         self._forgiving("DELETE", f"/images/{_quoted(reference)}?force=1")
 
     # --- containers ------------------------------------------------------------------------------------
+
+    def labelled_containers(self, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
+        """Ids of the containers that carry these labels, stopped ones included, each with all its labels."""
+        wanted = [f"{name}={value}" for name, value in labels.items()]
+        found = self._listing("/containers/json", {"label": wanted}, "&all=1")
+        return {
+            str(one["Id"]): {str(name): str(value) for name, value in one["Labels"].items()}
+            for one in found
+            if one.get("Id") and isinstance(one.get("Labels"), dict)
+        }
 
     def create_container(self, specification: Mapping[str, Any], name: str) -> str:
         """The new container's id. `specification` is the body of ``POST /containers/create``."""
@@ -126,6 +143,15 @@ class DockerApi:
         except DaemonError as error:
             if error.code not in ("not-found", "conflict"):
                 raise
+
+    def _listing(
+        self, path: str, filters: Mapping[str, Sequence[str]], more: str = ""
+    ) -> list[dict[str, Any]]:
+        """Objects of a list; what is no object in it is left out."""
+        from json import dumps
+
+        answer = decoded(self._request("GET", f"{path}?filters={_quoted(dumps(filters))}{more}"))
+        return [one for one in answer if isinstance(one, dict)] if isinstance(answer, list) else []
 
     def _object(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,15 +79,16 @@ class CdiSpec:
         yield from (device.edits for device in self.devices)
 
 
-def nvidia_specs(host: Host) -> tuple[CdiSpec, ...]:
+def nvidia_specs(host: Host, directories: Sequence[str] = DIRECTORIES) -> tuple[CdiSpec, ...]:
     """Every spec of kind ``nvidia.com/...``, and every file that should be one but can't be parsed."""
-    return tuple(spec for spec in vendor_specs(host) if not spec.kind or spec.kind.startswith(f"{VENDOR}/"))
+    specs = vendor_specs(host, directories)
+    return tuple(spec for spec in specs if not spec.kind or spec.kind.startswith(f"{VENDOR}/"))
 
 
-def vendor_specs(host: Host) -> tuple[CdiSpec, ...]:
+def vendor_specs(host: Host, directories: Sequence[str] = DIRECTORIES) -> tuple[CdiSpec, ...]:
     """The same with NVIDIA's other vendors, such as ``k8s.device-plugin.nvidia.com``."""
     found = []
-    for directory in DIRECTORIES:
+    for directory in directories:
         for path in sorted(path for kind in EXTENSIONS for path in host.glob(directory, f"*.{kind}")):
             text = host.read_text(path)
             spec = parse_spec(text or "", path)

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 
 from gpunode.errors import DaemonError
+from gpunode.host import Host
+from gpunode.runtime.container_way import Way
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,24 @@ CAUSES = (
         "ls -l /dev/nvidia*; gpunode doctor",
     ),
     Cause(
-        r"unresolvable CDI devices|failed to inject CDI|unknown CDI device",
+        r"crun: .*hybrid|cgroups? in hybrid mode",
+        "cgroup-hybrid",
+        "crun can't use this node's hybrid control groups",
+        'set runtime = "runc" under [engine] in /etc/containers/containers.conf, or boot with'
+        " systemd.unified_cgroup_hierarchy=1",
+    ),
+    Cause(
+        r"error setting rlimit",
+        "rlimit",
+        "the engine may not raise a resource limit that it gives to every container",
+        "lower default_ulimits under [containers] in /etc/containers/containers.conf",
+    ),
+    Cause(
+        r"unresolvable CDI devices|failed to inject CDI|unknown CDI device|setting up CDI devices"
+        r"|CDI device injection failed|could not select device driver .?cdi",
         "cdi-unresolvable",
-        "no CDI specification names the GPUs",
-        "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+        "the engine finds no CDI specification that names the GPUs",
+        "gpunode cdi refresh",
     ),
     Cause(
         r"expected cgroupsPath to be of format|SystemdCgroup",
@@ -89,26 +105,25 @@ CAUSES = (
 )
 
 
-def explain(error: DaemonError, engine: str, runtime_name: str) -> DaemonError:
-    """The same failure with its cause in front; an unknown one comes back with the handler named."""
+def explain(host: Host, error: DaemonError, way: Way) -> DaemonError:
+    """The same failure with its cause in front; an unknown one comes back with the way named.
+
+    Where the GPUs come by CDI, the specification's files are looked at first: engines call whatever is wrong
+    with them "unresolvable".
+    """
     told = error.message
+    if way.devices:
+        from gpunode.runtime.container_cdi import explain_cdi
+
+        found = explain_cdi(host, error, way)
+        if found is not None:
+            return found
     for cause in CAUSES:
         if re.search(cause.pattern, told, re.DOTALL):
             return DaemonError(
-                f"{cause.meaning} (handler {runtime_name}): {told}",
-                hint=cause.hint.format(engine=engine),
-                code=cause.code,
+                f"{cause.meaning} ({way}): {told}", hint=cause.hint.format(engine=way.engine), code=cause.code
             )
-    return DaemonError(f"handler {runtime_name}: {told}", hint=error.hint, code=error.code)
-
-
-def missing_handler(engine: str, runtime_name: str, known: tuple[str, ...]) -> DaemonError:
-    """The running daemon doesn't list the handler: asked before anything is made."""
-    return DaemonError(
-        f'{engine} as it runs now has no runtime "{runtime_name}"; it knows {", ".join(known) or "none"}',
-        hint=f"gpunode configure-runtime --runtime {engine}",
-        code="handler-missing",
-    )
+    return DaemonError(f"{way}: {told}", hint=error.hint, code=error.code)
 
 
 def timed_out(seconds: float) -> DaemonError:

@@ -1,6 +1,7 @@
-"""Run one program in one container, through the very runtime handler that was configured, and leave nothing.
+"""Run one program in one container, with GPUs by a runtime handler or by CDI, and leave nothing.
 
-Docker is asked through its API, containerd through the CRI: that is how the kubelet uses the handler.
+Docker is asked through its API, containerd and CRI-O through the CRI as the kubelet asks them, podman by its
+command line.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import TypeVar
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.result import ExitCode, Progress
+from gpunode.runtime.container_way import Way
 
-ENGINES = ("containerd", "docker")
+ENGINES = ("containerd", "crio", "docker", "podman")
 _UNREACHABLE = ("absent", "refused", "denied", "not-a-socket", "cri-disabled")
 _Answer = TypeVar("_Answer")
 
@@ -24,7 +26,8 @@ class ContainerRequest:
 
     `argv` replaces the image's command and keeps its entry point, which for the image made here is Python.
     An `image` must be on the node. `timeout` counts seconds from the program's start. `socket` and `config`
-    say which daemon, if not the system's own.
+    say which daemon, if not the system's own. With `cdi` the GPUs come by CDI even where the engine has the
+    handler `runtime_name`.
     """
 
     engine: str
@@ -35,16 +38,21 @@ class ContainerRequest:
     timeout: float = 60.0
     socket: str = ""
     config: str = ""
+    cdi: bool = False
 
 
 @dataclass(frozen=True)
 class ContainerOutcome:
-    """How the program ended; `seconds` is from the request to the end, image and clean-up included."""
+    """How the program ended; `seconds` is from the request to the end, image and clean-up included.
+
+    `way` is how the container was given its GPUs.
+    """
 
     exit_code: int
     stdout: str
     stderr: str
     seconds: float
+    way: Way
 
 
 def run_program(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
@@ -57,6 +65,10 @@ def run_program(host: Host, request: ContainerRequest, progress: Progress) -> Co
         )
     if request.engine == "docker":
         from gpunode.runtime.container_run_docker import run
+    elif request.engine == "podman":
+        from gpunode.runtime.container_run_podman import run
+    elif request.engine == "crio":
+        from gpunode.runtime.container_run_crio import run
     else:
         from gpunode.runtime.container_run_containerd import run
     return run(host, request, progress)

@@ -14,6 +14,7 @@ from typing import Any
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.gpu.program import MODULE, PROGRAM_FILES
 from gpunode.host import Host
+from gpunode.runtime.container_leftovers import STAND_IN, VERIFICATION
 from gpunode.runtime.image_archive import Entry, ImageConfig, archive, layer, sha256
 
 _PACKAGE = Path(__file__).parent.parent
@@ -23,15 +24,10 @@ _PROBE_SECONDS = 20.0
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
 # NVIDIA's libraries are linked against these names, empty since glibc 2.34 but still looked up
 _BESIDE_LIBC = ("libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "librt.so.1")
-# where container runtimes mount the driver's libraries, by distribution and release of the toolkit
-_DRIVER_DIRECTORIES = (
-    "/usr/local/nvidia/lib64",
-    "/usr/local/nvidia/lib",
-    "/usr/lib64",
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib",
-)
+# What ld.so searches by itself, by distribution. These stay out of LD_LIBRARY_PATH: a driver that is found
+# only through that variable, which images of users don't have, would make a broken set-up look proven.
+_SEARCHED = ("/lib", "/usr/lib", "/lib64", "/usr/lib64")
+_MULTIARCH = ("x86_64-linux-gnu", "aarch64-linux-gnu", "powerpc64le-linux-gnu", "s390x-linux-gnu")
 _WRITABLE = ("/dev", "/etc", "/proc", "/run", "/sys", "/tmp", "/var")  # noqa: S108 - of the image
 # Imports the program and rehearses what makes Python import more as it runs: its help, a usage error, a
 # traceback. No GPU is touched. A module may be an alias of another one (collections.abc from Python 3.13 on)
@@ -61,7 +57,14 @@ print(json.dumps({"modules": sorted(filter(None, modules)), "mapped": mapped,
                   "machine": os.uname().machine}))
 """
 _ALSO = ("ctypes", "encodings.ascii", "encodings.latin_1", "encodings.utf_8", "runpy", "signal")
-_PAUSE = "import signal, sys; signal.signal(15, lambda *_: sys.exit(0))\nwhile True: signal.pause()"
+_PAUSE_PATH = "/pause"  # CRI-O starts this path in a sandbox, whatever the image says
+_PAUSE = """\
+#!{python} -SsB
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+while True:
+    signal.pause()
+"""
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,8 @@ def assemble(host: Host) -> HostFiles:
         tree.add(loader)
     tree.entries.update(_program(host))
     tree.entries.update({path: Entry(mode=0o1777 if path == "/tmp" else 0o755) for path in _WRITABLE})  # noqa: S108
+    tree.entries.update(_loader_files(host))
+    tree.entries[_PAUSE_PATH] = Entry(_PAUSE.format(python=python).encode())
     machine = seen["machine"]
     return HostFiles(
         layer(tree.entries), python, tuple(sorted(libraries)), _ARCHITECTURES.get(machine, machine)
@@ -212,30 +217,63 @@ def _program(host: Host) -> dict[str, Entry]:
     return found
 
 
-def verification_image(files: HostFiles, tag: str) -> tuple[str, bytes]:
-    """Name and archive of the image: its entry point is the interpreter, its command the program."""
-    directories = dict.fromkeys((*_DRIVER_DIRECTORIES, *files.libraries))
+def _loader_files(host: Host) -> dict[str, Entry]:
+    """What images of distributions have and the hooks of NVIDIA's tools look for.
+
+    They run ldconfig in a container only where a cache is there already; an empty one is ignored by ld.so(8).
+    libnvidia-container takes Debian's library directory where the image looks like Debian.
+    """
+    found = {
+        "/etc/ld.so.cache": Entry(b"", mode=0o644),
+        "/etc/ld.so.conf": Entry(b"include /etc/ld.so.conf.d/*.conf\n", mode=0o644),
+        "/etc/ld.so.conf.d": Entry(),
+    }
+    debian = host.read_bytes("/etc/debian_version")
+    return found if debian is None else {**found, "/etc/debian_version": Entry(debian, mode=0o644)}
+
+
+@dataclass(frozen=True)
+class Names:
+    """What tells this run's images from another's: `tag` in their names, `labels` in their configuration."""
+
+    tag: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def verification_image(files: HostFiles, names: Names, *, by_handler: bool = True) -> tuple[str, bytes]:
+    """Name and archive of the image: its entry point is the interpreter, its command the program.
+
+    A runtime handler gives GPUs to containers that ask for them by NVIDIA_VISIBLE_DEVICES. Where CDI is to be
+    proven the image doesn't ask, so that an engine whose default handler is NVIDIA's can't help out.
+    """
     env = {
-        **_environment(files, directories),
+        **_environment(files),
         "PYTHONPATH": _PROGRAM_ROOT,
-        "NVIDIA_VISIBLE_DEVICES": "all",
+        "NVIDIA_VISIBLE_DEVICES": "all" if by_handler else "void",
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
     }
-    config = ImageConfig(files.architecture, (files.python, "-S", "-s", "-B"), ("-m", MODULE), env)
-    reference = f"gpunode.local/verify:{files.digest}{tag}"
+    entry = (files.python, "-S", "-s", "-B")
+    config = ImageConfig(files.architecture, entry, ("-m", MODULE), env, names.labels)
+    reference = f"{VERIFICATION}:{files.digest}-{names.tag}"
     return reference, archive(reference, files.content, config)
 
 
-def pause_image(files: HostFiles, reference: str) -> bytes:
-    """A stand-in for a sandbox image: it sleeps until it is told to end, and asks for no GPU."""
-    env = {**_environment(files, files.libraries), "NVIDIA_VISIBLE_DEVICES": "void"}
-    config = ImageConfig(files.architecture, (files.python, "-S", "-s", "-B", "-c", _PAUSE), (), env)
-    return archive(reference, files.content, config)
+def pause_image(files: HostFiles, reference: str, names: Names) -> bytes:
+    """A stand-in for a sandbox image: it sleeps until it is told to end, and asks for no GPU.
+
+    Its second name is ours alone, and says who brought it.
+    """
+    env = {**_environment(files), "NVIDIA_VISIBLE_DEVICES": "void"}
+    config = ImageConfig(files.architecture, (_PAUSE_PATH,), (), env, names.labels)
+    return archive(reference, files.content, config, also=(f"{STAND_IN}:{names.tag}",))
 
 
-def _environment(files: HostFiles, directories: Iterable[str]) -> Mapping[str, str]:
+def _environment(files: HostFiles) -> Mapping[str, str]:
+    searched = {*_SEARCHED, *(f"{top}/{name}" for top in ("/lib", "/usr/lib") for name in _MULTIARCH)}
+    elsewhere = [directory for directory in files.libraries if directory not in searched]
+    path = {"LD_LIBRARY_PATH": ":".join(elsewhere)} if elsewhere else {}
     return {
         "PATH": f"{PurePosixPath(files.python).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin",
-        "LD_LIBRARY_PATH": ":".join(directories),
         "PYTHONUTF8": "1",
+        **path,
     }

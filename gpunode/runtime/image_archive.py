@@ -6,7 +6,7 @@ are sorted, every time is zero, every owner is root.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ class ImageConfig:
     entrypoint: tuple[str, ...]
     command: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def layer(entries: Mapping[str, Entry]) -> bytes:
@@ -59,8 +60,8 @@ def _parents(entries: Mapping[str, Entry]) -> dict[str, Entry]:
     return {path: Entry() for path in above - {"/"}}
 
 
-def archive(reference: str, content: bytes, config: ImageConfig) -> bytes:
-    """One image of one layer under one name, as ``docker save`` would write it."""
+def archive(reference: str, content: bytes, config: ImageConfig, also: Sequence[str] = ()) -> bytes:
+    """One image of one layer, as ``docker save`` would write it; `also` are more names for it."""
     import io
     import json
     import tarfile
@@ -69,7 +70,7 @@ def archive(reference: str, content: bytes, config: ImageConfig) -> bytes:
     document = json.dumps(_config(config, digest), sort_keys=True).encode()
     config_name = f"{sha256(document)}.json"
     manifest: list[dict[str, Any]] = [
-        {"Config": config_name, "RepoTags": [reference], "Layers": [f"{digest}/layer.tar"]}
+        {"Config": config_name, "RepoTags": [reference, *also], "Layers": [f"{digest}/layer.tar"]}
     ]
     files = {
         config_name: document,
@@ -95,6 +96,7 @@ def _config(config: ImageConfig, digest: str) -> dict[str, Any]:
             "Entrypoint": list(config.entrypoint),
             "Cmd": list(config.command),
             "WorkingDir": "/",
+            **({"Labels": dict(config.labels)} if config.labels else {}),
         },
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
         "history": [{"created": "1970-01-01T00:00:00Z", "created_by": "gpunode"}],

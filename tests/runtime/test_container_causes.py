@@ -3,7 +3,9 @@
 import pytest
 
 from gpunode.errors import DaemonError
-from gpunode.runtime.container_causes import CAUSES, explain, missing_handler
+from gpunode.host import Host
+from gpunode.runtime.container_causes import CAUSES, explain
+from gpunode.runtime.container_way import CdiReading, by_handler, missing_handler
 
 CLI = "nvidia-container-cli: initialization error: "
 MESSAGES = [
@@ -19,6 +21,12 @@ MESSAGES = [
     (f"{CLI}nvml error: insufficient permissions: unknown", "device-permission"),
     (f"{CLI}something new", "nvidia-container-cli"),
     ("could not apply: unresolvable CDI devices nvidia.com/gpu=all: unknown", "cdi-unresolvable"),
+    ("setting up CDI devices: failed to inject devices: failed to stat CDI host device", "cdi-unresolvable"),
+    ("crun: cgroups in hybrid mode not supported, drop all controllers: OCI runtime error", "cgroup-hybrid"),
+    (
+        "error setting rlimits for ready process: error setting rlimit type 7: operation not permitted",
+        "rlimit",
+    ),
     ('runc: expected cgroupsPath to be of format "slice:prefix:name" for systemd cgroups', "cgroup-driver"),
     ("nvidia-container-cli: mount error: bpf_prog_query(BPF_CGROUP_DEVICE) failed", "toolkit-cgroup2"),
     ('exec: "nvidia-container-runtime": executable file not found in $PATH: unknown', "toolkit-missing"),
@@ -29,7 +37,7 @@ MESSAGES = [
 
 @pytest.mark.parametrize(("message", "code"), MESSAGES)
 def test_a_known_message_gets_its_cause_and_a_command(message, code):
-    told = explain(DaemonError(message), "containerd", "nvidia")
+    told = explain(Host(), DaemonError(message), by_handler("containerd", "nvidia"))
     assert told.code == code
     assert message in told.message
     assert told.hint
@@ -41,11 +49,13 @@ def test_every_cause_is_exercised():
 
 
 def test_an_unknown_failure_keeps_its_own_code_and_hint():
-    told = explain(DaemonError("out of cheese", hint="buy some", code="daemon"), "docker", "nvidia")
+    error = DaemonError("out of cheese", hint="buy some", code="daemon")
+    told = explain(Host(), error, by_handler("docker", "nvidia"))
     assert (told.message, told.hint, told.code) == ("handler nvidia: out of cheese", "buy some", "daemon")
 
 
 def test_a_missing_handler_names_the_known_ones_and_the_command():
-    told = missing_handler("docker", "nvidia", ("io.containerd.runc.v2", "runc"))
+    told = missing_handler(CdiReading("docker"), "nvidia", ("io.containerd.runc.v2", "runc"))
     assert "io.containerd.runc.v2, runc" in told.message
-    assert told.hint == "gpunode configure-runtime --runtime docker"
+    assert "gpunode configure-runtime --runtime docker; " in told.hint
+    assert told.hint.endswith("gpunode configure-runtime --runtime docker --cdi")

@@ -3,9 +3,11 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from gpunode.errors import PreconditionError
 from gpunode.gpu.program import MODULE
 from gpunode.host import Host
 from gpunode.runtime import host_image
-from gpunode.runtime.host_image import assemble, elf_interpreter, pause_image, verification_image
+from gpunode.runtime.host_image import Names, assemble, elf_interpreter, pause_image, verification_image
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def test_python_in_it_is_the_one_that_runs_and_its_loader_is_there(files, unpack
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for chroot")
 def test_python_runs_ctypes_and_json_in_an_empty_root(files, unpacked):
-    env = {"LD_LIBRARY_PATH": ":".join(files.libraries)}
+    env = host_image._environment(files)
     code = "import ctypes, json; ctypes.CDLL('libdl.so.2'); print(json.dumps([1]))"
     argv = ["chroot", str(unpacked), files.python, "-S", "-s", "-B", "-c", code]
     done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, **env}, timeout=30)
@@ -57,10 +59,42 @@ def test_hooks_find_directories_that_they_may_write(unpacked):
 
 
 def test_the_image_asks_for_gpus_and_the_sandbox_stand_in_does_not(files):
-    reference, archive = verification_image(files, "-x")
+    reference, archive = verification_image(files, Names("x", {"made": "here"}))
     assert reference == f"gpunode.local/verify:{files.digest}-x"
     assert b"NVIDIA_VISIBLE_DEVICES=all" in archive
-    assert b"NVIDIA_VISIBLE_DEVICES=void" in pause_image(files, "registry.k8s.io/pause:3.8")
+    assert b'"Labels": {"made": "here"}' in archive
+    assert b"NVIDIA_VISIBLE_DEVICES=void" in pause_image(files, "registry.k8s.io/pause:3.8", Names("x"))
+
+
+def test_where_cdi_is_to_be_proven_the_image_asks_no_runtime_for_gpus(files):
+    assert b"NVIDIA_VISIBLE_DEVICES=void" in verification_image(files, Names("x"), by_handler=False)[1]
+
+
+def test_a_library_is_found_as_in_any_image_and_not_by_a_search_path_of_ours(files):
+    """A driver that only LD_LIBRARY_PATH finds is one that users' containers don't find."""
+    given = {*files.libraries, "/opt/python/lib"}
+    _, archive = verification_image(replace(files, libraries=tuple(sorted(given))), Names("x"))
+    found = re.search(rb'"LD_LIBRARY_PATH=([^"]*)"', archive)
+    assert found is not None
+    searched = found[1].decode().split(":")
+    assert "/opt/python/lib" in searched
+    assert not [path for path in searched if "linux-gnu" in path or "nvidia" in path]
+
+
+def test_hooks_that_run_ldconfig_find_what_they_look_for(unpacked):
+    assert (unpacked / "etc/ld.so.cache").read_bytes() == b""
+    assert "ld.so.conf.d" in (unpacked / "etc/ld.so.conf").read_text()
+    assert (unpacked / "etc/ld.so.conf.d").is_dir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for chroot")
+def test_the_stand_in_of_a_sandbox_starts_by_its_path_alone_and_ends_when_told(unpacked):
+    with subprocess.Popen(["chroot", str(unpacked), "/pause"], stderr=subprocess.PIPE) as child:
+        waits = f"/proc/{child.pid}/wchan"
+        assert Host().wait_until(lambda: b"/pause" in Path(f"/proc/{child.pid}/cmdline").read_bytes(), 5.0)
+        assert Host().wait_until(lambda: "pause" in Path(waits).read_text(), 5.0)
+        child.terminate()
+        assert child.wait(timeout=5) == 0
 
 
 def test_an_interpreter_that_does_not_answer_is_named(monkeypatch, tmp_path):

@@ -1,0 +1,123 @@
+"""Run a program through podman: load the image, one container, its output, all removed. Rootless too."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+
+from gpunode.errors import DaemonError, GpunodeError, PreconditionError
+from gpunode.facts.cdi import DIRECTORIES
+from gpunode.facts.podman import PodmanConfig, find_podman, load_podman
+from gpunode.host import Completed, Host
+from gpunode.result import Progress
+from gpunode.runtime.container_causes import explain, timed_out
+from gpunode.runtime.container_leftovers import (
+    MAKER_LABEL,
+    OURS,
+    VERIFICATION,
+    is_dead,
+    labels,
+    maker,
+    maker_of_image,
+)
+from gpunode.runtime.container_run import ContainerOutcome, ContainerRequest, clean_up, new_token
+from gpunode.runtime.container_way import CdiReading, Way, choose, gpu_specs
+from gpunode.runtime.podman_cli import Podman, said
+
+_START_SECONDS = 30.0
+_OWN_FAILURES = (125, 126, 127)  # podman-run(1): podman itself failed, or the runtime couldn't start it
+
+
+def run(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
+    """See `container_run.run_program`."""
+    begun = host.monotonic()
+    daemon = find_podman(host, request.config or None)
+    if daemon is None or daemon.binary is None:
+        raise PreconditionError(
+            "podman is not on this node", hint="apt install podman, or use another engine"
+        )
+    podman = Podman(host, daemon.binary)
+    way = _way(host, request, daemon.version, progress)
+    if request.image and not podman.has_image(request.image):
+        raise PreconditionError(
+            f"podman holds no image {request.image}, and gpunode pulls none",
+            hint=f"podman pull {request.image}",
+        )
+    remove_leftovers(host, podman, progress)
+    token = new_token()
+    with ExitStack() as cleanup:
+        image = request.image or _image(podman, way, token, progress, cleanup)
+        name = f"gpunode-verify-{token}"
+        # by name, and before it exists: killing podman leaves the container to its monitor
+        cleanup.callback(_take_out, progress, f"container {name}", partial(podman.remove_container, name))
+        with progress.step(f"run it through podman, {way}"):
+            done = podman.call(
+                *_arguments(host, request, way, image, name), timeout=request.timeout + _START_SECONDS
+            )
+        _refuse_failure(host, request, way, done)
+    return ContainerOutcome(done.code, done.stdout, done.stderr, host.monotonic() - begun, way)
+
+
+def _way(host: Host, request: ContainerRequest, version: tuple[int, ...], progress: Progress) -> Way:
+    """CDI is podman's own way; a runtime of containers.conf where no specification is here."""
+    try:
+        config = load_podman(host)
+    except GpunodeError as error:
+        progress.note(f"podman passes over a file: {error.message}")
+        config = PodmanConfig(())
+    reading = CdiReading("podman", version, True, config.strings("cdi_spec_dirs") or DIRECTORIES)
+    by_cdi = request.cdi or request.runtime_name not in config.runtimes or bool(gpu_specs(host, reading))
+    return choose(host, request.runtime_name, by_cdi, tuple(config.runtimes), reading)
+
+
+def remove_leftovers(host: Host, podman: Podman, progress: Progress) -> None:
+    """Remove what runs left that were killed: their containers, then their images."""
+
+    def remove() -> None:
+        for container, found in podman.labelled_containers(OURS).items():
+            if is_dead(host, found.get(MAKER_LABEL, "")):
+                _take_out(progress, f"container {container}", partial(podman.remove_container, container))
+        for name in podman.image_names(VERIFICATION):
+            if is_dead(host, maker_of_image(name)):
+                _take_out(progress, f"image {name}", partial(podman.remove_image, name))
+
+    clean_up(progress, "what an earlier run left", remove)
+
+
+def _take_out(progress: Progress, what: str, remove: partial[str]) -> None:
+    failed = remove()
+    if failed:
+        progress.note(f"{what} is still there: {failed}")
+
+
+def _image(podman: Podman, way: Way, token: str, progress: Progress, cleanup: ExitStack) -> str:
+    """An image from this node, removed on the way out."""
+    from gpunode.runtime.host_image import Names, assemble, verification_image
+
+    with progress.step("make an image from this node's own files"):
+        host = podman.host
+        names = Names(f"{maker(host)}-{token}", labels(host))
+        reference, archive = verification_image(assemble(host), names, by_handler=not way.devices)
+        cleanup.callback(_take_out, progress, f"image {reference}", partial(podman.remove_image, reference))
+        failed = podman.load(archive)
+    if failed:
+        raise DaemonError(f"podman can't load the image: {failed}", hint="podman info; df -h")
+    return reference
+
+
+def _arguments(host: Host, request: ContainerRequest, way: Way, image: str, name: str) -> tuple[str, ...]:
+    """``podman run`` and all that follows. No log is kept: the output comes back as it is written."""
+    marks = [part for item in labels(host).items() for part in ("--label", "{}={}".format(*item))]
+    given = [part for item in request.env.items() for part in ("--env", "{}={}".format(*item))]
+    gpus = [part for device in way.devices for part in ("--device", device)]
+    before = () if way.devices else ("--runtime", way.handler)
+    fixed = ("--rm", "--pull=never", "--network=none", "--log-driver=none", f"--name={name}")
+    return (*before, "run", *fixed, *marks, *given, *gpus, image, *request.argv)
+
+
+def _refuse_failure(host: Host, request: ContainerRequest, way: Way, done: Completed) -> None:
+    """A program may end with podman's own codes too; podman's failures begin with ``Error:``."""
+    if done.timed_out:
+        raise timed_out(request.timeout)
+    if done.code in _OWN_FAILURES and "Error: " in done.stderr:
+        raise explain(host, DaemonError(said(done), hint="podman info"), way)
