@@ -1,0 +1,244 @@
+"""The containerd that a Kubernetes distribution brings: k3s, rke2, k0s and microk8s.
+
+Each starts it as a child (microk8s as a service of its snap), from a file that it writes itself. The facts
+are those of the distributions' own sources: k3s pkg/agent/containerd and pkg/agent/templates, rke2's units,
+k0s pkg/component/worker/containerd and pkg/config/cfgvars.go, microk8s' run-containerd-with-args.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gpunode.errors import GpunodeError
+from gpunode.facts.daemons import Daemon, parse_version, socket_path
+from gpunode.facts.processes import Process, option_value, running
+from gpunode.facts.units import Unit, read_unit
+from gpunode.host import Host
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Where a distribution keeps things; ``{data}`` stands for its data directory.
+
+    `variable` and `settings` are the environment variable and the YAML file that may name another one.
+    `other_engine` are the flags with which it runs no containerd of its own.
+    """
+
+    units: tuple[str, ...]
+    data: str
+    config: str
+    socket: str
+    binaries: tuple[str, ...]
+    log: str = ""
+    variable: str = ""
+    settings: str = ""
+    other_engine: tuple[str, ...] = ()
+
+
+_RANCHER_CONFIG = "{data}/agent/etc/containerd/config.toml"
+_RANCHER_LOG = "{data}/agent/containerd/containerd.log"
+_RANCHER_SOCKET = "/run/k3s/containerd/containerd.sock"
+_RANCHER_OTHERS = ("--container-runtime-endpoint", "--docker")
+_KINDS = {
+    "k3s": _Kind(
+        ("k3s.service", "k3s-agent.service"),
+        "/var/lib/rancher/k3s",
+        _RANCHER_CONFIG,
+        _RANCHER_SOCKET,
+        ("{data}/data/current/bin/containerd",),
+        _RANCHER_LOG,
+        "K3S_DATA_DIR",
+        "/etc/rancher/k3s/config.yaml",
+        _RANCHER_OTHERS,
+    ),
+    "rke2": _Kind(
+        ("rke2-server.service", "rke2-agent.service"),
+        "/var/lib/rancher/rke2",
+        _RANCHER_CONFIG,
+        _RANCHER_SOCKET,
+        ("{data}/bin/containerd", "{data}/data/*/bin/containerd"),
+        _RANCHER_LOG,
+        "RKE2_DATA_DIR",
+        "/etc/rancher/rke2/config.yaml",
+        _RANCHER_OTHERS,
+    ),
+    "k0s": _Kind(
+        ("k0sworker.service", "k0scontroller.service"),
+        "/var/lib/k0s",
+        "/etc/k0s/containerd.toml",
+        "/run/k0s/containerd.sock",
+        ("{data}/bin/containerd",),
+        other_engine=("--cri-socket",),
+    ),
+    "microk8s": _Kind(
+        ("snap.microk8s.daemon-containerd.service",),
+        "/var/snap/microk8s/current",
+        "{data}/args/containerd.toml",
+        "/var/snap/microk8s/common/run/containerd.sock",
+        ("/snap/microk8s/current/bin/containerd",),
+    ),
+}
+DISTRIBUTIONS = tuple(_KINDS)
+_UNITS = {unit: name for name, kind in _KINDS.items() for unit in kind.units}
+# whose containerd it is, by where its configuration lies
+_OWNERS = {
+    "/docker/containerd/": "docker",
+    "/rancher/k3s/": "k3s",
+    "/rancher/rke2/": "rke2",
+    "/k0s/": "k0s",
+    "/snap/microk8s/": "microk8s",
+}
+_WANTS = "/etc/systemd/system/multi-user.target.wants"
+_CONFIG_FLAGS = ("--config", "-c")
+
+
+def owner(config_path: str) -> str:
+    """Who manages the containerd of this file: docker, k3s, rke2, k0s, microk8s; empty for the system."""
+    return next((name for part, name in _OWNERS.items() if part in config_path), "")
+
+
+def manager(host: Host, process: Process) -> str:
+    """Who runs a containerd process: docker or a distribution, by its service, else by its file."""
+    unit = _service(host, process)
+    if unit in _UNITS:
+        return _UNITS[unit]
+    config = process.option(*_CONFIG_FLAGS) or ""
+    by_path = owner(config)
+    if by_path or not (process.option("--address", "-a") or "").startswith("/run/k3s/"):
+        return by_path
+    # a data directory of one's own: k3s and rke2 share socket and layout
+    installed = [name for name in ("k3s", "rke2") if _unit(host, name) is not None]
+    return installed[0] if installed else "k3s"
+
+
+def _service(host: Host, process: Process) -> str:
+    """The service in whose control group a process is; empty if it can't be told."""
+    try:
+        text = host.read_text(f"/proc/{process.pid}/cgroup") or ""
+    except GpunodeError:
+        return ""
+    return next((part for line in text.splitlines() for part in line.split("/") if part in _UNITS), "")
+
+
+def find_distribution(host: Host, name: str) -> Daemon | None:
+    """The containerd of the distribution `name` (one of `DISTRIBUTIONS`), running or not.
+
+    None if the distribution isn't installed, or uses another engine than its own. `config_path` is the file
+    that the distribution writes and containerd reads; `unit` is what restarts both.
+    """
+    kind = _KINDS[name]
+    processes = (one for one in running(host) if one.name == "containerd" and manager(host, one) == name)
+    process = next(processes, None)
+    unit = _unit(host, name, process)
+    if process is None and (unit is None or _uses_another(host, kind, unit)):
+        return None
+    data = _data_directory(host, kind, process, unit)
+    config = _settled(host, (process.option(*_CONFIG_FLAGS) if process else None) or _in(kind.config, data))
+    binary = _binary(host, kind, process, data)
+    address = (process.option("--address", "-a") if process else None) or kind.socket
+    where = f"process {process.pid}" if process else (unit.files[0] if unit else "")
+    return Daemon(
+        name="containerd",
+        binary=binary,
+        version=_version(host, binary),
+        config_path=config,
+        config_source=f"{where} (managed by {name})",
+        socket=socket_path(address) or address,
+        unit=unit.name if unit else None,
+        argv=process.argv if process else (),
+        process=process,
+        manager=name,
+        log=_in(kind.log, data),
+    )
+
+
+def _unit(host: Host, name: str, process: Process | None = None) -> Unit | None:
+    """The service to restart: the running containerd's, else the enabled one, else one that is there."""
+    units = _KINDS[name].units
+    own = _service(host, process) if process else ""
+    enabled = [unit for unit in units if host.is_symlink(f"{_WANTS}/{unit}")]
+    candidates = dict.fromkeys((*filter(None, [own]), *enabled, *units))
+    return next(filter(None, (read_unit(host, unit) for unit in candidates)), None)
+
+
+def _uses_another(host: Host, kind: _Kind, unit: Unit) -> bool:
+    """Whether a stopped distribution would run no containerd of its own."""
+    if any(argument.partition("=")[0] in kind.other_engine for argument in unit.argv):
+        return True
+    if unit.name == "k0scontroller.service" and "controller" in unit.argv:
+        return not {"--enable-worker", "--single", "--enable-worker=true", "--single=true"} & set(unit.argv)
+    names = (flag.removeprefix("--") for flag in kind.other_engine)
+    return any(_setting(host, kind, name) not in ("", "false") for name in names)
+
+
+def _data_directory(host: Host, kind: _Kind, process: Process | None, unit: Unit | None) -> str:
+    """Where the distribution keeps its data: told by the running containerd, else as it would be started."""
+    suffix = kind.config.removeprefix("{data}")
+    config = (process.option(*_CONFIG_FLAGS) if process else None) or ""
+    if suffix != kind.config and config.endswith(suffix):
+        return config.removesuffix(suffix)
+    root = process.option("--root") if process else None
+    if root and root.endswith("/containerd"):
+        return root.removesuffix("/containerd").removesuffix("/agent")
+    argv = unit.argv if unit else ()
+    variable = unit.environment.get(kind.variable, "") if unit else ""
+    given = option_value(argv, "--data-dir", "-d") or variable or _setting(host, kind, "data-dir")
+    return given.rstrip("/") or kind.data
+
+
+def _setting(host: Host, kind: _Kind, key: str) -> str:
+    """A value in the distribution's YAML settings; in their directory the last file wins; "" if unset."""
+    if not kind.settings:
+        return ""
+    found = ""
+    for path in (kind.settings, *sorted(host.glob(f"{kind.settings}.d", "*.yaml"))):
+        try:
+            text = host.read_text(path) or ""
+        except GpunodeError:
+            continue  # whoever needs root to read it is told so elsewhere
+        shown = re.findall(rf"""^["']?{key}["']?[ \t]*:[ \t]*["']?([^"'\s#]+)""", text, re.MULTILINE)
+        found = shown[-1] if shown else found
+    return found
+
+
+def _settled(host: Host, path: str) -> str:
+    """microk8s runs from its revision's directory; ``current`` leads to it and outlives a refresh."""
+    current = re.sub(r"^/var/snap/microk8s/[^/]+/", "/var/snap/microk8s/current/", path)
+    return current if current != path and host.realpath(current) == host.realpath(path) else path
+
+
+def _binary(host: Host, kind: _Kind, process: Process | None, data: str) -> str | None:
+    if process is not None:
+        try:
+            link = (host.readlink(f"/proc/{process.pid}/exe") or "").removesuffix(" (deleted)")
+        except (OSError, GpunodeError):
+            link = ""  # another user's process hides it
+        for path in (link, process.argv[0]):
+            if path.startswith("/") and host.executable(path):
+                return path
+    found = [path for pattern in kind.binaries for path in _expanded(host, _in(pattern, data))]
+    return next((path for path in found if host.executable(path)), None)
+
+
+def _expanded(host: Host, pattern: str) -> tuple[str, ...]:
+    if "*" not in pattern:
+        return (pattern,)
+    parent, _, rest = pattern.partition("/*")
+    return tuple(f"{one}{rest}" for one in reversed(host.glob(parent, "*")))
+
+
+def _version(host: Host, binary: str | None) -> tuple[int, ...]:
+    """containerd's version; () if unknown.
+
+    k3s's containerd is one program with many names: under any other one, such as /proc/PID/exe, it tells
+    k3s's own version.
+    """
+    if binary is None:
+        return ()
+    answer = host.run([binary, "--version"], timeout=5.0)
+    return parse_version(answer.stdout) if answer.ok and answer.stdout.startswith("containerd") else ()
+
+
+def _in(pattern: str, data: str) -> str:
+    return pattern.replace("{data}", data)
