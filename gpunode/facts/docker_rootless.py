@@ -115,7 +115,7 @@ def places(host: Host, process: Process | None = None, uid: int | None = None) -
     who = account(host, host.uid if uid is None else uid)
     own = host.environ if who.uid == host.uid and host.live else {}
     known = environment(host, process) if process else own
-    home = known.get("HOME") or who.home
+    home = (known.get("HOME") or who.home).rstrip("/")
     return Places(
         (known.get("XDG_CONFIG_HOME") or f"{home}/.config").rstrip("/"),
         (known.get("XDG_RUNTIME_DIR") or who.runtime_directory).rstrip("/"),
