@@ -43,10 +43,12 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, **(extra or {})}
 
 
-def gpunode(*argv: str, env: Mapping[str, str] | None = None, timeout: float = 60) -> Ran:
-    """Run gpunode to its end."""
+def gpunode(
+    *argv: str, env: Mapping[str, str] | None = None, timeout: float = 60, prefix: tuple[str, ...] = ()
+) -> Ran:
+    """Run gpunode to its end, by the program `prefix` if one is given (as another user, say)."""
     done = subprocess.run(
-        command(*argv),
+        [*prefix, *command(*argv)],
         env=clean_environment(env),
         stdin=subprocess.DEVNULL,
         capture_output=True,

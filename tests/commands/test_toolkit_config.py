@@ -1,0 +1,226 @@
+"""`gpunode toolkit config` as a user meets it: words, exit codes, the journal, the way back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli import Ran, gpunode
+from tests.runtime.test_toolkit_file import PACKAGED
+
+MODE = "nvidia-container-runtime.mode"
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The toolkit's file as its package ships it, on a node below `tmp_path`."""
+    place = tmp_path / "etc/nvidia-container-runtime/config.toml"
+    place.parent.mkdir(parents=True)
+    place.write_text(PACKAGED)
+    return place
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """The group's commands on that node."""
+    return lambda *argv, **more: gpunode("toolkit", "config", *argv, "--root", str(tmp_path), **more)
+
+
+def settings(ran: Ran) -> dict[str, Any]:
+    return {one["key"]: one for one in ran.document["data"]["settings"]}
+
+
+def test_get_tells_every_key_and_where_it_comes_from(file: Path, run: Run) -> None:
+    ran = run("get", "-o", "json")
+    assert (ran.code, ran.document["kind"]) == (0, "ToolkitConfig")
+    found = settings(ran)
+    assert (found[MODE]["value"], found[MODE]["source"]) == ("auto", "file")
+    assert found["nvidia-container-cli.no-cgroups"]["source"] == "default"
+    assert found["features.allow-ldconfig-from-container"]["value"] is None
+    assert found[MODE]["allowed"] == ["auto", "cdi", "csv", "jit-cdi", "legacy"]
+
+
+def test_get_of_one_key_prints_the_bare_value(file: Path, run: Run) -> None:
+    assert run("get", "nvidia-container-runtime.runtimes").out == "docker-runc,runc,crun\n"
+    assert run("get", "nvidia-container-cli.no-cgroups").out == "false\n"
+
+
+def test_get_of_a_table_shows_what_is_below(file: Path, run: Run) -> None:
+    found = settings(run("get", "nvidia-container-runtime.modes.cdi", "-o", "json"))
+    assert [name.rpartition(".")[2] for name in found] == ["spec-dirs", "default-kind", "annotation-prefixes"]
+
+
+def test_get_without_a_file_shows_the_toolkits_defaults(tmp_path: Path, run: Run) -> None:
+    ran = run("get", "-o", "json")
+    assert ran.code == 0 and ran.document["data"]["exists"] is False
+    assert settings(ran)[MODE]["value"] == "auto"
+
+
+def test_defaults_follow_the_distribution(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/os-release").write_text('ID="opensuse-leap"\nID_LIKE="suse opensuse"\n')
+    (tmp_path / "sbin").mkdir()
+    (tmp_path / "sbin/ldconfig.real").write_text("x")
+    found = settings(run("get", "nvidia-container-cli", "-o", "json"))
+    assert found["nvidia-container-cli.user"]["value"] == "root:video"
+    assert found["nvidia-container-cli.ldconfig"]["value"] == "@/sbin/ldconfig.real"
+
+
+def test_get_names_what_the_toolkit_does_not_take(file: Path, run: Run) -> None:
+    file.write_text('nvidia-container-runtime.mode = "cdy"\n[nvidia-container-cli]\nno-cgroup = true\n')
+    ran = run("get")
+    assert ran.code == 1
+    assert "it knows auto, cdi, csv, jit-cdi, legacy, not 'cdy'" in ran.err
+    assert "did you mean nvidia-container-cli.no-cgroups?" in ran.err
+    assert "hint: take it out: gpunode toolkit config unset nvidia-container-cli.no-cgroup\n" in ran.err
+    assert run("unset", "nvidia-container-cli.no-cgroup").code == 0
+    assert "no-cgroup" not in file.read_text()
+
+
+def test_set_dry_run_shows_the_diff_and_changes_nothing(file: Path, run: Run, tmp_path: Path) -> None:
+    ran = run("set", f"{MODE}=cdi", "--dry-run")
+    assert ran.code == 0
+    assert '-mode = "auto" # as the package has it\n+mode = "cdi" # as the package has it\n' in ran.out
+    assert file.read_text() == PACKAGED
+    assert not (tmp_path / "var").exists()
+
+
+def test_set_writes_once_and_rollback_restores_the_bytes_and_the_mode(file: Path, run: Run) -> None:
+    file.chmod(0o640)
+    ran = run("set", f"{MODE}=cdi", "-o", "json")
+    change = ran.document["data"]["changes"][0]
+    assert (ran.code, change["action"], settings(ran)[MODE]["value"]) == (0, "updated", "cdi")
+    assert file.read_text() == PACKAGED.replace('mode = "auto"', 'mode = "cdi"')
+    entry = ran.document["data"]["journal"]
+    before = file.stat().st_mtime_ns
+    again = run("set", f"{MODE}=cdi", "-o", "json").document["data"]
+    assert (again["changes"][0]["action"], again["journal"]) == ("unchanged", "")
+    assert file.stat().st_mtime_ns == before
+    back = gpunode("rollback", entry, "--root", str(file.parents[2]), "-o", "json").document
+    assert (back["data"]["changes"][0]["action"], back["data"]["restart"]["verb"]) == ("restored", "none")
+    assert file.read_text() == PACKAGED
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+def test_rollback_of_a_created_file_removes_it(tmp_path: Path, run: Run) -> None:
+    refused = run("set", f"{MODE}=cdi")
+    assert refused.code == 3 and "--create" in refused.err
+    created = run("set", "--create", f"{MODE}=cdi", "-o", "json").document["data"]
+    path = tmp_path / "etc/nvidia-container-runtime/config.toml"
+    assert created["changes"][0]["action"] == "created" and path.read_text().endswith('mode = "cdi"\n')
+    assert gpunode("rollback", "--root", str(tmp_path)).code == 0
+    assert not path.exists()
+
+
+def test_rollback_leaves_alone_what_somebody_else_changed(file: Path, run: Run, tmp_path: Path) -> None:
+    assert run("set", f"{MODE}=cdi").code == 0
+    file.write_text(file.read_text() + "# mine\n")
+    ran = gpunode("rollback", "--root", str(tmp_path))
+    assert ran.code == 1 and "nothing was restored" in ran.err
+    assert file.read_text().endswith("# mine\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message", "hint"),
+    [
+        (f"{MODE}=foo", "it knows auto, cdi, csv, jit-cdi, legacy, not 'foo'", "config get"),
+        ("nvidia-container-runtime.mod=cdi", "has no key", f"did you mean {MODE}?"),
+        ("mode=cdi", "has no key", f"did you mean {MODE}?"),
+        ("qqq=1", "has no key", "config get"),
+        (MODE, "no value given", f"config unset {MODE}"),
+        ("disable-require=yes", "is true or false, not 'yes'", "disable-require=true"),
+        ("nvidia-container-cli.ldconfig=/sbin/ldconfig", "must begin with @", "config get"),
+        ("nvidia-container-cli.ldconfig=@ldconfig", "absolute path", "config get"),
+        ("nvidia-container-runtime.runtimes=", "must not be empty", "config get"),
+        ("nvidia-container-runtime.log-level=loud", "not 'loud'", "config get"),
+        ("supported-driver-capabilities=compute,cuda", "not 'cuda'", "config get"),
+        ("nvidia-container-runtime.modes.legacy.cuda-compat-mode=x", "not 'x'", "config get"),
+        ("nvidia-container-runtime.modes.cdi.default-kind=gpu", "VENDOR/CLASS", "config get"),
+        ("nvidia-container-runtime.modes.cdi.spec-dirs=cdi", "absolute path", "config get"),
+        ("nvidia-container-cli.environment=X", "not NAME=VALUE", "config get"),
+    ],
+)
+def test_what_the_toolkit_would_not_take_is_refused_with_a_hint(
+    file: Path, run: Run, setting: str, message: str, hint: str
+) -> None:
+    ran = run("set", setting)
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err and hint in ran.err and "Traceback" not in ran.err
+    assert file.read_text() == PACKAGED
+
+
+def test_the_containers_ldconfig_is_taken_where_the_feature_allows_it(file: Path, run: Run) -> None:
+    ran = run("set", "features.allow-ldconfig-from-container=true", "nvidia-container-cli.ldconfig=/sbin/l")
+    assert ran.code == 0
+
+
+def test_a_key_given_twice_is_usage(file: Path, run: Run) -> None:
+    ran = run("set", f"{MODE}=cdi", f"{MODE}=auto")
+    assert ran.code == 2 and "given twice" in ran.err
+
+
+def test_no_cgroups_comes_with_a_warning_about_everybody_else(file: Path, run: Run) -> None:
+    ran = run("set", "nvidia-container-cli.no-cgroups=true")
+    assert ran.code == 0 and "Unknown Error" in ran.err
+
+
+def test_unset_gives_the_default_back_and_needs_a_known_key(file: Path, run: Run) -> None:
+    assert run("unset", MODE).code == 0
+    assert 'mode = "auto"' not in file.read_text()
+    assert run("unset", MODE).out.endswith(" unchanged\n")
+    assert run("unset", "nvidia-container-runtime.mood").code == 2
+
+
+def test_a_broken_file_is_named_with_its_line_and_left_alone(file: Path, run: Run) -> None:
+    file.write_text("mode = \n")
+    for argv in (("get",), ("set", f"{MODE}=cdi")):
+        ran = run(*argv)
+        assert ran.code == 1 and "config.toml:1:" in ran.err and "hint: " in ran.err
+    assert file.read_text() == "mode = \n"
+
+
+def test_wrong_types_in_the_file_are_told_without_a_crash(file: Path, run: Run) -> None:
+    file.write_text('nvidia-container-runtime = 5\nnvidia-container-cli = {no-cgroups = "yes"}\n')
+    ran = run("get")
+    assert ran.code == 1 and "it must be a bool, not a string" in ran.err
+    refused = run("set", f"{MODE}=cdi")
+    assert refused.code == 1 and "where the toolkit expects a table" in refused.err
+
+
+def test_the_file_is_the_one_that_the_toolkits_programs_would_read(tmp_path: Path) -> None:
+    own = tmp_path / "home/nvidia-container-runtime/config.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text('[nvidia-container-runtime]\nmode = "legacy"\n')
+    named = tmp_path / "named.toml"
+    named.write_text('[nvidia-container-runtime]\nmode = "csv"\n')
+    environment = {"XDG_CONFIG_HOME": str(tmp_path / "home")}
+    ran = gpunode("toolkit", "config", "get", MODE, "-o", "json", env=environment)
+    assert (ran.document["data"]["config"], ran.document["data"]["configSource"]) == (
+        str(own),
+        "XDG_CONFIG_HOME",
+    )
+    environment["NVIDIA_CTK_CONFIG_FILE_PATH"] = str(named)
+    assert gpunode("toolkit", "config", "get", MODE, env=environment).out == "csv\n"
+    assert gpunode("toolkit", "config", "get", MODE, "--config", str(own), env=environment).out == "legacy\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_without_root_the_diff_is_shown_and_nothing_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(PACKAGED)
+    for one in (path, *path.parents):
+        if one.is_relative_to(tmp_path.parent.parent):
+            one.chmod(0o755)
+    prefix = ("setpriv", "--reuid", "65534", "--clear-groups")
+    shown = gpunode(
+        "toolkit", "config", "set", f"{MODE}=cdi", "--dry-run", "--config", str(path), prefix=prefix
+    )
+    assert shown.code == 0 and '+mode = "cdi"' in shown.out
+    refused = gpunode("toolkit", "config", "set", f"{MODE}=cdi", "--config", str(path), prefix=prefix)
+    assert refused.code == 3 and "needs root" in refused.err
+    assert path.read_text() == PACKAGED
