@@ -155,16 +155,18 @@ def compiled_default(version: tuple[int, ...]) -> str:
 
 def load_crio(host: Host, main: str, directory: str) -> CrioConfig:
     """Read the files. `ConfigError` names file, line and column of what CRI-O couldn't read either."""
-    files = []
-    for path in (main, *_walk(host, directory)):
-        text = host.read_text(path)
-        if text is None:
-            continue
-        tree = parse_toml(text, path)
-        file = CrioFile(path, text, tree)
-        _refuse_wrong_types(file)
-        files.append(file)
-    return CrioConfig(main, directory, tuple(files))
+    found = (load_file(host, path) for path in (main, *_walk(host, directory)))
+    return CrioConfig(main, directory, tuple(file for file in found if file is not None))
+
+
+def load_file(host: Host, path: str) -> CrioFile | None:
+    """One file, None if there is none. Errors as for `load_crio`."""
+    text = host.read_text(path)
+    if text is None:
+        return None
+    file = CrioFile(path, text, parse_toml(text, path))
+    _refuse_wrong_types(file)
+    return file
 
 
 def _walk(host: Host, directory: str) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpunode.errors import ConfigError, DaemonError, GpunodeError, UsageError
 from gpunode.facts.containerd import dig
-from gpunode.facts.crio import CrioConfig, CrioFile, compiled_default, drop_in_directory, load_crio
+from gpunode.facts.crio import CrioConfig, CrioFile, compiled_default, drop_in_directory, load_crio, load_file
 from gpunode.facts.daemons import Daemon, same_file
 from gpunode.facts.oci_hooks import nvidia_hooks
 from gpunode.facts.processes import option_value
@@ -150,9 +150,10 @@ class CrioEngine:
         if any(same_file(self.host, path, file.path) for file in config.files):
             return ()
         try:
-            return load_crio(self.host, path, "").files
+            file = load_file(self.host, path)
         except GpunodeError:
             return ()  # broken, and nobody reads it
+        return (file,) if file is not None else ()
 
     def _conmon(self, config: CrioConfig) -> str:
         """The monitor to name in a handler that inherits none; empty where CRI-O finds one by itself."""

@@ -16,6 +16,7 @@ from fixtures.engines import Engine
 from gpunode.host import Host
 from tests.integration.configuring import Cli
 from tests.integration.conftest import require
+from tests.integration.systemd_stand_in import Node, require_namespace
 
 
 @contextmanager
@@ -148,3 +149,31 @@ def test_engine_is_found_by_its_process_without_naming_it(tmp_path: Path) -> Non
     with crio("packaged", tmp_path) as cli:
         data = cli.data("configure-runtime", "--dry-run", "--runtime", "auto")
         assert data["engine"] == "crio" and f"process {cli.engine.pid}" in data["configSource"]
+
+
+def test_unit_is_restarted_where_systemd_runs(tmp_path: Path) -> None:
+    require("gcc")
+    require_namespace()
+    with start_crio("packaged") as engine:
+        node = Node(engine, tmp_path)
+        node.prepare()
+        done = node.gpunode("configure-runtime")
+        assert done.returncode == 0, done.stderr
+        assert node.calls() == ["systemctl restart crio.service"]
+        assert pod_problem(engine, "nvidia") == ""
+        # a monitor that is gone ends the next start, and the unit's log says so
+        (engine.directory / "programs/usr/libexec/crio/conmon").unlink()
+        failed = node.gpunode("configure-runtime", "--set-as-default")
+        assert failed.returncode == 4 and "invalid conmon path" in failed.stderr
+        assert "default_runtime" not in drop_in(engine).read_text()
+
+
+def test_handler_names_the_packages_monitor_where_no_path_leads_to_one(tmp_path: Path) -> None:
+    """nvidia-ctk leaves one without a monitor (toolkit issue 681); it gets that of CRI-O's own handlers."""
+    with crio("nvidia-ctk", tmp_path) as cli:
+        before = drop_in(cli.engine).read_text()
+        assert "monitor_path" not in before
+        cli.data("configure-runtime")
+        conmon = cli.engine.directory / "programs/usr/libexec/crio/conmon"
+        assert shown_handlers(cli.engine)["nvidia"]["monitor_path"] == str(conmon)
+        assert set(before.splitlines()) <= set(drop_in(cli.engine).read_text().splitlines())

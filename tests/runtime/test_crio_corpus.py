@@ -1,4 +1,4 @@
-"""Every CRI-O configuration of the corpus: what it means before, after, twice and undone, by CRI-O's own rules.
+"""Every CRI-O configuration of the corpus: what it means before, after, twice and undone, by CRI-O's rules.
 
 The meaning is taken from `fixtures.crio_stub.effective`, which shares no code with gpunode.
 """
@@ -6,13 +6,12 @@ The meaning is taken from `fixtures.crio_stub.effective`, which shares no code w
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fixtures.crio import case_names, copy_case
+from fixtures.crio import case_names, make_node
 from fixtures.crio_stub import effective
 from gpunode.commands import configure_runtime, unconfigure_runtime
 from gpunode.errors import ConfigError
@@ -35,16 +34,6 @@ OWN = "/usr/bin/nvidia-container-runtime"
 def node(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A recorded node with the case of the test as its /etc/crio, CRI-O 1.32 and the toolkit."""
     return make_node(tmp_path, request.param)
-
-
-def make_node(root: Path, case: str, version: str = "1.32.4") -> Path:
-    copy_case(case, root / "etc/crio", root)
-    (root / "usr/bin/crio").write_text("x")
-    (root / "usr/bin/crio").chmod(0o755)
-    commands = {"/usr/bin/crio --version": {"stdout": f"crio version {version}\n"}}
-    (root / ".gpunode").mkdir()
-    (root / ".gpunode/recording.json").write_text(json.dumps({"commands": commands}))
-    return root
 
 
 def configure(root: Path, **options: Any) -> Result:

@@ -1,0 +1,181 @@
+"""CRI-O's process, unit and files, and what the files add up to by its rules, written a second time."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fixtures.crio_stub import effective, to_toml
+from gpunode.errors import ConfigError
+from gpunode.facts.crio import compiled_default, drop_in_directory, find_crio, load_crio
+from gpunode.facts.oci_hooks import nvidia_hooks
+from gpunode.facts.podman import find_podman, load_podman
+from gpunode.host import Host
+from tests.facts.test_daemons import Node
+
+ARGV = (
+    "/usr/bin/crio",
+    "--config",
+    "/srv/crio.conf",
+    "--config-dir=/srv/drop-ins/",
+    "--listen",
+    "/run/c.sock",
+)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_nothing_is_found_where_nothing_is(node: Node) -> None:
+    assert find_crio(node.host) is None and find_podman(node.host) is None
+
+
+def test_running_daemon_says_where_its_files_are(node: Node) -> None:
+    node.process(7, *ARGV)
+    found = find_crio(node.host)
+    assert found is not None and found.process is not None
+    assert (found.config_path, found.socket, found.process.pid) == ("/srv/crio.conf", "/run/c.sock", 7)
+    assert drop_in_directory(found) == "/srv/drop-ins"
+
+
+def test_its_environment_counts_where_no_flag_is_given(node: Node) -> None:
+    node.process(7, "crio", "-c", "/srv/flag.conf")
+    node.file("/proc/7/environ", "A=1\0CONTAINER_CONFIG=/srv/env.conf\0CONTAINER_CONFIG_DIR=/srv/env.d\0")
+    found = find_crio(node.host)
+    assert found is not None
+    assert (found.config_path, drop_in_directory(found)) == ("/srv/flag.conf", "/srv/env.d")
+
+
+@pytest.mark.parametrize("unit", ["crio.service", "cri-o.service"])
+def test_stopped_one_is_found_by_its_unit(node: Node, unit: str) -> None:
+    node.file(f"/etc/systemd/system/{unit}", "[Service]\nExecStart=/usr/bin/crio -d /srv/d $CRIO_OPTIONS\n")
+    node.file("/usr/bin/crio", "x", 0o755)
+    found = find_crio(node.host)
+    assert found is not None and found.process is None
+    assert (found.unit, found.config_path, drop_in_directory(found)) == (
+        unit,
+        "/etc/crio/crio.conf",
+        "/srv/d",
+    )
+
+
+def test_socket_is_what_the_last_file_says(node: Node) -> None:
+    node.file("/usr/bin/crio", "x", 0o755)
+    node.file("/etc/crio/crio.conf", '[crio.api]\nlisten = "/run/a.sock"\n')
+    node.file("/etc/crio/crio.conf.d/10", '[crio.api]\nlisten = "unix:///run/b.sock"\n')
+    found = find_crio(node.host)
+    assert found is not None and found.socket == "/run/b.sock"
+    node.file("/etc/crio/crio.conf.d/20", "broken")
+    found = find_crio(node.host)
+    assert found is not None and found.socket == "/var/run/crio/crio.sock"
+
+
+def test_handlers_line_is_found_under_a_header_and_as_a_key(node: Node) -> None:
+    text = '# runtime_path = "x"\n[crio.runtime.runtimes.nvidia]\n\n"runtime_path" = "/x"\n'
+    node.file("/etc/crio/crio.conf", text)
+    (file,) = load_crio(node.host, "/etc/crio/crio.conf", "/etc/crio/crio.conf.d").files
+    assert (file.line_of("nvidia"), file.line_of("runtime_path"), file.line_of("absent")) == (2, 4, 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "crio = 1",
+        "crio.runtime = []",
+        "crio.runtime.runtimes = 'x'",
+        "crio.runtime.default_runtime = 1",
+        "crio.runtime.runtimes.nvidia = 'x'",
+        "crio.runtime.runtimes.nvidia.runtime_path = 1",
+    ],
+)
+def test_wrong_types_are_refused_with_their_place(node: Node, text: str) -> None:
+    node.file("/etc/crio/crio.conf", text)
+    with pytest.raises(ConfigError, match=r"^/etc/crio/crio.conf:1: \w+ is not a"):
+        load_crio(node.host, "/etc/crio/crio.conf", "/etc/crio/crio.conf.d")
+
+
+def test_compiled_default_changed_with_1_31() -> None:
+    assert [compiled_default(one) for one in ((1, 30, 9), (1, 31), (), (2, 0))] == [
+        "runc",
+        "crun",
+        "crun",
+        "crun",
+    ]
+
+
+NAMES = st.sampled_from(["crun", "runc", "nvidia", "kata"])
+HANDLERS = st.fixed_dictionaries(
+    {"runtime_path": st.sampled_from(["/a", "/b"])},
+    optional={
+        "monitor_path": st.just("/m"),
+        "allowed_annotations": st.lists(st.sampled_from("xy"), max_size=2),
+    },
+)
+RUNTIMES = st.fixed_dictionaries(
+    {},
+    optional={
+        "default_runtime": NAMES,
+        "pids_limit": st.integers(0, 9),
+        "runtimes": st.dictionaries(NAMES, HANDLERS, max_size=3),
+    },
+)
+FILE_NAMES = st.sampled_from(
+    ["10-a.conf", "10-a.conf.bak", "99-nvidia.toml", ".hidden", "5", "10-a/x", "é", "Z"]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(main=RUNTIMES, drop_ins=st.dictionaries(FILE_NAMES, RUNTIMES, max_size=5))
+def test_files_add_up_as_they_do_for_crio(main: dict[str, Any], drop_ins: dict[str, dict[str, Any]]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        for place, runtime in {
+            "crio.conf": main,
+            **{f"d/{key}": one for key, one in drop_ins.items()},
+        }.items():
+            (root / place).parent.mkdir(parents=True, exist_ok=True)
+            (root / place).write_text(to_toml({"crio": {"runtime": runtime}}))
+        theirs = effective(str(root / "crio.conf"), str(root / "d"))["runtime"]
+        ours = load_crio(Host(), str(root / "crio.conf"), str(root / "d"))
+    assert {"crun": theirs["runtimes"]["crun"], **ours.handlers} == theirs["runtimes"]
+    assert (ours.named_default or "crun") == theirs["default_runtime"]
+    assert ours.setting("runtime", "pids_limit") == theirs.get("pids_limit")
+
+
+def test_only_nvidias_hooks_are_meant(node: Node) -> None:
+    place = "/etc/containers/oci/hooks.d"
+    node.file(
+        f"{place}/a.json", '{"version": "1.0.0", "hook": {"path": "/usr/bin/nvidia-container-toolkit"}}'
+    )
+    node.file(f"{place}/b.json", '{"hook": "/usr/bin/nvidia-container-runtime-hook"}')  # the 0.1.0 format
+    node.file(f"{place}/c.json", '{"hook": {"path": "/usr/bin/oci-umount"}}')
+    for number, text in enumerate(("", "[]", "{", '{"hook": 1}', '{"hook": {"path": []}}', "[" * 9999)):
+        node.file(f"{place}/odd{number}.json", text)
+    found = nvidia_hooks(node.host, ("/absent", place, place))
+    assert [hook.path for hook in found] == [f"{place}/a.json", f"{place}/b.json"]
+
+
+def test_podmans_last_file_counts(node: Node) -> None:
+    node.file("/usr/share/containers/containers.conf", '[engine]\nruntime = "crun"\nhooks_dir = ["/h", 1]\n')
+    node.file("/etc/containers/containers.conf", '[engine.runtimes]\nnvidia = ["/a"]\n')
+    node.file("/etc/containers/containers.conf.d/1.conf", '[engine.runtimes]\nnvidia = ["/b"]\n')
+    node.file("/etc/containers/containers.conf.d/2.conf.bak", '[engine.runtimes]\nnvidia = ["/c"]\n')
+    config = load_podman(node.host)
+    assert config.runtimes == {"nvidia": ["/b"]}
+    assert (config.setting("runtime"), config.strings("hooks_dir")) == ("crun", ("/h",))
+
+
+@pytest.mark.parametrize(
+    "text", ["engine = 1", "engine.runtime = 1", "engine.runtimes = []", "engine.runtimes.a = 'x'"]
+)
+def test_podmans_wrong_types_are_refused(node: Node, text: str) -> None:
+    node.file("/etc/containers/containers.conf", text)
+    with pytest.raises(ConfigError, match=r"/etc/containers/containers\.conf: .*\[engine\]"):
+        load_podman(node.host)
