@@ -1,0 +1,144 @@
+"""`gpunode journal list|show`: what was done, and what can be taken back now."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli import Ran, gpunode
+from tests.runtime.test_toolkit_file import PACKAGED
+
+MODE = "nvidia-container-runtime.mode"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """A node with the toolkit's file, on which the mode was set to cdi and then to legacy."""
+    place = tmp_path / "etc/nvidia-container-runtime/config.toml"
+    place.parent.mkdir(parents=True)
+    place.write_text(PACKAGED)
+    for mode in ("cdi", "legacy"):
+        assert gpunode("toolkit", "config", "set", f"{MODE}={mode}", "--root", str(tmp_path)).code == 0
+    return tmp_path
+
+
+def journal(node: Path, *argv: str) -> Ran:
+    return gpunode("journal", *argv, "--root", str(node), "-o", "json")
+
+
+def entries(node: Path) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = journal(node, "list").document["data"]["entries"]
+    return listed
+
+
+def config(node: Path) -> Path:
+    return node / "etc/nvidia-container-runtime/config.toml"
+
+
+def test_entries_come_oldest_first_with_what_can_be_rolled_back(node: Path) -> None:
+    listed = entries(node)
+    assert [one["operation"] for one in listed] == ["toolkit-config"] * 2
+    assert [(one["rollback"], one["reason"]) for one in listed] == [(True, "")] * 2
+    assert listed[0]["when"].endswith("Z") and listed[0]["when"][:4] == listed[0]["id"][:4]
+    assert listed[0]["files"] == ["/etc/nvidia-container-runtime/config.toml"]
+
+
+def test_the_list_says_the_same_that_a_rollback_does(node: Path) -> None:
+    config(node).write_text("# somebody else's\n")
+    last = entries(node)[-1]
+    assert not last["rollback"] and "changed" in last["reason"]
+    assert gpunode("rollback", last["id"], "--root", str(node)).code == 1
+    config(node).write_text(PACKAGED.replace('mode = "auto"', 'mode = "legacy"'))
+    assert entries(node)[-1]["rollback"]
+    assert gpunode("rollback", last["id"], "--root", str(node)).code == 0
+    states = {one["operation"]: (one["state"], one["rollback"]) for one in entries(node)[1:]}
+    assert states == {"toolkit-config": ("rolled-back", False), "rollback": ("committed", False)}
+
+
+def test_show_gives_the_diff_of_the_last_change_with_its_facts(node: Path) -> None:
+    data = journal(node, "show").document["data"]
+    assert data["entry"]["id"] == entries(node)[-1]["id"]
+    (file,) = data["files"]
+    assert (file["action"], file["now"], file["problem"]) == ("updated", "ours", "")
+    assert '-mode = "cdi"' in file["diff"] and '+mode = "legacy"' in file["diff"]
+    assert data["details"]["settings"] == [f"{MODE}=legacy"]
+
+
+def test_show_knows_an_earlier_change_from_the_copy_that_the_later_one_made(node: Path) -> None:
+    first = entries(node)[0]["id"]
+    (file,) = journal(node, "show", first).document["data"]["files"]
+    assert file["now"] == "changed"
+    assert '-mode = "auto"' in file["diff"] and '+mode = "cdi"' in file["diff"]
+
+
+def test_show_says_when_what_was_written_is_not_known_any_more(node: Path) -> None:
+    config(node).write_text("# somebody else's\n")
+    (file,) = journal(node, "show").document["data"]["files"]
+    assert (file["now"], file["diff"]) == ("changed", "")
+    assert "not kept" in file["problem"]
+    config(node).unlink()
+    ran = gpunode("journal", "show", "--root", str(node))
+    assert ran.code == 0 and "not kept" in ran.out
+
+
+def test_show_says_when_the_copy_is_damaged(node: Path) -> None:
+    last = entries(node)[-1]["id"]
+    (backup,) = (node / "var/lib/gpunode/journal" / last).glob("00-*")
+    backup.write_text("rot")
+    (file,) = journal(node, "show").document["data"]["files"]
+    assert "is damaged" in file["problem"]
+
+
+def test_an_unknown_entry_is_usage(node: Path) -> None:
+    ran = journal(node, "show", "20200101T000000Z-nothing")
+    assert ran.code == 2
+    assert ran.document["errors"][0]["hint"] == "list them: gpunode journal list"
+
+
+def test_an_empty_journal_is_no_error_to_list(tmp_path: Path) -> None:
+    ran = gpunode("journal", "list", "--root", str(tmp_path))
+    assert ran.code == 0 and "nothing was changed yet" in ran.out
+    assert gpunode("journal", "show", "--root", str(tmp_path)).code == 2
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    ["", "{", "[]", '{"files": 5}', '{"files": [{"path": 1}]}', "\x00", '{"state": 5, "sequence": "x"}'],
+)
+def test_strange_directories_do_not_break_the_list(node: Path, manifest: str) -> None:
+    place = node / "var/lib/gpunode/journal"
+    (place / "stray").write_text("a file")
+    (place / "20200101T000000Z-odd").mkdir()
+    (place / "20200101T000000Z-odd/manifest.json").write_text(manifest)
+    ran = journal(node, "list")
+    assert ran.code == 0
+    data = ran.document["data"]
+    assert len(data["entries"]) >= 2 and "stray" in data["damaged"]
+    assert gpunode("journal", "show", "--root", str(node)).code == 0
+
+
+def test_wrong_types_in_a_manifest_are_shown_without_a_crash(node: Path) -> None:
+    last = entries(node)[-1]["id"]
+    place = node / "var/lib/gpunode/journal" / last / "manifest.json"
+    manifest = json.loads(place.read_text())
+    place.write_text(
+        json.dumps({**manifest, "runtimes": 5, "units": {"a": 1}, "engine": [], "operation": None})
+    )
+    assert gpunode("journal", "list", "--root", str(node)).code == 0
+    assert gpunode("journal", "show", "--root", str(node)).code == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_without_root_the_journal_is_closed_and_says_so(node: Path) -> None:
+    for one in (node, *node.parents):
+        if one.is_relative_to(node.parent.parent):
+            one.chmod(0o755)
+    ran = gpunode(
+        "journal", "list", "--root", str(node), prefix=("setpriv", "--reuid", "65534", "--clear-groups")
+    )
+    assert ran.code == 3
+    assert "only root may read the journal" in ran.err and "hint: run it again with sudo" in ran.err
