@@ -1,0 +1,63 @@
+"""CRI-O's client against the stand-in's own server, and against answers that no CRI-O gives."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fixtures.crio_stub import Daemon
+from gpunode.daemons.crio_api import CrioApi
+from gpunode.errors import DaemonError
+from gpunode.host import Host
+from tests.daemons.test_docker_api import answering, reply
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[CrioApi]:
+    program = tmp_path / "crun"
+    program.write_text("x")
+    text = f'[crio.runtime.runtimes.crun]\nruntime_path = "{program}"\nmonitor_path = "{program}"\n'
+    (tmp_path / "crio.conf").write_text(text)
+    daemon = Daemon(str(tmp_path / "crio.conf"), str(tmp_path / "d"), str(tmp_path / "s"))
+    thread = threading.Thread(target=daemon.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield CrioApi(Host(), str(tmp_path / "s"))
+    daemon.shutdown()
+    thread.join(5)
+    daemon.server_close()
+
+
+def test_running_configuration_is_a_tree(api: CrioApi) -> None:
+    runtime = api.config()["crio"]["runtime"]
+    assert runtime["default_runtime"] == "crun" and list(runtime["runtimes"]) == ["crun"]
+    assert api.info()["cgroup_driver"] == "systemd"
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (reply(b"not [ toml"), "malformed"),
+        (reply(b"a" * 10 + b"\xff\xfe"), "malformed"),
+        (reply(b"404 page not found", "404 Not Found"), "not-found"),
+        (reply(b"oops", "500 Internal Server Error"), "daemon"),
+        (b"\x00\x00\x12\x04\x00", "broken"),
+    ],
+)
+def test_odd_answer_is_an_error_with_a_code(tmp_path: Path, raw: bytes, code: str) -> None:
+    with answering(tmp_path, raw) as (docker, _), pytest.raises(DaemonError) as caught:
+        CrioApi(Host(), docker.socket, timeout=0.3).config()
+    assert caught.value.code == code and caught.value.hint
+
+
+def test_info_that_is_no_object_is_malformed(tmp_path: Path) -> None:
+    with answering(tmp_path, reply(b"[]")) as (docker, _), pytest.raises(DaemonError, match="no JSON object"):
+        CrioApi(Host(), docker.socket, timeout=0.3).info()
+
+
+def test_absent_socket_says_how_to_start_it(tmp_path: Path) -> None:
+    with pytest.raises(DaemonError) as caught:
+        CrioApi(Host(), str(tmp_path / "none")).config()
+    assert (caught.value.code, caught.value.hint) == ("absent", "start CRI-O: systemctl start crio")
