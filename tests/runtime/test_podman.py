@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,10 @@ def info(name: str, path: str) -> dict[str, object]:
     return {"stdout": json.dumps({"host": {"ociRuntime": {"name": name, "path": path}}})}
 
 
-def node(root: Path, version: str = "4.3.1", **commands: object) -> PodmanEngine:
+def node(root: Path, version: str = "4.3.1", commands: Mapping[str, object] | None = None) -> PodmanEngine:
     write(root, "/usr/bin/podman", "x").chmod(0o755)
     recorded: dict[str, object] = {"/usr/bin/podman --version": {"stdout": f"podman version {version}\n"}}
-    recorded |= commands
+    recorded |= commands or {}
     write(root, "/.gpunode/recording.json", json.dumps({"commands": recorded}))
     host = Host(root, environ={})
     daemon = find_podman(host)
@@ -128,7 +129,7 @@ def test_podman_is_asked_for_each_runtime_of_its_files(tmp_path: Path) -> None:
             "stderr": 'Error: "gone" not found',
         },
     }
-    engine = node(tmp_path, **answers)
+    engine = node(tmp_path, commands=answers)
     write(tmp_path, DROP_IN, '[engine.runtimes]\nnvidia = ["/n"]\ngone = ["/g"]\n')
     active = engine.ask()
     assert (active.handlers, active.default) == (("crun", "nvidia"), "crun")
@@ -145,7 +146,7 @@ def test_podman_is_asked_for_each_runtime_of_its_files(tmp_path: Path) -> None:
     ],
 )
 def test_odd_answers_are_errors(tmp_path: Path, answer: object) -> None:
-    engine = node(tmp_path, **{"/usr/bin/podman info --format json": answer})
+    engine = node(tmp_path, commands={"/usr/bin/podman info --format json": answer})
     with pytest.raises(DaemonError, match="podman info"):
         engine.ask()
 
