@@ -106,13 +106,16 @@ def _image(podman: Podman, way: Way, token: str, progress: Progress, cleanup: Ex
 
 
 def _arguments(host: Host, request: ContainerRequest, way: Way, image: str, name: str) -> tuple[str, ...]:
-    """``podman run`` and all that follows. No log is kept: the output comes back as it is written."""
+    """``podman run`` and all that follows. No log is kept: the output comes back as it is written.
+
+    The program does not end by SIGTERM, as no pid 1 does, so removing it waits for no time-out.
+    """
     marks = [part for item in labels(host).items() for part in ("--label", "{}={}".format(*item))]
     given = [part for item in request.env.items() for part in ("--env", "{}={}".format(*item))]
     gpus = [part for device in way.devices for part in ("--device", device)]
     before = () if way.devices else ("--runtime", way.handler)
-    fixed = ("--rm", "--pull=never", "--network=none", "--log-driver=none", f"--name={name}")
-    return (*before, "run", *fixed, *marks, *given, *gpus, image, *request.argv)
+    fixed = ("--rm", "--pull=never", "--network=none", "--log-driver=none", "--stop-timeout=0")
+    return (*before, "run", f"--name={name}", *fixed, *marks, *given, *gpus, image, *request.argv)
 
 
 def _refuse_failure(host: Host, request: ContainerRequest, way: Way, done: Completed) -> None:
