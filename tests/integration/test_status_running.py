@@ -1,0 +1,200 @@
+"""`gpunode status runtime` beside real daemons: what they have, before and after they read their files."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.engines import Engine, start_containerd, start_dockerd
+from fixtures.newer_engines import Unavailable, search_path
+from tests.cli import Ran, gpunode
+from tests.integration.configuring import Cli, configuring
+from tests.integration.conftest import refuse_for
+
+P2 = "io.containerd.grpc.v1.cri"
+P3 = "io.containerd.cri.v1.runtime"
+
+
+def run(cli: Cli, *more: str) -> Ran:
+    engine = cli.engine
+    argv = ("--runtime", engine.kind, "--config", str(engine.config), "--socket", engine.socket)
+    restart = ("--restart-command", engine.restart_command)
+    return gpunode("status", "runtime", *argv, *restart, *more, env=dict(cli.environ))
+
+
+def status(cli: Cli) -> dict[str, Any]:
+    ran = run(cli, "-o", "json")
+    assert ran.code == 0, ran.err
+    (engine,) = ran.document["data"]["engines"]
+    assert isinstance(engine, dict)
+    return engine
+
+
+def kinds(cli: Cli) -> list[tuple[str, str]]:
+    return [(one["kind"], one["subject"]) for one in status(cli)["drift"]]
+
+
+def handlers(cli: Cli) -> dict[str, bool]:
+    return {one["name"]: one["active"] for one in status(cli)["handlers"]}
+
+
+def with_runtime(program: Path) -> str:
+    return (
+        f'\n[plugins."{P2}".containerd.runtimes.gpu]\nruntime_type = "io.containerd.runc.v2"\n'
+        f'[plugins."{P2}".containerd.runtimes.gpu.options]\nBinaryName = "{program}"\n'
+    )
+
+
+@pytest.mark.containerd
+def test_containerd_drifts_until_it_is_restarted(tmp_path: Path) -> None:
+    with configuring(start_containerd(), tmp_path) as cli:
+        first = status(cli)
+        assert (first["running"], first["activeDefault"], first["drift"]) == (True, "runc", [])
+        before = cli.engine.config.read_text()
+        cli.engine.config.write_text(before + with_runtime(cli.program))
+        assert kinds(cli) == [("not-active", "gpu")]
+        ran = run(cli)
+        assert f"  do: {cli.engine.restart_command}\n" in ran.out
+        cli.engine.restart()
+        assert (kinds(cli), handlers(cli)) == ([], {"runc": True, "gpu": True})
+        cli.engine.config.write_text(before)
+        assert kinds(cli) == [("not-in-file", "gpu")]
+        cli.engine.restart()
+        assert kinds(cli) == []
+
+
+@pytest.mark.containerd
+def test_what_configure_runtime_wrote_is_gpunodes_and_in_force(tmp_path: Path) -> None:
+    with configuring(start_containerd(), tmp_path) as cli:
+        cli.data("configure-runtime")
+        found = status(cli)
+        assert [(one["writer"], one["edited"]) for one in found["files"]] == [("gpunode", False)]
+        assert found["drift"] == [] and handlers(cli) == {"runc": True, "nvidia": True}
+
+
+@pytest.mark.docker
+def test_docker_drifts_until_it_has_read_its_file(tmp_path: Path) -> None:
+    with configuring(start_dockerd(), tmp_path) as cli:
+        assert kinds(cli) == []
+        runtimes = {"gpu": {"path": str(cli.program)}}
+        cli.engine.config.write_text(json.dumps({"runtimes": runtimes}))
+        assert kinds(cli) == [("not-active", "gpu")]
+        cli.engine.restart()
+        assert kinds(cli) == [] and handlers(cli)["gpu"] is True
+        runtimes["gpu"]["path"] = "/opt/other"
+        cli.engine.config.write_text(json.dumps({"runtimes": runtimes, "default-runtime": "gpu"}))
+        assert kinds(cli) == [("other-path", "gpu"), ("other-default", "default runtime")]
+
+
+@contextmanager
+def newer(suite: str, engine: str, config: str | dict[str, Any] | None = None) -> Iterator[Engine]:
+    try:
+        path = search_path(suite)
+    except Unavailable as error:
+        refuse_for([str(error)])
+        raise
+    place = path.split(":")
+    if engine == "containerd":
+        assert isinstance(config, str)
+        yield start_containerd(config, binary=f"{place[1]}/containerd", path=path)
+    else:
+        yield start_dockerd(config, binary=f"{place[0]}/dockerd")
+
+
+MAIN = f"""\
+version = 3
+imports = ["{{directory}}/conf.d/*.toml"]
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "gpunode.test/pause:1"
+[plugins."{P3}"]
+restrict_oom_score_adj = true
+enable_cdi = true
+max_container_log_line_size = 1000
+[plugins."{P3}".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+"""
+
+
+@pytest.mark.containerd
+def test_a_generated_copy_shadows_the_main_file_of_a_real_containerd_2(tmp_path: Path) -> None:
+    with newer("forky", "containerd", MAIN) as engine, configuring(engine, tmp_path) as cli:
+        assert (status(cli)["cdi"], kinds(cli)) == (True, [])
+        drop_in = engine.directory / "conf.d/99-nvidia.toml"
+        drop_in.parent.mkdir()
+        drop_in.write_text(
+            f'version = 3\n\n[plugins]\n\n  [plugins."{P3}"]\n    enable_cdi = true\n'
+            "    max_container_log_line_size = 1000\n    restrict_oom_score_adj = true\n\n"
+            f'    [plugins."{P3}".containerd]\n\n      [plugins."{P3}".containerd.runtimes]\n\n'
+            f'        [plugins."{P3}".containerd.runtimes.nvidia]\n'
+            '          runtime_type = "io.containerd.runc.v2"\n\n'
+            f'          [plugins."{P3}".containerd.runtimes.nvidia.options]\n'
+            '            BinaryName = "/usr/bin/nvidia-container-runtime"\n'
+        )
+        engine.restart()
+        text = engine.config.read_text()
+        engine.config.write_text(
+            text.replace("size = 1000", "size = 2000").replace("cdi = true", "cdi = false")
+        )
+        engine.restart()
+        found = status(cli)
+        assert [one["writer"] for one in found["files"]] == ["administrator", "nvidia-ctk"]
+        # CDI is what the drop-in was asked for; the line size is a value that the main file has changed
+        assert kinds(cli) == [("shadowed", "max_container_log_line_size")]
+        assert found["cdi"] is True
+
+
+@pytest.mark.docker
+def test_cdi_of_a_real_docker_28_needs_its_restart(tmp_path: Path) -> None:
+    with (
+        newer("forky", "docker", {"features": {"cdi": True}}) as engine,
+        configuring(engine, tmp_path) as cli,
+    ):
+        assert (status(cli)["cdi"], kinds(cli)) == (True, [])
+        engine.config.write_text(json.dumps({"features": {"cdi": False}}))
+        assert kinds(cli) == [("other-cdi", "CDI")]
+        engine.restart()
+        assert (status(cli)["cdi"], kinds(cli)) == (False, [])
+
+
+@pytest.mark.containerd
+def test_a_daemon_that_never_answers_costs_three_seconds(tmp_path: Path) -> None:
+    """A socket that accepts and says nothing stands for a daemon that hangs."""
+    path = tmp_path / "s.sock"
+    config = tmp_path / "config.toml"
+    config.write_text("version = 2\n")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        stop = threading.Event()
+        thread = threading.Thread(target=_hold, args=(listener, stop))
+        thread.start()
+        started = time.monotonic()
+        argv = ("--runtime", "containerd", "--config", str(config), "--socket", str(path))
+        ran = gpunode("status", "runtime", *argv, "-o", "json")
+        seconds = time.monotonic() - started
+        stop.set()
+        thread.join()
+    (engine,) = ran.document["data"]["engines"]
+    assert ran.code == 0 and "no answer within 3 seconds" in engine["silence"]
+    assert seconds < 5
+
+
+def _hold(listener: socket.socket, stop: threading.Event) -> None:
+    """Accept whatever comes and keep it open."""
+    listener.settimeout(0.1)
+    held = []
+    while not stop.is_set():
+        try:
+            held.append(listener.accept()[0])
+        except TimeoutError:
+            continue
+    for one in held:
+        one.close()

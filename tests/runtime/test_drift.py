@@ -1,0 +1,97 @@
+"""Where files and a running daemon disagree: each disagreement with its command, and silence without any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpunode.facts.configured import CDI_DIRECTORIES, ConfigFile, Configured, ConfiguredHandler
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.writers import GeneratedCopy
+from gpunode.runtime.drift import Remedies, drift
+from gpunode.runtime.engine import Active
+
+PATH = "/usr/bin/nvidia-container-runtime"
+NVIDIA = ConfiguredHandler("nvidia", PATH, "/etc/x.toml")
+FILES = Configured((ConfigFile("/etc/x.toml", "main", ""),), (NVIDIA,), "runc", True, CDI_DIRECTORIES)
+ACTIVE = Active(("runc", "nvidia"), "runc", (("nvidia", PATH),), cdi=True)
+REMEDIES = Remedies("reload it", "restart it")
+
+
+def daemon(name: str = "containerd", version: tuple[int, ...] = (2, 1, 9), manager: str = "") -> Daemon:
+    return Daemon(name, None, version, "/etc/x.toml", "", "/run/x.sock", None, manager=manager)
+
+
+def found(
+    files: Configured, active: Active | None, which: Daemon | None = None
+) -> list[tuple[str, str, str]]:
+    return [(one.kind, one.subject, one.fix) for one in drift(which or daemon(), files, active, REMEDIES)]
+
+
+def test_agreement_is_silent() -> None:
+    assert found(FILES, ACTIVE) == []
+    assert found(replace(FILES, default=""), ACTIVE) == []
+
+
+def test_a_handler_that_the_daemon_has_not_read_is_pending() -> None:
+    active = replace(ACTIVE, handlers=("runc",))
+    assert found(FILES, active) == [("not-active", "nvidia", "reload it")]
+
+
+def test_a_handler_in_no_file_is_gone_after_the_next_restart() -> None:
+    assert found(replace(FILES, handlers=()), ACTIVE) == [("not-in-file", "nvidia", "restart it")]
+
+
+def test_what_every_engine_has_of_its_own_is_in_no_file_and_no_drift() -> None:
+    active = replace(ACTIVE, handlers=("runc", "crun", "io.containerd.runc.v2", "", "nvidia"))
+    assert found(FILES, active) == []
+
+
+def test_another_program_and_another_default_are_told() -> None:
+    active = replace(ACTIVE, default="nvidia", paths=(("nvidia", "/old/nvidia-container-runtime"),))
+    assert found(FILES, active) == [
+        ("other-path", "nvidia", "reload it"),
+        ("other-default", "default runtime", "reload it"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("which", "default", "kinds"),
+    [
+        (daemon("docker"), "runc", []),
+        (daemon("docker"), "nvidia", ["other-default"]),
+        (daemon("crio", (1, 30)), "runc", []),
+        (daemon("crio", (1, 31)), "runc", ["other-default"]),
+        (daemon("podman", (4, 3)), "crun", []),
+    ],
+)
+def test_without_a_name_in_the_file_the_engines_own_default_counts(
+    which: Daemon, default: str, kinds: list[str]
+) -> None:
+    files, active = replace(FILES, default=""), replace(ACTIVE, default=default)
+    assert [kind for kind, _, _ in found(files, active, which)] == kinds
+
+
+@pytest.mark.parametrize(
+    ("in_file", "running", "kinds"), [(True, False, 1), (False, True, 1), (None, True, 0)]
+)
+def test_cdi_that_is_not_in_force_needs_a_restart(in_file: bool | None, running: bool, kinds: int) -> None:
+    drifts = found(replace(FILES, cdi=in_file), replace(ACTIVE, cdi=running))
+    assert drifts == [("other-cdi", "CDI", "restart it")] * kinds
+    assert found(replace(FILES, cdi=in_file), replace(ACTIVE, cdi=None)) == []
+
+
+def test_a_copy_that_stands_in_the_way_is_told_also_of_a_stopped_daemon() -> None:
+    copy = GeneratedCopy((("sandbox_image",),), (("cni", "bin_dir"),), {"nvidia": PATH}, "", False)
+    drop_in = ConfigFile("/etc/conf.d/99-nvidia.toml", "drop-in", "", copy=copy)
+    files = replace(FILES, files=(*FILES.files, drop_in))
+    fix = "gpunode configure-runtime --runtime containerd --replace"
+    assert found(files, None) == [("shadowed", "sandbox_image", fix)]
+    old = daemon(version=(1, 7, 24))
+    assert found(files, None, old) == [("shadowed", "sandbox_image", fix), ("lost", "cni.bin_dir", fix)]
+    assert found(files, None, daemon(manager="k3s"))[0][2].endswith("--runtime k3s --replace")
+
+
+def test_files_that_nobody_understands_are_not_compared() -> None:
+    assert found(replace(FILES, handlers=(), problem="broken"), ACTIVE) == []
