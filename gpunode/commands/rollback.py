@@ -10,6 +10,7 @@ from typing import Any
 from gpunode.host import Host
 from gpunode.journal import Entry, Journal, lock_path
 from gpunode.result import Block, Change, Diff, Progress, Result, Style, Text
+from gpunode.runtime import find
 from gpunode.runtime.engine import Active, Engine, Plan
 from gpunode.runtime.files import change_files
 from gpunode.runtime.past import Past, past
@@ -67,7 +68,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         return (intent,)
 
     request = Request(
-        runtimes=(str(manifest.get("manager") or manifest.get("engine", "")),),
+        runtimes=(find.name_of(manifest),),
         config=str(manifest.get("config", "")),
         socket=str(manifest.get("socket", "")),
         restart_command=options.restart_command or str(manifest.get("restartCommand", "")),

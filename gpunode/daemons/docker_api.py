@@ -101,6 +101,25 @@ class DockerApi:
             if one.get("Id") and isinstance(one.get("Labels"), dict)
         }
 
+    def containers_of(self, runtimes: Sequence[str], most: int) -> tuple[tuple[str, bool], ...]:
+        """Name and whether it runs, of those of the newest `most` containers that were made with `runtimes`.
+
+        A list doesn't tell a container's runtime, so each is asked; one that goes meanwhile is passed over.
+        """
+        found = []
+        for one in self._listing("/containers/json", {}, f"&all=1&limit={most}"):
+            try:
+                told = self._object("GET", f"/containers/{_quoted(str(one.get('Id')))}/json")
+            except DaemonError as error:
+                if error.code != "not-found":
+                    raise
+                continue
+            settings = told.get("HostConfig")
+            if isinstance(settings, dict) and settings.get("Runtime") in runtimes:
+                name = str(told.get("Name") or one.get("Id")).removeprefix("/")
+                found.append((name, one.get("State") == "running"))
+        return tuple(found)
+
     def create_container(self, specification: Mapping[str, Any], name: str) -> str:
         """The new container's id. `specification` is the body of ``POST /containers/create``."""
         answer = self._object("POST", f"/containers/create?name={_quoted(name)}", specification)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,9 @@ class UnixHttp:
         try:
             # http.client connects by itself only where there is no socket yet
             connection.sock = self.host.connect_unix(self.socket, timeout)
-            connection.request(method, path, body, dict(headers or {}))
+            # a daemon may refuse a body before it has read all of it; then its answer says why
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, path, body, dict(headers or {}))
             response = connection.getresponse()
             data = response.read(_MAX_ANSWER_BYTES)
             if response.length:  # what is missing of the announced length

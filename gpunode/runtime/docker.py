@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
-from gpunode.errors import ConfigError, DaemonError, ValidationError
+from gpunode.errors import ConfigError, DaemonError, GpunodeError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker_file import parse_daemon_json
-from gpunode.facts.docker_flags import flag_conflicts
-from gpunode.host import COMMAND_NOT_FOUND, Host
-from gpunode.runtime import docker_plan
+from gpunode.facts.docker_flags import flag_default, flag_runtimes
+from gpunode.facts.docker_snap import PROGRAMS
+from gpunode.host import Host
+from gpunode.runtime import docker_check, docker_notes, docker_plan, docker_user
 from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
 
 HOOK = "nvidia-container-runtime-hook"
-_HAS_VALIDATE = (23,)
+_PROGRAM = "nvidia-container-runtime"
 _HAS_CDI = (25,)
+_CDI_REASON = "features.cdi is read only when dockerd starts"
+_FLAG_REASON = "a reload would forget the runtimes that --add-runtime gave dockerd"
 
 
 @dataclass(frozen=True)
@@ -27,51 +30,109 @@ class DockerEngine:
 
     @property
     def program(self) -> str:
-        """A bare name: dockerd looks it up in its own PATH."""
-        return "nvidia-container-runtime"
+        """What the file has for ``nvidia`` if that is this node's runtime too, else a bare name.
+
+        dockerd looks a bare name up in its own PATH; the snap's sees only its own programs.
+        """
+        known = self._known_program()
+        if self.daemon.manager == "snap":
+            return known if known.startswith("/snap/docker/") else f"{PROGRAMS}/{_PROGRAM}"
+        return known if known.startswith("/") and known == self.host.which(_PROGRAM) else _PROGRAM
+
+    def _known_program(self) -> str:
+        try:
+            text = self.host.read_text(self.daemon.config_path) or ""
+            runtimes = parse_daemon_json(text, self.daemon.config_path).get("runtimes")
+        except GpunodeError:
+            return ""  # the plan says what is wrong with the file
+        entry = runtimes.get("nvidia") if isinstance(runtimes, dict) else None
+        path = entry.get("path") if isinstance(entry, dict) else None
+        return path if isinstance(path, str) else ""
 
     def plan(self, wanted: Wanted, active: Active | None) -> Plan:
-        """Merge the runtime into daemon.json; a reload will do unless CDI or ``--gpus`` needs a start."""
+        """Merge the runtimes into daemon.json; a reload will do unless CDI or ``--gpus`` needs a start."""
         path = self.daemon.config_path
         before = self.host.read_bytes(path)
         content = decode(before, path)
-        self._refuse_conflicts(content, wanted)
-        after = docker_plan.configured(content, path, wanted)
-        edit = FileEdit(path, before, before if after == content else after.encode())
-        cdi_changes = docker_plan.features_cdi(content, path) != docker_plan.features_cdi(after, path)
-        verb, reason = self._verb(edit, wanted, active, cdi_changes)
-        previous = parse_daemon_json(content, path).get("default-runtime") or ""
-        replaced = previous if wanted.default and previous != wanted.default else ""
+        self._refuse_cdi(wanted)
+        docker_notes.require_snap_program(self.host, self.daemon, wanted)
+        had_cdi = self._cdi_is_on(content)
+        by_flag = flag_default(self.daemon.argv) == wanted.default
+        keys = dataclasses.replace(
+            wanted, cdi=wanted.cdi and not had_cdi, set_as_default=wanted.set_as_default and not by_flag
+        )
+        after = docker_plan.configured(content, path, keys)
+        docker_check.refuse_conflicts(self.host, self.daemon, after)
+        user = docker_user.wanted_files(self.host, self.daemon, wanted)
         interim = docker_plan.for_reload(after, path).encode() if self._panics(after, active) else None
-        edit = FileEdit(path, before, edit.after, interim, docker_plan.for_reload(content, path).encode())
-        known = parse_daemon_json(content, path).get("runtimes") or {}
-        had = any(name in known for name in wanted.names)
-        return Plan("docker", (edit,), verb, reason, self._notes(wanted), None, str(replaced), had)
+        undo = docker_plan.for_reload(content, path).encode()
+        edit = FileEdit(path, before, before if after == content else after.encode(), interim, undo)
+        verb, reason = self._verb(edit, wanted, active, keys.cdi)
+        if user.restart and verb != "restart":
+            verb, reason = "restart", user.restart
+        tree = parse_daemon_json(content, path)
+        previous = str(tree.get("default-runtime") or "")
+        plan = Plan(
+            "docker",
+            (edit,),
+            verb,
+            reason,
+            (*user.notes, *docker_notes.notes(self.host, self.daemon, wanted, active)),
+            previous_default=previous if wanted.default and previous != wanted.default else "",
+            had_runtime=any(name in (tree.get("runtimes") or {}) for name in wanted.names),
+            switched_cdi=keys.cdi,
+        )
+        return plan.with_beside(user.edits)
 
     def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
         """Take the runtimes out; the daemon reloads a text that spells out what a reload would not undo."""
         path = self.daemon.config_path
         before = self.host.read_bytes(path)
         content = decode(before, path)
+        docker_check.refuse_flagged(self.host, self.daemon, unwanted.names)
         after = docker_plan.removed(content, path, unwanted)
         edit = FileEdit(path, before, before if after == content else after.encode())
-        return self.restoring((edit,), unwanted.names, active)
+        plan = self.restoring((edit,), unwanted.names, active)
+        return plan.with_beside(docker_user.unwanted_files(self.host, self.daemon, unwanted))
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around the edit that takes `names` out of daemon.json."""
         if not edits:
             return Plan("docker", ())
-        edit = edits[0]
+        plan = self._restoring_own(edits[0], names, active)
+        if plan.verb == "none" and not plan.changed:
+            return plan
+        going = self._going(edits[0], names)
+        note, against = docker_notes.still_used(self.host, self.daemon, going) if going else ("", "")
+        return dataclasses.replace(plan, notes=tuple(filter(None, (*plan.notes, note))), confirm=against)
+
+    def _going(self, edit: FileEdit, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of `names` that the edited file no longer has."""
+        left = parse_daemon_json(decode(edit.after, edit.path), edit.path).get("runtimes") or {}
+        return tuple(name for name in names if name not in left)
+
+    def _restoring_own(self, edit: FileEdit, names: tuple[str, ...], active: Active | None) -> Plan:
         before, after = (decode(data, edit.path) for data in (edit.before, edit.after))
         stale = active is not None and any(name in active.handlers for name in names)
         if edit.action == "unchanged":
             reason = "the running dockerd still has the runtime, and a reload would not take it out"
             return Plan("docker", (edit,), "restart", reason) if stale else Plan("docker", (edit,))
-        if docker_plan.features_cdi(before, edit.path) != docker_plan.features_cdi(after, edit.path):
-            return Plan("docker", (edit,), "restart", "features.cdi is read only when dockerd starts")
+        if self._is_down(active):
+            return Plan("docker", (edit,), notes=("dockerd doesn't run; it reads the file when it starts",))
+        if self._cdi_is_on(before) != self._cdi_is_on(after):
+            return Plan("docker", (edit,), "restart", _CDI_REASON)
+        if flag_runtimes(self.daemon.argv):
+            return Plan("docker", (edit,), "restart", _FLAG_REASON)
         interim, undo = (docker_plan.for_reload(text, edit.path).encode() for text in (after, before))
         edit = FileEdit(edit.path, edit.before, edit.after, interim, undo)
         return Plan("docker", (edit,), "reload", "dockerd reloads its runtimes on SIGHUP")
+
+    def _is_down(self, active: Active | None) -> bool:
+        return self.host.live and self.daemon.process is None and active is None
+
+    def _cdi_is_on(self, content: str) -> bool:
+        tree = parse_daemon_json(content, self.daemon.config_path)
+        return docker_plan.cdi_is_on(tree, self.daemon.argv, self.daemon.version)
 
     def _panics(self, after: str, active: Active | None) -> bool:
         """Whether dockerd 20.10 would die of reloading this: it has a default that the file doesn't know."""
@@ -82,10 +143,15 @@ class DockerEngine:
     def _verb(
         self, edit: FileEdit, wanted: Wanted, active: Active | None, cdi_changes: bool
     ) -> tuple[str, str]:
-        if edit.action == "unchanged" and (active is None or active.has(wanted)):
+        lacks_cdi = wanted.cdi and active is not None and active.cdi is False
+        if edit.action == "unchanged" and (active is None or (active.has(wanted) and not lacks_cdi)):
             return "none", ""
-        if cdi_changes:
-            return "restart", "features.cdi is read only when dockerd starts"
+        if cdi_changes or lacks_cdi:
+            return "restart", _CDI_REASON
+        if self._is_down(active):
+            return "restart", "dockerd doesn't run; it reads the file when it starts"
+        if flag_runtimes(self.daemon.argv):
+            return "restart", _FLAG_REASON
         if self._hook_is_news():
             return (
                 "restart",
@@ -102,60 +168,19 @@ class DockerEngine:
         found = self.host.stat(hook) if hook else None
         return bool(process and found and found.st_ctime > process.started)
 
-    def _notes(self, wanted: Wanted) -> tuple[str, ...]:
+    def _refuse_cdi(self, wanted: Wanted) -> None:
         if wanted.cdi and self.daemon.version and self.daemon.version < _HAS_CDI:
             version = ".".join(map(str, self.daemon.version))
             raise ConfigError(
                 f"Docker {version} has no CDI, which came with 25.0", hint="leave out --cdi or upgrade Docker"
             )
-        return ()
-
-    def _refuse_conflicts(self, content: str, wanted: Wanted) -> None:
-        """dockerd refuses to start with a key that is both a flag and in its file; don't write one."""
-        tree = parse_daemon_json(content, self.daemon.config_path)
-        planned: dict[str, Any] = dict(tree)
-        if wanted.default:
-            planned["default-runtime"] = wanted.default
-        if wanted.cdi:
-            planned["features"] = {}
-        conflicts = flag_conflicts(self.daemon.argv, planned)
-        if conflicts:
-            where = f"systemctl edit --full {self.daemon.unit}" if self.daemon.unit else "its command line"
-            raise ConfigError(
-                f"dockerd is started with a flag for {', '.join(conflicts)}, and refuses to start"
-                f" with the same setting in {self.daemon.config_path}",
-                hint=f"take the flag out: {where}",
-            )
 
     def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
-        """`dockerd --validate` on a staged copy (23.0 and up), else the refusals that are known."""
+        """`dockerd --validate` on a staged copy, or what is known of it; `ValidationError` if it refuses."""
         edit = next((one for one in plan.edits if one.path == self.daemon.config_path), None)
         if edit is None or edit.after is None:
             return ()
-        tree = parse_daemon_json(decode(edit.after, edit.path), edit.path)
-        reason = docker_plan.refused_by_dockerd(tree)
-        if reason:
-            raise ValidationError(f"dockerd would refuse the new {edit.path}: {reason}")
-        if self.daemon.version < _HAS_VALIDATE or self.daemon.binary is None or not self.host.live:
-            return (f"{edit.path} was checked for known mistakes only: --validate came with dockerd 23.0",)
-        self._ask_dockerd(edit)
-        return ()
-
-    def _ask_dockerd(self, edit: FileEdit) -> None:
-        with self.host.temporary_directory() as directory:
-            staged = directory / "daemon.json"
-            self.host.write_atomic(str(staged), edit.after or b"", mode=0o600)
-            flags = _flags_without_config(self.daemon.argv)
-            answer = self.host.run(
-                [self.daemon.binary or "dockerd", *flags, "--validate", f"--config-file={staged}"],
-                timeout=20.0,
-            )
-        if not answer.ok and answer.code != COMMAND_NOT_FOUND:
-            said = (answer.stderr or answer.stdout).strip().splitlines()[-1:] or ["no reason given"]
-            raise ValidationError(
-                f"dockerd refuses the new {edit.path}: {said[0].replace(str(staged), edit.path)}",
-                hint="nothing was written; correct the file and run this again",
-            )
+        return docker_check.validate(self.host, self.daemon, edit)
 
     def ask(self) -> Active:
         """Runtimes and default from ``GET /info``; `DaemonError` if dockerd doesn't answer."""
@@ -179,15 +204,3 @@ class DockerEngine:
             live_restore=info.get("LiveRestoreEnabled") is True,
             cdi=bool(info["CDISpecDirs"]) if "CDISpecDirs" in info else None,  # empty where CDI is off
         )
-
-
-def _flags_without_config(argv: tuple[str, ...]) -> list[str]:
-    """The daemon's own flags, so that a conflict between flag and file shows."""
-    flags: list[str] = []
-    skip = False
-    for argument in argv[1:]:
-        if skip or argument.startswith("--config-file"):
-            skip = argument == "--config-file"
-            continue
-        flags.append(argument)
-    return flags

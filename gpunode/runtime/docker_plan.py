@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from gpunode.errors import ConfigError, UsageError
 from gpunode.facts.docker_file import parse_daemon_json
+from gpunode.facts.docker_flags import flag_features
 from gpunode.runtime import json_edit
 from gpunode.runtime.engine import Unwanted, Wanted
 from gpunode.runtime.trees import Tree
 
 BUILT_IN = "runc"  # dockerd refuses a file that defines a runtime of this name
+_SHIM_NAMES = (23,)  # from here on a default runtime may be a containerd shim that no file mentions
+# moby 28.2 took CDI for on unless features.cdi is false (seen with 28.5.2); 25.0 had it off without the key
+_CDI_BY_DEFAULT = (28, 2)
 
 
 def configured(content: str, path: str, wanted: Wanted) -> str:
-    """The file with the runtime in it, everything else as it was."""
+    """The file with the runtimes in it, and keys for CDI and the default if wanted; the rest as it was."""
     if BUILT_IN in wanted.names:
         raise UsageError(
             f"dockerd reserves the runtime name {BUILT_IN}",
@@ -22,15 +27,15 @@ def configured(content: str, path: str, wanted: Wanted) -> str:
         )
 
     def mutate(tree: Tree) -> None:
-        _tidy(tree, path)
+        _check_types(tree, content, path)
         for handler in wanted.handlers:
-            runtimes = tree.setdefault("runtimes", {})
+            runtimes = _table(tree, "runtimes")
             if not _is_right(runtimes.get(handler.name), handler.path):
                 runtimes[handler.name] = {"path": handler.path, "runtimeArgs": []}
         if wanted.default:
             tree["default-runtime"] = wanted.default
         if wanted.cdi:
-            tree.setdefault("features", {})["cdi"] = True
+            _table(tree, "features")["cdi"] = True
 
     return json_edit.edit(content, mutate, path)
 
@@ -39,24 +44,36 @@ def removed(content: str, path: str, unwanted: Unwanted) -> str:
     """The file without the runtimes; a default among them gives way to the previous one, or to none."""
 
     def mutate(tree: Tree) -> None:
-        _tidy(tree, path)
+        _check_types(tree, content, path)
         for name in unwanted.names:
-            if name in tree.get("runtimes", {}):
-                del tree["runtimes"][name]
-                if not tree["runtimes"]:
-                    del tree["runtimes"]
+            _take_out(tree, "runtimes", name)
         if tree.get("default-runtime") in unwanted.names:
             _put_default_back(tree, unwanted.previous_default)
-        if unwanted.cdi and "cdi" in tree.get("features", {}):
-            del tree["features"]["cdi"]
-            if not tree["features"]:
-                del tree["features"]
+        if unwanted.cdi and (tree.get("features") or {}).get("cdi") is True:  # false is somebody's wish
+            _take_out(tree, "features", "cdi")
 
     return json_edit.edit(content, mutate, path)
 
 
+def _table(tree: Tree, key: str) -> Tree:
+    """The object at `key`; one that is absent, or null as dockerd also takes it, is made."""
+    if tree.get(key) is None:
+        tree[key] = {}
+    found: Tree = tree[key]
+    return found
+
+
+def _take_out(tree: Tree, key: str, name: str) -> None:
+    """Take `name` out of the object at `key`, and that object if nothing else is in it."""
+    if name in (tree.get(key) or {}):
+        del tree[key][name]
+        if not tree[key]:
+            del tree[key]
+
+
 def _put_default_back(tree: Tree, previous: str) -> None:
-    if previous and (previous in tree.get("runtimes", {}) or previous == BUILT_IN):
+    known = previous in (tree.get("runtimes") or {}) or previous == BUILT_IN or _is_shim(previous)
+    if previous and known:
         tree["default-runtime"] = previous
     else:
         del tree["default-runtime"]
@@ -70,21 +87,37 @@ def for_reload(content: str, path: str) -> str:
     """
 
     def mutate(tree: Tree) -> None:
-        tree.setdefault("runtimes", {})
-        tree.setdefault("default-runtime", BUILT_IN)
+        for key in ("runtimes", "default-runtime"):
+            if not tree.get(key):  # null and "" count as absent
+                tree[key] = {} if key == "runtimes" else BUILT_IN
 
     return json_edit.edit(content, mutate, path)
 
 
-def refused_by_dockerd(tree: Tree) -> str:
-    """What dockerd is known to refuse in a file, for versions without ``--validate``; empty if nothing."""
-    runtimes = tree.get("runtimes", {})
-    default = tree.get("default-runtime", BUILT_IN)
+def refused_by_dockerd(content: str, path: str, version: tuple[int, ...]) -> str:
+    """What dockerd is known to refuse in a file, as ``LINE: REASON``; empty if nothing is.
+
+    It stands in for ``--validate`` where there is none.
+    """
+    tree = parse_daemon_json(content, path)
+    runtimes = tree.get("runtimes") or {}
+    default = tree.get("default-runtime") or BUILT_IN
+    if not isinstance(runtimes, dict) or not isinstance(default, str):
+        return ""  # `_check_types` refuses those with their lines
     if BUILT_IN in runtimes:
-        return f'runtime name "{BUILT_IN}" is reserved'
-    if default != BUILT_IN and default not in runtimes:
-        return f'default-runtime "{default}" is not among runtimes'
+        return f'{json_edit.line_of(content, "runtimes", BUILT_IN)}: runtime name "{BUILT_IN}" is reserved'
+    wrong = next((name for name, entry in runtimes.items() if not isinstance(entry, dict)), None)
+    if wrong is not None:
+        return f'{json_edit.line_of(content, "runtimes", wrong)}: runtime "{wrong}" is not an object'
+    if default != BUILT_IN and default not in runtimes and not (version >= _SHIM_NAMES and _is_shim(default)):
+        line = json_edit.line_of(content, "default-runtime")
+        return f'{line}: default-runtime "{default}" is not among runtimes'
     return ""
+
+
+def _is_shim(name: str) -> bool:
+    """Whether dockerd (23.0 and up) takes a name for a containerd shim: PREFIX.NAME, without a slash."""
+    return "/" not in name and bool(name.partition(".")[0]) and "." in name
 
 
 def _is_right(entry: Any, path: str) -> bool:
@@ -94,24 +127,20 @@ def _is_right(entry: Any, path: str) -> bool:
     return not entry.get("runtimeArgs") and not entry.get("args") and "runtimeType" not in entry
 
 
-def _tidy(tree: Tree, path: str) -> None:
+def _check_types(tree: Tree, content: str, path: str) -> None:
     """Refuse types that dockerd refuses; null counts as absent, as it does for dockerd."""
-    for key, kind, name in (("runtimes", dict, "an object"), ("features", dict, "an object")):
-        _check(tree, key, kind, name, path)
-    _check(tree, "default-runtime", str, "a string", path)
+    kinds = {"runtimes": (dict, "an object"), "features": (dict, "an object")}
+    for key, (kind, name) in (kinds | {"default-runtime": (str, "a string")}).items():
+        if tree.get(key) is not None and not isinstance(tree[key], kind):
+            line = json_edit.line_of(content, key)
+            raise ConfigError(
+                f"{path}:{line}: {key} is not {name}, so dockerd can't start with it",
+                hint=f"correct that line: ${{EDITOR:-vi}} +{line} {path}",
+            )
 
 
-def _check(tree: Tree, key: str, kind: type, name: str, path: str) -> None:
-    if key in tree and tree[key] is None:
-        del tree[key]
-    if key in tree and not isinstance(tree[key], kind):
-        raise ConfigError(
-            f"{path}: {key} is not {name}, so dockerd can't start with it",
-            hint=f"correct it: ${{EDITOR:-vi}} {path}",
-        )
-
-
-def features_cdi(content: str, path: str) -> bool:
-    """Whether the file switches CDI on."""
-    features = parse_daemon_json(content, path).get("features")
-    return isinstance(features, dict) and features.get("cdi") is True
+def cdi_is_on(tree: Mapping[str, Any], argv: tuple[str, ...], version: tuple[int, ...]) -> bool:
+    """Whether a dockerd of this release has CDI with this file and these flags."""
+    features = tree.get("features")
+    said = flag_features(argv) | (features if isinstance(features, dict) else {})
+    return bool(said.get("cdi", version >= _CDI_BY_DEFAULT))

@@ -142,6 +142,8 @@ class Plan:
     units: tuple[str, ...] = ()
     switched_cdi: bool = False
 
+    confirm: str = ""
+
     @property
     def changed(self) -> tuple[FileEdit, ...]:
         """Only the edits that change something."""

@@ -16,6 +16,7 @@ from gpunode.facts.processes import running
 from gpunode.host import Host
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.docker import DockerEngine
+from gpunode.runtime.docker_user import refuse_another_users
 from gpunode.runtime.engine import Engine
 from gpunode.runtime.request import Request
 
@@ -75,6 +76,8 @@ def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: s
     if drop_in and chosen not in _HAVE_DROP_INS:
         raise UsageError(f"{chosen} has no drop-in to choose", hint="leave out --drop-in-config")
     daemon = FINDERS[chosen](host, config or None)
+    if chosen == "docker":
+        refuse_another_users(host, daemon, config)
     if daemon is None:
         raise PreconditionError(
             f"{chosen} is not installed on this node", hint="install it first, or name another: --runtime"
@@ -97,6 +100,12 @@ def _engine(host: Host, daemon: Daemon, drop_in: str) -> Engine:
 
         return PodmanEngine(host, daemon)
     return ContainerdEngine(host, daemon, drop_in)
+
+
+def name_of(manifest: Mapping[str, object]) -> str:
+    """The name by which ``--runtime`` means the engine of a journal entry."""
+    manager = str(manifest.get("manager") or "")
+    return manager if manager in FINDERS else str(manifest.get("engine", ""))
 
 
 def _auto(host: Host, config: str) -> str:

@@ -61,6 +61,23 @@ def edit(text: str, mutate: Mutation, path: str) -> str:
     return result
 
 
+def line_of(text: str, *keys: str) -> int:
+    """The line, 1-based, on which the member behind `keys` begins; of the last of them that is there, else 1.
+
+    The text is known to hold an object without a key twice.
+    """
+    start, line = text.find("{"), 1
+    for key in keys:
+        if start < 0 or text[start] != "{":
+            break
+        member = _scan(text, start).member(key)
+        if member is None:
+            break
+        line = text.count("\n", 0, member.start) + 1
+        start = member.value
+    return line
+
+
 def _loads(text: str) -> Any:
     body = text.removeprefix("\ufeff")
     return json.loads(body, parse_float=Decimal) if body.strip() else None

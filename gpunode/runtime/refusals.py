@@ -13,6 +13,12 @@ def refuse(engine: Engine, plan: Plan, active: Active | None, restarter: Restart
     """`ConfigError` or `PreconditionError` if the files can't be written or the daemon not be restarted."""
     for edit in plan.changed if engine.host.is_root or not request.dry_run else ():
         _refuse_unwritable(engine.host, edit.path)
+    if plan.confirm and not request.yes:
+        raise PreconditionError(
+            plan.confirm,
+            hint="remove them first, or go on all the same with --yes",
+            code="containers-running",
+        )
     if plan.verb in ("none", "wait") or request.no_restart or not engine.host.live:
         return
     restarter.require(plan.verb)

@@ -1,0 +1,160 @@
+"""What a user's rootless Docker needs beside its daemon.json, and whose Docker may be changed by whom.
+
+The toolkit's prestart hook may not write device cgroups there, which ``no-cgroups`` tells it. In
+/etc/nvidia-container-runtime that would take the GPUs from every container of the node's other engines. But
+the toolkit's programs look below ``$XDG_CONFIG_HOME`` first (nvidia-container-toolkit api/config/v1), so the
+setting goes into the user's own file, and dockerd, whose environment they inherit, gets the variable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpunode.errors import PreconditionError
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.docker_rootless import account, environment, places
+from gpunode.facts.processes import owner, running
+from gpunode.facts.toolkit import find_toolkit
+from gpunode.facts.toolkit_config import DEFAULT_PATH
+from gpunode.facts.units import read_unit
+from gpunode.host import Host
+from gpunode.runtime.engine import FileEdit, Unwanted, Wanted, decode
+from gpunode.runtime.toolkit_file import with_settings
+
+DROP_IN = "gpunode.conf"
+_SETTING: dict[tuple[str, ...], bool] = {("nvidia-container-cli", "no-cgroups"): True}
+_OVERRIDE = "NVIDIA_CTK_CONFIG_FILE_PATH"
+_JIT_CDI = (1, 18)  # the toolkit's mode auto means legacy before it, jit-cdi from it on
+_GPUS_BY_CDI = (29, 2)  # `docker run --gpus` uses the toolkit's hook, whatever the mode, before it
+
+
+@dataclass(frozen=True)
+class UserFiles:
+    """Files beside daemon.json; `restart` says why dockerd must start anew for them, empty if it needn't."""
+
+    edits: tuple[FileEdit, ...] = ()
+    restart: str = ""
+    notes: tuple[str, ...] = ()
+
+
+NONE = UserFiles()
+
+
+def wanted_files(host: Host, daemon: Daemon, wanted: Wanted) -> UserFiles:
+    """The user's toolkit configuration with ``no-cgroups``, and how dockerd comes to hand it down."""
+    if not daemon.user or not wanted.handlers or not _needs_it(host, daemon, wanted):
+        return NONE
+    place = places(host, daemon.process)
+    inherited = environment(host, daemon.process) if daemon.process else {}
+    path = inherited.get(_OVERRIDE) or place.toolkit_config
+    before = host.read_bytes(path)
+    text = decode(before if before is not None else host.read_bytes(DEFAULT_PATH), path)
+    after = with_settings(text, path, _SETTING).encode()
+    edits = [FileEdit(path, before, after, beside=True)]
+    notes = []
+    if before is None:
+        notes.append(
+            f"{path} is what {daemon.user}'s containers get their GPUs by;"
+            f" later changes of {DEFAULT_PATH} don't reach them"
+        )
+    if inherited.get("XDG_CONFIG_HOME") or inherited.get(_OVERRIDE):
+        return UserFiles(tuple(edits), "", tuple(notes))
+    if daemon.unit is None:
+        notes.append(
+            f"start dockerd with XDG_CONFIG_HOME={place.config_home} in its environment: NVIDIA's programs"
+            f" find {path} only there"
+        )
+        return UserFiles(tuple(edits), "", tuple(notes))
+    unit = read_unit(host, daemon.unit, place.units)
+    if unit is None or "XDG_CONFIG_HOME" not in unit.environment:
+        edits.append(_drop_in(host, daemon, place.config_home))
+    reason = f"dockerd must start with XDG_CONFIG_HOME, or NVIDIA's programs don't find {path}"
+    return UserFiles(tuple(edits), reason, tuple(notes))
+
+
+def unwanted_files(host: Host, daemon: Daemon, unwanted: Unwanted) -> tuple[FileEdit, ...]:
+    """The same files gone, where they hold nothing but what gpunode puts there."""
+    if not daemon.user or "nvidia" not in unwanted.names:
+        return ()
+    place = places(host, daemon.process)
+    drop_in = _drop_in(host, daemon, place.config_home)
+    now = host.read_bytes(place.toolkit_config)
+    made = with_settings(decode(host.read_bytes(DEFAULT_PATH), DEFAULT_PATH), DEFAULT_PATH, _SETTING)
+    gone = (
+        [FileEdit(drop_in.path, drop_in.before, None, beside=True)] if drop_in.action == "unchanged" else []
+    )
+    if now is not None and now == made.encode():
+        gone.append(FileEdit(place.toolkit_config, now, None, beside=True))
+    return tuple(gone)
+
+
+def _drop_in(host: Host, daemon: Daemon, config_home: str) -> FileEdit:
+    path = f"{config_home}/systemd/user/{daemon.unit}.d/{DROP_IN}"
+    value = config_home.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    text = (
+        "# Written by gpunode: NVIDIA's programs, which dockerd starts, look for this user's\n"
+        "# nvidia-container-runtime/config.toml below XDG_CONFIG_HOME.\n"
+        f'[Service]\nEnvironment="XDG_CONFIG_HOME={value}"\n'
+    )
+    return FileEdit(path, host.read_bytes(path), text.encode(), beside=True)
+
+
+def _needs_it(host: Host, daemon: Daemon, wanted: Wanted) -> bool:
+    """Whether a container may get its GPUs by the hook: in mode legacy, or by ``--gpus``."""
+    if any(handler.path.endswith(".legacy") for handler in wanted.handlers):
+        return True
+    mode = _mode(host, daemon)
+    if mode != "auto":
+        return mode == "legacy"  # in cdi, jit-cdi and csv the hook refuses, so --gpus doesn't use it either
+    toolkit = find_toolkit(host)
+    hook = "nvidia-container-runtime-hook" in toolkit.programs
+    return toolkit.version < _JIT_CDI or (hook and daemon.version < _GPUS_BY_CDI)
+
+
+def _mode(host: Host, daemon: Daemon) -> str:
+    import tomllib
+
+    from gpunode.facts.containerd import dig
+
+    path = places(host, daemon.process).toolkit_config
+    text = host.read_text(path) or host.read_text(DEFAULT_PATH) or ""
+    try:
+        mode = dig(tomllib.loads(text), "nvidia-container-runtime", "mode")
+    except tomllib.TOMLDecodeError:
+        return "auto"  # whoever edits the file says what is wrong with it
+    return mode if isinstance(mode, str) and mode else "auto"
+
+
+def refuse_another_users(host: Host, daemon: Daemon | None, config: str) -> None:
+    """`PreconditionError` for root who means a user's rootless Docker, by its file or because only it runs.
+
+    Root would leave files that the user can't change again, and has no way to the user's systemd.
+    """
+    if not host.is_root or (daemon is not None and daemon.process is not None and not config):
+        return
+    theirs = [one for one in running(host) if one.name == "dockerd" and owner(host, one) != 0]
+    for process in theirs:
+        uid = owner(host, process)
+        path = process.option("--config-file") or places(host, process, uid).daemon_json
+        if config and path != config:
+            continue
+        who = account(host, uid)
+        problem = (
+            f"{config} belongs to {who.name}'s rootless Docker (pid {process.pid})"
+            if config
+            else f"only {who.name}'s rootless Docker (pid {process.pid}) runs here, the system's doesn't"
+        )
+        others = "" if config else "; the system's: --config /etc/docker/daemon.json"
+        raise PreconditionError(problem, hint=f"run it as that user: {_as_user(who.name, who.uid)}{others}")
+    if config.endswith("/.config/docker/daemon.json"):
+        found = host.stat(config) or host.stat(config.removesuffix("/.config/docker/daemon.json"))
+        if found is not None and found.st_uid != 0:
+            who = account(host, found.st_uid)
+            raise PreconditionError(
+                f"{config} belongs to {who.name}'s rootless Docker",
+                hint=f"run it as that user: {_as_user(who.name, who.uid)}",
+            )
+
+
+def _as_user(name: str, uid: int) -> str:
+    return f"sudo -Hu {name} XDG_RUNTIME_DIR=/run/user/{uid} gpunode configure-runtime --runtime docker"
