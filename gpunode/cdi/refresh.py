@@ -36,9 +36,9 @@ StartLimitIntervalSec=0
 Type=oneshot
 # GPUNODE_CDI_REFRESH_... sets any option
 EnvironmentFile=-{environment}
-# device files are made by whoever first asks for them; on a headless node that is this
-ExecStartPre=-/usr/bin/nvidia-modprobe -c 0 -u
-ExecStartPre=-/usr/bin/timeout -k 5 60 /usr/bin/nvidia-smi -L
+# On a headless node this is who first asks for unified memory's device files; NVML makes the others. It also
+# runs when the driver was just unloaded, and must not load it again under whoever did that.
+ExecStartPre=-/bin/sh -c '[ ! -e /proc/driver/nvidia/version ] || exec /usr/bin/nvidia-modprobe -c 0 -u'
 ExecStart={program} cdi refresh
 TimeoutStartSec=180
 Restart=on-failure
@@ -93,8 +93,9 @@ WantedBy=multi-user.target
 
 _RULES = """\
 {marker}
-# The driver is loaded or unloaded.
-SUBSYSTEM=="module", ACTION=="add|remove", KERNEL=="nvidia|nvidia_*", GOTO="gpunode"
+# The driver is loaded, or wholly unloaded; while its modules go one by one, nobody may use it.
+SUBSYSTEM=="module", ACTION=="add", KERNEL=="nvidia|nvidia_*", GOTO="gpunode"
+SUBSYSTEM=="module", ACTION=="remove", KERNEL=="nvidia|nvidia_current", GOTO="gpunode"
 # A GPU is bound to a driver, unbound, or gone (PCI class 03).
 SUBSYSTEM=="pci", ACTION=="bind|unbind|remove", \\
   ENV{{PCI_ID}}=="10DE:*", ENV{{PCI_CLASS}}=="30*", GOTO="gpunode"

@@ -9,7 +9,7 @@ from gpunode.checks import fixes
 from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip
 from gpunode.facts.cdi import CdiSpec
 from gpunode.facts.node import Node
-from gpunode.result import Evidence, Fix
+from gpunode.result import Evidence
 
 _LIBRARY_VERSION = re.compile(r"/lib(?:nvidia-ml|cuda)\.so\.(\d+\.\d+(?:\.\d+)*)$")
 _SHOWN = 6
@@ -24,7 +24,7 @@ def cdi_spec_stale(node: Node) -> Verdict:
         if wrong:
             more = len(wrong) - _SHOWN
             shown = (*wrong[:_SHOWN], seen(spec.path, f"and {more} more")) if more > 0 else wrong
-            fix = Fix(f"nvidia-ctk cdi generate --output={spec.path}")
+            fix = fixes.rewrite_cdi(spec.path, spec.kind)
             return fail(f"{spec.path} doesn't describe this machine any more", *shown, fix=fix)
     return ok(f"{len(specs)} CDI specification{'s' if len(specs) > 1 else ''} fit this machine")
 

@@ -206,7 +206,25 @@ def managed_restart(config_path: str, kubelet_unit: str | None) -> str | None:
     return None
 
 
-REFRESH_CDI = everywhere("nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml")
+REFRESH_CDI = everywhere("gpunode cdi refresh")
+_STANDARD_CDI = "/var/run/cdi/nvidia.yaml"
+# specifications of things that aren't GPUs, by class: nvidia-ctk's modes that make them
+_OTHER_CDI = {
+    "gdrcopy": "gdrcopy",
+    "gds": "gds",
+    "imex-channel": "imex",
+    "mofed": "mofed",
+    "nvswitch": "nvswitch",
+}
+
+
+def rewrite_cdi(path: str, kind: str) -> Fix:
+    """What writes one CDI specification anew: the tool that knows its kind, into the same file."""
+    mode = _OTHER_CDI.get(kind.partition("/")[2])
+    if mode is not None:
+        return Fix(f"nvidia-ctk cdi generate --mode={mode} --output={path}")
+    return Fix("gpunode cdi refresh" if path == _STANDARD_CDI else f"gpunode cdi generate --output={path}")
+
 
 START_KUBELET = everywhere("systemctl restart kubelet", "restart")
 RESTART_PLUGIN = everywhere("systemctl restart gpunode-device-plugin")

@@ -8,6 +8,7 @@ from gpunode.cdi.document import encode, made_by_gpunode
 from gpunode.cdi.places import STANDARD, nvidia_refreshes, refuse_conflict, remarks, rivals
 from gpunode.commands.cdi_generate import told, write
 from gpunode.commands.cdi_options import Content, check, make
+from gpunode.errors import GpunodeError
 from gpunode.facts.driver import loaded_module
 from gpunode.host import Host
 from gpunode.result import Block, Change, Diff, Progress, Result, Style, Text
@@ -42,7 +43,14 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     """
     check(options.content)
     before = host.read_bytes(STANDARD)
-    if loaded_module(host) is None:
+    module = loaded_module(host)
+    if module is not None and not module.live:
+        raise GpunodeError(
+            "the driver is just being loaded or unloaded",
+            hint="run this again in a moment",
+            code="driver-busy",
+        )
+    if module is None:
         if not made_by_gpunode(before):
             return _result(options, FileEdit(STANDARD, before, before), (_GONE,))
         if not options.dry_run:
