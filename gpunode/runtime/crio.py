@@ -76,7 +76,8 @@ class CrioEngine:
         edits = [*self._edits(state, draft), *(hooks if wanted.cdi else ())]
         toolkit, notes = self._toolkit(state.config, wanted)
         notes = (*draft.notes, *notes, *self._notes(state.config, wanted, hooks))
-        had = any(name in state.config.handlers for name in wanted.names)
+        # what goes here for good is not put back by an undoing of the runtime
+        had = any(name in state.config.handlers for name in wanted.names) or _removes(edits)
         verb, reason = self._verb(state.config, edits, active, None if active is None else active.has(wanted))
         edits += [toolkit] if toolkit else []
         return Plan("crio", tuple(edits), verb, reason, notes, None, draft.previous_default, had)
@@ -237,6 +238,10 @@ class CrioEngine:
             ),
             live_restore=True,  # containers belong to conmon and outlive the daemon
         )
+
+
+def _removes(edits: Iterable[FileEdit]) -> bool:
+    return any(edit.action == "removed" for edit in edits)
 
 
 def _ours(handler: tuple[str, Any]) -> bool:

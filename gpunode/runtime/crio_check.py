@@ -10,6 +10,7 @@ from gpunode.errors import ConfigError, ValidationError
 from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.crio import CrioConfig, CrioFile, compiled_default
 from gpunode.facts.daemons import Daemon
+from gpunode.facts.processes import option_value
 from gpunode.host import COMMAND_NOT_FOUND, Host
 from gpunode.runtime.crio_plan import order
 from gpunode.runtime.engine import FileEdit, Wanted, text
@@ -50,6 +51,8 @@ def validate(
             f"CRI-O would not start: default_runtime is {default}, and no file defines it",
             hint="nothing was written; name another default: grep -rn default_runtime " + directory,
         )
+    if host.live and expected is not None:
+        _refuse_without_monitor(host, daemon, planned, expected)
     if daemon.binary is None or not host.live:
         return ("CRI-O's files were checked for known mistakes only: its program can't be asked here",)
     with host.temporary_directory() as staging:
@@ -73,6 +76,20 @@ def validate(
             hint="nothing was written; correct the file and run this again",
         )
     return _compare(answer.stdout, expected)
+
+
+def _refuse_without_monitor(host: Host, daemon: Daemon, planned: CrioConfig, expected: Wanted) -> None:
+    """``crio config`` doesn't look for the monitor; the start does, and ends without one for any handler."""
+    given = planned.setting("runtime", "conmon") or option_value(daemon.argv[1:], "--conmon")
+    for handler in expected.handlers:
+        path = given or planned.handlers.get(handler.name, {}).get("monitor_path")
+        if host.exists(path) if path else host.which("conmon"):
+            continue
+        raise ValidationError(
+            f"CRI-O would not start: the handler {handler.name} has no monitor,"
+            f" {path or 'conmon in PATH'} isn't there",
+            hint="nothing was written; install conmon, or name it: monitor_path in [crio.runtime.runtimes]",
+        )
 
 
 def _stage(host: Host, planned: CrioConfig, directory: str, staging: Path) -> None:

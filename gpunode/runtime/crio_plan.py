@@ -91,8 +91,11 @@ def order(path: str) -> tuple[str, ...]:
 
 
 def is_leftover(path: str, drop_in: str) -> bool:
-    """Whether a file has one of the names that NVIDIA's tools, or a copy of theirs, have left behind."""
-    return path != drop_in and path.rpartition("/")[2].startswith(_LEFTOVER)
+    """Whether a file has one of the names that NVIDIA's tools, or a copy of theirs, have left behind.
+
+    A hidden one is what an editor or a killed write left of such a file; CRI-O reads it all the same.
+    """
+    return path != drop_in and path.rpartition("/")[2].lstrip(".").startswith(_LEFTOVER)
 
 
 def configured(state: State, wanted: Wanted) -> Draft:

@@ -45,7 +45,8 @@ class PodmanEngine:
         handlers = wanted.handlers if wanted.default or not wanted.cdi else ()
         draft = podman_plan.configured(config, handlers, wanted.default)
         edits = (*self._edits(draft), *(hooks if wanted.cdi else ()))
-        had = any(name in config.runtimes for name in wanted.names)
+        # a hook that goes here is not put back by an undoing of the runtime
+        had = any(name in config.runtimes for name in wanted.names) or bool(hooks and wanted.cdi)
         notes = self._notes(config, wanted, handlers, hooks)
         verb = "wait" if draft.texts else "none"
         reason = _WHY if draft.texts else ""

@@ -119,6 +119,15 @@ def test_daemon_that_does_not_come_back_is_rolled_back(tmp_path: Path) -> None:
         assert cli.engine.running
 
 
+def test_missing_monitor_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with crio("packaged", tmp_path) as cli:
+        (cli.engine.directory / "programs/usr/libexec/crio/conmon").unlink()
+        pid = cli.engine.pid
+        done = cli.run("configure-runtime")
+        assert done.returncode == 1 and "has no monitor" in done.stderr, done.stderr
+        assert cli.engine.pid == pid and not drop_in(cli.engine).exists()
+
+
 def test_file_that_crio_refuses_is_named_before_anything_is_written(tmp_path: Path) -> None:
     with crio("packaged", tmp_path) as cli:
         broken = cli.engine.directory / "etc/crio.conf.d/50-site.conf"
@@ -161,8 +170,10 @@ def test_unit_is_restarted_where_systemd_runs(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert node.calls() == ["systemctl restart crio.service"]
         assert pod_problem(engine, "nvidia") == ""
-        # a monitor that is gone ends the next start, and the unit's log says so
-        (engine.directory / "programs/usr/libexec/crio/conmon").unlink()
+        # the monitor of another handler ends the next start if it is gone, and the unit's log says so
+        packaged = engine.directory / "etc/crio.conf.d/10-crio.conf"
+        start, _, rest = packaged.read_text().partition("[crio.runtime.runtimes.runc]")
+        packaged.write_text(f"{start}[crio.runtime.runtimes.runc]{rest.replace('conmon', 'absent')}")
         failed = node.gpunode("configure-runtime", "--set-as-default")
         assert failed.returncode == 4 and "invalid conmon path" in failed.stderr
         assert "default_runtime" not in drop_in(engine).read_text()

@@ -131,6 +131,14 @@ def test_leftover_with_somebody_elses_settings_stays(tmp_path: Path) -> None:
     )
 
 
+def test_killed_writes_temporary_file_is_a_leftover(tmp_path: Path) -> None:
+    root = make_node(tmp_path, "nvidia-ctk-effective")
+    hidden = "/etc/crio/crio.conf.d/.99-nvidia.toml.x1.gpunode"
+    write(root, hidden, (root / DROP_IN.lstrip("/")).read_text())
+    assert edits(engine(root).plan(NVIDIA, None)) == {hidden: "removed"}
+    assert edits(engine(root).plan_removal(Unwanted(("nvidia",)), None))[hidden] == "removed"
+
+
 def test_removing_what_nobody_reads_needs_no_restart(tmp_path: Path) -> None:
     root = make_node(tmp_path, "nvidia-ctk-effective")
     write(root, "/etc/crio/conf.d/99-nvidia.toml", (root / DROP_IN.lstrip("/")).read_text())
