@@ -11,6 +11,7 @@ from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.cdi import nvidia_specs
 from gpunode.facts.configured import Configured, configured
 from gpunode.facts.crio import load_crio
+from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker_rootless import find_others
 from gpunode.facts.kubelet import Kubelet, find_kubelet
 from gpunode.facts.processes import running
@@ -20,7 +21,6 @@ from gpunode.journal import Entry
 from gpunode.result import Progress, Result
 from gpunode.runtime import find
 from gpunode.runtime.crio import CrioEngine
-from gpunode.runtime.docker import DockerEngine
 from gpunode.runtime.drift import Drift, Remedies, drift, own_default
 from gpunode.runtime.engine import Active, Engine
 from gpunode.runtime.questions import Answer, ask_all
@@ -141,20 +141,19 @@ def _engines(host: Host, options: Options) -> tuple[tuple[Engine, ...], tuple[st
     if options.runtimes:
         named = (find.engine(host, name, options.config, "", options.socket) for name in options.runtimes)
         return tuple(named), ()
-    found: dict[tuple[str, str], Engine] = {}
+    daemons: dict[tuple[str, str], Daemon] = {}
     notes = []
-    for name in find.FINDERS:
+    for name, finder in find.FINDERS.items():
         try:
-            engine = find.engine(host, name, "", "", "")
-        except PreconditionError:
-            continue  # not on this node
+            daemon = finder(host, None)
         except GpunodeError as error:
             notes.append(f"{name}: {error.message}")
             continue
-        found.setdefault((engine.daemon.name, engine.daemon.config_path), engine)
+        if daemon is not None:
+            daemons.setdefault((daemon.name, daemon.config_path), daemon)
     for daemon in find_others(host, tuple(one for one in running(host) if one.name == "dockerd")):
-        found.setdefault((daemon.name, daemon.config_path), DockerEngine(host, daemon))
-    return tuple(found.values()), tuple(notes)
+        daemons.setdefault((daemon.name, daemon.config_path), daemon)
+    return tuple(find.of_daemon(host, daemon) for daemon in daemons.values()), tuple(notes)
 
 
 def _kubelet(host: Host) -> Kubelet | None:

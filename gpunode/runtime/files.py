@@ -41,11 +41,12 @@ def change_files(
 
     `context` goes into the journal's manifest, where ``engine`` is empty: a rollback restores files only.
     `done` is called after success, still under the lock.
-    `PreconditionError` without root; whatever fails while writing leaves all the files as they were.
+    `PreconditionError` for files that this user may not write; whatever fails while writing leaves all of
+    them as they were.
     """
     journal = Journal.of(host)
     if not dry_run and host.live and not host.is_root:
-        raise PreconditionError("changing the node's configuration needs root", hint="run it again with sudo")
+        _require_rights(host, plan())
     with nullcontext() if dry_run else host.lock(lock_path(host), LOCK_SECONDS):
         notes = half_done(host, journal) if dry_run else take_back(host, "", journal, progress)
         edits = tuple(plan())
@@ -55,6 +56,13 @@ def change_files(
         written = _apply(host, journal, operation, changed, context or {})
         done()
         return FilesChanged(edits, written, notes)
+
+
+def _require_rights(host: Host, edits: Sequence[FileEdit]) -> None:
+    """Before anything is locked or made: a user's own file is changed without root, the node's are not."""
+    for edit in edits:
+        if edit.action != "unchanged" and not host.writable(edit.path):
+            raise PreconditionError(f"changing {edit.path} needs root", hint="run it again with sudo")
 
 
 def _apply(

@@ -84,11 +84,11 @@ def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: s
         )
     if socket:
         daemon = dataclasses.replace(daemon, socket=socket)
-    return _engine(host, daemon, drop_in)
+    return of_daemon(host, daemon, drop_in)
 
 
-def _engine(host: Host, daemon: Daemon, drop_in: str) -> Engine:
-    """Loads only the engine that is meant: every module costs its part of a run that changes nothing."""
+def of_daemon(host: Host, daemon: Daemon, drop_in: str = "") -> Engine:
+    """The engine of a daemon, whoever may change it. Loads only the one: every module costs its part."""
     if daemon.name == "docker":
         return DockerEngine(host, daemon)
     if daemon.name == "crio":

@@ -14,6 +14,7 @@ from tests.runtime.test_toolkit_file import PACKAGED
 
 MODE = "nvidia-container-runtime.mode"
 Run = Callable[..., Ran]
+NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
 
 
 @pytest.fixture
@@ -216,11 +217,30 @@ def test_without_root_the_diff_is_shown_and_nothing_is_written(tmp_path: Path) -
     for one in (path, *path.parents):
         if one.is_relative_to(tmp_path.parent.parent):
             one.chmod(0o755)
-    prefix = ("setpriv", "--reuid", "65534", "--clear-groups")
     shown = gpunode(
-        "toolkit", "config", "set", f"{MODE}=cdi", "--dry-run", "--config", str(path), prefix=prefix
+        "toolkit", "config", "set", f"{MODE}=cdi", "--dry-run", "--config", str(path), prefix=NOBODY
     )
     assert shown.code == 0 and '+mode = "cdi"' in shown.out
-    refused = gpunode("toolkit", "config", "set", f"{MODE}=cdi", "--config", str(path), prefix=prefix)
-    assert refused.code == 3 and "needs root" in refused.err
+    refused = gpunode("toolkit", "config", "set", f"{MODE}=cdi", "--config", str(path), prefix=NOBODY)
+    assert refused.code == 3 and f"changing {path} needs root" in refused.err
     assert path.read_text() == PACKAGED
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_users_own_file_is_changed_without_root(tmp_path: Path) -> None:
+    for one in (tmp_path, *tmp_path.parents):
+        if one.is_relative_to(tmp_path.parent.parent):
+            one.chmod(0o755)
+    home = tmp_path / "home"
+    place = home / ".config/nvidia-container-runtime/config.toml"
+    place.parent.mkdir(parents=True)
+    place.write_text(PACKAGED)
+    for one in (home, *home.rglob("*")):
+        os.chown(one, 65534, 65534)
+    environment = {"HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "XDG_RUNTIME_DIR": str(home)}
+    ran = gpunode("toolkit", "config", "set", f"{MODE}=cdi", env=environment, prefix=NOBODY)
+    assert ran.code == 0, ran.err
+    assert 'mode = "cdi"' in place.read_text()
+    assert gpunode("rollback", env=environment, prefix=NOBODY).code == 0
+    assert place.read_text() == PACKAGED
+    assert place.stat().st_uid == 65534
