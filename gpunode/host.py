@@ -12,7 +12,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from gpunode._files import explain_os_error, holds, read_regular, resolve_in_root, socket_state_of
 from gpunode._process import COMMAND_NOT_FOUND, Completed, run_process
 from gpunode._recording import RECORDING, parse_recording
-from gpunode.errors import ConfigError, DaemonError, PreconditionError
+from gpunode.errors import ConfigError, DaemonError, PreconditionError, Unreadable
 
 if TYPE_CHECKING:
     import socket
@@ -155,8 +155,9 @@ class Host:
             return name if self.executable(name) else None
         own = self.environ.get("PATH", "").split(":") if self.live else []
         for directory in dict.fromkeys([*filter(None, own), *_SYSTEM_PATH]):
-            if self.executable(f"{directory}/{name}"):
-                return f"{directory}/{name}"
+            with suppress(Unreadable):  # one that is closed to this user; a shell passes it over, too
+                if self.executable(f"{directory}/{name}"):
+                    return f"{directory}/{name}"
         return None
 
     def device(self, path: str) -> DeviceNode | None:
