@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from fixtures.crio import start_crio
 from fixtures.engines import Engine, start_containerd, start_dockerd
 from fixtures.newer_engines import Unavailable, search_path
-from tests.cli import Ran, gpunode
+from tests.cli import Ran, command, gpunode
 from tests.integration.configuring import Cli, configuring
-from tests.integration.conftest import refuse_for
+from tests.integration.conftest import refuse_for, require
+from tests.integration.podman_node import PodmanNode
 
 P2 = "io.containerd.grpc.v1.cri"
 P3 = "io.containerd.cri.v1.runtime"
@@ -162,6 +164,37 @@ def test_cdi_of_a_real_docker_28_needs_its_restart(tmp_path: Path) -> None:
         assert kinds(cli) == [("other-cdi", "CDI")]
         engine.restart()
         assert (status(cli)["cdi"], kinds(cli)) == (False, [])
+
+
+def test_crio_drifts_until_it_is_restarted(tmp_path: Path) -> None:
+    require("gcc")
+    with start_crio("packaged") as engine:
+        cli = Cli(engine, tmp_path / "state", engine.directory / "programs/usr/bin/nvidia-container-runtime")
+        found = status(cli)
+        assert (found["running"], found["cdi"], found["drift"]) == (True, True, [])
+        drop_in = engine.directory / "etc/crio.conf.d/50-gpu.toml"
+        drop_in.write_text(f'[crio.runtime.runtimes.gpu]\nruntime_path = "{cli.program}"\n')
+        assert ("not-active", "gpu") in kinds(cli)
+        assert {one["path"]: one["writer"] for one in status(cli)["files"]}[str(drop_in)] == "administrator"
+        engine.restart()
+        assert kinds(cli) == [] and handlers(cli)["gpu"] is True
+
+
+@pytest.mark.podman
+def test_podman_has_no_daemon_and_says_what_it_takes(tmp_path: Path) -> None:
+    node = PodmanNode(tmp_path).prepare()
+    (node.etc / "containers.conf").write_text(f'[engine.runtimes]\nnvidia = ["/nowhere", "{node.program}"]\n')
+    done = node.run(*command("status", "runtime", "--runtime", "podman", "-o", "json"))
+    assert done.returncode == 0, done.stderr
+    (engine,) = json.loads(done.stdout)["data"]["engines"]
+    assert (engine["running"], engine["cdi"], engine["drift"]) == (None, True, [])
+    assert {one["name"]: (one["path"], one["active"]) for one in engine["handlers"]}["nvidia"] == (
+        str(node.program),
+        True,
+    )
+    writers = {one["path"]: one["writer"] for one in engine["files"]}
+    assert writers["/etc/containers/containers.conf"] == "administrator"
+    assert writers["/usr/share/containers/containers.conf"] == "package"
 
 
 @pytest.mark.containerd
