@@ -95,9 +95,11 @@ def _found(inventory: Inventory, facts: NodeFacts, notes: list[str]) -> Iterator
         node = gpu_node(gpu, facts)
         if gpu.error:
             notes.append(f"GPU {gpu.index} is left out: {gpu.error}")
-        elif node is None or node not in facts.present:
-            told = node or "its device file, whose number nobody tells,"
-            notes.append(f"GPU {gpu.index} is left out: {told} isn't there (nvidia-modprobe -c {gpu.index})")
+        elif node is None:
+            notes.append(f"GPU {gpu.index} is left out: nobody tells the number of its device file")
+        elif node not in facts.present:
+            minor = node.removeprefix("/dev/nvidia")
+            notes.append(f"GPU {gpu.index} is left out: {node} isn't there (nvidia-modprobe -c {minor})")
         elif gpu.mig_enabled and not gpu.mig:
             notes.append(f"GPU {gpu.index} is left out: MIG is on and holds no device")
         elif gpu.mig_enabled:

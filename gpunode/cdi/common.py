@@ -54,7 +54,7 @@ def _mounts(files: DriverFiles, libraries: Iterable[Mount]) -> tuple[Mount, ...]
 
 def node_edits(paths: Iterable[str], dev_root: str) -> tuple[NodeEdit, ...]:
     """Device files in order, with where they lie on the node if that is below another root."""
-    ordered = sorted(paths, key=natural)
+    ordered = sorted(set(paths), key=natural)
     return tuple(NodeEdit(path, f"{dev_root}{path}" if dev_root else "") for path in ordered)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,7 +74,7 @@ def _lines(value: Any, indent: str) -> Iterator[str]:
                 yield f"{indent}{key}:"
                 yield from _lines(item, indent + "  ")
             else:
-                yield f"{indent}{key}: {json.dumps(item)}"
+                yield f"{indent}{key}: {_quoted(item)}"
         return
     for item in value:
         if isinstance(item, dict):
@@ -81,4 +82,10 @@ def _lines(value: Any, indent: str) -> Iterator[str]:
             yield f"{indent}- {first.lstrip()}"
             yield from rest
         else:
-            yield f"{indent}- {json.dumps(item)}"
+            yield f"{indent}- {_quoted(item)}"
+
+
+def _quoted(text: str) -> str:
+    """A double-quoted YAML scalar: JSON's, but for what YAML wants escaped (spec 1.2.2, 5.7)."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", quoted)

@@ -166,9 +166,9 @@ def _firmware(there: Host, host: Host, version: str) -> Iterator[tuple[str, str]
     """gsp*.bin in the first directory that has it, in the kernel's own order."""
     release = (host.read_text("/proc/sys/kernel/osrelease") or "").strip()
     custom = (host.read_text(_CUSTOM_FIRMWARE) or "").strip()
-    updates = "/lib/firmware/updates"
-    places = (custom, f"{updates}/{release}", updates, f"/lib/firmware/{release}", "/lib/firmware")
-    for place in (place for place in places if place.startswith("/")):
+    versioned = [f"/{release}", ""] if release else [""]
+    usual = [f"{place}{part}" for place in ("/lib/firmware/updates", "/lib/firmware") for part in versioned]
+    for place in (*([custom] if custom.startswith("/") else []), *usual):
         found = there.glob(f"{place}/nvidia/{version}", "gsp*.bin")
         if found:
             yield from ((path, there.realpath(path)) for path in found)

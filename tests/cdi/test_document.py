@@ -1,0 +1,69 @@
+"""The bytes: YAML and JSON say the same, strings stay strings, and ours can be told from others'."""
+
+import json
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.cdi.document import as_tree, encode, format_of, made_by_gpunode
+from gpunode.cdi.model import Device, Edits, Hook, Mount, NodeEdit, Spec
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
+NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
+EDITS = st.builds(
+    Edits,
+    st.tuples(TEXT),
+    st.tuples(st.builds(NodeEdit, NAMES, TEXT)),
+    st.lists(st.builds(Mount, TEXT, TEXT, st.tuples(TEXT)), max_size=2).map(tuple),
+    st.lists(st.builds(Hook, TEXT, st.tuples(TEXT)), max_size=2).map(tuple),
+)
+SPECS = st.builds(
+    Spec, TEXT, st.lists(st.builds(Device, TEXT, EDITS), min_size=1, max_size=3).map(tuple), EDITS
+)
+
+
+@given(SPECS)
+def test_yaml_and_json_both_read_back_as_the_specification(spec):
+    tree = json.loads(json.dumps(as_tree(spec)))
+    assert json.loads(encode(spec, "json")) == tree
+    assert yaml.safe_load(encode(spec, "yaml")) == tree
+
+
+@pytest.mark.parametrize("name", ["0", "no", "1:2", "1e3", "null", "~", "0x10"])
+def test_a_name_stays_a_string_whatever_yaml_makes_of_it_bare(name):
+    spec = Spec("nvidia.com/gpu", (Device(name, Edits(("A=1",))),), Edits())
+    assert yaml.safe_load(encode(spec, "yaml"))["devices"][0]["name"] == name
+
+
+def test_only_fields_that_cdi_knows_are_written():
+    """Engines read strictly: one unknown field, and none of the devices is known."""
+    node, mount, hook = NodeEdit("/dev/a", "/x/dev/a"), Mount("/c", "/h"), Hook("/bin/h", ("h",), ("E=1",))
+    spec = Spec("v/c", (Device("0", Edits(nodes=(node,))),), Edits(("A=1",), (node,), (mount,), (hook,)))
+    tree = as_tree(spec)
+    assert list(tree) == ["cdiVersion", "kind", "devices", "containerEdits"]
+    assert list(tree["devices"][0]) == ["name", "containerEdits"]
+    edits = tree["containerEdits"]
+    assert list(edits) == ["env", "deviceNodes", "mounts", "hooks"]
+    assert [list(edits[key][0]) for key in ("deviceNodes", "mounts", "hooks")] == [
+        ["path", "hostPath"],
+        ["hostPath", "containerPath", "options"],
+        ["hookName", "path", "args", "env"],
+    ]
+
+
+def test_ours_is_told_by_its_first_line_and_device_numbers_are_a_comment():
+    spec = Spec("v/c", (Device("a", Edits()),), Edits(), numbers=(("/dev/nvidia-uvm", 508, 0),))
+    data = encode(spec, "yaml")
+    assert made_by_gpunode(data)
+    assert b"#   /dev/nvidia-uvm 508:0\n" in data
+    assert not any(
+        made_by_gpunode(other) for other in (None, b"", b"---\ncdiVersion: 0.5.0\n", encode(spec, "json"))
+    )
+
+
+def test_engines_go_by_the_extension():
+    assert [format_of(path) for path in ("/a/b.yaml", "b.json", "b.yml", "/a.json/b", "yaml")] == [
+        "yaml", "json", None, None, "yaml",
+    ]  # fmt: skip

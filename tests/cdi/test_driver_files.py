@@ -1,0 +1,164 @@
+"""Finding the driver's files in the ways that distributions lay them out."""
+
+import pytest
+
+from gpunode.cdi.driver_files import read_driver_files
+from gpunode.errors import PreconditionError
+from gpunode.facts.ld_cache import CachedLibrary, build_ld_cache
+from gpunode.facts.machine_file import build_machine
+from gpunode.host import Host
+
+VERSION = "550.54.15"
+DEBIAN = "/usr/lib/x86_64-linux-gnu"
+
+
+def node(tmp_path, files=(), links=None, **more):
+    spec = {"files": dict.fromkeys(files, "x"), "links": links or {}, **more}
+    return Host(build_machine(spec, tmp_path), environ={})
+
+
+def libraries(found):
+    return {library.path: library.links for library in found.libraries}
+
+
+def test_a_plain_installation_gives_each_library_with_its_links(tmp_path):
+    host = node(
+        tmp_path,
+        [
+            f"/usr/lib64/libcuda.so.{VERSION}",
+            f"/usr/lib64/libnvidia-glcore.so.{VERSION}",
+            "/usr/lib64/libc.so.6",
+        ],
+        {"/usr/lib64/libcuda.so.1": f"libcuda.so.{VERSION}", "/usr/lib64/libcuda.so": "libcuda.so.1"},
+    )
+    assert libraries(read_driver_files(host, VERSION)) == {
+        f"/usr/lib64/libcuda.so.{VERSION}": ("libcuda.so", "libcuda.so.1"),
+        f"/usr/lib64/libnvidia-glcore.so.{VERSION}": (),
+    }
+
+
+def test_debians_alternatives_lead_to_the_real_files(tmp_path):
+    real = f"{DEBIAN}/nvidia/current"
+    host = node(
+        tmp_path,
+        [f"{real}/libcuda.so.{VERSION}", f"{DEBIAN}/libnvidia-glcore.so.{VERSION}"],
+        {
+            f"{real}/libcuda.so.1": f"libcuda.so.{VERSION}",
+            f"{DEBIAN}/libcuda.so.1": "/etc/alternatives/glx--libcuda.so.1",
+            "/etc/alternatives/glx--libcuda.so.1": f"{real}/libcuda.so.1",
+        },
+    )
+    assert libraries(read_driver_files(host, VERSION)) == {
+        f"{real}/libcuda.so.{VERSION}": ("libcuda.so.1",),
+        f"{DEBIAN}/libnvidia-glcore.so.{VERSION}": (),
+    }
+
+
+def test_the_loaders_cache_tells_of_any_other_directory(tmp_path):
+    cache = build_ld_cache((CachedLibrary("libcuda.so.1", "/opt/nvidia/lib/libcuda.so.1"),))
+    host = node(
+        tmp_path,
+        [f"/opt/nvidia/lib/libcuda.so.{VERSION}"],
+        {"/opt/nvidia/lib/libcuda.so.1": f"libcuda.so.{VERSION}"},
+    )
+    (tmp_path / "etc").mkdir(exist_ok=True)
+    (tmp_path / "etc/ld.so.cache").write_bytes(cache)
+    assert libraries(read_driver_files(host, VERSION)) == {
+        f"/opt/nvidia/lib/libcuda.so.{VERSION}": ("libcuda.so.1",)
+    }
+
+
+def test_another_versions_leftovers_are_not_the_driver(tmp_path):
+    host = node(
+        tmp_path,
+        [
+            f"/usr/lib64/libcuda.so.{VERSION}",
+            "/usr/lib64/libcuda.so.535.1",
+            "/usr/lib64/libnvidia-ml.so.535.1",
+        ],
+        {"/usr/lib64/libnvidia-ml.so.1": "libnvidia-ml.so.535.1"},
+    )
+    assert list(libraries(read_driver_files(host, VERSION))) == [f"/usr/lib64/libcuda.so.{VERSION}"]
+
+
+def test_without_libcuda_of_the_running_driver_nothing_is_made(tmp_path):
+    host = node(tmp_path, ["/usr/lib64/libcuda.so.535.1"])
+    with pytest.raises(PreconditionError, match=r"libcuda\.so\.550\.54\.15 of the running driver") as caught:
+        read_driver_files(host, VERSION)
+    assert "--library-path" in caught.value.hint
+
+
+def test_modules_beside_the_libraries_keep_their_place(tmp_path):
+    host = node(
+        tmp_path,
+        [
+            f"{DEBIAN}/libcuda.so.{VERSION}",
+            f"{DEBIAN}/libnvidia-allocator.so.{VERSION}",
+            f"{DEBIAN}/libGLX_nvidia.so.{VERSION}",
+            f"{DEBIAN}/libnvidia-egl-gbm.so.1.1.0",
+            f"{DEBIAN}/vdpau/libvdpau_nvidia.so.{VERSION}",
+        ],
+        {
+            f"{DEBIAN}/libnvidia-allocator.so.1": f"libnvidia-allocator.so.{VERSION}",
+            f"{DEBIAN}/gbm/nvidia-drm_gbm.so": "../libnvidia-allocator.so.1",
+            f"{DEBIAN}/libGLX_indirect.so.0": f"libGLX_nvidia.so.{VERSION}",
+        },
+    )
+    found = libraries(read_driver_files(host, VERSION))
+    assert found[f"{DEBIAN}/libnvidia-allocator.so.{VERSION}"] == (
+        "gbm/nvidia-drm_gbm.so",
+        "libnvidia-allocator.so.1",
+    )
+    assert found[f"{DEBIAN}/libGLX_nvidia.so.{VERSION}"] == ("libGLX_indirect.so.0",)
+    assert found[f"{DEBIAN}/vdpau/libvdpau_nvidia.so.{VERSION}"] == (f"vdpau/libvdpau_nvidia.so.{VERSION}",)
+    assert f"{DEBIAN}/libnvidia-egl-gbm.so.1.1.0" in found
+
+
+def test_programs_firmware_and_json_files_are_mounted_where_they_are(tmp_path):
+    firmware = f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"
+    icd = "/usr/share/vulkan/icd.d/nvidia_icd.json"
+    host = node(
+        tmp_path,
+        [f"/usr/lib64/libcuda.so.{VERSION}", firmware, icd],
+        {
+            "/usr/bin/nvidia-smi": "/etc/alternatives/nvidia-smi",
+            "/etc/alternatives/nvidia-smi": "/opt/nvidia-smi",
+        },
+        executables=["/opt/nvidia-smi"],
+    )
+    assert set(read_driver_files(host, VERSION).files) == {
+        ("/usr/bin/nvidia-smi", "/opt/nvidia-smi"),
+        (firmware, firmware),
+        (icd, icd),
+    }
+
+
+def test_firmware_comes_from_the_kernels_own_path_first(tmp_path):
+    custom = f"/srv/firmware/nvidia/{VERSION}/gsp_tu10x.bin"
+    host = node(
+        tmp_path,
+        [f"/usr/lib64/libcuda.so.{VERSION}", custom, f"/lib/firmware/nvidia/{VERSION}/gsp_tu10x.bin"],
+    )
+    place = tmp_path / "sys/module/firmware_class/parameters"
+    place.mkdir(parents=True)
+    (place / "path").write_text("/srv/firmware\n")
+    assert read_driver_files(host, VERSION).files == ((custom, custom),)
+
+
+def test_a_driver_root_is_looked_at_from_inside(tmp_path):
+    """A driver container's links are absolute and mean its own root."""
+    root = "/run/nvidia/driver"
+    host = node(
+        tmp_path,
+        [f"{root}/opt/lib/libcuda.so.{VERSION}", f"/usr/lib64/libcuda.so.{VERSION}"],
+        {f"{root}/usr/lib64": "/opt/lib"},
+    )
+    found = read_driver_files(host, VERSION, root)
+    assert (found.root, list(libraries(found))) == (root, [f"/opt/lib/libcuda.so.{VERSION}"])
+
+
+def test_only_roots_own_mps_directory_is_given_to_containers(tmp_path, monkeypatch):
+    host = node(tmp_path, [f"/usr/lib64/libcuda.so.{VERSION}", "/run/nvidia-persistenced/socket"])
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp/nvidia-mps").symlink_to("/etc")
+    assert read_driver_files(host, VERSION).sockets == ("/run/nvidia-persistenced/socket",)
