@@ -114,7 +114,8 @@ def _activate(job: Job) -> tuple[float, Active | None]:
         job.host.sleep(_RELOAD_SECONDS if job.plan.verb == "reload" else 0.0)
         return seconds, None
     with job.progress.step(f"asking {job.plan.engine}"):
-        active = wait_for_answer(job.host, job.engine, job.in_force)
+        patience = _ANSWER_SECONDS if job.plan.verb == "wait" else _SETTLE_SECONDS
+        active = wait_for_answer(job.host, job.engine, job.in_force, patience)
     if not job.in_force(active):
         listed = ", ".join(active.handlers) or "none"
         raise DaemonError(
@@ -124,8 +125,13 @@ def _activate(job: Job) -> tuple[float, Active | None]:
     return seconds, active
 
 
-def wait_for_answer(host: Host, engine: Engine, good: Callable[[Active], bool]) -> Active:
-    """The daemon's answer once it is `good`, else the last one. `DaemonError` if it stays silent."""
+def wait_for_answer(
+    host: Host, engine: Engine, good: Callable[[Active], bool], patience: float = _SETTLE_SECONDS
+) -> Active:
+    """The daemon's answer once it is `good`, else the last one. `DaemonError` if it stays silent.
+
+    `patience` is for how many seconds it may answer and still lack what is wanted.
+    """
     deadline = host.monotonic() + _ANSWER_SECONDS
     settle: float | None = None
     while True:
@@ -133,11 +139,11 @@ def wait_for_answer(host: Host, engine: Engine, good: Callable[[Active], bool]) 
             active = engine.ask()
         except DaemonError as error:
             if error.code == WITHOUT_CRI:  # an answer too, and seldom one that waiting changes
-                settle = settle or host.monotonic() + _SETTLE_SECONDS
+                settle = settle or host.monotonic() + patience
             if host.monotonic() >= min(settle or deadline, deadline):
                 raise
         else:
-            settle = settle or host.monotonic() + _SETTLE_SECONDS
+            settle = settle or host.monotonic() + patience
             if good(active) or host.monotonic() >= min(settle, deadline):
                 return active
         host.sleep(0.1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gpunode.errors import ConfigError
@@ -128,7 +128,9 @@ class Plan:
     `config_version` is containerd's file version, None elsewhere. `previous_default` is the default runtime
     that this plan replaces, empty if none. `had_runtime` tells whether the files knew a runtime of the plan.
     `units` are systemd units among the files: enabled after writing, disabled before they go again.
-    `switched_cdi` tells whether it turns the engine's CDI on.
+    `switched_cdi` tells whether it turns the engine's CDI on. `remaining` are runtimes that the owner
+    of the engine registers by itself, so they stay when a removal is in force. `confirm` says what the plan
+    takes from running containers, to which a person must say yes first; empty if nothing.
     """
 
     engine: str
@@ -141,7 +143,8 @@ class Plan:
     had_runtime: bool = False
     units: tuple[str, ...] = ()
     switched_cdi: bool = False
-
+    remaining: tuple[str, ...] = ()
+    restores: bool = False
     confirm: str = ""
 
     @property
@@ -172,6 +175,10 @@ class Active:
     running_containers: int = 0
     live_restore: bool = False
     cdi: bool | None = None
+
+    def without(self, names: tuple[str, ...]) -> Active:
+        """The same answer as if it didn't name these handlers."""
+        return replace(self, handlers=tuple(name for name in self.handlers if name not in names))
 
     def has(self, wanted: Wanted) -> bool:
         """Whether everything wanted is in force."""

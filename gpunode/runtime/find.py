@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 
 from gpunode.errors import PreconditionError, Unreadable, UsageError
-from gpunode.facts.containerd import find_containerd, owner
+from gpunode.facts.containerd import DEFAULT_SOCKET, find_containerd
 from gpunode.facts.crio import find_crio
-from gpunode.facts.daemons import Daemon
+from gpunode.facts.daemons import Daemon, same_file
+from gpunode.facts.distributions import DISTRIBUTIONS, find_distribution
 from gpunode.facts.docker import find_docker
 from gpunode.facts.kubelet import find_kubelet
 from gpunode.facts.podman import find_podman
@@ -22,11 +24,19 @@ from gpunode.runtime.request import Request
 
 Finder = Callable[[Host, str | None], Daemon | None]
 AUTO = ("", "auto")
+_TEMPLATES = (".toml.tmpl", "/containerd-template.toml")
+
+
+def _distribution(name: str, host: Host, _config: str | None) -> Daemon | None:
+    return find_distribution(host, name)
+
+
 FINDERS: Mapping[str, Finder] = {
     "docker": find_docker,
     "containerd": find_containerd,
     "crio": find_crio,
     "podman": find_podman,
+    **{name: functools.partial(_distribution, name) for name in DISTRIBUTIONS},
 }
 _HAVE_DROP_INS = ("containerd", "crio")
 
@@ -69,7 +79,8 @@ def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: s
     the engine isn't here.
     """
     check_names((name,))
-    chosen = _auto(host, config) if name in AUTO else name
+    chosen = _distribution_of(host, config) if name in (*AUTO, "containerd") else ""
+    chosen = chosen or (_auto(host, config) if name in AUTO else name)
     for option, path in (("--config", config), ("--drop-in-config", drop_in)):
         if path and not path.startswith("/"):
             raise UsageError(f"{option} must be an absolute path, not {path!r}", hint=f"{option} /PATH")
@@ -87,10 +98,33 @@ def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: s
     return of_daemon(host, daemon, drop_in)
 
 
+def finder_of(daemon: Daemon) -> Finder:
+    """What finds this daemon again."""
+    return FINDERS[daemon.manager if daemon.manager in DISTRIBUTIONS else daemon.name]
+
+
+def _distribution_of(host: Host, config: str) -> str:
+    """The distribution whose rendered file or template this is; empty if it is none's."""
+    if not config.endswith((".toml", *_TEMPLATES)):
+        return ""
+    found = ((name, find_distribution(host, name)) for name in DISTRIBUTIONS)
+    return next((name for name, daemon in found if daemon and _beside(host, config, daemon)), "")
+
+
+def _beside(host: Host, config: str, daemon: Daemon) -> bool:
+    """Whether the path is a file in the directory of the daemon's own, where templates lie as well."""
+    one, other = (path.rpartition("/")[0] for path in (config, daemon.config_path))
+    return one == other or host.realpath(one) == host.realpath(other)
+
+
 def of_daemon(host: Host, daemon: Daemon, drop_in: str = "") -> Engine:
     """The engine of a daemon, whoever may change it. Loads only the one: every module costs its part."""
     if daemon.name == "docker":
         return DockerEngine(host, daemon)
+    if daemon.manager in DISTRIBUTIONS:
+        from gpunode.runtime.distributions import engine_of
+
+        return engine_of(host, daemon)
     if daemon.name == "crio":
         from gpunode.runtime.crio import CrioEngine
 
@@ -119,7 +153,9 @@ def _auto(host: Host, config: str) -> str:
     kubelets = _kubelet_engine(host)
     if kubelets:
         return kubelets
-    daemons = [name for name, find in FINDERS.items() if name != "podman" and _is_own(find(host, None))]
+    daemons = [
+        name for name, find in FINDERS.items() if name != "podman" and _is_meant(name, find(host, None))
+    ]
     found = daemons or (["podman"] if find_podman(host) else [])
     if len(found) == 1:
         return found[0]
@@ -134,8 +170,9 @@ def _auto(host: Host, config: str) -> str:
     )
 
 
-def _is_own(daemon: Daemon | None) -> bool:
-    return daemon is not None and not owner(daemon.config_path)
+def _is_meant(name: str, daemon: Daemon | None) -> bool:
+    """Whether a name means this daemon: a distribution's containerd has a name of its own."""
+    return daemon is not None and not (daemon.name == name == "containerd" and daemon.manager)
 
 
 def _kubelet_engine(host: Host) -> str:
@@ -144,4 +181,16 @@ def _kubelet_engine(host: Host) -> str:
         kubelet = find_kubelet(host, running(host))
     except Unreadable:
         return ""
-    return kubelet.engine if kubelet is not None and kubelet.joined and kubelet.engine in FINDERS else ""
+    if kubelet is None or not kubelet.joined or kubelet.engine not in FINDERS:
+        return ""
+    return _containerd_at(host, kubelet.endpoint) if kubelet.engine == "containerd" else kubelet.engine
+
+
+def _containerd_at(host: Host, endpoint: str) -> str:
+    """The name of the containerd at a socket: a distribution's, a running one first, or the system's."""
+    if endpoint == DEFAULT_SOCKET:
+        return "containerd"
+    found = [(name, find_distribution(host, name)) for name in DISTRIBUTIONS]
+    there = [(name, one) for name, one in found if one and same_file(host, one.socket, endpoint)]
+    there.sort(key=lambda pair: pair[1].process is None)
+    return there[0][0] if there else "containerd"

@@ -17,7 +17,7 @@ from gpunode.runtime.restart import Restarter
 
 def restarter_of(host: Host, command: str, engine: Engine) -> Restarter:
     """How `engine` is restarted: by the user's own `command`, else as this node does it."""
-    again = functools.partial(find.FINDERS[engine.daemon.name], host, engine.daemon.config_path)
+    again = functools.partial(find.finder_of(engine.daemon), host, engine.daemon.config_path)
     return Restarter(host, engine.daemon, again, command)
 
 
@@ -33,6 +33,8 @@ def ask_if_up(engine: Engine) -> Active | None:
 
 def _bring_back(engine: Engine, restarter: Restarter, verb: str) -> None:
     """A reload is taken back by a reload: a restart of Docker would stop its containers."""
+    if verb == "wait":
+        return  # whoever applies the files sees the old ones
     if verb != "reload" or ask_if_up(engine) is None:
         restarter.perform("restart")
         return

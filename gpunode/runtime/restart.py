@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from gpunode.errors import DaemonError, PreconditionError, UsageError
 from gpunode.facts.daemons import Daemon, systemd_runs
+from gpunode.facts.distributions import DISTRIBUTIONS
 from gpunode.facts.docker_rootless import places
 from gpunode.host import Host
 
 _COMMAND_SECONDS = 120.0
+_MANAGED_SECONDS = 600.0  # a distribution's service is up when its Kubernetes is, which takes minutes on rke2
 _LOG_LINES = 15
 
 
@@ -85,7 +87,8 @@ class Restarter:
         if self.daemon.user and argv[: len(self._systemctl)] == self._systemctl:
             # its plan may bring a drop-in for the unit or take one away
             self.host.run((*self._systemctl, "daemon-reload"), timeout=_COMMAND_SECONDS, env=self._environ)
-        answer = self.host.run(argv, timeout=_COMMAND_SECONDS, env=self._environ)
+        limit = _MANAGED_SECONDS if self.daemon.manager in DISTRIBUTIONS else _COMMAND_SECONDS
+        answer = self.host.run(argv, timeout=limit, env=self._environ)
         if not answer.ok:
             what = "did not end" if answer.timed_out else f"failed with status {answer.code}"
             said = (answer.stderr or answer.stdout).strip()

@@ -157,7 +157,7 @@ def _job(host: Host, request: Request, task: Task, progress: Progress) -> Job:
         engine,
         plan,
         intent.operation,
-        intent.in_force,
+        lambda answer: intent.in_force(answer.without(plan.remaining)),
         task.restarter if acts else None,
         progress,
         not request.no_verify,

@@ -1,0 +1,134 @@
+"""k0s: drop-ins in /etc/k0s/containerd.d, which it watches and applies by itself.
+
+k0s waits for three quiet seconds, ends containerd and starts it again five seconds later; pods keep running.
+Up to 1.35 it merges what drop-ins say of the CRI into a file of its own, in the tables of version 2; from
+1.36 on containerd imports them, and k0s takes none but version 3. A containerd.toml whose first line doesn't
+say that k0s manages it is the administrator's, and k0s leaves it alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+
+from gpunode.errors import PreconditionError
+from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig, load_config, parse_toml
+from gpunode.facts.daemons import Daemon
+from gpunode.host import Host
+from gpunode.runtime import distributions
+from gpunode.runtime.containerd import ContainerdEngine
+from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
+
+_MANAGED = "# k0s_managed=true"
+_CRI_FILE = "containerd-cri.toml"  # what k0s up to 1.35 merges drop-ins into
+
+
+@dataclass(frozen=True)
+class K0sEngine:
+    """The containerd of a k0s node."""
+
+    host: Host
+    daemon: Daemon
+
+    @property
+    def program(self) -> str:
+        """containerd wants an absolute path."""
+        return distributions.PROGRAM
+
+    def plan(self, wanted: Wanted, active: Active | None) -> Plan:
+        """A drop-in that k0s applies, or the file itself where an administrator has taken it over."""
+        if not self._managed:
+            return self._renamed(self._plain.plan(wanted, active))
+        config = self._config
+        path = f"{self._drop_in_directory}/{distributions.DROP_IN_NAME}"
+        edits = distributions.edited(self.host, config, path, wanted)
+        previous = config.named_default if wanted.default else ""
+        return dataclasses.replace(
+            self._acting(edits, active is None or active.has(wanted)),
+            previous_default="" if previous == wanted.default else previous,
+            had_runtime=any(name in config.runtimes for name in wanted.names),
+        )
+
+    def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
+        """Take the runtimes out of every drop-in that names them."""
+        if not self._managed:
+            return self._renamed(self._plain.plan_removal(unwanted, active))
+        edits = distributions.taken_out(self.host, self._drop_ins(), unwanted)
+        return self.restoring(edits, unwanted.names, active)
+
+    def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
+        """The plan around edits that are known to take `names` out."""
+        if not self._managed:
+            return self._renamed(self._plain.restoring(edits, names, active))
+        gone = active is None or not any(name in active.handlers for name in names)
+        return self._acting(edits, gone)
+
+    def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
+        """Let containerd read what k0s would make of the drop-ins."""
+        if not self._managed:
+            return self._plain.validate(plan, expected)
+        config = self._config
+        edits = plan.edits
+        merged = next((path for path in config.files if path.endswith(f"/{_CRI_FILE}")), None)
+        if merged is not None:
+            edits = tuple(self._merged(merged, edit, expected) for edit in plan.edits)
+        return distributions.validate(self.host, self.daemon, config, edits, expected)
+
+    def ask(self) -> Active:
+        """What the CRI at its socket says."""
+        return distributions.ask(self.host, self.daemon)
+
+    @cached_property
+    def _managed(self) -> bool:
+        """k0s up to 1.29 left an empty line before its mark; a file that isn't there yet is its own."""
+        text = self.host.read_text(self.daemon.config_path)
+        lines = (line for line in (text or "").splitlines() if line)
+        return text is None or next(lines, "") == _MANAGED
+
+    @property
+    def _plain(self) -> ContainerdEngine:
+        return ContainerdEngine(self.host, dataclasses.replace(self.daemon, manager=""))
+
+    def _renamed(self, plan: Plan) -> Plan:
+        note = f"{self.daemon.config_path} is not managed by k0s (its first line isn't '{_MANAGED}')"
+        return dataclasses.replace(plan, engine=self.daemon.manager, notes=(*plan.notes, note))
+
+    @cached_property
+    def _config(self) -> ContainerdConfig:
+        config = load_config(self.host, self.daemon.config_path, self.daemon.version)
+        if not config.exists:
+            raise PreconditionError(
+                f"k0s has not written {self.daemon.config_path} yet, so its version isn't known",
+                hint=f"start it once: systemctl start {self.daemon.unit or 'k0sworker'}",
+            )
+        return config
+
+    @property
+    def _drop_in_directory(self) -> str:
+        return f"{self.daemon.config_path.rpartition('/')[0]}/containerd.d"
+
+    def _drop_ins(self) -> tuple[str, ...]:
+        return self.host.glob(self._drop_in_directory, "*.toml")
+
+    def _merged(self, path: str, edit: FileEdit, expected: Wanted | None) -> FileEdit:
+        """The edit that k0s makes of its CRI file for this drop-in's; itself where nothing is added."""
+        before = self.host.read_bytes(path)
+        drop_in = parse_toml(decode(edit.after, edit.path), edit.path)
+        cri = dig(drop_in, "plugins", CRI_PLUGINS[2])
+        if expected is None or not isinstance(cri, dict):
+            return FileEdit(path, before, before)
+        after = distributions.laid_over(decode(before, path), {"plugins": {CRI_PLUGINS[2]: cri}}, path)
+        return FileEdit(path, before, after.encode())
+
+    def _acting(self, edits: tuple[FileEdit, ...], in_force: bool) -> Plan:
+        verb, reason = "none", ""
+        if any(edit.action != "unchanged" for edit in edits):
+            if self.daemon.process is not None:
+                verb, reason = (
+                    "wait",
+                    "k0s sees the change and restarts its containerd itself; pods keep running",
+                )
+        elif not in_force:
+            verb, reason = "restart", "the files are right already, the running containerd has not read them"
+        return distributions.plan_of(self.daemon, edits, self._config, verb, reason)

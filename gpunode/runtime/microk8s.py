@@ -1,0 +1,106 @@
+"""microk8s: the template from which the snap's containerd service renders its file whenever it starts.
+
+``args/containerd-template.toml`` is TOML with ``${NAME}`` in strings, filled in by run-containerd-with-args.
+It comes with a handler nvidia-container-runtime, which is left as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+
+from gpunode.errors import PreconditionError
+from gpunode.facts.containerd import ContainerdConfig, load_config
+from gpunode.facts.daemons import Daemon
+from gpunode.host import Host
+from gpunode.runtime import distributions, toml_edit
+from gpunode.runtime.containerd_removal import take_out
+from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
+
+TEMPLATE = "containerd-template.toml"
+# what the service fills in; the snapshotter depends on the file system, and a parser takes any
+_VALUES = {
+    "${SNAP}": "/snap/microk8s/current",
+    "${SNAP_DATA}": "/var/snap/microk8s/current",
+    "${SNAPSHOTTER}": "overlayfs",
+    "${RUNTIME}": "runc",
+    "${RUNTIME_TYPE}": "io.containerd.runc.v2",
+}
+
+
+@dataclass(frozen=True)
+class Microk8sEngine:
+    """The containerd of a microk8s node."""
+
+    host: Host
+    daemon: Daemon
+
+    @property
+    def program(self) -> str:
+        """containerd wants an absolute path."""
+        return distributions.PROGRAM
+
+    def plan(self, wanted: Wanted, active: Active | None) -> Plan:
+        """Add the runtime to the template."""
+        config = self._config
+        edits = distributions.edited(self.host, config, config.path, wanted)
+        previous = config.named_default if wanted.default else ""
+        return dataclasses.replace(
+            self._acting(edits, active is None or active.has(wanted)),
+            previous_default="" if previous == wanted.default else previous,
+            had_runtime=any(name in config.runtimes for name in wanted.names),
+        )
+
+    def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
+        """Take the runtimes out of the template, and give it its default back."""
+        path, before = self._config.path, self.host.read_bytes(self._config.path)
+        after = toml_edit.edit(decode(before, path), lambda tree: take_out(tree, unwanted), path)
+        edit = distributions.edit_of(path, before, after)
+        return self.restoring((edit,) if edit.action != "unchanged" else (), unwanted.names, active)
+
+    def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
+        """The plan around edits that are known to take `names` out."""
+        gone = active is None or not any(name in active.handlers for name in names)
+        return self._acting(edits, gone)
+
+    def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
+        """Let containerd read what the service would render."""
+        path = self.daemon.config_path
+        now = load_config(self.host, path, self.daemon.version)
+        rendered = tuple(
+            FileEdit(path, self.host.read_bytes(path), fill_in(decode(edit.after, edit.path)).encode())
+            for edit in plan.edits
+            if edit.path == self._config.path
+        )
+        return distributions.validate(self.host, self.daemon, now, rendered, expected)
+
+    def ask(self) -> Active:
+        """What the CRI at its socket says."""
+        return distributions.ask(self.host, self.daemon)
+
+    @cached_property
+    def _config(self) -> ContainerdConfig:
+        path = f"{self.daemon.config_path.rpartition('/')[0]}/{TEMPLATE}"
+        config = load_config(self.host, path, self.daemon.version)
+        if not config.exists:
+            raise PreconditionError(
+                f"{path} is not there, from which microk8s renders containerd's file",
+                hint="install microk8s anew, or bring the file back from its snap's default-args",
+            )
+        return config
+
+    def _acting(self, edits: tuple[FileEdit, ...], in_force: bool) -> Plan:
+        verb, reason = "none", ""
+        if any(edit.action != "unchanged" for edit in edits):
+            verb, reason = "restart", "microk8s renders containerd's file when that starts; pods keep running"
+        elif not in_force:
+            verb, reason = "restart", "the template is right already, the running containerd has not read it"
+        return distributions.plan_of(self.daemon, edits, self._config, verb, reason)
+
+
+def fill_in(template: str) -> str:
+    """The template as microk8s would render it."""
+    for name, value in _VALUES.items():
+        template = template.replace(name, value)
+    return template
