@@ -60,13 +60,17 @@ def handler_table(base: Tree, existing: Tree, handler: Handler, missing: Collect
 
 def means(existing: Any, table: Tree) -> bool:
     """Whether an existing table says the same; without a type a handler is CRI-O's ``oci``."""
-    return isinstance(existing, dict) and same({"runtime_type": "oci", **existing}, table)
+    return isinstance(existing, dict) and same({**existing, **_type(existing)}, {**table, **_type(table)})
+
+
+def _type(table: Tree) -> Tree:
+    return {"runtime_type": table.get("runtime_type") or "oci"}
 
 
 def is_nvidias(name: str, table: Any) -> bool:
-    """Whether a handler is NVIDIA's, by its program, or by its name if it has none."""
+    """Whether a handler is NVIDIA's, by its name or its program."""
     program = table.get("runtime_path") if isinstance(table, dict) else None
-    return is_nvidia_program(program) if isinstance(program, str) and program else name in NAMES
+    return name in NAMES or (isinstance(program, str) and is_nvidia_program(program))
 
 
 def only_nvidias(file: CrioFile) -> bool:

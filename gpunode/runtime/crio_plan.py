@@ -127,8 +127,8 @@ def _carry_over(work: _Work, wanted: Wanted) -> None:
         where = "CRI-O reads it as well" if read else "CRI-O never reads it there"
         work.notes.append(f"{file.path} is left from NVIDIA's tools and goes: {where}")
         for name in file.handlers if read else ():
-            if name not in wanted.names and name not in work.left.handlers:
-                work.add(work.state.drop_in, _with_handler(name, work.state.config.handlers[name]))
+            if name not in wanted.names:
+                _put(work, name, work.state.config.handlers[name])
 
 
 def _own(config: CrioConfig, name: str) -> Tree:
@@ -143,7 +143,7 @@ def _put(work: _Work, name: str, table: Tree) -> None:
     for file in work.later():
         if name in file.handlers:  # a handler in a later file replaces ours as a whole
             work.notes.append(f"{file.path}:{file.line_of(name)} has the handler {name} too; it goes there")
-            work.add(file.path, take_out((name,)))
+            work.add(file.path, lambda tree: _take_out_handlers(tree, (name,)))
     work.add(work.state.drop_in, _with_handler(name, table))
 
 
@@ -211,13 +211,17 @@ def take_out(names: Collection[str], previous_default: str = "") -> Mutation:
             del runtime["default_runtime"]
             if previous_default:
                 runtime["default_runtime"] = previous_default
-        handlers = runtime.get("runtimes", {})
-        for name in [name for name in names if name in handlers]:
-            del handlers[name]
-        for path in (("crio", "runtime", "runtimes"), ("crio", "runtime"), ("crio",)):
-            _prune(tree, path)
+        _take_out_handlers(tree, names)
 
     return mutate
+
+
+def _take_out_handlers(tree: Tree, names: Collection[str]) -> None:
+    handlers = dig(tree, "crio", "runtime", "runtimes")
+    for name in [name for name in names if isinstance(handlers, dict) and name in handlers]:
+        del handlers[name]
+    for path in (("crio", "runtime", "runtimes"), ("crio", "runtime"), ("crio",)):
+        _prune(tree, path)
 
 
 def _prune(tree: Tree, path: tuple[str, ...]) -> None:
