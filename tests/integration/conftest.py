@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.engines import Engine, start_containerd, start_dockerd
+from fixtures.newer_engines import Unavailable, search_path
 
 
 def require(*programs: str) -> None:
@@ -34,6 +35,15 @@ def refuse_for(missing: list[str]) -> None:
     if os.environ.get("CI") == "true":
         pytest.fail(f"{message}, and CI=true says that it is here")
     pytest.skip(message)
+
+
+def path_of(source: str) -> str:
+    """A PATH on which the engines of a source (fixtures/newer_engines.py) come first; a skip without them."""
+    try:
+        return search_path(source)
+    except Unavailable as reason:
+        refuse_for([f"the engines of {source} ({reason})"])
+        raise
 
 
 @cache

@@ -1,22 +1,21 @@
-"""Vector-add through containerd 1.7 and 2.x and through newer dockerds, where a person asks for it.
-
-They are fetched (about 60 MB a suite), so they run only with GPUNODE_TEST_NEWER_ENGINES=1.
-"""
+"""Vector-add through containerd 1.7 and 2.x and through newer dockerds than the machine's own."""
 
 import os
 import shutil
+import subprocess
 
 import pytest
 
 from fixtures.engines import CONTAINERD_CONFIG, start_containerd, start_dockerd
-from fixtures.newer_engines import SUITES, Unavailable, search_path
+from fixtures.newer_engines import SUITES
 from gpunode.daemons import cri_pods
 from gpunode.daemons.cri import Cri
 from gpunode.daemons.docker_api import DockerApi
+from gpunode.facts.daemons import parse_version
 from gpunode.gpu.program import read_answer
 from gpunode.host import Host
 from gpunode.runtime.container_run import ContainerRequest, run_program
-from tests.integration.conftest import require
+from tests.integration.conftest import path_of, require
 from tests.integration.test_verify_containerd import HANDLER
 from tests.integration.verify_support import UUIDS, Notes, gpu_node
 
@@ -31,20 +30,20 @@ PINNED = """
 [plugins."io.containerd.cri.v1.runtime"]
   restrict_oom_score_adj = true
 """
-CONFIGS = {"trixie": CONTAINERD_CONFIG, "forky": "version = 3\n" + PINNED}
+NEWER_CONFIG = "version = 3\n" + PINNED
 
 
 @pytest.fixture(params=SUITES)
 def suite(request, monkeypatch):
     """Its engines, shims and ctr come first on PATH."""
-    if os.environ.get("GPUNODE_TEST_NEWER_ENGINES") != "1":
-        pytest.skip("fetches engines; set GPUNODE_TEST_NEWER_ENGINES=1")
     require("runc", "gcc")
-    try:
-        monkeypatch.setenv("PATH", search_path(request.param))
-    except Unavailable as reason:
-        pytest.skip(str(reason))
+    monkeypatch.setenv("PATH", path_of(request.param))
     return request.param
+
+
+def version_of(program):
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    return parse_version(said.stdout)
 
 
 def verified(engine):
@@ -55,10 +54,11 @@ def verified(engine):
 
 @pytest.mark.containerd
 def test_vector_add_in_a_pod_of_a_newer_containerd(suite, tmp_path):
-    handler = HANDLER.format(name="nvidia", path=gpu_node(tmp_path).nvidia)
-    if suite != "trixie":
+    handler, config = HANDLER.format(name="nvidia", path=gpu_node(tmp_path).nvidia), CONTAINERD_CONFIG
+    if version_of("containerd") >= (2,):
         handler = handler.replace("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
-    with start_containerd(CONFIGS[suite] + handler, path=os.environ["PATH"]) as engine:
+        config = NEWER_CONFIG
+    with start_containerd(config + handler, path=os.environ["PATH"]) as engine:
         assert verified(engine)
         with Cri(Host(), engine.socket) as cri:
             assert (cri_pods.sandboxes(cri, {}), cri_pods.image_names(cri)) == ((), ())
