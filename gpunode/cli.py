@@ -16,6 +16,7 @@ import typer  # noqa: E402
 from gpunode import __version__  # noqa: E402
 from gpunode.cli_cdi import cdi_app  # noqa: E402
 from gpunode.cli_options import (  # noqa: E402
+    CdiOption,
     ConfigOption,
     NameOption,
     RestartCommandOption,
@@ -60,6 +61,10 @@ class Place(StrEnum):
     CONTAINERD = "containerd"
     CRIO = "crio"
     PODMAN = "podman"
+    K3S = "k3s"
+    RKE2 = "rke2"
+    K0S = "k0s"
+    MICROK8S = "microk8s"
 
 
 def _version(wanted: bool) -> None:
@@ -189,11 +194,14 @@ def setup(
     config: ConfigOption = "",
     socket: SocketOption = "",
     restart_command: RestartCommandOption = "",
+    cdi: CdiOption = False,
     yes: YesOption = False,
 ) -> "Result":
     """Run doctor, configure-runtime and verify. Stops at the first failure and says what to do.
 
     gpunode setup --runtime containerd
+
+    gpunode setup --runtime podman --cdi
     """
     from gpunode.commands import setup as command
 
@@ -204,6 +212,7 @@ def setup(
         socket=socket,
         restart_command=restart_command,
         yes=yes,
+        cdi=cdi,
     )
     return command.run(session.host, options, session.progress)
 

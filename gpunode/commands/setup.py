@@ -22,7 +22,10 @@ from gpunode.result import (
 # What comes after the containers in a node's life: setup reports it, but a node without Kubernetes is fine.
 _LATER_LAYERS = frozenset({"kubelet"})
 _ENGINE_LAYERS = frozenset({"docker", "containerd"})
+# by CDI, containers get their GPUs without NVIDIA's toolkit
+_WITHOUT_CDI = frozenset({"toolkit"})
 _MENDED_HERE = "gpunode configure-runtime"
+_DESCRIBED_HERE = "gpunode cdi refresh"
 # configure-runtime restarts or reloads a daemon that hasn't read its file
 _RESTARTED_HERE = frozenset({"docker-not-restarted", "containerd-not-restarted"})
 
@@ -37,6 +40,7 @@ class Options:
     socket: str = ""
     restart_command: str = ""
     yes: bool = False
+    cdi: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,33 +103,34 @@ def _stages(host: Host, options: Options, progress: Progress) -> tuple[Step, ...
             yes=options.yes,
             configures=True,
         )
-        wanted = configure_runtime.Options(request, set_as_default=options.set_as_default)
+        wanted = configure_runtime.Options(request, set_as_default=options.set_as_default, cdi=options.cdi)
         return configure_runtime.run(host, wanted, progress)
 
     def verify_host(_engine: str) -> Result:
         return verify.run(host, verify.Options(), progress)
 
     def verify_container(engine: str) -> Result:
-        wanted = verify.Options(on=engine, config=options.config, socket=options.socket)
+        wanted = verify.Options(on=engine, config=options.config, socket=options.socket, cdi=options.cdi)
         return verify.run(host, wanted, progress)
 
+    by_cdi = " --cdi" if options.cdi else ""
     first: tuple[Step, ...] = (
-        ("doctor", "gpunode doctor", lambda engine: _doctor(host, engine, progress)),
-        ("configure-runtime", "gpunode configure-runtime --runtime ENGINE", configure),
+        ("doctor", "gpunode doctor", lambda engine: _doctor(host, engine, options.cdi, progress)),
+        ("configure-runtime", f"gpunode configure-runtime --runtime ENGINE{by_cdi}", configure),
         ("verify-host", "gpunode verify", verify_host),
     )
     if not host.live:
         return first  # nothing can be started under --root
-    return (*first, ("verify-container", "gpunode verify --on ENGINE", verify_container))
+    return (*first, ("verify-container", f"gpunode verify --on ENGINE{by_cdi}", verify_container))
 
 
-def _doctor(host: Host, engine: str, progress: Progress) -> Result:
+def _doctor(host: Host, engine: str, cdi: bool, progress: Progress) -> Result:
     """The doctor's findings, where what the next stage mends or what comes later doesn't stop the set-up."""
     from gpunode.commands import doctor
 
     result = doctor.run(host, doctor.Options(), progress)
     failed = [finding for finding in result.data["findings"] if finding.status is FindingStatus.FAIL]
-    excuses = {finding.id: _excuse(finding, engine) for finding in failed}
+    excuses = {finding.id: _excuse(finding, engine, cdi) for finding in failed}
     if not all(excuses.values()):
         return result
     blocks: list[Block] = [result.blocks[0]] if not failed else []
@@ -134,10 +139,15 @@ def _doctor(host: Host, engine: str, progress: Progress) -> Result:
     return Result(result.kind, result.data, blocks=tuple(blocks))
 
 
-def _excuse(finding: Finding, engine: str) -> str:
+def _excuse(finding: Finding, engine: str, cdi: bool) -> str:
     """Why a failed check doesn't stop the set-up of `engine`; empty if it does."""
-    if finding.id in _RESTARTED_HERE or (finding.fix and finding.fix[0].command.startswith(_MENDED_HERE)):
+    mends = finding.fix[0].command if finding.fix else ""
+    if finding.id in _RESTARTED_HERE or mends.startswith(_MENDED_HERE):
         return _MENDED_HERE
+    if cdi and mends.startswith(_DESCRIBED_HERE):
+        return f"{_MENDED_HERE} --cdi"
+    if cdi and finding.layer in _WITHOUT_CDI:
+        return "not needed with --cdi"
     if finding.layer in _LATER_LAYERS or finding.severity != "error":
         return "not needed for containers"
     if finding.layer in _ENGINE_LAYERS and engine in _ENGINE_LAYERS - {finding.layer}:

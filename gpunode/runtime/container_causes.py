@@ -121,7 +121,9 @@ def explain(host: Host, error: DaemonError, way: Way) -> DaemonError:
     for cause in CAUSES:
         if re.search(cause.pattern, told, re.DOTALL):
             return DaemonError(
-                f"{cause.meaning} ({way}): {told}", hint=cause.hint.format(engine=way.engine), code=cause.code
+                f"{cause.meaning} ({way}): {told}",
+                hint=cause.hint.format(engine=way.reading.option),
+                code=cause.code,
             )
     return DaemonError(f"{way}: {told}", hint=error.hint, code=error.code)
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError, UsageError
+from gpunode.facts.distributions import DISTRIBUTIONS
 from gpunode.host import Host
 from gpunode.result import ExitCode, Progress
 from gpunode.runtime.container_way import Way
 
-ENGINES = ("containerd", "crio", "docker", "podman")
+ENGINES = ("containerd", "crio", "docker", "podman", *DISTRIBUTIONS)
 _UNREACHABLE = ("absent", "refused", "denied", "not-a-socket", "cri-disabled")
 _Answer = TypeVar("_Answer")
 
@@ -23,6 +24,8 @@ _Answer = TypeVar("_Answer")
 @dataclass(frozen=True)
 class ContainerRequest:
     """What to run and where. Without `image` it is the vector-add program, in an image made from this node.
+
+    `engine` is one of `ENGINES`; a distribution's name means the containerd that it brings.
 
     `argv` replaces the image's command and keeps its entry point, which for the image made here is Python.
     An `image` must be on the node. `timeout` counts seconds from the program's start. `socket` and `config`

@@ -7,29 +7,36 @@ from typing import Any
 
 from gpunode.daemons.cri import Cri, CriStatus
 from gpunode.errors import PreconditionError
-from gpunode.facts.containerd import find_containerd
-from gpunode.facts.daemons import Daemon
+from gpunode.facts.cdi import DIRECTORIES
+from gpunode.facts.daemons import Daemon, parse_version
 from gpunode.host import Host
 from gpunode.result import Progress
 from gpunode.runtime.container_run import ContainerOutcome, ContainerRequest, first_contact
 from gpunode.runtime.container_run_cri import CriEngine, run_on
 from gpunode.runtime.container_way import CdiReading, choose
+from gpunode.runtime.find import FINDERS
 
 _IMPORT_SECONDS = 120.0
+_CLIENTS = {"microk8s": ("/snap/bin/microk8s.ctr",)}  # others have it as their own subcommand
 
 
 def run(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
     """See `container_run.run_program`."""
     begun = host.monotonic()
-    daemon = find_containerd(host, request.config or None)
+    daemon = FINDERS[request.engine](host, request.config or None)
     socket = request.socket or (daemon.socket if daemon else "")
     if not socket:
-        raise PreconditionError("containerd is not on this node", hint="apt install containerd")
+        name = request.engine
+        install = (
+            "apt install containerd" if name == "containerd" else f"install {name}, or name another engine"
+        )
+        raise PreconditionError(f"{name} is not on this node", hint=install)
     with Cri(host, socket) as cri:
         status = first_contact(cri.status)
-        reading = _reading(cri, status)
+        reading = _reading(cri, status, "" if request.engine == "containerd" else request.engine)
         way = choose(host, request.runtime_name, request.cdi, status.handlers, reading)
-        ctr = _Ctr(host, socket, _text(_table(status.config.get("containerd")).get("snapshotter")))
+        snapshotter = _text(_table(status.config.get("containerd")).get("snapshotter"))
+        ctr = _Ctr(host, _client(host, daemon), socket, snapshotter)
         # runc refuses a cgroup that is no slice where systemd makes the cgroups
         systemd = status.systemd_cgroup(way.handler or status.default_handler)
         engine = CriEngine(
@@ -39,21 +46,29 @@ def run(host: Host, request: ContainerRequest, progress: Progress) -> ContainerO
             cgroup_parent="system.slice" if systemd else "",
             bring_in=ctr.bring_in,
             take_out=ctr.take_out,
-            pull="ctr -n k8s.io images pull {image}",
+            pull=f"{' '.join(ctr.client)} -n k8s.io images pull {{image}}",
         )
         return run_on(host, engine, request, progress, begun)
 
 
-def _reading(cri: Cri, status: CriStatus) -> CdiReading:
-    """containerd 1.6 says nothing of CDI; 1.7 to 2.2 have a switch, which later ones may leave out."""
-    from gpunode.facts.daemons import parse_version
+def _client(host: Host, daemon: Daemon | None) -> tuple[str, ...]:
+    """How ctr is started: the one beside the daemon, else the node's, else what a distribution has for it."""
+    beside = (daemon.binary or "").rpartition("/")[0] if daemon else ""
+    manager = daemon.manager if daemon else ""
+    own = _CLIENTS.get(manager, (manager, "ctr"))
+    candidates = ((f"{beside}/ctr",), ("ctr",), own) if beside else (("ctr",), own)
+    found = (one for one in candidates if one[0] and host.which(one[0]) is not None)
+    return next(found, ("ctr",))
 
+
+def _reading(cri: Cri, status: CriStatus, manager: str) -> CdiReading:
+    """containerd 1.6 says nothing of CDI; 1.7 to 2.2 have a switch, which later ones may leave out."""
     enabled = status.config.get("enableCDI")
     directories = status.config.get("cdiSpecDirs")
     found = tuple(filter(None, map(_text, directories))) if isinstance(directories, list) else ()
     version = parse_version(cri.version()[1])
-    plain = CdiReading("containerd", version, enabled if isinstance(enabled, bool) else None)
-    return plain if not found else CdiReading("containerd", version, plain.enabled, found)
+    switch = enabled if isinstance(enabled, bool) else None
+    return CdiReading("containerd", version, switch, found or DIRECTORIES, manager)
 
 
 def _pause_name(host: Host, status: CriStatus, daemon: Daemon | None) -> str:
@@ -78,6 +93,7 @@ class _Ctr:
     """containerd's own client, in the namespace of the CRI."""
 
     host: Host
+    client: tuple[str, ...]
     socket: str
     snapshotter: str
 
@@ -90,10 +106,10 @@ class _Ctr:
         """Remove the name and, with ``--sync``, what nothing else refers to."""
         failed = self._images("rm", "--sync", reference)
         gone = not failed or "not found" in failed
-        return "" if gone else f"ctr -n k8s.io images rm {reference} ({failed})"
+        return "" if gone else f"{' '.join(self.client)} -n k8s.io images rm {reference} ({failed})"
 
     def _images(self, *arguments: str, stdin: bytes | None = None) -> str:
-        argv = ("ctr", "--address", self.socket, "--namespace", "k8s.io", "images", *arguments)
+        argv = (*self.client, "--address", self.socket, "--namespace", "k8s.io", "images", *arguments)
         done = self.host.run(argv, timeout=_IMPORT_SECONDS, stdin=stdin)
         if done.timed_out:
             return f"it did not end within {_IMPORT_SECONDS:g} s"

@@ -20,7 +20,7 @@ from gpunode.result import Progress
 from gpunode.runtime.container_causes import explain, timed_out
 from gpunode.runtime.container_leftovers import MAKER_LABEL, OURS, is_dead, labels, maker, maker_of_image
 from gpunode.runtime.container_run import ContainerOutcome, ContainerRequest, clean_up, new_token
-from gpunode.runtime.container_way import NAMES, Way
+from gpunode.runtime.container_way import Way
 
 if TYPE_CHECKING:
     from gpunode.runtime.host_image import HostFiles, Names
@@ -48,7 +48,7 @@ class CriEngine:
     @property
     def name(self) -> str:
         """As people write it."""
-        return NAMES[self.way.engine]
+        return self.way.reading.title
 
 
 def run_on(
@@ -182,7 +182,7 @@ class _Images:
         """Import and wait until the CRI, which may learn of it by an event, knows it."""
         self.cleanup.callback(self.take_out, reference)
         failed = self.engine.bring_in(archive)
-        log = f"journalctl -u {self.engine.way.engine} -n 50"
+        log = f"journalctl -u {self.engine.way.reading.option} -n 50"
         if failed:
             raise DaemonError(f"{self.engine.name} can't be given an image: {failed}", hint=log)
         seen = partial(cri_pods.has_image, self.engine.cri, reference)

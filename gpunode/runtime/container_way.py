@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpunode.errors import DaemonError, PreconditionError
 from gpunode.facts.cdi import DIRECTORIES, CdiSpec, nvidia_specs
@@ -12,7 +12,7 @@ from gpunode.host import Host
 KIND = "nvidia.com/gpu"
 ALL = f"{KIND}=all"
 DEFAULT_HANDLER = "nvidia"
-NAMES = {"containerd": "containerd", "crio": "CRI-O", "docker": "Docker", "podman": "podman"}
+_NAMES = {"containerd": "containerd", "crio": "CRI-O", "docker": "Docker", "podman": "podman"}
 # the first release of each engine that a container can be given CDI devices by
 _SINCE = {"containerd": (1, 7), "crio": (1, 23), "docker": (25,), "podman": (4, 1)}
 
@@ -21,36 +21,37 @@ _SINCE = {"containerd": (1, 7), "crio": (1, 23), "docker": (25,), "podman": (4, 
 class CdiReading:
     """What an engine, as it runs now, makes of CDI. `enabled` is None where it doesn't say.
 
-    `version` is the engine's own release, () if it isn't known; `directories` are where it looks.
+    `version` is the engine's own release, () if it isn't known; `directories` are where it looks. `manager`
+    is the distribution whose containerd it is, if any.
     """
 
     engine: str
     version: tuple[int, ...] = ()
     enabled: bool | None = None
     directories: tuple[str, ...] = DIRECTORIES
+    manager: str = ""
+
+    @property
+    def option(self) -> str:
+        """The name by which ``--runtime`` and ``--on`` mean it."""
+        return self.manager or self.engine
+
+    @property
+    def title(self) -> str:
+        """As people write it."""
+        return f"{self.manager}'s containerd" if self.manager else _NAMES.get(self.engine, self.engine)
 
 
 @dataclass(frozen=True)
 class Way:
     """The handler to run with, or the engine's own default one ("") and CDI devices; never both."""
 
-    engine: str
+    reading: CdiReading
     handler: str = ""
     devices: tuple[str, ...] = ()
-    reading: CdiReading = field(default_factory=lambda: CdiReading(""))
 
     def __str__(self) -> str:
         return f"cdi {', '.join(self.devices)}" if self.devices else f"handler {self.handler}"
-
-
-def by_cdi(reading: CdiReading) -> Way:
-    """Every GPU of this node, by CDI."""
-    return Way(reading.engine, devices=(ALL,), reading=reading)
-
-
-def by_handler(engine: str, handler: str) -> Way:
-    """Whatever the handler gives to a container that asks for all GPUs."""
-    return Way(engine, handler=handler)
 
 
 def choose(host: Host, wanted: str, cdi: bool, handlers: tuple[str, ...] | None, reading: CdiReading) -> Way:
@@ -61,20 +62,19 @@ def choose(host: Host, wanted: str, cdi: bool, handlers: tuple[str, ...] | None,
     """
     if cdi:
         _require(host, reading)
-        return by_cdi(reading)
+        return Way(reading, devices=(ALL,))
     if handlers is None or wanted in handlers:
-        return by_handler(reading.engine, wanted)
+        return Way(reading, wanted)
     if wanted == DEFAULT_HANDLER and _reads(reading) and gpu_specs(host, reading):
-        return by_cdi(reading)
+        return Way(reading, devices=(ALL,))
     raise missing_handler(reading, wanted, handlers)
 
 
 def missing_handler(reading: CdiReading, wanted: str, known: Sequence[str]) -> DaemonError:
     """The running engine doesn't list the handler: asked before anything is made."""
-    engine = reading.engine
-    cure = f"gpunode configure-runtime --runtime {engine}"
+    cure = f"gpunode configure-runtime --runtime {reading.option}"
     return DaemonError(
-        f'{engine} as it runs now has no runtime "{wanted}"; it knows {", ".join(known) or "none"}',
+        f'{reading.title} as it runs now has no runtime "{wanted}"; it knows {", ".join(known) or "none"}',
         hint=cure if _too_old(reading) else f"{cure}; or, without a runtime: {cure} --cdi",
         code="handler-missing",
     )
@@ -97,19 +97,19 @@ def _reads(reading: CdiReading) -> bool:
 
 def _require(host: Host, reading: CdiReading) -> None:
     """`PreconditionError` where the engine can't take a CDI device, or nothing describes one."""
-    name, since = NAMES.get(reading.engine, reading.engine), _SINCE.get(reading.engine, ())
+    name, since = reading.title, _SINCE.get(reading.engine, ())
     if _too_old(reading):
         have, need = (".".join(map(str, one)) for one in (reading.version, since))
         raise PreconditionError(
             f"{name} {have} knows no CDI; {need} is the first that does",
             hint="upgrade it, or use the runtime handler:"
-            f" gpunode configure-runtime --runtime {reading.engine}",
+            f" gpunode configure-runtime --runtime {reading.option}",
             code="cdi-unknown",
         )
     if reading.enabled is False:
         raise PreconditionError(
             f"{name} as it runs now has CDI switched off",
-            hint=f"gpunode configure-runtime --runtime {reading.engine} --cdi",
+            hint=f"gpunode configure-runtime --runtime {reading.option} --cdi",
             code="cdi-disabled",
         )
     if not gpu_specs(host, reading):

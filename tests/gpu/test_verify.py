@@ -15,7 +15,7 @@ from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import RECORDING, Host
 from gpunode.render import SilentProgress
 from gpunode.result import plain
-from gpunode.runtime.container_way import by_handler
+from gpunode.runtime.container_way import CdiReading, Way
 from tests.cli import gpunode
 from tests.gpu.conftest import host_of
 
@@ -185,7 +185,7 @@ def test_an_images_own_vectoradd_is_believed_only_with_its_words(monkeypatch):
     from gpunode.runtime.container_run import ContainerOutcome
 
     passed = ContainerOutcome(
-        0, "[Vector addition]\nTest PASSED\nDone\n", "", 1.0, by_handler("docker", "nvidia")
+        0, "[Vector addition]\nTest PASSED\nDone\n", "", 1.0, Way(CdiReading("docker"), "nvidia")
     )
     for outcome, code in (
         (passed, 0),
@@ -212,7 +212,7 @@ def test_in_a_container_the_hosts_devices_are_named_to_the_program(make_node, mo
         requests.append(request)
         done = host.run((sys.executable, *request.argv), timeout=request.timeout)
         return ContainerOutcome(
-            done.code, done.stdout, done.stderr, 1.0, by_handler(request.engine, "nvidia")
+            done.code, done.stdout, done.stderr, 1.0, Way(CdiReading(request.engine), "nvidia")
         )
 
     monkeypatch.setattr(container_run, "run_program", run_here)
@@ -241,7 +241,7 @@ def test_a_container_that_gets_less_than_the_host_has_fails_and_says_what(
     def run_here(host, request, progress):
         done = host.run((sys.executable, *request.argv), timeout=request.timeout, env=less.env)
         return ContainerOutcome(
-            done.code, done.stdout, done.stderr, 1.0, by_handler(request.engine, "nvidia")
+            done.code, done.stdout, done.stderr, 1.0, Way(CdiReading(request.engine), "nvidia")
         )
 
     monkeypatch.setattr(container_run, "run_program", run_here)

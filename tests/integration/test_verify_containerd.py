@@ -1,5 +1,7 @@
 """Vector-add through a real containerd's CRI and runc; only driver and GPU are stubs."""
 
+import signal
+
 import pytest
 
 from fixtures import images
@@ -147,6 +149,35 @@ def test_an_interrupt_leaves_nothing(engine, cri, node):
     node.stubs.write(HANGING)
     request = ContainerRequest("containerd", socket=engine.socket)
     assert interrupt_when(request, lambda: running_tasks(engine) == 2) == 130
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next_one(engine, cri, node):
+    node.stubs.write(HANGING)
+    request = ContainerRequest("containerd", socket=engine.socket)
+    assert interrupt_when(request, lambda: running_tasks(engine) == 2, signal.SIGKILL) == -signal.SIGKILL
+    sandboxes, names = held(cri)
+    assert len(sandboxes) == 1
+    assert {name.partition(":")[0] for name in names} == {
+        "gpunode.local/verify",
+        "gpunode.local/stand-in",
+        "gpunode.test/pause",
+    }
+    node.stubs.write(GPUS)
+    assert run(engine).exit_code == 0
+
+
+def test_a_run_that_still_goes_on_is_left_alone(engine, cri, node):
+    node.stubs.write(HANGING)
+
+    def another_ran_meanwhile():
+        if not (lambda: running_tasks(engine) == 2)():
+            return False
+        before = held(cri)
+        run(engine, argv=("-c", "pass"))
+        assert held(cri) == before
+        return True
+
+    assert interrupt_when(ContainerRequest("containerd", socket=engine.socket), another_ran_meanwhile) == 130
 
 
 def test_a_daemon_that_is_down_says_how_to_start_it(tmp_path):

@@ -1,5 +1,7 @@
 """Vector-add through a real dockerd, its runtime setting and runc; only driver and GPU are stubs."""
 
+import signal
+
 import pytest
 
 from fixtures import images
@@ -115,6 +117,32 @@ def test_an_interrupt_leaves_nothing(engine, api, node):
     node.stubs.write(HANGING)
     request = ContainerRequest("docker", socket=engine.socket)
     assert interrupt_when(request, lambda: api.info()["ContainersRunning"] == 1) == 130
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next_one(engine, api, node):
+    node.stubs.write(HANGING)
+    request = ContainerRequest("docker", socket=engine.socket)
+    assert (
+        interrupt_when(request, lambda: api.info()["ContainersRunning"] == 1, signal.SIGKILL)
+        == -signal.SIGKILL
+    )
+    assert held(api) == (1, 1)
+    node.stubs.write(GPUS)
+    assert run(engine).exit_code == 0
+
+
+def test_a_run_that_still_goes_on_is_left_alone(engine, api, node):
+    node.stubs.write(HANGING)
+
+    def another_ran_meanwhile():
+        if not (lambda: api.info()["ContainersRunning"] == 1)():
+            return False
+        before = held(api)
+        run(engine, argv=("-c", "pass"))
+        assert held(api) == before
+        return True
+
+    assert interrupt_when(ContainerRequest("docker", socket=engine.socket), another_ran_meanwhile) == 130
 
 
 def test_a_daemon_that_is_down_says_how_to_start_it(tmp_path):

@@ -66,14 +66,16 @@ def gpu_node(directory: Path) -> GpuNode:
     return GpuNode(stubs, nvidia, build_stub_runtime(directory / "broken-runtime", fail=refusal))
 
 
-def interrupt_when(request: ContainerRequest, running: Callable[[], bool]) -> int:
+def interrupt_when(
+    request: ContainerRequest, running: Callable[[], bool], number: signal.Signals = signal.SIGINT
+) -> int:
     """Run the program from another process, interrupt it once the container runs; its exit code."""
     argv = [sys.executable, "-c", INTERRUPTED, request.engine, request.socket]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         try:
             assert Host().wait_until(lambda: running() or child.poll() is not None, 30.0)
             assert child.poll() is None, child.communicate()[1].decode()
-            os.kill(child.pid, signal.SIGINT)
+            os.kill(child.pid, number)
             child.communicate(timeout=30)
         finally:
             child.kill()

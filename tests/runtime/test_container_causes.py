@@ -5,7 +5,7 @@ import pytest
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 from gpunode.runtime.container_causes import CAUSES, explain
-from gpunode.runtime.container_way import CdiReading, by_handler, missing_handler
+from gpunode.runtime.container_way import CdiReading, Way, missing_handler
 
 CLI = "nvidia-container-cli: initialization error: "
 MESSAGES = [
@@ -37,7 +37,7 @@ MESSAGES = [
 
 @pytest.mark.parametrize(("message", "code"), MESSAGES)
 def test_a_known_message_gets_its_cause_and_a_command(message, code):
-    told = explain(Host(), DaemonError(message), by_handler("containerd", "nvidia"))
+    told = explain(Host(), DaemonError(message), Way(CdiReading("containerd"), "nvidia"))
     assert told.code == code
     assert message in told.message
     assert told.hint
@@ -50,7 +50,7 @@ def test_every_cause_is_exercised():
 
 def test_an_unknown_failure_keeps_its_own_code_and_hint():
     error = DaemonError("out of cheese", hint="buy some", code="daemon")
-    told = explain(Host(), error, by_handler("docker", "nvidia"))
+    told = explain(Host(), error, Way(CdiReading("docker"), "nvidia"))
     assert (told.message, told.hint, told.code) == ("handler nvidia: out of cheese", "buy some", "daemon")
 
 

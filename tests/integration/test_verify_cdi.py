@@ -1,0 +1,181 @@
+"""Vector-add by CDI through newer containerds and dockerds: the specification is gpunode's own, hookless."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures import images
+from fixtures.engines import CONTAINERD_CONFIG, Engine, start_containerd, start_dockerd
+from fixtures.newer_engines import SUITES
+from fixtures.scenario import mig_uuid, mixed_layout, with_mig
+from gpunode.daemons import cri_pods
+from gpunode.daemons.cri import Cri
+from gpunode.daemons.docker_api import DockerApi
+from gpunode.facts.daemons import parse_version
+from gpunode.host import Host
+from tests.cli import Ran, clean_environment, command, gpunode
+from tests.integration.cdi_node import CdiNode, cdi_node
+from tests.integration.conftest import path_of, require
+from tests.integration.verify_support import GPUS, UUIDS
+
+pytestmark = [pytest.mark.slow, pytest.mark.containers]
+CUT = with_mig(GPUS, 1, mixed_layout(1))
+WANTED = [UUIDS[0], *(mig_uuid(1, index) for index in range(4))]
+OLD = '[plugins."io.containerd.grpc.v1.cri"]\n'
+NEW = """
+version = 3
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{directory}/opt"
+[plugins."io.containerd.nri.v1.nri"]
+  disable = true
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = "gpunode.test/pause:1"
+[plugins."io.containerd.cri.v1.runtime"]
+  restrict_oom_score_adj = true
+"""
+
+
+@pytest.fixture(params=SUITES)
+def suite(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Its engines, shims and ctr come first on PATH."""
+    require("runc", "gcc")
+    monkeypatch.setenv("PATH", path_of(request.param))
+    return str(request.param)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> CdiNode:
+    return cdi_node(tmp_path, CUT)
+
+
+def release(program: str) -> tuple[int, ...]:
+    """Suites move on, so the program itself is asked."""
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    return parse_version(done.stdout)
+
+
+def containerd(node: CdiNode, *, cdi: bool = True) -> Engine:
+    """One whose CDI directory is the node's; 1.7 must be told to read it, 2.x not to."""
+    switch = f'  enable_cdi = {str(cdi).lower()}\n  cdi_spec_dirs = ["{node.specs}"]\n'
+    old = release("containerd") < (2,)
+    config = CONTAINERD_CONFIG.replace(OLD, OLD + switch) if old else NEW + switch
+    return start_containerd(config, path=os.environ["PATH"])
+
+
+def dockerd(node: CdiNode, *, cdi: bool = True) -> Engine:
+    return start_dockerd({"features": {"cdi": cdi}, "cdi-spec-dirs": [str(node.specs)]})
+
+
+def arguments(engine: Engine, *options: str) -> tuple[str, ...]:
+    place = ("--socket", engine.socket, "--config", str(engine.config))
+    return ("verify", "--on", engine.kind, *place, "-o", "json", *options)
+
+
+def verify(engine: Engine, node: CdiNode, *options: str) -> Ran:
+    """Run the command line; the engine must hold nothing afterwards."""
+    ran = gpunode(*arguments(engine, *options), env=node.stubs.env)
+    assert held(engine) == (0, 0)
+    return ran
+
+
+def held(engine: Engine) -> tuple[int, int]:
+    """How many containers or pods, and how many images."""
+    if engine.kind == "docker":
+        info = DockerApi(Host(), engine.socket).info()
+        return info["Containers"], info["Images"]
+    with Cri(Host(), engine.socket) as cri:
+        return len(cri_pods.sandboxes(cri, {})), len(cri_pods.image_names(cri))
+
+
+def assert_proven(ran: Ran) -> None:
+    assert ran.code == 0, ran.err + ran.out
+    data = ran.document["data"]
+    assert data["via"] == "cdi nvidia.com/gpu=all"
+    assert [one["uuid"] for one in data["devices"]] == WANTED
+    assert {(one["status"], one["maxError"]) for one in data["devices"]} == {("ok", 0.0)}
+
+
+def error(ran: Ran) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = ran.document["errors"][0]
+    return found
+
+
+def assert_faults_are_told(engine: Engine, node: CdiNode, version: tuple[int, ...]) -> None:
+    """One engine, several broken specifications: a restart for each would take minutes."""
+    good: Any = node.tree()
+    node.write({**good, "cdiVersion": "9.9.0"})
+    assert (
+        f"written for CDI 9.9.0, and {engine.kind} {'.'.join(map(str, version))} reads"
+        in error(verify(engine, node))["message"]
+    )
+    node.write({**good, "devices": [one for one in good["devices"] if one["name"] != "all"]})
+    assert f"{node.file} names no device all; it has 0, " in error(verify(engine, node))["message"]
+    node.write(good)
+    gone = node.libcuda.rename(node.libcuda.with_name("elsewhere"))
+    stale = verify(engine, node)
+    assert (stale.code, error(stale)["code"]) == (1, "cdi-stale"), stale.out
+    assert f"{node.file} names {node.libcuda}" in error(stale)["message"]
+    gone.rename(node.libcuda)
+    node.file.unlink()
+    none = verify(engine, node, "--cdi")
+    assert (none.code, error(none)["code"]) == (3, "cdi-no-specification")
+    assert str(node.specs) in error(none)["message"]
+
+
+@pytest.mark.containerd
+def test_a_pod_of_containerd_computes_by_cdi(suite: str, node: CdiNode) -> None:
+    node.generate()
+    with containerd(node) as engine:
+        assert_proven(verify(engine, node))
+        assert_faults_are_told(engine, node, release("containerd"))
+
+
+@pytest.mark.docker
+def test_a_container_of_docker_computes_by_cdi(suite: str, node: CdiNode) -> None:
+    node.generate()
+    with dockerd(node) as engine:
+        assert_proven(verify(engine, node))
+        assert_faults_are_told(engine, node, release("dockerd"))
+
+
+@pytest.mark.containerd
+def test_a_containerd_with_cdi_switched_off_says_how_to_switch_it_on(suite: str, node: CdiNode) -> None:
+    node.generate()
+    with containerd(node, cdi=False) as engine:
+        ran = verify(engine, node, "--cdi")
+    assert (ran.code, error(ran)["code"]) == (3, "cdi-disabled")
+    assert error(ran)["hint"] == "gpunode configure-runtime --runtime containerd --cdi"
+
+
+@pytest.mark.containerd
+def test_cri_o_is_asked_by_the_same_calls(node: CdiNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CRI-O isn't packaged here: containerd serves the CRI in its place, and an image of the caller's runs.
+
+    What only CRI-O has, its configuration over HTTP and its image storage, is not part of this test; gpunode
+    then takes its default directories of specifications, which a mount namespace makes the node's.
+    """
+    monkeypatch.setenv("PATH", path_of("forky"))
+    own = 'mount -t tmpfs tmpfs /run && mkdir /run/cdi && mount --bind $0 /run/cdi && exec "$@"'
+    with containerd(node) as engine:
+        images.load_pause(engine)
+        images.load(engine, "gpunode.test/own:1", ("/bin/echo", "Test PASSED"))
+        options = ("--socket", engine.socket, "--image", "gpunode.test/own:1", "--cdi", "-o", "json")
+        argv = command("verify", "--on", "crio", *options)
+        none = subprocess.run(argv, env=clean_environment(), capture_output=True, text=True, check=False)
+        assert (none.returncode, json.loads(none.stdout)["errors"][0]["code"]) == (3, "cdi-no-specification")
+        node.generate()
+        space = ["unshare", "--mount", "sh", "-c", own, str(node.specs)]
+        done = subprocess.run(
+            [*space, *argv], env=clean_environment(), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr + done.stdout
+        data = json.loads(done.stdout)["data"]
+        assert (data["on"], data["via"]) == ("crio", "cdi nvidia.com/gpu=all")
+        assert held(engine) == (0, 2)
