@@ -1,0 +1,128 @@
+"""dockerd as the judge of the corpus: whether it takes a file, and what stands in it before and after."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpunode.facts.daemons import parse_version
+from tests.integration.corpus_cells import NAME, Cell, Tree
+
+VALIDATES = (23,)
+# what --validate lets through since 25.0 and a start doesn't; test_corpus_docker.py starts it with such files
+MISSES_RUNTIMES = (25,)
+_OURS = re.compile(r'"(default-runtime|runtimes|features|cdi|path|runtimeArgs|args)"|^(\{\}|null)$')
+
+
+@dataclass(frozen=True)
+class Docker:
+    """The dockerd that comes first on `path`."""
+
+    path: str
+    release: tuple[int, ...]
+    engine: str = "docker"
+
+    @classmethod
+    def on(cls, path: str) -> Docker:
+        binary = shutil.which("dockerd", path=path) or "dockerd"
+        said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True)
+        return cls(path, parse_version(said.stdout))
+
+    def load(self, main: Path) -> Tree | None:
+        """The file's object as Go reads it; None if dockerd refuses to start with it."""
+        takes = self._validates(main) if self.release >= VALIDATES else self._gets_past(main)
+        if not takes:
+            return None
+        text = main.read_bytes().decode("utf-8-sig", errors="surrogateescape")
+        if self.release >= MISSES_RUNTIMES and refused_at_start(text):
+            return None
+        return _tree(text)
+
+    def _validates(self, main: Path) -> bool:
+        return self._run("--validate", f"--config-file={main}").returncode == 0
+
+    def _gets_past(self, main: Path) -> bool:
+        """Releases without --validate: started where it must fail, with its file if that is wrong."""
+        nowhere = main.parent.parent
+        flags = [f"--pidfile=/proc/none/{nowhere.name}.pid", f"--exec-root={nowhere}/exec"]
+        done = self._run(f"--config-file={main}", f"--data-root={nowhere}/data", *flags)
+        assert done.returncode != 0, "it has started"
+        # dockerd mounts its root over itself, to give it a propagation of its own, and leaves it so
+        subprocess.run(["umount", "-l", str(nowhere / "data")], capture_output=True, check=False)
+        return "unable to configure the Docker daemon with file" not in done.stdout + done.stderr
+
+    def _run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        binary = shutil.which("dockerd", path=self.path) or "dockerd"
+        environ = {"PATH": self.path}
+        return subprocess.run(
+            [binary, *argv], capture_output=True, text=True, timeout=30, check=False, env=environ
+        )
+
+    def has_runtime(self, tree: Tree) -> bool:
+        return NAME in (tree.get("runtimes") or {})
+
+    def ours(self, line: str) -> bool:
+        return _OURS.search(line) is not None
+
+    def away(self, before: Tree, after: Tree, variant: str) -> list[str]:
+        same = _plain(before, variant) == _plain(after, variant)
+        return [] if same else [f"was {before}, is {after}"]
+
+    def right(self, before: Tree | None, after: Tree, variant: str, cell: Cell) -> list[str]:
+        complaints = []
+        entry = (after.get("runtimes") or {}).get(NAME) or {}
+        if entry.get("path") != str(cell.program) or entry.get("runtimeArgs") or "runtimeType" in entry:
+            complaints.append(f"nvidia is {entry}")
+        if variant == "default" and after.get("default-runtime") != NAME:
+            complaints.append("nvidia is not the default runtime")
+        if variant == "cdi" and after.get("features", {}).get("cdi") is not True:
+            complaints.append("CDI is not on")
+        if before is not None and _plain(before, variant) != _plain(after, variant):
+            complaints.append(f"was {before}, is {after}")
+        return complaints
+
+
+def refused_at_start(text: str) -> bool:
+    """Whether the runtimes in a file that --validate takes are fatal when dockerd starts."""
+    tree = _tree(text)
+    runtimes = tree.get("runtimes") or {}
+    default = tree.get("default-runtime") or "runc"
+    if "runc" in runtimes or (default != "runc" and default not in runtimes):
+        return True
+    return any(bool(one.get("path")) == bool(one.get("runtimeType")) for one in runtimes.values())
+
+
+def _plain(tree: Tree, variant: str) -> Tree:
+    """The object without the runtime and what the variant asked for; null and empty count as absent."""
+    plain = copy.deepcopy(tree)
+    (plain.get("runtimes") or {}).pop(NAME, None)
+    if variant == "default":
+        plain.pop("default-runtime", None)
+    if variant == "cdi":
+        (plain.get("features") or {}).pop("cdi", None)
+    for key in ("runtimes", "features", "default-runtime"):
+        if not plain.get(key):
+            plain.pop(key, None)
+    return plain
+
+
+def _tree(text: str) -> Tree:
+    """Objects of one name are merged and what follows the value is ignored, as by Go's decoder."""
+    if not text.strip():
+        return {}
+    value, _ = json.JSONDecoder(object_pairs_hook=_merged).raw_decode(text.lstrip())
+    return value if isinstance(value, dict) else {}
+
+
+def _merged(pairs: list[tuple[str, Any]]) -> Tree:
+    result: Tree = {}
+    for key, value in pairs:
+        here = result.get(key)
+        result[key] = {**here, **value} if isinstance(here, dict) and isinstance(value, dict) else value
+    return result

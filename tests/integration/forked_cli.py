@@ -1,0 +1,108 @@
+"""gpunode's command line without a fresh interpreter for every run, for tests that run it a thousand times.
+
+A process of its own imports gpunode once; each run is a fork of it that has its own environment, streams and
+exit code and parses the same argument list as ``python -m gpunode`` would. The process has one thread, so
+that forking it is safe; pytest's own may have more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from threading import Lock
+from types import TracebackType
+from typing import Any
+
+from tests.cli import Ran, clean_environment
+
+SECONDS = 60
+
+
+class ForkedCli:
+    """One such process; several threads may share it, their runs then wait for each other."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.forked_cli"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> ForkedCli:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._server:
+            if self._server.stdin is not None:
+                self._server.stdin.close()
+
+    def run(self, *argv: str, env: Mapping[str, str]) -> Ran:
+        """Run gpunode to its end; the environment is this one's with `env` laid over it."""
+        order = json.dumps({"argv": argv, "env": clean_environment(env)})
+        with self._lock:
+            assert self._server.stdin is not None and self._server.stdout is not None
+            self._server.stdin.write(order + "\n")
+            self._server.stdin.flush()
+            answer = self._server.stdout.readline()
+        assert answer, "the process that runs gpunode has ended"
+        return Ran(**json.loads(answer))
+
+
+def _serve() -> None:
+    import tomlkit  # noqa: F401
+
+    orders, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for order in orders:
+        answers.write(json.dumps(_fork(json.loads(order))) + "\n")
+        answers.flush()
+
+
+def _fork(order: dict[str, Any]) -> dict[str, Any]:
+    streams = [os.memfd_create(name) for name in ("out", "err")]
+    pid = os.fork()
+    if pid == 0:
+        _child(order, streams)
+    _, status = os.waitpid(pid, 0)
+    texts = []
+    for stream in streams:
+        with os.fdopen(stream, "rb") as file:
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return {"code": os.waitstatus_to_exitcode(status), "out": texts[0], "err": texts[1]}
+
+
+def _child(order: dict[str, Any], streams: list[int]) -> None:
+    """Never returns; SIGALRM ends a run that hangs, which shows as exit code -14."""
+    import signal
+
+    from gpunode.cli import app
+    from gpunode.session import run_app
+
+    signal.alarm(SECONDS)
+    for number, stream in zip((1, 2), streams, strict=True):
+        os.dup2(stream, number)
+    os.environ.clear()
+    os.environ.update(order["env"])
+    code = 70
+    try:
+        code = run_app(app, order["argv"])
+    except BaseException:  # noqa: BLE001 - a fork never returns into the server
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve()
