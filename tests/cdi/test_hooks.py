@@ -26,7 +26,7 @@ COMMANDS:
 GLOBAL OPTIONS:
    --debug, -d    Enable debug-level logging (default: false) [$NVIDIA_CTK_DEBUG]
 """
-OLD = "COMMANDS:\n   chmod            x\n   create-symlinks  x\n   update-ldcache   x\n\nOPTIONS:\n   --help  x\n"
+OLD = "COMMANDS:\n   chmod  x\n   create-symlinks  x\n   update-ldcache  x\n\nOPTIONS:\n   --help  x\n"
 
 
 def host(tmp_path, programs, commands):

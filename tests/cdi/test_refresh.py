@@ -1,0 +1,107 @@
+"""The units and the udev rule: what systemd and udev think of them, and that they take no GPU away."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from gpunode.cdi import refresh
+from gpunode.facts.machine_file import build_machine
+from gpunode.host import Host
+
+REPEATABLE = {"PathChanged"}
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return {path: data.decode() for path, data in refresh.files(Host())}
+
+
+def settings(text):
+    lines = (line for line in text.splitlines() if line and not line.startswith(("#", "[")))
+    found = [line.partition("=")[::2] for line in lines]
+    keys = [key for key, _ in found if key not in REPEATABLE]
+    assert len(keys) == len(set(keys))
+    return dict(found)
+
+
+def test_what_is_installed_is_known_by_path_and_told_to_be_ours(texts):
+    assert list(texts) == [refresh.SERVICE_FILE, refresh.PATH_FILE, refresh.RULES_FILE]
+    assert all(text.startswith(refresh.MARKER + "\n") for text in texts.values())
+
+
+def test_the_service_starts_this_gpunode_and_writes_one_directory(texts):
+    service = settings(texts[refresh.SERVICE_FILE])
+    program, *words = service["ExecStart"].split()
+    assert words[-2:] == ["cdi", "refresh"]
+    assert Host().executable(program)
+    assert (service["ProtectSystem"], service["RuntimeDirectory"]) == ("strict", "cdi")
+    assert "ReadWritePaths" not in service
+
+
+def test_tries_are_never_used_up_and_what_a_person_must_mend_is_not_tried_again(texts):
+    service = settings(texts[refresh.SERVICE_FILE])
+    assert service["StartLimitIntervalSec"] == "0"
+    assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "3")
+    assert int(service["RestartSec"]) >= 10
+
+
+def test_nothing_takes_the_gpus_away(texts):
+    """ProtectClock implies a DeviceAllow, which shuts every device that it doesn't name."""
+    forbidden = {"PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock", "ProcSubset", "PrivateTmp"}
+    assert forbidden & set(settings(texts[refresh.SERVICE_FILE])) == set()
+
+
+def test_a_driver_that_was_unloaded_is_not_loaded_again(texts):
+    """Between the first module's end and the last one's, nothing may open the devices either."""
+    service = settings(texts[refresh.SERVICE_FILE])
+    assert service["ExecStartPre"].startswith("-/bin/sh -c '[ ! -e /proc/driver/nvidia/version ] || ")
+    removals = [
+        line for line in texts[refresh.RULES_FILE].splitlines() if "remove" in line and "module" in line
+    ]
+    assert [re.findall(r'KERNEL=="([^"]+)"', line) for line in removals] == [["nvidia|nvidia_current"]]
+
+
+def test_the_rule_only_starts_the_service_and_for_nothing_else_than_nvidia(texts):
+    rules = [line for line in texts[refresh.RULES_FILE].replace("\\\n", "").splitlines() if line[0] != "#"]
+    runs = [line for line in rules if "RUN" in line]
+    assert runs == ['RUN+="/usr/bin/systemctl --no-block start gpunode-cdi-refresh.service"'] or re.fullmatch(
+        r'RUN\+="/\S+/systemctl --no-block start gpunode-cdi-refresh\.service"', runs[0]
+    )
+    asked = [line for line in rules if "SUBSYSTEM" in line]
+    assert all("nvidia" in line or "10DE" in line for line in asked)
+    assert [line.split("GOTO=")[1] for line in asked] == ['"gpunode"'] * len(asked)
+
+
+@pytest.mark.parametrize("word", ["/opt/a b/gpunode", "/opt/100%/gpunode", "/opt/$x/gpunode"])
+def test_an_odd_path_reaches_systemd_as_it_is(word):
+    quoted = refresh._quoted(word)
+    assert quoted.startswith('"') or " " not in quoted
+    plain = quoted.strip('"').replace("%%", "%").replace("$$", "$")
+    assert plain == word
+
+
+def test_on_a_recorded_node_the_units_start_that_nodes_program(tmp_path):
+    host = Host(build_machine({"executables": ["/usr/local/bin/gpunode"]}, tmp_path), environ={})
+    assert b"ExecStart=/usr/local/bin/gpunode cdi refresh\n" in refresh.files(host)[0][1]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_finds_nothing_wrong(texts, tmp_path):
+    files = [path for path in texts if path.endswith((".service", ".path"))]
+    for path in files:
+        (tmp_path / path.rpartition("/")[2]).write_text(texts[path])
+    names = [str(tmp_path / path.rpartition("/")[2]) for path in files]
+    done = subprocess.run(["systemd-analyze", "verify", *names], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("udevadm") is None, reason="udevadm is not installed")
+def test_udev_finds_nothing_wrong(texts, tmp_path):
+    rules = tmp_path / "90-gpunode-cdi.rules"
+    rules.write_text(texts[refresh.RULES_FILE])
+    done = subprocess.run(["udevadm", "verify", str(rules)], capture_output=True, text=True, check=False)
+    if "Unknown" in done.stderr and "verify" in done.stderr:
+        pytest.skip("this udevadm has no verify (254 and later)")
+    assert done.returncode == 0, done.stdout + done.stderr

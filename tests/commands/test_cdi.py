@@ -1,0 +1,356 @@
+"""`gpunode cdi ...` as a user types it: a stub NVML under the real ctypes path, and recorded machines."""
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fixtures.driver_tree import driver_tree, make_nodes
+from fixtures.machines import machine as machine_spec
+from fixtures.machines import merged, recorded_host
+from fixtures.scenario import Fault, machine, mixed_layout, with_mig
+from fixtures.stubs import have_compiler
+from gpunode.cdi.document import MARKER
+from gpunode.facts.machine_file import build_machine
+from tests.cli import clean_environment, command, gpunode
+from tests.integration.conftest import may_mount
+
+STANDARD = "var/run/cdi/nvidia.yaml"
+
+
+@pytest.fixture
+def node(tmp_path):
+    """A live machine whose NVML, libraries and device files are ours; devices need the right to make them."""
+    if not have_compiler() or os.geteuid() != 0:
+        assert os.environ.get("CI") != "true", "CI=true says that gcc and root are here"
+        pytest.skip("needs gcc, and root for device files")
+    return driver_tree(tmp_path, machine(8))
+
+
+def generate(node, *arguments, **more):
+    return gpunode("cdi", "generate", *node.options, "--hooks", "none", *arguments, env=node.env, **more)
+
+
+def names(text):
+    return [device["name"] for device in yaml.safe_load(text)["devices"]]
+
+
+# --- generate -------------------------------------------------------------------------------------------
+
+
+def test_the_specification_goes_to_stdout_and_nothing_else_does(node):
+    ran = generate(node)
+    assert ran.code == 0, ran.err
+    assert ran.out.startswith(MARKER)
+    assert names(ran.out)[:8] == [str(index) for index in range(8)]
+    assert yaml.safe_load(ran.out)["cdiVersion"] == "0.5.0"
+
+
+def test_eight_gpus_take_less_than_a_second_of_processor_time(node):
+    before = os.times()
+    assert generate(node).code == 0
+    after = os.times()
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    assert used < 1.0
+
+
+def test_a_file_is_written_in_one_step_and_only_if_it_changes(node, tmp_path):
+    path = tmp_path / "new/cdi/nvidia.yaml"
+    assert generate(node, "--output", str(path)).out.startswith(f"{path} created")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    before = path.stat()
+    assert generate(node, "--output", str(path)).out.startswith(f"{path} unchanged")
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    node.write(machine(2))
+    assert generate(node, "--output", str(path)).out.startswith(f"{path} updated")
+    assert path.stat().st_ino != before.st_ino
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_extension_says_the_format_and_is_added_where_it_is_missing(node, tmp_path):
+    assert generate(node, "--output", str(tmp_path / "a.json")).code == 0
+    assert generate(node, "--output", str(tmp_path / "b")).code == 0
+    assert generate(node, "--output", str(tmp_path / "c"), "--format", "json").code == 0
+    a, b, c = ((tmp_path / name).read_text() for name in ("a.json", "b.yaml", "c.json"))
+    assert json.loads(a) == json.loads(c) == yaml.safe_load(b)
+
+
+def test_dash_o_is_still_how_to_print_the_result(node, tmp_path):
+    path = tmp_path / "nvidia.yaml"
+    document = generate(node, "--output", str(path), "-o", "json").document
+    assert (document["kind"], document["data"]["path"], document["data"]["action"]) == (
+        "CdiSpec", str(path), "created",
+    )  # fmt: skip
+    assert document["data"]["spec"] == yaml.safe_load(path.read_text())
+    ran = generate(node, "--output", "json")
+    assert (ran.code, "-o json" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--format", "xml"),
+        ("--hooks", "all"),
+        ("--device-name", "serial"),
+        ("--vendor", "nvidia com"),
+        ("--class", ""),
+        ("--library-path", "lib"),
+        ("--output", "/nonexistent/a.yaml", "--format", "json"),
+    ],
+)
+def test_what_can_not_be_meant_is_a_usage_error_with_a_hint(arguments):
+    ran = gpunode("cdi", "generate", *arguments)
+    assert (ran.code, ran.err.count("hint: ")) == (2, 1)
+
+
+def test_mig_devices_take_the_place_of_their_gpu(node):
+    """The driver's table of capabilities is in /proc, which only a mount namespace of ours can have it in."""
+    if not may_mount():
+        pytest.skip("needs the right to mount")
+    scenario = with_mig(machine(2), 1, mixed_layout(1))
+    node.write(scenario)
+    table, number = [], 100
+    for mig in mixed_layout(1):
+        for part in ("", f"ci{mig.ci}/"):
+            table.append(f"gpu1/gi{mig.gi}/{part}access {number}")
+            number += 1
+    (node.directory / "mig-minors").write_text("\n".join(["config 1", "monitor 2", *table]) + "\n")
+    caps = [f"nvidia-caps/nvidia-cap{n}" for n in range(100, number)]
+    make_nodes(node.dev_root, caps)
+    place = "mount -t tmpfs none /proc/driver && mkdir /proc/driver/nvidia-caps && cp"
+    script = f'{place} {node.directory}/mig-minors /proc/driver/nvidia-caps/ && exec "$@"'
+    argv = command("cdi", "generate", *node.options, "--hooks", "none")
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *argv],
+        env=clean_environment(node.env), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert names(done.stdout)[:5] == ["0", "1:0", "1:1", "1:2", "1:3"]
+    device = yaml.safe_load(done.stdout)["devices"][1]
+    assert [one["path"] for one in device["containerEdits"]["deviceNodes"]] == [
+        "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap100", "/dev/nvidia-caps/nvidia-cap101",
+    ]  # fmt: skip
+
+
+def test_a_lost_gpu_is_told_and_hides_no_other(node):
+    node.write(machine(3).with_gpu(1, lost=True))
+    ran = generate(node)
+    assert (ran.code, names(ran.out)[:2]) == (0, ["0", "2"])
+    assert re.search(r"(?m)^GPU 1 is left out: ", ran.err)
+
+
+def test_an_nvml_that_fails_leaves_the_old_file_alone(node, tmp_path):
+    path = tmp_path / "nvidia.yaml"
+    generate(node, "--output", str(path))
+    before = path.read_bytes()
+    node.write(machine(1).with_faults(Fault("nvmlInitWithFlags", abort=True)))
+    ran = generate(node, "--output", str(path))
+    assert ran.code != 0
+    assert "hint: " in ran.err
+    assert path.read_bytes() == before
+
+
+# --- what can be wrong with the place -------------------------------------------------------------------
+
+
+def test_a_directory_in_the_files_place_is_named(node, tmp_path):
+    path = tmp_path / "nvidia.yaml"
+    path.mkdir()
+    ran = generate(node, "--output", str(path))
+    assert (ran.code, str(path) in ran.err, "hint: " in ran.err) == (1, True, True)
+    assert list(path.iterdir()) == []
+
+
+def test_a_link_is_written_through(node, tmp_path):
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "nvidia.yaml"
+    link.symlink_to("real/target.yaml")
+    assert generate(node, "--output", str(link)).code == 1  # where it leads to nothing, nothing is made up
+    (tmp_path / "real/target.yaml").write_text("old")
+    assert generate(node, "--output", str(link)).code == 0
+    assert link.is_symlink()
+    assert (tmp_path / "real/target.yaml").read_text().startswith(MARKER)
+
+
+def test_a_read_only_file_system_is_named(node, tmp_path):
+    if not may_mount():
+        pytest.skip("needs the right to mount")
+    (tmp_path / "run").mkdir()
+    script = f'mount -t tmpfs -o ro none {tmp_path}/run && exec "$@"'
+    path = tmp_path / "run/cdi/nvidia.yaml"
+    argv = command("cdi", "generate", *node.options, "--hooks", "none", "--output", str(path))
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *argv],
+        env=clean_environment(node.env), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "read-only" in done.stderr.lower()) == (1, True), done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing_behind(number, node, tmp_path):
+    node.write(machine(1).with_faults(Fault("nvmlInitWithFlags", hang=30.0)))
+    path = tmp_path / "cdi/nvidia.yaml"
+    argv = command("cdi", "generate", *node.options, "--hooks", "none", "--output", str(path))
+    with subprocess.Popen(argv, env=clean_environment(node.env), stderr=subprocess.PIPE) as child:
+        deadline = time.monotonic() + 20
+        children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
+        while not children.read_text().strip() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        child.send_signal(number)
+        child.communicate(timeout=20)
+    assert child.returncode == 130
+    assert not path.parent.exists()
+
+
+# --- refresh, on a recorded machine ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    return recorded_host("healthy-h100", tmp_path).root
+
+
+def refresh(root, *arguments):
+    return gpunode("cdi", "refresh", "--root", str(root), *arguments, "-o", "json")
+
+
+def actions(ran):
+    return [(change["path"], change["action"]) for change in ran.document["data"]["changes"]]
+
+
+def test_a_refresh_writes_the_standard_file_once(recorded):
+    path = recorded / STANDARD
+    assert actions(refresh(recorded, "--dry-run")) == [("/" + STANDARD, "created")]
+    assert not path.exists()
+    assert actions(refresh(recorded)) == [("/" + STANDARD, "created")]
+    before = path.stat()
+    assert actions(refresh(recorded)) == [("/" + STANDARD, "unchanged")]
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_our_file_goes_with_the_driver_and_nobody_elses(tmp_path):
+    spec = machine_spec("module-not-loaded")
+    for text, expected in ((MARKER + "\n", "removed"), ("---\ncdiVersion: 0.5.0\n", "unchanged")):
+        root = tmp_path / expected
+        build_machine(merged(spec, {"files": {"/" + STANDARD: text}}), root)
+        ran = refresh(root)
+        assert (ran.code, actions(ran)) == (0, [("/" + STANDARD, expected)])
+        assert (root / STANDARD).exists() == (expected == "unchanged")
+
+
+def test_without_a_driver_and_without_a_file_there_is_nothing_to_do(tmp_path):
+    root = build_machine(machine_spec("module-not-loaded"), tmp_path)
+    ran = refresh(root)
+    assert (ran.code, actions(ran)) == (0, [])
+
+
+def test_a_second_file_of_the_same_devices_beside_ours_is_refused(recorded):
+    assert refresh(recorded).code == 0
+    path = recorded / STANDARD
+    path.rename(path.with_name("other.yaml"))
+    ran = refresh(recorded)
+    error = ran.document["errors"][0]
+    assert (ran.code, error["code"]) == (3, "cdi-conflict")
+    assert "rm /var/run/cdi/other.yaml" in error["hint"]
+    assert not path.exists()
+
+
+def test_an_old_file_in_etc_is_hidden_by_ours_and_named(recorded):
+    assert refresh(recorded).code == 0
+    old = recorded / "etc/cdi/nvidia.yaml"
+    old.parent.mkdir(parents=True)
+    old.write_bytes((recorded / STANDARD).read_bytes())
+    (message,) = refresh(recorded).document["messages"]
+    assert "rm /etc/cdi/nvidia.yaml" in message
+
+
+def test_a_broken_other_file_stops_nothing(recorded):
+    place = recorded / "var/run/cdi"
+    place.mkdir(parents=True)
+    (place / "nvidia-broken.yaml").write_text("kind: [nvidia.com/gpu")
+    (place / ".nvidia.yaml.abc.gpunode").write_text("half a fi")
+    assert refresh(recorded).code == 0
+    listed = gpunode("cdi", "list", "--root", str(recorded), "-o", "json").document
+    assert listed["status"] == "warn"
+    problems = {file["path"]: file["problem"] for file in listed["data"]["files"] if file["problem"]}
+    assert list(problems) == ["/var/run/cdi/nvidia-broken.yaml"]
+
+
+def test_units_are_refused_without_systemd_and_beside_nvidias(recorded, tmp_path):
+    (recorded / "run/systemd/system").rmdir()
+    ran = refresh(recorded, "--install")
+    assert (ran.code, ran.document["errors"][0]["code"]) == (3, "no-systemd")
+    (recorded / "run/systemd/system").mkdir()
+    wants = recorded / "etc/systemd/system/multi-user.target.wants"
+    wants.mkdir(parents=True)
+    unit = recorded / "etc/systemd/system/nvidia-cdi-refresh.service"
+    unit.write_text("[Service]\nExecStart=/usr/bin/nvidia-ctk cdi generate\n")
+    (wants / unit.name).symlink_to(f"/etc/systemd/system/{unit.name}")
+    ran = refresh(recorded, "--install")
+    assert (ran.code, ran.document["errors"][0]["code"]) == (3, "nvidia-cdi-refresh")
+    assert "systemctl disable --now nvidia-cdi-refresh.path" in ran.document["errors"][0]["hint"]
+
+
+def test_units_come_and_go_and_a_strangers_file_stays(recorded):
+    environment = {"GPUNODE_STATE_DIR": "/state"}
+    argv = ("cdi", "refresh", "--root", str(recorded), "-o", "json")
+    installed = gpunode(*argv, "--install", env=environment)
+    assert [action for _, action in actions(installed)] == ["created"] * 3
+    again = gpunode(*argv, "--install", env=environment)
+    assert [action for _, action in actions(again)] == ["unchanged"] * 3
+    removed = gpunode(*argv, "--remove", env=environment)
+    assert [action for _, action in actions(removed)] == ["removed"] * 3
+    stranger = recorded / "etc/systemd/system/gpunode-cdi-refresh.path"
+    stranger.write_text("[Path]\n")
+    refused = gpunode(*argv, "--install", env=environment)
+    assert (refused.code, stranger.read_text()) == (1, "[Path]\n")
+
+
+# --- list -----------------------------------------------------------------------------------------------
+
+
+def states(root):
+    data = gpunode("cdi", "list", "--root", str(root), "-o", "json").document["data"]
+    return {(one["path"], one["name"]): one["state"] for one in data["devices"]}
+
+
+def test_the_later_directory_wins_and_two_in_one_directory_spoil_both(recorded):
+    refresh(recorded)
+    ours, etc = "/" + STANDARD, "/etc/cdi/nvidia.yaml"
+    (recorded / "etc/cdi").mkdir(parents=True)
+    (recorded / etc[1:]).write_bytes((recorded / STANDARD).read_bytes())
+    seen = states(recorded)
+    assert (seen[ours, "nvidia.com/gpu=0"], seen[etc, "nvidia.com/gpu=0"]) == ("usable", "hidden")
+    (recorded / "etc/cdi/second.yaml").write_bytes((recorded / STANDARD).read_bytes())
+    assert set(states(recorded).values()) == {"conflict"}
+
+
+def test_what_a_device_needs_and_is_gone_makes_it_stale(recorded):
+    refresh(recorded)
+    text = (recorded / STANDARD).read_text()
+    (recorded / STANDARD).write_text(text.replace('"/dev/nvidia7"', '"/dev/nvidia77"'))
+    seen = states(recorded)
+    stale = {name for (_, name), state in seen.items() if state == "stale"}
+    assert {name for name in stale if not name.startswith("nvidia.com/gpu=GPU-")} == {
+        "nvidia.com/gpu=7", "nvidia.com/gpu=all",
+    }  # fmt: skip
+
+
+def test_a_file_that_an_engine_here_can_not_read_is_named(recorded):
+    refresh(recorded)
+    text = (recorded / STANDARD).read_text()
+    (recorded / STANDARD).write_text(text.replace('cdiVersion: "0.5.0"', 'cdiVersion: "0.7.0"'))
+    document = gpunode("cdi", "list", "--root", str(recorded), "-o", "json").document
+    assert document["data"]["files"][0]["problem"] == "containerd 1.7.2 reads CDI up to 0.5.0, this is 0.7.0"
+
+
+def test_an_empty_node_is_told_what_to_do(tmp_path):
+    ran = gpunode("cdi", "list", "--root", str(tmp_path))
+    assert (ran.code, "gpunode cdi refresh" in ran.out) == (0, True)
