@@ -16,8 +16,6 @@ from gpunode.facts.kubelet import find_kubelet
 from gpunode.facts.podman import find_podman
 from gpunode.facts.processes import running
 from gpunode.host import Host
-from gpunode.runtime.containerd import ContainerdEngine
-from gpunode.runtime.docker import DockerEngine
 from gpunode.runtime.docker_user import refuse_another_users
 from gpunode.runtime.engine import Engine
 from gpunode.runtime.request import Request
@@ -120,6 +118,8 @@ def _beside(host: Host, config: str, daemon: Daemon) -> bool:
 def of_daemon(host: Host, daemon: Daemon, drop_in: str = "") -> Engine:
     """The engine of a daemon, whoever may change it. Loads only the one: every module costs its part."""
     if daemon.name == "docker":
+        from gpunode.runtime.docker import DockerEngine
+
         return DockerEngine(host, daemon)
     if daemon.manager in DISTRIBUTIONS:
         from gpunode.runtime.distributions import engine_of
@@ -133,6 +133,8 @@ def of_daemon(host: Host, daemon: Daemon, drop_in: str = "") -> Engine:
         from gpunode.runtime.podman import PodmanEngine
 
         return PodmanEngine(host, daemon)
+    from gpunode.runtime.containerd import ContainerdEngine
+
     return ContainerdEngine(host, daemon, drop_in)
 
 
