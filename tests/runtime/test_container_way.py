@@ -1,0 +1,108 @@
+"""Handler or CDI: what is chosen for a container, and what a person is told who can have neither."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpunode.errors import DaemonError, PreconditionError
+from gpunode.host import Host
+from gpunode.runtime.container_way import CdiReading, choose
+
+SPEC = 'cdiVersion: "0.5.0"\nkind: nvidia.com/gpu\ndevices:\n- {name: all, containerEdits: {env: [A=b]}}\n'
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(root=tmp_path)
+
+
+@pytest.fixture
+def described(host: Host) -> Host:
+    """A node with a specification of its GPUs."""
+    (host.root / "etc/cdi").mkdir(parents=True)
+    (host.root / "etc/cdi/nvidia.yaml").write_text(SPEC)
+    return host
+
+
+READING = CdiReading("docker", (28, 5, 2), True)
+
+
+def test_the_handler_comes_first(described: Host) -> None:
+    way = choose(described, "nvidia", False, ("runc", "nvidia"), READING)
+    assert (way.handler, way.devices, str(way)) == ("nvidia", (), "handler nvidia")
+
+
+def test_cdi_takes_its_place_where_the_engine_reads_a_specification(described: Host) -> None:
+    way = choose(described, "nvidia", False, ("runc",), READING)
+    assert (way.handler, way.devices, str(way)) == ("", ("nvidia.com/gpu=all",), "cdi nvidia.com/gpu=all")
+
+
+def test_cdi_is_taken_where_it_is_asked_for(described: Host) -> None:
+    assert choose(described, "nvidia", True, ("runc", "nvidia"), READING).devices
+
+
+def test_an_engine_that_tells_no_handlers_is_taken_at_its_word(host: Host) -> None:
+    assert choose(host, "nvidia", False, None, READING).handler == "nvidia"
+
+
+def test_a_handler_that_somebody_named_is_never_replaced_by_cdi(described: Host) -> None:
+    with pytest.raises(DaemonError) as caught:
+        choose(described, "nvidia-legacy", False, ("runc",), READING)
+    assert caught.value.code == "handler-missing"
+
+
+@pytest.mark.parametrize("reading", [replace(READING, enabled=False), replace(READING, version=(20, 10))])
+def test_without_handler_and_without_cdi_the_handler_is_missing(described: Host, reading: CdiReading) -> None:
+    with pytest.raises(DaemonError) as caught:
+        choose(described, "nvidia", False, ("runc",), reading)
+    assert caught.value.code == "handler-missing"
+    assert caught.value.hint.startswith("gpunode configure-runtime --runtime docker")
+
+
+def test_both_ways_out_are_named_where_both_lead_out(host: Host) -> None:
+    with pytest.raises(DaemonError) as caught:
+        choose(host, "nvidia", False, ("runc",), READING)
+    plain, _, other = caught.value.hint.partition("; or, without a runtime: ")
+    assert (plain, other) == (
+        "gpunode configure-runtime --runtime docker",
+        "gpunode configure-runtime --runtime docker --cdi",
+    )
+
+
+@pytest.mark.parametrize(
+    ("reading", "code", "says"),
+    [
+        (CdiReading("containerd", (1, 6, 20)), "cdi-unknown", "containerd 1.6.20 knows no CDI"),
+        (CdiReading("docker", (24, 0, 9)), "cdi-unknown", "Docker 24.0.9 knows no CDI; 25 is the first"),
+        (CdiReading("podman", (4, 0, 3)), "cdi-unknown", "podman 4.0.3"),
+        (CdiReading("containerd", (1, 7, 24), False), "cdi-disabled", "containerd as it runs now"),
+        (CdiReading("containerd", (1, 7), False, manager="k3s"), "cdi-disabled", "k3s's containerd"),
+        (CdiReading("docker", (28,), True, ("/nowhere",)), "cdi-no-specification", "is in /nowhere"),
+    ],
+)
+def test_what_keeps_cdi_from_working_is_told_before_anything_is_made(
+    described: Host, reading: CdiReading, code: str, says: str
+) -> None:
+    with pytest.raises(PreconditionError) as caught:
+        choose(described, "nvidia", True, ("nvidia",), reading)
+    assert caught.value.code == code
+    assert says in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_distributions_cure_names_the_distribution(host: Host) -> None:
+    reading = CdiReading("containerd", (1, 7), False, manager="rke2")
+    with pytest.raises(PreconditionError) as caught:
+        choose(host, "nvidia", True, (), reading)
+    assert caught.value.hint == "gpunode configure-runtime --runtime rke2 --cdi"
+
+
+def test_another_vendors_specification_is_none_of_nvidias(host: Host) -> None:
+    (host.root / "etc/cdi").mkdir(parents=True)
+    (host.root / "etc/cdi/amd.yaml").write_text(SPEC.replace("nvidia.com", "amd.com"))
+    with pytest.raises(PreconditionError) as caught:
+        choose(host, "nvidia", True, (), READING)
+    assert caught.value.code == "cdi-no-specification"
