@@ -26,15 +26,16 @@ _OWN = (
 )
 
 
-def base_handler(config: CrioConfig, version: tuple[int, ...]) -> Tree:
+def base_handler(config: CrioConfig, version: tuple[int, ...], new: Collection[str]) -> Tree:
     """The table to inherit from: the default's if it is crun's or runc's, else theirs; {} without either.
 
-    Never that of a virtual machine or a sandbox: their monitor and root mean something else.
+    Never that of a virtual machine or a sandbox: their monitor and root mean something else; nor one of the
+    handlers that are to be written (`new`) or go by NVIDIA's names.
     """
     compiled = compiled_default(version)
     for name in (config.named_default, compiled, "crun", "runc", *sorted(config.handlers)):
         table = config.handlers.get(name)
-        if table is not None and is_low_level(name, table):
+        if table is not None and name not in (*new, *NAMES) and is_low_level(name, table):
             return dict(table)
     return {}
 

@@ -103,7 +103,7 @@ def configured(state: State, wanted: Wanted) -> Draft:
     if not wanted.handlers:
         return Draft({})
     work = _Work(state, _leftovers(state))
-    base = base_handler(state.config, state.version)
+    base = base_handler(state.config, state.version, wanted.names)
     for handler in wanted.handlers:
         existing = {} if wanted.replace else _own(state.config, handler.name)
         table = handler_table(base, existing, handler, state.missing)
