@@ -10,6 +10,7 @@ from gpunode.result import Block, Cell, Style, Table, Text
 if TYPE_CHECKING:
     from gpunode.commands.status_runtime import EngineStatus, RuntimeStatus, StatusHandler
 
+_WRITERS = {"unknown": "(only root may read gpunode's journal)"}
 _YES: dict[bool | None, Cell] = {
     True: Cell("yes", Style.GOOD),
     False: Cell("no", Style.WARN),
@@ -81,8 +82,9 @@ def _engine(engine: EngineStatus) -> Iterator[Block]:
         yield Table(columns, tuple(_handler(one) for one in engine.handlers))
     for one in engine.drift:
         yield Text(f"  differs: {one.subject}: {one.detail}", Style.WARN)
-    for fix in dict.fromkeys(one.fix for one in engine.drift if one.fix):
-        yield Text(f"  do: {fix}", Style.COMMAND)
+    for fix in dict.fromkeys(one.fix for one in engine.drift):
+        other = "restart it the way it was started: systemd doesn't run it on this node"
+        yield Text(f"  do: {fix or other}", Style.COMMAND if fix else Style.PLAIN)
 
 
 def _files(engine: EngineStatus) -> Iterator[tuple[Cell | str, ...]]:
@@ -92,7 +94,7 @@ def _files(engine: EngineStatus) -> Iterator[tuple[Cell | str, ...]]:
             continue
         edited = ", edited since" if file.edited else ""
         copy = ", a copy of the whole section" if file.generated_copy else ""
-        yield f"  {file.path}", f"{file.writer}{edited}{copy}"
+        yield f"  {file.path}", f"{_WRITERS.get(file.writer, file.writer)}{edited}{copy}"
 
 
 def _handler(one: StatusHandler) -> tuple[Cell | str, ...]:

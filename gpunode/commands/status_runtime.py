@@ -166,7 +166,7 @@ def _kubelet(host: Host) -> Kubelet | None:
 def _status(
     engine: Engine,
     answer: Answer,
-    entries: Sequence[Entry],
+    entries: Sequence[Entry] | None,
     kubelet: Kubelet | None,
     options: Options,
 ) -> EngineStatus:

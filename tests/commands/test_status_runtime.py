@@ -11,6 +11,7 @@ import pytest
 from fixtures.machines import recorded_host
 from tests.cli import gpunode
 from tests.facts.test_writers import COPY, MAIN
+from tests.nobody import NOBODY, opened, public_directory
 
 DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
 
@@ -133,6 +134,17 @@ def test_what_gpunode_wrote_is_told_by_the_journal_until_somebody_edits_it(node:
     assert (file["writer"], file["edited"]) == ("gpunode", True)
     kinds = {(one["kind"], one["subject"]) for one in engines(node)["docker"]["drift"]}
     assert kinds == {("not-active", "gpu")}
+
+
+def test_without_the_journal_the_writer_of_a_file_is_not_guessed() -> None:
+    with public_directory() as place:
+        root = recorded_host("healthy-h100", place / "node").root
+        opened(root)
+        (root / "var/lib/gpunode/journal").mkdir(parents=True, mode=0o700)
+        ran = gpunode("status", "runtime", "--root", str(root), "-o", "json", prefix=NOBODY)
+        assert ran.code == 0, ran.err
+        writers = {one["files"][0]["writer"] for one in ran.document["data"]["engines"]}
+        assert writers == {"unknown"}
 
 
 def test_a_packages_untouched_file_is_the_packages(node: Path) -> None:

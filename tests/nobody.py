@@ -1,0 +1,38 @@
+"""Running gpunode as an ordinary user, with a directory that such a user may look into."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+UID = 65534
+NOBODY = ("setpriv", "--reuid", str(UID), "--regid", str(UID), "--clear-groups")
+
+
+@contextmanager
+def public_directory() -> Iterator[Path]:
+    """A directory that everybody may read, unlike pytest's own. Skips where nobody else can be played."""
+    if os.geteuid() != 0 or shutil.which(NOBODY[0]) is None:
+        pytest.skip("only root can become somebody else, by setpriv")
+    probe = [*NOBODY, sys.executable, "-c", "import gpunode.host, typer"]
+    if subprocess.run(probe, capture_output=True, check=False).returncode != 0:
+        pytest.skip("another user may not read this Python environment")
+    with tempfile.TemporaryDirectory(prefix="gpunode-", dir="/tmp") as name:
+        place = Path(name)
+        place.chmod(0o755)
+        yield place
+
+
+def opened(place: Path) -> None:
+    """Let everybody read everything below."""
+    for one in (place, *place.rglob("*")):
+        if not one.is_symlink():
+            one.chmod(0o755 if one.is_dir() else one.stat().st_mode | 0o444)
