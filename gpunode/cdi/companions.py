@@ -8,7 +8,15 @@ from gpunode.cdi import refresh
 from gpunode.cdi.build import Form
 from gpunode.cdi.document import encode
 from gpunode.cdi.generate import Sources, generate
-from gpunode.cdi.places import NVIDIA_UNITS, STANDARD, nvidia_refreshes, refuse_conflict, remarks, rivals
+from gpunode.cdi.places import (
+    NVIDIA_UNITS,
+    STANDARD,
+    nvidia_keeps,
+    nvidia_refreshes,
+    refuse_conflict,
+    remarks,
+    rivals,
+)
 from gpunode.cdi.versions import limit
 from gpunode.facts.daemons import Daemon, systemd_runs
 from gpunode.host import Host
@@ -29,15 +37,18 @@ def companions(host: Host, engines: tuple[Daemon, ...], *, units: bool) -> Compa
 
     `GpunodeError` if the GPUs can't be described or another file already defines them in the same directory.
     """
-    built = generate(host, Sources(), Form(limit=limit(engines)))
+    newest = limit(engines)
+    built = generate(host, Sources(), Form(limit=newest))
     found = rivals(host, STANDARD, built.spec)
     refuse_conflict(found)
-    files: list[tuple[str, bytes]] = [(STANDARD, encode(built.spec, "yaml"))]
     notes = [*built.notes, *remarks(found)]
+    if nvidia_keeps(host, built.spec, newest):
+        return Companions(notes=(*notes, f"{NVIDIA_UNITS[1]} keeps {STANDARD}, which has all devices"))
+    files: list[tuple[str, bytes]] = [(STANDARD, encode(built.spec, "yaml"))]
     wanted: tuple[str, ...] = ()
-    if units and nvidia_refreshes(host):
+    if nvidia_refreshes(host):
         notes.append(
-            f"{NVIDIA_UNITS[1]} keeps {STANDARD} fresh here, so no unit of ours is added; to change that: "
+            f"{NVIDIA_UNITS[1]} will write {STANDARD} again, as it was: not every engine can use that; "
             f"systemctl disable --now {' '.join(NVIDIA_UNITS)} && gpunode cdi refresh --install"
         )
     elif units and systemd_runs(host):

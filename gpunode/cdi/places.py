@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpunode.cdi.document import made_by_gpunode
-from gpunode.cdi.model import Spec
+from gpunode.cdi.model import Spec, Version
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.cdi import DIRECTORIES, CdiSpec, nvidia_specs
+from gpunode.facts.driver import version_numbers
 from gpunode.facts.units import UNIT_DIRECTORIES, read_unit
 from gpunode.host import Host
 
@@ -88,13 +89,6 @@ def remarks(found: Rivals) -> tuple[str, ...]:
     return (*hidden, *hiding)
 
 
-def author(data: bytes | None) -> str:
-    """gpunode, or other; empty if there is no file."""
-    if data is None:
-        return ""
-    return "gpunode" if made_by_gpunode(data) else "other"
-
-
 def nvidia_refreshes(host: Host) -> bool:
     """Whether NVIDIA's own service is enabled here: then it writes `STANDARD`, and two would take turns."""
     links = (
@@ -108,3 +102,16 @@ def nvidia_refreshes(host: Host) -> bool:
     except GpunodeError:
         return False
     return there and read_unit(host, NVIDIA_UNITS[1]) is not None
+
+
+def nvidia_keeps(host: Host, spec: Spec, limit: Version) -> bool:
+    """Whether NVIDIA's own service writes `STANDARD` and what is there now does: every device of `spec`, in a
+    version that all engines here read. Then a file of ours would only last until its next run.
+    """
+    if not nvidia_refreshes(host) or made_by_gpunode(host.read_bytes(STANDARD)):
+        return False
+    found = next((one for one in nvidia_specs(host) if one.path == STANDARD), None)
+    if found is None or found.problem or found.kind != spec.kind:
+        return False
+    names = {device.name for device in spec.devices}
+    return names <= set(found.names) and version_numbers(found.version) <= limit

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpunode.cdi.document import encode, made_by_gpunode
-from gpunode.cdi.places import STANDARD, nvidia_refreshes, refuse_conflict, remarks, rivals
+from gpunode.cdi.model import NEWEST
+from gpunode.cdi.places import STANDARD, nvidia_keeps, refuse_conflict, remarks, rivals
 from gpunode.commands.cdi_generate import told, write
 from gpunode.commands.cdi_options import Content, check, make
 from gpunode.errors import GpunodeError
@@ -60,8 +61,9 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     found = rivals(host, STANDARD, built.spec)
     refuse_conflict(found)
     notes = (*built.notes, *remarks(found))
-    if before is not None and not made_by_gpunode(before) and nvidia_refreshes(host):
-        notes += (f"nvidia-cdi-refresh.service writes {STANDARD} as well, whenever it runs",)
+    if nvidia_keeps(host, built.spec, NEWEST):
+        kept = f"nvidia-cdi-refresh.service keeps {STANDARD}, which has all devices"
+        return _result(options, FileEdit(STANDARD, before, before), (*notes, kept))
     edit = FileEdit(STANDARD, before, encode(built.spec, "yaml"))
     if not options.dry_run:
         write(host, STANDARD, edit.after or b"")

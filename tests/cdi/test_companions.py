@@ -1,0 +1,96 @@
+"""What comes beside an engine's own configuration: read by the oldest of the engines, at odds with nobody."""
+
+import pytest
+import yaml
+
+from fixtures.machines import machine, recorded_host
+from gpunode.cdi import refresh
+from gpunode.cdi.companions import companions
+from gpunode.cdi.document import made_by_gpunode
+from gpunode.cdi.places import STANDARD
+from gpunode.errors import PreconditionError
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.machine_file import build_machine
+from gpunode.host import Host
+
+
+def daemon(name, *release):
+    return Daemon(name, None, release, "", "", "", None)
+
+
+NEW = (daemon("docker", 28, 5, 2), daemon("podman", 5, 5, 0))
+
+
+@pytest.fixture
+def host(tmp_path):
+    return recorded_host("healthy-h100", tmp_path)
+
+
+def nvidia_refreshes(host, text):
+    """NVIDIA's service is enabled and has written this."""
+    units = host.root / "etc/systemd/system"
+    (units / "multi-user.target.wants").mkdir(parents=True)
+    (units / "nvidia-cdi-refresh.service").write_text(
+        "[Service]\nExecStart=/usr/bin/nvidia-ctk cdi generate\n"
+    )
+    link = units / "multi-user.target.wants/nvidia-cdi-refresh.service"
+    link.symlink_to("/etc/systemd/system/nvidia-cdi-refresh.service")
+    path = host.path(STANDARD)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_the_specification_comes_with_units_where_systemd_runs(host):
+    made = companions(host, NEW, units=True)
+    assert [path for path, _ in made.files] == [
+        STANDARD, refresh.SERVICE_FILE, refresh.PATH_FILE, refresh.RULES_FILE,
+    ]  # fmt: skip
+    assert (made.generated, made.units, made.notes) == (frozenset({STANDARD}), refresh.UNITS, ())
+    assert made_by_gpunode(dict(made.files)[STANDARD])
+
+
+def test_units_are_left_out_if_nobody_wants_them_and_missed_where_nobody_would_start_them(host):
+    made = companions(host, NEW, units=False)
+    assert ([path for path, _ in made.files], made.units, made.notes) == ([STANDARD], (), ())
+    (host.root / "run/systemd/system").rmdir()
+    made = companions(host, NEW, units=True)
+    assert made.units == ()
+    assert made.notes == (
+        f"systemd doesn't run here: after a reboot, write {STANDARD} again: gpunode cdi refresh",
+    )
+
+
+def test_the_oldest_engine_decides_what_is_written(host):
+    tree = yaml.safe_load(
+        dict(companions(host, (*NEW, daemon("crio", 1, 24, 1)), units=False).files)[STANDARD]
+    )
+    assert tree["cdiVersion"] == "0.3.0"
+    assert all(device["name"][0].isalpha() for device in tree["devices"])
+    tree = yaml.safe_load(dict(companions(host, NEW, units=False).files)[STANDARD])
+    assert (tree["cdiVersion"], tree["devices"][0]["name"]) == ("0.5.0", "0")
+
+
+def test_nvidias_service_is_left_at_its_work_if_all_engines_can_use_that(host):
+    text = dict(companions(host, NEW, units=False).files)[STANDARD].decode().partition("---\n")[2]
+    nvidia_refreshes(host, text)
+    made = companions(host, NEW, units=True)
+    assert (made.files, made.units) == ((), ())
+    assert made.notes == (f"nvidia-cdi-refresh.service keeps {STANDARD}, which has all devices",)
+
+
+@pytest.mark.parametrize("change", [('"0.5.0"', '"0.7.0"'), ('"GPU-', '"CPU-'), ("kind:", "kind")])
+def test_what_nvidias_service_wrote_gives_way_where_an_engine_can_not_use_it(change, host):
+    text = dict(companions(host, NEW, units=False).files)[STANDARD].decode().partition("---\n")[2]
+    nvidia_refreshes(host, text.replace(*change))
+    made = companions(host, (daemon("podman", 4, 3, 1),), units=True)
+    assert [path for path, _ in made.files] == [STANDARD]
+    (note,) = made.notes
+    assert "systemctl disable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service" in note
+
+
+def test_a_node_without_a_driver_is_refused_with_the_way_out(tmp_path):
+    spec = machine("module-not-loaded")
+    spec["recording"]["nvml"] = {"error": {"code": 9, "message": "Driver Not Loaded"}}
+    with pytest.raises(PreconditionError) as caught:
+        companions(Host(build_machine(spec, tmp_path), environ={}), NEW, units=True)
+    assert (caught.value.code, "modprobe nvidia" in caught.value.hint) == ("no-driver", True)
