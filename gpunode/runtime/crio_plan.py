@@ -125,7 +125,7 @@ def _carry_over(work: _Work, wanted: Wanted) -> None:
     for file in work.gone:
         read = file not in work.state.unread
         where = "CRI-O reads it as well" if read else "CRI-O never reads it there"
-        work.notes.append(f"{file.path} is left from NVIDIA's tools and goes: {where}")
+        work.notes.append(f"{file.path} is left from NVIDIA's tools and is removed: {where}")
         for name in file.handlers if read else ():
             if name not in wanted.names:
                 _put(work, name, work.state.config.handlers[name])
@@ -142,7 +142,10 @@ def _put(work: _Work, name: str, table: Tree) -> None:
         return
     for file in work.later():
         if name in file.handlers:  # a handler in a later file replaces ours as a whole
-            work.notes.append(f"{file.path}:{file.line_of(name)} has the handler {name} too; it goes there")
+            place = f"{file.path}:{file.line_of(name)}"
+            work.notes.append(
+                f"{place} has a handler {name} that would replace this one; it is taken out there"
+            )
             work.add(file.path, lambda tree: _take_out_handlers(tree, (name,)))
     work.add(work.state.drop_in, _with_handler(name, table))
 

@@ -53,7 +53,7 @@ def test_runtime_in_the_administrators_file_is_left_as_it_is(node: PodmanNode) -
     assert "nvidia" not in conf.read_text()
 
 
-def test_old_hook_is_reported_and_goes_with_cdi(node: PodmanNode) -> None:
+def test_old_hook_is_reported_and_goes_with_the_runtime(node: PodmanNode) -> None:
     hook = node.directory / "share/oci/hooks.d/oci-nvidia-hook.json"
     other = hook.with_name("other.json")
     hook.parent.mkdir(parents=True)

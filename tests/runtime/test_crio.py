@@ -150,7 +150,7 @@ def test_later_file_loses_only_the_handler(tmp_path: Path) -> None:
     plan = engine(make_node(tmp_path, "later-file")).plan(NVIDIA, None)
     later = next(edit for edit in plan.changed if edit.path.endswith("zz-site.conf"))
     assert later.after == b"# the site's own settings\n[crio.runtime]\npids_limit = 8192\n\n"
-    assert any(":5 has the handler nvidia too" in note for note in plan.notes)
+    assert any(":5 has a handler nvidia that would replace" in note for note in plan.notes)
 
 
 def test_later_default_is_refused_with_its_line(tmp_path: Path) -> None:
