@@ -1,0 +1,181 @@
+"""k3s, rke2, k0s and microk8s through the command line: stand-ins for them, a real containerd in each."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from fixtures.distributions import RUNTIME, DistributionNode
+from gpunode.facts.containerd import parse_toml
+from tests.integration.conftest import path_of, require
+from tests.integration.systemd_stand_in import require_namespace
+
+pytestmark = pytest.mark.containerd
+K3S = "/var/lib/rancher/k3s/agent/etc/containerd"
+V3_TEMPLATE = f"{K3S}/config-v3.toml.tmpl"
+AWAY = "/var/lib/away/nvidia-container-runtime"  # where no distribution looks
+MICROK8S_TEMPLATE = "/var/snap/microk8s/current/args/containerd-template.toml"
+# the keys of microk8s' own that matter here
+MICROK8S = """\
+version = 2
+oom_score = 0
+
+# the CRI
+[plugins."io.containerd.grpc.v1.cri"]
+  stream_server_port = "0"
+
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    # chosen by microk8s
+    snapshotter = "${SNAPSHOTTER}"
+    default_runtime_name = "${RUNTIME}"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "${RUNTIME_TYPE}"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia-container-runtime]
+      runtime_type = "${RUNTIME_TYPE}"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia-container-runtime.options]
+        BinaryName = "nvidia-container-runtime"
+"""
+# a whole template of an administrator's, of which only its distribution can tell what it becomes
+INLINE = """\
+version = 3
+{{ if .IsRunningInUserNS }}# rootless{{ end }}
+[plugins.'io.containerd.cri.v1.runtime'.containerd]
+  runtimes = { runc = { runtime_type = "io.containerd.runc.v2" } }
+"""
+Make = Callable[..., DistributionNode]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes nodes: family, the suite that has containerd, the version of the rendered file."""
+    require("unshare", "nsenter", "runc")
+    require_namespace()
+    made: list[DistributionNode] = []
+
+    def one(family: str, suite: str, version: int, *, imports: bool = True) -> DistributionNode:
+        binary = shutil.which("containerd", path=path_of(suite))
+        assert binary is not None
+        made.append(DistributionNode(family, binary, version, imports).made())
+        return made[-1]
+
+    yield one
+    for node in made:
+        node.end()
+
+
+def configure(node: DistributionNode, *options: str, code: int = 0, verb: str = "configure") -> str:
+    """Run it for the node's distribution; what it said on both streams."""
+    done = node.gpunode(f"{verb}-runtime", "--runtime", node.family, *options)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("family", ["k3s", "rke2"])
+def test_what_the_distribution_finds_itself_needs_a_restart_and_no_file(make: Make, family: str) -> None:
+    node = make(family, "forky", 3)
+    directory = f"/var/lib/rancher/{family}/agent/etc/containerd"
+    node.start()
+    node.program(RUNTIME)
+    told = configure(node, "--dry-run")
+    assert f"would run: systemctl restart {node.unit}" in told and "created" not in told
+    assert "has the runtimes nvidia, runc; default: runc" in configure(node)
+    assert sorted(file.name for file in node.path(directory).iterdir()) == ["config.toml"]
+    restarts = len(node.calls())
+    assert "config.toml unchanged" in configure(node, "--config", f"{directory}/config.toml")
+    assert len(node.calls()) == restarts
+
+    assert "99-nvidia.toml created" in configure(node, "--set-as-default")
+    drop_in = f"{directory}/config-v3.toml.d/99-nvidia.toml"
+    assert parse_toml(node.path(drop_in).read_text(), drop_in)["version"] == 3
+    assert "unchanged" in configure(node, "--set-as-default")
+    told = configure(node, verb="unconfigure")
+    assert "99-nvidia.toml removed" in told and "default: runc" in told
+    assert f"{family} registers nvidia by itself as long as {RUNTIME} is there" in told
+
+
+def test_without_imports_the_template_gets_our_tables_once(make: Make) -> None:
+    node = make("k3s", "trixie", 2, imports=False)
+    node.start()
+    node.program(AWAY)
+    template = f"{K3S}/config.toml.tmpl"
+    assert "config.toml.tmpl created" in configure(node, "--nvidia-runtime-path", AWAY)
+    assert "unchanged" in configure(node, "--nvidia-runtime-path", AWAY)
+    told = configure(node, "--nvidia-runtime-path", AWAY, "--nvidia-runtime-name", "gpu")
+    assert "has the runtimes gpu, nvidia, runc" in told
+    assert node.path(template).read_text().count("gpunode: end") == 1
+    told = configure(node, "--nvidia-runtime-path", AWAY, "--set-as-default", code=1)
+    assert "default-runtime: nvidia" in told and "/etc/rancher/k3s/config.yaml" in told
+    assert "default: runc" in configure(node, verb="unconfigure")
+    configure(node, "--nvidia-runtime-name", "gpu", verb="unconfigure")
+    assert not node.path(template).exists()
+
+
+def test_a_template_of_ours_stays_right_when_the_toolkit_is_installed_later(make: Make) -> None:
+    node = make("k3s", "forky", 3, imports=False)
+    node.start()
+    node.program(AWAY)
+    configure(node, "--nvidia-runtime-path", AWAY)
+    node.program(RUNTIME)
+    node.start()  # with the same table twice containerd would not come
+    told = configure(node, "--nvidia-runtime-path", AWAY, code=1)
+    assert f"k3s finds {RUNTIME} first" in told
+    assert "has the runtimes nvidia, runc" in configure(node)
+
+
+def test_a_template_that_defines_what_k3s_finds_is_refused_with_its_line(make: Make) -> None:
+    node = make("k3s", "forky", 3, imports=False)
+    node.start()
+    node.program(RUNTIME)
+    header = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]"
+    text = f'{{{{ template "base" . }}}}\n{header}\n  runtime_type = "io.containerd.runc.v2"\n'
+    node.write(V3_TEMPLATE, text)
+    restarts = len(node.calls())
+    told = configure(node, code=1)
+    assert f"{V3_TEMPLATE}:2: nvidia is defined there" in told and f"+2 {V3_TEMPLATE}" in told
+    assert node.path(V3_TEMPLATE).read_text() == text and len(node.calls()) == restarts
+
+
+def test_a_rendered_file_that_containerd_refuses_is_rolled_back(make: Make) -> None:
+    node = make("k3s", "forky", 3)
+    node.write(V3_TEMPLATE, INLINE)
+    node.program(AWAY)
+    node.start()
+    told = configure(node, "--nvidia-runtime-path", AWAY, code=4)
+    assert "failed to unmarshal TOML" in told  # containerd's own last words
+    assert node.path(V3_TEMPLATE).read_text() == INLINE
+    assert "nvidia" not in node.path(f"{K3S}/config.toml").read_text()
+    assert "k3s has the runtimes runc" in configure(node, verb="unconfigure")  # it runs again
+
+
+@pytest.mark.parametrize(("suite", "version"), [("trixie", 2), ("forky", 3)], ids=["1.35", "1.36"])
+def test_k0s_applies_a_drop_in_itself(make: Make, suite: str, version: int) -> None:
+    node = make("k0s", suite, version)
+    node.start()
+    node.program(AWAY)
+    restarts = node.calls()
+    told = configure(node, "--nvidia-runtime-path", AWAY, "--set-as-default")
+    assert "k0s has the runtimes nvidia, runc; default: nvidia" in told
+    drop_in = "/etc/k0s/containerd.d/99-nvidia.toml"
+    assert parse_toml(node.path(drop_in).read_text(), drop_in)["version"] == version
+    assert "unchanged" in configure(node, "--nvidia-runtime-path", AWAY, "--set-as-default")
+    assert "runtimes runc; default: runc" in configure(node, verb="unconfigure")
+    assert node.calls() == restarts and not node.path(drop_in).exists()
+
+
+def test_microk8s_renders_our_runtime_from_its_template(make: Make) -> None:
+    node = make("microk8s", "forky", 2)
+    node.write(MICROK8S_TEMPLATE, MICROK8S)
+    node.path("/var/snap/microk8s/common/run").mkdir(parents=True)
+    node.start()
+    node.program(AWAY)
+    told = configure(node, "--nvidia-runtime-path", AWAY, "--set-as-default")
+    assert "runtimes nvidia, nvidia-container-runtime, runc; default: nvidia" in told
+    edited = node.path(MICROK8S_TEMPLATE).read_text()
+    assert set(MICROK8S.splitlines()) - set(edited.splitlines()) == {
+        '    default_runtime_name = "${RUNTIME}"'
+    }
+    assert "unchanged" in configure(node, "--nvidia-runtime-path", AWAY, "--set-as-default")
+    assert "default: runc" in configure(node, verb="unconfigure")
+    assert node.path(MICROK8S_TEMPLATE).read_text() == MICROK8S
