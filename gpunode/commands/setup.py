@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpunode.errors import GpunodeError
+from gpunode.facts.distributions import DISTRIBUTIONS
 from gpunode.host import Host
 from gpunode.result import (
     Block,
@@ -150,9 +151,15 @@ def _excuse(finding: Finding, engine: str, cdi: bool) -> str:
         return "not needed with --cdi"
     if finding.layer in _LATER_LAYERS or finding.severity != "error":
         return "not needed for containers"
-    if finding.layer in _ENGINE_LAYERS and engine in _ENGINE_LAYERS - {finding.layer}:
+    if finding.layer in _ENGINE_LAYERS and _is_another(engine, finding.layer):
         return f"not needed for {engine}"
     return ""
+
+
+def _is_another(engine: str, layer: str) -> bool:
+    """Whether the engine that is set up surely isn't that of this layer."""
+    brought = layer == "containerd" and engine in DISTRIBUTIONS
+    return engine not in ("", "auto", layer) and not brought
 
 
 def _guarded(stage: Callable[[str], Result], engine: str) -> Result:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fixtures.machines import recorded_host
+from gpunode.host import Host
 from tests.cli import gpunode
 
 CONTAINERD = "etc/containerd/config.toml"
@@ -107,3 +108,36 @@ def test_a_daemon_that_has_not_read_its_file_is_reloaded_here(tmp_path: Path) ->
     assert ran.code == 0, ran.err
     assert "docker-not-restarted" in ran.out.splitlines()[1]
     assert "(gpunode configure-runtime)" in ran.out.splitlines()[1]
+
+
+def test_with_cdi_a_node_without_the_toolkit_is_set_up(tmp_path: Path) -> None:
+    root = tmp_path / "node"
+    recorded_host("toolkit-missing", root)
+    ran = gpunode("--root", str(root), "setup", "--runtime", "containerd", "--cdi")
+    assert ran.code == 0, ran.err
+    assert "toolkit-missing" in ran.out.splitlines()[1]
+    assert "(not needed with --cdi)" in ran.out.splitlines()[1]
+    assert "$ gpunode configure-runtime --runtime containerd --cdi" in ran.out.splitlines()
+    assert "enable_cdi = true" in (root / CONTAINERD).read_text()
+    assert 'kind: "nvidia.com/gpu"' in (Host(root).read_text("/var/run/cdi/nvidia.yaml") or "")
+
+
+def test_a_stale_specification_is_written_anew_only_with_cdi(tmp_path: Path) -> None:
+    root = tmp_path / "node"
+    host = recorded_host("cdi-spec-stale", root)
+    host.make_dirs("/var/run/cdi")
+    (root / "etc/cdi/nvidia.yaml").rename(host.path("/var/run/cdi/nvidia.yaml"))
+    plain = gpunode("--root", str(root), "setup", "--runtime", "containerd")
+    assert (plain.code, "cdi-spec-stale" in plain.out) == (1, True)
+    ran = gpunode("--root", str(root), "setup", "--runtime", "containerd", "--cdi", "-o", "json")
+    assert stages(ran.document)[0] == ("doctor", "ok"), ran.out
+
+
+@pytest.mark.parametrize(("engine", "code"), [("podman", 3), ("crio", 3), ("k3s", 1), ("auto", 1)])
+def test_a_broken_file_of_an_engine_stops_only_whoever_uses_it(
+    tmp_path: Path, engine: str, code: int
+) -> None:
+    """3: the doctor let it pass, and the engine asked for isn't on that node."""
+    root = tmp_path / "node"
+    recorded_host("containerd-config-not-toml", root)
+    assert gpunode("--root", str(root), "setup", "--runtime", engine).code == code
