@@ -14,7 +14,7 @@ ALL = f"{KIND}=all"
 DEFAULT_HANDLER = "nvidia"
 _NAMES = {"containerd": "containerd", "crio": "CRI-O", "docker": "Docker", "podman": "podman"}
 # the first release of each engine that a container can be given CDI devices by
-_SINCE = {"containerd": (1, 7), "crio": (1, 23), "docker": (25,), "podman": (4, 1)}
+_SINCE = {"containerd": (1, 7), "crio": (1, 24), "docker": (25,), "podman": (4, 1)}
 
 
 @dataclass(frozen=True)
