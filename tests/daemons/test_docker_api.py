@@ -201,3 +201,27 @@ def test_streams_come_apart_as_they_were_put_together(frames):
 def test_a_stream_of_any_bytes_is_taken_apart_without_an_error(raw):
     out, err = split_streams(raw)
     assert len(out) + len(err) <= len(raw)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"null", b"{}", b"[7, null]", b'[{"Id": 7}]', b'[{"Id": "a", "Labels": []}]']
+)
+def test_a_list_of_another_shape_names_nothing(tmp_path, body):
+    with answering(tmp_path, reply(body)) as (api, _):
+        assert api.labelled_containers({"a": "b"}) == {}
+    (tmp_path / "d.sock").unlink()
+    with answering(tmp_path, reply(body.replace(b"Labels", b"RepoTags"))) as (api, _):
+        assert api.image_names("x") == ()
+
+
+def test_containers_and_images_are_asked_for_by_filters(tmp_path):
+    body = b'[{"Id": "a", "Labels": {"x": "y"}, "RepoTags": ["n:2", "n:1", 7]}, {"RepoTags": null}]'
+    with answering(tmp_path, reply(body)) as (api, asked):
+        assert api.labelled_containers({"x": "y"}) == {"a": {"x": "y"}}
+    assert asked[0].startswith(
+        b"GET /containers/json?filters=%7B%22label%22%3A%20%5B%22x%3Dy%22%5D%7D&all=1 "
+    )
+    (tmp_path / "d.sock").unlink()
+    with answering(tmp_path, reply(body)) as (api, asked):
+        assert api.image_names("n") == ("n:1", "n:2")
+    assert asked[0].startswith(b"GET /images/json?filters=%7B%22reference%22%3A%20%5B%22n%22%5D%7D ")

@@ -1,0 +1,227 @@
+"""What is asked of each engine, and what its answer is taken for; the engines themselves run elsewhere."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fixtures.crio import start_crio
+from fixtures.stubs import have_compiler
+from gpunode.commands import verify
+from gpunode.errors import DaemonError, UsageError
+from gpunode.facts.cdi import DIRECTORIES
+from gpunode.facts.daemons import Daemon
+from gpunode.host import Completed, Host
+from gpunode.render import SilentProgress
+from gpunode.runtime import container_run_crio as crio
+from gpunode.runtime import container_run_podman as podman
+from gpunode.runtime.container_run import ContainerRequest
+from gpunode.runtime.container_run_containerd import _client
+from gpunode.runtime.container_run_docker import _reading, specification
+from gpunode.runtime.container_way import ALL, CdiReading, Way
+from gpunode.runtime.host_image import HostFiles, Names, pause_image
+from gpunode.runtime.podman_cli import Podman, said
+
+BY_CDI = Way(CdiReading("docker"), devices=(ALL,))
+BY_HANDLER = Way(CdiReading("docker"), "nvidia")
+REQUEST = ContainerRequest("docker", argv=("-m", "x"), env={"A": "b"})
+
+
+def test_docker_is_asked_for_a_runtime_or_for_devices_and_never_for_both() -> None:
+    plain = specification(REQUEST, BY_HANDLER, "image", {"l": "m"})
+    assert (plain["HostConfig"]["Runtime"], plain["Labels"]) == ("nvidia", {"l": "m"})
+    assert "DeviceRequests" not in plain["HostConfig"]
+    by_cdi = specification(REQUEST, BY_CDI, "image", {})["HostConfig"]
+    assert by_cdi["DeviceRequests"] == [{"Driver": "cdi", "DeviceIDs": [ALL]}]
+    assert "Runtime" not in by_cdi
+
+
+@pytest.mark.parametrize(
+    ("info", "enabled", "directories"),
+    [
+        ({"ServerVersion": "20.10.24+dfsg1"}, None, DIRECTORIES),
+        ({"ServerVersion": "26.1.5", "CDISpecDirs": []}, False, ()),
+        ({"ServerVersion": "28.5.2", "CDISpecDirs": ["/etc/cdi", 7]}, True, ("/etc/cdi",)),
+        ({"ServerVersion": 7, "CDISpecDirs": "no"}, None, DIRECTORIES),
+    ],
+)
+def test_what_docker_says_of_cdi(
+    info: dict[str, object], enabled: bool | None, directories: tuple[str, ...]
+) -> None:
+    reading = _reading(info)
+    assert (reading.enabled, reading.directories) == (enabled, directories)
+
+
+def test_cdi_needs_a_container() -> None:
+    with pytest.raises(UsageError) as caught:
+        verify.run(Host(), verify.Options(cdi=True), SilentProgress())
+    assert caught.value.hint == "gpunode verify --on docker --cdi"
+
+
+# --- podman -------------------------------------------------------------------------------------------------
+
+
+def test_podman_is_asked_for_devices_or_for_a_runtime() -> None:
+    by_cdi = podman._arguments(Host(), REQUEST, BY_CDI, "image", "name")
+    assert by_cdi[0] == "run"
+    assert by_cdi[by_cdi.index("--device") + 1] == ALL
+    assert by_cdi[-3:] == ("image", "-m", "x")
+    by_handler = podman._arguments(Host(), REQUEST, BY_HANDLER, "image", "name")
+    assert by_handler[:3] == ("--runtime", "nvidia", "run")
+    assert "--device" not in by_handler
+
+
+def ended(code: int, stderr: str) -> Completed:
+    return Completed(("podman",), code, "", stderr)
+
+
+def test_a_program_may_end_with_podmans_own_codes() -> None:
+    for code, stderr in ((125, "my error\n"), (1, "Error: mine\n"), (127, "")):
+        podman._refuse_failure(Host(), REQUEST, BY_HANDLER, ended(code, stderr))
+
+
+@pytest.mark.parametrize("code", [125, 126, 127])
+def test_podmans_own_failure_is_none_of_the_programs(code: int) -> None:
+    stderr = 'time="2026" level=warning msg="x"\nError: OCI runtime error: crun: cgroups in hybrid mode\n'
+    with pytest.raises(DaemonError) as caught:
+        podman._refuse_failure(Host(), REQUEST, BY_HANDLER, ended(code, stderr))
+    assert caught.value.code == "cgroup-hybrid"
+
+
+def test_a_run_that_is_cut_off_says_how_long_it_had() -> None:
+    late = replace(ended(-9, ""), timed_out=True)
+    with pytest.raises(DaemonError, match="within 60 s"):
+        podman._refuse_failure(Host(), REQUEST, BY_HANDLER, late)
+
+
+@pytest.mark.parametrize(
+    ("stderr", "told"),
+    [
+        ("Error: one\nError: two\n", "two"),
+        ("no such thing\n", "no such thing"),
+        ("  \n", "exit code 125"),
+        ("Error: what\n  level=debug\n", "what"),
+    ],
+)
+def test_what_podman_said(stderr: str, told: str) -> None:
+    assert said(ended(125, stderr)) == told
+
+
+def scripted(directory: Path, output: str, code: int = 0) -> Podman:
+    """A podman that answers every question so: real ones don't answer this badly."""
+    (directory / "answer").write_text(output)
+    program = directory / "podman"
+    program.write_text(f"#!/bin/sh\ncat {directory}/answer\necho Error: no >&2\nexit {code}\n")
+    program.chmod(0o755)
+    return Podman(Host(), str(program))
+
+
+@pytest.mark.parametrize(
+    "output", ["", "null", "{", "[7, null]", '[{"Id": 7}]', '[{"Id": "a", "Labels": []}]']
+)
+def test_a_listing_of_another_shape_names_nothing(tmp_path: Path, output: str) -> None:
+    assert scripted(tmp_path, output).labelled_containers({"a": "b"}) == {}
+    assert scripted(tmp_path, output).image_names("x") == ()
+
+
+def test_a_listing_names_what_is_there(tmp_path: Path) -> None:
+    found = [{"Id": "a", "Labels": {"x": "y"}, "Names": ["n:2", "n:1", 7]}, {"Names": None}]
+    asked = scripted(tmp_path, json.dumps(found))
+    assert asked.labelled_containers({"x": "y"}) == {"a": {"x": "y"}}
+    assert asked.image_names("n") == ("n:1", "n:2")
+
+
+def test_a_podman_that_can_not_list_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DaemonError, match="podman ps: no"):
+        scripted(tmp_path, "", 125).labelled_containers({})
+
+
+# --- CRI-O and containerd ----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not have_compiler(), reason="needs gcc")
+def test_cri_os_settings_are_the_running_daemons() -> None:
+    with start_crio("nvidia-ctk") as engine:
+        settings = crio._settings(Host(), engine.socket, None)
+    assert settings.handlers is not None
+    assert "nvidia" in settings.handlers
+
+
+def test_without_the_daemons_word_the_files_tell(tmp_path: Path) -> None:
+    (tmp_path / "crio.conf").write_text(
+        '[crio.runtime]\ncdi_spec_dirs = ["/opt/cdi"]\n[crio.runtime.runtimes.nvidia]\nruntime_path = "/n"\n'
+        '[crio.image]\npause_image = "pause:1"\n'
+    )
+    argv = ("crio", "--config-dir", str(tmp_path / "none"))
+    daemon = Daemon("crio", None, (1, 32, 4), str(tmp_path / "crio.conf"), "", "", None, argv)
+    settings = crio._settings(Host(), str(tmp_path / "none.sock"), daemon)
+    assert settings == crio._Settings(("crun", "nvidia"), ("/opt/cdi",), "pause:1")
+    (tmp_path / "crio.conf").write_text("[crio\n")
+    assert crio._settings(Host(), str(tmp_path / "none.sock"), daemon) == crio._Settings()
+
+
+SETTINGS = crio._Settings(root="/s/root", runroot="/s/run", driver="overlay")
+
+
+def programs(directory: Path, *names: str) -> Host:
+    for name in names:
+        (directory / name).write_text('#!/bin/sh\necho "$@" >&2\nexit 1\n')
+        (directory / name).chmod(0o755)
+    return Host(root=directory)
+
+
+def test_images_come_into_cri_os_own_storage(tmp_path: Path) -> None:
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    assert crio._storage(programs(tmp_path / "usr/bin"), SETTINGS) is None
+    host = Host(root=tmp_path)
+    programs(tmp_path / "usr/bin", "skopeo")
+    storage = crio._storage(host, SETTINGS)
+    assert storage is not None
+    assert (storage.podman, storage.place) == (None, "[overlay@/s/root+/s/run]")
+    programs(tmp_path / "usr/bin", "podman")
+    storage = crio._storage(host, SETTINGS)
+    assert storage is not None
+    assert storage.podman is not None
+    assert storage.podman.options == (
+        "--root",
+        "/s/root",
+        "--runroot",
+        "/s/run",
+        "--storage-driver",
+        "overlay",
+    )
+
+
+def test_skopeo_brings_in_every_name_of_an_image_and_its_complaint_is_told(tmp_path: Path) -> None:
+    programs(tmp_path, "skopeo")
+    storage = crio._Storage(Host(), None, str(tmp_path / "skopeo"), "[vfs@/r+/x]")
+    archive = pause_image(HostFiles(b"", "/usr/bin/python3", (), "amd64"), "pause:1", Names("t"))
+    assert crio._names_of(archive) == ("pause:1", "gpunode.local/stand-in:t")
+    failed = storage.bring_in(archive)
+    assert failed.startswith("--insecure-policy copy docker-archive:/")
+    assert failed.endswith("/image.tar:pause:1 containers-storage:[vfs@/r+/x]pause:1")
+    assert storage.take_out("pause:1") == "delete containers-storage:[vfs@/r+/x]pause:1"
+
+
+@pytest.mark.parametrize(
+    ("there", "manager", "client"),
+    [
+        (("opt/c/bin/ctr", "usr/bin/ctr"), "", ("/opt/c/bin/ctr",)),
+        (("usr/bin/ctr", "usr/bin/k3s"), "k3s", ("ctr",)),
+        (("usr/bin/k3s",), "k3s", ("k3s", "ctr")),
+        (("snap/bin/microk8s.ctr",), "microk8s", ("/snap/bin/microk8s.ctr",)),
+        ((), "", ("ctr",)),
+    ],
+)
+def test_ctr_is_the_one_that_belongs_to_the_daemon(
+    tmp_path: Path, there: tuple[str, ...], manager: str, client: tuple[str, ...]
+) -> None:
+    for path in there:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("x")
+        (tmp_path / path).chmod(0o755)
+    daemon = Daemon("containerd", "/opt/c/bin/containerd", (), "", "", "", None, manager=manager)
+    assert _client(Host(root=tmp_path), daemon) == client
