@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.debian_driver import fetch_driver_libraries
+from gpunode.cdi.driver_files import read_driver_files
 from gpunode.gpu.isolated import probe
 from gpunode.gpu.nvml_errors import DRIVER_NOT_LOADED
 from gpunode.host import Host
@@ -26,6 +27,17 @@ def test_the_real_nvml_says_that_no_driver_is_loaded(libraries):
     answer = probe(Host(environ={**os.environ, **libraries}))
     assert (answer.inventory, answer.code, answer.timed_out) == (None, DRIVER_NOT_LOADED, False)
     assert "not loaded" in answer.message
+
+
+def test_the_packages_libraries_are_found_with_the_names_that_programs_ask_for(libraries):
+    """Debian's directory behind its alternatives, with the links as the packages have them."""
+    directory = Path(libraries["LD_LIBRARY_PATH"])
+    root = next(parent for parent in directory.parents if parent.name == "unpacked")
+    version = next(directory.glob("libcuda.so.*.*")).name.removeprefix("libcuda.so.")
+    found = read_driver_files(Host(root, environ={}), version).libraries
+    names = {library.name.partition(".so")[0]: set(library.links) for library in found}
+    assert {"libcuda.so", "libcuda.so.1"} <= names["libcuda"]
+    assert "libnvidia-ml.so.1" in names["libnvidia-ml"]
 
 
 def test_gpus_passes_the_real_error_on(libraries):
