@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpunode.commands.configure_runtime import check_name
+from gpunode.errors import ValidationError
 from gpunode.host import Host
 from gpunode.journal import Journal
 from gpunode.result import Progress, Result
@@ -47,7 +48,9 @@ def _intent(engine: Engine, journal: Journal, names: tuple[str, ...], cdi: bool)
     def plan(active: Active | None) -> Plan:
         original = original_files(engine, journal, names)
         if original.edits:
-            return original.plan(engine, names, active)
+            restored = original.plan(engine, names, active)
+            if _loads(engine, restored):
+                return restored
         previous = previous_default(engine, journal, names)
         switched = cdi or switched_cdi(engine, journal, names)
         return engine.plan_removal(Unwanted(names, previous, switched), active)
@@ -56,3 +59,12 @@ def _intent(engine: Engine, journal: Journal, names: tuple[str, ...], cdi: bool)
         return not any(name in active.handlers for name in names)
 
     return Intent("unconfigure-runtime", names, plan, gone)
+
+
+def _loads(engine: Engine, plan: Plan) -> bool:
+    """Whether the engine takes the files of before: a run may have mended what it refused."""
+    try:
+        engine.validate(plan.own, None)
+    except ValidationError:
+        return False
+    return True

@@ -36,8 +36,8 @@ _SHORT = {"H": "host", "D": "debug", "l": "log-level", "b": "bridge", "G": "grou
 _SHORT |= {"s": "storage-driver", "g": "graph", "r": "restart"}
 _BOTH_ALLOWED = {"runtimes"}  # the one directive that dockerd merges from flag and file
 # objects in daemon.json that are one setting; of any other object dockerd takes the members (flatOptions)
-_WHOLE = {"runtimes", "log-opts", "default-ulimits", "default-network-opts", "cluster-store-opts"}
-_WHOLE |= {"features", "builder", "nri-opts"}
+WHOLE = {"runtimes", "log-opts", "default-ulimits", "default-network-opts", "cluster-store-opts"}
+WHOLE |= {"features", "builder", "nri-opts"}
 # where distributions keep the flags that their unit takes from its environment
 _ENVIRONMENT_FILES = ("/etc/default/docker", "/etc/sysconfig/docker")
 
@@ -57,7 +57,7 @@ def flag_conflicts(argv: tuple[str, ...], config: Mapping[str, Any]) -> tuple[st
     """Keys of daemon.json that dockerd was also given as a flag; it refuses to start with any of them."""
     keys: set[str] = set()
     for key, value in config.items():
-        keys |= set(value) if isinstance(value, dict) and key not in _WHOLE else {key}
+        keys |= set(value) if isinstance(value, dict) and key not in WHOLE else {key}
     return tuple(key for key in settings_of(argv) if key in keys and key not in _BOTH_ALLOWED)
 
 

@@ -62,13 +62,12 @@ def _take_out(host: Host, daemon: Daemon, key: str) -> str:
 
 def validate(host: Host, daemon: Daemon, edit: FileEdit) -> tuple[str, ...]:
     """`dockerd --validate` on a staged copy (23.0 and up), else the refusals that are known. Gives notes."""
-    content = decode(edit.after, edit.path)
-    reason = docker_plan.refused_by_dockerd(content, edit.path, daemon.version)
+    reason = docker_plan.refused_by_dockerd(decode(edit.after, edit.path), edit.path, daemon.version)
     if reason:
-        raise ValidationError(
-            f"{edit.path}:{reason}, so dockerd can't start with it",
-            hint=f"correct it: ${{EDITOR:-vi}} {edit.path}",
-        )
+        there = edit.before is not None
+        content = decode(edit.before, edit.path)
+        before = docker_plan.refused_by_dockerd(content, edit.path, daemon.version) if there else ""
+        raise _refused(edit, reason, before)
     if not host.live:
         return (f"{edit.path} was checked for known mistakes only: no program of that node is run here",)
     if daemon.version < _HAS_VALIDATE:
@@ -80,18 +79,28 @@ def validate(host: Host, daemon: Daemon, edit: FileEdit) -> tuple[str, ...]:
 
 
 def _ask_dockerd(host: Host, daemon: Daemon, edit: FileEdit) -> None:
-    refusal = _refusal(host, daemon, edit.after or b"")
-    if not refusal:
-        return
-    if edit.before is not None and _refusal(host, daemon, edit.before):
-        raise ValidationError(
-            f"dockerd refuses {edit.path} as it is: {refusal}",
-            hint=f"correct it first: ${{EDITOR:-vi}} {edit.path}",
+    reason = _refusal(host, daemon, edit.after or b"")
+    if reason:
+        raise _refused(edit, reason, _refusal(host, daemon, edit.before) if edit.before is not None else "")
+
+
+def _refused(edit: FileEdit, after: str, before: str) -> ValidationError:
+    """Whether the file was broken before we came decides what a person has to do."""
+    if before:
+        line = before.partition(":")[0]
+        return ValidationError(
+            f"dockerd refuses {edit.path} as it is: {_placed(edit.path, before)}",
+            hint=f"correct it first: ${{EDITOR:-vi}} {f'+{line} ' if line.isdecimal() else ''}{edit.path}",
         )
-    raise ValidationError(
-        f"dockerd would refuse the new {edit.path}: {refusal}",
+    return ValidationError(
+        f"dockerd would refuse the new {edit.path}: {_placed(edit.path, after)}",
         hint="nothing was written; see the change with --dry-run",
     )
+
+
+def _placed(path: str, reason: str) -> str:
+    line, _, said = reason.partition(": ")
+    return f"{path}:{line}: {said}" if line.isdecimal() else reason
 
 
 def _refusal(host: Host, daemon: Daemon, content: bytes) -> str:

@@ -8,11 +8,15 @@ from typing import Any
 from gpunode.errors import ConfigError, UsageError
 from gpunode.facts.docker_file import parse_daemon_json
 from gpunode.facts.docker_flags import flag_features
+from gpunode.facts.docker_keys import refused_by_20
 from gpunode.runtime import json_edit
 from gpunode.runtime.engine import Unwanted, Wanted
 from gpunode.runtime.trees import Tree
 
 BUILT_IN = "runc"  # dockerd refuses a file that defines a runtime of this name
+_BUILT_IN_SHIMS = ("io.containerd.runc.v2", "io.containerd.runtime.v1.linux")  # of dockerd 20.10
+_HAS_VALIDATE = (23,)
+_PATH_XOR_TYPE = (25,)  # fatal at start from here on; 24 says so by itself
 _SHIM_NAMES = (23,)  # from here on a default runtime may be a containerd shim that no file mentions
 # moby 28.2 took CDI for on unless features.cdi is false (seen with 28.5.2); 25.0 had it off without the key
 _CDI_BY_DEFAULT = (28, 2)
@@ -97,22 +101,38 @@ def for_reload(content: str, path: str) -> str:
 def refused_by_dockerd(content: str, path: str, version: tuple[int, ...]) -> str:
     """What dockerd is known to refuse in a file, as ``LINE: REASON``; empty if nothing is.
 
-    It stands in for ``--validate`` where there is none.
+    It stands in for ``--validate`` where there is none, and for what that doesn't look at: from 25.0 on it
+    passes over the runtimes (seen on 26.1.5 and 28.5.2), which are fatal at start all the same.
     """
     tree = parse_daemon_json(content, path)
+    _check_types(tree, content, path)
     runtimes = tree.get("runtimes") or {}
     default = tree.get("default-runtime") or BUILT_IN
-    if not isinstance(runtimes, dict) or not isinstance(default, str):
-        return ""  # `_check_types` refuses those with their lines
-    if BUILT_IN in runtimes:
-        return f'{json_edit.line_of(content, "runtimes", BUILT_IN)}: runtime name "{BUILT_IN}" is reserved'
-    wrong = next((name for name, entry in runtimes.items() if not isinstance(entry, dict)), None)
-    if wrong is not None:
-        return f'{json_edit.line_of(content, "runtimes", wrong)}: runtime "{wrong}" is not an object'
-    if default != BUILT_IN and default not in runtimes and not (version >= _SHIM_NAMES and _is_shim(default)):
-        line = json_edit.line_of(content, "default-runtime")
-        return f'{line}: default-runtime "{default}" is not among runtimes'
-    return ""
+    keys, reason = _refused_runtimes(runtimes, version)
+    if not reason and not (default in (BUILT_IN, *runtimes) or _is_built_in(default, version)):
+        keys, reason = ("default-runtime",), f'default-runtime "{default}" is not among runtimes'
+    if not reason and version and version < _HAS_VALIDATE:
+        keys, reason = refused_by_20(tree)
+        if not reason and content.startswith("\ufeff"):
+            reason = "dockerd 20.10 can't read a byte order mark"
+        if not reason and not content.strip():
+            reason = "dockerd 20.10 takes {} for an empty file, but not an empty one"
+    return f"{json_edit.line_of(content, *keys)}: {reason}" if reason else ""
+
+
+def _refused_runtimes(runtimes: Tree, version: tuple[int, ...]) -> tuple[tuple[str, ...], str]:
+    for name, entry in runtimes.items():
+        if name == BUILT_IN:
+            return ("runtimes", name), f'the runtime name "{BUILT_IN}" is reserved'
+        if not isinstance(entry, dict):
+            return ("runtimes", name), f'the runtime "{name}" is not an object'
+        if version >= _PATH_XOR_TYPE and bool(entry.get("path")) == bool(entry.get("runtimeType")):
+            return ("runtimes", name), f'the runtime "{name}" needs either a path or a runtimeType'
+    return (), ""
+
+
+def _is_built_in(name: str, version: tuple[int, ...]) -> bool:
+    return _is_shim(name) if version >= _SHIM_NAMES else name in _BUILT_IN_SHIMS
 
 
 def _is_shim(name: str) -> bool:
