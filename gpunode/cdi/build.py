@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ from gpunode.gpu.model import Gpu, Inventory, MigDevice
 
 INDEX, UUID, TYPE_INDEX = "index", "uuid", "type-index"
 STRATEGIES = (INDEX, UUID, TYPE_INDEX)
+_NAME = re.compile(r"[A-Za-z0-9]([\w.:-]*[A-Za-z0-9])?", re.ASCII)  # `ValidateDeviceName` in CDI's parser.go
 
 
 @dataclass(frozen=True)
@@ -129,12 +131,16 @@ def _mig_drm(gpu: Gpu, mig: MigDevice, facts: NodeFacts) -> tuple[str, ...]:
 
 
 def _devices(found: tuple[_Found, ...], names: tuple[str, ...], dev_root: str) -> Iterator[Device]:
-    """Every device once for each kind of name, then ``all``. A name that is taken isn't given again."""
-    taken = {""}
+    """Every device once for each kind of name, then ``all``. A name that is taken isn't given again.
+
+    Nor is one that CDI doesn't allow: engines would drop the whole file. Drivers before 470 call MIG devices
+    ``MIG-GPU-.../7/0``, and what is broken may say anything.
+    """
+    taken = {"all"}
     for kind in dict.fromkeys(names):
         for device in found:
             name = _name(device, kind)
-            if name not in taken:
+            if name not in taken and _NAME.fullmatch(name):
                 taken.add(name)
                 yield Device(name, Edits(nodes=node_edits(device.nodes, dev_root)))
     everything = dict.fromkeys(path for device in found for path in device.nodes)

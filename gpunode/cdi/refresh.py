@@ -41,11 +41,7 @@ EnvironmentFile=-{environment}
 ExecStartPre=-/bin/sh -c '[ ! -e /proc/driver/nvidia/version ] || exec /usr/bin/nvidia-modprobe -c 0 -u'
 ExecStart={program} cdi refresh
 TimeoutStartSec=180
-Restart=on-failure
-RestartSec=15
-# 3: only a person can mend it, by a reboot for example
-RestartPreventExitStatus=3
-UMask=0022
+{restart}UMask=0022
 
 # It loads the driver's modules, makes its device files, asks NVML, and writes one directory.
 RuntimeDirectory=cdi
@@ -72,6 +68,15 @@ SystemCallArchitectures=native
 [Install]
 WantedBy=multi-user.target
 """
+
+_RESTART = """\
+Restart=on-failure
+RestartSec=15
+# 3: only a person can mend it, by a reboot for example
+RestartPreventExitStatus=3
+"""
+# systemd's NEWS for 244; an older one, such as RHEL 8's, refuses the whole unit
+_RESTARTS_ONESHOT = 244
 
 _PATH = """\
 {marker}
@@ -113,10 +118,17 @@ def files(host: Host) -> tuple[tuple[str, bytes], ...]:
         "environment": ENVIRONMENT_FILE,
         "program": program(host),
         "service": SERVICE,
+        "restart": _RESTART if _systemd_release(host) >= _RESTARTS_ONESHOT else "",
         "systemctl": host.which("systemctl") or "/usr/bin/systemctl",
     }
     texts = ((SERVICE_FILE, _SERVICE), (PATH_FILE, _PATH), (RULES_FILE, _RULES))
     return tuple((path, text.format(**values).encode()) for path, text in texts)
+
+
+def _systemd_release(host: Host) -> int:
+    """Such as 252; what doesn't tell is taken for a new one."""
+    told = re.match(r"systemd (\d{1,5})", host.run(["systemctl", "--version"], timeout=5.0).stdout)
+    return int(told[1]) if told else _RESTARTS_ONESHOT
 
 
 def program(host: Host) -> str:

@@ -154,6 +154,13 @@ def test_roots_of_driver_and_devices_are_only_on_the_hosts_side():
     assert all(mount.container_path.startswith("/usr") for mount in spec.edits.mounts)
 
 
+def test_a_name_that_cdi_does_not_allow_is_not_given():
+    """One such name, and an engine drops the whole file."""
+    odd = type(gpu(0))(0, "MIG-GPU-1/7/0", "NVIDIA", "0000:00:00.0", 0)
+    spec = build(inventory(odd), facts("/dev/nvidia0"), driver(), None, Form()).spec
+    assert [device.name for device in spec.devices] == ["0", "all"]
+
+
 def test_missing_control_nodes_are_told_only_where_cuda_needs_them():
     nodes = facts("/dev/nvidia0", control=("/dev/nvidiactl",))
     (note,) = build(inventory(gpu(0)), nodes, driver(), None, Form()).notes

@@ -47,6 +47,16 @@ def test_tries_are_never_used_up_and_what_a_person_must_mend_is_not_tried_again(
     assert int(service["RestartSec"]) >= 10
 
 
+@pytest.mark.parametrize(("release", "restarts"), [("239 (239-82.el8)", False), ("252 (252.39-1)", True)])
+def test_an_old_systemd_gets_a_unit_that_it_takes(release, restarts, tmp_path):
+    """Before 244 a oneshot unit with Restart= is refused as a whole."""
+    commands = {"systemctl --version": {"stdout": f"systemd {release}\n+PAM +AUDIT\n"}}
+    host = Host(build_machine({"recording": {"commands": commands}}, tmp_path), environ={})
+    unit = settings(refresh.files(host)[0][1].decode())
+    assert ("Restart" in unit, "RestartPreventExitStatus" in unit) == (restarts, restarts)
+    assert unit["Type"] == "oneshot"
+
+
 def test_nothing_takes_the_gpus_away(texts):
     """ProtectClock implies a DeviceAllow, which shuts every device that it doesn't name."""
     forbidden = {"PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock", "ProcSubset", "PrivateTmp"}

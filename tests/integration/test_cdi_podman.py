@@ -68,6 +68,31 @@ def test_libraries_load_and_the_device_opens_in_any_layout(layout, specification
     assert (done.returncode, done.stdout.splitlines(), done.stderr) == (0, expected, "")
 
 
+def test_hooks_are_run_with_the_words_that_nvidias_program_takes(node, roots, tmp_path):
+    """The program is a stand-in that writes down its arguments: NVIDIA's own is in no distribution."""
+    log, path = tmp_path / "log", tmp_path / "nvidia.yaml"
+    program = tmp_path / "bin/nvidia-cdi-hook"
+    program.parent.mkdir()
+    names = "create-symlinks  x\n   update-ldcache  x\n   enable-cuda-compat  x"
+    help_text = f"COMMANDS:\n   {names}\n\nGLOBAL OPTIONS:\n"
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = --help ] && {{ printf "%s" "{help_text}"; exit; }}\necho "$0 $*" >> {log}\n'
+    )
+    program.chmod(0o755)
+    env = {**node.env, "PATH": f"{program.parent}:{os.environ['PATH']}"}
+    ran = gpunode("cdi", "generate", *node.options, "--output", str(path), env=env)
+    assert ran.code == 0, ran.err
+    device = ("--device", "nvidia.com/gpu=0", "--rootfs", str(roots["debian"]))
+    done = podman(path, *device, "/usr/bin/probe", "/dev/nvidia0")
+    assert done.stdout == "/dev/nvidia0 opens as 1:3\n", done.stderr
+    libraries = node.libraries
+    assert [line.split()[1] for line in log.read_text().splitlines()] == [
+        "create-symlinks", "enable-cuda-compat", "update-ldcache",
+    ]  # fmt: skip
+    assert f"--link libcuda.so.535.104.05::{libraries}/libcuda.so.1" in log.read_text()
+    assert f"update-ldcache --folder {libraries}" in log.read_text()
+
+
 @pytest.mark.parametrize("name", ["all", "GPU-0000000b-1111-4222-8333-444444444444"])
 def test_every_kind_of_name_is_known(name, specification, roots):
     device = ("--device", f"nvidia.com/gpu={name}", "--rootfs", str(roots["debian"]))
