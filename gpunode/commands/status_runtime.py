@@ -125,10 +125,12 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     answers = ask_all(engines)
     entries = journal_entries(host)
     kubelet = _kubelet(host)
-    statuses = tuple(
+    found = (
         _status(engine, answer, entries, kubelet, options)
         for engine, answer in zip(engines, answers, strict=True)
     )
+    # what the node lives on comes first, what only lies there last
+    statuses = tuple(sorted(found, key=lambda one: (not one.kubelet, one.running is False)))
     shown = KubeletStatus(kubelet.engine, kubelet.endpoint, kubelet.endpoint_source) if kubelet else None
     data = RuntimeStatus(statuses, shown, _cdi(host))
     warns = any(one.drift or one.problem for one in statuses)
@@ -149,8 +151,10 @@ def _engines(host: Host, options: Options) -> tuple[tuple[Engine, ...], tuple[st
         except GpunodeError as error:
             notes.append(f"{name}: {error.message}")
             continue
-        if daemon is not None:
-            daemons.setdefault((daemon.name, daemon.config_path), daemon)
+        key = (daemon.name, daemon.config_path) if daemon else ("", "")
+        # a distribution's own name tells more of its containerd than containerd's does
+        if daemon is not None and (key not in daemons or daemon.manager):
+            daemons[key] = daemon
     for daemon in find_others(host, tuple(one for one in running(host) if one.name == "dockerd")):
         daemons.setdefault((daemon.name, daemon.config_path), daemon)
     return tuple(find.of_daemon(host, daemon) for daemon in daemons.values()), tuple(notes)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fixtures.crio import start_crio
-from fixtures.engines import Engine, start_containerd, start_dockerd
-from fixtures.newer_engines import Unavailable, search_path
+from fixtures.distributions import RUNTIME, DistributionNode
+from fixtures.engines import start_containerd, start_dockerd
 from tests.cli import Ran, command, gpunode
 from tests.integration.configuring import Cli, configuring
-from tests.integration.conftest import refuse_for, require
+from tests.integration.conftest import path_of, require
 from tests.integration.podman_node import PodmanNode
+from tests.integration.systemd_stand_in import require_namespace
 
 P2 = "io.containerd.grpc.v1.cri"
 P3 = "io.containerd.cri.v1.runtime"
@@ -96,21 +96,6 @@ def test_docker_drifts_until_it_has_read_its_file(tmp_path: Path) -> None:
         assert kinds(cli) == [("other-path", "gpu"), ("other-default", "default runtime")]
 
 
-@contextmanager
-def newer(suite: str, engine: str, config: str | dict[str, Any] | None = None) -> Iterator[Engine]:
-    try:
-        path = search_path(suite)
-    except Unavailable as error:
-        refuse_for([str(error)])
-        raise
-    place = path.split(":")
-    if engine == "containerd":
-        assert isinstance(config, str)
-        yield start_containerd(config, binary=f"{place[1]}/containerd", path=path)
-    else:
-        yield start_dockerd(config, binary=f"{place[0]}/dockerd")
-
-
 MAIN = f"""\
 version = 3
 imports = ["{{directory}}/conf.d/*.toml"]
@@ -127,7 +112,9 @@ runtime_type = "io.containerd.runc.v2"
 
 @pytest.mark.containerd
 def test_a_generated_copy_shadows_the_main_file_of_a_real_containerd_2(tmp_path: Path) -> None:
-    with newer("forky", "containerd", MAIN) as engine, configuring(engine, tmp_path) as cli:
+    path = path_of("forky")
+    engine = start_containerd(MAIN, binary=shutil.which("containerd", path=path) or "", path=path)
+    with configuring(engine, tmp_path) as cli:
         assert (status(cli)["cdi"], kinds(cli)) == (True, [])
         drop_in = engine.directory / "conf.d/99-nvidia.toml"
         drop_in.parent.mkdir()
@@ -178,6 +165,24 @@ def test_crio_drifts_until_it_is_restarted(tmp_path: Path) -> None:
         assert {one["path"]: one["writer"] for one in status(cli)["files"]}[str(drop_in)] == "administrator"
         engine.restart()
         assert kinds(cli) == [] and handlers(cli)["gpu"] is True
+
+
+@pytest.mark.containerd
+def test_the_containerd_of_k3s_is_the_kubelets_and_its_file_is_k3s_own() -> None:
+    require("unshare", "nsenter", "runc")
+    require_namespace()
+    node = DistributionNode("k3s", shutil.which("containerd", path=path_of("forky")) or "", 3).made()
+    try:
+        node.program(RUNTIME)
+        node.start()
+        done = node.gpunode("status", "runtime", "-o", "json")
+    finally:
+        node.end()
+    assert done.returncode == 0, done.stderr
+    engine = json.loads(done.stdout)["data"]["engines"][0]
+    assert (engine["manager"], engine["kubelet"], engine["drift"]) == ("k3s", True, [])
+    assert [file["writer"] for file in engine["files"]] == ["k3s"]
+    assert {one["name"]: one["path"] for one in engine["handlers"] if one["active"]}["nvidia"] == RUNTIME
 
 
 @pytest.mark.podman
