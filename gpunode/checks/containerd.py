@@ -7,8 +7,9 @@ from typing import Any
 from gpunode.checks import fixes
 from gpunode.checks.docker import line_of
 from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
-from gpunode.errors import ConfigError, DaemonError, GpunodeError
+from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig
+from gpunode.facts.distributions import sources
 from gpunode.facts.engines import containerd_role
 from gpunode.facts.node import Node
 from gpunode.result import Evidence, Fix
@@ -27,7 +28,9 @@ def containerd_config_version(node: Node) -> Verdict:
         config = node.containerd_config
     except ConfigError as error:
         return fail(
-            "containerd's configuration can't be parsed", seen(path, error.message), fix=_edit(path, None)
+            "containerd's configuration can't be parsed",
+            seen(path, error.message),
+            fix=_edit(node, path, None),
         )
     if config is None or not config.exists:
         return ok(f"{path} is absent: containerd runs with its defaults")
@@ -49,7 +52,7 @@ def _too_new(node: Node, config: ContainerdConfig) -> Verdict | None:
     return fail(
         f"containerd {_dotted(node)} reads configuration versions up to {newest}",
         seen(over[0], f"version = {config.versions[over[0]]}", line),
-        fix=_edit(over[0], line),
+        fix=_edit(node, over[0], line),
     )
 
 
@@ -63,7 +66,9 @@ def _mixed(node: Node, config: ContainerdConfig) -> Verdict | None:
     evidence = [seen(path, f"version {config.versions[path]}") for path in (config.path, *other)]
     higher = any(config.versions[path] > config.version for path in other)
     judge = fail if higher else warn
-    return judge("imported files have another version than the main file", *evidence, fix=_edit(other[0], 1))
+    return judge(
+        "imported files have another version than the main file", *evidence, fix=_edit(node, other[0], 1)
+    )
 
 
 def _misplaced(config: ContainerdConfig) -> Verdict | None:
@@ -79,12 +84,16 @@ def _misplaced(config: ContainerdConfig) -> Verdict | None:
     return None
 
 
-def _edit(path: str, line: int | None) -> Fix:
-    return Fix(
-        f"${{EDITOR:-vi}} {f'+{line} ' if line else ''}{path} && systemctl restart containerd",
-        True,
-        "restart",
-    )
+def _edit(node: Node, path: str, line: int | None) -> Fix:
+    """Correct a file and restart; never the one that a distribution renders, but what it is rendered from."""
+    daemon = node.containerd
+    restart = "systemctl restart containerd"
+    if daemon is not None and daemon.manager:
+        restart = fixes.restart_managed(daemon.manager, daemon.unit)
+        if path == daemon.config_path:
+            path, line = next(iter(sources(node.host, daemon)), ""), None
+    edit = f"${{EDITOR:-vi}} {f'+{line} ' if line else ''}{path} && " if path else ""
+    return Fix(f"{edit}{restart}", True, "restart")
 
 
 def _dotted(node: Node) -> str:
@@ -108,7 +117,7 @@ def containerd_cri_disabled(node: Node) -> Verdict:
     path = where or config.path
     line = line_of(node.host.read_text(path) or "", "disabled_plugins")
     evidence = seen(path, f"disabled_plugins has {', '.join(config.disabled)}", line)
-    return fail("containerd's CRI is switched off", evidence)
+    return fail("containerd's CRI is switched off", evidence, fix=_configure(node))
 
 
 def containerd_not_restarted(node: Node) -> Verdict:
@@ -134,14 +143,18 @@ def containerd_not_restarted(node: Node) -> Verdict:
 
 
 def _managed(node: Node) -> Fix | None:
-    """A Kubernetes distribution's containerd is restarted, and so configured, by that distribution alone."""
-    path = node.containerd.config_path if node.containerd else ""
-    try:
-        unit = node.kubelet.unit if node.kubelet else None
-    except GpunodeError:
-        unit = None
-    command = fixes.managed_restart(path, unit)
-    return Fix(command, True, "restart") if command else None
+    """A distribution's containerd is restarted by that distribution alone; None for the system's."""
+    daemon = node.containerd
+    if daemon is None or not daemon.manager:
+        return None
+    return Fix(fixes.restart_managed(daemon.manager, daemon.unit), True, "restart")
+
+
+def _configure(node: Node) -> Fix | None:
+    """The same as for the system's, by the distribution's name; None for the system's."""
+    manager = node.containerd.manager if node.containerd else ""
+    command = f"gpunode configure-runtime --runtime {manager}"
+    return Fix(command, True, "restart") if manager else None
 
 
 def _silent(node: Node, socket: str) -> Verdict:
@@ -188,7 +201,7 @@ def containerd_runtime_missing(node: Node) -> Verdict:
     told = seen(f"CRI Status at {node.containerd.socket}", f"handlers {', '.join(handlers) or 'none'}")
     ours = [name for name in handlers if name.startswith(_HANDLER)]
     if not ours:
-        return fail("containerd has no nvidia handler", told, fix=_managed(node))
+        return fail("containerd has no nvidia handler", told, fix=_configure(node))
     config = node.containerd_config
     for name in ours:
         binary = dig(config.runtimes, name, "options", "BinaryName") if config else None

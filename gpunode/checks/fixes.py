@@ -179,11 +179,6 @@ CONFIGURE_CONTAINERD = everywhere("gpunode configure-runtime --runtime container
 
 # daemons that somebody else than systemd's docker.service and containerd.service starts
 _SNAP_DOCKER = "/var/snap/docker/"
-_DISTRIBUTION_UNITS = {
-    "/rancher/k3s/": ("k3s", "k3s-agent"),
-    "/rancher/rke2/": ("rke2-server", "rke2-agent"),
-    "/k0s": ("k0sworker", "k0scontroller"),
-}
 
 
 def restart_docker(config_path: str) -> str:
@@ -191,19 +186,11 @@ def restart_docker(config_path: str) -> str:
     return "snap restart docker" if config_path.startswith(_SNAP_DOCKER) else "systemctl restart docker"
 
 
-def managed_restart(config_path: str, kubelet_unit: str | None) -> str | None:
-    """What restarts a Kubernetes distribution's own containerd; None for the system's.
-
-    Such a distribution writes the file anew at every start, with the nvidia handler in it if the toolkit is
-    installed by then: a restart is also what configures it.
-    """
-    if "/snap/microk8s/" in config_path:
-        return "snap restart microk8s"
-    for part, units in _DISTRIBUTION_UNITS.items():
-        if part in config_path:
-            known = (kubelet_unit or "").removesuffix(".service")
-            return f"systemctl restart {known if known in units else units[0]}"
-    return None
+def restart_managed(manager: str, unit: str | None) -> str:
+    """What restarts a Kubernetes distribution's own containerd, and lets it be rendered anew."""
+    if manager == "microk8s":
+        return "snap restart microk8s.daemon-containerd"
+    return f"systemctl restart {(unit or manager).removesuffix('.service')}"
 
 
 REFRESH_CDI = everywhere("gpunode cdi refresh")

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from gpunode.errors import GpunodeError
-from gpunode.facts.daemons import Daemon, parse_version, socket_path
+from gpunode.facts.daemons import Daemon, parse_version, same_file, socket_path
 from gpunode.facts.processes import Process, option_value, running
 from gpunode.facts.units import Unit, read_unit
 from gpunode.host import Host
@@ -89,6 +89,7 @@ _OWNERS = {
     "/k0s/": "k0s",
     "/snap/microk8s/": "microk8s",
 }
+K0S_MARK = "# k0s_managed=true"
 _WANTS = "/etc/systemd/system/multi-user.target.wants"
 _CONFIG_FLAGS = ("--config", "-c")
 
@@ -151,6 +152,34 @@ def find_distribution(host: Host, name: str) -> Daemon | None:
         manager=name,
         log=_in(kind.log, data),
     )
+
+
+def distribution_at(host: Host, endpoint: str) -> Daemon | None:
+    """The distribution's containerd with this socket, a running one first; None if none has it."""
+    found = (find_distribution(host, name) for name in DISTRIBUTIONS)
+    there = [one for one in found if one is not None and same_file(host, one.socket, endpoint)]
+    return min(there, key=lambda one: one.process is None, default=None)
+
+
+def k0s_manages(host: Host, config_path: str) -> bool:
+    """Whether k0s writes this file: its first line (after an empty one up to 1.29) says so, or it isn't there."""
+    text = host.read_text(config_path)
+    lines = (line for line in (text or "").splitlines() if line)
+    return text is None or next(lines, "") == K0S_MARK
+
+
+def sources(host: Host, daemon: Daemon) -> tuple[str, ...]:
+    """What a person edits in place of a distribution's rendered file, as far as it is there."""
+    if daemon.manager == "k0s" and not k0s_manages(host, daemon.config_path):
+        return (daemon.config_path,)
+    directory = daemon.config_path.rpartition("/")[0]
+    names = {
+        "k3s": ("config-v3.toml.tmpl", "config.toml.tmpl"),
+        "rke2": ("config-v3.toml.tmpl", "config.toml.tmpl"),
+        "microk8s": ("containerd-template.toml",),
+    }
+    paths = (f"{directory}/{name}" for name in names.get(daemon.manager, ()))
+    return tuple(path for path in paths if host.exists(path))
 
 
 def _unit(host: Host, name: str, process: Process | None = None) -> Unit | None:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpunode.errors import DaemonError
+from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import devices, driver, kubelet, libraries, pci, processes, system, toolkit
-from gpunode.facts.containerd import ContainerdConfig, find_containerd, load_config
+from gpunode.facts.containerd import DEFAULT_SOCKET, ContainerdConfig, find_containerd, load_config
 from gpunode.facts.daemons import Daemon
+from gpunode.facts.distributions import distribution_at
 from gpunode.facts.docker import find_docker
 from gpunode.facts.docker_file import parse_daemon_json
 from gpunode.host import DeviceNode, Host
@@ -159,7 +160,14 @@ class Node:
 
     @cached_property
     def containerd(self) -> Daemon | None:
-        return find_containerd(self.host)
+        """The kubelet's if that is a distribution's, which may run beside the system's; else the system's."""
+        found = find_containerd(self.host)
+        try:
+            endpoint = self.kubelet.endpoint if self.kubelet else ""
+        except GpunodeError:
+            return found
+        elsewhere = found is not None and endpoint not in ("", DEFAULT_SOCKET, found.socket)
+        return (distribution_at(self.host, endpoint) if elsewhere else None) or found
 
     @cached_property
     def containerd_config(self) -> ContainerdConfig | None:

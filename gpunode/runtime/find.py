@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from gpunode.errors import PreconditionError, Unreadable, UsageError
 from gpunode.facts.containerd import DEFAULT_SOCKET, find_containerd
 from gpunode.facts.crio import find_crio
-from gpunode.facts.daemons import Daemon, same_file
-from gpunode.facts.distributions import DISTRIBUTIONS, find_distribution
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.distributions import DISTRIBUTIONS, distribution_at, find_distribution
 from gpunode.facts.docker import find_docker
 from gpunode.facts.kubelet import find_kubelet
 from gpunode.facts.podman import find_podman
@@ -189,10 +189,6 @@ def _kubelet_engine(host: Host) -> str:
 
 
 def _containerd_at(host: Host, endpoint: str) -> str:
-    """The name of the containerd at a socket: a distribution's, a running one first, or the system's."""
-    if endpoint == DEFAULT_SOCKET:
-        return "containerd"
-    found = [(name, find_distribution(host, name)) for name in DISTRIBUTIONS]
-    there = [(name, one) for name, one in found if one and same_file(host, one.socket, endpoint)]
-    there.sort(key=lambda pair: pair[1].process is None)
-    return there[0][0] if there else "containerd"
+    """The name of the containerd at a socket: a distribution's, or the system's."""
+    daemon = None if endpoint == DEFAULT_SOCKET else distribution_at(host, endpoint)
+    return daemon.manager if daemon else "containerd"

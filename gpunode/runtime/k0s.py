@@ -15,12 +15,12 @@ from functools import cached_property
 from gpunode.errors import PreconditionError
 from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig, load_config, parse_toml
 from gpunode.facts.daemons import Daemon
+from gpunode.facts.distributions import K0S_MARK, k0s_manages
 from gpunode.host import Host
 from gpunode.runtime import distributions
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
 
-_MANAGED = "# k0s_managed=true"
 _CRI_FILE = "containerd-cri.toml"  # what k0s up to 1.35 merges drop-ins into
 
 
@@ -81,17 +81,14 @@ class K0sEngine:
 
     @cached_property
     def _managed(self) -> bool:
-        """k0s up to 1.29 left an empty line before its mark; a file that isn't there yet is its own."""
-        text = self.host.read_text(self.daemon.config_path)
-        lines = (line for line in (text or "").splitlines() if line)
-        return text is None or next(lines, "") == _MANAGED
+        return k0s_manages(self.host, self.daemon.config_path)
 
     @property
     def _plain(self) -> ContainerdEngine:
         return ContainerdEngine(self.host, dataclasses.replace(self.daemon, manager=""))
 
     def _renamed(self, plan: Plan) -> Plan:
-        note = f"{self.daemon.config_path} is not managed by k0s (its first line isn't '{_MANAGED}')"
+        note = f"{self.daemon.config_path} is not managed by k0s (its first line isn't '{K0S_MARK}')"
         return dataclasses.replace(plan, engine=self.daemon.manager, notes=(*plan.notes, note))
 
     @cached_property

@@ -156,23 +156,33 @@ def test_a_socket_left_beside_a_plugin_that_answers_is_only_removed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "unit", "command"),
+    ("manager", "unit", "command"),
     [
-        ("/etc/containerd/config.toml", "kubelet.service", None),
-        (
-            "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
-            "k3s-agent.service",
-            "systemctl restart k3s-agent",
-        ),
-        ("/var/lib/rancher/rke2/agent/etc/containerd/config.toml", None, "systemctl restart rke2-server"),
-        ("/etc/k0s/containerd.toml", "k0sworker.service", "systemctl restart k0sworker"),
-        ("/var/snap/microk8s/7229/args/containerd.toml", None, "snap restart microk8s"),
+        ("k3s", "k3s-agent.service", "systemctl restart k3s-agent"),
+        ("rke2", None, "systemctl restart rke2"),
+        ("k0s", "k0sworker.service", "systemctl restart k0sworker"),
+        ("microk8s", "snap.microk8s.daemon-containerd.service", "snap restart microk8s.daemon-containerd"),
     ],
 )
-def test_a_distributions_containerd_is_restarted_by_the_distribution(path, unit, command):
-    assert fixes.managed_restart(path, unit) == command
+def test_a_distributions_containerd_is_restarted_by_the_distribution(manager, unit, command):
+    assert fixes.restart_managed(manager, unit) == command
 
 
 def test_the_snaps_docker_is_restarted_by_snap():
     assert fixes.restart_docker("/var/snap/docker/2893/config/daemon.json") == "snap restart docker"
     assert fixes.restart_docker("/etc/docker/daemon.json") == "systemctl restart docker"
+
+
+def test_a_file_that_k3s_renders_is_never_to_be_edited(tmp_path):
+    found = commands(machine("k3s-template-repeats-a-table"), tmp_path / "template")
+    template = "/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl"
+    assert found["containerd-config-version"] == f"${{EDITOR:-vi}} {template} && systemctl restart k3s"
+    spec = machine("k3s-template-repeats-a-table")
+    del spec["files"][template]
+    found = commands(spec, tmp_path / "none")
+    assert found["containerd-config-version"] == "systemctl restart k3s"
+
+
+def test_k3s_is_configured_by_its_own_name_even_beside_another_containerd(tmp_path):
+    found = commands(machine("k3s-runtime-missing"), tmp_path)
+    assert found["containerd-runtime-missing"] == "gpunode configure-runtime --runtime k3s"
