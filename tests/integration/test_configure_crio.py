@@ -69,7 +69,7 @@ def test_reload_would_show_what_pods_do_not_get(tmp_path: Path) -> None:
 def test_handler_that_was_only_reloaded_is_restarted(tmp_path: Path) -> None:
     with crio("packaged", tmp_path) as cli:
         started = Host().monotonic()
-        Host().wait_until(lambda: Host().monotonic() > started + 3.5, 5.0)
+        Host().wait_until(lambda: Host().monotonic() > started + 2.6, 5.0)
         cli.data("configure-runtime", "--no-restart")
         os.kill(cli.engine.pid, signal.SIGHUP)
         assert Host().wait_until(lambda: "nvidia" in shown_handlers(cli.engine), 5.0)
