@@ -162,7 +162,7 @@ def distribution_at(host: Host, endpoint: str) -> Daemon | None:
 
 
 def k0s_manages(host: Host, config_path: str) -> bool:
-    """Whether k0s writes this file: its first line (after an empty one up to 1.29) says so, or it isn't there."""
+    """Whether k0s writes this file: its first line that isn't empty says so, or it isn't there."""
     text = host.read_text(config_path)
     lines = (line for line in (text or "").splitlines() if line)
     return text is None or next(lines, "") == K0S_MARK
