@@ -142,10 +142,9 @@ def test_a_generated_copy_shadows_the_main_file_of_a_real_containerd_2(tmp_path:
 
 @pytest.mark.docker
 def test_cdi_of_a_real_docker_28_needs_its_restart(tmp_path: Path) -> None:
-    with (
-        newer("forky", "docker", {"features": {"cdi": True}}) as engine,
-        configuring(engine, tmp_path) as cli,
-    ):
+    binary = shutil.which("dockerd", path=path_of("forky")) or ""
+    engine = start_dockerd({"features": {"cdi": True}}, binary=binary)
+    with configuring(engine, tmp_path) as cli:
         assert (status(cli)["cdi"], kinds(cli)) == (True, [])
         engine.config.write_text(json.dumps({"features": {"cdi": False}}))
         assert kinds(cli) == [("other-cdi", "CDI")]
