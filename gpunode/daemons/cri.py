@@ -22,15 +22,15 @@ DEFAULT_SOCKET = "/run/containerd/containerd.sock"
 ANSWER_SECONDS = 10.0
 _Answer = TypeVar("_Answer", bound="Message")
 _STATES = {
-    "absent": "start containerd: systemctl start containerd",
-    "refused": "the socket is there but nobody listens: systemctl restart containerd",
+    "absent": "start {service}: systemctl start {service}",
+    "refused": "the socket is there but nobody listens: systemctl restart {service}",
     "denied": "run as root, for example with sudo",
     "not-a-socket": "something else lies where the socket belongs; see the daemon's --address",
 }
 _CODES = {
-    "DEADLINE_EXCEEDED": ("timeout", "the daemon hangs: journalctl -u containerd -n 50"),
+    "DEADLINE_EXCEEDED": ("timeout", "the daemon hangs: journalctl -u {service} -n 50"),
     "NOT_FOUND": ("not-found", ""),
-    "UNAVAILABLE": ("refused", "it broke off or is starting: journalctl -u containerd -n 50"),
+    "UNAVAILABLE": ("refused", "it broke off or is starting: journalctl -u {service} -n 50"),
     "CANCELLED": ("cancelled", "run it again"),
 }
 
@@ -55,12 +55,22 @@ class CriStatus:
 
 
 class Cri:
-    """One CRI server, as a context manager; a recorded machine answers `version` and `status`."""
+    """One CRI server, as a context manager; a recorded machine answers `version` and `status`.
 
-    def __init__(self, host: Host, socket: str = DEFAULT_SOCKET, timeout: float = ANSWER_SECONDS) -> None:
+    `service` is the systemd service that hints name.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        socket: str = DEFAULT_SOCKET,
+        timeout: float = ANSWER_SECONDS,
+        service: str = "containerd",
+    ) -> None:
         self.host = host
         self.socket = socket
         self.timeout = timeout
+        self.service = service
         self._channel: grpc.Channel | None = None
 
     def __enter__(self) -> Self:
@@ -114,7 +124,7 @@ class Cri:
         try:
             result: _Answer = invoke(request, timeout=timeout or self.timeout)
         except grpc.RpcError as error:
-            raise explain(error, self.socket, method) from error
+            raise explain(error, self.socket, method, self.service) from error
         return result
 
     def _open(self) -> grpc.Channel:
@@ -124,9 +134,8 @@ class Cri:
             # gRPC itself says "failed to connect to all addresses" for everything; ask the socket first
             state = self.host.socket_state(self.socket)
             if state != "listening":
-                raise DaemonError(
-                    f"can't reach the CRI at {self.socket}: {state}", hint=_STATES.get(state, ""), code=state
-                )
+                hint = _STATES.get(state, "").format(service=self.service)
+                raise DaemonError(f"can't reach the CRI at {self.socket}: {state}", hint=hint, code=state)
             # Go's server refuses the percent-encoded socket path that gRPC would send as :authority
             options = (("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0))
             self._channel = grpc.insecure_channel(f"unix:{self.socket}", options=options)
@@ -138,7 +147,8 @@ class Cri:
         if not isinstance(answer, kind) or not answer:
             state = self.host.socket_state(self.socket)
             code = state if state in _STATES else "absent"
-            raise DaemonError(f"no answer from {self.socket} ({state})", hint=_STATES[code], code=code)
+            hint = _STATES[code].format(service=self.service)
+            raise DaemonError(f"no answer from {self.socket} ({state})", hint=hint, code=code)
         return answer
 
 
@@ -177,7 +187,7 @@ def _table(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def explain(error: grpc.RpcError, socket: str, method: str) -> DaemonError:
+def explain(error: grpc.RpcError, socket: str, method: str, service: str = "containerd") -> DaemonError:
     """A gRPC failure as a person needs it; `code` is what programs branch on."""
     status = error.code() if hasattr(error, "code") else None
     name = status.name if status is not None else "UNKNOWN"
@@ -188,5 +198,5 @@ def explain(error: grpc.RpcError, socket: str, method: str) -> DaemonError:
             hint="take cri out of disabled_plugins: gpunode configure-runtime --runtime containerd",
             code="cri-disabled",
         )
-    code, hint = _CODES.get(name, ("daemon", "journalctl -u containerd -n 50"))
-    return DaemonError(f"{method}: {told}", hint=hint, code=code)
+    code, hint = _CODES.get(name, ("daemon", "journalctl -u {service} -n 50"))
+    return DaemonError(f"{method}: {told}", hint=hint.format(service=service), code=code)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from gpunode.cdi.places import STANDARD
 from gpunode.cdi.versions import reads, text
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts.cdi import CdiSpec
 from gpunode.host import Host
-from gpunode.runtime.container_way import KIND, CdiReading, Way, gpu_specs, no_specification
+from gpunode.runtime.container_way import KIND, CdiReading, Way, gpu_specs, no_specification, rewriting
 
 _LIBCUDA = "libcuda.so"
-_REFRESH = "gpunode cdi refresh"
 _UNRESOLVED = "unresolvable CDI devices"
 
 
@@ -24,44 +25,51 @@ def explain_cdi(host: Host, error: DaemonError, way: Way) -> DaemonError | None:
     if not specs:
         none = no_specification(way.reading)
         return DaemonError(f"{none.message} ({way}): {error.message}", hint=none.hint, code=none.code)
-    missing = next(_missing(host, specs, error.message), "")
-    if missing:
-        return _told(error, way, "cdi-stale", f"{missing}: the specification is older than the driver")
-    if _UNRESOLVED not in error.message:
+    found = next(_missing(host, specs, error.message), None)
+    if found is None and _UNRESOLVED in error.message:
+        found = next(_faults(specs, way), None)
+    if found is None:
         return None
-    fault = next(_faults(specs, way), "")
-    return _told(error, way, "cdi-unresolvable", fault) if fault else None
+    return DaemonError(f"{found.what} ({way}): {error.message}", hint=found.hint, code=found.code)
 
 
-def _told(error: DaemonError, way: Way, code: str, what: str) -> DaemonError:
-    return DaemonError(f"{what} ({way}): {error.message}", hint=_REFRESH, code=code)
+@dataclass(frozen=True)
+class _Fault:
+    """One thing that is wrong with the files, and what mends it."""
+
+    what: str
+    hint: str
+    code: str = "cdi-unresolvable"
 
 
-def _missing(host: Host, specs: Sequence[CdiSpec], said: str) -> Iterator[str]:
+def _missing(host: Host, specs: Sequence[CdiSpec], said: str) -> Iterator[_Fault]:
     """Paths of the specifications that the message names and that aren't on the node."""
     for spec in specs:
         paths = (*spec.mounts, *spec.hooks, *(node.path for node in spec.nodes))
         for path in paths:
             if path in said and not host.exists(path):
-                yield f"{spec.path} names {path}, which isn't there"
+                what = f"{spec.path} names {path}, which isn't there: it is older than the driver"
+                yield _Fault(what, rewriting(spec.path), "cdi-stale")
 
 
-def _faults(specs: Sequence[CdiSpec], way: Way) -> Iterator[str]:
+def _faults(specs: Sequence[CdiSpec], way: Way) -> Iterator[_Fault]:
     """Why none of these files gives the engine its devices: the first is what to tell."""
     wanted = {device.partition("=")[2] for device in way.devices}
     naming = [spec for spec in specs if wanted & set(spec.names)]
     for spec in naming or specs:
         if spec.problem:
-            yield f"{spec.path} {spec.problem}"
+            yield _Fault(f"{spec.path} {spec.problem}", rewriting(spec.path))
         elif _too_new(spec, way.reading):
-            yield _too_new(spec, way.reading)
+            yield _Fault(_too_new(spec, way.reading), rewriting(spec.path))
     if not naming:
         have = ", ".join(dict.fromkeys(name for spec in specs for name in spec.names)) or "none"
-        yield f"{_places(specs)} names no device {', '.join(sorted(wanted))}; it has {have}"
+        what = f"{_places(specs)} names no device {', '.join(sorted(wanted))}; it has {have}"
+        yield _Fault(what, rewriting(specs[-1].path))
     directories = [spec.path.rpartition("/")[0] for spec in naming]
     twice = [one for one in naming if directories.count(one.path.rpartition("/")[0]) > 1]
     if twice:
-        yield f"{_places(twice)} name the same device in one directory, and engines then take neither"
+        what = f"{_places(twice)} name the same device in one directory, and engines then take neither"
+        yield _Fault(what, f"keep one of them: rm {twice[-1].path}")
 
 
 def _places(specs: Sequence[CdiSpec]) -> str:
@@ -96,6 +104,6 @@ def without_driver(host: Host, way: Way) -> GpunodeError:
         )
     return GpunodeError(
         f"the container started and its loader found no NVIDIA driver ({way}): {what}",
-        hint=_REFRESH,
+        hint=rewriting(specs[-1].path if specs else STANDARD),
         code="driver-not-injected",
     )

@@ -31,7 +31,8 @@ def run(host: Host, request: ContainerRequest, progress: Progress) -> ContainerO
             "apt install containerd" if name == "containerd" else f"install {name}, or name another engine"
         )
         raise PreconditionError(f"{name} is not on this node", hint=install)
-    with Cri(host, socket) as cri:
+    unit = daemon.unit if daemon and daemon.unit else request.engine
+    with Cri(host, socket, service=unit.removesuffix(".service")) as cri:
         status = first_contact(cri.status)
         reading = _reading(cri, status, "" if request.engine == "containerd" else request.engine)
         way = choose(host, request.runtime_name, request.cdi, status.handlers, reading)

@@ -29,7 +29,7 @@ def run(host: Host, request: ContainerRequest, progress: Progress) -> ContainerO
     socket = request.socket or (daemon.socket if daemon else DEFAULT_SOCKET)
     if not request.socket and daemon is None:
         raise PreconditionError("CRI-O is not on this node", hint="install cri-o, or use another engine")
-    with Cri(host, socket) as cri:
+    with Cri(host, socket, service="crio") as cri:
         status = first_contact(cri.status)
         settings = _settings(host, socket, daemon)
         version = parse_version(cri.version()[1])

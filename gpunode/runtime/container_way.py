@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpunode.cdi.places import STANDARD
 from gpunode.errors import DaemonError, PreconditionError
 from gpunode.facts.cdi import DIRECTORIES, CdiSpec, nvidia_specs
 from gpunode.host import Host
@@ -120,6 +121,11 @@ def no_specification(reading: CdiReading) -> PreconditionError:
     """No file describes the GPUs."""
     return PreconditionError(
         f"no CDI specification of kind {KIND} is in {' or '.join(reading.directories)}",
-        hint="gpunode cdi refresh",
+        hint=rewriting(f"{reading.directories[-1]}/nvidia.yaml"),
         code="cdi-no-specification",
     )
+
+
+def rewriting(path: str) -> str:
+    """The command that writes this specification anew; what refreshes by itself has one place only."""
+    return "gpunode cdi refresh" if path == STANDARD else f"gpunode cdi generate --output {path}"

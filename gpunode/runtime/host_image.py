@@ -228,6 +228,9 @@ def _loader_files(host: Host) -> dict[str, Entry]:
         "/etc/ld.so.conf": Entry(b"include /etc/ld.so.conf.d/*.conf\n", mode=0o644),
         "/etc/ld.so.conf.d": Entry(),
     }
+    for place in _SEARCHED:  # where one is a link to another, files mounted below either must be found
+        target = host.readlink(place)
+        found |= {place: Entry(target=target)} if target is not None else {}
     debian = host.read_bytes("/etc/debian_version")
     return found if debian is None else {**found, "/etc/debian_version": Entry(debian, mode=0o644)}
 

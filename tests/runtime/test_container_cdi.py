@@ -91,7 +91,9 @@ def test_the_same_device_in_both_directories_is_no_fault(host: Host) -> None:
 def test_what_the_message_names_and_the_node_lacks_makes_it_stale(host: Host, path: str) -> None:
     put(host, GOOD)
     message = f'error mounting "{path}": no such file or directory'
-    assert told(host, message).message.startswith(f"/var/run/cdi/nvidia.yaml names {path}, which isn't there")
+    assert told(host, message).message.startswith(
+        f"/var/run/cdi/nvidia.yaml names {path}, which isn't there: "
+    )
     (host.root / path.lstrip("/")).touch()
     assert told(host, message).code != "cdi-stale"
 
