@@ -17,6 +17,7 @@ from tests.integration.corpus_cells import NAME, Cell, Tree
 VALIDATES = (23,)
 # what --validate lets through since 25.0 and a start doesn't; test_corpus_docker.py starts it with such files
 MISSES_RUNTIMES = (25,)
+HAS_CDI_ON = (28, 3)  # features.cdi absent means on; test_cdi_docker.py has containers use it
 _OURS = re.compile(r'"(default-runtime|runtimes|features|cdi|path|runtimeArgs|args)"|^(\{\}|null)$')
 
 
@@ -81,7 +82,10 @@ class Docker:
             complaints.append(f"nvidia is {entry}")
         if variant == "default" and after.get("default-runtime") != NAME:
             complaints.append("nvidia is not the default runtime")
-        if variant == "cdi" and after.get("features", {}).get("cdi") is not True:
+        if (
+            variant == "cdi"
+            and (after.get("features") or {}).get("cdi", self.release >= HAS_CDI_ON) is not True
+        ):
             complaints.append("CDI is not on")
         if before is not None and _plain(before, variant) != _plain(after, variant):
             complaints.append(f"was {before}, is {after}")

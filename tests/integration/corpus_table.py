@@ -19,7 +19,8 @@ import pytest
 
 from fixtures.corpus import Case, cases, minor, record, recorded
 from fixtures.newer_engines import sources
-from tests.integration.conftest import path_of
+from tests.integration import driver_namespace
+from tests.integration.conftest import path_of, refuse_for, require
 from tests.integration.corpus_cells import Cell, Judge, explain
 from tests.integration.forked_cli import ForkedCli
 
@@ -100,11 +101,16 @@ class Table:
 @contextmanager
 def table(engine: str, judge: Callable[[str], Judge], request: pytest.FixtureRequest) -> Iterator[Table]:
     """The table for the cells that this run of pytest has selected."""
+    require("gcc", "unshare")
     items = (getattr(item, "callspec", None) for item in request.session.items)
     params = (spec.params.get("key") for spec in items if spec is not None)
     selected = [key for key in params if key is not None and key[1].engine == engine]
     with ExitStack() as stack:
-        workers = [stack.enter_context(ForkedCli()) for _ in range(WORKERS)]
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpn-driver-")))
+        prefix = driver_namespace.enter(directory)
+        problem = driver_namespace.problem(prefix)
+        refuse_for([f"a mount namespace with a driver in it ({problem})"] if problem else [])
+        workers = [stack.enter_context(ForkedCli(prefix)) for _ in range(WORKERS)]
         made = Table(engine, judge, selected, workers)
         stack.callback(made.close)
         yield made

@@ -11,11 +11,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from types import TracebackType
 from typing import Any
 
+from fixtures.stubs import SCENARIO_VARIABLE
 from tests.cli import Ran, clean_environment
 
 SECONDS = 60
@@ -24,10 +25,11 @@ SECONDS = 60
 class ForkedCli:
     """One such process; several threads may share it, their runs then wait for each other."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: Sequence[str] = ()) -> None:
+        """`prefix` comes before the command line that starts it: a namespace, for example."""
         self._lock = Lock()
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.forked_cli"],
+            [*prefix, sys.executable, "-m", "tests.integration.forked_cli"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -44,8 +46,8 @@ class ForkedCli:
                 self._server.stdin.close()
 
     def run(self, *argv: str, env: Mapping[str, str]) -> Ran:
-        """Run gpunode to its end; the environment is this one's with `env` laid over it."""
-        order = json.dumps({"argv": argv, "env": clean_environment(env)})
+        """Run gpunode to its end; the environment is the process's with `env` laid over it."""
+        order = json.dumps({"argv": argv, "env": env})
         with self._lock:
             assert self._server.stdin is not None and self._server.stdout is not None
             self._server.stdin.write(order + "\n")
@@ -56,6 +58,7 @@ class ForkedCli:
 
 
 def _serve() -> None:
+    import grpc  # noqa: F401 - only imported: its threads come with a child's first channel
     import tomlkit  # noqa: F401
 
     orders, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
@@ -89,8 +92,10 @@ def _child(order: dict[str, Any], streams: list[int]) -> None:
     signal.alarm(SECONDS)
     for number, stream in zip((1, 2), streams, strict=True):
         os.dup2(stream, number)
+    stub = {name: value for name, value in os.environ.items() if name == SCENARIO_VARIABLE}
+    inherited = clean_environment({**stub, **order["env"]})
     os.environ.clear()
-    os.environ.update(order["env"])
+    os.environ.update(inherited)
     code = 70
     try:
         code = run_app(app, order["argv"])

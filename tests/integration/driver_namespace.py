@@ -1,0 +1,40 @@
+"""A mount namespace in which this machine seems to have NVIDIA's driver, for `--cdi` runs that write to /run.
+
+The libraries are the stubs and the device files have /dev/null's numbers (fixtures/driver_tree.py), laid over
+the machine's own directories; /run is empty and forgotten with the namespace.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from pathlib import Path
+
+from fixtures.driver_tree import driver_tree
+from fixtures.stubs import build
+from tests.integration.verify_support import GPUS
+
+_ENTER = """\
+set -e
+mount -t tmpfs tmpfs /run
+mount -t overlay -o "lowerdir=$1/driver/lib:$2" overlay "$2"
+mkdir -p "$1/shm" && mount --bind /dev/shm "$1/shm"
+mount -t overlay -o "lowerdir=$1/node/dev:/dev" overlay /dev
+mount --bind "$1/shm" /dev/shm
+shift 2
+exec "$@"
+"""
+
+
+def enter(directory: Path) -> tuple[str, ...]:
+    """What to put before a command line so that it runs there; needs root, gcc and overlayfs."""
+    tree = driver_tree(directory, GPUS)
+    environ = (f"LD_LIBRARY_PATH={build() / 'all'}", *(f"{name}={value}" for name, value in tree.env.items()))
+    libraries = f"/usr/lib/{platform.machine()}-linux-gnu"
+    return ("unshare", "--mount", "env", *environ, "sh", "-c", _ENTER, "sh", str(directory), libraries)
+
+
+def problem(prefix: tuple[str, ...]) -> str:
+    """Why no such namespace can be made here; empty if it can."""
+    done = subprocess.run([*prefix, "true"], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stderr.strip() or "unshare failed"
