@@ -10,10 +10,13 @@ from gpunode.errors import GpunodeError, Unreadable
 from gpunode.facts.containerd import dig, load_config, parse_toml
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker_file import parse_daemon_json
+from gpunode.facts.docker_flags import flag_features
+from gpunode.facts.processes import option_value, option_values
 from gpunode.facts.writers import GeneratedCopy, generated_copy
 from gpunode.host import Host
 
 CDI_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # every engine's default
+COMMAND_LINE = "its command line"  # where a handler comes from a flag
 _CONTAINERD_CDI, _CONTAINERD_CDI_ON = (1, 7), (2, 0)
 _DOCKER_CDI, _DOCKER_CDI_ON = (25,), (29,)
 _CRIO_CDI, _PODMAN_CDI = (1, 24), (4, 1)
@@ -35,7 +38,10 @@ class ConfigFile:
 
 @dataclass(frozen=True)
 class ConfiguredHandler:
-    """A handler as the files have it. `path` is empty where the engine itself looks for the program."""
+    """A handler as the files have it, or the daemon's command line: `file` is `COMMAND_LINE` then.
+
+    `path` is empty where the engine itself looks for the program.
+    """
 
     name: str
     path: str
@@ -111,12 +117,12 @@ def _docker(host: Host, daemon: Daemon) -> Configured:
         ConfiguredHandler(name, _text(dig(entry, "path")), path)
         for name, entry in (runtimes.items() if isinstance(runtimes, dict) else ())
     )
-    switch = dig(tree, "features", "cdi")
+    switch = flag_features(daemon.argv).get("cdi", dig(tree, "features", "cdi"))
     cdi = switch if isinstance(switch, bool) else _since(daemon, _DOCKER_CDI_ON)
     return Configured(
         (ConfigFile(path, "main", text, tree),),
-        handlers,
-        _text(tree.get("default-runtime")),
+        (*handlers, *_named(option_values(daemon.argv, "--add-runtime"), "=")),
+        option_value(daemon.argv, "--default-runtime") or _text(tree.get("default-runtime")),
         cdi if _since(daemon, _DOCKER_CDI) else None,
         _directories(tree.get("cdi-spec-dirs")),
     )
@@ -132,8 +138,8 @@ def _crio(host: Host, daemon: Daemon) -> Configured:
     )
     return Configured(
         _files(config.path, ((one.path, one.text, one.tree) for one in config.files)),
-        handlers,
-        config.named_default,
+        (*handlers, *_named(_split(option_values(daemon.argv, "--runtimes")), ":")),
+        option_value(daemon.argv, "--default-runtime") or config.named_default,
         True if _since(daemon, _CRIO_CDI) else None,
         _directories(config.setting("runtime", "cdi_spec_dirs")),
     )
@@ -164,6 +170,17 @@ _READERS: Mapping[str, Callable[[Host, Daemon], Configured]] = {
     "crio": _crio,
     "podman": _podman,
 }
+
+
+def _split(values: Iterable[str]) -> Iterable[str]:
+    return (part for value in values for part in value.split(","))
+
+
+def _named(values: Iterable[str], mark: str) -> Iterable[ConfiguredHandler]:
+    """Handlers that the daemon was given as flags: the name, `mark`, the program, and what may follow."""
+    for value in values:
+        name, *rest = value.split(mark)
+        yield ConfiguredHandler(name, rest[0] if rest else "", COMMAND_LINE)
 
 
 def _files(main: str, found: Iterable[tuple[str, str, Mapping[str, Any]]]) -> tuple[ConfigFile, ...]:

@@ -32,15 +32,21 @@ class Process:
 
 def option_value(argv: tuple[str, ...], *names: str) -> str | None:
     """The last value given for one of `names` (with their dashes) in an argument list."""
-    found = None
+    found = option_values(argv, *names)
+    return found[-1] if found else None
+
+
+def option_values(argv: tuple[str, ...], *names: str) -> tuple[str, ...]:
+    """Every value given for an option that may be repeated, in order."""
+    found = []
     for position, argument in enumerate(argv):
         head, equals, value = argument.partition("=")
         if head in names:
             if equals:
-                found = value
+                found.append(value)
             elif position + 1 < len(argv):
-                found = argv[position + 1]
-    return found
+                found.append(argv[position + 1])
+    return tuple(found)
 
 
 def owner(host: Host, process: Process) -> int:
