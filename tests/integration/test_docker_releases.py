@@ -1,0 +1,140 @@
+"""CDI, flags and used runtimes on real dockerds of several releases."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.engines import start_dockerd
+from fixtures.images import load
+from gpunode.daemons.docker_api import DockerApi
+from gpunode.facts.daemons import parse_version
+from gpunode.host import Host
+from tests.integration.configuring import Cli, configuring
+from tests.integration.conftest import path_of
+
+pytestmark = pytest.mark.docker
+IMAGE = "gpunode.test/sleeper:1"
+
+
+@pytest.fixture(params=["trixie", "forky"])
+def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, ...]:
+    """A newer dockerd than the machine's own comes first on PATH."""
+    monkeypatch.setenv("PATH", path_of(request.param))
+    argv = [shutil.which("dockerd") or "", "--version"]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True)
+    return parse_version(said.stdout)
+
+
+def cdi_directories(cli: Cli) -> Any:
+    return DockerApi(Host(), cli.engine.socket).info().get("CDISpecDirs")
+
+
+def without_specification(cli: Cli, verb: str, *options: str) -> Any:
+    """`data` of a run for which the CDI specification is somebody else's: no GPU is here to describe."""
+    program = (
+        "import sys; from gpunode.cdi import companions as c; c.companions = lambda *a, **k: c.Companions();"
+        " from gpunode.cli import main; sys.argv[0] = 'gpunode'; main()"
+    )
+    argv = cli.argv(verb, *options, "-o", "json")
+    done = subprocess.run(
+        [argv[0], "-c", program, *argv[3:]],
+        env=cli.environ,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    return json.loads(done.stdout)["data"]
+
+
+def test_cdi_is_on_afterwards_by_a_key_only_where_the_release_needs_one(
+    release: tuple[int, ...], tmp_path: Path
+) -> None:
+    with configuring(start_dockerd({"features": {"time-namespaces": False}}), tmp_path) as cli:
+        before = cli.engine.config.read_text()
+        by_default = release >= (28, 2)
+        assert bool(cdi_directories(cli)) == by_default
+        data = without_specification(cli, "configure-runtime", "--cdi")
+        assert data["restart"]["verb"] == ("reload" if by_default else "restart")
+        features = json.loads(cli.engine.config.read_text())["features"]
+        assert features == {"time-namespaces": False} | ({} if by_default else {"cdi": True})
+        assert cdi_directories(cli)
+        assert without_specification(cli, "configure-runtime", "--cdi")["restart"]["verb"] == "none"
+        cli.data("unconfigure-runtime")
+        assert cli.engine.config.read_text() == before and bool(cdi_directories(cli)) == by_default
+
+
+def test_cdi_that_somebody_switched_off_is_switched_on_and_off_again(
+    release: tuple[int, ...], tmp_path: Path
+) -> None:
+    text = '{"features": {"cdi": false}}'
+    with configuring(start_dockerd(text), tmp_path) as cli:
+        assert not cdi_directories(cli)
+        without_specification(cli, "configure-runtime", "--cdi")
+        assert cdi_directories(cli)
+        cli.data("rollback")
+        assert cli.engine.config.read_text() == text and not cdi_directories(cli)
+
+
+@pytest.mark.parametrize("source", ["installed", "forky"])
+def test_a_runtime_that_a_flag_gave_is_still_there_afterwards(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if source != "installed":
+        monkeypatch.setenv("PATH", path_of(source))
+    engine = start_dockerd({}, arguments=["--add-runtime", "other=/usr/sbin/runc"])
+    with configuring(engine, tmp_path) as cli:
+        data = cli.data("configure-runtime")
+        assert data["restart"]["verb"] == "restart"  # a reload would forget it
+        assert {"nvidia", "other"} <= set(data["active"]["handler"])
+        gone = cli.data("unconfigure-runtime")["active"]["handler"]
+        assert "other" in gone and "nvidia" not in gone
+
+
+def test_a_runtime_that_is_a_flag_is_not_taken_out_by_the_file(tmp_path: Path) -> None:
+    engine = start_dockerd({}, arguments=["--add-runtime", "nvidia=/usr/sbin/runc"])
+    with configuring(engine, tmp_path) as cli:
+        done = cli.run("unconfigure-runtime")
+        assert done.returncode == 1 and "--add-runtime for the runtime nvidia" in done.stderr
+        assert cli.engine.config.read_text() == "{}\n"
+
+
+def test_a_stopped_dockerd_is_started_with_the_runtime_and_left_alone_without(tmp_path: Path) -> None:
+    with configuring(start_dockerd({}), tmp_path) as cli:
+        os.kill(cli.engine.pid, 15)
+        assert Host().wait_until(lambda: not cli.engine.running, 10.0)
+        data = cli.data("configure-runtime", "--socket", cli.engine.socket)
+        assert data["restart"]["verb"] == "restart" and "nvidia" in data["active"]["handler"]
+        os.kill(cli.engine.pid, 15)
+        assert Host().wait_until(lambda: not cli.engine.running, 10.0)
+        data = cli.data("unconfigure-runtime", "--socket", cli.engine.socket)
+        assert (data["restart"]["verb"], cli.engine.config.read_text()) == ("none", "{}\n")
+        assert not cli.engine.running
+
+
+@pytest.mark.containers
+def test_containers_that_need_the_runtime_are_named_before_it_goes(tmp_path: Path) -> None:
+    with configuring(start_dockerd({}), tmp_path) as cli:
+        cli.data("configure-runtime")
+        load(cli.engine, IMAGE, ("/bin/sleep", "1000"))
+        argv = ["docker", "-H", f"unix://{cli.engine.socket}", "run", "-d", "--network=none"]
+        argv += ["--stop-signal=KILL", "--runtime=nvidia", "--name=trainer", IMAGE]
+        subprocess.run(argv, check=True, capture_output=True, timeout=60)
+        before = cli.engine.config.read_text()
+        shown = cli.run("unconfigure-runtime", "--dry-run")
+        assert shown.returncode == 0 and "trainer" in shown.stderr
+        refused = cli.run("unconfigure-runtime")
+        assert refused.returncode == 3, refused.stderr
+        assert "1 running container(s)" in refused.stderr and "trainer" in refused.stderr
+        assert cli.engine.config.read_text() == before
+        done = cli.run("unconfigure-runtime", "--yes")
+        assert done.returncode == 0 and "can't be started again" in done.stderr
+        assert cli.engine.config.read_text() == "{}\n"
