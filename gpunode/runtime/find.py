@@ -10,7 +10,7 @@ from gpunode.errors import PreconditionError, Unreadable, UsageError
 from gpunode.facts.containerd import DEFAULT_SOCKET, find_containerd
 from gpunode.facts.crio import find_crio
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.distributions import DISTRIBUTIONS, distribution_at, find_distribution
+from gpunode.facts.distributions import DISTRIBUTIONS, distribution_at, find_distribution, owner
 from gpunode.facts.docker import find_docker
 from gpunode.facts.kubelet import find_kubelet
 from gpunode.facts.podman import find_podman
@@ -22,11 +22,18 @@ from gpunode.runtime.request import Request
 
 Finder = Callable[[Host, str | None], Daemon | None]
 AUTO = ("", "auto")
-_TEMPLATES = (".toml.tmpl", "/containerd-template.toml")
+# how the paths of their files go on in a data directory of one's own
+_IN_DATA = ("/agent/etc/containerd/", "/args/containerd")
 
 
-def _distribution(name: str, host: Host, _config: str | None) -> Daemon | None:
-    return find_distribution(host, name)
+def _distribution(name: str, host: Host, config: str | None) -> Daemon | None:
+    daemon = find_distribution(host, name)
+    if daemon and config and not _beside(host, config, daemon):
+        raise UsageError(
+            f"{config} is no file of {name}'s containerd, which reads {daemon.config_path}",
+            hint="leave out --config",
+        )
+    return daemon
 
 
 FINDERS: Mapping[str, Finder] = {
@@ -103,8 +110,8 @@ def finder_of(daemon: Daemon) -> Finder:
 
 def _distribution_of(host: Host, config: str) -> str:
     """The distribution whose rendered file or template this is; empty if it is none's."""
-    if not config.endswith((".toml", *_TEMPLATES)):
-        return ""
+    if not owner(config) and not any(part in config for part in _IN_DATA):
+        return ""  # looking for all of them takes time
     found = ((name, find_distribution(host, name)) for name in DISTRIBUTIONS)
     return next((name for name, daemon in found if daemon and _beside(host, config, daemon)), "")
 

@@ -1,4 +1,4 @@
-"""The containerd of k3s, rke2, k0s and microk8s, from processes, units, settings and files of a recorded tree."""
+"""The containerd of k3s, rke2, k0s and microk8s, from processes, units and settings of a recorded tree."""
 
 from __future__ import annotations
 

@@ -1,0 +1,248 @@
+"""Plans for a distribution's containerd on recorded nodes, and which containerd a name or ``auto`` means."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
+from gpunode.facts.containerd import dig, parse_toml
+from gpunode.host import Host
+from gpunode.runtime import find
+from gpunode.runtime.engine import Active, Engine, Handler, Plan, Unwanted, Wanted
+from gpunode.runtime.k0s import K0sEngine
+from gpunode.runtime.k3s import K3sEngine
+from gpunode.runtime.request import Request
+from tests.facts.test_daemons import Node
+
+DIRECTORY = "/var/lib/rancher/k3s/agent/etc/containerd"
+RENDERED = f"{DIRECTORY}/config.toml"
+SOCKET = "/run/k3s/containerd/containerd.sock"
+BINARY = "/var/lib/rancher/k3s/data/current/bin/containerd"
+PROGRAM = "/usr/bin/nvidia-container-runtime"
+OPERATORS = "/usr/local/nvidia/toolkit/nvidia-container-runtime"
+CRI = "plugins.'io.containerd.cri.v1.runtime'"
+RUNTIMES = f"{CRI}.containerd.runtimes"
+IMPORTS = f'imports = ["{DIRECTORY}/config-v3.toml.d/*.toml"]\n'
+RUNC = f"""\
+[{RUNTIMES}.runc]
+runtime_type = "io.containerd.runc.v2"
+[{RUNTIMES}.runc.options]
+SystemdCgroup = true
+"""
+NVIDIA = Wanted((Handler("nvidia", PROGRAM),))
+
+
+def found(path: str) -> str:
+    """What k3s renders for a program that it found."""
+    return RUNC.replace("runc]", "'nvidia']").replace("runc.opt", "'nvidia'.opt") + f'BinaryName = "{path}"\n'
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def k3s(
+    node: Node, rendered: str, release: str = "v2.1.5-k3s1", name: str = "k3s", config: str = ""
+) -> Engine:
+    """The engine of a running k3s that has rendered this."""
+    node.file("/etc/systemd/system/k3s.service", "[Service]\nExecStart=/usr/local/bin/k3s server\n")
+    node.process(7, "containerd", "-c", RENDERED, "-a", SOCKET, cgroup="/system.slice/k3s.service")
+    node.file(BINARY, "x", 0o755)
+    node.file(RENDERED, rendered)
+    answer = {"code": 0, "stdout": f"containerd github.com/k3s-io/containerd {release}\n", "stderr": ""}
+    node.file("/.gpunode/recording.json", json.dumps({"commands": {f"{BINARY} --version": answer}}))
+    return find.engine(Host(node.root), name, config)
+
+
+def only(plan: Plan) -> tuple[str, str]:
+    """Path and new text of the plan's only edit."""
+    (edit,) = plan.changed
+    return edit.path, (edit.after or b"").decode()
+
+
+def test_what_k3s_has_found_is_all_that_is_needed(node: Node) -> None:
+    node.file(PROGRAM, "x", 0o755)
+    plan = k3s(node, "version = 3\n" + RUNC + found(PROGRAM)).plan(NVIDIA, None)
+    assert (plan.changed, plan.verb, plan.engine) == ((), "none", "k3s")
+
+
+def test_what_k3s_will_find_needs_a_restart(node: Node) -> None:
+    node.file(PROGRAM, "x", 0o755)
+    plan = k3s(node, "version = 3\n" + RUNC).plan(NVIDIA, None)
+    assert (plan.changed, plan.verb) == ((), "restart")
+    assert "only when it starts" in plan.reason and "pods keep running" in plan.reason
+
+
+def test_an_operators_older_copy_that_k3s_finds_first_is_overruled_by_a_drop_in(node: Node) -> None:
+    node.file(PROGRAM, "x", 0o755)
+    node.file(OPERATORS, "x", 0o755)
+    engine = k3s(node, "version = 3\n" + IMPORTS + RUNC + found(OPERATORS))
+    assert engine.program == OPERATORS
+    path, text = only(engine.plan(NVIDIA, None))
+    assert path == f"{DIRECTORY}/config-v3.toml.d/99-nvidia.toml"
+    table = dig(
+        parse_toml(text, path), "plugins", "io.containerd.cri.v1.runtime", "containerd", "runtimes", "nvidia"
+    )
+    assert table["options"] == {"BinaryName": PROGRAM, "SystemdCgroup": True}
+
+
+def test_an_operators_older_copy_is_refused_where_only_the_template_is_left(node: Node) -> None:
+    node.file(PROGRAM, "x", 0o755)
+    node.file(OPERATORS, "x", 0o755)
+    engine = k3s(node, "version = 3\n" + RUNC + found(OPERATORS))
+    with pytest.raises(ConfigError) as caught:
+        engine.plan(NVIDIA, None)
+    assert OPERATORS in caught.value.message and f"--nvidia-runtime-path {OPERATORS}" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("release", "existing", "expected", "plugin"),
+    [
+        ("v2.1.5", (), "config-v3.toml.tmpl", "io.containerd.cri.v1.runtime"),
+        ("v2.1.5", ("config.toml.tmpl",), "config.toml.tmpl", "io.containerd.grpc.v1.cri"),
+        (
+            "v2.1.5",
+            ("config.toml.tmpl", "config-v3.toml.tmpl"),
+            "config-v3.toml.tmpl",
+            "io.containerd.cri.v1.runtime",
+        ),
+        ("v1.7.23", (), "config.toml.tmpl", "io.containerd.grpc.v1.cri"),
+        ("v1.7.23", ("config-v3.toml.tmpl",), "config.toml.tmpl", "io.containerd.grpc.v1.cri"),
+    ],
+)
+def test_the_template_is_the_one_that_this_release_uses(
+    node: Node, release: str, existing: tuple[str, ...], expected: str, plugin: str
+) -> None:
+    for name in existing:
+        node.file(f"{DIRECTORY}/{name}", '{{ template "base" . }}\n')
+    path, text = only(k3s(node, "version = 2\n", release).plan(NVIDIA, None))
+    assert path == f"{DIRECTORY}/{expected}" and f'"{plugin}".containerd.runtimes.nvidia]' in text
+
+
+def test_a_drop_in_is_no_way_where_the_next_rendering_will_not_import_it(node: Node) -> None:
+    node.file(f"{DIRECTORY}/config-v3.toml.tmpl", "version = 3\n" + RUNC)
+    path, text = only(k3s(node, "version = 3\n" + IMPORTS + RUNC).plan(NVIDIA, None))
+    assert path.endswith(".tmpl") and text.startswith("version = 3\n")
+
+
+def test_a_default_of_k3ss_own_settings_is_enough(node: Node) -> None:
+    node.file(PROGRAM, "x", 0o755)
+    rendered = f'version = 3\n[{CRI}.containerd]\ndefault_runtime_name = "nvidia"\n' + RUNC + found(PROGRAM)
+    wanted = Wanted(NVIDIA.handlers, set_as_default=True)
+    assert k3s(node, rendered).plan(wanted, None).changed == ()
+
+
+def test_k3s_that_never_ran_is_to_be_started_first(node: Node) -> None:
+    node.file("/etc/systemd/system/k3s.service", "[Service]\nExecStart=/usr/local/bin/k3s server\n")
+    engine = find.engine(Host(node.root), "k3s")
+    with pytest.raises(PreconditionError, match="has not rendered") as caught:
+        engine.plan(NVIDIA, None)
+    assert "systemctl start k3s.service" in caught.value.hint
+    node.file(PROGRAM, "x", 0o755)
+    assert engine.host.exists(PROGRAM)
+    assert find.engine(Host(node.root), "k3s").plan(NVIDIA, None).verb == "none"  # it will find it
+
+
+def test_removal_leaves_what_k3s_registers_itself_and_says_so(node: Node) -> None:
+    node.file(PROGRAM, "x", 0o755)
+    node.file(
+        f"{DIRECTORY}/config-v3.toml.d/nvidia.toml",
+        f'version = 3\n[{CRI}.containerd]\ndefault_runtime_name = "nvidia"\n',
+    )
+    engine = k3s(node, "version = 3\n" + IMPORTS + RUNC + found(PROGRAM))
+    plan = engine.plan_removal(Unwanted(("nvidia",), "runc"), Active(("runc", "nvidia"), "nvidia"))
+    (edit,) = plan.changed
+    assert (edit.path, edit.after) == (f"{DIRECTORY}/config-v3.toml.d/nvidia.toml", None)
+    assert plan.remaining == ("nvidia",) and PROGRAM in plan.notes[0]
+    assert Active(("runc", "nvidia"), "runc").without(plan.remaining).handlers == ("runc",)
+
+
+def test_a_rendered_file_that_is_no_toml_can_still_be_undone(node: Node) -> None:
+    twice = "version = 3\n" + RUNC + RUNC
+    engine = k3s(node, twice)
+    with pytest.raises(ConfigError, match="k3s has rendered it") as caught:
+        engine.plan(NVIDIA, None)
+    assert f"{DIRECTORY}/config-v3.toml.tmpl" in caught.value.hint
+    assert engine.plan_removal(Unwanted(("nvidia",)), None).changed == ()
+
+
+def test_a_containerd_without_cdi_cannot_get_it_by_a_template(node: Node) -> None:
+    engine = k3s(node, "version = 2\n", "v1.7.23")
+    with pytest.raises(ConfigError, match="without CDI"):
+        engine.plan(Wanted(NVIDIA.handlers, cdi=True), None)
+    assert k3s(node, "version = 3\n" + IMPORTS).plan(Wanted(cdi=True), None).changed == ()
+
+
+def k0s(node: Node, text: str) -> Engine:
+    node.file("/etc/systemd/system/k0sworker.service", "[Service]\nExecStart=/usr/local/bin/k0s worker\n")
+    node.process(
+        7,
+        "/var/lib/k0s/bin/containerd",
+        "--root=/var/lib/k0s/containerd",
+        "--config=/etc/k0s/containerd.toml",
+    )
+    node.file("/etc/k0s/containerd.toml", text)
+    return find.engine(Host(node.root), "k0s")
+
+
+def test_k0s_takes_drop_ins_of_its_files_version(node: Node) -> None:
+    plan = k0s(node, "# k0s_managed=true\nversion = 2\n").plan(NVIDIA, None)
+    path, text = only(plan)
+    assert path == "/etc/k0s/containerd.d/99-nvidia.toml" and plan.verb == "wait"
+    assert "version = 2" in text and "io.containerd.grpc.v1.cri" in text and "v1.runtime" not in text
+    plan = k0s(node, "# k0s_managed=true\nversion = 3\n").plan(NVIDIA, None)
+    assert "version = 3" in only(plan)[1] and "grpc.v1.cri" not in only(plan)[1]
+
+
+def test_k0s_that_is_down_applies_a_drop_in_when_it_starts(node: Node) -> None:
+    engine = k0s(node, "# k0s_managed=true\nversion = 3\n")
+    assert isinstance(engine, K0sEngine)
+    stopped = dataclasses.replace(engine, daemon=dataclasses.replace(engine.daemon, process=None))
+    assert stopped.plan(NVIDIA, None).verb == "none"
+
+
+def test_a_file_that_k0s_does_not_manage_is_the_administrators(node: Node) -> None:
+    plan = k0s(node, "version = 2\n").plan(NVIDIA, None)
+    assert (plan.engine, plan.verb) == ("k0s", "restart")
+    assert all(edit.path.startswith("/etc/k0s/") for edit in plan.changed)
+    assert any("not managed by k0s" in note for note in plan.notes)
+
+
+def test_auto_means_the_containerd_that_the_kubelet_uses(node: Node) -> None:
+    node.file("/etc/systemd/system/containerd.service", "[Service]\nExecStart=/usr/bin/containerd\n")
+    node.process(8, "/usr/bin/containerd", cgroup="/system.slice/containerd.service")
+    node.file("/usr/bin/containerd", "x", 0o755)
+    k3s(node, "version = 3\n")
+    with pytest.raises(UsageError, match="several engines on this node: containerd, k3s"):
+        find.engine(Host(node.root), "auto")
+    node.process(9, "/usr/local/bin/k3s server")
+    assert find.engine(Host(node.root), "auto").daemon.manager == "k3s"
+    assert find.engine(Host(node.root), "containerd").daemon.manager == ""
+
+
+@pytest.mark.parametrize("path", [RENDERED, f"{DIRECTORY}/config-v3.toml.tmpl"])
+@pytest.mark.parametrize("name", ["auto", "containerd", "k3s"])
+def test_a_distributions_file_means_the_distribution(node: Node, name: str, path: str) -> None:
+    assert isinstance(k3s(node, "version = 3\n", name=name, config=path), K3sEngine)
+
+
+def test_k3s_alone_is_the_containerd_of_its_node_and_named_twice_one_engine(node: Node) -> None:
+    assert isinstance(k3s(node, "version = 3\n", name="containerd"), K3sEngine)
+    with pytest.raises(UsageError, match="one engine"):
+        find.engines(Host(node.root), Request(runtimes=("containerd", "k3s")))
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "drop_in"),
+    [("k3s", "/etc/other/config.toml", ""), ("k3s", "", "/etc/x.toml"), ("rke2", "", "")],
+)
+def test_what_cannot_be_meant_is_said(node: Node, name: str, config: str, drop_in: str) -> None:
+    k3s(node, "version = 3\n")
+    with pytest.raises(GpunodeError) as caught:
+        find.engine(Host(node.root), name, config, drop_in)
+    assert caught.value.hint
