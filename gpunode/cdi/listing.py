@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpunode.cdi.document import made_by_gpunode
 from gpunode.cdi.places import rank
 from gpunode.cdi.versions import reads, text
 from gpunode.errors import GpunodeError
-from gpunode.facts.cdi import CdiEdits, CdiSpec
+from gpunode.facts.cdi import CdiDevice, CdiEdits, CdiSpec, lacking
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.driver import version_numbers
 from gpunode.host import Host
@@ -73,18 +73,28 @@ def listed(host: Host, specs: Sequence[CdiSpec]) -> tuple[ListedDevice, ...]:
     for spec in specs:
         for name in spec.names:
             owners.setdefault(f"{spec.kind}={name}", []).append(spec)
-    gone: dict[str, bool] = {}
-    return tuple(_one(host, name, spec, owners[name], gone) for spec in specs for name in _names(spec))
+    common = {spec.path: _sentences(host, spec.edits) for spec in specs}
+    return tuple(
+        _one(host, f"{spec.kind}={device.name}", spec, device, owners, common[spec.path])
+        for spec in specs
+        for device in spec.devices
+    )
 
 
-def _names(spec: CdiSpec) -> Iterator[str]:
-    return (f"{spec.kind}={name}" for name in spec.names)
+def _sentences(host: Host, edits: CdiEdits) -> tuple[str, ...]:
+    return tuple(sentence for _, sentence in lacking(host, edits))
 
 
 def _one(
-    host: Host, name: str, spec: CdiSpec, owners: Sequence[CdiSpec], gone: dict[str, bool]
+    host: Host,
+    name: str,
+    spec: CdiSpec,
+    device: CdiDevice,
+    all_owners: Mapping[str, Sequence[CdiSpec]],
+    common: tuple[str, ...],
 ) -> ListedDevice:
     """CDI's cache drops a device that one directory has twice, even where a later directory has it too."""
+    owners = all_owners[name]
     ranks = [rank(host, owner.path) or 0 for owner in owners]
     for place in ranks:
         if ranks.count(place) > 1:
@@ -93,26 +103,8 @@ def _one(
     winner = max(zip(ranks, owners, strict=True), key=lambda pair: pair[0])[1]
     if winner is not spec:
         return ListedDevice(name, spec.path, "hidden", f"{winner.path} wins")
-    device = next(one for one in spec.devices if f"{spec.kind}={one.name}" == name)
-    missing = tuple(_missing(host, (spec.edits, device.edits), gone))
+    missing = (*common, *_sentences(host, device.edits))
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         return ListedDevice(name, spec.path, "stale", f"{missing[0]}{more}")
     return ListedDevice(name, spec.path, "usable")
-
-
-def _missing(host: Host, edits: Iterable[CdiEdits], gone: dict[str, bool]) -> Iterator[str]:
-    """What a container would need and isn't there; `gone` remembers what was looked up."""
-    for edit in edits:
-        for node in edit.nodes:
-            there = host.device(node.path)
-            if there is None:
-                yield f"{node.path} isn't there"
-            elif node.major is not None and (node.major, node.minor) != (there.major, there.minor):
-                yield f"{node.path} is {there.major}:{there.minor} now, not {node.major}:{node.minor}"
-        for path in edit.mounts:
-            if gone.setdefault(path, not host.exists(path)):
-                yield f"{path} isn't there"
-        for path in edit.hooks:
-            if gone.setdefault(path, not host.executable(path)):
-                yield f"{path} is no program"

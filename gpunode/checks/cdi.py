@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gpunode.checks import fixes
 from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip
-from gpunode.facts.cdi import CdiSpec
+from gpunode.facts.cdi import CdiSpec, lacking
 from gpunode.facts.node import Node
 from gpunode.result import Evidence
 
@@ -33,22 +33,13 @@ def _wrong(node: Node, spec: CdiSpec) -> Iterator[Evidence]:
     if spec.problem:
         yield seen(spec.path, spec.problem)
     version = node.module.version if node.module else ""
-    for path in spec.mounts:
-        found = _LIBRARY_VERSION.search(path)
-        if found and version and found[1] != version:
-            yield seen(spec.path, f"{path}: the loaded driver is {version}")
-        elif node.host.stat(path) is None:
-            yield seen(spec.path, f"{path}: absent")
-    for device in spec.nodes:
-        there = node.host.device(device.path)
-        if there is None:
-            yield seen(spec.path, f"{device.path}: absent")
-        elif device.major is not None and (device.major, device.minor) != (there.major, there.minor):
-            wanted = f"{device.major}:{device.minor}"
-            yield seen(spec.path, f"{device.path} is {there.major}:{there.minor}, not {wanted}")
-    for hook in spec.hooks:
-        if not node.host.executable(hook):
-            yield seen(spec.path, f"{hook}: no such program")
+    libraries = ((path, _LIBRARY_VERSION.search(path)) for path in spec.mounts)
+    others = {path for path, found in libraries if found and version and found[1] != version}
+    for path in sorted(others):
+        yield seen(spec.path, f"{path}: the loaded driver is {version}")
+    for path, problem in lacking(node.host, spec.everything):
+        if path not in others:
+            yield seen(spec.path, problem)
 
 
 CHECKS = (

@@ -74,6 +74,11 @@ class CdiSpec:
         """Programs that are run, each once."""
         return tuple(dict.fromkeys(path for edits in self._all() for path in edits.hooks))
 
+    @property
+    def everything(self) -> CdiEdits:
+        """The edits of the whole file, each once."""
+        return CdiEdits(self.nodes, self.mounts, self.hooks)
+
     def _all(self) -> Iterator[CdiEdits]:
         yield self.edits
         yield from (device.edits for device in self.devices)
@@ -167,3 +172,20 @@ def _number(value: Any) -> int | None:
 def _strings(edits: dict[str, Any], key: str, field: str) -> Iterator[str]:
     values = (item.get(field) for item in _list(edits, key) if isinstance(item, dict))
     yield from dict.fromkeys(value for value in values if isinstance(value, str))
+
+
+def lacking(host: Host, edits: CdiEdits) -> Iterator[tuple[str, str]]:
+    """What these edits refer to and this machine hasn't: the path, and a sentence that says how."""
+    for path in edits.mounts:
+        if not host.exists(path):
+            yield path, f"{path}: absent"
+    for node in edits.nodes:
+        there = host.device(node.path)
+        if there is None:
+            yield node.path, f"{node.path}: absent"
+        elif node.major is not None and (node.major, node.minor) != (there.major, there.minor):
+            now, before = f"{there.major}:{there.minor}", f"{node.major}:{node.minor}"
+            yield node.path, f"{node.path} is {now}, not {before}"
+    for path in edits.hooks:
+        if not host.executable(path):
+            yield path, f"{path}: no such program"
