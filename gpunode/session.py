@@ -149,7 +149,11 @@ def _session(chosen: dict[str, Any]) -> Session:
 
     progress = StderrProgress(int(chosen["verbose"] or 0))
     root = (chosen["root"] or Path("/")).absolute().resolve()
-    if not root.is_dir():
+    try:
+        found = root.is_dir()
+    except PermissionError as error:
+        raise UsageError(f"--root {root} can't be read by this user", hint="run as root, with sudo") from error
+    if not found:
         raise UsageError(
             f"--root {root} is no directory", hint="give the directory that holds etc, sys and proc"
         )
