@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from gpunode.cdi.common import common_edits, natural, node_edits
 from gpunode.cdi.driver_files import DriverFiles
-from gpunode.cdi.hooks import HookProgram
+from gpunode.cdi.hooks import HookProgram, link_hook
 from gpunode.cdi.model import NEWEST, Device, Edits, Spec, Version
 from gpunode.cdi.nodes import NodeFacts, gpu_node, mig_nodes
 from gpunode.cdi.versions import needed, text
@@ -40,12 +40,13 @@ class Built:
 
 @dataclass(frozen=True)
 class _Found:
-    """One GPU or MIG device: its place (``3`` or ``3:1``), its UUID, its device files."""
+    """One GPU or MIG device: its place (``3`` or ``3:1``), its UUID, its device files, its GPU's address."""
 
     place: str
     uuid: str
     nodes: tuple[str, ...]
-    mig: bool
+    pci: str
+    mig: bool = False
 
 
 def build(
@@ -63,7 +64,7 @@ def build(
             code="no-devices",
         )
     names, note = _strategies(form)
-    devices = tuple(_devices(found, names, nodes.dev_root))
+    devices = tuple(_devices(found, names, nodes.dev_root, hooks))
     notes += [note] if note else []
     notes += _missing_control(nodes)
     common = common_edits(nodes, files, hooks)
@@ -107,7 +108,7 @@ def _found(inventory: Inventory, facts: NodeFacts, notes: list[str]) -> Iterator
         elif gpu.mig_enabled:
             yield from _mig_devices(gpu, node, facts, notes)
         else:
-            yield _Found(str(gpu.index), gpu.uuid, (node, *facts.drm.get(gpu.pci, ())), mig=False)
+            yield _Found(str(gpu.index), gpu.uuid, (node, *facts.drm.get(gpu.pci, ())), gpu.pci)
 
 
 def _mig_devices(gpu: Gpu, node: str, facts: NodeFacts, notes: list[str]) -> Iterator[_Found]:
@@ -122,7 +123,7 @@ def _mig_devices(gpu: Gpu, node: str, facts: NodeFacts, notes: list[str]) -> Ite
         elif missing:
             notes.append(f"MIG device {place} is left out: {', '.join(missing)} isn't there (run nvidia-smi)")
         else:
-            yield _Found(place, mig.uuid, (node, *caps, *_mig_drm(gpu, mig, facts)), mig=True)
+            yield _Found(place, mig.uuid, (node, *caps, *_mig_drm(gpu, mig, facts)), gpu.pci, mig=True)
 
 
 def _mig_drm(gpu: Gpu, mig: MigDevice, facts: NodeFacts) -> tuple[str, ...]:
@@ -130,7 +131,9 @@ def _mig_drm(gpu: Gpu, mig: MigDevice, facts: NodeFacts) -> tuple[str, ...]:
     return facts.drm.get(gpu.pci, ()) if "+gfx" in mig.profile else ()
 
 
-def _devices(found: tuple[_Found, ...], names: tuple[str, ...], dev_root: str) -> Iterator[Device]:
+def _devices(
+    found: tuple[_Found, ...], names: tuple[str, ...], dev_root: str, hooks: HookProgram | None
+) -> Iterator[Device]:
     """Every device once for each kind of name, then ``all``. A name that is taken isn't given again.
 
     Nor is one that CDI doesn't allow: engines would drop the whole file. Drivers before 470 call MIG devices
@@ -142,9 +145,23 @@ def _devices(found: tuple[_Found, ...], names: tuple[str, ...], dev_root: str) -
             name = _name(device, kind)
             if name not in taken and _NAME.fullmatch(name):
                 taken.add(name)
-                yield Device(name, Edits(nodes=node_edits(device.nodes, dev_root)))
-    everything = dict.fromkeys(path for device in found for path in device.nodes)
-    yield Device("all", Edits(nodes=node_edits(everything, dev_root)))
+                yield Device(name, _edits((device,), dev_root, hooks))
+    yield Device("all", _edits(found, dev_root, hooks))
+
+
+def _edits(devices: tuple[_Found, ...], dev_root: str, hooks: HookProgram | None) -> Edits:
+    nodes = node_edits((path for device in devices for path in device.nodes), dev_root)
+    links = sorted({link for device in devices for link in _by_path(device)}, key=natural)
+    return Edits(nodes=nodes, hooks=link_hook(hooks, links) if hooks else ())
+
+
+def _by_path(device: _Found) -> Iterator[str]:
+    """udev's names for DRM nodes (60-drm.rules), which a container has no udev for."""
+    for path in device.nodes:
+        if path.startswith("/dev/dri/"):
+            name = path.rpartition("/")[2]
+            kind = "card" if name.startswith("card") else "render"
+            yield f"../{name}::/dev/dri/by-path/pci-{device.pci}-{kind}"
 
 
 def _name(device: _Found, kind: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from posixpath import dirname, relpath
 
@@ -60,19 +61,25 @@ def commands_in(text: str) -> frozenset[str]:
 
 def hooks_for(program: HookProgram, files: DriverFiles, folders: tuple[str, ...]) -> tuple[Hook, ...]:
     """NVIDIA's hooks in NVIDIA's order, those that the program has."""
-    links = tuple(_links(files))
     wanted: tuple[tuple[str, tuple[str, ...]], ...] = (
-        ("create-symlinks", tuple(word for link in links for word in ("--link", link))),
         ("enable-cuda-compat", (f"--host-driver-version={files.version}",)),
         ("update-ldcache", (*_ldconfig(program), *(word for one in folders for word in ("--folder", one)))),
         ("disable-device-node-modification", ()),
         ("update-application-profile", ()),
     )
-    return tuple(
-        Hook(program.path, (*program.argv, name, *arguments), ("NVIDIA_CTK_DEBUG=false",))
-        for name, arguments in wanted
-        if name in program.known and (arguments or name not in {"create-symlinks"})
-    )
+    rest = (_hook(program, name, arguments) for name, arguments in wanted if name in program.known)
+    return (*link_hook(program, _links(files)), *rest)
+
+
+def link_hook(program: HookProgram, links: Iterable[str]) -> tuple[Hook, ...]:
+    """The hook that makes these links (``target::link``) in the container; none if there are none to make."""
+    words = tuple(word for link in links for word in ("--link", link))
+    known = "create-symlinks" in program.known
+    return (_hook(program, "create-symlinks", words),) if words and known else ()
+
+
+def _hook(program: HookProgram, name: str, arguments: tuple[str, ...]) -> Hook:
+    return Hook(program.path, (*program.argv, name, *arguments), ("NVIDIA_CTK_DEBUG=false",))
 
 
 def _ldconfig(program: HookProgram) -> tuple[str, ...]:

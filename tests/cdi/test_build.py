@@ -146,6 +146,22 @@ def test_with_hooks_libraries_stay_where_they_are_and_only_known_hooks_run():
     assert spec.edits.hooks[2].args == ("nvidia-cdi-hook", "update-ldcache", "--folder", DIRECTORY)
 
 
+def test_hooks_also_make_udevs_names_of_drm_nodes():
+    drm = {
+        f"0000:0{index}:00.0": (f"/dev/dri/card{index}", f"/dev/dri/renderD{128 + index}") for index in (0, 1)
+    }
+    there = [path for paths_ in drm.values() for path in paths_]
+    nodes = facts("/dev/nvidia0", "/dev/nvidia1", *there, drm=drm)
+    spec = build(inventory(gpu(0), gpu(1)), nodes, driver(), HOOKS, Form()).spec
+    links = {device.name: device.edits.hooks[0].args[2:] for device in spec.devices}
+    assert links["1"] == (
+        "--link", "../card1::/dev/dri/by-path/pci-0000:01:00.0-card",
+        "--link", "../renderD129::/dev/dri/by-path/pci-0000:01:00.0-render",
+    )  # fmt: skip
+    assert len(links["all"]) == 8
+    assert build(inventory(gpu(0)), nodes, driver(), None, Form()).spec.devices[0].edits.hooks == ()
+
+
 def test_roots_of_driver_and_devices_are_only_on_the_hosts_side():
     files = driver(root="/run/nvidia/driver")
     spec = build(inventory(gpu(0)), facts("/dev/nvidia0", dev_root="/host"), files, None, Form()).spec
