@@ -76,6 +76,9 @@ NONE = Companions()
 def _companions(host: Host, engines: tuple[Engine, ...], options: Options) -> Companions:
     if not options.cdi:
         return NONE
+    if all(engine.daemon.user for engine in engines):
+        note = "the CDI specification is the node's, and root writes it: sudo gpunode cdi refresh --install"
+        return Companions(notes=(note,))
     from gpunode.cdi.companions import companions
 
     made = companions(host, tuple(engine.daemon for engine in engines), units=not options.request.no_restart)
@@ -119,7 +122,7 @@ def check_name(name: str) -> None:
 def _wanted(engine: Engine, options: Options) -> tuple[Wanted, tuple[str, ...]]:
     """What the engine should have. With CDI and no toolkit here there is no runtime to register."""
     path = options.nvidia_runtime_path or engine.program
-    if engine.program.startswith("/") and not path.startswith("/"):
+    if engine.program.startswith("/") and not path.startswith("/") and engine.daemon.name != "docker":
         raise UsageError(
             f"{engine.daemon.name} wants an absolute path, not {path!r}", hint="--nvidia-runtime-path /PATH"
         )

@@ -18,7 +18,7 @@ from gpunode.host import Host
 CDI_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # every engine's default
 COMMAND_LINE = "its command line"  # where a handler comes from a flag
 _CONTAINERD_CDI, _CONTAINERD_CDI_ON = (1, 7), (2, 0)
-_DOCKER_CDI, _DOCKER_CDI_ON = (25,), (29,)
+_DOCKER_CDI, _DOCKER_CDI_ON = (25,), (28, 2)
 _CRIO_CDI, _PODMAN_CDI = (1, 24), (4, 1)
 
 

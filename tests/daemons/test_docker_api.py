@@ -225,3 +225,26 @@ def test_containers_and_images_are_asked_for_by_filters(tmp_path):
     with answering(tmp_path, reply(body)) as (api, asked):
         assert api.image_names("n") == ("n:1", "n:2")
     assert asked[0].startswith(b"GET /images/json?filters=%7B%22reference%22%3A%20%5B%22n%22%5D%7D ")
+
+
+def test_an_answer_that_comes_before_the_body_was_read_is_heard(tmp_path: Path) -> None:
+    path = str(tmp_path / "d.sock")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(10)
+            connection.sendall(reply(b'{"message": "no space left on device"}', "500 Internal Server Error"))
+            connection.shutdown(socket.SHUT_RD)  # whoever still sends gets a broken pipe
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with pytest.raises(DaemonError, match="no space left on device"):
+            DockerApi(Host(), path, timeout=5.0).load_image(b"x" * (8 << 20))
+    finally:
+        thread.join(10)
+        listener.close()

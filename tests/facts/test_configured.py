@@ -67,10 +67,10 @@ def test_containerds_cdi_depends_on_its_release(
     ("version", "text", "argv", "cdi"),
     [
         ((24,), '{"features": {"cdi": true}}', (), None),
-        ((28, 5), "{}", (), False),
-        ((28, 5), '{"features": {"cdi": true}}', (), True),
-        ((28, 5), "{}", ("--feature", "cdi=true"), True),
-        ((29, 0), "{}", (), True),
+        ((28, 1), "{}", (), False),
+        ((28, 1), '{"features": {"cdi": true}}', (), True),
+        ((28, 1), "{}", ("--feature", "cdi=true"), True),
+        ((28, 2), "{}", (), True),
         ((29, 0), '{"features": {"cdi": false}}', (), False),
     ],
 )
