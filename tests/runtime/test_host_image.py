@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.stubs import build, have_compiler
 from gpunode.errors import PreconditionError
 from gpunode.gpu.program import MODULE
 from gpunode.host import Host
@@ -26,7 +28,10 @@ def files():
 
 @pytest.fixture(scope="module")
 def unpacked(files, tmp_path_factory):
-    root = tmp_path_factory.mktemp("root")
+    return unpack(files, tmp_path_factory.mktemp("root"))
+
+
+def unpack(files, root):
     with tarfile.open(fileobj=io.BytesIO(files.content)) as tar:
         tar.extraction_filter = getattr(tarfile, "tar_filter", None)  # Python 3.11.2 has none yet
         tar.extractall(root)
@@ -85,6 +90,25 @@ def test_hooks_that_run_ldconfig_find_what_they_look_for(unpacked):
     assert (unpacked / "etc/ld.so.cache").read_bytes() == b""
     assert "ld.so.conf.d" in (unpacked / "etc/ld.so.conf").read_text()
     assert (unpacked / "etc/ld.so.conf.d").is_dir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not have_compiler(), reason="needs root for chroot, and gcc")
+def test_a_driver_anywhere_is_found_once_a_hook_has_made_the_cache_anew(files, tmp_path):
+    """As NVIDIA's hooks do it: the node's ldconfig, in the container's root, told the directories."""
+    place = unpack(files, tmp_path / "root") / "opt/driver"
+    place.mkdir(parents=True)
+    shutil.copy(build() / "all/libcuda.so.1", place)
+    code = "import ctypes; ctypes.CDLL('libcuda.so.1')"
+    argv = ["chroot", str(tmp_path / "root"), files.python, "-S", "-s", "-B", "-c", code]
+    environ = dict(host_image._environment(files))
+    before = subprocess.run(argv, capture_output=True, text=True, env=environ, timeout=30, check=False)
+    assert "libcuda.so.1: cannot open shared object file" in before.stderr
+    subprocess.run(
+        [Host().which("ldconfig") or "ldconfig", "-r", str(tmp_path / "root"), "/opt/driver"],
+        check=True,
+        timeout=30,
+    )
+    subprocess.run(argv, env=environ, check=True, timeout=30)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for chroot")
