@@ -55,7 +55,7 @@ def read_unit(host: Host, name: str, places: tuple[str, ...] = UNIT_DIRECTORIES)
         if key == "Environment":
             environment.update(_assignments(value))
         elif key == "EnvironmentFile":
-            environment.update(_environment_file(host, value))
+            environment.update(_environment_file(host, _specified(value, name)))
         elif key == "ExecStart":
             command = value  # an empty value resets the list; the last one is what a simple service runs
     return Unit(name, files, expand(command.lstrip(_PREFIXES), environment), environment)
@@ -100,6 +100,13 @@ def _words(text: str) -> list[str]:
 
 def _assignments(text: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in _words(text) if "=" in word)
+
+
+def _specified(text: str, name: str) -> str:
+    """A setting with the unit's name filled in; see systemd.unit(5), "SPECIFIERS"."""
+    stem = name.rpartition(".")[0]
+    known = {"%%": "%", "%n": name, "%N": stem, "%p": stem}
+    return re.sub(r"%.", lambda found: known.get(found[0], found[0]), text)
 
 
 def _environment_file(host: Host, value: str) -> dict[str, str]:

@@ -62,6 +62,12 @@ def edited(host: Host, config: ContainerdConfig, path: str, wanted: Wanted) -> t
     return (edit_of(path, before, text),)
 
 
+def away(daemon: Daemon) -> str:
+    """What a restart of the distribution's service takes from its users."""
+    servers = ("k3s.service", "rke2-server.service", "k0scontroller.service")
+    return "pods keep running" + (", this server's API is away meanwhile" if daemon.unit in servers else "")
+
+
 def has_cdi(config: ContainerdConfig) -> bool:
     """Whether this containerd's CDI is on; from 2.0 on it is unless a file says otherwise."""
     return config.cri.get("enable_cdi", config.release >= MERGES_DEEPLY) is True

@@ -51,7 +51,10 @@ class K3sEngine:
         previous = config.named_default if wanted.default else ""
         known = any(self._files.defines(path, wanted.names) for path in self._files.own())
         return dataclasses.replace(
-            plan, previous_default="" if previous == wanted.default else previous, had_runtime=known
+            plan,
+            previous_default="" if previous == wanted.default else previous,
+            had_runtime=known,
+            switched_cdi=bool(edits) and not self._has_cdi(wanted),
         )
 
     def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
@@ -226,7 +229,7 @@ class K3sEngine:
             verb, reason = "restart", f"{name} looks for NVIDIA's runtimes only when it starts"
         elif not in_force:
             verb, reason = "restart", "the files are right already, the running containerd has not read them"
-        reason += "; pods keep running" if reason else ""
+        reason += f"; {distributions.away(self.daemon)}" if reason else ""
         return distributions.plan_of(self.daemon, edits, self._files.config, verb, reason)
 
 

@@ -24,14 +24,24 @@ def found_at_start(host: Host, daemon: Daemon, rendered: Container[str]) -> dict
     """Programs that a start would find, by the name of their handler.
 
     Which of the variants are looked for changed from release to release, so only those count that the
-    rendered file has too. `nvidia` is looked for by all.
+    rendered file has too. `nvidia` is looked for by all, though before October 2024 not in all of PATH: one
+    that the last start could have found and that isn't rendered is none that the next one finds.
     """
     places = (*_FIRST, *filter(None, _path(host, daemon).split(":")))
     found = {
         name: next((path for place in places if host.executable(path := f"{place}/{program}")), "")
         for name, program in _PROGRAMS.items()
     }
-    return {name: path for name, path in found.items() if path and (name == "nvidia" or name in rendered)}
+    missed = found["nvidia"] and "nvidia" not in rendered and _was_there(host, daemon, found["nvidia"])
+    sure = () if missed else ("nvidia",)
+    return {name: path for name, path in found.items() if path and (name in sure or name in rendered)}
+
+
+def _was_there(host: Host, daemon: Daemon, path: str) -> bool:
+    """Whether a program was installed before the running containerd was started."""
+    found = host.stat(path)
+    # a package keeps the time at which its files were built: only the inode's change is the installation's
+    return found is not None and daemon.process is not None and found.st_ctime < daemon.process.started
 
 
 def registration(name: str, path: str, plugin: str) -> str:

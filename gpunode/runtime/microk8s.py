@@ -50,6 +50,7 @@ class Microk8sEngine:
             self._acting(edits, active is None or active.has(wanted)),
             previous_default="" if previous == wanted.default else previous,
             had_runtime=any(name in config.runtimes for name in wanted.names),
+            switched_cdi=wanted.cdi and not distributions.has_cdi(config),
         )
 
     def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:

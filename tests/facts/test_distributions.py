@@ -77,6 +77,11 @@ def test_a_stopped_rke2_is_the_unit_that_is_enabled(node: Node) -> None:
         ("/usr/local/bin/k3s server --data-dir /data/k3s", (), {}),
         ("/usr/local/bin/k3s server -d /data/k3s/", (), {}),
         ("/usr/local/bin/k3s server", ("Environment=K3S_DATA_DIR=/data/k3s",), {}),
+        (
+            "/usr/local/bin/k3s server",
+            ("EnvironmentFile=-/etc/default/%N",),
+            {"/etc/default/k3s": "K3S_DATA_DIR=/data/k3s\n"},
+        ),
         ("/usr/local/bin/k3s server", (), {"/etc/rancher/k3s/config.yaml": "data-dir: /data/k3s\n"}),
         (
             "/usr/local/bin/k3s server",
@@ -87,7 +92,7 @@ def test_a_stopped_rke2_is_the_unit_that_is_enabled(node: Node) -> None:
             },
         ),
     ],
-    ids=["flag", "short flag", "environment", "settings", "settings directory"],
+    ids=["flag", "short flag", "environment", "environment file", "settings", "settings directory"],
 )
 def test_a_stopped_k3s_keeps_its_data_where_it_is_told_to(
     node: Node, command: str, settings: tuple[str, ...], files: dict[str, str]

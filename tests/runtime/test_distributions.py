@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,20 @@ def test_what_k3s_will_find_needs_a_restart(node: Node) -> None:
     node.file(PROGRAM, "x", 0o755)
     plan = k3s(node, "version = 3\n" + RUNC).plan(NVIDIA, None)
     assert (plan.changed, plan.verb) == ((), "restart")
-    assert "only when it starts" in plan.reason and "pods keep running" in plan.reason
+    assert "only when it starts" in plan.reason
+    assert plan.reason.endswith("pods keep running, this server's API is away meanwhile")
+
+
+def test_what_the_last_start_did_not_find_is_nothing_to_wait_for(node: Node) -> None:
+    """k3s before October 2024 looks in /usr/bin and not in all of its PATH."""
+    node.file("/usr/local/bin/nvidia-container-runtime", "x", 0o755)
+    engine = k3s(node, "version = 3\n" + IMPORTS + RUNC)
+    assert engine.program == "/usr/local/bin/nvidia-container-runtime"
+    node.file("/proc/stat", f"btime {int(time.time()) + 60}\n")
+    engine = find.engine(Host(node.root), "k3s")
+    assert engine.program == PROGRAM
+    wanted = Wanted((Handler("nvidia", "/usr/local/bin/nvidia-container-runtime"),))
+    assert only(engine.plan(wanted, None))[0].endswith("config-v3.toml.d/99-nvidia.toml")
 
 
 def test_an_operators_older_copy_that_k3s_finds_first_is_overruled_by_a_drop_in(node: Node) -> None:
