@@ -102,9 +102,14 @@ def write(host: Host, path: str, data: bytes) -> str:
 def told(built: Built) -> Text:
     """The devices in a line."""
     spec = built.spec
-    names = [device.name for device in spec.devices if device.name != "all"]
+    given = [device.name for device in spec.devices if device.name != "all"]
+    short = [name for name in given if name[0].isdigit()]
+    names = short or given
+    also = ", also by UUID" if short and len(short) < len(given) else ""
     hooks = "NVIDIA's hooks" if spec.edits.hooks else "no hooks"
-    return Text(f"{spec.kind}: {', '.join(names)} and all; CDI {text(spec.version)}, {hooks}", Style.DIM)
+    return Text(
+        f"{spec.kind}: {', '.join(names)} and all{also}; CDI {text(spec.version)}, {hooks}", Style.DIM
+    )
 
 
 def _data(path: str, action: str, form: str, spec: Spec) -> CdiSpec:

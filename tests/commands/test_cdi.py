@@ -343,6 +343,17 @@ def test_what_a_device_needs_and_is_gone_makes_it_stale(recorded):
     }  # fmt: skip
 
 
+def test_a_hook_program_that_is_gone_makes_every_device_stale_until_the_refresh(recorded):
+    refresh(recorded)
+    hook = {"hookName": "createContainer", "path": "/usr/bin/gone-hook"}
+    tree = yaml.safe_load((recorded / STANDARD).read_text())
+    tree["containerEdits"]["hooks"] = [hook]
+    (recorded / STANDARD).write_text(yaml.safe_dump(tree))
+    assert set(states(recorded).values()) == {"stale"}
+    assert actions(refresh(recorded)) == [("/" + STANDARD, "updated")]
+    assert set(states(recorded).values()) == {"usable"}
+
+
 def test_a_file_that_an_engine_here_can_not_read_is_named(recorded):
     refresh(recorded)
     text = (recorded / STANDARD).read_text()
