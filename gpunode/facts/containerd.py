@@ -8,47 +8,42 @@ from functools import cached_property
 from typing import Any
 
 from gpunode.errors import ConfigError, GpunodeError
+from gpunode.facts.containerd_imports import expand_import
 from gpunode.facts.daemons import Daemon, Kind, daemon_version, find_binary, locate, socket_path
+from gpunode.facts.distributions import DISTRIBUTIONS, find_distribution, manager, owner
 from gpunode.facts.processes import Process, option_value, running
+from gpunode.facts.toml_places import line_of_key, place
 from gpunode.host import Host
 
 DEFAULT_CONFIG = "/etc/containerd/config.toml"
 DEFAULT_SOCKET = "/run/containerd/containerd.sock"
 KIND = Kind("containerd", "containerd.service", DEFAULT_CONFIG, ("--config", "-c"))
 CRI_PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
+LARGEST = 2 << 20  # bytes; the largest seen has 60 KB, and reading TOML takes 0.7 s a megabyte
 BYTE_ORDER_MARK = "\ufeff"  # containerd skips one at the start of its file, Python's parser does not
 # any of these in disabled_plugins takes the CRI away from the kubelet
 CRI_IDS = (*CRI_PLUGINS.values(), "io.containerd.cri.v1.images")
-# whose containerd it is, by where its configuration lies
-_OWNERS = {
-    "/docker/containerd/": "docker",
-    "/rancher/k3s/": "k3s",
-    "/rancher/rke2/": "rke2",
-    "/k0s": "k0s",
-    "/snap/microk8s/": "microk8s",
-}
-DISTRIBUTIONS = ("k3s", "rke2", "k0s", "microk8s")
-
-
-def owner(config_path: str) -> str:
-    """Who manages the containerd of this file: docker, k3s, rke2, k0s, microk8s; empty for the system."""
-    return next((name for part, name in _OWNERS.items() if part in config_path), "")
 
 
 def find_containerd(host: Host, config: str | None = None) -> Daemon | None:
     """The containerd that reads `config`, else the system's own; None if there is none on this node.
 
     One that dockerd started for itself is never meant. If only a Kubernetes distribution's (k3s, rke2, k0s,
-    microk8s) runs here, that one is given and `config_source` names it.
+    microk8s) runs or is here, that one is given, and its `manager` names the distribution.
     """
     processes = [process for process in running(host) if process.name == "containerd"]
-    if not config:
-        own = [one for one in processes if not owner(KIND.config_of(one.argv))]
-        theirs = [one for one in processes if owner(KIND.config_of(one.argv)) in DISTRIBUTIONS]
-        processes = own if own or not theirs else theirs[:1]
-        if theirs and not own:
-            return _daemon(host, processes, KIND.config_of(processes[0].argv))
-    return _daemon(host, processes, config)
+    if config:
+        managed = owner(config)
+        own = find_distribution(host, managed) if managed in DISTRIBUTIONS else None
+        return own if own and own.config_path == config else _daemon(host, processes, config)
+    managers = {process.pid: manager(host, process) for process in processes}
+    own_ones = [process for process in processes if not managers[process.pid]]
+    theirs = [managers[one.pid] for one in processes if managers[one.pid] in DISTRIBUTIONS]
+    if theirs and not own_ones:
+        return find_distribution(host, theirs[0])
+    system = _daemon(host, own_ones, None)
+    stopped = (find_distribution(host, name) for name in DISTRIBUTIONS)
+    return system or next(filter(None, stopped), None)
 
 
 def _daemon(host: Host, processes: list[Process], config: str | None) -> Daemon | None:
@@ -56,17 +51,17 @@ def _daemon(host: Host, processes: list[Process], config: str | None) -> Daemon 
     if found is None:
         return None
     binary = find_binary(host, "containerd", found.process, found.unit)
-    managed = owner(found.config)
     return Daemon(
         name="containerd",
         binary=binary,
         version=daemon_version(host, "containerd", binary, found.process),
         config_path=found.config,
-        config_source=found.source + (f" (managed by {managed})" if managed else ""),
+        config_source=found.source,
         socket=_socket(host, found.argv, found.config),
         unit=found.unit.name if found.unit else None,
         argv=found.argv,
         process=found.process,
+        manager=owner(found.config),
     )
 
 
@@ -93,10 +88,20 @@ def dig(tree: Any, *keys: str) -> Any:
 
 
 @dataclass(frozen=True)
+class MissingImport:
+    """A file that an import names, `pattern` as it stands in `importer`, and that doesn't exist."""
+
+    path: str
+    importer: str
+    pattern: str
+
+
+@dataclass(frozen=True)
 class ContainerdConfig:
     """containerd's configuration: the main file (`main`, `main_text`) and, in `merged`, with its imports.
 
-    `files` are those that exist, main file first, in merging order; `versions` maps each to its `version`.
+    `files` are those that exist, main file first, in merging order; `versions` maps each to its `version`,
+    `trees` to what it holds. `release` is the containerd that reads them, () if that isn't known.
     """
 
     path: str
@@ -106,7 +111,9 @@ class ContainerdConfig:
     merged: dict[str, Any]
     files: tuple[str, ...]
     versions: dict[str, int] = field(default_factory=dict)
-    missing_imports: tuple[str, ...] = ()
+    missing_imports: tuple[MissingImport, ...] = ()
+    trees: dict[str, dict[str, Any]] = field(default_factory=dict)
+    release: tuple[int, ...] = ()
 
     @property
     def version(self) -> int:
@@ -114,14 +121,31 @@ class ContainerdConfig:
         return self.versions.get(self.path, 1)
 
     @property
+    def deep(self) -> bool:
+        """Whether this containerd merges imports key by key: 2.0 and up, which alone read version 3."""
+        return self.release >= (2,) if self.release else self.version >= 3
+
+    @property
     def plugin(self) -> str:
-        """Id of the plugin table that holds the CRI's runtimes in this version."""
+        """Id of the plugin table that holds the CRI's runtimes in this version.
+
+        containerd 2.3 migrates a file without version whatever the name of its table.
+        """
+        if self.version == 1 and self.release >= (2, 3):
+            tables = _table(self.merged.get("plugins"))
+            return next((name for name in CRI_PLUGINS.values() if name in tables), CRI_PLUGINS[1])
         return CRI_PLUGINS[min(self.version, 3)] if self.version > 0 else CRI_PLUGINS[1]
 
     @cached_property
     def cri(self) -> dict[str, Any]:
         """The merged CRI table; {} if there is none."""
-        return _table(dig(self.merged, "plugins", self.plugin))
+        table = _table(dig(self.merged, "plugins", self.plugin))
+        if (
+            self.deep and self.version == 2
+        ):  # containerd 2 lays the migrated table below one with the new name
+            newer = _table(dig(self.merged, "plugins", CRI_PLUGINS[3]))
+            return _merge_tables(table, newer)
+        return table
 
     @property
     def runtimes(self) -> dict[str, Any]:
@@ -156,26 +180,37 @@ def _table(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def load_config(host: Host, path: str, daemon_version: tuple[int, ...] = ()) -> ContainerdConfig:
+def load_config(
+    host: Host, path: str, daemon_version: tuple[int, ...] = (), without: frozenset[str] = frozenset()
+) -> ContainerdConfig:
     """Read containerd's file and its imports; `ConfigError` names file, line and column of what isn't TOML.
 
     containerd before 2.0 replaces a plugin's whole table by a later file's, 2.0 and up merge it key by key;
-    without `daemon_version` the file's own version tells (3 and up can only be read by 2.0 and up).
+    without `daemon_version` the file's own version tells (3 and up can only be read by 2.0 and up). Files in
+    `without` are passed over, as if they were not there.
     """
     text = host.read_text(path)
     main = parse_toml(text or "", path)
     trees = {path: main}
-    versions = {path: version_of(main, path)}
-    missing = _read_imports(host, trees, versions)
+    versions = {path: version_of(main, path, text or "")}
+    missing = _read_imports(host, trees, versions, daemon_version, without)
     deep = daemon_version >= (2,) if daemon_version else versions[path] >= 3
     merged: dict[str, Any] = {}
     for tree in trees.values():
         merged = merge(merged, tree, deep=deep)
     files = tuple(trees) if text is not None else tuple(trees)[1:]
-    return ContainerdConfig(path, text is not None, text or "", main, merged, files, versions, missing)
+    return ContainerdConfig(
+        path, text is not None, text or "", main, merged, files, versions, missing, trees, daemon_version
+    )
 
 
-def _read_imports(host: Host, trees: dict[str, Any], versions: dict[str, int]) -> tuple[str, ...]:
+def _read_imports(
+    host: Host,
+    trees: dict[str, Any],
+    versions: dict[str, int],
+    release: tuple[int, ...],
+    without: frozenset[str],
+) -> tuple[MissingImport, ...]:
     """Add every imported file to `trees`, breadth first like containerd; gives the ones that don't exist."""
     missing = []
     waiting = list(trees)
@@ -183,37 +218,29 @@ def _read_imports(host: Host, trees: dict[str, Any], versions: dict[str, int]) -
         importer = waiting.pop(0)
         listed = trees[importer].get("imports")
         for pattern in listed if isinstance(listed, list) else []:
-            for found in expand_import(host, importer, pattern) if isinstance(pattern, str) else ():
-                if found in trees:
+            named = expand_import(host, importer, pattern, release) if isinstance(pattern, str) else ()
+            for found in named:
+                if found in trees or found in without:
                     continue
                 text = host.read_text(found)
                 if text is None:
-                    missing.append(found)
+                    missing.append(MissingImport(found, importer, pattern))
                     continue
                 trees[found] = parse_toml(text, found)
-                versions[found] = version_of(trees[found], found)
+                versions[found] = version_of(trees[found], found, text)
                 waiting.append(found)
     return tuple(missing)
 
 
-def expand_import(host: Host, importer: str, pattern: str) -> tuple[str, ...]:
-    """Files that one import pattern means: relative to the importing file, a glob only if it has a ``*``."""
-    base = pattern if pattern.startswith("/") else f"{importer.rpartition('/')[0]}/{pattern}"
-    if "*" not in base:
-        return (base,)
-    found = [""]
-    for part in base.strip("/").split("/"):
-        if re.search(r"[*?\[]", part):
-            found = [path for parent in found for path in host.glob(parent or "/", part)]
-        else:
-            found = [f"{parent}/{part}" for parent in found]
-    return tuple(path for path in found if host.is_file(path))
-
-
 def parse_toml(text: str, path: str) -> dict[str, Any]:
-    """The plain tree of a TOML file; `ConfigError` with file, line and column."""
+    """The plain tree of a TOML file; `ConfigError` with file, line and column, or if it is far too large."""
     import tomllib
 
+    if len(text) > LARGEST:
+        raise ConfigError(
+            f"{path} has {len(text) >> 20} MB, which no engine's configuration has",
+            hint=f"see what was written there: head -c 500 {path}",
+        )
     try:
         return tomllib.loads(text.removeprefix(BYTE_ORDER_MARK))
     except tomllib.TOMLDecodeError as error:
@@ -228,13 +255,14 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: nested too deeply to be a containerd configuration") from error
 
 
-def version_of(tree: dict[str, Any], path: str) -> int:
-    """The file's `version`; absent (or 0) is 1 as for containerd."""
+def version_of(tree: dict[str, Any], path: str, text: str = "") -> int:
+    """The file's `version`; absent (or 0) is 1 as for containerd. An error names the line in `text`."""
     version = tree.get("version", 1)
     if isinstance(version, bool) or not isinstance(version, int) or version < 0:
+        line = line_of_key(text, ("version",))
         raise ConfigError(
-            f"{path}: version is {version!r}, containerd wants a whole number",
-            hint=f"correct it: ${{EDITOR:-vi}} {path}",
+            f"{place(path, line)}: version is {version!r}, containerd wants a whole number",
+            hint=f"correct it: ${{EDITOR:-vi}} +{max(line, 1)} {path}",
         )
     return version or 1
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from gpunode.errors import ConfigError, GpunodeError, PreconditionError
-from gpunode.facts.containerd import (
-    ContainerdConfig,
-    dig,
-    expand_import,
-    load_config,
-    owner,
-    parse_toml,
-)
+from gpunode.errors import ConfigError, GpunodeError, PreconditionError, ValidationError
+from gpunode.facts.containerd import ContainerdConfig, dig, load_config, parse_toml
 from gpunode.facts.daemons import Daemon, systemd_runs
 from gpunode.facts.kubelet import CONFIG, setting
 from gpunode.host import Host
-from gpunode.runtime import containerd_check, containerd_removal
-from gpunode.runtime.containerd_plan import DROP_IN_NAME, State, configured
+from gpunode.runtime import containerd_check, containerd_generated, containerd_removal
+from gpunode.runtime.containerd_check import Judge, Texts
+from gpunode.runtime.containerd_generated import Copies, Replacement
+from gpunode.runtime.containerd_plan import Outcome, configured
+from gpunode.runtime.containerd_state import DROP_IN_NAME, NVIDIA_DROP_INS, State
 from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
-from gpunode.runtime.trees import Tree
+from gpunode.runtime.trees import Tree, same
 
 _HAS_CDI = (1, 7)
 
@@ -46,86 +42,173 @@ class ContainerdEngine:
             raise ConfigError(
                 f"containerd {release} has no CDI, which came with 1.7", hint="leave out --cdi or upgrade it"
             )
-        state, before = self._state()
-        texts, version, notes = configured(state, wanted)
-        edits = tuple(_edit(path, before.get(path), text) for path, text in texts.items())
+        state = self._state()
+        copies = containerd_generated.copies(state)
+        if wanted.replace and copies:
+            replacement = self._replacement(wanted, copies)
+            wanted, basis = replacement.wanted, replacement.state
+            outcome = containerd_generated.replaced(replacement)
+        else:
+            basis, outcome = state, configured(state, wanted)
+        edits = self._edits(outcome)
         verb, reason = _verb(edits, active is None or active.has(wanted))
-        previous = state.config.named_default if wanted.default else ""
-        replaced = "" if previous == wanted.default else previous
-        had = any(name in state.config.runtimes for name in wanted.names)
-        files = edits or self._untouched(before)
-        return Plan("containerd", files, verb, reason, notes, version, replaced, had)
+        previous = basis.config.named_default if wanted.default else ""
+        return Plan(
+            "containerd",
+            edits or self._untouched(),
+            verb,
+            reason,
+            (*outcome.notes, *self._about_drop_ins(state, copies, outcome)),
+            outcome.version,
+            previous_default="" if previous == wanted.default else previous,
+            had_runtime=any(name in state.config.runtimes for name in wanted.names),
+            switched_cdi=outcome.switched_cdi,
+        )
 
     def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
         """Take the runtimes out of every file that names them."""
         self._refuse_managed()
-        state, before = self._state()
-        texts = containerd_removal.removed(state, unwanted)
-        edits = tuple(_edit(path, before.get(path), text) for path, text in texts.items())
-        files = edits or self._untouched(before)
-        return self._removal(files, unwanted.names, active, state.config.version)
+        state = self._state()
+        unread = {path: self._text(path) for path in self._unread_drop_ins(state.config)}
+        removal = containerd_removal.Removal(state, unwanted, self._same_meaning, unread)
+        outcome = containerd_removal.removed(removal)
+        edits = self._edits(outcome) or self._untouched()
+        return self._removal(edits, unwanted.names, active, outcome.version, outcome.notes)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around edits that are known to take `names` out."""
-        return self._removal(edits, names, active, None)
+        config = load_config(self.host, self.daemon.config_path, self.daemon.version)
+        plan = replace(self._removal(edits, names, active, config.version), restores=True)
+        if self._judge is not None:
+            try:
+                self._judge.staged(containerd_check.laid_over(self.host, config.files, plan))
+            except ValidationError as error:
+                note = f"the files as they were before are of no use, only the runtimes go: {error.message}"
+                removal = self.plan_removal(Unwanted(names), active)
+                return replace(removal, notes=(*removal.notes, note))
+        return plan
 
     def _removal(
-        self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None, version: int | None
+        self,
+        edits: tuple[FileEdit, ...],
+        names: tuple[str, ...],
+        active: Active | None,
+        version: int | None,
+        notes: tuple[str, ...] = (),
     ) -> Plan:
         gone = active is None or not any(name in active.handlers for name in names)
         verb, reason = _verb(edits, gone)
-        return Plan("containerd", edits, verb, reason, (), version)
+        return Plan("containerd", edits, verb, reason, notes, version)
 
-    def _untouched(self, before: dict[str, bytes | None]) -> tuple[FileEdit, ...]:
+    def _replacement(self, wanted: Wanted, copies: Copies) -> Replacement:
+        """What is planned on once the generated copies are thought away; the first gives its place."""
+        state = self._state(without=frozenset(copies))
+        if state.deep and not self.drop_in:
+            state = replace(state, drop_in=next(iter(copies)))
+        texts = {path: text for path, text in state.texts.items() if path not in copies}
+        return Replacement(replace(state, texts=texts), containerd_generated.enlarged(wanted, copies), copies)
+
+    def _about_drop_ins(self, state: State, copies: Copies, outcome: Outcome) -> tuple[str, ...]:
+        """What generated copies hide, and drop-ins of NVIDIA's that containerd does not read."""
+        left = {path: copied for path, copied in copies.items() if path not in outcome.texts}
+        unread = [path for path in self._unread_drop_ins(state.config) if path not in outcome.texts]
+        stale = tuple(
+            f"{path} is not imported by {state.config.path}: containerd does not read it;"
+            " gpunode unconfigure-runtime takes it away if it is NVIDIA's"
+            for path in unread
+        )
+        return (*containerd_generated.drift(state, left), *stale)
+
+    def _unread_drop_ins(self, config: ContainerdConfig) -> tuple[str, ...]:
+        """Drop-ins at the places that NVIDIA's tools use or used, which no file imports."""
+        directory = config.path.rpartition("/")[0]
+        places = [f"{directory}/{name}" for name in NVIDIA_DROP_INS]
+        return tuple(path for path in places if path not in config.files and self.host.is_file(path))
+
+    def _same_meaning(self, one: Texts, other: Texts) -> bool | None:
+        """Whether containerd takes two sets of files for the same; None if none is at hand."""
+        if self._judge is None:
+            return None
+        try:
+            trees = [self._judge.staged(texts) for texts in (one, other)]
+        except ValidationError:
+            return False
+        for tree in trees:
+            tree.pop("imports", None)
+        return same(*trees)
+
+    @property
+    def _judge(self) -> Judge | None:
+        """This containerd's program, None where it can't be run."""
+        if self.daemon.binary is None or not self.host.live:
+            return None
+        return Judge(self.host, self.daemon.binary, self.daemon.config_path)
+
+    def _edits(self, outcome: Outcome) -> tuple[FileEdit, ...]:
+        return tuple(_edit(path, self.host.read_bytes(path), text) for path, text in outcome.texts.items())
+
+    def _untouched(self) -> tuple[FileEdit, ...]:
         path = self.daemon.config_path
-        return (FileEdit(path, before.get(path), before.get(path)),)
+        content = self.host.read_bytes(path)
+        return (FileEdit(path, content, content),)
+
+    def _text(self, path: str) -> str:
+        return decode(self.host.read_bytes(path), path)
 
     def _refuse_managed(self) -> None:
-        manager = owner(self.daemon.config_path)
+        manager = self.daemon.manager
         if manager:
             raise PreconditionError(
                 f"this containerd belongs to {manager}, which writes {self.daemon.config_path} itself",
                 hint="gpunode configures the containerd of the system and Docker; name one: --runtime docker",
             )
 
-    def _state(self) -> tuple[State, dict[str, bytes | None]]:
+    def _state(self, without: frozenset[str] = frozenset()) -> State:
+        """What is known of the files; those in `without` are thought away."""
         path, release = self.daemon.config_path, self.daemon.version
-        config = load_config(self.host, path, release)
+        config = load_config(self.host, path, release, without)
         drop_in = self.drop_in or f"{path.rpartition('/')[0]}/{DROP_IN_NAME}"
-        before = {name: self.host.read_bytes(name) for name in (path, *config.files, drop_in)}
-        if release and release < (2,) and config.version == 2 and _disabled_short(config):
-            effective = None  # containerd itself refuses this file: "cri" is no plugin id in version 2
-        else:
-            effective = self._effective(config)
-        state = State(
+        texts = {name: self._text(name) for name in dict.fromkeys((path, *config.files, drop_in))}
+        return State(
             config=config,
-            texts={name: decode(data, name) for name, data in before.items()},
+            texts=texts,
             release=release,
-            effective=effective,
+            effective=self._effective(config, texts, partly=bool(without)),
             drop_in=drop_in,
             drop_in_forced=bool(self.drop_in),
-            drop_in_imported=self._imports(config, drop_in),
             systemd_cgroup=self._wants_systemd_cgroup(),
+            neighbours=self._neighbours((path, *config.files, drop_in), without),
         )
-        return state, before
 
-    def _effective(self, config: ContainerdConfig) -> Tree | None:
+    def _neighbours(self, paths: Iterable[str], without: frozenset[str]) -> tuple[str, ...]:
+        """TOML files in the directories of the files and of NVIDIA's drop-ins, the main file's aside."""
+        own = self.daemon.config_path.rpartition("/")[0]
+        places = [path.rpartition("/")[0] for path in (*paths, *without)]
+        places += [f"{own}/{name}".rpartition("/")[0] for name in NVIDIA_DROP_INS]
+        found = [self.host.glob(place, "*.toml") for place in dict.fromkeys(places) if place != own]
+        return tuple(path for listed in found for path in listed if path not in without)
+
+    def _effective(self, config: ContainerdConfig, texts: Texts, *, partly: bool) -> Tree | None:
         """containerd's merged view, asked for only if the files don't spell out a runc to copy."""
         if "runc" in config.runtimes or self.daemon.binary is None:
             return None
-        return containerd_check.dump(self.host, self.daemon.binary, config.path if config.exists else None)
-
-    def _imports(self, config: ContainerdConfig, drop_in: str) -> bool:
-        """Whether the main file's imports would read `drop_in` (it need not exist yet)."""
-        for pattern in config.imports:
-            base = pattern if pattern.startswith("/") else f"{config.path.rpartition('/')[0]}/{pattern}"
-            if "*" not in base and base == drop_in:
-                return True
-            if "*" in base and re.fullmatch(re.escape(base).replace(r"\*", "[^/]*"), drop_in):
-                return True
-            if self.host.exists(drop_in) and drop_in in expand_import(self.host, config.path, pattern):
-                return True
-        return False
+        if (
+            self.daemon.version
+            and self.daemon.version < (2,)
+            and config.version == 2
+            and _disabled_short(config)
+        ):
+            return None  # containerd itself refuses this file: "cri" is no plugin id in version 2
+        if not partly:
+            return containerd_check.dump(
+                self.host, self.daemon.binary, config.path if config.exists else None
+            )
+        if self._judge is None:
+            return None
+        try:
+            return self._judge.staged({path: texts[path] for path in config.files})
+        except ValidationError:
+            return None
 
     def _wants_systemd_cgroup(self) -> bool:
         """The kubelet's cgroupDriver, else what kubeadm defaults to where systemd runs on cgroup v2."""
@@ -139,10 +222,17 @@ class ContainerdEngine:
 
     def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
         """Let containerd merge staged copies and compare with its view of the files as they are."""
-        if self.daemon.binary is None or not self.host.live:
+        judge = self._judge
+        if judge is None:
             return ("containerd itself did not check the new configuration: none is at hand here",)
-        config = load_config(self.host, self.daemon.config_path, self.daemon.version)
-        return containerd_check.check(self.host, self.daemon, config, plan, expected)
+        state = self._state()
+        before: Tree | None = None
+        copies = containerd_generated.copies(state) if expected is not None and expected.replace else {}
+        if expected is not None and copies:
+            replacement = self._replacement(expected, copies)
+            state, expected = replacement.state, replacement.wanted
+            before = judge.staged({path: state.texts[path] for path in state.config.files})
+        return containerd_check.check(self.host, self.daemon, state.config, plan, expected, before)
 
     def ask(self) -> Active:
         """Handlers and default from the CRI's Status; `DaemonError` if it doesn't answer."""

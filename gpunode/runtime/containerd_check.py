@@ -3,15 +3,99 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from gpunode.errors import ValidationError
+from gpunode.errors import ConfigError, ValidationError
 from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, dig, parse_toml
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Completed, Host
 from gpunode.runtime import toml_edit
-from gpunode.runtime.engine import Plan, Wanted, decode
+from gpunode.runtime.engine import Handler, Plan, Wanted, decode
 from gpunode.runtime.trees import Tree, same
+
+Texts = Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """One containerd program, asked about files that need not be in force. `main` is its main file's path."""
+
+    host: Host
+    binary: str
+    main: str
+
+    def in_force(self, *, exists: bool) -> Tree | None:
+        """Its merged view of the files as they are, its defaults without any; None if it refuses them."""
+        return dump(self.host, self.binary, self.main if exists else None)
+
+    def staged(self, texts: Texts) -> Tree:
+        """Its merged view of copies with these texts, in their order; `ValidationError` if it refuses."""
+        with self.host.temporary_directory() as directory:
+            places = _stage(self.host, directory, self.main, texts)
+            answer = self.host.run(
+                [self.binary, "--config", places[self.main], "config", "dump"], timeout=20.0
+            )
+            if not answer.ok:
+                raise ValidationError(
+                    f"containerd refuses the new {self.main}: {_reason(answer, places)}",
+                    hint="nothing was written; see the change with --dry-run",
+                )
+            return parse_toml(answer.stdout, "containerd config dump")
+
+    def refuse_as_it_is(self) -> None:
+        """`ConfigError` if it refuses the files that are in force."""
+        answer = self.host.run([self.binary, "--config", self.main, "config", "dump"], timeout=20.0)
+        if not answer.ok:
+            raise ConfigError(
+                f"containerd refuses {self.main} as it is: {_reason(answer, {})}",
+                hint=f"see it with: {self.binary} --config {self.main} config dump",
+            )
+
+
+def check(
+    host: Host,
+    daemon: Daemon,
+    config: ContainerdConfig,
+    plan: Plan,
+    expected: Wanted | None,
+    before: Tree | None = None,
+) -> tuple[str, ...]:
+    """`ValidationError` if containerd refuses the edited files, or takes them otherwise than wanted.
+
+    Everything else must mean what it meant in `before`, containerd's view of the files as they are if that is
+    None. Without `expected` it is a removal. A plan that restores files byte for byte needs no comparison.
+    """
+    judge = Judge(host, daemon.binary or "containerd", config.path)
+    try:
+        merged = judge.staged(laid_over(host, config.files, plan))
+    except ValidationError:
+        if config.exists:
+            judge.refuse_as_it_is()
+        raise
+    if expected is not None:
+        must_have(merged, expected, config.path)
+    if plan.restores:
+        return ()
+    before = before or judge.in_force(exists=config.exists)
+    if before is not None and not config.disabled:  # else there was no CRI, and all of its table is new
+        must_keep(before, merged, expected or _lost(before, merged), config.path)
+    return ()
+
+
+def _lost(before: Tree, merged: Tree) -> Wanted:
+    """What a removal took away, in the words of what had been wanted."""
+    lost = tuple(set(runtimes_in(before)) - set(runtimes_in(merged)))
+    default = _containerd_table(before).get("default_runtime_name") in lost
+    return Wanted(tuple(Handler(name, "") for name in lost), set_as_default=default, cdi=True)
+
+
+def laid_over(host: Host, files: Iterable[str], plan: Plan) -> dict[str, str | None]:
+    """Texts of containerd's files once the plan is carried out, in the order of reading."""
+    after = {name: host.read_bytes(name) for name in files}
+    after |= {edit.path: edit.after for edit in plan.edits if edit.path.endswith(".toml")}
+    return {name: None if data is None else decode(data, name) for name, data in after.items()}
 
 
 def dump(host: Host, binary: str, config: str | None) -> Tree | None:
@@ -21,33 +105,12 @@ def dump(host: Host, binary: str, config: str | None) -> Tree | None:
     return parse_toml(answer.stdout, f"{binary} {' '.join(arguments)}") if answer.ok else None
 
 
-def check(
-    host: Host, daemon: Daemon, config: ContainerdConfig, plan: Plan, expected: Wanted | None
-) -> tuple[str, ...]:
-    """`ValidationError` if containerd refuses the staged files or takes them otherwise than wanted."""
-    binary = daemon.binary or "containerd"
-    after = {name: host.read_bytes(name) for name in config.files}
-    after |= {edit.path: edit.after for edit in plan.edits}
-    contents = {name: decode(data, name) for name, data in after.items() if data is not None}
-    before = dump(host, binary, config.path if config.exists else None)
-    with host.temporary_directory() as directory:
-        main = _stage(host, directory, config.path, contents)
-        answer = host.run([binary, "--config", str(main), "config", "dump"], timeout=20.0)
-        if not answer.ok:
-            raise ValidationError(
-                f"containerd refuses the new {config.path}: {_reason(answer, main, config.path)}",
-                hint="nothing was written; see the change with --dry-run",
-            )
-        merged = parse_toml(answer.stdout, "containerd config dump")
-    if expected is not None:
-        _must_have(merged, expected, config.path)
-        if before is not None:
-            _must_keep(before, merged, expected, config)
-    return ()
+def _stage(host: Host, directory: Path, main: str, texts: Texts) -> dict[str, str]:
+    """Copies whose imports lead to each other instead of to the files in force, in the order of `texts`.
 
-
-def _stage(host: Host, directory: Path, main: str, contents: dict[str, str]) -> Path:
-    """Copies whose imports lead to each other instead of to the files in force."""
+    Gives where the copy of each file lies.
+    """
+    contents = {name: text for name, text in texts.items() if text is not None}
     copies = {}
     for number, name in enumerate(name for name in contents if name != main):
         copies[name] = directory / f"{number:03}.toml"
@@ -67,12 +130,68 @@ def _stage(host: Host, directory: Path, main: str, contents: dict[str, str]) -> 
     staged = directory / "config.toml"
     text = toml_edit.edit(contents.get(main, ""), redirect, main)
     host.write_atomic(str(staged), text.encode(), mode=0o600)
-    return staged
+    return {main: str(staged), **{name: str(copied) for name, copied in copies.items()}}
 
 
-def _reason(answer: Completed, staged: Path, path: str) -> str:
+def _reason(answer: Completed, places: Mapping[str, str]) -> str:
+    """containerd's last words, a panic's first, about the files by their own names."""
     lines = [line for line in answer.stderr.splitlines() if line.strip()]
-    return (lines[-1] if lines else f"exit status {answer.code}").replace(str(staged), path)
+    panic = next((line for line in lines if line.startswith("panic:")), "")
+    said = panic or (lines[-1] if lines else f"exit status {answer.code}")
+    for name, place in places.items():
+        said = said.replace(place, name)
+    return said.removeprefix("containerd: ")
+
+
+def must_have(merged: Tree, expected: Wanted, path: str) -> None:
+    """`ValidationError` if containerd doesn't have what was wanted in its merged view."""
+    table = _containerd_table(merged)
+    for handler in expected.handlers:
+        if dig(table, "runtimes", handler.name, "options", "BinaryName") != handler.path:
+            raise ValidationError(
+                f"containerd does not find the runtime {handler.name} in the new {path}:"
+                " another file or the file's version hides it",
+                hint=f"see what it reads: containerd --config {path} config dump",
+            )
+    if expected.default and table.get("default_runtime_name") != expected.default:
+        raise ValidationError(
+            f"with the new {path} containerd would still use {table.get('default_runtime_name')!r} as default"
+            " runtime",
+            hint="another imported file sets default_runtime_name: grep -r default_runtime_name"
+            f" {path.rpartition('/')[0]}",
+        )
+    if expected.cdi and expected.handlers == () and not cdi_is_on(merged):
+        raise ValidationError(
+            f"with the new {path} containerd would still have CDI off",
+            hint=f"another imported file sets enable_cdi: grep -r enable_cdi {path.rpartition('/')[0]}",
+        )
+
+
+def cdi_is_on(merged: Tree) -> bool:
+    """Whether CDI is on in containerd's merged view; a CRI that is switched off is not there at all."""
+    tables = [dig(merged, "plugins", plugin) for plugin in (CRI_PLUGINS[3], CRI_PLUGINS[2])]
+    return any(dig(table, "enable_cdi") is True for table in tables) or not any(
+        dig(table, "containerd") for table in tables
+    )
+
+
+def must_keep(before: Tree, merged: Tree, ours: Wanted, path: str) -> None:
+    """`ValidationError` unless everything but `ours` means the same to containerd as before."""
+    one, other = (_without_ours(tree, ours) for tree in (before, merged))
+    if "runc" not in runtimes_in(before):  # a table of runtimes without runc had hidden containerd 1's own
+        (dig(_containerd_table(other), "runtimes") or {}).pop("runc", None)
+    if not same(one, other):
+        raise ValidationError(
+            f"with the new {path} containerd would read more than {', '.join(ours.names) or 'CDI'}"
+            f" differently: {_first(one, other)}",
+            hint=f"nothing was written; compare: containerd --config {path} config dump",
+        )
+
+
+def runtimes_in(merged: Tree) -> tuple[str, ...]:
+    """Names of the handlers in containerd's merged view."""
+    found = dig(_containerd_table(merged), "runtimes")
+    return tuple(found) if isinstance(found, dict) else ()
 
 
 def _containerd_table(tree: Tree) -> Tree:
@@ -83,36 +202,7 @@ def _containerd_table(tree: Tree) -> Tree:
     return {}
 
 
-def _must_have(merged: Tree, expected: Wanted, path: str) -> None:
-    table = _containerd_table(merged)
-    for handler in expected.handlers:
-        if dig(table, "runtimes", handler.name, "options", "BinaryName") != handler.path:
-            raise ValidationError(
-                f"containerd does not find the runtime {handler.name} in the new {path}:"
-                " another file or the file's version hides it",
-                hint="see what it reads: containerd config dump",
-            )
-    if expected.default and table.get("default_runtime_name") != expected.default:
-        raise ValidationError(
-            f"containerd would still use {table.get('default_runtime_name')!r} as default runtime",
-            hint=f"another imported file sets default_runtime_name: grep -r default_runtime_name {path}",
-        )
-
-
-def _must_keep(before: Tree, merged: Tree, expected: Wanted, config: ContainerdConfig) -> None:
-    """Everything but our keys must mean the same to containerd as before."""
-    if config.disabled or not config.exists:
-        return  # the CRI was off, so all of its table is new
-    one, other = (_without_ours(tree, expected) for tree in (before, merged))
-    if not same(one, other):
-        raise ValidationError(
-            f"containerd would read more than {', '.join(expected.names) or 'CDI'} differently:"
-            f" {_first(one, other)}",
-            hint="nothing was written; compare: containerd config dump",
-        )
-
-
-def _without_ours(tree: Tree, expected: Wanted) -> Tree:
+def _without_ours(tree: Tree, ours: Wanted) -> Tree:
     result = copy.deepcopy(tree)
     for key in ("imports", "version"):
         result.pop(key, None)
@@ -124,14 +214,14 @@ def _without_ours(tree: Tree, expected: Wanted) -> Tree:
         containerd = dig(cri, "containerd")
         if isinstance(containerd, dict):
             runtimes = containerd.get("runtimes", {})
-            for name in expected.names:
+            for name in ours.names:
                 runtimes.pop(name, None)
             for entry in runtimes.values():
                 options = entry.get("options") or {}  # an unset option and an empty one are the same to runc
                 entry["options"] = {key: value for key, value in options.items() if value}
-            if expected.default:
+            if ours.default:
                 containerd.pop("default_runtime_name", None)
-            if expected.cdi:
+            if ours.cdi:
                 cri.pop("enable_cdi", None)
     return result
 

@@ -7,47 +7,41 @@ table, the last file that has such a table, in place.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpunode.errors import ConfigError
-from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, dig, parse_toml
-from gpunode.runtime import toml_edit
-from gpunode.runtime.containerd_tables import cri_of, refuse_wrong_types, runtime_table, simple
+from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, dig, parse_toml
+from gpunode.facts.writers import nvidia_writer
+from gpunode.runtime import containerd_imports, toml_edit
+from gpunode.runtime.containerd_refusals import (
+    EACH_FILE_MIGRATED,
+    refuse,
+    refuse_ignored_version_1,
+    short_names,
+)
+from gpunode.runtime.containerd_state import State
+from gpunode.runtime.containerd_tables import (
+    cri_of,
+    of_runtimes_only,
+    runtime_table,
+    simple,
+    snapshotter_without_runtimes,
+)
 from gpunode.runtime.engine import Wanted
 from gpunode.runtime.trees import Mutation, Tree
 
-DROP_IN_NAME = "conf.d/99-nvidia.toml"
+_CDI_DIRECTORIES = (("/etc/cdi",), ("/var/run/cdi", "/run/cdi"))
 
 
 @dataclass(frozen=True)
-class State:
-    """What is known before planning. `effective` is containerd's own merged view, None if it gives none.
+class Outcome:
+    """New text of every file that changes (None: removed), the main file's version, and notes for people."""
 
-    `drop_in` is the path for a drop-in, `drop_in_forced` whether the user named it, `drop_in_imported`
-    whether the main file's imports cover it. `systemd_cgroup` is what a CRI that is switched on only now
-    should use.
-    """
-
-    config: ContainerdConfig
-    texts: Mapping[str, str]
-    release: tuple[int, ...]
-    effective: Tree | None = None
-    drop_in: str = ""
-    drop_in_forced: bool = False
-    drop_in_imported: bool = False
-    systemd_cgroup: bool = False
-
-    @property
-    def deep(self) -> bool:
-        """Whether this containerd merges a drop-in key by key."""
-        return self.release >= (2,)
-
-    @property
-    def newest_version(self) -> int:
-        """The file version to start a new file with: the one that every release of this major reads."""
-        return 3 if self.deep else 2
+    texts: Mapping[str, str | None]
+    version: int
+    notes: tuple[str, ...] = ()
+    switched_cdi: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,9 +55,9 @@ class _Draft:
     def add(self, path: str, mutate: Mutation) -> None:
         self.mutations.setdefault(path, []).append(mutate)
 
-    def texts(self) -> dict[str, str]:
+    def texts(self) -> dict[str, str | None]:
         """New text of every file that was touched."""
-        result = {}
+        result: dict[str, str | None] = {}
         for path, mutations in self.mutations.items():
 
             def mutate(tree: Tree, mutations: list[Mutation] = mutations) -> None:
@@ -80,66 +74,42 @@ class _Draft:
         return f"use a drop-in: gpunode configure-runtime --drop-in-config {self.state.drop_in}"
 
 
-def configured(state: State, wanted: Wanted) -> tuple[dict[str, str], int, tuple[str, ...]]:
-    """New text of every file to change, the version of the main file, and what a person should know."""
-    for path in state.config.files:
-        refuse_wrong_types(parse_toml(state.texts[path], path), path)
-    refuse_unread_version(state)
-    _refuse_missing_import(state)
-    draft = _Draft(state)
-    version = _bring_main_up(draft)
-    fresh = _enable_cri(draft) or not state.config.exists
-    _add_runtime(draft, wanted, version, fresh and state.systemd_cgroup)
-    return draft.texts(), version, tuple(draft.notes)
+def configured(state: State, wanted: Wanted) -> Outcome:
+    """What the files must become so that containerd has what is wanted; `ConfigError` if they can't."""
+    refuse(state)
+    version = _version(state)
+    notes = _about_cdi(state, wanted)
+    off = state.config.disabled and wanted.handlers
+    tables = _tables(state, wanted, systemd_cgroup=False)
+    if not off and _is_there(state, wanted, tables):
+        return Outcome({}, state.config.version, notes)
+    draft = _Draft(state, notes=list(notes))
+    _bring_main_up(draft, version)
+    switched_on = bool(wanted.handlers) and _enable_cri(draft)
+    systemd_cgroup = _needs_systemd_cgroup(draft, switched_on=switched_on)
+    _add(draft, wanted, version, systemd_cgroup)
+    return Outcome(draft.texts(), version, tuple(draft.notes), _switches_cdi(state, wanted))
 
 
-def refuse_unread_version(state: State) -> None:
-    """A version that this containerd can't read; 1.6 would take it without a word and ignore the tables."""
-    newest = 4 if state.release >= (2, 3) else 3 if state.release >= (2,) else 2
-    if state.release and state.config.version > newest and state.release < (3,):
-        release = ".".join(map(str, state.release))
-        raise ConfigError(
-            f"{state.config.path} has version = {state.config.version},"
-            f" containerd {release} reads up to {newest}",
-            hint="bring file and containerd together: containerd config default shows what this one wants",
-        )
-
-
-def _refuse_missing_import(state: State) -> None:
-    """containerd starts with no file that imports, other than by a pattern, one that isn't there."""
-    missing = [path for path in state.config.missing_imports if path != state.drop_in]
-    if missing:
-        raise ConfigError(
-            f"{state.config.path} imports {missing[0]}, which does not exist: containerd can't start with it",
-            hint=f"create that file or take it out of imports: grep -n imports {state.config.path}",
-        )
-
-
-def _bring_main_up(draft: _Draft) -> int:
+def _version(state: State) -> int:
     """The main file's version; a file that is absent, or has no version and no plugins, gets the newest."""
-    config, state = draft.state.config, draft.state
+    config = state.config
     if config.version != 1:
         return config.version
-    if "plugins" in config.main:
-        if state.deep:
-            raise ConfigError(
-                f"{config.path} has no version (or version 1); containerd 2 ignores its CRI settings",
-                hint=f"migrate it: containerd --config {config.path} config migrate",
-            )
-        return 1
-    ids = [
-        one
-        for key in ("disabled_plugins", "required_plugins")
-        for one in config.main.get(key, [])
-        if one not in CRI_IDS and not one.startswith("io.containerd.")
-    ]
-    if ids or config.imports:
-        what = f"the short plugin name {ids[0]!r}" if ids else "imports"
-        raise ConfigError(
-            f"{config.path} has no version and {what}, which mean something else in version 2",
-            hint=f"migrate it: containerd --config {config.path} config migrate",
-        )
-    version = state.newest_version
+    short = short_names(config.main)
+    keeps = "plugins in it" if "plugins" in config.main else f"the short name {short[0]!r}" if short else ""
+    keeps = keeps or ("imports in it" if config.imports else "")
+    if not keeps:
+        return state.newest_version
+    if state.deep and state.release < EACH_FILE_MIGRATED:
+        raise refuse_ignored_version_1(state, keeps)
+    return 1
+
+
+def _bring_main_up(draft: _Draft, version: int) -> None:
+    config = draft.state.config
+    if version == config.version and config.exists:
+        return
 
     def mutate(tree: Tree) -> None:
         tree["version"] = version
@@ -149,14 +119,16 @@ def _bring_main_up(draft: _Draft) -> int:
         draft.notes.append(
             f"{config.path} gets version = {version}: without one containerd takes it as version 1"
         )
-    return version
 
 
 def _enable_cri(draft: _Draft) -> bool:
-    """Take the CRI out of `disabled_plugins` wherever it stands; True if it was switched off."""
+    """Take the CRI out of `disabled_plugins` wherever it stands; True if it was switched off.
+
+    Lists of several files are joined, so a drop-in could not switch it on.
+    """
     found = False
     for path in draft.state.config.files:
-        listed = parse_toml(draft.state.texts[path], path).get("disabled_plugins", [])
+        listed = draft.state.config.trees[path].get("disabled_plugins", [])
         if any(one in CRI_IDS for one in listed):
             found = True
             draft.add(path, _without_cri)
@@ -168,65 +140,148 @@ def _without_cri(tree: Tree) -> None:
     tree["disabled_plugins"] = [one for one in tree["disabled_plugins"] if one not in CRI_IDS]
 
 
-def _add_runtime(draft: _Draft, wanted: Wanted, version: int, systemd_cgroup: bool) -> None:
+def _needs_systemd_cgroup(draft: _Draft, *, switched_on: bool) -> bool:
+    """Whether runc and the runtimes must be told to use systemd, there being nothing to inherit.
+
+    A containerd 2 without a file runs pods already, and newer kubelets ask it which driver runc uses: there
+    the runtimes follow runc, whatever the kubelet's file says.
+    """
     state = draft.state
-    plugin = CRI_PLUGINS[min(version, 3)]
-    tables = {
+    if not state.systemd_cgroup or (state.config.exists and not switched_on):
+        return False
+    if switched_on or not state.deep or state.effective is None:
+        return True
+    draft.notes.append(
+        "runc has SystemdCgroup = false in containerd's defaults and the runtime follows it; if this node's"
+        f" pods should use systemd, say so for both in {state.config.path}"
+    )
+    return False
+
+
+def _tables(state: State, wanted: Wanted, *, systemd_cgroup: bool) -> dict[str, Tree]:
+    return {
         handler.name: runtime_table(state.config, state.effective, handler, systemd_cgroup)
         for handler in wanted.handlers
     }
+
+
+def _add(draft: _Draft, wanted: Wanted, version: int, systemd_cgroup: bool) -> None:
+    state = draft.state
+    plugin = _plugin(state, version)
+    tables = _tables(state, wanted, systemd_cgroup=systemd_cgroup)
     target = _destination(state, wanted, plugin)
     spelled_out = bool(state.config.runtimes)
 
     def mutate(tree: Tree) -> None:
-        if target == state.drop_in and version > 1:
+        if target == state.drop_in and target != state.config.path:
             tree.setdefault("version", version)
         cri = cri_of(tree, plugin)
-        if not state.deep and target == state.drop_in and target not in state.config.files:
-            cri.update(copy.deepcopy(state.config.cri))  # containerd 1 forgets every other file's table
-        if tables or systemd_cgroup:
+        if tables:
             runtimes = cri.setdefault("containerd", {}).setdefault("runtimes", {})
             if systemd_cgroup or not (spelled_out or state.deep):
                 _spell_out_runc(runtimes, state.effective, systemd_cgroup)
             runtimes.update(tables)
         if wanted.default:
             cri["containerd"]["default_runtime_name"] = wanted.default
-        if wanted.cdi and (not state.deep or state.config.cri.get("enable_cdi") is False):
+        if _switches_cdi(state, wanted):
             cri["enable_cdi"] = True
 
-    if _is_there(state, wanted, tables) and not draft.mutations:
-        return
-    if target == state.drop_in and _other_version(state, version):
-        draft.add(target, lambda tree: tree.clear())  # NVIDIA's own file: containerd wants it in this version
+    if target == state.drop_in and _starts_afresh(state, wanted, version):
+        draft.add(target, lambda tree: tree.clear())
     draft.add(target, mutate)
-    if target == state.drop_in and not state.drop_in_imported:
-        draft.add(state.config.path, lambda tree: _import(tree, state.drop_in))
+    if target == state.drop_in and not containerd_imports.imported(state.config, state.drop_in):
+        entry = containerd_imports.entry(state)
+        draft.add(state.config.path, lambda tree: containerd_imports.add(tree, entry))
 
 
-def _other_version(state: State, version: int) -> bool:
-    return state.config.versions.get(state.drop_in, version) != version
+def _plugin(state: State, version: int) -> str:
+    """The name of the CRI's table in the file that is edited.
+
+    containerd 2 forgets a version 2 file's snapshotter as long as no runtimes stand beside it (the migration
+    of its images plugin ends early); a new table of them would bring it into force. Under the newer name,
+    which a version 2 file may use as well, it does not.
+    """
+    joined = state.deep and state.release < EACH_FILE_MIGRATED
+    if version == 2 and joined and snapshotter_without_runtimes(state.config):
+        return CRI_PLUGINS[3]
+    if version == state.config.version:
+        return state.config.plugin
+    return CRI_PLUGINS[min(version, 3)]
 
 
-def _is_there(state: State, wanted: Wanted, tables: Tree) -> bool:
+def _starts_afresh(state: State, wanted: Wanted, version: int) -> bool:
+    """Whether the drop-in's old content goes: it isn't read, or has another version than the main file.
+
+    `ConfigError` if it is neither empty nor NVIDIA's nor only about the wanted runtimes.
+    """
+    text, path = state.texts.get(state.drop_in, ""), state.drop_in
+    tree = parse_toml(text, path)
+    read = path in state.config.files
+    if not tree or (read and tree.get("version", version) == version):
+        return False
+    if nvidia_writer(text, tree) or of_runtimes_only(tree, wanted.names):
+        return True
+    why = f"has version {tree.get('version')}, {state.config.path} {version}" if read else "is not imported"
+    raise ConfigError(
+        f"{path} {why}, and holds settings of somebody else",
+        hint=f"name another drop-in: --drop-in-config {path.rpartition('/')[0]}/98-gpunode.toml",
+    )
+
+
+def _is_there(state: State, wanted: Wanted, tables: Mapping[str, Tree]) -> bool:
     """Whether the merged files mean all this already, whoever wrote them."""
     config = state.config
     default = wanted.default in ("", config.default_runtime)
-    cdi = not wanted.cdi or config.cri.get("enable_cdi", state.deep) is True
-    return all(config.runtimes.get(name) == table for name, table in tables.items()) and default and cdi
+    there = all(config.runtimes.get(name) == table for name, table in tables.items())
+    return there and default and not _switches_cdi(state, wanted)
+
+
+def _switches_cdi(state: State, wanted: Wanted) -> bool:
+    """Whether CDI is wanted and off; containerd 2 has it on unless a file says otherwise."""
+    return wanted.cdi and state.config.cri.get("enable_cdi", state.deep) is not True
+
+
+def _about_cdi(state: State, wanted: Wanted) -> tuple[str, ...]:
+    if not wanted.cdi:
+        return ()
+    notes = []
+    if state.config.disabled and not wanted.handlers:
+        notes.append(
+            f"{state.config.path} switches containerd's CRI off: only ctr and nerdctl can use CDI through it"
+        )
+    listed = state.config.cri.get("cdi_spec_dirs")
+    if isinstance(listed, list):
+        unread = [names[0] for names in _CDI_DIRECTORIES if not any(name in listed for name in names)]
+        if unread:
+            notes.append(
+                f"cdi_spec_dirs in {state.config.path} leaves out {' and '.join(unread)}:"
+                " containerd does not see a specification there"
+            )
+    return tuple(notes)
 
 
 def _destination(state: State, wanted: Wanted, plugin: str) -> str:
+    tables = _files_with_cri(state, plugin)
     if state.drop_in_forced:
+        if not state.deep and tables and tables[-1] != state.drop_in:
+            raise ConfigError(
+                f"containerd {state.release_text} replaces the whole CRI table of {tables[-1]} by that of a"
+                f" drop-in: {state.drop_in} would have to be a copy of it",
+                hint="leave out --drop-in-config: the file itself is then edited, and nothing else in it",
+            )
         return state.drop_in
-    path = state.config.path
-    for name in reversed(state.config.files):
-        tree = parse_toml(state.texts[name], name)
-        known = dig(tree, "plugins", plugin, "containerd", "runtimes")
-        if isinstance(known, dict) and not known.keys().isdisjoint(wanted.names):
+    for name in reversed(tables):
+        known = dig(state.config.trees[name], "plugins", plugin, "containerd", "runtimes")
+        if not state.deep or (isinstance(known, dict) and not known.keys().isdisjoint(wanted.names)):
             return name
-        if not state.deep and isinstance(dig(tree, "plugins", plugin), dict):
-            return name
-    return state.drop_in if state.deep else path
+    return state.drop_in if state.deep else state.config.path
+
+
+def _files_with_cri(state: State, plugin: str) -> tuple[str, ...]:
+    config = state.config
+    return tuple(
+        name for name in config.files if isinstance(dig(config.trees[name], "plugins", plugin), dict)
+    )
 
 
 def _spell_out_runc(runtimes: Tree, effective: Tree | None, systemd_cgroup: bool) -> None:
@@ -234,13 +289,3 @@ def _spell_out_runc(runtimes: Tree, effective: Tree | None, systemd_cgroup: bool
     runc = runtimes.setdefault("runc", simple(effective, "runc"))
     if systemd_cgroup:
         runc.setdefault("options", {})["SystemdCgroup"] = True
-
-
-def _import(tree: Tree, drop_in: str) -> None:
-    pattern = import_pattern(drop_in)
-    tree["imports"] = [*tree.get("imports", []), pattern]
-
-
-def import_pattern(drop_in: str) -> str:
-    """The import that covers a drop-in: its directory's ``*.toml`` as nvidia-ctk writes it, else the file."""
-    return f"{drop_in.rpartition('/')[0]}/*.toml" if drop_in.endswith(".toml") else drop_in

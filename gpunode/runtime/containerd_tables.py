@@ -1,16 +1,18 @@
-"""The tables of containerd's CRI configuration: what a runtime inherits, and which types are wrong."""
+"""The tables of containerd's CRI configuration: what a runtime inherits, and what a file is about."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from typing import Any
 
-from gpunode.errors import ConfigError
 from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig
 from gpunode.runtime.engine import Handler
 from gpunode.runtime.trees import Tree
 
 RUNC_TYPE = "io.containerd.runc.v2"
+# settings of version 2's containerd table that moved to the images plugin
+_OF_IMAGES = ("snapshotter", "disable_snapshot_annotations", "discard_unpacked_layers")
 
 
 def cri_of(tree: Tree, plugin: str) -> Tree:
@@ -77,34 +79,39 @@ def _is_runc_like(entry: Tree) -> bool:
     return isinstance(kind, str) and kind.startswith("io.containerd.runc.") and "nvidia" not in binary
 
 
-def refuse_wrong_types(tree: Tree, path: str) -> None:
-    """`ConfigError` for what containerd can't load: a number where a table belongs and the like."""
-    for key in ("imports", "disabled_plugins", "required_plugins"):
-        value = tree.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise _wrong(path, key, "an array of strings")
-    _expect_table(tree, ("plugins",), path)
+def snapshotter_without_runtimes(config: ContainerdConfig) -> bool:
+    """Whether version 2 files have image settings beside no runtimes, which containerd 2 then passes over."""
+    merged = dig(config.merged, "plugins", CRI_PLUGINS[2], "containerd")
+    return isinstance(merged, dict) and "runtimes" not in merged and has_image_settings(merged)
+
+
+def has_image_settings(containerd: Tree) -> bool:
+    """Whether version 2's containerd table has settings that moved to the images plugin since."""
+    return not containerd.keys().isdisjoint(_OF_IMAGES)
+
+
+def of_runtimes_only(tree: Tree, names: Collection[str]) -> bool:
+    """Whether a file has nothing but these runtimes, the default among them, and the CDI switch."""
+    rest = copy.deepcopy(tree)
+    rest.pop("version", None)
     for plugin in CRI_PLUGINS.values():
-        below = ("plugins", plugin)
-        for keys in (below, (*below, "containerd"), (*below, "containerd", "runtimes")):
-            _expect_table(tree, keys, path)
-        runtimes = dig(tree, *below, "containerd", "runtimes") or {}
-        for name in runtimes:
-            _expect_table(tree, (*below, "containerd", "runtimes", name), path)
-            _expect_table(tree, (*below, "containerd", "runtimes", name, "options"), path)
-        default = dig(tree, *below, "containerd", "default_runtime_name")
-        if default is not None and not isinstance(default, str):
-            raise _wrong(path, "default_runtime_name", "a string")
+        cri = dig(rest, "plugins", plugin)
+        if isinstance(cri, dict):
+            cri.pop("enable_cdi", None)
+            containerd = cri.get("containerd")
+            if isinstance(containerd, dict):
+                if containerd.get("default_runtime_name") in names:
+                    del containerd["default_runtime_name"]
+                runtimes = containerd.get("runtimes")
+                if isinstance(runtimes, dict):
+                    for name in names:
+                        runtimes.pop(name, None)
+    return not without_empty(rest)
 
 
-def _expect_table(tree: Tree, keys: tuple[str, ...], path: str) -> None:
-    value: Any = dig(tree, *keys)
-    if value is not None and not isinstance(value, dict):
-        raise _wrong(path, ".".join(keys), "a table")
-
-
-def _wrong(path: str, key: str, name: str) -> ConfigError:
-    return ConfigError(
-        f"{path}: {key} is not {name}, so containerd can't start with it",
-        hint=f"correct it: ${{EDITOR:-vi}} {path}",
-    )
+def without_empty(tree: Any) -> Any:
+    """The tree without tables that hold nothing, which mean nothing to containerd."""
+    if not isinstance(tree, dict):
+        return tree
+    found = {key: without_empty(value) for key, value in tree.items()}
+    return {key: value for key, value in found.items() if value != {}}

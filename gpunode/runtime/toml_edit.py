@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpunode.errors import ConfigError
-from gpunode.facts.containerd import BYTE_ORDER_MARK, parse_toml
+from gpunode.facts.containerd import BYTE_ORDER_MARK, dig, parse_toml
 from gpunode.runtime import toml_lines
-from gpunode.runtime.trees import Edit, Mutation, Remove, Tree, edits, mutated, same
+from gpunode.runtime.trees import Edit, Mutation, Remove, Set, Tree, edits, mutated, same
 
 
 def edit(text: str, mutate: Mutation, path: str, hint: str = "", *, beside_comments: bool = False) -> str:
@@ -32,8 +32,10 @@ def edit(text: str, mutate: Mutation, path: str, hint: str = "", *, beside_comme
         return text
     body = text.removeprefix(BYTE_ORDER_MARK)
     first = (_beside_comments,) if beside_comments else ()
-    for attempt in (*first, _with_tomlkit, _with_lines):
-        result = attempt(body, changes)
+    with_empty = (*changes, *_emptied(changes, new))
+    ways = [(attempt, changes) for attempt in (*first, _with_tomlkit, _with_lines)]
+    for attempt, wanted in (*ways, (_with_lines, with_empty)):
+        result = attempt(body, wanted)
         if result is not None and _is(result, new):
             styled = _with_line_ends_of(body, result)
             kept = styled if _is(styled, new) else result
@@ -43,6 +45,12 @@ def edit(text: str, mutate: Mutation, path: str, hint: str = "", *, beside_comme
         hint=hint or "make the change by hand: gpunode configure-runtime --dry-run shows what belongs there",
         code="toml-guard",
     )
+
+
+def _emptied(changes: Sequence[Edit], new: Tree) -> list[Edit]:
+    """Tables that lost all they had: they go with their last header unless they get one of their own."""
+    above = dict.fromkeys(change.path[:-1] for change in changes if isinstance(change, Remove))
+    return [Set(path, {}) for path in above if path and dig(new, *path) == {}]
 
 
 def _with_line_ends_of(text: str, result: str) -> str:
@@ -113,7 +121,7 @@ def _with_tomlkit(text: str, changes: Sequence[Edit]) -> str | None:
 
 
 def _apply(parsed: Any, change: Edit, indents: dict[tuple[str, ...], str]) -> None:
-    from tomlkit.items import InlineTable
+    from tomlkit.items import Array, InlineTable
 
     here = parsed
     for key in change.path[:-1]:
@@ -121,11 +129,27 @@ def _apply(parsed: Any, change: Edit, indents: dict[tuple[str, ...], str]) -> No
     key = change.path[-1]
     if isinstance(change, Remove):
         del here[key]
-    elif isinstance(change.value, dict) and not isinstance(here, InlineTable):
+    elif isinstance(here, InlineTable):
+        spaced = here.as_string().endswith(" }")
+        here[key] = change.value
+        if spaced:
+            here[key].trivia.trail = " "  # tomlkit forgets the blank before the brace
+    elif isinstance(change.value, dict):
         here[key] = table = _table(change.value)
         _indent(table, toml_lines.indent_for(change.path, indents), toml_lines.step(indents))
+    elif isinstance(change.value, list) and isinstance(here.get(key), Array):
+        _amend(here[key], change.value)
     else:
         here[key] = change.value
+
+
+def _amend(array: Any, wanted: list[Any]) -> None:
+    """Take out and append elements one by one: a whole new array would lose the comments between them."""
+    for one in [one for one in array.unwrap() if one not in wanted]:
+        array.remove(one)
+    for one in wanted:
+        if one not in array.unwrap():
+            array.append(one)
 
 
 def _table(tree: Tree) -> Any:

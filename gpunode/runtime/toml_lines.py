@@ -6,35 +6,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from gpunode.facts.toml_places import headers, key_lines
+
 Path = tuple[str, ...]
-_HEADER = re.compile(r"^([ \t]*)\[([^\[\]].*?)\][ \t]*(?:#.*)?$")
 _BARE = re.compile(r"^[A-Za-z0-9_-]+$")
-
-
-def header_path(line: str) -> Path | None:
-    """The table that a header line opens; None if the line is no plain ``[table]`` header."""
-    import tomllib
-
-    found = _HEADER.match(line)
-    if found is None:
-        return None
-    try:
-        tree = tomllib.loads(f"[{found[2]}]")
-    except tomllib.TOMLDecodeError:
-        return None
-    path = []
-    while tree:
-        key, tree = next(iter(tree.items()))
-        path.append(key)
-    return tuple(path)
-
-
-def headers(lines: list[str]) -> list[tuple[int, Path]]:
-    """Line number (from 0) and table of every header."""
-    found = (
-        (number, header_path(line)) for number, line in enumerate(lines) if line.lstrip().startswith("[")
-    )
-    return [(number, path) for number, path in found if path]
 
 
 def header_indents(text: str) -> dict[Path, str]:
@@ -71,11 +46,14 @@ def _quoted(key: str) -> str:
 
 
 def put(text: str, path: Path, value: Any, dump: Callable[[Any], str]) -> str | None:
-    """Add a table at the end, or a key below its table's header; None if the key is there already."""
+    """Add a table at the end, or a key below its table's header; a key that is there gets the new value."""
     if isinstance(value, dict):
         return _end_line(text) + "".join(_tables(path, value, dump))
-    line = f"{dotted(path[-1:])} = {dump(value)}\n"
     lines = text.splitlines(keepends=True)
+    number = _line_of(lines, path)
+    if number is not None:
+        return _with_value(lines, number, dump(value))
+    line = f"{dotted(path[-1:])} = {dump(value)}\n"
     if len(path) == 1:
         return _put_top(lines, line)
     for number, table in headers([one.rstrip("\r\n") for one in lines]):
@@ -83,6 +61,23 @@ def put(text: str, path: Path, value: Any, dump: Callable[[Any], str]) -> str | 
             indent = lines[number][: lines[number].index("[")]
             return "".join([*lines[:number], _end_line(lines[number]), indent, line, *lines[number + 1 :]])
     return _end_line(text) + f"\n[{dotted(path[:-1])}]\n{line}"
+
+
+def _line_of(lines: list[str], path: Path) -> int | None:
+    """Number (from 0) of the line that gives the key at `path` its value, dotted or below its header."""
+    found = (number for number, here in key_lines(lines) if here == path)
+    return next(found, None)
+
+
+def _with_value(lines: list[str], number: int, value: str) -> str | None:
+    """The text with the value of one line replaced, its comment kept; None if it has more than one line."""
+    found = re.match(
+        r"""(.*?=[ \t]*)("(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^\s#]+)([ \t]*(?:\#.*)?\r?\n?)$""",
+        lines[number],
+    )
+    if found is None:
+        return None
+    return "".join([*lines[:number], f"{found[1]}{value}{found[3]}", *lines[number + 1 :]])
 
 
 def beside_comment(text: str, path: Path, line: str) -> str | None:
@@ -101,14 +96,10 @@ def beside_comment(text: str, path: Path, line: str) -> str | None:
     return None
 
 
-def _put_top(lines: list[str], line: str) -> str | None:
-    """A top-level key: replaced if it stands on one line of its own, else put before the first table."""
+def _put_top(lines: list[str], line: str) -> str:
+    """A new top-level key, before the first table."""
     tables = headers([one.rstrip("\r\n") for one in lines])
     end = tables[0][0] if tables else len(lines)
-    key = line.partition(" = ")[0]
-    for number in range(end):
-        if re.match(rf"{re.escape(key)}[ \t]*=", lines[number]):
-            return "".join([*lines[:number], line, *lines[number + 1 :]])
     top = next((n + 1 for n in range(end) if re.match(r"version[ \t]*=", lines[n])), 0)
     return "".join([*lines[:top], line, *lines[top:]])
 
@@ -126,18 +117,15 @@ def _tables(path: Path, tree: dict[str, Any], dump: Callable[[Any], str]) -> lis
 
 
 def remove(text: str, path: Path) -> str | None:
-    """Take out the tables under `path` with their lines, or the one line of a key."""
+    """Take out the tables under `path` with their lines, and the lines of keys at or below it."""
     lines = text.splitlines(keepends=True)
     found = headers([line.rstrip("\r\n") for line in lines])
     gone: set[int] = set()
     for position, (number, table) in enumerate(found):
-        end = found[position + 1][0] if position + 1 < len(found) else len(lines)
         if table[: len(path)] == path:
+            end = found[position + 1][0] if position + 1 < len(found) else len(lines)
             gone.update(range(number, _without_trailing_comments(lines, number, end)))
-        elif table == path[:-1]:
-            gone.update(_key_lines(lines, number + 1, end, path[-1]))
-    if len(path) == 1:
-        gone.update(_key_lines(lines, 0, found[0][0] if found else len(lines), path[0]))
+    gone.update(number for number, here in key_lines(lines) if here[: len(path)] == path)
     return "".join(line for number, line in enumerate(lines) if number not in gone) if gone else None
 
 
@@ -146,11 +134,6 @@ def _without_trailing_comments(lines: list[str], start: int, end: int) -> int:
     while end > start + 1 and lines[end - 1].lstrip().startswith("#"):
         end -= 1
     return end
-
-
-def _key_lines(lines: list[str], start: int, end: int, key: str) -> list[int]:
-    names = f"(?:{re.escape(key)}|{re.escape(_quoted(key))})"
-    return [number for number in range(start, end) if re.match(rf"[ \t]*{names}[ \t]*=", lines[number])]
 
 
 def _end_line(text: str) -> str:

@@ -178,7 +178,7 @@ def test_imports_replace_plugin_tables_before_2_and_merge_from_2_on(node: Node) 
         "/etc/containerd/conf.d/n.toml",
         f'version = 2\ndisabled_plugins = ["cri"]\n{runtime}.nvidia]\ny = 2\n',
     )
-    old = load_config(node.host, "/etc/containerd/config.toml", (1, 7))
+    old = load_config(node.host, "/etc/containerd/config.toml", (1, 7, 24))
     assert set(old.runtimes) == {"nvidia"} and old.disabled == ("cri",)
     new = load_config(node.host, "/etc/containerd/config.toml", (2, 1))
     assert set(new.runtimes) == {"runc", "nvidia"}

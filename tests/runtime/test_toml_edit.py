@@ -16,8 +16,9 @@ from gpunode.errors import ConfigError
 from gpunode.facts.containerd import CRI_PLUGINS, load_config
 from gpunode.host import Host
 from gpunode.runtime import toml_edit
-from gpunode.runtime.containerd_plan import State, configured
-from gpunode.runtime.containerd_removal import removed
+from gpunode.runtime.containerd_plan import configured
+from gpunode.runtime.containerd_removal import Removal, removed
+from gpunode.runtime.containerd_state import State
 from gpunode.runtime.engine import Handler, Unwanted, Wanted
 from gpunode.runtime.trees import Tree, mutated, same
 
@@ -50,7 +51,7 @@ def test_comments_order_and_indentation_stay() -> None:
 
 
 def test_file_that_cannot_be_edited_is_refused_and_named() -> None:
-    text = f'[plugins."{P2}"]\nsandbox_image = "p"\ncontainerd.default_runtime_name = "runc"\n'
+    text = f'[plugins."{P2}"]\nsandbox_image = "p"\ncontainerd.default_runtime_name = """\nrunc"""\n'
     with pytest.raises(ConfigError, match=r"^config\.toml can't be edited") as caught:
         toml_edit.edit(text, add_runtime, "config.toml", "use a drop-in")
     assert (caught.value.code, caught.value.hint) == ("toml-guard", "use a drop-in")
@@ -148,7 +149,7 @@ def test_configure_changes_only_our_keys_and_unconfigure_restores(
     before = tomllib.loads(text)
     wanted = Wanted((Handler("nvidia", "/usr/bin/nvidia-container-runtime"),), default)
     try:
-        after = configured(_state(text, (1, 6), tmp), wanted)[0]["/etc/containerd/config.toml"]
+        after = configured(_state(text, (1, 6), tmp), wanted).texts["/etc/containerd/config.toml"]
     except ConfigError as error:
         assert error.code == "toml-guard"
         return
@@ -161,9 +162,10 @@ def test_configure_changes_only_our_keys_and_unconfigure_restores(
     if not spelled:
         assert table["runtimes"].pop("runc") == {"runtime_type": "io.containerd.runc.v2"}
     assert _pruned(tree) == _pruned(before)
-    again = configured(_state(after, (1, 6), tmp), wanted)[0]
+    again = configured(_state(after, (1, 6), tmp), wanted).texts
     assert all(new == after for new in again.values())
-    back = removed(_state(after, (1, 6), tmp), Unwanted(("nvidia",)))["/etc/containerd/config.toml"]
+    removal = Removal(_state(after, (1, 6), tmp), Unwanted(("nvidia",)), lambda one, other: None)
+    back = removed(removal).texts["/etc/containerd/config.toml"]
     assert back is not None
     left = tomllib.loads(back)
     if not spelled:

@@ -1,0 +1,86 @@
+"""Where a key stands in a TOML file, told from its lines: for errors that name the line, and for edits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+KeyPath = tuple[str, ...]
+_HEADER = re.compile(r"^([ \t]*)(\[\[?)([^\[\]].*?)\]\]?[ \t]*(?:#.*)?$")
+_KEY = re.compile(r"""^[ \t]*((?:[A-Za-z0-9_.\- \t]|"(?:[^"\\]|\\.)*"|'[^']*')+?)[ \t]*=""")
+
+
+def header_path(line: str) -> KeyPath | None:
+    """The table that a header line opens; None if the line is no plain ``[table]`` header."""
+    found = _HEADER.match(line)
+    return _keys(f"[{found[3]}]") if found is not None and found[2] == "[" else None
+
+
+def headers(lines: list[str]) -> list[tuple[int, KeyPath]]:
+    """Line number (from 0) and table of every header."""
+    found = (
+        (number, header_path(line)) for number, line in enumerate(lines) if line.lstrip().startswith("[")
+    )
+    return [(number, path) for number, path in found if path]
+
+
+def key_lines(lines: list[str]) -> list[tuple[int, KeyPath]]:
+    """Line number (from 0) and whole path of every key that has a line of its own, dotted or not."""
+    return [(number, path) for number, path, is_header in _paths(lines) if not is_header]
+
+
+def line_of_key(text: str, path: KeyPath) -> int:
+    """The line (from 1) where the key or table at `path` begins, or the table it is written into; 0 if none.
+
+    A key inside an inline table has the line of that table.
+    """
+    nearest = (0, 0)
+    for number, here, _ in _paths(text.removeprefix("\ufeff").splitlines()):
+        if here[: len(path)] == path:
+            return number + 1
+        if path[: len(here)] == here and len(here) > nearest[0]:
+            nearest = (len(here), number + 1)
+    return nearest[1]
+
+
+def _paths(lines: list[str]) -> Iterator[tuple[int, KeyPath, bool]]:
+    """Number, path and whether it is a header, of every line that opens a table or begins a key."""
+    table: KeyPath = ()
+    for number, line in enumerate(lines):
+        if line.lstrip().startswith("["):
+            header = _HEADER.match(line.rstrip("\r\n"))
+            table = (_keys(f"[{header[3]}]") if header is not None else None) or table
+            yield number, table, True
+            continue
+        key = _KEY.match(line)
+        below = _keys(f"{key[1]} = 0") if key is not None else None
+        if below is not None:
+            yield number, (*table, *below), False
+
+
+def line_of_text(text: str, value: str) -> int:
+    """The first line (from 1) that isn't a comment and has `value` in quotes; 0 if there is none."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.lstrip().startswith("#") and (f'"{value}"' in line or f"'{value}'" in line):
+            return number
+    return 0
+
+
+def place(path: str, line: int) -> str:
+    """``file:line``, or the file alone where no line is known."""
+    return f"{path}:{line}" if line else path
+
+
+def _keys(text: str) -> KeyPath | None:
+    """The key path that one line of TOML without a value of its own makes."""
+    import tomllib
+
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return None
+    path = []
+    while isinstance(tree, dict) and tree:
+        key, tree = next(iter(tree.items()))
+        path.append(key)
+    return tuple(path)
