@@ -152,7 +152,9 @@ def _session(chosen: dict[str, Any]) -> Session:
     try:
         found = root.is_dir()
     except PermissionError as error:
-        raise UsageError(f"--root {root} can't be read by this user", hint="run as root, with sudo") from error
+        raise UsageError(
+            f"--root {root} can't be read by this user", hint="run as root, with sudo"
+        ) from error
     if not found:
         raise UsageError(
             f"--root {root} is no directory", hint="give the directory that holds etc, sys and proc"
