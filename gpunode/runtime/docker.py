@@ -77,7 +77,11 @@ class DockerEngine:
             (edit,),
             verb,
             reason,
-            (*user.notes, *docker_notes.notes(self.host, self.daemon, wanted, active)),
+            (
+                *docker_notes.survivors(active, verb),
+                *user.notes,
+                *docker_notes.notes(self.host, self.daemon, wanted, active),
+            ),
             previous_default=previous if wanted.default and previous != wanted.default else "",
             had_runtime=any(name in (tree.get("runtimes") or {}) for name in wanted.names),
             switched_cdi=keys.cdi,
@@ -104,7 +108,8 @@ class DockerEngine:
             return plan
         going = self._going(edits[0], names)
         note, against = docker_notes.still_used(self.host, self.daemon, going) if going else ("", "")
-        return dataclasses.replace(plan, notes=tuple(filter(None, (*plan.notes, note))), confirm=against)
+        notes = (*plan.notes, *docker_notes.survivors(active, plan.verb), note)
+        return dataclasses.replace(plan, notes=tuple(filter(None, notes)), confirm=against)
 
     def _going(self, edit: FileEdit, names: tuple[str, ...]) -> tuple[str, ...]:
         """Those of `names` that the edited file no longer has."""

@@ -34,6 +34,13 @@ def notes(host: Host, daemon: Daemon, wanted: Wanted, active: Active | None) -> 
     return tuple(filter(None, found))
 
 
+def survivors(active: Active | None, verb: str) -> tuple[str, ...]:
+    """Says of a restart that containers go on, where they do."""
+    if verb != "restart" or active is None or not active.live_restore or not active.running_containers:
+        return ()
+    return (f"{active.running_containers} running container(s) go on during the restart (live-restore)",)
+
+
 def _pods(host: Host, wanted: Wanted, active: Active | None) -> str:
     """Pods on Docker run with its default runtime: the kubelet talks to cri-dockerd, and that to Docker."""
     if not wanted.handlers or wanted.default or (active is not None and active.default in wanted.names):

@@ -14,12 +14,10 @@ from gpunode.errors import PreconditionError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker_rootless import account, environment, places
 from gpunode.facts.processes import owner, running
-from gpunode.facts.toolkit import find_toolkit
 from gpunode.facts.toolkit_config import DEFAULT_PATH
 from gpunode.facts.units import read_unit
 from gpunode.host import Host
 from gpunode.runtime.engine import FileEdit, Unwanted, Wanted, decode
-from gpunode.runtime.toolkit_file import with_settings
 
 DROP_IN = "gpunode.conf"
 _SETTING: dict[tuple[str, ...], bool] = {("nvidia-container-cli", "no-cgroups"): True}
@@ -44,6 +42,8 @@ def wanted_files(host: Host, daemon: Daemon, wanted: Wanted) -> UserFiles:
     """The user's toolkit configuration with ``no-cgroups``, and how dockerd comes to hand it down."""
     if not daemon.user or not wanted.handlers or not _needs_it(host, daemon, wanted):
         return NONE
+    from gpunode.runtime.toolkit_file import with_settings
+
     place = places(host, daemon.process)
     inherited = environment(host, daemon.process) if daemon.process else {}
     path = inherited.get(_OVERRIDE) or place.toolkit_config
@@ -76,6 +76,8 @@ def unwanted_files(host: Host, daemon: Daemon, unwanted: Unwanted) -> tuple[File
     """The same files gone, where they hold nothing but what gpunode puts there."""
     if not daemon.user or "nvidia" not in unwanted.names:
         return ()
+    from gpunode.runtime.toolkit_file import with_settings
+
     place = places(host, daemon.process)
     drop_in = _drop_in(host, daemon, place.config_home)
     now = host.read_bytes(place.toolkit_config)
@@ -106,6 +108,8 @@ def _needs_it(host: Host, daemon: Daemon, wanted: Wanted) -> bool:
     mode = _mode(host, daemon)
     if mode != "auto":
         return mode == "legacy"  # in cdi, jit-cdi and csv the hook refuses, so --gpus doesn't use it either
+    from gpunode.facts.toolkit import find_toolkit
+
     toolkit = find_toolkit(host)
     hook = "nvidia-container-runtime-hook" in toolkit.programs
     return toolkit.version < _JIT_CDI or (hook and daemon.version < _GPUS_BY_CDI)
@@ -130,7 +134,9 @@ def refuse_another_users(host: Host, daemon: Daemon | None, config: str) -> None
 
     Root would leave files that the user can't change again, and has no way to the user's systemd.
     """
-    if not host.is_root or (daemon is not None and daemon.process is not None and not config):
+    if host.live and not host.is_root:
+        return
+    if daemon is not None and daemon.process is not None and not config:
         return
     theirs = [one for one in running(host) if one.name == "dockerd" and owner(host, one) != 0]
     for process in theirs:

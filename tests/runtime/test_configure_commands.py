@@ -331,7 +331,7 @@ def test_full_disk_and_read_only_file_system_lose_nothing(
     mount = root / "etc/docker"
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "gpunode-test", mount], check=True)
     try:
-        (root / DOCKER).write_text('{"a": "' + "x" * 3000 + '"}')
+        (root / DOCKER).write_text('{"data-root": "' + "x" * 3000 + '"}')
         (mount / "ballast").write_bytes(b"x" * 4096)
         if options == "ro":
             subprocess.run(["mount", "-o", "remount,ro", mount], check=True)

@@ -1,0 +1,96 @@
+"""What a person is told about Docker that no file tells: pods, the whole node's no-cgroups, whose Docker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpunode.errors import PreconditionError
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.docker import find_docker
+from gpunode.host import RECORDING, Host
+from gpunode.runtime import docker_notes
+from gpunode.runtime.docker_user import refuse_another_users
+from gpunode.runtime.engine import Active, Handler, Wanted
+
+WANTED = Wanted((Handler("nvidia", "nvidia-container-runtime"),))
+DAEMON = Daemon("docker", None, (28,), "/etc/docker/daemon.json", "", "/run/docker.sock", None)
+
+
+def file(root: Path, path: str, text: str) -> None:
+    real = root / path.lstrip("/")
+    real.parent.mkdir(parents=True, exist_ok=True)
+    real.write_text(text)
+
+
+def process(root: Path, pid: int, *argv: str, uid: int = 0) -> None:
+    file(root, f"/proc/{pid}/cmdline", "\0".join(argv) + "\0")
+    file(root, f"/proc/{pid}/stat", f"{pid} (x) S " + " ".join(["0"] * 40))
+    file(root, f"/proc/{pid}/status", f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+
+
+def kubelet_on(root: Path, socket: str, version: str) -> Host:
+    process(root, 5, "/usr/bin/kubelet", f"--container-runtime-endpoint=unix://{socket}")
+    process(root, 6, "/usr/bin/cri-dockerd", "--network-plugin=cni")
+    answer = {"code": 0, "stdout": f"cri-dockerd {version} (HEAD)\n"}
+    file(root, f"/{RECORDING}", json.dumps({"commands": {"/usr/bin/cri-dockerd --version": answer}}))
+    return Host(root, environ={})
+
+
+@pytest.mark.parametrize(
+    ("socket", "version", "said"),
+    [
+        ("/run/cri-dockerd.sock", "0.4.0", "RuntimeClass with handler nvidia"),
+        ("/run/cri-dockerd.sock", "0.3.16", "knows no RuntimeClass"),
+        ("/var/run/dockershim.sock", "0.4.0", "knows no RuntimeClass"),
+        ("/run/containerd/containerd.sock", "0.4.0", ""),
+    ],
+)
+def test_pods_get_the_runtime_as_the_shim_between_allows(
+    tmp_path: Path, socket: str, version: str, said: str
+) -> None:
+    host = kubelet_on(tmp_path, socket, version)
+    notes = docker_notes.notes(host, DAEMON, WANTED, None)
+    assert any(said in note for note in notes) if said else notes == ()
+
+
+def test_nothing_is_said_of_pods_where_the_runtime_is_the_default(tmp_path: Path) -> None:
+    host = kubelet_on(tmp_path, "/run/cri-dockerd.sock", "0.3.16")
+    default = Wanted(WANTED.handlers, set_as_default=True)
+    assert docker_notes.notes(host, DAEMON, default, None) == ()
+    assert docker_notes.notes(host, DAEMON, WANTED, Active(("nvidia", "runc"), "nvidia")) == ()
+
+
+def test_no_cgroups_for_the_whole_node_is_told_with_its_line(tmp_path: Path) -> None:
+    config = "/etc/nvidia-container-runtime/config.toml"
+    file(tmp_path, config, "[nvidia-container-cli]\n#no-cgroups = true\nno-cgroups = true\n")
+    (note,) = docker_notes.notes(Host(tmp_path, environ={}), DAEMON, WANTED, None)
+    assert note.startswith(f"{config}:3 ") and "no-cgroups=false" in note
+    file(tmp_path, config, "[nvidia-container-cli]\n#no-cgroups = true\n")
+    assert docker_notes.notes(Host(tmp_path, environ={}), DAEMON, WANTED, None) == ()
+
+
+def test_containers_that_live_restore_keeps_are_named_only_for_a_restart() -> None:
+    kept = Active(("runc",), "runc", running_containers=3, live_restore=True)
+    assert "3 running container(s) go on" in docker_notes.survivors(kept, "restart")[0]
+    assert docker_notes.survivors(kept, "reload") == ()
+    assert docker_notes.survivors(Active(("runc",), "runc", running_containers=3), "restart") == ()
+
+
+def test_a_users_docker_is_left_to_that_user(tmp_path: Path) -> None:
+    file(tmp_path, "/etc/passwd", "root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\n")
+    process(tmp_path, 4100, "dockerd", uid=1000)
+    host = Host(tmp_path, environ={})
+    command = "sudo -Hu alice XDG_RUNTIME_DIR=/run/user/1000 gpunode configure-runtime --runtime docker"
+    with pytest.raises(PreconditionError, match="only alice's rootless Docker") as only:
+        refuse_another_users(host, find_docker(host), "")
+    assert command in only.value.hint and "--config /etc/docker/daemon.json" in only.value.hint
+    own = "/home/alice/.config/docker/daemon.json"
+    with pytest.raises(PreconditionError, match=f"{own} belongs to alice") as named:
+        refuse_another_users(host, find_docker(host, own), own)
+    assert command in named.value.hint
+    refuse_another_users(host, find_docker(host, "/etc/docker/daemon.json"), "/etc/docker/daemon.json")
+    process(tmp_path, 4200, "/usr/bin/dockerd", "-H", "fd://")
+    refuse_another_users(host, find_docker(host), "")
