@@ -8,6 +8,7 @@ k0s pkg/component/worker/containerd and pkg/config/cfgvars.go, microk8s' run-con
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpunode.errors import GpunodeError
@@ -39,7 +40,7 @@ class _Kind:
 _RANCHER_CONFIG = "{data}/agent/etc/containerd/config.toml"
 _RANCHER_LOG = "{data}/agent/containerd/containerd.log"
 _RANCHER_SOCKET = "/run/k3s/containerd/containerd.sock"
-_RANCHER_OTHERS = ("--container-runtime-endpoint", "--docker")
+_RANCHER_OTHERS = ("--container-runtime-endpoint", "--docker", "--disable-agent")
 _KINDS = {
     "k3s": _Kind(
         ("k3s.service", "k3s-agent.service"),
@@ -122,15 +123,17 @@ def _service(host: Host, process: Process) -> str:
     return next((part for line in text.splitlines() for part in line.split("/") if part in _UNITS), "")
 
 
-def find_distribution(host: Host, name: str) -> Daemon | None:
+def find_distribution(host: Host, name: str, processes: Sequence[Process] | None = None) -> Daemon | None:
     """The containerd of the distribution `name` (one of `DISTRIBUTIONS`), running or not.
 
     None if the distribution isn't installed, or uses another engine than its own. `config_path` is the file
-    that the distribution writes and containerd reads; `unit` is what restarts both.
+    that the distribution writes and containerd reads; `unit` is what restarts both. `processes` are those that
+    run, if the caller knows them: reading /proc takes time.
     """
     kind = _KINDS[name]
-    processes = (one for one in running(host) if one.name == "containerd" and manager(host, one) == name)
-    process = next(processes, None)
+    known = running(host) if processes is None else processes
+    own = (one for one in known if one.name == "containerd" and manager(host, one) == name)
+    process = next(own, None)
     unit = _unit(host, name, process)
     if process is None and (unit is None or _uses_another(host, kind, unit)):
         return None
@@ -156,7 +159,8 @@ def find_distribution(host: Host, name: str) -> Daemon | None:
 
 def distribution_at(host: Host, endpoint: str) -> Daemon | None:
     """The distribution's containerd with this socket, a running one first; None if none has it."""
-    found = (find_distribution(host, name) for name in DISTRIBUTIONS)
+    processes = running(host)
+    found = (find_distribution(host, name, processes) for name in DISTRIBUTIONS)
     there = [one for one in found if one is not None and same_file(host, one.socket, endpoint)]
     return min(there, key=lambda one: one.process is None, default=None)
 

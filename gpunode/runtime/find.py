@@ -112,7 +112,8 @@ def _distribution_of(host: Host, config: str) -> str:
     """The distribution whose rendered file or template this is; empty if it is none's."""
     if not owner(config) and not any(part in config for part in _IN_DATA):
         return ""  # looking for all of them takes time
-    found = ((name, find_distribution(host, name)) for name in DISTRIBUTIONS)
+    processes = running(host)
+    found = ((name, find_distribution(host, name, processes)) for name in DISTRIBUTIONS)
     return next((name for name, daemon in found if daemon and _beside(host, config, daemon)), "")
 
 

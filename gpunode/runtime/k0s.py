@@ -12,7 +12,7 @@ import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpunode.errors import PreconditionError
+from gpunode.errors import ConfigError, PreconditionError
 from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig, load_config, parse_toml
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import K0S_MARK, k0s_manages
@@ -21,6 +21,10 @@ from gpunode.runtime import distributions
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
 
+_UPGRADE = (
+    "k0s 1.36 does not start with this drop-in: before that upgrade gpunode unconfigure-runtime --runtime k0s,"
+    " after it configure-runtime again"
+)
 _CRI_FILE = "containerd-cri.toml"  # what k0s up to 1.35 merges drop-ins into
 
 
@@ -41,14 +45,15 @@ class K0sEngine:
         if not self._managed:
             return self._renamed(self._plain.plan(wanted, active))
         config = self._config
-        path = f"{self._drop_in_directory}/{distributions.DROP_IN_NAME}"
-        edits = distributions.edited(self.host, config, path, wanted)
+        self._refuse_unusable()
+        edits = distributions.edited(self.host, config, self._own, wanted)
         previous = config.named_default if wanted.default else ""
         return dataclasses.replace(
             self._acting(edits, active is None or active.has(wanted)),
             previous_default="" if previous == wanted.default else previous,
             had_runtime=any(name in config.runtimes for name in wanted.names),
             switched_cdi=wanted.cdi and not distributions.has_cdi(config),
+            notes=(_UPGRADE,) if edits and config.version < 3 else (),
         )
 
     def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
@@ -106,8 +111,25 @@ class K0sEngine:
     def _drop_in_directory(self) -> str:
         return f"{self.daemon.config_path.rpartition('/')[0]}/containerd.d"
 
+    @property
+    def _own(self) -> str:
+        return f"{self._drop_in_directory}/{distributions.DROP_IN_NAME}"
+
     def _drop_ins(self) -> tuple[str, ...]:
         return self.host.glob(self._drop_in_directory, "*.toml")
+
+    def _refuse_unusable(self) -> None:
+        """A drop-in of somebody else's with which k0s would apply none, or from 1.36 on not even start."""
+        for path in self._drop_ins():
+            text = decode(self.host.read_bytes(path), path)
+            tree = parse_toml(text, path)
+            old = tree.get("version", 3) != 3 or CRI_PLUGINS[2] in (tree.get("plugins") or {})
+            afresh = path == self._own and tree.get("version", 3) != 3
+            if self._config.version >= 3 and old and not afresh:
+                raise ConfigError(
+                    f"{path} is in the form of containerd 1 (version 2), which this k0s refuses",
+                    hint=f"bring it to version 3 or remove it: ${{EDITOR:-vi}} {path}",
+                )
 
     def _merged(self, path: str, edit: FileEdit, expected: Wanted | None) -> FileEdit:
         """The edit that k0s makes of its CRI file for this drop-in's; itself where nothing is added."""

@@ -90,7 +90,12 @@ class K3sFiles:
         """NVIDIA's programs that the next start registers by itself, by the name of their handler."""
         if self.template_text is not None and not k3s_template.registers_found(self.template_text):
             return {}
-        return found_at_start(self.host, self.daemon, self.config.runtimes)
+        runtimes = dig(self.config.main, "plugins", self.config.plugin, "containerd", "runtimes") or {}
+        template = self.template_text or ""
+        ours = {
+            name for name in runtimes if k3s_template.line_of_handler(k3s_template.tables_of(template), name)
+        }
+        return found_at_start(self.host, self.daemon, runtimes.keys() - ours)
 
     def drop_ins(self) -> tuple[str, ...]:
         """The drop-ins that are there, read by containerd or not."""

@@ -118,6 +118,7 @@ def test_a_data_directory_of_ones_own_is_known_by_socket_and_service(node: Node)
     ("service", "command"),
     [
         ("k3s.service", "/usr/local/bin/k3s server --docker"),
+        ("rke2-server.service", "/usr/local/bin/rke2 server --disable-agent"),
         ("k3s.service", "/usr/local/bin/k3s server --container-runtime-endpoint=/run/crio/crio.sock"),
         ("k0sworker.service", "/usr/local/bin/k0s worker --cri-socket=remote:/run/x.sock"),
         ("k0scontroller.service", "/usr/local/bin/k0s controller"),

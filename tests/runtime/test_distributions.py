@@ -176,6 +176,15 @@ def test_removal_leaves_what_k3s_registers_itself_and_says_so(node: Node) -> Non
     assert Active(("runc", "nvidia"), "runc").without(plan.remaining).handlers == ("runc",)
 
 
+def test_a_variant_of_ours_is_not_taken_for_one_that_k3s_found(node: Node) -> None:
+    node.file(PROGRAM, "x", 0o755)
+    node.file(f"{PROGRAM}.cdi", "x", 0o755)
+    ours = found(f"{PROGRAM}.cdi").replace("'nvidia'", "'nvidia-cdi'")
+    node.file(f"{DIRECTORY}/config-v3.toml.d/99-nvidia.toml", "version = 3\n" + ours)
+    engine = k3s(node, "version = 3\n" + IMPORTS + RUNC + found(PROGRAM))
+    assert engine.plan_removal(Unwanted(("nvidia", "nvidia-cdi")), None).remaining == ("nvidia",)
+
+
 def test_a_rendered_file_that_is_no_toml_can_still_be_undone(node: Node) -> None:
     twice = "version = 3\n" + RUNC + RUNC
     engine = k3s(node, twice)
@@ -209,8 +218,24 @@ def test_k0s_takes_drop_ins_of_its_files_version(node: Node) -> None:
     path, text = only(plan)
     assert path == "/etc/k0s/containerd.d/99-nvidia.toml" and plan.verb == "wait"
     assert "version = 2" in text and "io.containerd.grpc.v1.cri" in text and "v1.runtime" not in text
+    assert "k0s 1.36 does not start with this drop-in" in plan.notes[0]
+    node.file(path, text)  # after the upgrade
     plan = k0s(node, "# k0s_managed=true\nversion = 3\n").plan(NVIDIA, None)
     assert "version = 3" in only(plan)[1] and "grpc.v1.cri" not in only(plan)[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("version = 2\n", "50-other.toml is in the form of containerd 1"),
+        ('[plugins."io.containerd.grpc.v1.cri"]\n', "in the form of containerd 1"),
+        ("version = \n", "50-other.toml:1:"),
+    ],
+)
+def test_a_drop_in_that_k0s_refuses_is_named_before_ours_is_written(node: Node, text: str, said: str) -> None:
+    node.file("/etc/k0s/containerd.d/50-other.toml", text)
+    with pytest.raises(ConfigError, match=said):
+        k0s(node, "# k0s_managed=true\nversion = 3\n").plan(NVIDIA, None)
 
 
 def test_k0s_that_is_down_applies_a_drop_in_when_it_starts(node: Node) -> None:
