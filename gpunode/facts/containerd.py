@@ -34,15 +34,15 @@ def find_containerd(host: Host, config: str | None = None) -> Daemon | None:
     processes = [process for process in running(host) if process.name == "containerd"]
     if config:
         managed = owner(config)
-        own = find_distribution(host, managed) if managed in DISTRIBUTIONS else None
+        own = find_distribution(host, managed, processes) if managed in DISTRIBUTIONS else None
         return own if own and own.config_path == config else _daemon(host, processes, config)
     managers = {process.pid: manager(host, process) for process in processes}
     own_ones = [process for process in processes if not managers[process.pid]]
     theirs = [managers[one.pid] for one in processes if managers[one.pid] in DISTRIBUTIONS]
     if theirs and not own_ones:
-        return find_distribution(host, theirs[0])
+        return find_distribution(host, theirs[0], processes)
     system = _daemon(host, own_ones, None)
-    stopped = (find_distribution(host, name) for name in DISTRIBUTIONS)
+    stopped = (find_distribution(host, name, processes) for name in DISTRIBUTIONS)
     return system or next(filter(None, stopped), None)
 
 

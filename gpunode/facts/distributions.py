@@ -127,8 +127,8 @@ def find_distribution(host: Host, name: str, processes: Sequence[Process] | None
     """The containerd of the distribution `name` (one of `DISTRIBUTIONS`), running or not.
 
     None if the distribution isn't installed, or uses another engine than its own. `config_path` is the file
-    that the distribution writes and containerd reads; `unit` is what restarts both. `processes` are those that
-    run, if the caller knows them: reading /proc takes time.
+    that the distribution writes and containerd reads; `unit` is what restarts both. `processes` are those
+    that run, if the caller knows them: reading /proc takes time.
     """
     kind = _KINDS[name]
     known = running(host) if processes is None else processes

@@ -22,8 +22,8 @@ from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
 
 _UPGRADE = (
-    "k0s 1.36 does not start with this drop-in: before that upgrade gpunode unconfigure-runtime --runtime k0s,"
-    " after it configure-runtime again"
+    "k0s 1.36 does not start with this drop-in: before that upgrade take it out (gpunode unconfigure-runtime"
+    " --runtime k0s), and configure again after it"
 )
 _CRI_FILE = "containerd-cri.toml"  # what k0s up to 1.35 merges drop-ins into
 
