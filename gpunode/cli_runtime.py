@@ -93,7 +93,11 @@ def unconfigure_runtime(
     drop_in_config: DropInOption = "",
     nvidia_runtime_name: NameOption = "nvidia",
     cdi: Annotated[
-        bool, typer.Option("--cdi", help="Take the engine's CDI switch out as well, whoever set it.")
+        bool,
+        typer.Option(
+            "--cdi",
+            help="Take CDI out as well: the engine's switch, whoever set it, and the files that gpunode made.",
+        ),
     ] = False,
     dry_run: DryRunOption = False,
     no_restart: NoRestartOption = False,
