@@ -100,7 +100,8 @@ def _version(state: State) -> int:
     keeps = "plugins in it" if "plugins" in config.main else f"the short name {short[0]!r}" if short else ""
     keeps = keeps or ("imports in it" if config.imports else "")
     if not keeps:
-        return state.newest_version
+        # version 4 takes nothing from [grpc] and its like, so a file that may have them gets the one before
+        return min(state.newest_version, 3) if config.exists else state.newest_version
     if state.deep and state.release < EACH_FILE_MIGRATED:
         raise refuse_ignored_version_1(state, keeps)
     return 1
