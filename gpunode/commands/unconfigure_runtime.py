@@ -64,10 +64,12 @@ def _intent(engine: Engine, journal: Journal, names: tuple[str, ...], cdi: bool,
         switched = cdi or switched_cdi(engine, journal, names)
         removal = engine.plan_removal(Unwanted(names, previous, switched), active)
         found = _cdi_files(engine.host) if first else ()
-        if cdi and found:
+        if not found:
+            return removal
+        if cdi:
             return removal.with_beside(found, refresh.UNITS)
         note = f"{found[0].path} stays; to take it and its units away: gpunode unconfigure-runtime --cdi"
-        return dataclasses.replace(removal, notes=(*removal.notes, note)) if found else removal
+        return dataclasses.replace(removal, notes=(*removal.notes, note))
 
     def gone(active: Active) -> bool:
         return not any(name in active.handlers for name in names)
