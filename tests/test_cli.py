@@ -43,7 +43,7 @@ def test_every_option_shows_its_one_variable(verb: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "argv",
-    [["doktor"], ["doctor", "--nope"], ["verify", "--on", "podman"], ["-o", "xml", "doctor"], []],
+    [["doktor"], ["doctor", "--nope"], ["verify", "--on", "lxc"], ["-o", "xml", "doctor"], []],
     ids=lambda argv: " ".join(argv) or "nothing",
 )
 def test_usage_is_2_and_stdout_stays_empty(argv: list[str]) -> None:
@@ -54,7 +54,7 @@ def test_usage_is_2_and_stdout_stays_empty(argv: list[str]) -> None:
 
 
 def test_a_usage_error_speaks_the_envelope_and_the_words() -> None:
-    ran = gpunode("verify", "--on", "podman", "-o", "json")
+    ran = gpunode("verify", "--on", "lxc", "-o", "json")
     assert ran.code == 2
     assert ran.err.startswith("error: invalid value for '--on'")
     assert "\nhint: see gpunode verify --help\n" in ran.err
