@@ -17,7 +17,7 @@ from tests.integration.corpus_cells import NAME, Cell, Tree
 VALIDATES = (23,)
 # what --validate lets through since 25.0 and a start doesn't; test_corpus_docker.py starts it with such files
 MISSES_RUNTIMES = (25,)
-HAS_CDI_ON = (28, 3)  # features.cdi absent means on; test_cdi_docker.py has containers use it
+HAS_CDI_ON = (28, 2)  # features.cdi absent means on; test_cdi_docker.py has containers use it
 _OURS = re.compile(r'"(default-runtime|runtimes|features|cdi|path|runtimeArgs|args)"|^(\{\}|null)$')
 
 

@@ -50,8 +50,11 @@ class Table:
         judge: Callable[[str], Judge],
         selected: Sequence[Key],
         workers: Sequence[ForkedCli],
+        no_driver: str,
     ) -> None:
+        """`no_driver` says why `workers` see none, so that --cdi can't be tried."""
         self._engine, self._judge, self._selected = engine, judge, selected
+        self._no_driver = no_driver
         self._clis = itertools.cycle(workers)
         self._pool = ThreadPoolExecutor(len(workers))
         self._judges: dict[str, Judge] = {}
@@ -59,7 +62,9 @@ class Table:
 
     def check(self, key: Key) -> None:
         """Fail with everything that is wrong with one cell; skip a release that isn't here."""
-        source = key[0]
+        source, _, variant = key
+        if variant == "cdi" and self._no_driver:
+            refuse_for([f"a mount namespace with a driver in it ({self._no_driver})"])
         judge = self._judge_of(source)
         twin = next(name for name, one in self._judges.items() if minor(one.release) == minor(judge.release))
         if twin != source:
@@ -72,13 +77,14 @@ class Table:
             assert cell.end == known, f"{cell.label} is recorded as {known}: run `make corpus docs`"
 
     def close(self) -> None:
-        """Keep what was found if that was asked for."""
+        """Keep every column that is complete and right, if that was asked for."""
         self._pool.shutdown(cancel_futures=True)
-        for source, judge in self._judges.items():
-            done = [future for key, future in self._cells.items() if key[0] == source and future.done()]
-            cells = {cell.label: cell.end for cell in (future.result() for future in done)}
-            wanted = sum(1 + len(case.variants) for case in cases(self._engine))
-            if RECORDS and len(cells) == wanted:
+        wanted = sum(1 + len(case.variants) for case in cases(self._engine))
+        for source, judge in self._judges.items() if RECORDS else ():
+            own = [future for key, future in self._cells.items() if key[0] == source]
+            done = [future.result() for future in own if not future.cancelled()]
+            cells = {cell.label: cell.end for cell in done if not cell.complaints}
+            if len(cells) == wanted:
                 record(self._engine, judge.release, cells, every_run=not source.startswith("/"))
 
     def _judge_of(self, source: str) -> Judge:
@@ -109,8 +115,7 @@ def table(engine: str, judge: Callable[[str], Judge], request: pytest.FixtureReq
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpn-driver-")))
         prefix = driver_namespace.enter(directory)
         problem = driver_namespace.problem(prefix)
-        refuse_for([f"a mount namespace with a driver in it ({problem})"] if problem else [])
-        workers = [stack.enter_context(ForkedCli(prefix)) for _ in range(WORKERS)]
-        made = Table(engine, judge, selected, workers)
+        workers = [stack.enter_context(ForkedCli(() if problem else prefix)) for _ in range(WORKERS)]
+        made = Table(engine, judge, selected, workers, problem)
         stack.callback(made.close)
         yield made
