@@ -101,6 +101,12 @@ class Cri:
         """What the running daemon has loaded (``Status`` with ``verbose``)."""
         if not self.host.live:
             return recorded_status(self._recalled("status", dict))
+        if self._channel is None:
+            from gpunode.daemons.cri_status import quick_status
+
+            quick = quick_status(self.host, self.socket, self.timeout)
+            if quick is not None:
+                return parse_status(*quick)
         from gpunode.daemons.proto import cri_pb2 as pb
 
         answer = self.call("RuntimeService", "Status", pb.StatusRequest(verbose=True), pb.StatusResponse)
