@@ -96,7 +96,7 @@ def unconfigure_runtime(
         bool,
         typer.Option(
             "--cdi",
-            help="Take CDI out as well: the engine's switch, whoever set it, and the files that gpunode made.",
+            help="Take CDI out as well: the engine's switch, whoever set it, and the files of ours.",
         ),
     ] = False,
     dry_run: DryRunOption = False,

@@ -338,6 +338,14 @@ class Host:
         except OSError as error:
             raise explain_os_error(error, path, "remove") from error
 
+    def remove_empty_directory(self, path: str) -> bool:
+        """Remove a directory that gpunode made; False if something lies in it, or it is gone."""
+        try:
+            self.path(path, follow=False).rmdir()
+        except OSError:
+            return False
+        return True
+
     def set_owner(self, path: str, uid: int, gid: int, mode: int) -> None:
         """Owner and permission bits of a file that was put back."""
         try:

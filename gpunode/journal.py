@@ -128,9 +128,25 @@ class Journal:
             "after": digest(edit.after),
             "interim": [digest(text) for text in (edit.interim, edit.undo) if text is not None],
             "backup": backup,
+            "directories": self._missing_directories(edit.path),
             "generated": edit.generated,
             "beside": edit.beside,
         }
+
+    def _missing_directories(self, path: str) -> list[str]:
+        """The directories that must be made for a file, the deepest first."""
+        missing = []
+        directory = path.rpartition("/")[0]
+        while directory and not self.host.exists(directory):
+            missing.append(directory)
+            directory = directory.rpartition("/")[0]
+        return missing
+
+    def tidy(self, entry: Entry) -> None:
+        """Remove the directories that an operation made, if nothing lies in them any more."""
+        made = {path for file in entry.files for path in file.get("directories", ()) if isinstance(path, str)}
+        for path in sorted(made, key=len, reverse=True):
+            self.host.remove_empty_directory(path)
 
     def mark(self, entry: Entry, state: str) -> Entry:
         """Record how far the operation came."""
@@ -214,6 +230,7 @@ class Journal:
                 self.host.write_atomic(path, data, mode=file["mode"])
                 self.host.set_owner(path, file["uid"], file["gid"], file["mode"])
             changes.append(Change(path, "removed" if data is None else "restored"))
+        self.tidy(entry)
         return tuple(changes)
 
     def own(self, entry: Entry) -> None:

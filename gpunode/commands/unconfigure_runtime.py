@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
 
 from gpunode.cdi import refresh
@@ -15,7 +16,7 @@ from gpunode.journal import Journal
 from gpunode.result import Progress, Result
 from gpunode.runtime.engine import Active, Engine, FileEdit, Plan, Unwanted
 from gpunode.runtime.request import Request
-from gpunode.runtime.undo import original_files, previous_default, switched_cdi
+from gpunode.runtime.undo import REMOVAL, original_files, previous_default, switched_cdi
 from gpunode.runtime.workflow import Intent, change
 
 __all__ = ["Options", "Request", "run"]
@@ -54,10 +55,11 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 
 
 def _intent(engine: Engine, journal: Journal, names: tuple[str, ...], cdi: bool, *, first: bool) -> Intent:
+    known = functools.cache(lambda: original_files(engine, journal, names))
+
     def plan(active: Active | None) -> Plan:
-        original = original_files(engine, journal, names)
-        if original.edits:
-            restored = original.plan(engine, names, active)
+        if known().edits:
+            restored = known().plan(engine, names, active)
             if _loads(engine, restored):
                 return restored
         previous = previous_default(engine, journal, names)
@@ -74,7 +76,11 @@ def _intent(engine: Engine, journal: Journal, names: tuple[str, ...], cdi: bool,
     def gone(active: Active) -> bool:
         return not any(name in active.handlers for name in names)
 
-    return Intent("unconfigure-runtime", names, plan, gone)
+    def done() -> None:
+        for entry in known().entries:
+            journal.tidy(entry)
+
+    return Intent(REMOVAL, names, plan, gone, done=done)
 
 
 def _cdi_files(host: Host) -> tuple[FileEdit, ...]:

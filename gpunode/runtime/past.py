@@ -39,6 +39,7 @@ class Past:
         """Give the files their owners and modes of then; the entries count as rolled back."""
         for entry in self.entries:
             journal.own(entry)
+            journal.tidy(entry)
             journal.mark(entry, "rolled-back")
 
 

@@ -10,14 +10,16 @@ from gpunode.journal import Entry, Journal, digest
 from gpunode.runtime.engine import Active, Engine, FileEdit, Plan
 
 OPERATION = "configure-runtime"
+REMOVAL = "unconfigure-runtime"
 
 
 @dataclass(frozen=True)
 class Original:
-    """Edits that restore files byte for byte, and the systemd units among them."""
+    """Edits that restore files byte for byte, the systemd units among them, and the entries walked back."""
 
     edits: tuple[FileEdit, ...] = ()
     units: tuple[str, ...] = ()
+    entries: tuple[Entry, ...] = ()
 
     def plan(self, engine: Engine, names: tuple[str, ...], active: Active | None) -> Plan:
         """The engine's plan around the edits of its own files, with the others beside them."""
@@ -35,7 +37,9 @@ def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> 
     then: dict[str, bytes | None] = {}
     beside: set[str] = set()
     units: list[str] = []
+    walked: list[Entry] = []
     for entry in reversed(_entries(engine, journal, names)):
+        walked.append(entry)
         files = [file for file in entry.files if not _outlived(engine, file)]
         for file in files:
             path = file["path"]
@@ -49,7 +53,7 @@ def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> 
             edits = tuple(
                 FileEdit(path, now[path], content, beside=path in beside) for path, content in then.items()
             )
-            return Original(edits, tuple(dict.fromkeys(units)))
+            return Original(edits, tuple(dict.fromkeys(units)), tuple(walked))
     return Original()
 
 
@@ -72,12 +76,19 @@ def switched_cdi(engine: Engine, journal: Journal, names: tuple[str, ...]) -> bo
 
 
 def _entries(engine: Engine, journal: Journal, names: tuple[str, ...]) -> tuple[Entry, ...]:
-    """Committed configurations of this engine's file that registered nothing but `names`."""
+    """Configurations of this engine's file that are in force and registered nothing but `names`."""
     wanted = {"operation": OPERATION, "config": engine.daemon.config_path}
+    entries = [entry for entry in journal.entries() if entry.state == "committed"]
+    undone = [
+        entry.sequence
+        for entry in entries
+        if entry.manifest.get("operation") == REMOVAL
+        and entry.manifest.get("config") == engine.daemon.config_path
+    ]
     return tuple(
         entry
-        for entry in journal.entries()
-        if entry.state == "committed"
+        for entry in entries
+        if entry.sequence > max(undone, default=0)
         and all(entry.manifest.get(key) == value for key, value in wanted.items())
         and set(runtimes_of(entry.manifest)) <= set(names)
     )

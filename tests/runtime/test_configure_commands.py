@@ -153,7 +153,9 @@ def test_old_containerd_keeps_its_builtin_runc(root: Path, configure: Configure)
 
 
 def test_containerd_1_edits_the_file_whose_table_counts(root: Path, configure: Configure) -> None:
-    (root / CONTAINERD).write_text(f'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n[plugins."{P2}"]\nx = 1\n')
+    (root / CONTAINERD).write_text(
+        f'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n[plugins."{P2}"]\nx = 1\n'
+    )
     later = root / "etc/containerd/conf.d/50.toml"
     later.parent.mkdir()
     later.write_text(f'version = 2\n[plugins."{P2}"]\nsandbox_image = "p"\n')
@@ -259,6 +261,41 @@ def test_edit_between_two_entries_stops_the_way_back(root: Path, configure: Conf
     assert (root / DOCKER).read_bytes() == before
     rollback.run(Host(root, environ={}), rollback.Options(second), SilentProgress())
     assert "debug" in (root / DOCKER).read_text()
+
+
+def test_directories_that_were_made_go_again_unless_something_lies_in_them(
+    root: Path, configure: Configure
+) -> None:
+    set_release(root, "2.1.9")
+    host = Host(root, environ={})
+    directory = root / "etc/containerd/conf.d"
+    for undo in (
+        lambda: rollback.run(host, rollback.Options(), SilentProgress()),
+        lambda: unconfigure_runtime.run(
+            host, unconfigure_runtime.Options(Request(("containerd",))), SilentProgress()
+        ),
+    ):
+        configure("containerd")
+        assert directory.is_dir()
+        undo()
+        assert not directory.exists()
+    entry = data(configure("containerd")).journal
+    (directory / "mine.toml").write_text("version = 3\n")
+    rollback.run(host, rollback.Options(entry), SilentProgress())
+    assert [path.name for path in directory.iterdir()] == ["mine.toml"]
+
+
+def test_cdi_switched_on_after_an_undone_run_is_nobody_elses_to_remove(
+    root: Path, configure: Configure
+) -> None:
+    entry = data(configure("docker")).journal
+    manifest = root / f"var/lib/gpunode/journal/{entry}/manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "switchedCdi": True}))
+    options = unconfigure_runtime.Options(Request(("docker",)))
+    unconfigure_runtime.run(Host(root, environ={}), options, SilentProgress())
+    (root / DOCKER).write_text('{"features": {"cdi": true}, "runtimes": {"nvidia": {"path": "x"}}}')
+    unconfigure_runtime.run(Host(root, environ={}), options, SilentProgress())
+    assert json.loads((root / DOCKER).read_text()) == {"features": {"cdi": True}}
 
 
 # --- what is refused --------------------------------------------------------------------------------------

@@ -1,0 +1,81 @@
+"""configure-runtime --cdi on a node that has the driver and no NVIDIA Container Toolkit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fixtures.engines import start_dockerd
+from tests.integration.bare_node import BareNode, bare_node
+from tests.integration.conftest import path_of
+from tests.integration.verify_support import UUIDS
+
+pytestmark = [pytest.mark.docker, pytest.mark.containers]
+SPECIFICATION = "/run/cdi/nvidia.yaml"
+UNITS = {
+    "/etc/systemd/system/gpunode-cdi-refresh.path",
+    "/etc/systemd/system/gpunode-cdi-refresh.service",
+    "/etc/udev/rules.d/90-gpunode-cdi.rules",
+}
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BareNode]:
+    monkeypatch.setenv("PATH", path_of("trixie"))
+    with bare_node(start_dockerd({"debug": True}), tmp_path) as node:
+        yield node
+
+
+def test_driver_docker_and_gpunode_are_all_that_a_container_needs(node: BareNode) -> None:
+    before = node.engine.config.read_text()
+    shown = node.data("configure-runtime", "--runtime", "docker", "--cdi", "--dry-run")
+    assert node.files() == set() and node.engine.config.read_text() == before
+    done = node.gpunode("configure-runtime", "--runtime", "docker", "--cdi", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)["data"]
+    assert data["changes"] == shown["changes"]
+    assert any("no runtime is registered" in message for message in json.loads(done.stdout)["messages"])
+    assert json.loads(node.engine.config.read_text()) == {"debug": True, "features": {"cdi": True}}
+    assert node.files() == {SPECIFICATION, *UNITS}
+    assert node.node.calls() == [
+        "systemctl --version",
+        "systemctl --version",
+        "systemctl daemon-reload",
+        "systemctl enable --now gpunode-cdi-refresh.path gpunode-cdi-refresh.service",
+        "systemctl restart docker.service",
+    ]
+    again = node.data("configure-runtime", "--runtime", "docker", "--cdi")
+    assert {change["action"] for change in again["changes"]} == {"unchanged"}
+    assert again["restart"]["verb"] == "none"
+    node.tell_containers_what_the_stubs_answer()
+    proof = node.data("verify", "--on", "docker")
+    assert proof["via"] == "cdi nvidia.com/gpu=all"
+    assert [(one["uuid"], one["status"]) for one in proof["devices"]] == [(uuid, "ok") for uuid in UUIDS]
+    # the specification is another one now, as after a driver's upgrade: it goes all the same
+    node.data("unconfigure-runtime", "--runtime", "docker")
+    assert node.engine.config.read_text() == before and node.files() == set()
+    assert "systemctl disable --now gpunode-cdi-refresh.path gpunode-cdi-refresh.service" in node.node.calls()
+
+
+def test_units_that_cannot_be_enabled_take_everything_back(node: BareNode) -> None:
+    systemctl = node.node.directory / "bin/systemctl"
+    systemctl.write_text(systemctl.read_text().replace("case", '[ "$1" = enable ] && exit 1\ncase', 1))
+    before = node.engine.config.read_text()
+    done = node.gpunode("configure-runtime", "--runtime", "docker", "--cdi")
+    assert done.returncode == 4, done.stderr
+    assert "enable --now" in done.stderr
+    assert node.engine.config.read_text() == before and node.files() == set()
+    assert node.engine.running
+
+
+def test_without_a_journal_cdi_is_taken_out_on_request(node: BareNode) -> None:
+    node.data("configure-runtime", "--runtime", "docker", "--cdi")
+    assert node.run("rm", "-r", str(node.node.state)).returncode == 0
+    kept = node.gpunode("unconfigure-runtime", "--runtime", "docker")
+    assert kept.returncode == 0 and "unconfigure-runtime --cdi" in kept.stderr
+    assert node.files() == {SPECIFICATION, *UNITS}
+    node.data("unconfigure-runtime", "--runtime", "docker", "--cdi")
+    assert node.files() == set() and json.loads(node.engine.config.read_text()) == {"debug": True}
