@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from gpunode.facts.containerd import ContainerdConfig, merge, parse_toml
+from gpunode.facts.containerd import ContainerdConfig, dig, merge, parse_toml
 from gpunode.facts.daemons import Daemon
+from gpunode.facts.writers import nvidia_handlers, nvidia_writer
 from gpunode.host import Host
 from gpunode.runtime import containerd_check, toml_edit
 from gpunode.runtime.containerd import ContainerdEngine
@@ -48,18 +49,31 @@ def edited(host: Host, config: ContainerdConfig, path: str, wanted: Wanted) -> t
     tables = {one.name: runtime_table(config, None, one, False) for one in wanted.handlers}
     default = wanted.default in ("", config.default_runtime)
     cdi = has_cdi(config) or not wanted.cdi
-    if default and cdi and all(config.runtimes.get(name) == table for name, table in tables.items()):
+    before = host.read_bytes(path)
+    old = decode(before, path)
+    kept = _of_a_copy(old, path, config.plugin) if wanted.replace and path != config.path else None
+    there = all(config.runtimes.get(name) == table for name, table in tables.items())
+    if default and cdi and there and kept is None:
         return ()
+    tables = {**(kept or {}), **tables}
     containerd: Tree = {"runtimes": tables} if tables else {}
     if wanted.default:
         containerd["default_runtime_name"] = wanted.default
     cri: Tree = {"containerd": containerd} if containerd else {}
     if not cdi:
         cri["enable_cdi"] = True
-    before = host.read_bytes(path)
     version = None if path == config.path else config.version
-    text = laid_over(decode(before, path), {"plugins": {config.plugin: cri}}, path, version)
+    text = laid_over(old if kept is None else "", {"plugins": {config.plugin: cri}}, path, version)
     return (edit_of(path, before, text),)
+
+
+def _of_a_copy(text: str, path: str, plugin: str) -> Tree | None:
+    """NVIDIA's runtimes in a copy of the whole section that NVIDIA's tools generated; else None."""
+    tree = parse_toml(text, path)
+    section = dig(tree, "plugins", plugin)
+    if not nvidia_writer(text, tree) or not isinstance(section, dict):
+        return None
+    return {name: dig(section, "containerd", "runtimes", name) for name in nvidia_handlers(section)}
 
 
 def away(daemon: Daemon) -> str:
@@ -145,7 +159,7 @@ def validate(
     merged = judge.staged(texts)
     if expected is not None:
         containerd_check.must_have(merged, expected, config.path)
-        if before is not None:
+        if before is not None and not expected.replace:  # what a copy hid comes into force
             ours = dataclasses.replace(expected, handlers=(*expected.handlers, *found))
             containerd_check.must_keep(before, merged, ours, config.path)
     return ()

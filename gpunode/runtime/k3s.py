@@ -42,7 +42,8 @@ class K3sEngine:
         rest = tuple(handler for handler in wanted.handlers if not self._registers(handler))
         self._files.refuse_broken()
         self._refuse_clash()
-        if rest or wanted.default not in ("", config.default_runtime) or not self._has_cdi(wanted):
+        copied = wanted.replace and self._files.imports_drop_ins
+        if copied or rest or wanted.default not in ("", config.default_runtime) or not self._has_cdi(wanted):
             self._require_rendered()
             edits = self._drop_in(wanted) if self._files.imports_drop_ins else self._template(wanted, rest)
         else:
@@ -108,7 +109,11 @@ class K3sEngine:
 
     def _registers(self, handler: Handler) -> bool:
         """Whether the next start registers this very handler without our doing."""
-        return self._files.found.get(handler.name) == handler.path
+        if self._files.found.get(handler.name) != handler.path:
+            return False
+        program = dig(self._files.config.runtimes, handler.name, "options", "BinaryName")
+        overruled = any(self._files.defines(path, (handler.name,)) for path in self._files.drop_ins())
+        return program == handler.path or not overruled
 
     def _has_cdi(self, wanted: Wanted) -> bool:
         return not wanted.cdi or distributions.has_cdi(self._files.config)

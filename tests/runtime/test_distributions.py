@@ -176,6 +176,22 @@ def test_removal_leaves_what_k3s_registers_itself_and_says_so(node: Node) -> Non
     assert Active(("runc", "nvidia"), "runc").without(plan.remaining).handlers == ("runc",)
 
 
+def test_a_copy_that_nvidias_tools_left_gives_way_on_request(node: Node) -> None:
+    node.file(PROGRAM, "x", 0o755)
+    drop_in = f"{DIRECTORY}/config-v3.toml.d/99-nvidia.toml"
+    copy = f"version = 3\n[{CRI}]\nenable_selinux = true\n" + RUNC + found(OPERATORS)
+    node.file(drop_in, copy + found(OPERATORS).replace("'nvidia'", "nvidia-legacy"))
+    rendered = "version = 3\n" + IMPORTS + RUNC + found(PROGRAM)
+    assert PROGRAM in only(k3s(node, rendered).plan(NVIDIA, None))[1]  # the copy overrules what k3s finds
+    wanted = Wanted(NVIDIA.handlers, replace=True)
+    path, text = only(k3s(node, rendered).plan(wanted, None))
+    cri = parse_toml(text, path)["plugins"]["io.containerd.cri.v1.runtime"]
+    assert path == drop_in and cri.keys() == {"containerd"}
+    assert cri["containerd"]["runtimes"].keys() == {"nvidia", "nvidia-legacy"}
+    node.file(drop_in, text)
+    assert k3s(node, rendered).plan(wanted, None).changed == ()
+
+
 def test_a_variant_of_ours_is_not_taken_for_one_that_k3s_found(node: Node) -> None:
     node.file(PROGRAM, "x", 0o755)
     node.file(f"{PROGRAM}.cdi", "x", 0o755)
