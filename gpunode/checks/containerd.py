@@ -201,7 +201,7 @@ def containerd_runtime_missing(node: Node) -> Verdict:
     told = seen(f"CRI Status at {node.containerd.socket}", f"handlers {', '.join(handlers) or 'none'}")
     ours = [name for name in handlers if name.startswith(_HANDLER)]
     if not ours:
-        return fail("containerd has no nvidia handler", told, fix=_configure(node))
+        return _without_handler(node, told)
     config = node.containerd_config
     for name in ours:
         binary = dig(config.runtimes, name, "options", "BinaryName") if config else None
@@ -209,6 +209,16 @@ def containerd_runtime_missing(node: Node) -> Verdict:
             evidence = seen(config.path if config else "", f"{name}: BinaryName {binary}")
             return fail(f'the program of the handler "{name}" is missing', evidence, told)
     return ok(f"containerd runs with the handler {', '.join(ours)}", told)
+
+
+def _without_handler(node: Node, told: Evidence) -> Verdict:
+    """A containerd whose CDI is on needs none, as long as whoever asks for GPUs asks by CDI."""
+    serving = [spec.path for spec in node.cdi_specs if spec.serves_gpus]
+    if serving and _running_config(node).get("enableCDI") is True:
+        return ok(
+            "no nvidia handler: containers get their GPUs by CDI", told, seen(serving[0], "its CDI is on")
+        )
+    return fail("containerd has no nvidia handler", told, fix=_configure(node))
 
 
 def containerd_systemdcgroup(node: Node) -> Verdict:

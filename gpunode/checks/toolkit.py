@@ -20,6 +20,9 @@ def toolkit_missing(node: Node) -> Verdict:
         return ok("the container toolkit is installed", *(seen(path, name) for name, path in found.items()))
     if node.docker is None and node.containerd is None and node.kubelet is None:
         return skip("there is no container engine on this node that would use it")
+    alone = [spec.path for spec in node.cdi_specs if spec.serves_gpus and not spec.has_hooks]
+    if alone:
+        return ok("no container toolkit, and none is needed: GPUs come by CDI", seen(alone[0], "no hooks"))
     looked = "none of nvidia-container-runtime, nvidia-container-runtime-hook, nvidia-cdi-hook"
     return fail("the NVIDIA Container Toolkit isn't installed", seen("PATH", looked))
 
@@ -43,7 +46,8 @@ CHECKS = (
         severity="error",
         looks_at=(
             "nvidia-container-runtime, nvidia-container-runtime-hook and nvidia-cdi-hook on PATH and where "
-            "the GPU operator puts them; a file that is empty or not executable counts as missing."
+            "the GPU operator puts them; a file that is empty or not executable counts as missing. A CDI "
+            "specification of kind nvidia.com/gpu without hooks needs none of them."
         ),
         why=(
             "Engines know nothing of GPUs: the toolkit adds device files and driver libraries to a "

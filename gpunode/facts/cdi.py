@@ -60,6 +60,16 @@ class CdiSpec:
         return tuple(device.name for device in self.devices)
 
     @property
+    def serves_gpus(self) -> bool:
+        """Whether containers can get GPUs by it."""
+        return self.kind == f"{VENDOR}/gpu" and bool(self.devices) and not self.problem
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether it runs programs, NVIDIA's or others', when a container starts."""
+        return any(edits.hooks for edits in (self.edits, *(device.edits for device in self.devices)))
+
+    @property
     def nodes(self) -> tuple[CdiNode, ...]:
         """Device files of the whole file, each once."""
         return tuple(dict.fromkeys(node for edits in self._all() for node in edits.nodes))
