@@ -73,14 +73,22 @@ def test_file_that_someone_edited_since_loses_only_the_runtime(cli: Cli) -> None
 
 
 def test_reload_that_does_not_take_is_rolled_back(tmp_path: Path) -> None:
-    # an unknown key, added since dockerd started: it logs the error, lives on and ignores the whole file
+    # a number below zero, written since dockerd started: it logs the error and ignores the whole file
     with configuring(start_dockerd({}), tmp_path) as cli:
-        cli.engine.config.write_text('{"no-such-directive": 1}')
+        cli.engine.config.write_text('{"max-concurrent-downloads": -1}')
         before, pid = digest(cli.engine.config), cli.engine.pid
         done = cli.run("configure-runtime")
         assert done.returncode == 4, done.stderr
         assert digest(cli.engine.config) == before
         assert cli.engine.pid == pid and "nvidia" not in info(cli)["Runtimes"]
+
+
+def test_a_key_that_this_dockerd_does_not_know_is_reported_and_the_file_not_touched(cli: Cli) -> None:
+    cli.engine.config.write_text('{\n  "debug": true,\n  "no-such-directive": 1\n}')
+    before = digest(cli.engine.config)
+    done = cli.run("configure-runtime")
+    assert done.returncode == 1 and f"as it is: {cli.engine.config}:3: " in done.stderr
+    assert digest(cli.engine.config) == before
 
 
 def test_flag_for_the_default_runtime_is_refused_before_writing(tmp_path: Path) -> None:
