@@ -1,7 +1,7 @@
 """A mount namespace in which this machine seems to have NVIDIA's driver, for `--cdi` runs that write to /run.
 
 The libraries are the stubs and the device files have /dev/null's numbers (fixtures/driver_tree.py), laid over
-the machine's own directories; /run is empty and forgotten with the namespace.
+the machine's own directories; /run is empty and forgotten with the namespace, and no other process is seen.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def enter(directory: Path) -> tuple[str, ...]:
     tree = driver_tree(directory, GPUS)
     environ = (f"LD_LIBRARY_PATH={build() / 'all'}", *(f"{name}={value}" for name, value in tree.env.items()))
     libraries = f"/usr/lib/{platform.machine()}-linux-gnu"
-    return ("unshare", "--mount", "env", *environ, "sh", "-c", _ENTER, "sh", str(directory), libraries)
+    unshare = ("unshare", "--mount", "--pid", "--fork", "--mount-proc")
+    return (*unshare, "env", *environ, "sh", "-c", _ENTER, "sh", str(directory), libraries)
 
 
 def problem(prefix: tuple[str, ...]) -> str:

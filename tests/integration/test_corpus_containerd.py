@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from fixtures.corpus import cases
+from fixtures.engines import start_containerd
+from fixtures.newer_engines import INSTALLED, SUITES
+from tests.integration.conftest import path_of
 from tests.integration.corpus_containerd import Containerd
 from tests.integration.corpus_table import Key, Table, keys, table
 
@@ -21,3 +27,21 @@ def cells(request: pytest.FixtureRequest) -> Iterator[Table]:
 @pytest.mark.parametrize("key", keys("containerd"))
 def test_nothing_but_the_runtime_changes_and_it_goes_again(cells: Table, key: Key) -> None:
     cells.check(key)
+
+
+@pytest.mark.parametrize("source", (INSTALLED, *SUITES))
+@pytest.mark.parametrize("name", ("imports-missing", "imports-missing-v3"))
+def test_the_judge_knows_what_only_a_start_refuses(
+    source: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    judge = Containerd.on(path_of(source))
+    case = next(case for case in cases("containerd") if case.name == name)
+    main = case.unpack(tmp_path / "etc", tmp_path / "program")
+    assert judge.load(main) is None
+    monkeypatch.setenv("PATH", judge.path)
+    engine = start_containerd(main.read_text())
+    try:
+        done = subprocess.run(engine.argv, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        engine.stop()
+    assert done.returncode == 1 and "nowhere.toml: no such file" in done.stderr
