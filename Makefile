@@ -15,7 +15,7 @@ test: ## linters, types, unit and integration tests with real engines
 
 bench: ## start times of the commands, as ratios to `python -c pass`
 	@scripts/make-venv dev
-	@$(VENV)/bin/python scripts/bench.py
+	@$(VENV)/bin/python -m scripts.bench
 
 lint: ## what `make test` checks first
 	@scripts/make-venv dev
