@@ -1,10 +1,12 @@
 """Start times of the commands as ratios to ``python -c pass``, measured in turn in the same run.
 
-Absolute times depend on the machine; the ratio says how much of a start is ours. Exit 1 if one is over
-its budget.
+Absolute times depend on the machine; the ratio says how much of a start is ours. Where a containerd can be
+started, the time of a whole change on it is printed as well, beside the daemon's own share. Exit 1 if one is
+over its budget.
 """
 
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from pathlib import Path
 from gpunode.commands.demo import build_demo_node
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "15"))
+NOTHING_TO_CHANGE = 13.0
 GPUNODE = [str(Path(sys.executable).parent / "gpunode")]
 # an installed gpunode has its bytecode; a shell that forbids writing it would measure the compiler
 ENVIRONMENT = {
@@ -39,7 +42,7 @@ def main() -> int:
             "gpunode doctor -o json": ([*GPUNODE, "--root", str(root), "doctor", "-o", "json"], 14.0),
             "gpunode configure-runtime --dry-run": (
                 [*GPUNODE, "--root", str(root), "configure-runtime", "--runtime", "containerd", "--dry-run"],
-                13.0,
+                NOTHING_TO_CHANGE,
             ),
         }
         bare = [sys.executable, "-c", "pass"]
@@ -58,10 +61,31 @@ def main() -> int:
         median = statistics.median(times[label])
         ratio = median / base
         over = over or ratio > budget
-        print(
-            f"{label:38} {median * 1000:9.1f} {ratio:6.1f} {budget:6.1f}{'  OVER' if ratio > budget else ''}"
-        )
-    return 1 if over else 0
+        _row(label, median, ratio, budget)
+    return 1 if _containerd() or over else 0
+
+
+def _row(label: str, median: float, ratio: float, budget: float) -> None:
+    mark = "  OVER" if ratio > budget else ""
+    print(f"{label:38} {median * 1000:9.1f} {ratio:6.1f} {budget:6.1f}{mark}")
+
+
+def _containerd() -> bool:
+    """Whether a run on a real containerd is over its budget; says so where there is none to start."""
+    if os.geteuid() != 0 or shutil.which("containerd") is None:
+        print("on a real containerd: not measured, needs root and containerd")
+        return False
+    from scripts.bench_containerd import OUR_SECONDS, changes, unchanged
+
+    bare, ours = unchanged(ENVIRONMENT, ROUNDS)
+    _row("configure-runtime, nothing to change", ours, ours / bare, NOTHING_TO_CHANGE)
+    change = changes(ENVIRONMENT, max(3, ROUNDS // 3))
+    late = change.ours > OUR_SECONDS
+    print(
+        f"configure, restart, active: {change.whole:.2f} s; the daemon's restart {change.restart:.2f} s,"
+        f" gpunode {change.ours:.2f} s, budget {OUR_SECONDS} s{'  OVER' if late else ''}"
+    )
+    return late or ours / bare > NOTHING_TO_CHANGE
 
 
 if __name__ == "__main__":
