@@ -8,7 +8,6 @@ of a process that was killed. Back-ups never lie beside the files: containerd an
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import stat
@@ -303,4 +302,6 @@ def _is_users(host: Host) -> bool:
 
 def digest(data: bytes | None) -> str:
     """sha256 of a file's bytes; empty for a file that isn't there."""
+    import hashlib
+
     return "" if data is None else hashlib.sha256(data).hexdigest()

@@ -1,24 +1,36 @@
-"""The CRI's ``Status`` read without protobuf's and gRPC's libraries, for commands that ask nothing else."""
+"""The CRI's ``Status`` and ``Version`` read without protobuf's and gRPC's libraries, which cost 100 ms."""
 
 from __future__ import annotations
 
 from gpunode.daemons.grpc_unary import fields, unary_call
 from gpunode.host import Host
 
-_METHOD = "/runtime.v1.RuntimeService/Status"
+_STATUS = "/runtime.v1.RuntimeService/Status"
+_VERSION = "/runtime.v1.RuntimeService/Version"
 _VERBOSE = b"\x08\x01"  # StatusRequest.verbose = true
 Said = tuple[str, tuple[str, ...], dict[str, bool]]
 
 
 def quick_status(host: Host, socket: str, timeout: float) -> Said | None:
     """The configuration's JSON, the handlers' names and the conditions; None for every kind of failure."""
-    answer = unary_call(host, socket, _METHOD, _VERBOSE, timeout)
+    answer = unary_call(host, socket, _STATUS, _VERBOSE, timeout)
     if answer is None:
         return None
     try:
         return _read(answer)
-    except (ValueError, AttributeError):  # not what the protocol says; the generated code tells what is wrong
+    except ValueError:  # not what the protocol says; the generated code tells what is wrong
         return None
+
+
+def quick_version(host: Host, socket: str, timeout: float) -> str:
+    """The running program's version, as in ``containerd --version``; empty for every kind of failure."""
+    answer = unary_call(host, socket, _VERSION, b"", timeout)
+    if answer is None:
+        return ""
+    try:
+        return _text(_message(answer).get(3, b""))  # VersionResponse.runtime_version
+    except ValueError:
+        return ""
 
 
 def _read(answer: bytes) -> Said:

@@ -10,7 +10,7 @@ from gpunode.facts.containerd import ContainerdConfig, dig, load_config, parse_t
 from gpunode.facts.daemons import Daemon, systemd_runs
 from gpunode.facts.kubelet import CONFIG, setting
 from gpunode.host import Host
-from gpunode.runtime import containerd_check, containerd_generated, containerd_removal
+from gpunode.runtime import containerd_check, containerd_generated
 from gpunode.runtime.containerd_check import Judge, Texts
 from gpunode.runtime.containerd_generated import Copies, Replacement
 from gpunode.runtime.containerd_plan import Outcome, configured
@@ -67,6 +67,8 @@ class ContainerdEngine:
 
     def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
         """Take the runtimes out of every file that names them."""
+        from gpunode.runtime import containerd_removal
+
         self._refuse_managed()
         state = self._state()
         unread = {path: self._text(path) for path in self._unread_drop_ins(state.config)}

@@ -8,15 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gpunode.errors import PreconditionError, Unreadable, UsageError
 from gpunode.facts.containerd import DEFAULT_SOCKET, find_containerd
-from gpunode.facts.crio import find_crio
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import DISTRIBUTIONS, distribution_at, find_distribution, owner
-from gpunode.facts.docker import find_docker
 from gpunode.facts.kubelet import find_kubelet
-from gpunode.facts.podman import find_podman
 from gpunode.facts.processes import running
 from gpunode.host import Host
-from gpunode.runtime.docker_user import refuse_another_users
 from gpunode.runtime.engine import Engine
 from gpunode.runtime.request import Request
 
@@ -36,11 +32,29 @@ def _distribution(name: str, host: Host, config: str | None) -> Daemon | None:
     return daemon
 
 
+def _docker(host: Host, config: str | None) -> Daemon | None:
+    from gpunode.facts.docker import find_docker  # each engine's facts only where it is looked for
+
+    return find_docker(host, config)
+
+
+def _crio(host: Host, config: str | None) -> Daemon | None:
+    from gpunode.facts.crio import find_crio
+
+    return find_crio(host, config)
+
+
+def _podman(host: Host, config: str | None) -> Daemon | None:
+    from gpunode.facts.podman import find_podman
+
+    return find_podman(host, config)
+
+
 FINDERS: Mapping[str, Finder] = {
-    "docker": find_docker,
+    "docker": _docker,
     "containerd": find_containerd,
-    "crio": find_crio,
-    "podman": find_podman,
+    "crio": _crio,
+    "podman": _podman,
     **{name: functools.partial(_distribution, name) for name in DISTRIBUTIONS},
 }
 _HAVE_DROP_INS = ("containerd", "crio")
@@ -93,6 +107,8 @@ def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: s
         raise UsageError(f"{chosen} has no drop-in to choose", hint="leave out --drop-in-config")
     daemon = FINDERS[chosen](host, config or None)
     if chosen == "docker":
+        from gpunode.runtime.docker_user import refuse_another_users
+
         refuse_another_users(host, daemon, config)
     if daemon is None:
         raise PreconditionError(
@@ -166,7 +182,7 @@ def _auto(host: Host, config: str) -> str:
     daemons = [
         name for name, find in FINDERS.items() if name != "podman" and _is_meant(name, find(host, None))
     ]
-    found = daemons or (["podman"] if find_podman(host) else [])
+    found = daemons or (["podman"] if _podman(host, None) else [])
     if len(found) == 1:
         return found[0]
     if not found:

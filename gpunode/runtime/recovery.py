@@ -10,7 +10,6 @@ from gpunode.journal import Entry, Journal
 from gpunode.result import Progress
 from gpunode.runtime import find
 from gpunode.runtime.apply import recover, reload_undo
-from gpunode.runtime.docker_plan import for_reload
 from gpunode.runtime.engine import Active, Engine, FileEdit, decode
 from gpunode.runtime.restart import Restarter
 
@@ -38,6 +37,8 @@ def _bring_back(engine: Engine, restarter: Restarter, verb: str) -> None:
     if verb != "reload" or ask_if_up(engine) is None:
         restarter.perform("restart")
         return
+    from gpunode.runtime.docker_plan import for_reload
+
     path = engine.daemon.config_path
     content = engine.host.read_bytes(path)
     undo = for_reload(decode(content, path), path).encode()

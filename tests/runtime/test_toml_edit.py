@@ -153,6 +153,7 @@ def test_configure_changes_only_our_keys_and_unconfigure_restores(
     except ConfigError as error:
         assert error.code == "toml-guard"
         return
+    assert after is not None
     tree = tomllib.loads(after)
     table = tree["plugins"][P2]["containerd"]
     assert table["runtimes"].pop("nvidia")["options"]["BinaryName"] == wanted.handlers[0].path
