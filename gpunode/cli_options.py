@@ -10,7 +10,11 @@ Strings = list[str] | None
 
 RuntimeOption = Annotated[
     str,
-    typer.Option("--runtime", metavar="ENGINE", help="docker, containerd or auto (the one that is here)."),
+    typer.Option(
+        "--runtime",
+        metavar="ENGINE",
+        help="The engine to set up, as for configure-runtime; auto is the one that is here or the kubelet's.",
+    ),
 ]
 RuntimesOption = Annotated[
     Strings,

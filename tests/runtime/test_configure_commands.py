@@ -403,15 +403,6 @@ def test_missing_engine_is_a_precondition(root: Path, configure: Configure) -> N
     assert isinstance(refused(root, configure, "docker"), PreconditionError)
 
 
-def test_k3s_containerd_is_refused_with_its_owner(root: Path, configure: Configure) -> None:
-    process = root / "proc/9"
-    process.mkdir(parents=True)
-    config = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
-    (process / "cmdline").write_text(f"containerd\0-c\0{config}\0")
-    (process / "stat").write_text("9 (containerd) S " + "0 " * 40)
-    assert "k3s" in refused(root, configure, "containerd").message
-
-
 @pytest.mark.parametrize(
     "options",
     [
