@@ -159,9 +159,10 @@ class Cell:
             self.complaints.append(f"the second run is not unchanged: {sorted(actions)}")
 
     def _judge_removal(self, main: Path, original: Files, before: Tree | None, *, had: bool) -> None:
-        """Once without the journal, from the text alone, as after NVIDIA's own tools; once with it."""
+        """Without the journal, from the text alone, as after NVIDIA's own tools (one round); and with it."""
         written = self.files()
-        self._remove(main, original, before, "fresh", had=had)
+        if not self.variant:
+            self._remove(main, original, before, "fresh", had=had)
         for name in set(self.files()) | set(written):
             (self.etc / name).unlink(missing_ok=True)
         for name, data in written.items():

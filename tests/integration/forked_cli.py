@@ -7,6 +7,7 @@ that forking it is safe; pytest's own may have more.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -60,6 +61,8 @@ class ForkedCli:
 def _serve() -> None:
     import grpc  # noqa: F401 - only imported: its threads come with a child's first channel
     import tomlkit  # noqa: F401
+
+    gc.freeze()  # a fork's collector would copy every page of what is imported here
 
     orders, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
