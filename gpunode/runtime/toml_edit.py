@@ -32,6 +32,8 @@ def edit(text: str, mutate: Mutation, path: str, hint: str = "", *, beside_comme
         return text
     body = text.removeprefix(BYTE_ORDER_MARK)
     first = (_beside_comments,) if beside_comments else ()
+    if all(len(change.path) == 1 and _is_new_line(change, old) for change in changes):
+        first = (*first, _with_lines)  # tomlkit would put an empty line behind it
     with_empty = (*changes, *_emptied(changes, new))
     ways = [(attempt, changes) for attempt in (*first, _with_tomlkit, _with_lines)]
     for attempt, wanted in (*ways, (_with_lines, with_empty)):
@@ -45,6 +47,10 @@ def edit(text: str, mutate: Mutation, path: str, hint: str = "", *, beside_comme
         hint=hint or "make the change by hand: gpunode configure-runtime --dry-run shows what belongs there",
         code="toml-guard",
     )
+
+
+def _is_new_line(change: Edit, old: Tree) -> bool:
+    return isinstance(change, Set) and not isinstance(change.value, dict) and change.path[0] not in old
 
 
 def _emptied(changes: Sequence[Edit], new: Tree) -> list[Edit]:

@@ -1,0 +1,286 @@
+"""What is planned for containerd's files, judged by `config dump` of 1.6, 1.7 and 2.x; no daemon runs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from fixtures.corpus import CONFIGS
+from gpunode.errors import ConfigError
+from gpunode.facts.containerd import CRI_PLUGINS, dig, parse_toml
+from gpunode.facts.daemons import Daemon, parse_version
+from gpunode.host import Host
+from gpunode.runtime.containerd import ContainerdEngine
+from gpunode.runtime.containerd_check import cdi_is_on, dump, runtimes_in
+from gpunode.runtime.engine import Handler, Plan, Unwanted, Wanted
+from gpunode.runtime.trees import Tree, same
+from tests.integration.conftest import path_of, require
+
+pytestmark = pytest.mark.containerd
+
+PROGRAM = "/usr/bin/nvidia-container-runtime"
+NVIDIA = Wanted((Handler("nvidia", PROGRAM),))
+NAMES = ("nvidia", "nvidia-cdi", "nvidia-legacy")
+DRIFTED = (CONFIGS / "containerd/nvidia-ctk-drifted-v2.toml").read_text()
+CURRENT = (CONFIGS / "containerd/nvidia-ctk-v2.toml").read_text()
+COPY = (CONFIGS / "containerd/parts/nvidia-ctk-v2.toml").read_text()
+MAIN = 'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\n  sandbox_image = "p:1"\n'
+
+
+@dataclass(frozen=True)
+class Node:
+    """containerd's files in a directory of their own, and one release's program to judge them."""
+
+    directory: Path
+    binary: str
+    release: tuple[int, ...]
+
+    @property
+    def main(self) -> Path:
+        return self.directory / "config.toml"
+
+    @property
+    def deep(self) -> bool:
+        return self.release >= (2,)
+
+    @property
+    def engine(self) -> ContainerdEngine:
+        daemon = Daemon("containerd", self.binary, self.release, str(self.main), "test", "/none.sock", None)
+        return ContainerdEngine(Host(), daemon)
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.directory / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text.replace("/etc/containerd", str(self.directory)))
+        return path
+
+    def seen(self) -> Tree:
+        """containerd's own view, without the lists of files; a missing file is no `--config` for it."""
+        tree = dump(Host(), self.binary, str(self.main) if self.main.exists() else None)
+        assert tree is not None
+        return {key: value for key, value in tree.items() if key not in ("imports", "version")}
+
+    def configure(self, wanted: Wanted = NVIDIA) -> Plan:
+        plan = self.engine.plan(wanted, None)
+        self.engine.validate(plan, wanted)
+        return self._carry_out(plan)
+
+    def unconfigure(self, unwanted: Unwanted) -> Plan:
+        plan = self.engine.plan_removal(unwanted, None)
+        self.engine.validate(plan, None)
+        return self._carry_out(plan)
+
+    def _carry_out(self, plan: Plan) -> Plan:
+        for edit in plan.changed:
+            path = Path(edit.path)
+            path.parent.mkdir(exist_ok=True)
+            if edit.after is None:
+                path.unlink()
+            else:
+                path.write_bytes(edit.after)
+        return plan
+
+    def files(self) -> dict[str, bytes]:
+        found = (path for path in self.directory.rglob("*") if path.is_file())
+        return {str(path.relative_to(self.directory)): path.read_bytes() for path in found}
+
+
+@pytest.fixture(params=["1.6", "trixie", "forky"])
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Node:
+    require("containerd")
+    binary = shutil.which("containerd", path=path_of(request.param) if request.param != "1.6" else None)
+    assert binary is not None
+    release = parse_version(Host().run([binary, "--version"]).stdout)
+    return Node(tmp_path, binary, release)
+
+
+def runtimes(tree: Tree) -> Tree:
+    tables = (dig(tree, "plugins", CRI_PLUGINS[number], "containerd", "runtimes") for number in (3, 2))
+    return next((found for found in tables if isinstance(found, dict)), {})
+
+
+def without(tree: Tree, *names: str) -> Tree:
+    """The view without these runtimes; unset options of the others are dropped, which runc takes alike."""
+    for name in names:
+        runtimes(tree).pop(name, None)
+    for entry in runtimes(tree).values():
+        entry["options"] = {key: value for key, value in (entry.get("options") or {}).items() if value}
+    return tree
+
+
+# --- a missing file --------------------------------------------------------------------------------------
+
+
+def test_missing_file_is_made_and_nothing_else_changes(node: Node) -> None:
+    before = node.seen()
+    plan = node.configure()
+    assert plan.config_version == (3 if node.deep else 2)
+    after = node.seen()
+    assert runtimes(after)["nvidia"]["options"]["BinaryName"] == PROGRAM
+    assert same(without(after, "nvidia"), without(before))
+    node.unconfigure(Unwanted(NAMES))
+    assert same(without(node.seen()), without(before))
+
+
+def test_files_that_nobody_imports_are_not_brought_into_force(node: Node) -> None:
+    node.write("config.toml", MAIN)
+    node.write("conf.d/50-other.toml", "version = 2\noom_score = -7\n")
+    node.configure()
+    assert node.seen()["oom_score"] == 0 and "nvidia" in runtimes(node.seen())
+    node.unconfigure(Unwanted(NAMES))
+    assert node.main.read_text() == MAIN or not node.deep
+
+
+# --- copies that NVIDIA's tools generated -----------------------------------------------------------------
+
+
+def test_a_copy_that_gives_the_runtime_is_left_alone_and_what_it_hides_is_told(node: Node) -> None:
+    node.write("config.toml", DRIFTED)
+    node.write("conf.d/99-nvidia.toml", COPY)
+    plan = node.configure()
+    assert not plan.changed
+    assert len(plan.notes) == 1 and "sandbox_image ('registry.k8s.io/pause:3.9' there" in plan.notes[0]
+    assert "--replace" in plan.notes[0]
+    node.write("config.toml", CURRENT)
+    assert node.configure().notes == ()
+
+
+def test_replacing_a_copy_brings_the_main_files_values_into_force(node: Node) -> None:
+    node.write("config.toml", DRIFTED)
+    copied = node.write("conf.d/99-nvidia.toml", COPY)
+    plan = node.configure(replace(NVIDIA, replace=True))
+    assert any("sandbox_image" in note for note in plan.notes)
+    assert "pause:3.10" in str(node.seen()) and "pause:3.9" not in str(node.seen())
+    assert set(runtimes(node.seen())) == {"runc", "nvidia"}
+    if node.deep:
+        assert set(parse_toml(copied.read_text(), "")["plugins"][CRI_PLUGINS[2]]) == {"containerd"}
+    else:
+        assert not copied.exists() and "imports" not in parse_toml(node.main.read_text(), "")
+    assert not node.configure(replace(NVIDIA, replace=True)).changed
+
+
+def test_replacing_keeps_the_other_runtimes_and_the_default_that_the_copy_gave(node: Node) -> None:
+    more = COPY.replace('default_runtime_name = "runc"', 'default_runtime_name = "nvidia-cdi"')
+    block = re.search(
+        r"\n +\[plugins\S+runtimes\.nvidia\].*?(?=\n +\[plugins\S+runtimes\.runc\])", COPY, re.S
+    )
+    assert block is not None
+    more += block[0].replace("runtimes.nvidia", "runtimes.nvidia-cdi").replace('-runtime"', '-runtime.cdi"')
+    node.write("config.toml", DRIFTED)
+    node.write("conf.d/99-nvidia.toml", more)
+    before = node.seen()
+    assert runtimes(before)["nvidia-cdi"]["options"]["BinaryName"] == f"{PROGRAM}.cdi"
+    node.configure(replace(NVIDIA, replace=True))
+    assert set(runtimes(node.seen())) == {"runc", "nvidia", "nvidia-cdi"}
+    assert "'default_runtime_name': 'nvidia-cdi'" in str(node.seen())
+
+
+def test_undo_deletes_a_copy_that_only_repeats_the_rest(node: Node) -> None:
+    node.write("config.toml", CURRENT)
+    copied = node.write("conf.d/99-nvidia.toml", COPY)
+    before = node.seen()
+    plan = node.unconfigure(Unwanted(NAMES))
+    assert not copied.exists() and plan.notes == ()
+    assert "imports" not in parse_toml(node.main.read_text(), "")
+    assert same(without(node.seen()), without(before, "nvidia"))
+
+
+def test_undo_keeps_a_copy_that_hides_something_and_says_what(node: Node) -> None:
+    node.write("config.toml", DRIFTED)
+    copied = node.write("conf.d/99-nvidia.toml", COPY)
+    before = node.seen()
+    plan = node.unconfigure(Unwanted(NAMES))
+    assert copied.exists() and len(plan.notes) == 1 and "still hides sandbox_image" in plan.notes[0]
+    assert same(without(node.seen()), without(before, "nvidia"))
+
+
+@pytest.mark.parametrize("place", ["conf.d", "config.d"])
+def test_undo_removes_nvidias_drop_in_that_nobody_reads(node: Node, place: str) -> None:
+    node.write("config.toml", MAIN)
+    stale = node.write(f"{place}/99-nvidia.toml", COPY)
+    mine = node.write(f"{place}/50-mine.toml", "version = 2\n")
+    assert any(str(stale) in note for note in node.engine.plan(Wanted(cdi=node.deep), None).notes)
+    plan = node.unconfigure(Unwanted(NAMES))
+    assert not stale.exists() and mine.exists() and str(stale) in plan.notes[0]
+    assert node.main.read_text() == MAIN
+
+
+# --- several handlers, CDI, defaults ----------------------------------------------------------------------
+
+
+def test_several_handlers_inherit_alike_and_go_together(node: Node) -> None:
+    systemd = "[plugins.{0}.containerd.runtimes.runc]\n  runtime_type = 'io.containerd.runc.v2'\n"
+    systemd += "[plugins.{0}.containerd.runtimes.runc.options]\n  SystemdCgroup = true\n"
+    node.write("config.toml", MAIN + systemd.replace("{0}", f'"{CRI_PLUGINS[2]}"'))
+    before = node.seen()
+    handlers = tuple(
+        Handler(name, f"{PROGRAM}{end}") for name, end in zip(NAMES, ("", ".cdi", ".legacy"), strict=True)
+    )
+    node.configure(Wanted(handlers, set_as_default=True))
+    found = runtimes(node.seen())
+    assert [found[handler.name]["options"]["BinaryName"] for handler in handlers] == [
+        handler.path for handler in handlers
+    ]
+    assert all(found[name]["options"]["SystemdCgroup"] is True for name in NAMES)
+    assert not node.configure(Wanted(handlers, set_as_default=True)).changed
+    node.unconfigure(Unwanted(NAMES))
+    assert same(without(node.seen()), without(before))
+
+
+def test_cdi_alone_touches_nothing_else_and_is_taken_out_again(node: Node) -> None:
+    if node.release < (1, 7):
+        with pytest.raises(ConfigError, match="no CDI"):
+            node.configure(Wanted(cdi=True))
+        return
+    text = MAIN + "  enable_cdi = false\n" if node.deep else MAIN
+    node.write("config.toml", text)
+    before = node.seen()
+    plan = node.configure(Wanted(cdi=True))
+    assert plan.switched_cdi and cdi_is_on(node.seen())
+    assert runtimes_in(node.seen()) == runtimes_in(before)
+    assert not node.configure(Wanted(cdi=True)).changed
+    node.unconfigure(Unwanted((), cdi=True))
+    assert same(node.seen(), before)
+    assert node.main.read_text() == text
+
+
+def test_snapshotter_that_containerd_passes_over_stays_so(node: Node) -> None:
+    node.write("config.toml", (CONFIGS / "containerd/proxy-plugins-v2.toml").read_text())
+    before = node.seen()
+    node.configure()
+    assert same(without(node.seen(), "nvidia"), without(before))
+    assert not node.configure().changed
+    node.unconfigure(Unwanted(NAMES))
+    assert same(without(node.seen()), without(before))
+
+
+# --- refusals ---------------------------------------------------------------------------------------------
+
+
+def test_file_that_containerd_refuses_already_is_said_to_be_so(node: Node) -> None:
+    node.write("config.toml", MAIN.replace('"p:1"', "3"))
+    before = node.files()
+    with pytest.raises(ConfigError, match=r"refuses .*config\.toml as it is") as caught:
+        node.configure()
+    assert "/tmp/gpunode" not in caught.value.message and "config dump" in caught.value.hint
+    assert node.files() == before
+
+
+def test_commands_of_the_hint_make_a_version_1_file_one_that_can_be_configured(node: Node) -> None:
+    node.write(
+        "config.toml",
+        '[plugins]\n  [plugins.cri]\n    sandbox_image = "p:9"\n  [plugins."cri".cni]\n    bin_dir = "/b"\n',
+    )
+    if not node.deep:
+        node.configure()
+        assert "p:9" in str(node.seen()) and "nvidia" in runtimes(node.seen())
+        return
+    with pytest.raises(ConfigError, match="ignores its CRI settings") as caught:
+        node.configure()
+    assert Host().run(["sh", "-c", caught.value.hint.partition(": ")[2]]).ok
+    node.configure()
+    assert "p:9" in str(node.seen()) and "nvidia" in runtimes(node.seen())
