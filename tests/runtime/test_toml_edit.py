@@ -174,6 +174,50 @@ def test_configure_changes_only_our_keys_and_unconfigure_restores(
     assert _pruned(left) == _pruned(before)
 
 
+THREE = tuple(
+    Handler(name, f"/usr/bin/nvidia-container-runtime{end}")
+    for name, end in (("nvidia", ""), ("nvidia-cdi", ".cdi"), ("nvidia-legacy", ".legacy"))
+)
+
+
+@given(text=documents(), default=st.booleans(), cdi=st.booleans(), version=st.sampled_from([2, 3, 4]))
+def test_drop_in_holds_nothing_but_ours_and_goes_again(
+    text: str, default: bool, cdi: bool, version: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tmp = tmp_path_factory.mktemp("toml")
+    release, plugin = ((2, 1, 9), P2) if version == 2 else ((2, 3, 5), CRI_PLUGINS[3])
+    text = text.replace("version = 2", f"version = {version}").replace(P2, plugin)
+    wanted = Wanted(THREE, default, cdi)
+    state = _state(text, release, tmp)
+    texts = dict(configured(state, wanted).texts)
+    drop_in = tomllib.loads(texts[state.drop_in] or "")
+    cri = drop_in["plugins"][plugin]
+    assert drop_in["version"] == version and drop_in.keys() == {"version", "plugins"}
+    assert cri["containerd"]["runtimes"].keys() == {handler.name for handler in THREE}
+    assert cri.keys() == {"containerd"} and ("default_runtime_name" in cri["containerd"]) is default
+    tables = [dict(table, options=None) for table in cri["containerd"]["runtimes"].values()]
+    assert tables[0] == tables[1] == tables[2]
+    main = tomllib.loads(texts[state.config.path] or "")
+    assert main.pop("imports") == ["/etc/containerd/conf.d/*.toml"] and main == tomllib.loads(text)
+    again = _with_drop_in(texts, release, tmp)
+    assert not configured(again, wanted).texts
+    removal = Removal(again, Unwanted(tuple(handler.name for handler in THREE)), lambda one, other: None)
+    left = removed(removal).texts
+    assert left[state.drop_in] is None
+    assert tomllib.loads(left[state.config.path] or "") == tomllib.loads(text)
+
+
+def _with_drop_in(texts: dict[str, str | None], release: tuple[int, ...], tmp: Path) -> State:
+    """The state once these texts are written."""
+    (tmp / "root/etc/containerd/conf.d").mkdir(exist_ok=True)
+    for path, text in texts.items():
+        (tmp / "root" / path[1:]).write_text(text or "")
+    config = load_config(Host(tmp / "root"), "/etc/containerd/config.toml", release)
+    return State(
+        config, {path: text or "" for path, text in texts.items()}, release, drop_in=config.files[-1]
+    )
+
+
 def _pruned(tree: Any) -> Any:
     """Without tables that hold nothing: they mean nothing to containerd."""
     if not isinstance(tree, dict):
