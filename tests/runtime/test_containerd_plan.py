@@ -1,0 +1,200 @@
+"""Rules of containerd's files on releases that aren't at hand, from trees: 2.0 to 2.3, versions 1 to 4."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gpunode.errors import ConfigError
+from gpunode.facts.containerd import CRI_PLUGINS
+from gpunode.facts.daemons import Daemon
+from gpunode.host import Host
+from gpunode.runtime.containerd import ContainerdEngine
+from gpunode.runtime.engine import Handler, Plan, Unwanted, Wanted
+
+MAIN = "/etc/containerd/config.toml"
+DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
+NVIDIA = Wanted((Handler("nvidia", "/usr/bin/nvidia-container-runtime"),))
+P2, P3 = CRI_PLUGINS[2], CRI_PLUGINS[3]
+
+
+class Node:
+    """A tree with containerd's files, read by a release that can't be run here."""
+
+    def __init__(self, root: Path, release: str) -> None:
+        self.root = root
+        self.release = tuple(map(int, release.split(".")))
+
+    def write(self, path: str, text: str) -> None:
+        file = self.root / path[1:]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def engine(self, drop_in: str = "") -> ContainerdEngine:
+        daemon = Daemon("containerd", None, self.release, MAIN, "test", "/run/c.sock", None)
+        return ContainerdEngine(Host(self.root, environ={}), daemon, drop_in)
+
+    def plan(self, wanted: Wanted = NVIDIA, drop_in: str = "") -> Plan:
+        return self.engine(drop_in).plan(wanted, None)
+
+
+def texts(plan: Plan) -> dict[str, str]:
+    return {edit.path: (edit.after or b"").decode() for edit in plan.changed}
+
+
+@pytest.mark.parametrize(
+    ("release", "version"), [("1.6.20", 2), ("1.7.24", 2), ("2.0.11", 3), ("2.2.7", 3), ("2.3.4", 4)]
+)
+def test_missing_file_gets_the_version_that_the_release_writes(
+    tmp_path: Path, release: str, version: int
+) -> None:
+    plan = Node(tmp_path, release).plan()
+    written = {path: tomllib.loads(text) for path, text in texts(plan).items()}
+    assert plan.config_version == version
+    assert {tree["version"] for tree in written.values()} == {version}
+    assert set(written) == ({MAIN} if version == 2 else {MAIN, DROP_IN})
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_drop_in_has_the_main_files_version_on_2_3(tmp_path: Path, version: int) -> None:
+    node = Node(tmp_path, "2.3.4")  # refuses to start with an import of a higher version
+    node.write(MAIN, f"version = {version}\n")
+    drop_in = tomllib.loads(texts(node.plan())[DROP_IN])
+    assert drop_in["version"] == version
+    assert set(drop_in["plugins"]) == {P2 if version == 2 else P3}
+
+
+@pytest.mark.parametrize("text", ["version = 1\n[plugins.cri]\n", '[plugins.cri]\nsandbox_image = "p"\n'])
+def test_version_1_gets_a_drop_in_of_version_1_on_2_3(tmp_path: Path, text: str) -> None:
+    node = Node(tmp_path, "2.3.4")
+    node.write(MAIN, text)
+    changed = texts(node.plan())
+    drop_in = tomllib.loads(changed[DROP_IN])
+    assert drop_in["version"] == 1 and set(drop_in["plugins"]) == {"cri"}
+    assert changed[MAIN].replace('imports = ["/etc/containerd/conf.d/*.toml"]\n', "") == text
+
+
+def test_file_without_version_keeps_its_short_names_where_they_are_read(tmp_path: Path) -> None:
+    text = 'disabled_plugins = ["aufs", "cri"]\n'
+    node = Node(tmp_path, "1.7.24")
+    node.write(MAIN, text)
+    after = tomllib.loads(texts(node.plan())[MAIN])
+    assert after["disabled_plugins"] == ["aufs"] and "version" not in after
+    assert "nvidia" in after["plugins"]["cri"]["containerd"]["runtimes"]
+    with pytest.raises(ConfigError, match=r"config\.toml:1: .*short name 'aufs'.* ignores"):
+        Node(tmp_path, "2.2.7").plan()
+
+
+@pytest.mark.parametrize(
+    ("release", "main", "other", "said"),
+    [
+        ("2.1.9", "version = 4\n", "", r"config\.toml:1: version = 4, containerd 2\.1\.9 reads up to 3"),
+        ("1.6.20", "\nversion = 3\n", "", r"config\.toml:2: version = 3, containerd 1\.6\.20 reads up to 2"),
+        (
+            "2.1.9",
+            'version = 3\nimports = ["o.toml"]\n',
+            "version = 2\n[plugins.a]\n",
+            r"o\.toml:1: version = 2",
+        ),
+        ("2.1.9", "\ufeffversion = 3\n", "", r"config\.toml:1: begins with a byte order mark"),
+        (
+            "2.1.9",
+            'version = 3\n\nimports = [\n"gone.toml"]\n',
+            "",
+            r"config\.toml:4: imports /etc/containerd/gone",
+        ),
+        (
+            "2.1.9",
+            f'version = 3\n[plugins."{P3}"]\nenable_cdi = "no"\n',
+            "",
+            r"config\.toml:3: .* is not true or",
+        ),
+        (
+            "1.7.24",
+            f'version = 2\n[plugins."{P2}"]\ncontainerd = []\n',
+            "",
+            r"config\.toml:3: .* is not a table",
+        ),
+    ],
+)
+def test_refusals_name_file_line_and_way_out(
+    tmp_path: Path, release: str, main: str, other: str, said: str
+) -> None:
+    node = Node(tmp_path, release)
+    node.write(MAIN, main)
+    if other:
+        node.write("/etc/containerd/o.toml", other)
+    with pytest.raises(ConfigError, match=said) as caught:
+        node.plan()
+    assert caught.value.hint
+
+
+def test_each_file_may_have_its_own_version_on_2_3(tmp_path: Path) -> None:
+    node = Node(tmp_path, "2.3.5")
+    node.write(MAIN, 'version = 4\nimports = ["o.toml"]\n')
+    node.write("/etc/containerd/o.toml", f'version = 2\n[plugins."{P2}"]\nsandbox_image = "p"\n')
+    assert tomllib.loads(texts(node.plan())[DROP_IN])["version"] == 4
+
+
+def test_drop_in_that_would_have_to_be_a_copy_is_refused_on_containerd_1(tmp_path: Path) -> None:
+    node = Node(tmp_path, "1.7.24")
+    node.write(MAIN, f'version = 2\n[plugins."{P2}"]\nsandbox_image = "p"\n')
+    with pytest.raises(ConfigError, match="would have to be a copy") as caught:
+        node.plan(drop_in="/etc/containerd/mine.toml")
+    assert "leave out --drop-in-config" in caught.value.hint
+
+
+def test_unread_drop_in_of_somebody_else_is_not_brought_into_force(tmp_path: Path) -> None:
+    node = Node(tmp_path, "2.1.9")
+    node.write(MAIN, "version = 3\n")
+    node.write(DROP_IN, "version = 3\noom_score = -5\n")
+    with pytest.raises(ConfigError, match="is not imported, and holds settings of somebody else"):
+        node.plan()
+    node.write(DROP_IN, f'version = 2\n[plugins."{P2}".containerd.runtimes.nvidia]\nruntime_type = "x"\n')
+    drop_in = tomllib.loads(texts(node.plan())[DROP_IN])  # only the runtime, of another version: made anew
+    assert drop_in["version"] == 3 and set(drop_in["plugins"]) == {P3}
+
+
+def test_directories_that_containerd_does_not_search_for_cdi_are_told(tmp_path: Path) -> None:
+    node = Node(tmp_path, "2.1.9")
+    node.write(MAIN, f'version = 3\n[plugins."{P3}"]\ncdi_spec_dirs = ["/opt/cdi", "/run/cdi"]\n')
+    plan = node.plan(Wanted(cdi=True))
+    assert not plan.changed and not plan.switched_cdi
+    assert plan.notes == (
+        f"cdi_spec_dirs in {MAIN} leaves out /etc/cdi: containerd does not see a specification there",
+    )
+
+
+def test_cdi_of_a_cri_that_is_off_leaves_it_off(tmp_path: Path) -> None:
+    node = Node(tmp_path, "2.1.9")
+    node.write(MAIN, f'version = 3\ndisabled_plugins = ["{P3}"]\n')
+    plan = node.plan(Wanted(cdi=True))
+    assert not plan.changed and "switches containerd's CRI off" in plan.notes[0]
+
+
+def test_default_runtime_table_of_nvidia_ctks_legacy_flag_is_taken_out(tmp_path: Path) -> None:
+    node = Node(tmp_path, "1.7.24")
+    table = '[plugins.cri.containerd.default_runtime{0}]\n{1} = "{2}"\n'
+    text = '[plugins.cri]\nsandbox_image = "p"\n'
+    ours = table.format("", "runtime_type", "t") + table.format(
+        ".options", "Runtime", NVIDIA.handlers[0].path
+    )
+    node.write(MAIN, text + ours)
+    assert texts(node.engine().plan_removal(Unwanted(("nvidia",)), None)) == {MAIN: text}
+    node.write(MAIN, text + table.format(".options", "BinaryName", "/usr/bin/kata"))
+    assert not node.engine().plan_removal(Unwanted(("nvidia",)), None).changed
+
+
+def test_previous_default_comes_back_only_where_no_other_file_names_it(tmp_path: Path) -> None:
+    node = Node(tmp_path, "2.1.9")
+    crun = f'[plugins."{P3}".containerd]\ndefault_runtime_name = "crun"\n'
+    nvidia = f'version = 3\n[plugins."{P3}".containerd]\ndefault_runtime_name = "nvidia"\n'
+    node.write(MAIN, f'version = 3\nimports = ["conf.d/*.toml", "{DROP_IN}"]\n{crun}')
+    node.write(DROP_IN, nvidia)
+    changed = texts(node.engine().plan_removal(Unwanted(("nvidia",), "crun"), None))
+    assert changed[DROP_IN] == "" and tomllib.loads(changed[MAIN])["imports"] == ["conf.d/*.toml"]
+    node.write(MAIN, 'version = 3\nimports = ["conf.d/*.toml"]\n')
+    changed = texts(node.engine().plan_removal(Unwanted(("nvidia",), "crun"), None))
+    assert changed == {DROP_IN: nvidia.replace('"nvidia"', '"crun"')}
