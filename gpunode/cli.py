@@ -18,6 +18,7 @@ from gpunode.cli_cdi import cdi_app  # noqa: E402
 from gpunode.cli_options import (  # noqa: E402
     CdiOption,
     ConfigOption,
+    DefaultOption,
     NameOption,
     RestartCommandOption,
     RuntimeOption,
@@ -188,9 +189,7 @@ def gpus(session: Session) -> "Result":
 def setup(
     session: Session,
     runtime: RuntimeOption = "auto",
-    set_as_default: Annotated[
-        bool, typer.Option("--set-as-default", help="Make it what every container runs with.")
-    ] = False,
+    set_as_default: DefaultOption = False,
     config: ConfigOption = "",
     socket: SocketOption = "",
     restart_command: RestartCommandOption = "",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpunode.result import Result
 
 cdi_app = typer.Typer(
-    help="Describe the GPUs to container engines (Container Device Interface).",
+    help="Name the GPUs to engines by CDI specifications.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -20,7 +20,7 @@ manifests_app = typer.Typer(help="Print Kubernetes objects.", no_args_is_help=Tr
 
 @verb(journal_app, "list", "Journal")
 def journal_list(session: Session) -> "Result":
-    """List the changes, oldest first, and whether each can be rolled back now.
+    """List the changes, oldest first. Whether each can be rolled back now, and if not, why.
 
     gpunode journal list
     """
@@ -36,7 +36,7 @@ def journal_show(
         str, typer.Argument(metavar="[ID]", help="A journal entry; the last one if not given.")
     ] = "",
 ) -> "Result":
-    """Show one change: when, what for, and the diff of every file.
+    """Show one change. When, what for, and the diff of every file.
 
     gpunode journal show
     """
@@ -51,10 +51,10 @@ def manifests_runtime_class(
     nvidia_runtime_name: NameOption = "nvidia",
     also: Annotated[
         str,
-        typer.Option("--also", metavar="VARIANTS", help="Of nvidia-cdi and nvidia-legacy too: cdi,legacy."),
+        typer.Option("--also", metavar="VARIANTS", help="Variants to print too: cdi, legacy; or cdi,legacy."),
     ] = "",
 ) -> "Result":
-    """Print the RuntimeClass by which pods choose the nvidia runtime. Contacts nothing.
+    """Print RuntimeClass objects. By them pods choose the nvidia runtime; nothing is contacted.
 
     gpunode manifests runtime-class --also cdi | kubectl apply -f -
     """

@@ -183,17 +183,22 @@ class Journal:
             if entry.id == name:
                 return entry
         listed = ", ".join(entry.id for entry in known)
-        state = next((entry.state for entry in self.entries() if entry.id == name), "")
-        problem = f"{name} can't be rolled back: it is {state}" if state else f"no such journal entry: {name}"
+        states = {entry.id: entry.state for entry in self.entries()}
+        none = "every change has been taken back" if states else f"{self.directory} has no entries"
+        problem = f"no such journal entry: {name}" if name else f"nothing to roll back: {none}"
+        if name in states:
+            problem = f"{name} can't be rolled back: it is {states[name]}"
         raise UsageError(
-            problem if name else "nothing to roll back: the journal is empty",
-            hint=f"entries that can be rolled back: {listed}" if listed else self._nothing(),
+            problem, hint=f"entries that can be rolled back: {listed}" if listed else self.no_entry_hint()
         )
 
-    def _nothing(self) -> str:
+    def no_entry_hint(self) -> str:
+        """Where to look when an entry that should be there isn't."""
         if _is_users(self.host):
             return "this is your own journal; for the node's run it with sudo"
-        return "there is nothing to undo"
+        if self.host.environ.get("GPUNODE_STATE_DIR"):
+            return "GPUNODE_STATE_DIR chose this journal; without it the node's own is used"
+        return "see what there is: gpunode journal list"
 
     def original(self, entry: Entry, file: Mapping[str, Any]) -> bytes | None:
         """A file's bytes before the operation, None if it didn't exist. `ConfigError` for a damaged copy."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.machines import recorded_host
 from tests.cli import gpunode
 
 
@@ -39,3 +40,47 @@ def test_a_group_alone_shows_its_own_commands() -> None:
     ran = gpunode("toolkit", "config")
     assert ran.code == 2
     assert all(f"\n  {name}" in ran.err for name in ("get", "set", "unset"))
+
+
+@pytest.mark.parametrize("group", ["", "cdi", "journal", "manifests", "plugin", "status", "toolkit"])
+def test_no_summary_in_a_list_of_commands_is_cut(group: str) -> None:
+    ran = gpunode(*filter(None, [group]), "--help")
+    assert ran.code == 0 and "Commands:" in ran.out
+    assert "..." not in ran.out.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("name", ["--runtime-path", "--nvidia-runtime-path"])
+def test_nvidia_ctks_names_are_taken(name: str, tmp_path: Path) -> None:
+    recorded_host("containerd-not-restarted", tmp_path)
+    options = ("--nvidia-set-as-default", name, "/opt/nvidia-container-runtime", "--dry-run")
+    ran = gpunode("--root", str(tmp_path), "configure-runtime", "--runtime", "docker", *options)
+    assert ran.code == 0, ran.err
+    assert '+            "path": "/opt/nvidia-container-runtime"' in ran.out
+    assert '"default-runtime": "nvidia"' in ran.out
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("cri-o", "did you mean crio?"),
+        ("containred", "did you mean containerd?"),
+        ("docker,podman", "give the option several times: --runtime docker --runtime podman"),
+        ("lxc", "known: docker, containerd, crio, podman, k3s, rke2, k0s, microk8s, auto"),
+    ],
+)
+def test_an_unknown_engine_gets_the_word_that_was_meant(name: str, hint: str, tmp_path: Path) -> None:
+    ran = gpunode("--root", str(tmp_path), "configure-runtime", "--runtime", name)
+    assert ran.code == 2
+    assert ran.err.splitlines() == [f"error: unknown runtime {name!r}", f"hint: {hint}"]
+
+
+def test_an_engine_that_is_not_here_names_those_that_are(tmp_path: Path) -> None:
+    recorded_host("containerd-not-restarted", tmp_path)
+    ran = gpunode("--root", str(tmp_path), "configure-runtime", "--runtime", "k3s")
+    assert (ran.code, ran.err.splitlines()) == (
+        3,
+        [
+            "error: k3s is not installed on this node",
+            "hint: install it first, or name one that is here: --runtime docker or --runtime containerd",
+        ],
+    )

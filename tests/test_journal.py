@@ -146,7 +146,7 @@ def test_only_finished_entries_are_pruned(host: Host) -> None:
 def test_directory_without_a_manifest_never_began(host: Host, tmp_path: Path) -> None:
     (tmp_path / "var/lib/gpunode/journal/20260101T000000Z-configure-runtime").mkdir(parents=True)
     assert Journal.of(host).entries() == ()
-    with pytest.raises(UsageError, match="empty"):
+    with pytest.raises(UsageError, match="has no entries"):
         Journal.of(host).committed()
 
 

@@ -55,19 +55,19 @@ class JournalEntry:
 def run(host: Host, options: Options, progress: Progress) -> Result:
     """Show one entry; kind JournalEntry. `UsageError` for one that isn't there."""
     journal, entries = load(host)
-    entry = _chosen(entries, options.id)
+    entry = _chosen(journal, entries, options.id)
     files = tuple(_file(host, journal, entry, file, entries) for file in entry.files)
     details = {key: value for key, value in entry.manifest.items() if key != "files"}
     data = JournalEntry(line(journal, entry), files, details)
     return Result("JournalEntry", data, blocks=_blocks(data))
 
 
-def _chosen(entries: Sequence[Entry], name: str) -> Entry:
+def _chosen(journal: Journal, entries: Sequence[Entry], name: str) -> Entry:
     found = [entry for entry in entries if entry.id == name] if name else list(entries[-1:])
     if not found:
         raise UsageError(
-            f"no such journal entry: {name}" if name else "the journal has no entries",
-            hint="list them: gpunode journal list",
+            f"no such journal entry: {name}" if name else f"the journal has no entries: {journal.directory}",
+            hint="list them: gpunode journal list" if entries else journal.no_entry_hint(),
         )
     return found[0]
 

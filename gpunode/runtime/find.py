@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping
 
 from gpunode.errors import PreconditionError, Unreadable, UsageError
@@ -65,10 +66,20 @@ def check_names(names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name not in FINDERS and name not in AUTO:
-            raise UsageError(f"unknown runtime {name!r}", hint=f"known: {', '.join(FINDERS)}, auto")
+            raise UsageError(f"unknown runtime {name!r}", hint=_meant(name))
         if name in seen:
             raise UsageError(f"--runtime {name} is given twice", hint="name each engine once")
         seen.add(name)
+
+
+def _meant(name: str) -> str:
+    from difflib import get_close_matches
+
+    parts = [part for part in re.split("[,; ]+", name) if part in FINDERS]
+    if len(parts) > 1:
+        return f"give the option several times: --runtime {' --runtime '.join(parts)}"
+    near = get_close_matches(name.lower(), FINDERS, 1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(FINDERS)}, auto"
 
 
 def engines(host: Host, request: Request) -> tuple[Engine, ...]:
@@ -111,12 +122,17 @@ def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: s
 
         refuse_another_users(host, daemon, config)
     if daemon is None:
-        raise PreconditionError(
-            f"{chosen} is not installed on this node", hint="install it first, or name another: --runtime"
-        )
+        raise PreconditionError(f"{chosen} is not installed on this node", hint=_instead(host))
     if socket:
         daemon = dataclasses.replace(daemon, socket=socket)
     return of_daemon(host, daemon, drop_in)
+
+
+def _instead(host: Host) -> str:
+    here = [name for name, find in FINDERS.items() if _is_meant(name, find(host, None))]
+    if not here:
+        return f"install it first; no other engine is here ({', '.join(FINDERS)})"
+    return f"install it first, or name one that is here: --runtime {' or --runtime '.join(here)}"
 
 
 def finder_of(daemon: Daemon) -> Finder:
