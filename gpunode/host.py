@@ -87,8 +87,8 @@ class Host:
         """
         try:
             return read_regular(self.path(path))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None  # a name with a NUL byte, a ValueError, is nobody's
         except OSError as error:
             raise explain_os_error(error, path, "read") from error
 
@@ -118,7 +118,7 @@ class Host:
         """Sorted names; empty if there is no such directory."""
         try:
             return tuple(sorted(os.listdir(self.path(path))))  # noqa: PTH208 - names, not paths
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return ()
         except OSError as error:
             raise explain_os_error(error, path, "list") from error
@@ -134,7 +134,7 @@ class Host:
         """`stat` of what the path leads to, None if there is nothing."""
         try:
             return self.path(path).stat()
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         except OSError as error:
             raise explain_os_error(error, path, "look at") from error

@@ -12,6 +12,7 @@ from gpunode.host import Host
 DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 EXTENSIONS = ("json", "yaml")  # engines read no other (`scanSpecDirs` in CDI's spec-dirs.go), .yml included
 VENDOR = "nvidia.com"
+_DEEP = 5000  # levels of nesting; the C loader dies from some 20,000 on
 
 
 @dataclass(frozen=True)
@@ -129,9 +130,14 @@ def parse_spec(text: str, path: str) -> CdiSpec | None:
         path,
         kind,
         version if isinstance(version, str) else "",
-        tuple(CdiDevice(str(device.get("name")), _edits(device)) for device in devices),
+        tuple(CdiDevice(_name(device.get("name")), _edits(device)) for device in devices),
         _edits(tree),
     )
+
+
+def _name(value: Any) -> str:
+    """A device's name as engines read it, a number included; "" for what is none."""
+    return str(value) if isinstance(value, str | int | float) else ""
 
 
 def _load(text: str, path: str) -> Any:
@@ -141,11 +147,21 @@ def _load(text: str, path: str) -> Any:
         return json.loads(text)
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    quick = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster
+    loader = yaml.SafeLoader if _may_be_deep(text) else quick
     try:
-        return yaml.load(text, Loader=loader)  # noqa: S506 - both are safe loaders; the C one is 10 times faster
+        return yaml.load(text, Loader=loader)  # noqa: S506 - both are safe loaders
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+
+
+def _may_be_deep(text: str) -> bool:
+    """Whether this YAML may nest deeper than any specification: the C loader recurses till its stack is full.
+
+    The slow one ends that with a RecursionError. A block's level takes a column, a flow's a bracket.
+    """
+    columns = max((len(line) for line in text.splitlines()), default=0)
+    return 2 * columns + text.count("[") + text.count("{") > _DEEP
 
 
 def _one_line(error: Exception) -> str:
