@@ -144,7 +144,7 @@ def remove_image(cri: Cri, reference: str) -> None:
 def read_log(text: str) -> tuple[str, str]:
     """Split a CRI log (``TIME STREAM P|F TEXT`` a line; P: the line goes on in the next) by stream."""
     parts: dict[str, list[str]] = {"stdout": [], "stderr": []}
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a program may print what str.splitlines takes for an end of line
         fields: Sequence[str] = line.split(" ", 3)
         if len(fields) == 4 and fields[1] in parts:
             parts[fields[1]].append(fields[3] + ("" if fields[2].startswith("P") else "\n"))

@@ -56,8 +56,9 @@ def read_answer(text: str) -> Answer:
         error = document["error"]
         if error is None:
             return Answer(devices)
-        return Answer(devices, str(error["message"]), error["code"])
-    except (KeyError, TypeError, AttributeError) as problem:
+        code = error["code"]
+        return Answer(devices, str(error["message"]), code if isinstance(code, int) else None)
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as problem:
         raise ValueError(f"not a vector-add answer: {problem!r}") from problem
 
 

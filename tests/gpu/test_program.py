@@ -98,11 +98,26 @@ def test_counting_that_hangs_ends_in_time(alone, make_node):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "junk", "[]", "{}", '{"devices": 3, "error": null}', '{"devices": [{}], "error": null}', "null"],
+    [
+        "",
+        "junk",
+        "[]",
+        "{}",
+        "null",
+        "[" * 100_000,
+        '{"devices": 3, "error": null}',
+        '{"devices": [{}], "error": null}',
+        '{"devices": [{"index": Infinity, "max_error": null, "uuid": "", "name": ""}], "error": null}',
+        '{"devices": [], "error": "x"}',
+    ],
 )
 def test_what_is_no_answer_is_refused(text):
     with pytest.raises(ValueError, match=r".+"):
         read_answer(text)
+
+
+def test_a_code_that_is_no_number_is_none():
+    assert read_answer('{"devices": [], "error": {"message": "lost", "code": [3]}}').code is None
 
 
 def test_noise_before_the_answer_does_no_harm():
