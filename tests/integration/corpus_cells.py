@@ -39,7 +39,7 @@ class Judge(Protocol):
     def path(self) -> str:
         """The PATH on which it comes first."""
 
-    def load(self, main: Path) -> Tree | None:
+    def load(self, main: Path, cli: ForkedCli) -> Tree | None:
         """The engine's own view of the file and its imports; None if it refuses to start with it."""
 
     def right(self, before: Tree | None, after: Tree, variant: str, cell: Cell) -> list[str]:
@@ -89,7 +89,7 @@ class Cell:
         self.program.write_text("#!/bin/sh\n")
         self.program.chmod(0o755)
         main = self.case.unpack(self.etc, self.program)
-        original, before = self.files(), self.judge.load(main)
+        original, before = self.files(), self.judge.load(main, self.cli)
         done = self.gpunode("configure-runtime", *OPTIONS[self.variant])
         if done.code:
             self.end = BROKEN if before is None else REFUSED
@@ -137,7 +137,7 @@ class Cell:
             self.complaints.append(f"a bug: {done.err!r}")
 
     def _judge_change(self, main: Path, original: Files, before: Tree | None) -> None:
-        after, written = self.judge.load(main), self.files()
+        after, written = self.judge.load(main, self.cli), self.files()
         self.end = MENDED if before is None else UNCHANGED if written == original else CONFIGURED
         if after is None:
             self.complaints.append("the engine refuses what gpunode wrote")
@@ -179,7 +179,9 @@ class Cell:
         if done.code:
             self.complaints.append(f"unconfigure {how} fails: {done.err!r}")
             return
-        after = before if self.files() == original else self.judge.load(main)  # the same bytes, the same view
+        after = (
+            before if self.files() == original else self.judge.load(main, self.cli)
+        )  # the same bytes, the same view
         if after is None:
             self.complaints.append(f"the engine refuses the file after unconfigure {how}")
             return

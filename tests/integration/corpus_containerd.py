@@ -15,6 +15,7 @@ from typing import Any
 
 from gpunode.facts.daemons import parse_version
 from tests.integration.corpus_cells import NAME, Cell, Tree
+from tests.integration.forked_cli import ForkedCli
 
 PLUGINS = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
 CRI = ("cri", *PLUGINS, "io.containerd.cri.v1.images")
@@ -38,13 +39,15 @@ class Containerd:
         said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True)
         return cls(path, parse_version(said.stdout))
 
-    def load(self, main: Path) -> Tree | None:
+    def load(self, main: Path, cli: ForkedCli) -> Tree | None:
         """Its merged view; None if it refuses the file.
 
         Since 2.0 `config dump` passes over an import that isn't there, at which the daemon ends;
         test_corpus_containerd.py starts it.
         """
-        tree = _dump(shutil.which("containerd", path=self.path) or "containerd", main)
+        binary = shutil.which("containerd", path=self.path) or "containerd"
+        done = cli.program(binary, "--config", str(main), "config", "dump", env={})
+        tree = tomllib.loads(done.out) if done.code == 0 else None
         plain = (one for one in (tree or {}).get("imports", []) if "*" not in one)
         return tree if all(Path(main.parent, one).exists() for one in plain) else None
 
@@ -63,7 +66,7 @@ class Containerd:
 
     def right(self, before: Tree | None, after: Tree, variant: str, cell: Cell) -> list[str]:
         switched_on = before is None or _switched_off(before)
-        base = self._fresh(after) if switched_on or before is None else before
+        base = self._fresh(after, cell.cli) if switched_on or before is None else before
         complaints = self._runtime(base, after, str(cell.program), fresh=switched_on)
         if variant == "default" and _containerd(after).get("default_runtime_name") != NAME:
             complaints.append("nvidia is not the default runtime")
@@ -75,12 +78,12 @@ class Containerd:
             one, other = (_only_cri(tree) for tree in (one, other))
         return complaints + _differences(one, other)
 
-    def _fresh(self, after: Tree) -> Tree:
+    def _fresh(self, after: Tree, cli: ForkedCli) -> Tree:
         """What this containerd makes of a file with nothing but a version."""
         with tempfile.TemporaryDirectory() as name:
             main = Path(name) / "config.toml"
             main.write_text(f"version = {min(after['version'], 3)}\n")
-            tree = self.load(main)
+            tree = self.load(main, cli)
         assert tree is not None
         return tree
 
@@ -108,17 +111,6 @@ class Containerd:
         if usable:
             options["SystemdCgroup"] = base.get("options", {}).get("SystemdCgroup", False)
         return {**wanted, "options": {key: value for key, value in options.items() if value}}
-
-
-def _dump(binary: str, main: Path) -> Tree | None:
-    done = subprocess.run(
-        [binary, "--config", str(main), "config", "dump"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    return tomllib.loads(done.stdout) if done.returncode == 0 else None
 
 
 def _switched_off(tree: Tree) -> bool:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.facts.daemons import parse_version
+from tests.cli import Ran
 from tests.integration.corpus_cells import NAME, Cell, Tree
+from tests.integration.forked_cli import ForkedCli
 
 VALIDATES = (23,)
 # what --validate lets through since 25.0 and a start doesn't; test_corpus_docker.py starts it with such files
@@ -35,9 +37,9 @@ class Docker:
         said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True)
         return cls(path, parse_version(said.stdout))
 
-    def load(self, main: Path) -> Tree | None:
+    def load(self, main: Path, cli: ForkedCli) -> Tree | None:
         """The file's object as Go reads it; None if dockerd refuses to start with it."""
-        takes = self._validates(main) if self.release >= VALIDATES else self._gets_past(main)
+        takes = self._validates(main, cli) if self.release >= VALIDATES else self._gets_past(main, cli)
         if not takes:
             return None
         text = main.read_bytes().decode("utf-8-sig", errors="surrogateescape")
@@ -45,25 +47,22 @@ class Docker:
             return None
         return _tree(text)
 
-    def _validates(self, main: Path) -> bool:
-        return self._run("--validate", f"--config-file={main}").returncode == 0
+    def _validates(self, main: Path, cli: ForkedCli) -> bool:
+        return self._run(cli, "--validate", f"--config-file={main}").code == 0
 
-    def _gets_past(self, main: Path) -> bool:
+    def _gets_past(self, main: Path, cli: ForkedCli) -> bool:
         """Releases without --validate: started where it must fail, with its file if that is wrong."""
         nowhere = main.parent.parent
         flags = [f"--pidfile=/proc/none/{nowhere.name}.pid", f"--exec-root={nowhere}/exec"]
-        done = self._run(f"--config-file={main}", f"--data-root={nowhere}/data", *flags)
-        assert done.returncode != 0, "it has started"
+        done = self._run(cli, f"--config-file={main}", f"--data-root={nowhere}/data", *flags)
+        assert done.code != 0, "it has started"
         # dockerd mounts its root over itself, to give it a propagation of its own, and leaves it so
-        subprocess.run(["umount", "-l", str(nowhere / "data")], capture_output=True, check=False)
-        return "unable to configure the Docker daemon with file" not in done.stdout + done.stderr
+        cli.program("umount", "-l", str(nowhere / "data"), env={})
+        return "unable to configure the Docker daemon with file" not in done.out + done.err
 
-    def _run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+    def _run(self, cli: ForkedCli, *argv: str) -> Ran:
         binary = shutil.which("dockerd", path=self.path) or "dockerd"
-        environ = {"PATH": self.path}
-        return subprocess.run(
-            [binary, *argv], capture_output=True, text=True, timeout=30, check=False, env=environ
-        )
+        return cli.program(binary, *argv, env={"PATH": self.path})
 
     def has_runtime(self, tree: Tree) -> bool:
         return NAME in (tree.get("runtimes") or {})

@@ -82,7 +82,7 @@ class Table:
         wanted = sum(1 + len(case.variants) for case in cases(self._engine))
         for source, judge in self._judges.items() if RECORDS else ():
             own = [future for key, future in self._cells.items() if key[0] == source]
-            done = [future.result() for future in own if not future.cancelled()]
+            done = [future.result() for future in own if not future.cancelled() and not future.exception()]
             cells = {cell.label: cell.end for cell in done if not cell.complaints}
             if len(cells) == wanted:
                 record(self._engine, judge.release, cells, every_run=not source.startswith("/"))

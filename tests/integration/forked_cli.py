@@ -48,7 +48,18 @@ class ForkedCli:
 
     def run(self, *argv: str, env: Mapping[str, str]) -> Ran:
         """Run gpunode to its end; the environment is the process's with `env` laid over it."""
-        order = json.dumps({"argv": argv, "env": env})
+        return self._order({"argv": argv, "env": dict(env)})
+
+    def program(self, *argv: str, env: Mapping[str, str]) -> Ran:
+        """Run another program with `env` laid over the environment.
+
+        From there, because starting programs from one of several threads fails now and then on some kernels
+        (EFAULT).
+        """
+        return self._order({"program": argv, "env": dict(env)})
+
+    def _order(self, what: Mapping[str, Any]) -> Ran:
+        order = json.dumps(what)
         with self._lock:
             assert self._server.stdin is not None and self._server.stdout is not None
             self._server.stdin.write(order + "\n")
@@ -67,8 +78,21 @@ def _serve() -> None:
     orders, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for order in orders:
-        answers.write(json.dumps(_fork(json.loads(order))) + "\n")
+        what = json.loads(order)
+        answers.write(json.dumps(_program(what) if "program" in what else _fork(what)) + "\n")
         answers.flush()
+
+
+def _program(order: dict[str, Any]) -> dict[str, Any]:
+    done = subprocess.run(
+        order["program"],
+        env={**os.environ, **order["env"]},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    return {"code": done.returncode, "out": done.stdout, "err": done.stderr}
 
 
 def _fork(order: dict[str, Any]) -> dict[str, Any]:

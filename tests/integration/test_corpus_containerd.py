@@ -14,6 +14,7 @@ from fixtures.newer_engines import INSTALLED, SUITES
 from tests.integration.conftest import path_of
 from tests.integration.corpus_containerd import Containerd
 from tests.integration.corpus_table import Key, Table, keys, table
+from tests.integration.forked_cli import ForkedCli
 
 pytestmark = pytest.mark.containerd
 
@@ -37,7 +38,8 @@ def test_the_judge_knows_what_only_a_start_refuses(
     judge = Containerd.on(path_of(source))
     case = next(case for case in cases("containerd") if case.name == name)
     main = case.unpack(tmp_path / "etc", tmp_path / "program")
-    assert judge.load(main) is None
+    with ForkedCli() as cli:
+        assert judge.load(main, cli) is None
     monkeypatch.setenv("PATH", judge.path)
     engine = start_containerd(main.read_text())
     try:
