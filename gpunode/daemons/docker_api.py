@@ -51,6 +51,15 @@ class DockerApi:
         """``/version``: Version, ApiVersion, ..."""
         return self._ask_or_recall("version")
 
+    def program_version(self) -> str:
+        """The running program's version from the header of the cheapest answer; empty if it isn't Docker's.
+
+        Every dockerd since 1.12 sends ``Server: Docker/28.5.1 (linux)``. Podman's service, which serves the
+        same API, names itself Libpod. ``/version`` would make dockerd start runc to ask for its version.
+        """
+        server = self._http.answer("GET", "/_ping", timeout=self.timeout).headers.get("server", "")
+        return server.removeprefix("Docker/") if server.startswith("Docker/") else ""
+
     def _ask_or_recall(self, what: str) -> dict[str, Any]:
         if self.host.live:
             return self._object("GET", f"/{what}")

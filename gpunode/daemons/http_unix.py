@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gpunode.daemons.http_answer import Answer, read_answer
 from gpunode.errors import DaemonError
 from gpunode.host import Host
-
-if TYPE_CHECKING:
-    from http.client import HTTPResponse
 
 _MAX_ANSWER_BYTES = 64 << 20
 _CODES = {400: "refused-request", 403: "denied", 404: "not-found", 409: "conflict"}
@@ -39,28 +37,32 @@ class UnixHttp:
         timeout: float,
     ) -> bytes:
         """The body of the answer. `DaemonError` if there is none, or its status is 400 or more."""
-        from http.client import HTTPConnection, HTTPException
+        return self.answer(method, path, body, headers, timeout=timeout).body
 
-        connection = HTTPConnection("localhost")
+    def answer(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout: float,
+    ) -> Answer:
+        """The whole answer; errors as for `request`."""
         try:
-            # http.client connects by itself only where there is no socket yet
-            connection.sock = self.host.connect_unix(self.socket, timeout)
-            # a daemon may refuse a body before it has read all of it; then its answer says why
-            with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request(method, path, body, dict(headers or {}))
-            response = connection.getresponse()
-            data = response.read(_MAX_ANSWER_BYTES)
-            if response.length:  # what is missing of the announced length
-                raise HTTPException(f"{response.length} bytes are missing")
+            with self.host.connect_unix(self.socket, timeout) as connection:
+                # a daemon may refuse a body before it has read all of it; then its answer says why
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    connection.sendall(_request(method, path, body, headers or {}))
+                with connection.makefile("rb") as stream:
+                    found = read_answer(stream, _MAX_ANSWER_BYTES)
         except TimeoutError as error:
             raise self.failed("timeout", f"{self.socket} did not answer {method} {path} in time") from error
         except DaemonError as error:
             raise self.failed(error.code, error.message) from error
-        except (HTTPException, OSError) as error:
-            raise self.failed("broken", f"{self.socket} broke off {method} {path}: {error!r}") from error
-        finally:
-            connection.close()
-        return self._accepted(response, path, data)
+        except (ValueError, OSError) as error:
+            raise self.failed("broken", f"{self.socket} broke off {method} {path}: {error}") from error
+        return self._accepted(found, path)
 
     def recall(self, what: str, kind: type) -> Any:
         """What a recorded machine says that the daemon answers; `DaemonError` if nothing was recorded."""
@@ -84,17 +86,28 @@ class UnixHttp:
         """A `DaemonError` with the hint for its code."""
         return DaemonError(message, hint=self.hints.get(code, self.log), code=code)
 
-    def _accepted(self, response: HTTPResponse, path: str, data: bytes) -> bytes:
+    def _accepted(self, found: Answer, path: str) -> Answer:
         # 304: it is in that state already
-        if response.status < 400:
-            return data
-        answer = decoded(data)
+        if found.status < 400:
+            return found
+        answer = decoded(found.body)
         told = answer.get("message") if isinstance(answer, dict) else None
-        message = told if isinstance(told, str) else data[:200].decode("utf-8", "replace")
+        message = told if isinstance(told, str) else found.body[:200].decode("utf-8", "replace")
         raise self.failed(
-            _CODES.get(response.status, "daemon"),
-            message.strip() or f"HTTP status {response.status} for {path}",
+            _CODES.get(found.status, "daemon"),
+            message.strip() or f"HTTP status {found.status} for {path}",
         )
+
+
+def _request(method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> bytes:
+    """Head and body; `ValueError` for a path that would end its line early."""
+    if not path.isascii() or not path.isprintable() or " " in path:
+        raise ValueError(f"no path of a request: {path!r}")
+    fields = {"Host": "localhost", "Accept-Encoding": "identity", "Connection": "close", **headers}
+    if body is not None or method == "POST":
+        fields["Content-Length"] = str(len(body or b""))
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    return "\r\n".join([*lines, "", ""]).encode("ascii") + (body or b"")
 
 
 def decoded(data: bytes) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpunode.facts.daemons import Daemon, Kind, daemon_version, find_binary, locate
-from gpunode.facts.docker_file import socket_of
+from gpunode.facts.daemons import Daemon, Kind, find_binary, locate
+from gpunode.facts.docker_file import docker_version, listens_there, socket_of
 from gpunode.facts.docker_rootless import find_rootless
 from gpunode.facts.docker_snap import find_snap, is_snap
 from gpunode.facts.processes import Process, owner, running
@@ -38,13 +38,15 @@ def _system(host: Host, processes: tuple[Process, ...], config: str | None) -> D
     if found is None:
         return None
     binary = find_binary(host, "dockerd", found.process, found.unit)
+    socket = socket_of(host, found.argv, found.config)
+    asked = socket if listens_there(host, found.argv, found.config) else ""
     return Daemon(
         name="docker",
         binary=binary,
-        version=daemon_version(host, "dockerd", binary, found.process),
+        version=docker_version(host, binary, found.process, asked),
         config_path=found.config,
         config_source=found.source,
-        socket=socket_of(host, found.argv, found.config),
+        socket=socket,
         unit=found.unit.name if found.unit else None,
         argv=found.argv,
         process=found.process,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any
 
-from gpunode.errors import ConfigError, GpunodeError
-from gpunode.facts.daemons import socket_path
+from gpunode.errors import ConfigError, DaemonError, GpunodeError
+from gpunode.facts.daemons import daemon_version, parse_version, socket_path
+from gpunode.facts.processes import Process
 from gpunode.host import Host
 
 DEFAULT_SOCKET = "/run/docker.sock"
+_VERSION_SECONDS = 1.0  # a dockerd that runs answers in 2 ms
 
 
 def socket_of(host: Host, argv: tuple[str, ...], config: str, default: str = DEFAULT_SOCKET) -> str:
@@ -21,6 +24,24 @@ def socket_of(host: Host, argv: tuple[str, ...], config: str, default: str = DEF
         if path:
             return path
     return default
+
+
+def listens_there(host: Host, argv: tuple[str, ...], config: str) -> bool:
+    """Whether the socket of `socket_of` is this dockerd's: one that listens on TCP alone has none."""
+    addresses = (*_hosts(argv), *_hosts_in_file(host, config))
+    return not addresses or any(one.startswith("fd://") or socket_path(one) for one in addresses)
+
+
+def docker_version(host: Host, binary: str | None, process: Process | None, socket: str) -> tuple[int, ...]:
+    """The running dockerd's own word; its program is only started (35 ms) where `socket` says nothing."""
+    if host.live and process is not None and socket:
+        from gpunode.daemons.docker_api import DockerApi
+
+        with suppress(DaemonError):
+            told = parse_version(DockerApi(host, socket, _VERSION_SECONDS).program_version())
+            if told:
+                return told
+    return daemon_version(host, "dockerd", binary, process)
 
 
 def _hosts(argv: tuple[str, ...]) -> list[str]:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpunode.errors import GpunodeError
-from gpunode.facts.daemons import Daemon, daemon_version, find_binary, same_file
-from gpunode.facts.docker_file import socket_of
+from gpunode.facts.daemons import Daemon, find_binary, same_file
+from gpunode.facts.docker_file import docker_version, listens_there, socket_of
 from gpunode.facts.processes import Process, owner
 from gpunode.facts.units import Unit, read_unit
 from gpunode.host import Host
@@ -96,13 +96,15 @@ def _daemon(
 ) -> Daemon:
     argv = process.argv if process else unit.argv if unit else ()
     binary = find_binary(host, "dockerd", process, None)
+    socket = socket_of(host, argv, path, f"{place.runtime_directory}/docker.sock")
+    asked = socket if listens_there(host, argv, path) else ""
     return Daemon(
         name="docker",
         binary=binary,
-        version=daemon_version(host, "dockerd", binary, process),
+        version=docker_version(host, binary, process, asked),
         config_path=path,
         config_source=f"process {process.pid}, rootless" if process else "rootless Docker's default path",
-        socket=socket_of(host, argv, path, f"{place.runtime_directory}/docker.sock"),
+        socket=socket,
         unit=UNIT if unit is not None and _runs_it(host, process, unit) else None,
         argv=argv,
         process=process,

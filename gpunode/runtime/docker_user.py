@@ -136,8 +136,8 @@ def refuse_another_users(host: Host, daemon: Daemon | None, config: str) -> None
     """
     if host.live and not host.is_root:
         return
-    if daemon is not None and daemon.process is not None and not config:
-        return
+    if daemon is not None and daemon.process is not None:
+        return  # root's own runs, and reads `config` if one is named
     theirs = [one for one in running(host) if one.name == "dockerd" and owner(host, one) != 0]
     for process in theirs:
         uid = owner(host, process)

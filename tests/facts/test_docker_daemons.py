@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.facts.docker import find_docker
+from gpunode.facts.docker_file import listens_there
 from gpunode.facts.docker_flags import (
     flag_conflicts,
     flag_default,
@@ -157,3 +158,22 @@ def test_a_users_places_follow_from_the_running_dockerds_environment(tmp_path: P
         "/c/nvidia-container-runtime/config.toml",
         "/r",
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "content", "expected"),
+    [
+        ("", "{}", True),
+        ("-H fd://", "{}", True),
+        ("-H tcp://0.0.0.0:2376 -H unix:///run/d.sock", "{}", True),
+        ("-H tcp://0.0.0.0:2376", "{}", False),
+        ("", '{"hosts": ["tcp://0.0.0.0:2376"]}', False),
+        ("", '{"hosts": ["tcp://0.0.0.0:2376", "fd://"]}', True),
+    ],
+)
+def test_a_dockerd_on_tcp_alone_is_not_asked_at_another_ones_socket(
+    tmp_path: Path, arguments: str, content: str, expected: bool
+) -> None:
+    file(tmp_path, "/etc/docker/daemon.json", content)
+    argv = ("dockerd", *arguments.split())
+    assert listens_there(Host(tmp_path), argv, "/etc/docker/daemon.json") is expected

@@ -1,0 +1,84 @@
+"""A run that finds nothing to change costs a scheduled job little: it starts no child and loads no library.
+
+`make bench` measures the time against its budget; these are the causes that would show there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fixtures.engines import CONTAINERD_CONFIG, start_containerd, start_dockerd
+from gpunode.daemons.cri import Cri
+from gpunode.daemons.cri_status import quick_version
+from gpunode.facts.containerd import find_containerd
+from gpunode.facts.daemons import daemon_version
+from gpunode.facts.docker import find_docker
+from gpunode.host import Host
+from tests.integration.configuring import Cli, configuring
+
+HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "logging", "ssl", "email", "http"}
+HEAVY |= {"ctypes", "distro", "urllib.request", "importlib.metadata", "tempfile", "concurrent"}
+ENGINES = {
+    "containerd": {"gpunode.facts.docker", "gpunode.facts.crio", "gpunode.facts.podman"},
+    "docker": {"gpunode.facts.crio", "gpunode.facts.podman", "gpunode.runtime.containerd", "tomllib"},
+}
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in ENGINES], ids=list(ENGINES)
+)
+def configured(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cli]:
+    """An engine that has the runtime already."""
+    engine = start_dockerd() if request.param == "docker" else start_containerd(CONTAINERD_CONFIG)
+    with configuring(engine, tmp_path) as cli:
+        assert cli.data("configure-runtime")["changes"]
+        yield cli
+
+
+def test_nothing_to_change_starts_no_child_and_loads_nothing_heavy(configured: Cli) -> None:
+    for more in ([], ["--dry-run"]):
+        python, *rest = configured.argv("configure-runtime", "-v", *more)
+        done = subprocess.run(
+            [python, "-X", "importtime", *rest],
+            env=configured.environ,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        said = done.stderr.splitlines()
+        assert [line for line in said if line.lstrip().startswith("+ ")] == []
+        loaded = {line.rpartition("|")[2].strip() for line in said if line.startswith("import time:")}
+        assert "gpunode.commands.configure_runtime" in loaded
+        parents = {name.partition(".")[0] for name in loaded} | loaded
+        assert parents & (HEAVY | ENGINES[configured.engine.kind]) == set()
+
+
+def test_the_version_is_the_running_programs_without_starting_it(configured: Cli) -> None:
+    """A package upgrade replaces the file; what the plan must suit is the daemon that runs now."""
+    started: list[str] = []
+    host = Host(environ=dict(os.environ), trace=started.append)
+    find = find_docker if configured.engine.kind == "docker" else find_containerd
+    found = find(host, str(configured.engine.config))
+    assert found is not None and found.process is not None
+    assert found.process.pid == configured.engine.pid
+    assert started == []
+    program = "dockerd" if configured.engine.kind == "docker" else "containerd"
+    assert found.version == daemon_version(host, program, None, found.process) != ()
+    assert started == [f"/proc/{found.process.pid}/exe --version"]
+
+
+@pytest.mark.containerd
+def test_the_small_client_and_the_library_read_the_same_of_a_real_containerd() -> None:
+    with start_containerd(CONTAINERD_CONFIG) as engine:
+        with Cri(Host(), engine.socket) as cri:
+            quick = cri.status()
+            version = cri.version()[1]  # opens the library's channel, by which the next call goes, too
+            assert cri.status() == quick
+            assert quick.handlers and quick.config and quick.conditions["RuntimeReady"]
+        assert quick_version(Host(), engine.socket, 5.0) == version
