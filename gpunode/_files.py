@@ -171,4 +171,5 @@ def explain_os_error(error: OSError, path: str, verb: str) -> GpunodeError:
         errno.EFBIG: f"look at what filled it: ls -lh {path}",
         errno.ELOOP: f"the symlinks lead in a circle: namei -l {path}",
     }
-    return ConfigError(f"can't {verb} {path}: {reason}", hint=hints.get(number, f"look at it: ls -ld {path}"))
+    kind = PreconditionError if number == errno.EROFS else ConfigError
+    return kind(f"can't {verb} {path}: {reason}", hint=hints.get(number, f"look at it: ls -ld {path}"))

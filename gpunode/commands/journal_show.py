@@ -113,7 +113,7 @@ def _blocks(data: JournalEntry) -> tuple[Block, ...]:
     for key, name in _FACTS:
         value = data.details.get(key)
         shown = ", ".join(map(str, value)) if isinstance(value, list) else value
-        if isinstance(shown, str) and shown not in ("", "none"):
+        if isinstance(shown, str) and shown not in ("", "none", "wait"):
             rows.append((name, shown))
     rows.append(("can be rolled back", "yes" if one.rollback else f"no: {one.reason}"))
     blocks: list[Block] = [Text(one.id, Style.HEADING), Table(("", ""), tuple(rows))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from gpunode.errors import ConfigError, GpunodeError, PreconditionError, ValidationError
+from gpunode.errors import GpunodeError, PreconditionError, ValidationError
 from gpunode.facts.containerd import ContainerdConfig, dig, load_config, parse_toml
 from gpunode.facts.daemons import Daemon, systemd_runs
 from gpunode.facts.kubelet import CONFIG, setting
@@ -39,7 +39,7 @@ class ContainerdEngine:
         self._refuse_managed()
         if wanted.cdi and self.daemon.version and self.daemon.version < _HAS_CDI:
             release = ".".join(map(str, self.daemon.version))
-            raise ConfigError(
+            raise PreconditionError(
                 f"containerd {release} has no CDI, which came with 1.7", hint="leave out --cdi or upgrade it"
             )
         state = self._state()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from gpunode.errors import ConfigError, DaemonError, GpunodeError
+from gpunode.errors import DaemonError, GpunodeError, PreconditionError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker_file import parse_daemon_json
 from gpunode.facts.docker_flags import flag_default, flag_runtimes
@@ -176,7 +176,7 @@ class DockerEngine:
     def _refuse_cdi(self, wanted: Wanted) -> None:
         if wanted.cdi and self.daemon.version and self.daemon.version < _HAS_CDI:
             version = ".".join(map(str, self.daemon.version))
-            raise ConfigError(
+            raise PreconditionError(
                 f"Docker {version} has no CDI, which came with 25.0", hint="leave out --cdi or upgrade Docker"
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpunode.facts.configured import Configured
 from gpunode.facts.daemons import Daemon
@@ -48,6 +48,8 @@ def drift(daemon: Daemon, files: Configured, active: Active | None, remedies: Re
             states = ("on in the file, off", "off in the file, on")
             detail = f"{states[not files.cdi]} in the running daemon"
             found.append(Drift("other-cdi", "CDI", detail, remedies.restart))
+    if any(one.fix == remedies.restart for one in found):  # which mends what a reload would, too
+        found = [replace(one, fix=remedies.restart) if one.fix == remedies.reread else one for one in found]
     return tuple(found)
 
 

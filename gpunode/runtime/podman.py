@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.errors import ConfigError, DaemonError, UsageError, ValidationError
+from gpunode.errors import DaemonError, PreconditionError, UsageError, ValidationError
 from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.oci_hooks import SYSTEM_DIRECTORIES, nvidia_hooks
@@ -96,7 +96,7 @@ class PodmanEngine:
     ) -> tuple[str, ...]:
         version = self.daemon.version
         if wanted.cdi and version and version < _HAS_CDI:
-            raise ConfigError(
+            raise PreconditionError(
                 f"podman {'.'.join(map(str, version))} has no CDI, which came with 4.1",
                 hint="leave out --cdi or upgrade podman",
             )

@@ -38,4 +38,7 @@ def _refuse_unwritable(host: Host, path: str) -> None:
             hint=f"create its target or remove the link: rm {path}",
         )
     if not host.writable(path):
-        raise PreconditionError(f"can't write {path}", hint=f"look at it: ls -ld {path}; findmnt -T {path}")
+        there = path if host.exists(path) else path.rpartition("/")[0]
+        reason = "immutable, or on a read-only file system" if host.is_root else "closed to this user"
+        look = f"lsattr -d {there}; findmnt -T {there}" if host.is_root else f"ls -ld {there}"
+        raise PreconditionError(f"can't write {path}: it is {reason}", hint=f"look at it: {look}")

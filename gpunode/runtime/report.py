@@ -106,8 +106,9 @@ def _blocks(
     plan: Plan, data: RuntimeConfiguration, request: Request, live: bool, kind: str
 ) -> tuple[Block, ...]:
     blocks: list[Block] = []
-    for change in data.changes:
+    for change, edit in zip(data.changes, plan.edits, strict=True):
         mark = " (dry run)" if request.dry_run and change.action != "unchanged" else ""
+        mark = " (it does not exist)" if edit.before is None and edit.after is None else mark
         style = Style.PLAIN if change.action == "unchanged" else Style.GOOD
         blocks.append(Text(f"{change.path} {change.action}{mark}", style))
         if request.dry_run and change.diff:

@@ -95,3 +95,9 @@ def test_a_copy_that_stands_in_the_way_is_told_also_of_a_stopped_daemon() -> Non
 
 def test_files_that_nobody_understands_are_not_compared() -> None:
     assert found(replace(FILES, handlers=(), problem="broken"), ACTIVE) == []
+
+
+def test_a_restart_is_the_only_remedy_where_one_is_needed() -> None:
+    running = replace(ACTIVE, default="runc", handlers=(*ACTIVE.handlers, "left-over"))
+    fixes = {one.fix for one in drift(daemon(), replace(FILES, default="nvidia"), running, REMEDIES)}
+    assert fixes == {"restart it"}

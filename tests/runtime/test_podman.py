@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.errors import ConfigError, DaemonError, UsageError
+from gpunode.errors import DaemonError, PreconditionError, UsageError
 from gpunode.facts.podman import find_podman
 from gpunode.host import Host
 from gpunode.runtime.engine import Handler, Plan, Unwanted, Wanted
@@ -79,7 +79,7 @@ def test_cdi_takes_the_old_hook_away_and_the_runtime_only_names_it(tmp_path: Pat
 
 
 def test_cdi_is_refused_before_4_1(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"podman 3\.4\.2 has no CDI"):
+    with pytest.raises(PreconditionError, match=r"podman 3\.4\.2 has no CDI"):
         node(tmp_path, "3.4.2").plan(CDI, None)
     assert node(tmp_path, "3.4.2").plan(NVIDIA, None).changed
 
