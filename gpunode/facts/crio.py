@@ -3,13 +3,14 @@
 How CRI-O reads them (pkg/config/config.go, the same from 1.20 to 1.37): the main file, then *every* file in
 the drop-in directory and below, in lexical order, whatever its name: hidden ones, ``*.bak``, subdirectories
 too. A key in a later file replaces an earlier one; a handler under ``crio.runtime.runtimes`` is replaced as a
-whole. Flags on the command line come last.
+whole. Flags on the command line come last; a variable of the environment counts as its flag. A drop-in that
+can't be read, a link that leads nowhere included, keeps CRI-O from starting.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -26,6 +27,15 @@ DEFAULT_DIRECTORY = "/etc/crio/crio.conf.d"
 DEFAULT_SOCKET = "/var/run/crio/crio.sock"
 _CONFIG_FLAGS = ("--config", "-c")
 _DIRECTORY_FLAGS = ("--config-dir", "-d")
+# internal/criocli/criocli.go, as far as it matters here
+_VARIABLES = {
+    "CONTAINER_CONFIG": _CONFIG_FLAGS,
+    "CONTAINER_CONFIG_DIR": _DIRECTORY_FLAGS,
+    "CONTAINER_CONMON": ("--conmon",),
+    "CONTAINER_DEFAULT_RUNTIME": ("--default-runtime",),
+    "CONTAINER_LISTEN": ("--listen",),
+    "CONTAINER_RUNTIMES": ("--runtimes",),
+}
 # the unit's name upstream, and the alias that older packages installed as the unit itself
 _KINDS = tuple(
     Kind("crio", unit, DEFAULT_CONFIG, _CONFIG_FLAGS) for unit in ("crio.service", "cri-o.service")
@@ -41,33 +51,42 @@ def find_crio(host: Host, config: str | None = None) -> Daemon | None:
     if found is None:
         return None
     binary = find_binary(host, "crio", found.process, found.unit)
+    argv, path = found.argv, found.config
+    if found.process is None and found.unit is not None:
+        argv = _with_variables(argv, found.unit.environment)
+        path = option_value(argv[1:], *_CONFIG_FLAGS) or path
     daemon = Daemon(
         name="crio",
         binary=binary,
         version=daemon_version(host, "crio", binary, found.process),
-        config_path=found.config,
+        config_path=path,
         config_source=found.source,
         socket=DEFAULT_SOCKET,
         unit=found.unit.name if found.unit else None,
-        argv=found.argv,
+        argv=argv,
         process=found.process,
     )
     return replace(daemon, socket=_socket(host, daemon))
 
 
 def _with_environment(host: Host, process: Process) -> Process:
-    """The process as if its environment had been flags: CONTAINER_CONFIG and CONTAINER_CONFIG_DIR are."""
+    """The process as if its environment had been flags."""
     try:
         text = host.read_text(f"/proc/{process.pid}/environ") or ""
     except GpunodeError:
         return process  # only root may look; then the flags must do
     variables = dict(one.partition("=")[::2] for one in text.split("\0"))
+    return replace(process, argv=_with_variables(process.argv, variables))
+
+
+def _with_variables(argv: tuple[str, ...], variables: Mapping[str, str]) -> tuple[str, ...]:
+    """The command line with a flag for each variable that none of its own flags outdoes."""
     given = [
         (flags[0], variables[name])
-        for name, flags in (("CONTAINER_CONFIG", _CONFIG_FLAGS), ("CONTAINER_CONFIG_DIR", _DIRECTORY_FLAGS))
-        if variables.get(name) and option_value(process.argv[1:], *flags) is None
+        for name, flags in _VARIABLES.items()
+        if variables.get(name) and option_value(argv[1:], *flags) is None
     ]
-    return replace(process, argv=(*process.argv, *(part for pair in given for part in pair)))
+    return (*argv, *(part for pair in given for part in pair))
 
 
 def drop_in_directory(daemon: Daemon) -> str:
@@ -170,11 +189,20 @@ def load_file(host: Host, path: str) -> CrioFile | None:
 
 
 def _walk(host: Host, directory: str) -> Iterator[str]:
-    """Every file below, in the order of Go's filepath.Walk; a link to a directory counts as a file there."""
+    """Every file below, in the order of Go's filepath.Walk; a link to a directory counts as a file there.
+
+    `ConfigError` for a link that leads nowhere.
+    """
     for name in host.listdir(directory):
         path = f"{directory}/{name}"
-        if host.is_dir(path) and not host.is_symlink(path):
+        link = host.readlink(path)
+        if link is None and host.is_dir(path):
             yield from _walk(host, path)
+        elif link is not None and not host.exists(path):
+            raise ConfigError(
+                f"{path} is a link to {link}, which isn't there, so CRI-O can't start with it",
+                hint=f"remove the link or bring its target back: ls -l {path}",
+            )
         else:
             yield path
 

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.errors import ConfigError, DaemonError, GpunodeError, UsageError
+from gpunode.errors import ConfigError, DaemonError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.containerd import dig
 from gpunode.facts.crio import CrioConfig, CrioFile, compiled_default, drop_in_directory, load_crio, load_file
 from gpunode.facts.daemons import Daemon, same_file
 from gpunode.facts.oci_hooks import nvidia_hooks
-from gpunode.facts.processes import option_value
+from gpunode.facts.processes import option_value, option_values
 from gpunode.host import Host
 from gpunode.runtime import crio_check, crio_plan
 from gpunode.runtime.crio_handlers import is_nvidias
@@ -185,17 +185,24 @@ class CrioEngine:
     def _refuse(self, wanted: Wanted) -> None:
         version = self.daemon.version
         if wanted.cdi and version and version < _HAS_CDI:
-            raise ConfigError(
+            raise PreconditionError(
                 f"CRI-O {'.'.join(map(str, version))} has no CDI, which came with 1.24",
                 hint="leave out --cdi or upgrade CRI-O",
             )
-        flag = option_value(self.daemon.argv[1:], "--default-runtime")
-        if wanted.default and flag not in (None, wanted.default):
-            where = f"systemctl edit --full {self.daemon.unit}" if self.daemon.unit else "its command line"
-            raise ConfigError(
-                f"CRI-O is started with --default-runtime {flag}, which counts more than any file",
-                hint=f"take the flag out: {where}",
-            )
+        default = option_value(self.daemon.argv[1:], "--default-runtime")
+        if wanted.default and default not in (None, wanted.default):
+            raise self._outdone(f"--default-runtime {default}")
+        flags = ",".join(option_values(self.daemon.argv[1:], "--runtimes"))
+        for flag in filter(None, flags.split(",")):
+            if flag.partition(":")[0] in wanted.names:
+                raise self._outdone(f"--runtimes {flag}")
+
+    def _outdone(self, flag: str) -> ConfigError:
+        where = f"systemctl edit --full {self.daemon.unit}" if self.daemon.unit else "its command line"
+        return ConfigError(
+            f"CRI-O is started with {flag}, or with a variable for it, which counts more than any file",
+            hint=f"take that out: {where}",
+        )
 
     def _notes(self, config: CrioConfig, wanted: Wanted, hooks: tuple[FileEdit, ...]) -> tuple[str, ...]:
         notes = []

@@ -53,6 +53,22 @@ def test_its_environment_counts_where_no_flag_is_given(node: Node) -> None:
     assert (found.config_path, drop_in_directory(found)) == ("/srv/flag.conf", "/srv/env.d")
 
 
+def test_a_stopped_ones_variables_are_those_of_its_unit(node: Node) -> None:
+    lines = "Environment=CONTAINER_CONFIG=/srv/c.conf CONTAINER_LISTEN=/run/d.sock\nExecStart=/usr/bin/crio\n"
+    node.file("/etc/systemd/system/crio.service", f"[Service]\n{lines}")
+    node.file("/usr/bin/crio", "x", 0o755)
+    found = find_crio(node.host)
+    assert found is not None
+    assert (found.config_path, found.socket) == ("/srv/c.conf", "/run/d.sock")
+
+
+def test_a_drop_in_that_leads_nowhere_is_refused_as_crio_does(node: Node) -> None:
+    node.file("/etc/crio/crio.conf.d/10-crio.conf", "")
+    (node.root / "etc/crio/crio.conf.d/50-gone.conf").symlink_to("/srv/gone.conf")
+    with pytest.raises(ConfigError, match=r"50-gone.conf is a link to /srv/gone.conf, which isn't there"):
+        load_crio(node.host, "/etc/crio/crio.conf", "/etc/crio/crio.conf.d")
+
+
 @pytest.mark.parametrize("unit", ["crio.service", "cri-o.service"])
 def test_stopped_one_is_found_by_its_unit(node: Node, unit: str) -> None:
     node.file(f"/etc/systemd/system/{unit}", "[Service]\nExecStart=/usr/bin/crio -d /srv/d $CRIO_OPTIONS\n")

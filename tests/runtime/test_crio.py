@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fixtures.crio import make_node
-from gpunode.errors import ConfigError, DaemonError, UsageError, ValidationError
+from gpunode.errors import ConfigError, DaemonError, PreconditionError, UsageError, ValidationError
 from gpunode.facts.crio import find_crio
 from gpunode.host import Host
 from gpunode.runtime.crio import CrioEngine
@@ -159,13 +159,30 @@ def test_later_default_is_refused_with_its_line(tmp_path: Path) -> None:
     assert "+3 /etc/crio/crio.conf.d/zz-default.conf" in caught.value.hint
 
 
-def test_flag_that_beats_the_files_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("flag", "variable"), [("--default-runtime=runc", ""), ("", "DEFAULT_RUNTIME=runc")])
+def test_flag_that_beats_the_files_is_refused(tmp_path: Path, flag: str, variable: str) -> None:
     root = make_node(tmp_path, "packaged")
-    write(root, "/proc/9/cmdline", "/usr/bin/crio\0--default-runtime=runc\0")
-    write(root, "/proc/9/stat", "9 (crio) S " + " ".join(["0"] * 40))
+    start(root, flag, variable)
     with pytest.raises(ConfigError, match="--default-runtime runc"):
         engine(root).plan(Wanted(NVIDIA.handlers, set_as_default=True), None)
     assert engine(root).plan(NVIDIA, None).changed
+
+
+@pytest.mark.parametrize("name", ["nvidia", "other"])
+def test_a_handler_given_by_a_flag_beats_the_files_too(tmp_path: Path, name: str) -> None:
+    root = make_node(tmp_path, "packaged")
+    start(root, "", f"RUNTIMES=a:/b:/c,{name}:/opt/runtime:/run")
+    if name == "other":
+        assert engine(root).plan(NVIDIA, None).changed
+        return
+    with pytest.raises(ConfigError, match="--runtimes nvidia:/opt/runtime:/run"):
+        engine(root).plan(NVIDIA, None)
+
+
+def start(root: Path, flag: str, variable: str) -> None:
+    write(root, "/proc/9/cmdline", f"/usr/bin/crio\0{flag}\0")
+    write(root, "/proc/9/environ", f"CONTAINER_{variable}\0")
+    write(root, "/proc/9/stat", "9 (crio) S " + " ".join(["0"] * 40))
 
 
 def test_drop_in_belongs_where_crio_looks(tmp_path: Path) -> None:
@@ -230,7 +247,7 @@ def test_cdi_says_where_this_crio_would_not_see_it(tmp_path: Path) -> None:
         "cdi_spec_dirs" in note and "/srv/cdi" in note
         for note in engine(root).plan(Wanted(cdi=True), None).notes
     )
-    with pytest.raises(ConfigError, match=r"1\.22\.5 has no CDI"):
+    with pytest.raises(PreconditionError, match=r"1\.22\.5 has no CDI"):
         engine(make_node(tmp_path / "old", "packaged", "1.22.5")).plan(Wanted(cdi=True), None)
 
 
