@@ -91,7 +91,7 @@ def bare_node(docker: Engine, directory: Path) -> Iterator[BareNode]:
     node = Node(docker, directory)
     node.prepare()
     (directory / "bin/nvidia-container-runtime").unlink()
-    prefix = driver_namespace.enter(directory)
+    prefix = driver_namespace.enter(directory, alone=False)
     problem = driver_namespace.problem(prefix)
     refuse_for([f"a mount namespace with overlayfs ({problem})"] if problem else [])
     boot = [*prefix, "sh", "-c", _BOOT, "sh", str(directory)]

@@ -26,12 +26,15 @@ exec "$@"
 """
 
 
-def enter(directory: Path) -> tuple[str, ...]:
-    """What to put before a command line so that it runs there; needs root, gcc and overlayfs."""
+def enter(directory: Path, *, alone: bool = True) -> tuple[str, ...]:
+    """What to put before a command line so that it runs there; needs root, gcc and overlayfs.
+
+    `alone` hides the machine's other processes; who joins the namespace later by nsenter must go without.
+    """
     tree = driver_tree(directory, GPUS)
     environ = (f"LD_LIBRARY_PATH={build() / 'all'}", *(f"{name}={value}" for name, value in tree.env.items()))
     libraries = f"/usr/lib/{platform.machine()}-linux-gnu"
-    unshare = ("unshare", "--mount", "--pid", "--fork", "--mount-proc")
+    unshare = ("unshare", "--mount", *(("--pid", "--fork", "--mount-proc") if alone else ()))
     return (*unshare, "env", *environ, "sh", "-c", _ENTER, "sh", str(directory), libraries)
 
 
