@@ -29,6 +29,9 @@ _RICH_STYLES = {
 }
 
 
+_FIRST_COLUMN = 0.5  # of a terminal's width at most, if it is to stay whole
+
+
 def wants_color(color: Color, stream: TextIO, environ: Mapping[str, str]) -> bool:
     """Whether to colour what goes to `stream` (no-color.org; TERM=dumb counts as no terminal)."""
     if color is not Color.AUTO:
@@ -60,7 +63,9 @@ def render_error(error: GpunodeError) -> None:
     """``error: what`` and ``hint: what to do``, on stderr."""
     _say(f"error: {error.message}")
     if error.hint:
-        _say(f"hint: {error.hint}")
+        sys.stderr.write(
+            printable(f"hint: {error.hint}") + "\n"
+        )  # whole, so that a command in it can be copied
 
 
 def say(text: str) -> None:
@@ -79,6 +84,9 @@ def _document(envelope: dict[str, Any], output: Output) -> str:
 
 
 def _say(text: str) -> None:
+    if sys.stderr.isatty():
+        width = os.get_terminal_size(sys.stderr.fileno()).columns
+        text = "\n".join(_wrapped(Text(line), width) for line in text.split("\n"))
     sys.stderr.write(printable(text) + "\n")
 
 
@@ -130,7 +138,7 @@ def _render_rich(blocks: tuple[Block, ...]) -> None:
     console = Console(force_terminal=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
     for block in blocks:
         if isinstance(block, Table):
-            console.print(_rich_table(block), soft_wrap=False)
+            console.print(_rich_table(block, console.width), soft_wrap=False)
         elif isinstance(block, Diff):
             for line in block.text.splitlines():
                 console.print(printable(line), style=_diff_style(line))
@@ -151,13 +159,16 @@ def _wrapped(block: Text, width: int) -> str:
     )
 
 
-def _rich_table(block: Table) -> Any:
+def _rich_table(block: Table, width: int) -> Any:
+    """Columns are folded where the terminal is too narrow; a short first one, which names the row, is not."""
     from rich.table import Table as RichTable
     from rich.text import Text as RichText
 
     table = RichTable(box=None, show_header=any(block.columns), header_style="bold", pad_edge=False)
-    for column in block.columns:
-        table.add_column(column, overflow="fold")
+    first = max((len(_text(row[0])) for row in block.rows), default=0)
+    for number, column in enumerate(block.columns):
+        whole = number == 0 and first <= width * _FIRST_COLUMN
+        table.add_column(column, overflow="fold", no_wrap=whole)
     for row in block.rows:
         styles = (cell.style if isinstance(cell, Cell) else Style.PLAIN for cell in row)
         pairs = zip(row, styles, strict=True)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
+import os
 import re
+import struct
+import subprocess
+import sys
+import termios
 
 import pytest
 import yaml
@@ -138,3 +144,30 @@ def test_an_error_result_has_its_number_in_both_places() -> None:
     result = Result("X", status="error", exit_code=ExitCode.ROLLED_BACK, errors=(ErrorInfo("a", "b", "c"),))
     assert result.envelope()["exitCode"] == 4
     assert result.envelope()["errors"] == [{"code": "a", "message": "b", "hint": "c"}]
+
+
+@pytest.mark.parametrize(("columns", "whole"), [("80", True), ("60", False)])
+def test_what_names_a_row_stays_whole_where_there_is_room(
+    columns: str, whole: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    name = "20261121T081450Z-configure-runtime"
+    table = Table(("ID", "FILES"), ((name, "/etc/" + "x" * 80),))
+    render(Result("Journal", blocks=(table,)), Output.TABLE, Color.ALWAYS)
+    assert (name in capsys.readouterr().out) == whole
+
+
+def test_messages_on_a_terminal_break_between_words_and_hints_nowhere() -> None:
+    message, hint = "a word " * 20, "run this command " * 10
+    script = (
+        "from gpunode.errors import GpunodeError as E; from gpunode.render import render_error as r;"
+        f"r(E({message.strip()!r}, hint={hint.strip()!r}))"
+    )
+    main, side = os.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    subprocess.run([sys.executable, "-c", script], stderr=side, check=True, timeout=60)
+    os.close(side)
+    lines = os.read(main, 4096).decode().splitlines()
+    os.close(main)
+    assert all(len(line) <= 40 and line.endswith(("a", "word")) for line in lines[:-1])
+    assert lines[-1] == f"hint: {hint.strip()}"

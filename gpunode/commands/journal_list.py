@@ -12,7 +12,6 @@ from gpunode.result import Cell, Progress, Result, Style, Table, Text
 from gpunode.runtime.past import past
 
 _NAME = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z-")
-_STATES = {"committed": Style.GOOD, "rolled-back": Style.DIM}
 
 
 @dataclass(frozen=True)
@@ -111,13 +110,11 @@ def _block(lines: tuple[EntryLine, ...], directory: str) -> Text | Table:
         return Text(f"nothing was changed yet: {directory} has no entries")
     rows = tuple(
         (
-            one.id,
-            one.when,
+            one.id,  # which tells when and what
             one.engine or "-",
-            Cell(one.state, _STATES.get(one.state, Style.WARN)),
             ", ".join(one.files),
             Cell("yes", Style.GOOD) if one.rollback else Cell(f"no: {one.reason}", Style.DIM),
         )
         for one in lines
     )
-    return Table(("ID", "WHEN", "ENGINE", "STATE", "FILES", "CAN BE ROLLED BACK"), rows)
+    return Table(("ID", "ENGINE", "FILES", "ROLLBACK"), rows)
