@@ -2,7 +2,7 @@
 VENV ?= .venv
 export VENV
 
-.PHONY: demo test bench lint format docs clean
+.PHONY: demo test bench lint format corpus docs clean
 
 demo: ## the whole way on a simulated node, touching nothing
 	@scripts/make-venv
@@ -27,6 +27,11 @@ format:
 	@scripts/make-venv dev
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+corpus: ## record what configure-runtime does with every file of the corpus on the engines at hand
+	@scripts/make-venv dev
+	@scripts/install-engines
+	PATH="$$PATH:/usr/sbin:/sbin" GPUNODE_RECORD_CORPUS=1 $(VENV)/bin/python -m pytest -q -k corpus tests/integration
 
 docs: ## write the generated pages and the README's transcripts again
 	@scripts/make-venv dev

@@ -103,6 +103,12 @@ def checks_page() -> str:
     return done.stdout
 
 
+def engines_page() -> str:
+    from fixtures.corpus_page import page
+
+    return page()
+
+
 def readme_page() -> str:
     """README with each block behind a ``<!-- prints: NAME -->`` mark replaced by what that run prints."""
     text = (REPOSITORY / "README.md").read_text()
@@ -135,13 +141,23 @@ def dry_run_transcript() -> str:
         return f"$ gpunode {' '.join(argv)}\n" + printed(*argv, "--root", f"{name}/node")
 
 
+def status_transcript() -> str:
+    from fixtures.machines import recorded_host
+
+    with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
+        recorded_host("containerd-not-restarted", Path(name) / "node")
+        return "$ gpunode status runtime\n" + printed("status", "runtime", "--root", f"{name}/node")
+
+
 TRANSCRIPTS: dict[str, Callable[[], str]] = {
     "demo": demo_transcript,
     "doctor": doctor_transcript,
     "dry-run": dry_run_transcript,
+    "status": status_transcript,
 }
 PAGES: dict[str, Callable[[], str]] = {
     "docs/checks.md": checks_page,
+    "docs/engines.md": engines_page,
     "docs/environment.md": environment_page,
     "README.md": readme_page,
 }
