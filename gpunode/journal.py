@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gpunode._manifest import is_manifest
 from gpunode.errors import ConfigError, UsageError
 from gpunode.host import Host
 from gpunode.result import Change
@@ -75,6 +76,11 @@ class Entry:
     @property
     def files(self) -> tuple[Mapping[str, Any], ...]:
         return tuple(self.manifest.get("files", ()))
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The systemd units among its files."""
+        return tuple(self.manifest.get("units", ()))
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,7 @@ class Journal:
 
     def tidy(self, entry: Entry) -> None:
         """Remove the directories that an operation made, if nothing lies in them any more."""
-        made = {path for file in entry.files for path in file.get("directories", ()) if isinstance(path, str)}
+        made = {path for file in entry.files for path in file.get("directories", ())}
         for path in sorted(made, key=len, reverse=True):
             self.host.remove_empty_directory(path)
 
@@ -168,7 +174,7 @@ class Journal:
             manifest = json.loads(text or "null")
         except ValueError:
             return None  # the manifest is replaced in one step, so this was not written by us
-        return Entry(name, f"{self.directory}/{name}", manifest) if _is_manifest(manifest) else None
+        return Entry(name, f"{self.directory}/{name}", manifest) if is_manifest(manifest) else None
 
     def unfinished(self) -> tuple[Entry, ...]:
         """Entries of a process that died on the way; only meaningful while holding the lock."""
@@ -208,7 +214,7 @@ class Journal:
         if digest(data) != file["before"]:
             raise ConfigError(
                 f"the copy of {file['path']} in {entry.directory} is damaged; nothing was restored",
-                hint=f"look at it: ls -l {entry.directory}",
+                hint=f"put {file['path']} right by hand, then forget the entry: rm -r {entry.directory}",
             )
         return data
 
@@ -217,17 +223,22 @@ class Journal:
         return tuple(file["path"] for file in entry.files if self._state_of(file) == "foreign")
 
     def _state_of(self, file: Mapping[str, Any]) -> str:
-        return state_of(file, self.host.read_bytes(file["path"]))
+        try:
+            return state_of(file, self.host.read_bytes(file["path"]))
+        except ConfigError:
+            return "foreign"  # a directory, a pipe or a circle of links lies there now: not by us
 
     def restore(self, entry: Entry) -> tuple[Change, ...]:
         """Put back every file that still holds what we wrote; files changed by others are left alone."""
         changes = []
+        ours = [file for file in entry.files if self._state_of(file) == "ours"]
+        originals = {file["path"]: self.original(entry, file) for file in ours}  # all, or none is restored
         for file in entry.files:
             path = file["path"]
-            if self._state_of(file) != "ours":
+            if path not in originals:
                 changes.append(Change(path, "unchanged"))
                 continue
-            data = self.original(entry, file)
+            data = originals[path]
             if data is None:
                 self.host.remove(path)
             else:
@@ -252,20 +263,6 @@ class Journal:
         finished = [entry for entry in self.entries() if entry.state not in OPEN_STATES]
         for entry in finished[: max(0, len(finished) - keep)]:
             self.host.remove_tree(entry.directory)
-
-
-def _is_manifest(manifest: Any) -> bool:
-    """Whether this is a manifest as `begin` writes it; a strange directory must not stop every run."""
-    files = manifest.get("files", []) if isinstance(manifest, dict) else None
-    return isinstance(files, list) and all(map(_is_file, files))
-
-
-def _is_file(file: Any) -> bool:
-    kinds = {"path": str, "existed": bool, "mode": int, "uid": int, "gid": int, "backup": str}
-    kinds |= {"before": str, "after": str, "interim": list}
-    if not isinstance(file, dict) or not all(isinstance(file.get(key), kind) for key, kind in kinds.items()):
-        return False
-    return bool(file["path"].startswith("/")) and "/" not in file["backup"]
 
 
 def state_of(file: Mapping[str, Any], content: bytes | None) -> str:

@@ -54,6 +54,8 @@ def name_of(path: Path) -> str:
 def room_of(module: str) -> str:
     """gpunode.facts.node -> facts; the host's drawers belong to host."""
     part = module.removeprefix("gpunode").removeprefix(".").partition(".")[0] or "__init__"
+    if part == "_manifest":
+        return "journal"
     if part in {"_files", "_process", "_recording"}:
         return "host"
     return "cli" if part.startswith("cli_") else part

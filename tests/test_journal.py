@@ -161,8 +161,27 @@ def test_absent_and_empty_files_differ() -> None:
     assert digest(None) != digest(b"")
 
 
+_FILE = {"path": "/etc/a", "existed": False, "mode": 420, "uid": 0, "gid": 0, "backup": ""}
+_FILE |= {"before": "", "after": "1", "interim": []}
+
+
 @pytest.mark.parametrize(
-    "text", ["[]", '{"files": 3}', '{"state": "applied", "files": [3]}', '{"files": [{"path": "/etc/a"}]}']
+    "text",
+    [
+        "[]",
+        '{"files": 3}',
+        '{"state": "applied", "files": [3]}',
+        '{"files": [{"path": "/etc/a"}]}',
+        *(
+            json.dumps({"state": "applied", "files": [{**_FILE, key: value}]})
+            for key, value in (("directories", 3), ("directories", [3]), ("generated", 1), ("beside", "no"))
+        ),
+        *(
+            json.dumps({"state": "applied", "files": [], key: value})
+            for key, value in (("units", 3), ("units", [3]), ("runtimes", {}), ("manager", []), ("cdi", "x"))
+        ),
+        '{"state": "committed", "activeBefore": {"handlers": 3}}',
+    ],
 )
 def test_strange_manifests_stop_nobody(host: Host, tmp_path: Path, text: str) -> None:
     strange = tmp_path / "var/lib/gpunode/journal/strange"
@@ -186,3 +205,26 @@ def test_entry_that_was_rolled_back_already_is_named_so(host: Host) -> None:
     journal.mark(journal.entries()[0], "rolled-back")
     with pytest.raises(UsageError, match="it is rolled-back"):
         journal.committed(name)
+
+
+def test_nothing_is_restored_if_one_copy_is_damaged(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir(exist_ok=True)
+    edits = [Edit(f"/etc/{name}", b"1", b"2") for name in "ab"]
+    journal = Journal.of(host)
+    entry = journal.begin("op", edits, {})
+    for edit in edits:
+        host.write_atomic(edit.path, b"2")
+    (tmp_path / entry.directory.lstrip("/") / "01-b").write_text("?")
+    with pytest.raises(ConfigError, match="damaged") as caught:
+        journal.restore(entry)
+    assert f"rm -r {entry.directory}" in caught.value.hint
+    assert host.read_bytes("/etc/a") == b"2"
+
+
+def test_directory_where_the_file_was_is_somebody_elses(host: Host, tmp_path: Path) -> None:
+    journal, _ = begun(host, Edit("/etc/a", None, b"2"))
+    (tmp_path / "etc/a").unlink(missing_ok=True)
+    (tmp_path / "etc/a").mkdir(parents=True)
+    entry = journal.entries()[0]
+    assert journal.foreign(entry) == ("/etc/a",)
+    assert [change.action for change in journal.restore(entry)] == ["unchanged"]
