@@ -12,6 +12,7 @@ from gpunode.host import Host
 from gpunode.journal import Journal
 from gpunode.result import Progress, Result
 from gpunode.runtime.engine import Active, Engine, FileEdit, Handler, Plan, Wanted
+from gpunode.runtime.find import name_of_daemon
 from gpunode.runtime.request import Request
 from gpunode.runtime.undo import OPERATION
 from gpunode.runtime.workflow import Intent, change
@@ -54,8 +55,12 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     def prepare(engines: tuple[Engine, ...], _journal: Journal) -> tuple[Intent, ...]:
         # one journal entry has the files that all share; an engine's own refusal comes before theirs
         made = functools.cache(lambda: _companions(host, engines, options))
-        return tuple(
-            _intent(engine, options, made if engine is engines[0] else lambda: NONE) for engine in engines
+        users = tuple(name_of_daemon(engine.daemon) for engine in engines) if options.cdi else ()
+        # the entry that brings the files tells whom they are for: an engine that needs no change has none
+        first, *others = engines
+        return (
+            _intent(first, options, made, users),
+            *(_intent(one, options, lambda: NONE, users[n : n + 1]) for n, one in enumerate(others, 1)),
         )
 
     return change(host, options.request, prepare, progress)
@@ -89,7 +94,9 @@ def _companions(host: Host, engines: tuple[Engine, ...], options: Options) -> Co
     return Companions(edits, made.units, made.notes)
 
 
-def _intent(engine: Engine, options: Options, made: Callable[[], Companions]) -> Intent:
+def _intent(
+    engine: Engine, options: Options, made: Callable[[], Companions], users: tuple[str, ...]
+) -> Intent:
     wanted, notes = _wanted(engine, options)
 
     def plan(active: Active | None) -> Plan:
@@ -105,6 +112,7 @@ def _intent(engine: Engine, options: Options, made: Callable[[], Companions]) ->
         wanted,
         require=lambda: _require_programs(engine, wanted),
         notes=notes,
+        cdi=users,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpunode.cdi import refresh
@@ -15,13 +16,22 @@ from gpunode.host import Host
 from gpunode.journal import Journal
 from gpunode.result import Progress, Result
 from gpunode.runtime.engine import Active, Engine, FileEdit, Plan, Unwanted
+from gpunode.runtime.find import name_of_daemon
 from gpunode.runtime.request import Request
-from gpunode.runtime.undo import REMOVAL, original_files, previous_default, switched_cdi
+from gpunode.runtime.undo import (
+    REMOVAL,
+    Original,
+    cdi_users,
+    original_files,
+    previous_default,
+    switched_cdi,
+)
 from gpunode.runtime.workflow import Intent, change
 
 __all__ = ["Options", "Request", "run"]
 
 VARIANTS = ("nvidia-cdi", "nvidia-legacy")
+CDI_FILES = (STANDARD, refresh.SERVICE_FILE, refresh.PATH_FILE, refresh.RULES_FILE)
 
 
 @dataclass(frozen=True)
@@ -47,31 +57,73 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     names = (name, *VARIANTS) if name == "nvidia" else (name,)
 
     def prepare(engines: tuple[Engine, ...], journal: Journal) -> tuple[Intent, ...]:
+        past = {
+            engine.daemon.config_path: functools.cache(
+                functools.partial(original_files, engine, journal, names)
+            )
+            for engine in engines
+        }
+        # one journal entry has the files that all share
+        shared = functools.cache(
+            lambda: _shared(host, journal, engines, [known() for known in past.values()], options.cdi)
+        )
         return tuple(
-            _intent(engine, journal, names, options.cdi, first=engine is engines[0]) for engine in engines
+            _intent(
+                engine,
+                journal,
+                names,
+                options.cdi,
+                past[engine.daemon.config_path],
+                shared if engine is engines[0] else lambda: NONE,
+            )
+            for engine in engines
         )
 
     return change(host, options.request, prepare, progress)
 
 
-def _intent(engine: Engine, journal: Journal, names: tuple[str, ...], cdi: bool, *, first: bool) -> Intent:
-    known = functools.cache(lambda: original_files(engine, journal, names))
+@dataclass(frozen=True)
+class Shared:
+    """What becomes of the specification and its units, which all engines share."""
 
+    edits: tuple[FileEdit, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+NONE = Shared()
+
+
+def _shared(
+    host: Host, journal: Journal, engines: tuple[Engine, ...], past: Sequence[Original], cdi: bool
+) -> Shared:
+    """Removed on request, else put back as they were before these engines, unless another one needs them."""
+    back = {edit.path: edit for original in past for edit in original.edits if edit.path in CDI_FILES}
+    ours = {edit.path: edit for edit in _cdi_files(host)}
+    if cdi:
+        return Shared(tuple({**ours, **back}.values()))
+    leaving = {name_of_daemon(engine.daemon) for engine in engines}
+    users = [name for name in cdi_users(journal) if name not in leaving]
+    if back and not users:
+        return Shared(tuple(back.values()))
+    if not ours:
+        return NONE
+    whom = f" for {', '.join(users)}" if users else ""
+    command = f"gpunode unconfigure-runtime --cdi --runtime {name_of_daemon(engines[0].daemon)}"
+    return Shared(notes=(f"{next(iter(ours))} stays{whom}; to take it and its units away: {command}",))
+
+
+def _intent(
+    engine: Engine,
+    journal: Journal,
+    names: tuple[str, ...],
+    cdi: bool,
+    known: Callable[[], Original],
+    shared: Callable[[], Shared],
+) -> Intent:
     def plan(active: Active | None) -> Plan:
-        if known().edits:
-            restored = known().plan(engine, names, active)
-            if _loads(engine, restored):
-                return restored
-        previous = previous_default(engine, journal, names)
-        switched = cdi or switched_cdi(engine, journal, names)
-        removal = engine.plan_removal(Unwanted(names, previous, switched), active)
-        found = _cdi_files(engine.host) if first else ()
-        if not found:
-            return removal
-        if cdi:
-            return removal.with_beside(found, refresh.UNITS)
-        note = f"{found[0].path} stays; to take it and its units away: gpunode unconfigure-runtime --cdi"
-        return dataclasses.replace(removal, notes=(*removal.notes, note))
+        own, beside = _own(engine, journal, names, cdi, known(), active), shared()
+        full = own.with_beside(beside.edits, refresh.UNITS if beside.edits else ())
+        return dataclasses.replace(full, notes=(*full.notes, *beside.notes))
 
     def gone(active: Active) -> bool:
         return not any(name in active.handlers for name in names)
@@ -83,16 +135,33 @@ def _intent(engine: Engine, journal: Journal, names: tuple[str, ...], cdi: bool,
     return Intent(REMOVAL, names, plan, gone, done=done)
 
 
+def _own(
+    engine: Engine,
+    journal: Journal,
+    names: tuple[str, ...],
+    cdi: bool,
+    known: Original,
+    active: Active | None,
+) -> Plan:
+    """The plan for the engine's files: as they were before, or without the runtimes."""
+    ours = switched_cdi(engine, journal, names)
+    edits = tuple(edit for edit in known.edits if edit.path not in CDI_FILES)
+    if edits and (ours or not cdi):  # what was there before may have somebody else's switch
+        restored = dataclasses.replace(known, edits=edits, units=()).plan(engine, names, active)
+        if _loads(engine, restored):
+            return restored
+    previous = previous_default(engine, journal, names)
+    return engine.plan_removal(Unwanted(names, previous, cdi or ours), active)
+
+
 def _cdi_files(host: Host) -> tuple[FileEdit, ...]:
     """What gpunode itself made for CDI and is still there, to be removed."""
     ours: list[FileEdit] = []
-    spec = host.read_bytes(STANDARD)
-    if made_by_gpunode(spec):
-        ours.append(FileEdit(STANDARD, spec, None, generated=True, beside=True))
-    for path in (refresh.SERVICE_FILE, refresh.PATH_FILE, refresh.RULES_FILE):
+    for path in CDI_FILES:
         content = host.read_bytes(path)
-        if content is not None and refresh.MARKER.encode() in content:
-            ours.append(FileEdit(path, content, None, beside=True))
+        made = made_by_gpunode(content) if path == STANDARD else refresh.MARKER.encode() in (content or b"")
+        if made:
+            ours.append(FileEdit(path, content, None, generated=path == STANDARD, beside=True))
     return tuple(ours)
 
 

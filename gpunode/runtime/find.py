@@ -137,7 +137,7 @@ def _instead(host: Host) -> str:
 
 def finder_of(daemon: Daemon) -> Finder:
     """What finds this daemon again."""
-    return FINDERS[daemon.manager if daemon.manager in DISTRIBUTIONS else daemon.name]
+    return FINDERS[name_of_daemon(daemon)]
 
 
 def _distribution_of(host: Host, config: str) -> str:
@@ -180,8 +180,16 @@ def of_daemon(host: Host, daemon: Daemon, drop_in: str = "") -> Engine:
 
 def name_of(manifest: Mapping[str, object]) -> str:
     """The name by which ``--runtime`` means the engine of a journal entry."""
-    manager = str(manifest.get("manager") or "")
-    return manager if manager in FINDERS else str(manifest.get("engine", ""))
+    return _name(str(manifest.get("manager") or ""), str(manifest.get("engine", "")))
+
+
+def name_of_daemon(daemon: Daemon) -> str:
+    """The name by which ``--runtime`` means this daemon's engine."""
+    return _name(daemon.manager, daemon.name)
+
+
+def _name(manager: str, engine: str) -> str:
+    return manager if manager in FINDERS else engine
 
 
 def _auto(host: Host, config: str) -> str:

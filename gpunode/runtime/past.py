@@ -8,7 +8,7 @@ from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.journal import Entry, Journal, state_of
 from gpunode.runtime.engine import FileEdit
-from gpunode.runtime.undo import runtimes_of
+from gpunode.runtime.undo import kinds_of, runtimes_of
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ class Past:
     @property
     def units(self) -> tuple[str, ...]:
         """The systemd units that any of the entries brought or removed."""
-        listed = (unit for entry in self.entries for unit in entry.manifest.get("units", ()))
-        return tuple(dict.fromkeys(unit for unit in listed if isinstance(unit, str)))
+        return tuple(dict.fromkeys(unit for entry in self.entries for unit in entry.units))
 
     def finish(self, journal: Journal) -> None:
         """Give the files their owners and modes of then; the entries count as rolled back."""
@@ -49,7 +48,7 @@ def past(host: Host, journal: Journal, entry: Entry) -> Past:
     _refuse_other_engines(entry, entries)
     now: dict[str, bytes | None] = {}
     then: dict[str, bytes | None] = {}
-    beside: set[str] = set()
+    kinds: dict[str, tuple[bool, bool]] = {}
     foreign: list[str] = []
     for one in entries:
         for file in one.files:
@@ -58,13 +57,16 @@ def past(host: Host, journal: Journal, entry: Entry) -> Past:
             state = state_of(file, present)
             foreign += [path] if state == "foreign" else []
             then[path] = journal.original(one, file) if state == "ours" else present
-            beside |= {path} if file.get("beside") else set()
+            kinds[path] = kinds_of(file)
     if foreign:
         raise ConfigError(
             f"{', '.join(dict.fromkeys(foreign))} changed after {entry.id}; nothing was restored",
             hint=f"see what gpunode had written: gpunode journal show {entry.id}",
         )
-    edits = tuple(FileEdit(path, now[path], then[path], beside=path in beside) for path in then)
+    edits = tuple(
+        FileEdit(path, now[path], then[path], generated=kinds[path][0], beside=kinds[path][1])
+        for path in then
+    )
     return Past(entries, edits)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpunode.journal import Entry, Journal, digest
 from gpunode.runtime.engine import Active, Engine, FileEdit, Plan
+from gpunode.runtime.find import name_of
 
 OPERATION = "configure-runtime"
 REMOVAL = "unconfigure-runtime"
@@ -35,7 +36,7 @@ def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> 
     """
     now: dict[str, bytes | None] = {}
     then: dict[str, bytes | None] = {}
-    beside: set[str] = set()
+    kinds: dict[str, tuple[bool, bool]] = {}
     units: list[str] = []
     walked: list[Entry] = []
     for entry in reversed(_entries(engine, journal, names)):
@@ -47,14 +48,20 @@ def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> 
             if not file.get("generated") and digest(then.get(path, now[path])) != file["after"]:
                 return Original()
         then |= {file["path"]: journal.original(entry, file) for file in files}
-        beside |= {file["path"] for file in files if file.get("beside")}
-        units += [_text(unit) for unit in entry.manifest.get("units", ())]
+        kinds |= {file["path"]: kinds_of(file) for file in files}
+        units += entry.units
         if not entry.manifest.get("hadRuntime"):
             edits = tuple(
-                FileEdit(path, now[path], content, beside=path in beside) for path, content in then.items()
+                FileEdit(path, now[path], old, generated=kinds[path][0], beside=kinds[path][1])
+                for path, old in then.items()
             )
             return Original(edits, tuple(dict.fromkeys(units)), tuple(walked))
     return Original()
+
+
+def kinds_of(file: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether an entry's file is generated, and whether it lies beside the engine's own; see `FileEdit`."""
+    return bool(file.get("generated")), bool(file.get("beside"))
 
 
 def _outlived(engine: Engine, file: Mapping[str, Any]) -> bool:
@@ -73,6 +80,23 @@ def previous_default(engine: Engine, journal: Journal, names: tuple[str, ...]) -
 def switched_cdi(engine: Engine, journal: Journal, names: tuple[str, ...]) -> bool:
     """Whether it was gpunode that turned this engine's CDI on."""
     return any(entry.manifest.get("switchedCdi") is True for entry in _entries(engine, journal, names))
+
+
+def cdi_users(journal: Journal) -> tuple[str, ...]:
+    """The engines that were made ready for CDI and not unconfigured since, so far as the journal tells.
+
+    Whatever takes the specification away ends that for all of them.
+    """
+    users: list[str] = []
+    for entry in journal.entries():
+        if entry.state != "committed":
+            continue
+        name = name_of(entry.manifest)
+        if entry.manifest.get("operation") == REMOVAL:
+            gone = any(file.get("generated") and not file["after"] for file in entry.files)
+            users = [] if gone else [user for user in users if user != name]
+        users += entry.manifest.get("cdi", ())
+    return tuple(dict.fromkeys(users))
 
 
 def _entries(engine: Engine, journal: Journal, names: tuple[str, ...]) -> tuple[Entry, ...]:
@@ -96,9 +120,8 @@ def _entries(engine: Engine, journal: Journal, names: tuple[str, ...]) -> tuple[
 
 def runtimes_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     """The runtimes that an operation was about; journals of the first release name a single one."""
-    listed = manifest.get("runtimes")
-    if isinstance(listed, list):
-        return tuple(map(_text, listed))
+    if "runtimes" in manifest:
+        return tuple(manifest["runtimes"])
     return tuple(filter(None, [_text(manifest.get("runtime"))]))
 
 

@@ -32,6 +32,7 @@ class Intent:
 
     `expected` is what the daemon must find in the new files, None for a removal. `require` raises if the node
     lacks something without which the change would do harm. `done` runs after success. `notes` are for people.
+    `cdi` names the engines that use the CDI specification from then on.
     """
 
     operation: str
@@ -43,6 +44,7 @@ class Intent:
     require: Callable[[], None] = lambda: None
     done: Callable[[], None] = lambda: None
     notes: tuple[str, ...] = ()
+    cdi: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ def _job(host: Host, request: Request, task: Task, progress: Progress) -> Job:
         "previousDefault": plan.previous_default,
         "switchedCdi": plan.switched_cdi,
         "units": list(plan.units),
+        "cdi": list(intent.cdi),
     }
     return Job(
         host,

@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.engines import start_dockerd
 from tests.integration.bare_node import BareNode, bare_node
-from tests.integration.conftest import path_of
+from tests.integration.conftest import path_of, require
 from tests.integration.verify_support import UUIDS
 
 pytestmark = [pytest.mark.docker, pytest.mark.containers]
@@ -79,3 +79,55 @@ def test_without_a_journal_cdi_is_taken_out_on_request(node: BareNode) -> None:
     assert node.files() == {SPECIFICATION, *UNITS}
     node.data("unconfigure-runtime", "--runtime", "docker", "--cdi")
     assert node.files() == set() and json.loads(node.engine.config.read_text()) == {"debug": True}
+
+
+def test_specification_stays_while_another_engine_uses_it(node: BareNode) -> None:
+    require("podman")
+    before = node.engine.config.read_text()
+    both = ("--runtime", "docker", "--runtime", "podman")
+    node.data("configure-runtime", *both, "--cdi")
+    kept = node.gpunode("unconfigure-runtime", "--runtime", "docker")
+    assert kept.returncode == 0, kept.stderr
+    assert f"{SPECIFICATION.replace('/run', '/var/run')} stays for podman" in kept.stderr
+    assert node.engine.config.read_text() == before and node.files() == {SPECIFICATION, *UNITS}
+    node.data("configure-runtime", "--runtime", "docker", "--cdi")
+    node.data("unconfigure-runtime", *both)
+    assert node.engine.config.read_text() == before
+
+
+def test_cdi_goes_on_request_whoever_brought_its_parts(node: BareNode) -> None:
+    node.engine.config.write_text('{"debug": true, "features": {"cdi": true}}')
+    node.engine.restart()
+    node.data("cdi", "refresh")
+    node.data("configure-runtime", "--runtime", "docker", "--nvidia-runtime-path", "/bin/true")
+    node.data("unconfigure-runtime", "--runtime", "docker", "--cdi")
+    assert node.files() == set()
+    assert json.loads(node.engine.config.read_text()) == {"debug": True}
+
+
+def test_units_come_and_go_with_their_rollback(node: BareNode) -> None:
+    enable = "systemctl enable --now gpunode-cdi-refresh.path gpunode-cdi-refresh.service"
+    disable = enable.replace("enable", "disable")
+    node.data("cdi", "refresh", "--install")
+    assert node.files() == UNITS and node.node.calls().count(enable) == 1
+    node.data("rollback")
+    assert node.files() == set() and disable in node.node.calls()
+    node.data("cdi", "refresh", "--install")
+    node.data("cdi", "refresh", "--remove")
+    node.data("rollback")
+    assert node.files() == UNITS and node.node.calls().count(enable) == 3
+
+
+def test_units_of_a_killed_removal_run_again(node: BareNode) -> None:
+    node.data("configure-runtime", "--runtime", "docker", "--cdi")
+    systemctl = node.node.directory / "bin/systemctl"
+    text = systemctl.read_text()
+    systemctl.write_text(text.replace("case", '[ "$1" = restart ] && exec kill -9 $PPID\ncase', 1))
+    killed = node.gpunode("unconfigure-runtime", "--runtime", "docker")
+    assert killed.returncode == -9 and node.files() == set()
+    systemctl.write_text(text)
+    done = node.gpunode("rollback")
+    assert done.returncode == 0, done.stderr
+    assert node.files() == {SPECIFICATION, *UNITS}
+    assert node.node.calls()[-1].startswith("systemctl enable --now")
+    assert json.loads(node.engine.config.read_text())["features"] == {"cdi": True}
