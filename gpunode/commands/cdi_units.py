@@ -42,11 +42,9 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         )
 
     there = tuple(unit for unit in refresh.UNITS if host.is_file(f"/etc/systemd/system/{unit}"))
-    if options.remove and not options.dry_run:
-        units.disable(host, there)  # while their files are there
-    done = change_files(host, OPERATION, plan, progress, dry_run=options.dry_run)
+    done = change_files(host, OPERATION, plan, progress, named_units=refresh.UNITS, dry_run=options.dry_run)
     if not options.dry_run:
-        _settle(host, options.remove)
+        _settle(host, not options.remove and not done.journal)
     changes = tuple(edit.change() for edit in done.edits)
     named = there if options.remove else refresh.UNITS
     data = CdiRefresh(changes, named, done.journal, options.dry_run)
@@ -81,11 +79,9 @@ def _edit(host: Host, path: str, after: bytes | None) -> FileEdit:
     return FileEdit(path, before, after)
 
 
-def _settle(host: Host, removed: bool) -> None:
-    """Let systemd and udev read what is there now."""
-    if removed:
-        units.forget(host, refresh.UNITS)
-    else:
-        units.enable(host, refresh.UNITS)
+def _settle(host: Host, again: bool) -> None:
+    """Let udev read what is there now; with `again` enable units whose files were there already."""
+    if again:
+        units.Moves(coming=refresh.UNITS).settle(host)
     if host.live and host.which("udevadm"):
         host.run(("udevadm", "control", "--reload"), timeout=30.0)

@@ -113,6 +113,7 @@ def _files_only(host: Host, options: Options, entry: Entry, progress: Progress) 
         lambda: back().edits,
         progress,
         context={"config": str(entry.manifest.get("config", ""))},
+        named_units=entry.units,
         done=lambda: back().finish(journal),
         dry_run=options.dry_run,
     )

@@ -62,12 +62,12 @@ def apply(job: Job, journal: Journal) -> Applied:
     entry: Entry | None = None
     try:
         entry = journal.begin(job.operation, job.plan.changed, job.context)
-        units.disable(job.host, _units(job, leaving=True))
+        moves = units.forth(job.plan.units, job.plan.changed)
+        moves.prepare(job.host)
         for edit in job.plan.changed:
             write(job.host, edit, edit.interim if edit.interim is not None else edit.after, edit.before)
         entry = journal.mark(entry, "applied")
-        units.forget(job.host, _units(job, leaving=True))
-        units.enable(job.host, _units(job, leaving=False))
+        moves.settle(job.host)
         seconds, active = _activate(job)
         for edit in job.plan.changed:
             if edit.interim is not None:
@@ -80,15 +80,6 @@ def apply(job: Job, journal: Journal) -> Applied:
             _roll_back(job, journal, entry, error)
         raise
     return Applied(entry.id, job.restarter is not None, seconds, active)
-
-
-def _units(job: Job, *, leaving: bool) -> tuple[str, ...]:
-    """The plan's units whose files it removes, or those that it writes; none if nothing may be started."""
-    if job.restarter is None:
-        return ()
-    gone = {edit.path.rpartition("/")[2] for edit in job.plan.changed if edit.after is None}
-    changed = {edit.path.rpartition("/")[2] for edit in job.plan.changed}
-    return tuple(unit for unit in job.plan.units if unit in changed and (unit in gone) == leaving)
 
 
 def write(host: Host, edit: FileEdit, content: bytes | None, expect: bytes | None) -> None:
@@ -170,12 +161,12 @@ def _roll_back(job: Job, journal: Journal, entry: Entry, error: BaseException) -
 def _restore(job: Job, journal: Journal, entry: Entry) -> str:
     """The files as they were, read by the daemon; what is wrong if it doesn't run with them."""
     foreign = journal.foreign(entry)
-    units.disable(job.host, _units(job, leaving=False))
+    moves = units.back(entry)
+    moves.prepare(job.host)
     journal.restore(entry)
-    units.forget(job.host, _units(job, leaving=False))
     trouble = _bring_back(job) if entry.state != "begun" else ""
     try:
-        units.enable(job.host, _units(job, leaving=True))
+        moves.settle(job.host)
     except DaemonError as error:
         trouble = trouble or f"the files are as before, but {error.message}"
     journal.mark(entry, "rolled-back")
@@ -187,15 +178,20 @@ def _restore(job: Job, journal: Journal, entry: Entry) -> str:
 def take_back_all(done: Sequence[tuple[Job, Applied]], journal: Journal, error: BaseException) -> None:
     """Take back the engines that were changed before the one that failed with `error`, the last first."""
     troubles = []
+    written = [(job, applied.journal) for job, applied in done if applied.journal]
     with uninterrupted():
-        for job, applied in reversed(done):
-            if applied.journal:
-                entry = next(one for one in journal.entries() if one.id == applied.journal)
+        for job, name in reversed(written):
+            try:
+                entry = next(one for one in journal.entries() if one.id == name)
                 troubles.append(_restore(job, journal, entry))
                 job.progress.note(f"{job.plan.engine} was taken back as well")
+            except GpunodeError as failure:  # the others must be taken back all the same
+                troubles.append(f"{job.plan.engine} was not taken back: {failure.message}")
     wrong = "; ".join(filter(None, troubles))
     if wrong:
         raise RolledBackError(f"{error}; {wrong}", hint="look at the daemon's own log") from error
+    if written and isinstance(error, GpunodeError) and not isinstance(error, RolledBackError):
+        raise RolledBackError(str(error), hint=error.hint) from error
 
 
 def _bring_back(job: Job) -> str:
@@ -265,12 +261,17 @@ def recover(host: Host, journal: Journal, restart: Callable[[Entry], None]) -> t
     for entry in journal.unfinished():
         with uninterrupted():
             foreign = journal.foreign(entry)
-            known = tuple(unit for unit in entry.manifest.get("units", ()) if isinstance(unit, str))
-            units.disable(host, known)
+            moves = units.back(entry)
+            moves.prepare(host)
             journal.restore(entry)
-            units.forget(host, known)
             restart(entry)
+            trouble = ""
+            try:
+                moves.settle(host)
+            except DaemonError as error:
+                trouble = error.message
             journal.mark(entry, "rolled-back")
         notes.append(f"an earlier run was killed half-way ({entry.id}); what it had written was taken back")
+        notes += [trouble] if trouble else []
         notes += [f"{path} was changed since and was left alone" for path in foreign]
     return tuple(notes)

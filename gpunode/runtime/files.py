@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.errors import PreconditionError
+from gpunode.errors import DaemonError, PreconditionError, RolledBackError
 from gpunode.host import Host
 from gpunode.journal import Entry, Journal, lock_path
 from gpunode.result import Progress
+from gpunode.runtime import units
 from gpunode.runtime.apply import uninterrupted, write
 from gpunode.runtime.engine import FileEdit
 from gpunode.runtime.recovery import half_done, take_back
@@ -34,12 +35,14 @@ def change_files(
     progress: Progress,
     *,
     context: Mapping[str, Any] | None = None,
+    named_units: Sequence[str] = (),
     done: Callable[[], None] = lambda: None,
     dry_run: bool = False,
 ) -> FilesChanged:
     """Carry out what `plan` gives once the lock is held; with `dry_run` nothing is locked or written.
 
     `context` goes into the journal's manifest, where ``engine`` is empty: a rollback restores files only.
+    Of `named_units` those are enabled whose files come, and those disabled whose files go.
     `done` is called after success, still under the lock.
     `PreconditionError` for files that this user may not write; whatever fails while writing leaves all of
     them as they were.
@@ -53,7 +56,8 @@ def change_files(
         changed = tuple(edit for edit in edits if edit.action != "unchanged")
         if dry_run or not changed:
             return FilesChanged(edits, "", notes)
-        written = _apply(host, journal, operation, changed, context or {})
+        manifest = {"engine": "", "units": list(named_units), **(context or {})}
+        written = _apply(host, journal, operation, changed, manifest)
         done()
         return FilesChanged(edits, written, notes)
 
@@ -70,16 +74,31 @@ def _apply(
 ) -> str:
     entry: Entry | None = None
     try:
-        entry = journal.begin(operation, edits, {"engine": "", **context})
+        entry = journal.begin(operation, edits, context)
+        moves = units.forth(entry.units, edits)
+        moves.prepare(host)
         for edit in edits:
             write(host, edit, edit.after, edit.before)
+        moves.settle(host)
         with uninterrupted():
             journal.mark(entry, "committed")
             journal.prune()
-    except BaseException:
+    except BaseException as error:
         if entry is not None:
             with uninterrupted():
-                journal.restore(entry)
-                journal.mark(entry, "rolled-back")
+                _take_back(host, journal, entry, error)
         raise
     return entry.id
+
+
+def _take_back(host: Host, journal: Journal, entry: Entry, error: BaseException) -> None:
+    moves = units.back(entry)
+    moves.prepare(host)
+    journal.restore(entry)
+    with suppress(DaemonError):  # the same systemd has just said so, or nobody has touched its units
+        moves.settle(host)
+    journal.mark(entry, "rolled-back")
+    if isinstance(error, DaemonError):
+        raise RolledBackError(
+            f"{error}; the files are as before", hint=f"look at it: systemctl status {' '.join(entry.units)}"
+        ) from error

@@ -13,6 +13,8 @@ from gpunode.runtime.apply import recover, reload_undo
 from gpunode.runtime.engine import Active, Engine, FileEdit, decode
 from gpunode.runtime.restart import Restarter
 
+_OF_THE_ENGINE = ("config", "socket", "restartCommand", "verb")
+
 
 def restarter_of(host: Host, command: str, engine: Engine) -> Restarter:
     """How `engine` is restarted: by the user's own `command`, else as this node does it."""
@@ -52,16 +54,18 @@ def take_back(host: Host, command: str, journal: Journal, progress: Progress) ->
     """
 
     def restart(entry: Entry) -> None:
-        known = entry.manifest
-        if entry.state != "applied" or known.get("verb", "none") == "none" or not host.live:
+        known = {key: str(entry.manifest.get(key) or "") for key in _OF_THE_ENGINE}
+        if entry.state != "applied" or known["verb"] in ("", "none") or not host.live:
             return  # the daemon never saw the new files
-        engine = find.engine(host, str(known["engine"]), str(known["config"]), "", str(known["socket"]))
-        own = command or str(known.get("restartCommand", ""))
+        name = find.name_of(entry.manifest)
         try:
-            with progress.step(f"bringing {known['engine']} back to its files of before"):
-                _bring_back(engine, restarter_of(host, own, engine), str(known["verb"]))
+            # an engine that was removed since must not stop every later run
+            engine = find.engine(host, name, known["config"], "", known["socket"])
+            own = command or known["restartCommand"]
+            with progress.step(f"bringing {name} back to its files of before"):
+                _bring_back(engine, restarter_of(host, own, engine), known["verb"])
         except GpunodeError as error:
-            progress.note(f"{known['engine']} could not be restarted: {error.message}")
+            progress.note(f"{name} could not be restarted: {error.message}")
 
     return recover(host, journal, restart)
 

@@ -2,36 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from gpunode.errors import DaemonError
 from gpunode.facts.daemons import systemd_runs
 from gpunode.host import Host
+from gpunode.journal import Entry
+from gpunode.runtime.engine import FileEdit
 
 _SECONDS = 60.0
 
 
-def enable(host: Host, units: Sequence[str]) -> None:
-    """Let systemd read the new files, then enable and start the units. `DaemonError` if it refuses."""
-    if not units or not _acts(host):
-        return
-    for argv in (("systemctl", "daemon-reload"), ("systemctl", "enable", "--now", *units)):
-        answer = host.run(argv, timeout=_SECONDS)
-        if not answer.ok:
-            said = (answer.stderr or answer.stdout).strip()[-500:]
-            raise DaemonError(f"{' '.join(argv)} failed: {said or f'status {answer.code}'}")
+@dataclass(frozen=True)
+class Moves:
+    """What a change of files means for units: those to enable, to disable, and only to be read anew."""
+
+    coming: tuple[str, ...] = ()
+    going: tuple[str, ...] = ()
+    staying: tuple[str, ...] = ()
+
+    def prepare(self, host: Host) -> None:
+        """Before the files change: a unit can be stopped and disabled only while its file is there.
+
+        One that isn't enabled is fine.
+        """
+        if self.going and _acts(host):
+            host.run(("systemctl", "disable", "--now", *self.going), timeout=_SECONDS)
+
+    def settle(self, host: Host) -> None:
+        """After the files have changed. `DaemonError` if systemd refuses a unit that comes."""
+        if not _acts(host) or not (self.coming or self.going or self.staying):
+            return
+        commands: list[tuple[str, ...]] = [("systemctl", "daemon-reload")]
+        commands += [("systemctl", "enable", "--now", *self.coming)] if self.coming else []
+        for argv in commands:
+            answer = host.run(argv, timeout=_SECONDS)
+            if not answer.ok and self.coming:
+                said = (answer.stderr or answer.stdout).strip()[-500:]
+                raise DaemonError(f"{' '.join(argv)} failed: {said or f'status {answer.code}'}")
 
 
-def disable(host: Host, units: Sequence[str]) -> None:
-    """Stop and disable the units while their files are still there; one that isn't enabled is fine."""
-    if units and _acts(host):
-        host.run(("systemctl", "disable", "--now", *units), timeout=_SECONDS)
+def forth(units: Sequence[str], edits: Iterable[FileEdit]) -> Moves:
+    """What becomes of those units whose files are among the edits."""
+    stays = {edit.path.rpartition("/")[2]: edit.after is not None for edit in edits}
+    return Moves(
+        coming=tuple(unit for unit in units if stays.get(unit) is True),
+        going=tuple(unit for unit in units if stays.get(unit) is False),
+    )
 
 
-def forget(host: Host, units: Sequence[str]) -> None:
-    """Let systemd notice that the files of the units are gone."""
-    if units and _acts(host):
-        host.run(("systemctl", "daemon-reload"), timeout=_SECONDS)
+def back(entry: Entry) -> Moves:
+    """What becomes of an entry's units when its files are restored: a mere rewriting enabled none."""
+    files = {file["path"].rpartition("/")[2]: file for file in entry.files}
+    known = [unit for unit in entry.units if unit in files]
+    return Moves(
+        coming=tuple(unit for unit in known if not files[unit]["after"]),
+        going=tuple(unit for unit in known if not files[unit]["existed"]),
+        staying=tuple(unit for unit in known if files[unit]["existed"] and files[unit]["after"]),
+    )
 
 
 def _acts(host: Host) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpunode.journal import digest
 from tests.cli import Ran, gpunode
 from tests.nobody import NOBODY, public_directory
 from tests.runtime.test_toolkit_file import PACKAGED
@@ -108,8 +109,8 @@ def test_an_empty_journal_is_no_error_to_list(tmp_path: Path) -> None:
 def test_strange_directories_do_not_break_the_list(node: Path) -> None:
     place = node / "var/lib/gpunode/journal"
     (place / "stray").write_text("a file")
-    broken = ["", "{", "[]", '{"files": 5}', '{"files": [{"path": 1}]}', "\x00"]
-    for number, manifest in enumerate((*broken, '{"state": 5, "sequence": "x"}')):
+    broken = ["", "{", "[]", '{"files": 5}', '{"files": [{"path": 1}]}', "\x00", '{"state": 5}']
+    for number, manifest in enumerate((*broken, '{"sequence": "x"}')):
         (place / f"20200101T00000{number}Z-odd").mkdir()
         (place / f"20200101T00000{number}Z-odd/manifest.json").write_text(manifest)
     ran = journal(node, "list")
@@ -137,3 +138,23 @@ def test_without_root_the_journal_is_closed_and_says_so() -> None:
         ran = gpunode("journal", "list", "--root", str(place), prefix=NOBODY)
     assert ran.code == 3
     assert "only root may read the journal" in ran.err and "hint: run it again with sudo" in ran.err
+
+
+def test_engine_that_was_removed_stops_no_later_run(tmp_path: Path) -> None:
+    """A run was killed, and its engine is gone: its file comes back, and others can be changed."""
+    config, state = tmp_path / "config.toml", tmp_path / "state"
+    config.write_text("new")
+    place = state / "journal/20260101T000000Z-configure-runtime"
+    place.mkdir(parents=True)
+    (place / "00-config.toml").write_text("")
+    file = {"path": str(config), "existed": True, "mode": 420, "uid": 0, "gid": 0, "backup": "00-config.toml"}
+    file |= {"before": digest(b""), "after": digest(b"new"), "interim": []}
+    manifest = {"state": "applied", "engine": "k0s", "manager": "k0s", "verb": "restart", "files": [file]}
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    argv = ("toolkit", "config", "set", "disable-require=true", "--config", str(config))
+    ran = gpunode(*argv, env={"GPUNODE_STATE_DIR": str(state)})
+    assert ran.code == 0, ran.err
+    assert "k0s could not be restarted: k0s is not installed" in ran.err
+    assert config.read_text() == "disable-require = true\n"
+    listed = gpunode("journal", "list", "-o", "json", env={"GPUNODE_STATE_DIR": str(state)}).document
+    assert [one["state"] for one in listed["data"]["entries"]] == ["rolled-back", "committed"]
