@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.corpus import CONFIGS
-from gpunode.errors import ConfigError
+from gpunode.errors import ConfigError, PreconditionError
 from gpunode.facts.containerd import CRI_PLUGINS, dig, parse_toml
 from gpunode.facts.daemons import Daemon, parse_version
 from gpunode.host import Host
@@ -233,7 +233,7 @@ def test_several_handlers_inherit_alike_and_go_together(node: Node) -> None:
 
 def test_cdi_alone_touches_nothing_else_and_is_taken_out_again(node: Node) -> None:
     if node.release < (1, 7):
-        with pytest.raises(ConfigError, match="no CDI"):
+        with pytest.raises(PreconditionError, match="no CDI"):
             node.configure(Wanted(cdi=True))
         return
     text = MAIN + "  enable_cdi = false\n" if node.deep else MAIN
