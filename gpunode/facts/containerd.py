@@ -40,7 +40,7 @@ def find_containerd(host: Host, config: str | None = None) -> Daemon | None:
     One that dockerd started for itself is never meant. If only a Kubernetes distribution's (k3s, rke2, k0s,
     microk8s) runs or is here, that one is given, and its `manager` names the distribution.
     """
-    processes = [process for process in running(host) if process.name == "containerd"]
+    processes = list(running(host, "containerd"))
     if config:
         managed = owner(config)
         own = find_distribution(host, managed, processes) if managed in DISTRIBUTIONS else None

@@ -46,7 +46,7 @@ _CRUN_SINCE = (1, 31)  # before, the handler compiled in was runc
 def find_crio(host: Host, config: str | None = None) -> Daemon | None:
     """The CRI-O that reads `config`, else the system's; None if there is none on this node."""
     kind = next((one for one in _KINDS if read_unit(host, one.unit) is not None), _KINDS[0])
-    processes = [_with_environment(host, one) for one in running(host) if one.name == "crio"]
+    processes = [_with_environment(host, one) for one in running(host, "crio")]
     found = locate(host, kind, processes, config)
     if found is None:
         return None

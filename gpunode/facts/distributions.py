@@ -131,7 +131,7 @@ def find_distribution(host: Host, name: str, processes: Sequence[Process] | None
     that run, if the caller knows them: reading /proc takes time.
     """
     kind = _KINDS[name]
-    known = running(host) if processes is None else processes
+    known = running(host, "containerd") if processes is None else processes
     own = (one for one in known if one.name == "containerd" and manager(host, one) == name)
     process = next(own, None)
     unit = _unit(host, name, process)
@@ -159,7 +159,7 @@ def find_distribution(host: Host, name: str, processes: Sequence[Process] | None
 
 def distribution_at(host: Host, endpoint: str) -> Daemon | None:
     """The distribution's containerd with this socket, a running one first; None if none has it."""
-    processes = running(host)
+    processes = running(host, "containerd")
     found = (find_distribution(host, name, processes) for name in DISTRIBUTIONS)
     there = [one for one in found if one is not None and same_file(host, one.socket, endpoint)]
     return min(there, key=lambda one: one.process is None, default=None)

@@ -19,7 +19,7 @@ def find_docker(host: Host, config: str | None = None) -> Daemon | None:
     An ordinary user means their own rootless one if they have one. Else it is the system's, or the snap's
     where only that runs or is installed.
     """
-    daemons = tuple(one for one in running(host) if one.name == "dockerd")
+    daemons = running(host, "dockerd")
     own = find_rootless(host, daemons, config)
     if own is not None:
         return own
@@ -55,5 +55,5 @@ def _system(host: Host, processes: tuple[Process, ...], config: str | None) -> D
 
 def rootless_docker(host: Host) -> Process | None:
     """A dockerd that an ordinary user runs, None if there is none."""
-    found = (one for one in running(host) if one.name == "dockerd" and owner(host, one) != 0)
+    found = (one for one in running(host, "dockerd") if owner(host, one) != 0)
     return next(found, None)

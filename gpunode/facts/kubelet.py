@@ -16,7 +16,7 @@ FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
 # hard-coded in the kubelet (pkg/kubelet/apis/deviceplugin/v1beta1), whatever its --root-dir is
 DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
 # programs that are a kubelet, and the units that start one
-_PROGRAMS = {"kubelet", "k3s", "k3s-server", "k3s-agent", "kubelite"}
+KUBELETS = {"kubelet", "k3s", "k3s-server", "k3s-agent", "kubelite"}
 _UNITS = (
     "kubelet.service", "k3s.service", "k3s-agent.service", "rke2-server.service", "rke2-agent.service",
     "k0sworker.service", "k0scontroller.service", "snap.microk8s.daemon-kubelite.service",
@@ -64,7 +64,7 @@ class Kubelet:
 
 def find_kubelet(host: Host, processes: Sequence[Process]) -> Kubelet | None:
     """None on a node that has no kubelet installed and none running."""
-    process = next((one for one in processes if one.name in _PROGRAMS), None)
+    process = next((one for one in processes if one.name in KUBELETS), None)
     unit = next((name for name in _UNITS if read_unit(host, name) is not None), None)
     config = _config(host, process)
     if process is None and unit is None and config is None:

@@ -23,7 +23,7 @@ class Process:
     @property
     def name(self) -> str:
         """The program's base name, as it was started; k3s overwrites its arguments by one ``k3s server``."""
-        return self.argv[0].partition(" ")[0].rpartition("/")[2]
+        return _name(self.argv)
 
     def option(self, *names: str) -> str | None:
         """The value of ``--name VALUE`` or ``--name=VALUE``, the last one given; None if absent."""
@@ -71,31 +71,44 @@ def boot_time(host: Host) -> float:
     return 0.0
 
 
-def running(host: Host) -> tuple[Process, ...]:
-    """Every process of this node with a command line; kernel threads, zombies and hidden ones are left out.
+def running(host: Host, *names: str) -> tuple[Process, ...]:
+    """Every process of this node with a command line, or only those of the programs `names`.
 
-    So are those inside containers: the kubelet of a kind cluster or a dockerd in a pod serves no pods of this
-    node, though the node's /proc lists it.
+    Kernel threads, zombies and hidden ones are left out. So are those inside containers: the kubelet of a
+    kind cluster or a dockerd in a pod serves no pods of this node, though the node's /proc lists it.
     """
     boot = boot_time(host)
     ticks = os.sysconf("SC_CLK_TCK")
     found = []
-    for name in host.listdir("/proc"):
-        if not name.isdigit():
+    for pid in host.listdir("/proc"):
+        if not pid.isdigit():
             continue
         try:
-            raw = host.read_bytes(f"/proc/{name}/cmdline") or b""
-            # proc(5): the 22nd field is the start time; counting starts after the name in brackets
-            fields = (host.read_text(f"/proc/{name}/stat") or "").rpartition(")")[2].split()
+            process = _process(host, pid, names, boot, ticks)
         except GpunodeError:
             continue  # gone meanwhile, or not ours to see
-        if raw and len(fields) > 19 and fields[19].isdecimal():
-            argv = tuple(part.decode("utf-8", "surrogateescape") for part in raw.rstrip(b"\0").split(b"\0"))
-            process = Process(int(name), argv, boot + int(fields[19]) / ticks)
-            if process.name in _DAEMONS and _in_container(host, name):
-                continue
+        if process is not None and not (process.name in _DAEMONS and _in_container(host, pid)):
             found.append(process)
     return tuple(found)
+
+
+def _process(host: Host, pid: str, names: tuple[str, ...], boot: float, ticks: int) -> Process | None:
+    """One process, read no further than it takes to know that it isn't meant: a node may run thousands."""
+    raw = host.read_bytes(f"/proc/{pid}/cmdline")
+    if not raw:
+        return None
+    argv = tuple(part.decode("utf-8", "surrogateescape") for part in raw.rstrip(b"\0").split(b"\0"))
+    if names and _name(argv) not in names:
+        return None
+    # proc(5): the 22nd field is the start time; counting starts after the name in brackets
+    fields = (host.read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    if len(fields) <= 19 or not fields[19].isdecimal():
+        return None
+    return Process(int(pid), argv, boot + int(fields[19]) / ticks)
+
+
+def _name(argv: tuple[str, ...]) -> str:
+    return argv[0].partition(" ")[0].rpartition("/")[2]
 
 
 def _in_container(host: Host, pid: str) -> bool:

@@ -7,7 +7,7 @@ import re
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
 from gpunode.facts.daemons import Daemon, parse_version
 from gpunode.facts.docker_snap import PROGRAMS
-from gpunode.facts.kubelet import find_kubelet
+from gpunode.facts.kubelet import KUBELETS, find_kubelet
 from gpunode.facts.processes import running
 from gpunode.facts.toolkit_config import DEFAULT_PATH
 from gpunode.host import Host
@@ -46,7 +46,7 @@ def _pods(host: Host, wanted: Wanted, active: Active | None) -> str:
     if not wanted.handlers or wanted.default or (active is not None and active.default in wanted.names):
         return ""
     try:
-        processes = running(host)
+        processes = running(host, *KUBELETS, "cri-dockerd")
         kubelet = find_kubelet(host, processes)
     except GpunodeError:
         return ""

@@ -138,7 +138,7 @@ def refuse_another_users(host: Host, daemon: Daemon | None, config: str) -> None
         return
     if daemon is not None and daemon.process is not None:
         return  # root's own runs, and reads `config` if one is named
-    theirs = [one for one in running(host) if one.name == "dockerd" and owner(host, one) != 0]
+    theirs = [one for one in running(host, "dockerd") if owner(host, one) != 0]
     for process in theirs:
         uid = owner(host, process)
         path = process.option("--config-file") or places(host, process, uid).daemon_json

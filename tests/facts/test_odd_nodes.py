@@ -115,3 +115,20 @@ def test_symlinks_in_a_circle_lead_to_nothing(tmp_path):
     (tmp_path / "loop").symlink_to("/loop")
     host = Host(tmp_path, environ={})
     assert not (host.is_file("/loop") or host.is_dir("/loop/below") or host.exists("/loop"))
+
+
+def test_of_other_programs_nothing_but_the_command_line_is_read(tmp_path, monkeypatch):
+    process(tmp_path, 41, "/usr/bin/dockerd", "-H", "fd://")
+    process(tmp_path, 42, "/usr/bin/sleep", "9")
+    process(tmp_path, 43)
+    (tmp_path / "proc/43/cmdline").write_bytes(b"")  # a kernel thread
+    read = []
+    genuine = Host.read_bytes
+    monkeypatch.setattr(Host, "read_bytes", lambda host, path: read.append(path) or genuine(host, path))
+    host = Host(tmp_path, environ={})
+    assert [one.pid for one in running(host, "dockerd", "crio")] == [41]
+    assert [path for path in read if path.startswith(("/proc/42/", "/proc/43/"))] == [
+        "/proc/42/cmdline",
+        "/proc/43/cmdline",
+    ]
+    assert [one.pid for one in running(host)] == [41, 42]
