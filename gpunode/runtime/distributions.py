@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from gpunode.facts.containerd import ContainerdConfig, dig, merge, parse_toml
+from gpunode.facts.containerd import ContainerdConfig, dig, load_config, merge, parse_toml
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.writers import nvidia_handlers, nvidia_writer
 from gpunode.host import Host
 from gpunode.runtime import containerd_check, toml_edit
 from gpunode.runtime.containerd import ContainerdEngine
+from gpunode.runtime.containerd_refusals import refuse_wrong_types
 from gpunode.runtime.containerd_removal import take_out
 from gpunode.runtime.containerd_tables import runtime_table
 from gpunode.runtime.engine import Active, Engine, FileEdit, Handler, Plan, Unwanted, Wanted, decode
@@ -42,6 +43,14 @@ def engine_of(host: Host, daemon: Daemon) -> Engine:
 def ask(host: Host, daemon: Daemon) -> Active:
     """What the CRI at the distribution's socket says; `DaemonError` if it doesn't answer."""
     return ContainerdEngine(host, daemon).ask()
+
+
+def load(host: Host, path: str, release: tuple[int, ...]) -> ContainerdConfig:
+    """A containerd's file with what it imports; `ConfigError` for what that containerd can't load either."""
+    config = load_config(host, path, release)
+    for name in config.files:
+        refuse_wrong_types(config.trees[name], name, decode(host.read_bytes(name), name))
+    return config
 
 
 def edited(host: Host, config: ContainerdConfig, path: str, wanted: Wanted) -> tuple[FileEdit, ...]:

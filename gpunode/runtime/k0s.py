@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gpunode.errors import ConfigError, PreconditionError
-from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig, load_config, parse_toml
+from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig, parse_toml
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import K0S_MARK, k0s_manages
 from gpunode.host import Host
 from gpunode.runtime import distributions
 from gpunode.runtime.containerd import ContainerdEngine
+from gpunode.runtime.containerd_refusals import refuse_wrong_types
 from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
 
 _UPGRADE = (
@@ -99,7 +100,7 @@ class K0sEngine:
 
     @cached_property
     def _config(self) -> ContainerdConfig:
-        config = load_config(self.host, self.daemon.config_path, self.daemon.version)
+        config = distributions.load(self.host, self.daemon.config_path, self.daemon.version)
         if not config.exists:
             raise PreconditionError(
                 f"k0s has not written {self.daemon.config_path} yet, so its version isn't known",
@@ -123,6 +124,7 @@ class K0sEngine:
         for path in self._drop_ins():
             text = decode(self.host.read_bytes(path), path)
             tree = parse_toml(text, path)
+            refuse_wrong_types(tree, path, text)
             old = tree.get("version", 3) != 3 or CRI_PLUGINS[2] in (tree.get("plugins") or {})
             afresh = path == self._own and tree.get("version", 3) != 3
             if self._config.version >= 3 and old and not afresh:

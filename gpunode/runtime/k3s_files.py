@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gpunode.errors import ConfigError
-from gpunode.facts.containerd import ContainerdConfig, dig, load_config, parse_toml
+from gpunode.facts.containerd import ContainerdConfig, dig, parse_toml
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
 from gpunode.runtime import distributions, k3s_template
@@ -26,7 +26,7 @@ class K3sFiles:
         """The rendered file with its drop-ins; one without settings if it is no TOML, see `refuse_broken`."""
         path = self.daemon.config_path
         try:
-            return load_config(self.host, path, self.daemon.version)
+            return distributions.load(self.host, path, self.daemon.version)
         except ConfigError:
             text = decode(self.host.read_bytes(path), path)
             return ContainerdConfig(path, exists=True, main_text=text, main={}, merged={}, files=(path,))
@@ -35,7 +35,7 @@ class K3sFiles:
         """`ConfigError` if the rendered file or a drop-in is no TOML."""
         name, path = self.daemon.manager, self.daemon.config_path
         try:
-            load_config(self.host, path, self.daemon.version)
+            distributions.load(self.host, path, self.daemon.version)
         except ConfigError as error:
             if not error.message.startswith(f"{path}:"):
                 raise

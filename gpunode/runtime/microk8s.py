@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gpunode.errors import PreconditionError
-from gpunode.facts.containerd import ContainerdConfig, load_config
+from gpunode.facts.containerd import ContainerdConfig
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
 from gpunode.runtime import distributions, toml_edit
@@ -68,7 +68,7 @@ class Microk8sEngine:
     def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
         """Let containerd read what the service would render."""
         path = self.daemon.config_path
-        now = load_config(self.host, path, self.daemon.version)
+        now = distributions.load(self.host, path, self.daemon.version)
         rendered = tuple(
             FileEdit(path, self.host.read_bytes(path), fill_in(decode(edit.after, edit.path)).encode())
             for edit in plan.edits
@@ -83,7 +83,7 @@ class Microk8sEngine:
     @cached_property
     def _config(self) -> ContainerdConfig:
         path = f"{self.daemon.config_path.rpartition('/')[0]}/{TEMPLATE}"
-        config = load_config(self.host, path, self.daemon.version)
+        config = distributions.load(self.host, path, self.daemon.version)
         if not config.exists:
             raise PreconditionError(
                 f"{path} is not there, from which microk8s renders containerd's file",

@@ -254,6 +254,32 @@ def test_a_drop_in_that_k0s_refuses_is_named_before_ours_is_written(node: Node, 
         k0s(node, "# k0s_managed=true\nversion = 3\n").plan(NVIDIA, None)
 
 
+WRONG = ("plugins = 3\n", f"[{RUNTIMES}.nvidia]\noptions = true\n", f"[{CRI}]\nenable_cdi = 'yes'\n")
+
+
+@pytest.mark.parametrize("text", WRONG)
+@pytest.mark.parametrize("name", ["k3s", "k0s", "microk8s"])
+def test_a_value_of_another_type_is_named_with_its_line(node: Node, name: str, text: str) -> None:
+    if name == "k3s":
+        broken = k3s(node, "version = 3\n" + text)
+    elif name == "k0s":
+        broken = k0s(node, "# k0s_managed=true\nversion = 3\n" + text)
+    else:
+        unit = "/etc/systemd/system/snap.microk8s.daemon-containerd.service"
+        node.file(unit, "[Service]\nExecStart=/usr/bin/snap run microk8s.daemon-containerd\n")
+        node.file("/var/snap/microk8s/current/args/containerd-template.toml", "version = 3\n" + text)
+        broken = find.engine(Host(node.root), name)
+    with pytest.raises(ConfigError, match=r"toml:\d: plugins.* is not (a table|true or false)"):
+        broken.plan(NVIDIA, None)
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_value_of_another_type_in_a_drop_in_of_k0s_is_named(node: Node, text: str) -> None:
+    node.file("/etc/k0s/containerd.d/50-other.toml", text)
+    with pytest.raises(ConfigError, match=r"50-other\.toml:\d: plugins.* is not"):
+        k0s(node, "# k0s_managed=true\nversion = 3\n").plan(NVIDIA, None)
+
+
 def test_k0s_that_is_down_applies_a_drop_in_when_it_starts(node: Node) -> None:
     engine = k0s(node, "# k0s_managed=true\nversion = 3\n")
     assert isinstance(engine, K0sEngine)
