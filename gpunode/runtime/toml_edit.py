@@ -122,7 +122,7 @@ def _with_tomlkit(text: str, changes: Sequence[Edit]) -> str | None:
         for change in changes:
             _apply(parsed, change, indents)
         return tomlkit.dumps(parsed)
-    except (TOMLKitError, AttributeError, KeyError, TypeError, ValueError, IndexError):
+    except (TOMLKitError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return None  # it fails with any of these on valid files; the caller has another way
 
 

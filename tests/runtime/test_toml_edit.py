@@ -242,3 +242,11 @@ def test_import_that_is_not_there_is_refused(tmp_path: Path) -> None:
     state = State(config=config, texts={path: text}, release=(1, 6, 20))
     with pytest.raises(ConfigError, match=r"gone\.toml, which does not exist"):
         configured(state, Wanted((Handler("nvidia", "/n"),)))
+
+
+def test_what_tomlkit_trips_over_is_refused_like_any_other_file() -> None:
+    def empty_table(tree: Tree) -> None:
+        tree["z"] = {}
+
+    with pytest.raises(ConfigError, match="was left alone"):
+        toml_edit.edit("z = []\n\n[a]\n", empty_table, "config.toml")
