@@ -162,7 +162,7 @@ class ContainerdEngine:
         if manager:
             raise PreconditionError(
                 f"this containerd belongs to {manager}, which writes {self.daemon.config_path} itself",
-                hint="gpunode configures the containerd of the system and Docker; name one: --runtime docker",
+                hint=f"configure {manager}: gpunode configure-runtime --runtime {manager}",
             )
 
     def _state(self, without: frozenset[str] = frozenset()) -> State:
