@@ -1,0 +1,71 @@
+"""Time and processor time of command lines, run in turn so that they share whatever else the machine does."""
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+GPUNODE = str(Path(sys.executable).parent / "gpunode")
+BARE = "python -c pass"
+# an installed gpunode has its bytecode; a shell that forbids writing it would measure the compiler
+ENVIRONMENT = {
+    name: value
+    for name, value in os.environ.items()
+    if name != "PYTHONDONTWRITEBYTECODE" and not name.startswith("GPUNODE_")
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one run: on the clock, and of the processor (user and system, children included)."""
+
+    wall: float
+    cpu: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command line, the ratio to `BARE` that it may take, and what its environment has beside ours."""
+
+    argv: tuple[str, ...]
+    budget: float
+    environ: Mapping[str, str] | None = None
+    exit_codes: tuple[int, ...] = (0,)
+
+
+def least(cases: Mapping[str, Case], rounds: int) -> dict[str, Cost]:
+    """The least of many runs, and of `BARE` beside them: what is above it is somebody else's load."""
+    all_cases = {BARE: Case((sys.executable, "-c", "pass"), 1.0), **cases}
+    for case in all_cases.values():
+        for _ in range(2):  # bytecode is written and files are cached before anything counts
+            cost(case)
+    costs: dict[str, list[Cost]] = {label: [] for label in all_cases}
+    for _ in range(rounds):
+        for label, case in all_cases.items():
+            costs[label].append(cost(case))
+    return {
+        label: Cost(min(one.wall for one in some), min(one.cpu for one in some))
+        for label, some in costs.items()
+    }
+
+
+def cost(case: Case) -> Cost:
+    """Run it once; raises if it ends otherwise than expected, for then another thing was measured."""
+    before = _children()
+    started = time.perf_counter()
+    done = subprocess.run(
+        case.argv, env={**ENVIRONMENT, **(case.environ or {})}, capture_output=True, text=True, check=False
+    )
+    wall = time.perf_counter() - started
+    if done.returncode not in case.exit_codes:
+        raise SystemExit(f"{' '.join(case.argv)} ended with {done.returncode}: {done.stderr[-500:]}")
+    return Cost(wall, _children() - before)
+
+
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
