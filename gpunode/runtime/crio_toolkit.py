@@ -32,7 +32,7 @@ def toolkit_edit(
         return None, ()
     wanted = [*real, *(name for name in names if name not in real)]
     if content is None:
-        command = f"gpunode toolkit config set {'.'.join(_KEY)} {':'.join(wanted)}"
+        command = f"gpunode toolkit config set --create {'.'.join(_KEY)}={','.join(wanted)}"
         return None, (f"nvidia-container-runtime won't find {real[0]} by itself; tell it: {command}",)
     after = with_settings(text, DEFAULT_PATH, {_KEY: wanted})
     return FileEdit(DEFAULT_PATH, content, after.encode()), ()

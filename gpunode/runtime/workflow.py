@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.host import Host
@@ -24,6 +24,9 @@ from gpunode.runtime.request import Request
 from gpunode.runtime.restart import Restarter
 
 LOCK_SECONDS = 30.0
+# Their answer decides about the verb, and so about running containers, even where files change. The others
+# restart then whatever they say, and asking takes time.
+_ASKED_ANYWAY = ("docker", "crio")
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,7 @@ def _require_rights(host: Host, request: Request) -> None:
 
 
 def _task(host: Host, request: Request, engine: Engine, intent: Intent) -> Task:
-    # what a daemon says can't change a plan that changes files, and asking takes time
-    shown = intent.plan(None) if request.dry_run else None
+    shown = intent.plan(None) if request.dry_run and engine.daemon.name not in _ASKED_ANYWAY else None
     quick = shown is not None and shown.changed
     active = None if quick else ask_if_up(engine)
     plan = shown if quick and shown else intent.plan(active)
@@ -171,8 +173,6 @@ def _job(host: Host, request: Request, task: Task, progress: Progress) -> Job:
 def _foreseen(task: Task, request: Request, notes: tuple[str, ...]) -> Result:
     """What would become of the shown change: a refusal that is known already, and what wasn't checked."""
     engine, plan, active = task.engine, task.plan, task.active
-    if active is None and plan.verb == "restart" and plan.engine == "docker":
-        active = ask_if_up(engine)  # only Docker's containers end with it
     said = []
     for check in (task.intent.require, lambda: refuse(engine, plan, active, task.restarter, request)):
         try:
@@ -183,4 +183,4 @@ def _foreseen(task: Task, request: Request, notes: tuple[str, ...]) -> Result:
         said.append(
             f"not validated: {plan.engine} itself reads staged copies first when this is not a dry run"
         )
-    return report(replace(task, active=active), Applied(active=active), request, (*notes, *said))
+    return report(task, Applied(active=active), request, (*notes, *said))

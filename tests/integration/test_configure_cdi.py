@@ -131,3 +131,14 @@ def test_units_of_a_killed_removal_run_again(node: BareNode) -> None:
     assert node.files() == {SPECIFICATION, *UNITS}
     assert node.node.calls()[-1].startswith("systemctl enable --now")
     assert json.loads(node.engine.config.read_text())["features"] == {"cdi": True}
+
+
+def test_dry_run_foresees_the_restart_that_only_the_daemon_tells_of(node: BareNode) -> None:
+    node.engine.config.write_text('{"features": {"cdi": true}}')  # dockerd has not read it
+    argv = ("configure-runtime", "--runtime", "docker", "--cdi", "--nvidia-runtime-path", "/bin/true")
+    shown, done = node.data(*argv, "--dry-run"), node.data(*argv)
+    assert (shown["restart"]["verb"], shown["restart"]["reason"]) == (
+        done["restart"]["verb"],
+        done["restart"]["reason"],
+    )
+    assert shown["restart"]["verb"] == "restart" and shown["changes"] == done["changes"]

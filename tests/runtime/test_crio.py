@@ -223,7 +223,9 @@ def test_toolkit_that_finds_a_runtime_is_left_alone(tmp_path: Path) -> None:
 def test_missing_toolkit_file_is_not_made_but_told_of(tmp_path: Path) -> None:
     plan = engine(make_node(tmp_path, "packaged")).plan(NVIDIA, None)
     assert TOOLKIT not in edits(plan)
-    assert any("gpunode toolkit config set nvidia-container-runtime.runtimes" in note for note in plan.notes)
+    listed = "/usr/libexec/crio/crun,/usr/libexec/crio/runc,runc,crun"
+    command = f"gpunode toolkit config set --create nvidia-container-runtime.runtimes={listed}"
+    assert any(command in note for note in plan.notes)
 
 
 # --- CDI ----------------------------------------------------------------------------------------------------
