@@ -247,7 +247,8 @@ def _answers(engine: Engine) -> bool:
 def uninterrupted() -> Iterator[None]:
     """Ctrl-C and SIGTERM wait until what is done here is done: half a roll-back is worse than none."""
     names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {name: signal.signal(name, signal.SIG_IGN) for name in names}
+    # not SIG_IGN: a daemon that a child starts now would inherit that, and ignore SIGTERM as well
+    before = {name: signal.signal(name, lambda *_: None) for name in names}
     try:
         yield
     finally:

@@ -6,6 +6,9 @@ interrupted at a chosen moment. tests/integration does the same with real ones w
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +23,7 @@ from gpunode.host import Host
 from gpunode.journal import Journal
 from gpunode.render import SilentProgress
 from gpunode.runtime import apply as apply_module
-from gpunode.runtime.apply import Job, apply, recover
+from gpunode.runtime.apply import Job, apply, recover, take_back_all, uninterrupted
 from gpunode.runtime.docker import DockerEngine
 from gpunode.runtime.engine import Active, FileEdit, Handler, Plan, Unwanted, Wanted
 from gpunode.runtime.refusals import refuse
@@ -221,3 +224,37 @@ def test_not_root_is_refused_before_anything(monkeypatch: pytest.MonkeyPatch, tm
     with pytest.raises(PreconditionError, match="needs root"):
         configure_runtime.run(host, configure_runtime.Options(Request(("docker",))), SilentProgress())
     assert not (tmp_path / "state").exists()
+
+
+def test_signals_wait_and_a_daemon_started_meanwhile_ignores_none() -> None:
+    """A rollback restarts the daemon under this; what is ignored would stay ignored in it (signal(7))."""
+    host = Host()
+    with uninterrupted():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+        status = host.run(["cat", "/proc/self/status"], timeout=5.0).stdout
+    ignored = int(next(line for line in status.splitlines() if line.startswith("SigIgn")).split()[1], 16)
+    assert not ignored & sum(1 << number - 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+
+
+def test_engine_that_cannot_be_taken_back_does_not_keep_the_others(host: Host, quick: None) -> None:
+    journal, done = Journal.of(host), []
+    for name in ("first", "second"):
+        path = f"/etc/docker/{name}"
+        host.write_atomic(path, b"old")
+        made = job(host, [AFTER], never)
+        made = dataclasses.replace(made, plan=Plan("docker", (FileEdit(path, b"old", b"new"),), "restart"))
+        done.append((made, apply(made, journal)))
+    copy = f"{journal.directory}/{done[1][1].journal}/00-second"
+    host.write_atomic(copy, b"damaged")
+    with pytest.raises(RolledBackError, match="was not taken back"):
+        take_back_all(done, journal, ConfigError("the third is refused"))
+    assert (host.read_bytes("/etc/docker/first"), states(host)) == (b"old", ["rolled-back", "committed"])
+
+
+def test_first_engine_taken_back_for_the_second_counts_as_rolled_back(host: Host) -> None:
+    made = job(host, [AFTER], never)
+    done = [(made, apply(made, Journal.of(host)))]
+    with pytest.raises(RolledBackError, match="refused"):
+        take_back_all(done, Journal.of(host), ConfigError("the second is refused"))
+    assert content(host) == b"old"
