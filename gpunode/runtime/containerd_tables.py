@@ -33,6 +33,10 @@ def runtime_table(
     options = table.setdefault("options", {})
     options["BinaryName"] = handler.path
     cgroup = True if systemd_cgroup else dig(base, "options", "SystemdCgroup")
+    if isinstance(dig(present, "options", "SystemdCgroup"), bool) and not _spelled_out(config, handler.name):
+        cgroup = (
+            None  # containerd's built-in runc knows nothing of this node's kubelet; who wrote the file did
+        )
     if isinstance(cgroup, bool) and options.get("SystemdCgroup", False) != cgroup:
         options["SystemdCgroup"] = cgroup
     return table
@@ -43,17 +47,25 @@ def inherited(config: ContainerdConfig, effective: Tree | None, heir: str) -> Tr
 
     kata, gVisor and other NVIDIA runtimes are passed over: their options mean something else.
     """
-    names = dict.fromkeys((config.default_runtime, "runc", "crun"))
-    usable = [name for name in names if name != heir and not name.startswith("nvidia")]
-    for name in usable:
-        entry = config.runtimes.get(name)
-        if isinstance(entry, dict) and _is_runc_like(entry):
-            return copy.deepcopy(entry)
-    for name in usable:
+    spelled_out = _spelled_out(config, heir)
+    if spelled_out:
+        return copy.deepcopy(spelled_out)
+    for name in _ancestors(config, heir):
         entry = simple(effective, name)
         if entry and _is_runc_like(entry):
             return entry
     return {"runtime_type": RUNC_TYPE}
+
+
+def _spelled_out(config: ContainerdConfig, heir: str) -> Tree:
+    """The runc to inherit from as a file spells it out; {} if none does."""
+    entries = (config.runtimes.get(name) for name in _ancestors(config, heir))
+    return next((entry for entry in entries if isinstance(entry, dict) and _is_runc_like(entry)), {})
+
+
+def _ancestors(config: ContainerdConfig, heir: str) -> tuple[str, ...]:
+    names = dict.fromkeys((config.default_runtime, "runc", "crun"))
+    return tuple(name for name in names if name != heir and not name.startswith("nvidia"))
 
 
 def simple(effective: Tree | None, name: str) -> Tree:

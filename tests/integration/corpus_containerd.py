@@ -108,7 +108,8 @@ class Containerd:
         wanted = copy.deepcopy(runtimes.get(NAME, base))
         wanted.setdefault("runtime_type", "io.containerd.runc.v2")
         options = {**wanted.get("options", {}), "BinaryName": program}
-        if usable:
+        own = default == NAME and options.get("SystemdCgroup") is True  # what every pod of the node ran with
+        if usable and not own:
             options["SystemdCgroup"] = base.get("options", {}).get("SystemdCgroup", False)
         return {**wanted, "options": {key: value for key, value in options.items() if value}}
 

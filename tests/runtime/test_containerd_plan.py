@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import ConfigError
-from gpunode.facts.containerd import CRI_PLUGINS
+from gpunode.facts.containerd import CRI_PLUGINS, load_config
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
 from gpunode.runtime.containerd import ContainerdEngine
+from gpunode.runtime.containerd_tables import runtime_table
 from gpunode.runtime.engine import Handler, Plan, Unwanted, Wanted
 
 MAIN = "/etc/containerd/config.toml"
@@ -198,3 +199,22 @@ def test_previous_default_comes_back_only_where_no_other_file_names_it(tmp_path:
     node.write(MAIN, 'version = 3\nimports = ["conf.d/*.toml"]\n')
     changed = texts(node.engine().plan_removal(Unwanted(("nvidia",), "crun"), None))
     assert changed == {DROP_IN: nvidia.replace('"nvidia"', '"crun"')}
+
+
+def test_cgroup_driver_of_a_default_nvidia_is_kept_where_no_file_spells_out_runc(tmp_path: Path) -> None:
+    """EKS's GPU images: overruling it by the built-in runc would split the node from its kubelet."""
+    node, handler = Node(tmp_path, "2.1.9"), NVIDIA.handlers[0]
+    entry = {
+        "runtime_type": "io.containerd.runc.v2",
+        "options": {"BinaryName": handler.path, "SystemdCgroup": True},
+    }
+    node.write(
+        MAIN,
+        f'version = 2\n[plugins."{P2}".containerd]\ndefault_runtime_name = "nvidia"\n'
+        f'[plugins."{P2}".containerd.runtimes.nvidia]\nruntime_type = "io.containerd.runc.v2"\n'
+        f'options = {{ BinaryName = "{handler.path}", SystemdCgroup = true }}\n',
+    )
+    built_in = {"runtime_type": "io.containerd.runc.v2", "options": {"SystemdCgroup": False}}
+    effective = {"plugins": {P3: {"containerd": {"runtimes": {"runc": built_in, "nvidia": entry}}}}}
+    config = load_config(node.engine().host, MAIN, (2, 1, 9))
+    assert runtime_table(config, effective, handler, False) == entry
