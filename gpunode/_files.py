@@ -79,6 +79,25 @@ def _keep_attributes(source: Path, target: Path) -> None:
             os.setxattr(target, name, os.getxattr(source, name))
 
 
+def make_directories(path: Path, mode: int) -> None:
+    """Make `path` with this mode, its missing parents with 0755, whatever the umask; others stay as they are.
+
+    root's umask 077 would hide a CDI specification from other users' engines, 000 would open the journal.
+    """
+    missing = [path]
+    while not missing[-1].parent.exists():
+        missing.append(missing[-1].parent)
+    for directory in reversed(missing):
+        wanted = mode if directory == path else 0o755
+        try:
+            directory.mkdir(wanted)
+        except FileExistsError:
+            if not directory.is_dir():
+                raise
+        else:
+            directory.chmod(wanted)
+
+
 def sync_directory(directory: Path) -> None:
     """Make a rename durable: the directory entry is what must reach the disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

@@ -107,12 +107,15 @@ class Host:
         return holds(Path.is_dir, self.path, path)
 
     def is_symlink(self, path: str) -> bool:
-        return self.path(path, follow=False).is_symlink()
+        return holds(Path.is_symlink, lambda name: self.path(name, follow=False), path)
 
     def readlink(self, path: str) -> str | None:
         """The link's own text, None if it is no link."""
         real = self.path(path, follow=False)
-        return str(real.readlink()) if real.is_symlink() else None
+        try:
+            return str(real.readlink()) if real.is_symlink() else None
+        except OSError as error:
+            raise explain_os_error(error, path, "look at") from error
 
     def listdir(self, path: str) -> tuple[str, ...]:
         """Sorted names; empty if there is no such directory."""
@@ -326,8 +329,10 @@ class Host:
             raise explain_os_error(error, path, "write") from error
 
     def make_dirs(self, path: str, mode: int = 0o755) -> None:
+        from gpunode._files import make_directories
+
         try:
-            self.path(path).mkdir(mode=mode, parents=True, exist_ok=True)
+            make_directories(self.path(path), mode)
         except OSError as error:
             raise explain_os_error(error, path, "create") from error
 

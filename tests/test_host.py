@@ -248,3 +248,16 @@ def test_a_killed_child_that_did_not_read_its_input_leaves_no_pipe_open() -> Non
     assert done.timed_out
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o000])
+def test_directories_have_their_mode_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+    (tmp_path / "etc").mkdir(mode=0o700)
+    before = os.umask(mask)
+    try:
+        Host(tmp_path).make_dirs("/etc/a/b", mode=0o700)
+        Host(tmp_path).make_dirs("/etc/a/b")
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("etc", "etc/a", "etc/a/b")]
+    assert modes == [0o700, 0o755, 0o700]
