@@ -24,6 +24,7 @@ from gpunode.result import Change
 STATE_DIRECTORY = "/var/lib/gpunode"
 LOCK = "/run/lock/gpunode.lock"
 KEEP = 50  # undoing needs the entries that tell what was there before the first change
+LIST_HINT = "see what there is: gpunode journal list"
 OPEN_STATES = ("begun", "applied")
 
 
@@ -195,16 +196,17 @@ class Journal:
         if name in states:
             problem = f"{name} can't be rolled back: it is {states[name]}"
         raise UsageError(
-            problem, hint=f"entries that can be rolled back: {listed}" if listed else self.no_entry_hint()
+            problem,
+            hint=f"entries that can be rolled back: {listed}" if listed else self.elsewhere() or LIST_HINT,
         )
 
-    def no_entry_hint(self) -> str:
-        """Where to look when an entry that should be there isn't."""
-        if _is_users(self.host):
-            return "this is your own journal; for the node's run it with sudo"
+    def elsewhere(self) -> str:
+        """Where else there is a journal, for somebody who misses an entry; empty for the node's own."""
         if self.host.environ.get("GPUNODE_STATE_DIR"):
             return "GPUNODE_STATE_DIR chose this journal; without it the node's own is used"
-        return "see what there is: gpunode journal list"
+        if _is_users(self.host):
+            return "this is your own journal; for the node's run it with sudo"
+        return ""
 
     def original(self, entry: Entry, file: Mapping[str, Any]) -> bytes | None:
         """A file's bytes before the operation, None if it didn't exist. `ConfigError` for a damaged copy."""

@@ -55,6 +55,8 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     notes = tuple(
         f"{journal.directory}/{name} is no journal entry, or its manifest is damaged" for name in damaged
     )
+    if not lines and journal.elsewhere():
+        notes = (*notes, journal.elsewhere())
     return Result("Journal", data, messages=notes, blocks=(_block(lines, journal.directory),))
 
 

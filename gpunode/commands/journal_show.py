@@ -9,7 +9,7 @@ from typing import Any
 from gpunode.commands.journal_list import EntryLine, line, load
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.host import Host
-from gpunode.journal import Entry, Journal, digest
+from gpunode.journal import LIST_HINT, Entry, Journal, digest
 from gpunode.result import Block, Diff, Progress, Result, Style, Table, Text
 from gpunode.runtime.engine import FileEdit
 
@@ -67,7 +67,7 @@ def _chosen(journal: Journal, entries: Sequence[Entry], name: str) -> Entry:
     if not found:
         raise UsageError(
             f"no such journal entry: {name}" if name else f"the journal has no entries: {journal.directory}",
-            hint="list them: gpunode journal list" if entries else journal.no_entry_hint(),
+            hint="list them: gpunode journal list" if entries else journal.elsewhere() or LIST_HINT,
         )
     return found[0]
 

@@ -76,7 +76,8 @@ def _engine(engine: EngineStatus) -> Iterator[Block]:
     else:
         yield Table(("  FILE", "LAST WRITTEN BY"), tuple(_files(engine)))
     if engine.silence:
-        yield Text(f"  the daemon tells nothing: {engine.silence}", Style.DIM)
+        who = "the daemon" if engine.running is not None else engine.name
+        yield Text(f"  {who} tells nothing: {engine.silence}", Style.DIM)
     if engine.handlers:
         columns = ("  HANDLER", "PROGRAM", "IN FILE", "ACTIVE")
         yield Table(columns, tuple(_handler(one) for one in engine.handlers))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpunode.journal import digest
-from tests.cli import Ran, gpunode
+from tests.cli import Ran, clean_environment, command, gpunode
 from tests.nobody import NOBODY, public_directory
 from tests.runtime.test_toolkit_file import PACKAGED
 
@@ -158,3 +159,14 @@ def test_engine_that_was_removed_stops_no_later_run(tmp_path: Path) -> None:
     assert config.read_text() == "disable-require = true\n"
     listed = gpunode("journal", "list", "-o", "json", env={"GPUNODE_STATE_DIR": str(state)}).document
     assert [one["state"] for one in listed["data"]["entries"]] == ["rolled-back", "committed"]
+
+
+def test_an_ordinary_users_empty_journal_says_where_the_nodes_is() -> None:
+    with public_directory() as place:
+        environ = clean_environment({"HOME": str(place)})
+        argv = [*NOBODY, *command("journal", "list")]
+        done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (
+        0,
+        "this is your own journal; for the node's run it with sudo\n",
+    )
