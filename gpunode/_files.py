@@ -180,13 +180,17 @@ def explain_os_error(error: OSError, path: str, verb: str) -> GpunodeError:
     if number in (errno.EACCES, errno.EPERM):
         if verb in ("read", "list", "look at"):
             return Unreadable(f"can't {verb} {path}: {reason}", hint="run as root, for example with sudo")
-        return PreconditionError(f"can't {verb} {path}: {reason}", hint="run as root, for example with sudo")
+        hint = "run as root, for example with sudo"
+        if os.geteuid() == 0:
+            hint = f"root may not either: lsattr -d {path}; findmnt -T {path}"
+        return PreconditionError(f"can't {verb} {path}: {reason}", hint=hint)
     hints = {
         errno.ENOSPC: f"free some space: df -h {Path(path).parent}",
         errno.EDQUOT: f"free some space: df -h {Path(path).parent}",
         errno.EROFS: f"the file system is read-only: findmnt -T {path}",
         errno.EISDIR: f"a directory lies where a file belongs: ls -ld {path}",
         errno.EINVAL: f"a pipe, socket or device lies where a file belongs: ls -lL {path}",
+        errno.EBUSY: f"the file itself is a mount point, as in a container: findmnt {path}",
         errno.EFBIG: f"look at what filled it: ls -lh {path}",
         errno.ELOOP: f"the symlinks lead in a circle: namei -l {path}",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from gpunode._files import explain_os_error
 from gpunode.errors import ConfigError, DaemonError, PreconditionError
 from gpunode.host import Host
 
@@ -261,3 +263,10 @@ def test_directories_have_their_mode_whatever_the_umask(tmp_path: Path, mask: in
         os.umask(before)
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("etc", "etc/a", "etc/a/b")]
     assert modes == [0o700, 0o755, 0o700]
+
+
+def test_root_is_not_told_to_become_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    for user, said in ((0, "lsattr -d /etc/a"), (1000, "sudo")):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        assert said in explain_os_error(PermissionError(errno.EPERM, "no"), "/etc/a", "write").hint
+    assert "findmnt /etc/a" in explain_os_error(OSError(errno.EBUSY, "busy"), "/etc/a", "write").hint
