@@ -111,8 +111,8 @@ class Host:
 
     def readlink(self, path: str) -> str | None:
         """The link's own text, None if it is no link."""
-        real = self.path(path, follow=False)
         try:
+            real = self.path(path, follow=False)
             return str(real.readlink()) if real.is_symlink() else None
         except OSError as error:
             raise explain_os_error(error, path, "look at") from error

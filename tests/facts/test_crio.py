@@ -16,7 +16,9 @@ from gpunode.facts.crio import compiled_default, drop_in_directory, find_crio, l
 from gpunode.facts.oci_hooks import nvidia_hooks
 from gpunode.facts.podman import find_podman, load_podman
 from gpunode.host import Host
+from tests.cli import gpunode
 from tests.facts.test_daemons import Node
+from tests.nobody import NOBODY, public_directory
 
 ARGV = (
     "/usr/bin/crio",
@@ -195,3 +197,17 @@ def test_podmans_wrong_types_are_refused(node: Node, text: str) -> None:
     node.file("/etc/containers/containers.conf", text)
     with pytest.raises(ConfigError, match=r"/etc/containers/containers\.conf: .*\[engine\]"):
         load_podman(node.host)
+
+
+def test_a_directory_that_may_only_be_listed_asks_for_root() -> None:
+    with public_directory() as place:
+        drop_ins = place / "etc/crio/crio.conf.d"
+        drop_ins.mkdir(parents=True)
+        (place / "usr/bin").mkdir(parents=True)
+        (place / "usr/bin/crio").write_text("x")
+        (place / "usr/bin/crio").chmod(0o755)
+        (drop_ins / "10-crio.conf").write_text("")
+        drop_ins.chmod(0o744)
+        argv = ("configure-runtime", "--runtime", "crio", "--dry-run", "--root", str(place), "-o", "json")
+        ran = gpunode(*argv, prefix=NOBODY)
+        assert ran.document["errors"][0]["hint"].startswith("run as root")
