@@ -141,11 +141,16 @@ def program(host: Host) -> str:
     import sys
 
     script = f"{sys.executable.rpartition('/')[0]}/gpunode"
-    words = [script] if host.executable(script) else [sys.executable, "-P", "-m", "gpunode"]
-    return " ".join(_quoted(word) for word in words)
+    if host.executable(script):
+        return _quoted(script)
+    return f"{_quoted(sys.executable)} -P -m gpunode"
 
 
-def _quoted(word: str) -> str:
-    """One word of ExecStart (systemd.service(5), "COMMAND LINES"): ``%`` and ``$`` are special there."""
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+def _quoted(path: str) -> str:
+    """A program as ExecStart's first word (systemd.service(5), "COMMAND LINES"): ``%`` is special there.
+
+    ``$`` isn't in that place: no variable is looked for in it, and ``$$`` would stay what it is. Quotes and
+    backslashes systemd takes in no program's path.
+    """
+    escaped = path.replace("%", "%%")
     return escaped if re.fullmatch(r"[\w./%+-]+", escaped, re.ASCII) else f'"{escaped}"'
