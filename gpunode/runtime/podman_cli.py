@@ -40,8 +40,11 @@ class Podman:
         return self.complaint("load", "--quiet", timeout=_LOAD_SECONDS, stdin=archive)
 
     def has_image(self, reference: str) -> bool:
-        """Whether podman holds this image; nothing is pulled."""
-        return self.call("image", "exists", reference).ok
+        """Whether podman holds this image; nothing is pulled. `DaemonError` if it can't tell."""
+        answer = self.call("image", "exists", reference)
+        if answer.code not in (0, 1):  # podman-image-exists(1): 1 is no, 125 a failure of podman's own
+            raise DaemonError(f"podman image exists: {said(answer)}", hint="podman info")
+        return answer.ok
 
     def remove_image(self, reference: str) -> str:
         """Remove a name and, if it was the last, the image; what podman complained of."""

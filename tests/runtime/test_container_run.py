@@ -134,6 +134,13 @@ def test_a_listing_names_what_is_there(tmp_path: Path) -> None:
     assert asked.image_names("n") == ("n:1", "n:2")
 
 
+def test_a_podman_that_fails_does_not_say_that_an_image_is_missing(tmp_path: Path) -> None:
+    assert scripted(tmp_path, "").has_image("x")
+    assert not scripted(tmp_path, "", 1).has_image("x")
+    with pytest.raises(DaemonError, match="podman image exists: no"):
+        scripted(tmp_path, "", 125).has_image("x")
+
+
 def test_a_podman_that_can_not_list_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DaemonError, match="podman ps: no"):
         scripted(tmp_path, "", 125).labelled_containers({})
