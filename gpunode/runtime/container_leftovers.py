@@ -44,10 +44,12 @@ def is_dead(host: Host, who: str) -> bool:
     if not re.fullmatch(_MAKER, who, re.ASCII):
         return False
     boot, namespace, pid, start = who.split("-")
+    if namespace != _namespace(host):
+        return False  # another namespace's pids; it may even show a boot id of its own (systemd-nspawn does)
     if boot != _boot(host):
         return True
-    if namespace != _namespace(host) or not host.exists("/proc/1/stat"):
-        return False  # another namespace's pids, or a /proc that hides other users' processes (hidepid)
+    if not host.exists("/proc/1/stat"):
+        return False  # a /proc that hides other users' processes (hidepid)
     try:
         stat = host.read_text(f"/proc/{pid}/stat")
     except GpunodeError:

@@ -53,6 +53,7 @@ def host(tmp_path: Path) -> Host:
         (f"{BOOT}-4026531836-43-{START}", True),
         (f"ffffffff-4026531836-42-{START}", True),  # before the last boot
         (f"{BOOT}-4026539999-43-{START}", False),  # pids of another namespace say nothing here
+        (f"ffffffff-4026539999-42-{START}", False),  # nor does a boot id that only they see
         ("", False),
         ("somebody else's label", False),
         (f"{BOOT}-4026531836-42", False),
