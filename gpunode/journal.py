@@ -75,6 +75,11 @@ class Entry:
         return self.manifest.get("operation") != "rollback"
 
     @property
+    def of_engine(self) -> bool:
+        """Whether it changed an engine's configuration, so that a removal goes by it; no rollback does."""
+        return self.undoable and bool(self.manifest.get("engine"))
+
+    @property
     def files(self) -> tuple[Mapping[str, Any], ...]:
         return tuple(self.manifest.get("files", ()))
 
@@ -257,13 +262,18 @@ class Journal:
                 self.host.set_owner(file["path"], file["uid"], file["gid"], file["mode"])
 
     def prune(self, keep: int = KEEP) -> None:
-        """Forget all but the last `keep` finished entries, and what never became one. Needs the lock."""
+        """Forget finished entries beyond `keep`, and what never became one. Needs the lock.
+
+        The newer half is kept. Of the others those go last that tell what an engine had before.
+        """
         for name in self.host.listdir(self.directory):
             manifest = f"{self.directory}/{name}/manifest.json"
             if re.match(r"\d{8}T\d{6}Z-", name) and not self.host.exists(manifest):
                 self.host.remove_tree(f"{self.directory}/{name}")
         finished = [entry for entry in self.entries() if entry.state not in OPEN_STATES]
-        for entry in finished[: max(0, len(finished) - keep)]:
+        surplus = max(0, len(finished) - keep)
+        older = finished[: max(0, len(finished) - keep // 2)]
+        for entry in sorted(older, key=lambda one: one.state == "committed" and one.of_engine)[:surplus]:
             self.host.remove_tree(entry.directory)
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.commands import configure_runtime, rollback, unconfigure_runtime
+from gpunode.commands import configure_runtime, rollback, toolkit_config_set, unconfigure_runtime
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
+from gpunode.journal import KEEP, Journal
 from gpunode.render import SilentProgress
 from gpunode.result import Diff, ExitCode, Result
 from gpunode.runtime.report import RuntimeConfiguration
@@ -296,6 +297,19 @@ def test_cdi_switched_on_after_an_undone_run_is_nobody_elses_to_remove(
     (root / DOCKER).write_text('{"features": {"cdi": true}, "runtimes": {"nvidia": {"path": "x"}}}')
     unconfigure_runtime.run(Host(root, environ={}), options, SilentProgress())
     assert json.loads((root / DOCKER).read_text()) == {"features": {"cdi": True}}
+
+
+def test_previous_default_outlives_many_other_changes(root: Path, configure: Configure) -> None:
+    (root / DOCKER).write_text('{"default-runtime": "other", "runtimes": {"other": {"path": "/o"}}}')
+    configure("docker", set_as_default=True)
+    host = Host(root, environ={})
+    for number in range(KEEP + 5):
+        settings = (f"nvidia-container-cli.debug=/{number}",)
+        toolkit_config_set.run(host, toolkit_config_set.Options(settings, create=True), SilentProgress())
+    assert len(Journal.of(host).entries()) == KEEP
+    options = unconfigure_runtime.Options(Request(("docker",)))
+    unconfigure_runtime.run(host, options, SilentProgress())
+    assert json.loads((root / DOCKER).read_text())["default-runtime"] == "other"
 
 
 # --- what is refused --------------------------------------------------------------------------------------
