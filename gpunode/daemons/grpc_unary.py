@@ -1,14 +1,15 @@
 """One unary gRPC call over a unix socket without the gRPC library, which takes longer to import than to call.
 
 It speaks just enough HTTP/2 (RFC 9113) for one request on one connection, and looks at no response header: a
-call that brings a whole message and ends in order has succeeded; for anything else `None` is given, and the
-caller asks again with the library, which knows the error.
+call that brings a whole message and ends in order has succeeded, for a Go server sends none with an error.
+For anything else `None` is given, and the caller asks again with the library, which knows the error.
 """
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from gpunode.errors import DaemonError
@@ -35,8 +36,9 @@ def unary_call(host: Host, path: str, method: str, request: bytes, timeout: floa
     """
     try:
         with host.connect_unix(path, timeout) as connection:
+            read = functools.partial(_read, connection, host, host.monotonic() + timeout)
             connection.sendall(_opening(method, request))
-            return _message(_answer(connection, host.monotonic() + timeout, host))
+            return _message(_answer(read, connection.sendall))
     except (DaemonError, OSError, ValueError):
         return None
 
@@ -73,23 +75,30 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
-def _answer(connection: socket.socket, deadline: float, host: Host) -> bytes:
+def _answer(read: Callable[[int], bytes], send: Callable[[bytes], None]) -> bytes:
     """What the server sends on the stream until it ends it; `ValueError` if it resets or goes away."""
     found = b""
-    while len(found) <= _LARGEST and host.monotonic() < deadline:
-        length, kind, flags, stream = _header(_read(connection, 9))
-        payload = _read(connection, length)
+    while len(found) <= _LARGEST:
+        length, kind, flags, stream = _header(read(9))
+        payload = read(length)
         if kind == _SETTINGS and not flags & _ACK:
-            connection.sendall(_frame(_SETTINGS, _ACK, 0, b""))
+            send(_frame(_SETTINGS, _ACK, 0, b""))
         elif kind == _PING and not flags & _ACK:
-            connection.sendall(_frame(_PING, _ACK, 0, payload))
+            send(_frame(_PING, _ACK, 0, payload))
         elif stream == _STREAM and kind == _DATA:
-            found += payload[1 : length - payload[0]] if flags & _PADDED else payload
+            found += _unpadded(payload) if flags & _PADDED else payload
         elif kind not in (_HEADERS, _SETTINGS, _PING, _WINDOW_UPDATE):
             raise ValueError("the server ended the stream or the connection")
         if stream == _STREAM and kind in (_DATA, _HEADERS) and flags & _END_STREAM:
             return found
     raise ValueError("no end of the answer")
+
+
+def _unpadded(payload: bytes) -> bytes:
+    """The first byte says how many at the end are padding."""
+    if not payload or payload[0] >= len(payload):
+        raise ValueError("more padding than there is payload")
+    return payload[1 : len(payload) - payload[0]]
 
 
 def _header(data: bytes) -> tuple[int, int, int, int]:
@@ -101,14 +110,19 @@ def _header(data: bytes) -> tuple[int, int, int, int]:
     return length, kind, flags, stream & 0x7FFFFFFF
 
 
-def _read(connection: socket.socket, length: int) -> bytes:
-    data = b""
+def _read(connection: socket.socket, host: Host, deadline: float, length: int) -> bytes:
+    """Exactly `length` bytes, however slowly they drip; `TimeoutError` after the deadline."""
+    data = bytearray()
     while len(data) < length:
+        left = deadline - host.monotonic()
+        if left <= 0:
+            raise TimeoutError("no whole answer in time")
+        connection.settimeout(left)
         more = connection.recv(length - len(data))
         if not more:
             raise ValueError("the server closed the connection")
         data += more
-    return data
+    return bytes(data)
 
 
 def _message(data: bytes) -> bytes | None:
@@ -123,6 +137,8 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     position = 0
     while position < len(data):
         key, position = _varint(data, position)
+        if not key >> 3:
+            raise ValueError("a field without a number")
         if key & 7 == 0:
             value, position = _varint(data, position)
             yield key >> 3, value
