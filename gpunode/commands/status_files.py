@@ -11,7 +11,7 @@ from gpunode.facts.configured import ConfigFile
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.writers import nvidia_writer
 from gpunode.host import Host
-from gpunode.journal import STATE_DIRECTORY, Entry, Journal, digest
+from gpunode.journal import OPEN_STATES, STATE_DIRECTORY, Entry, Journal, digest
 
 GPUNODE, PACKAGE, PERSON, UNKNOWN = "gpunode", "package", "administrator", "unknown"
 _DPKG = "/var/lib/dpkg/status"
@@ -48,7 +48,8 @@ def journal_entries(host: Host) -> tuple[Entry, ...] | None:
         found = [entry for journal in journals.values() for entry in reversed(journal.entries())]
     except GpunodeError:
         return None
-    return tuple(entry for entry in found if entry.state == "committed")
+    # of a run that was killed half-way, too: it is its text that lies there
+    return tuple(entry for entry in found if entry.state in (*OPEN_STATES, "committed"))
 
 
 def status_file(host: Host, daemon: Daemon, file: ConfigFile, entries: Sequence[Entry] | None) -> StatusFile:

@@ -152,7 +152,9 @@ def _roll_back(job: Job, journal: Journal, entry: Entry, error: BaseException) -
     if not isinstance(error, GpunodeError) and not trouble:
         return
     said = f"\n{words}" if words else ""
-    state = trouble or f"the files are as before and {job.plan.engine} runs with them"
+    state = (
+        trouble.removesuffix(f": {error}") or f"the files are as before and {job.plan.engine} runs with them"
+    )
     raise RolledBackError(
         f"{error}; {state}{said}", hint="correct what the daemon complains about, then run this again"
     ) from error

@@ -74,6 +74,10 @@ def choose(host: Host, wanted: str, cdi: bool, handlers: tuple[str, ...] | None,
 def missing_handler(reading: CdiReading, wanted: str, known: Sequence[str]) -> DaemonError:
     """The running engine doesn't list the handler: asked before anything is made."""
     cure = f"gpunode configure-runtime --runtime {reading.option}"
+    if wanted in ("nvidia-cdi", "nvidia-legacy"):
+        cure += f" --also {wanted.removeprefix('nvidia-')}"
+    elif wanted != DEFAULT_HANDLER:
+        cure += f" --nvidia-runtime-name {wanted}"
     return DaemonError(
         f'{reading.title} as it runs now has no runtime "{wanted}"; it knows {", ".join(known) or "none"}',
         hint=cure if _too_old(reading) else f"{cure}; or, without a runtime: {cure} --cdi",

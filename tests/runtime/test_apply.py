@@ -157,8 +157,9 @@ def test_any_failure_restores_and_restarts_again(host: Host, make: Callable[[Hos
 
 @pytest.mark.usefixtures("quick")
 def test_daemon_that_stays_down_is_said(host: Host) -> None:
-    with pytest.raises(RolledBackError, match="but docker does not run"):
+    with pytest.raises(RolledBackError, match="but docker does not run") as caught:
         apply(job(host, [DaemonError("down")], never), Journal.of(host))
+    assert caught.value.message.count("down") == 1
     assert content(host) == b"old"
 
 

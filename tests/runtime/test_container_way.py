@@ -106,3 +106,12 @@ def test_another_vendors_specification_is_none_of_nvidias(host: Host) -> None:
     with pytest.raises(PreconditionError) as caught:
         choose(host, "nvidia", True, (), READING)
     assert caught.value.code == "cdi-no-specification"
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("gpu", "--nvidia-runtime-name gpu"), ("nvidia-legacy", "--also legacy")]
+)
+def test_the_hint_registers_the_handler_that_was_asked_for(described: Host, name: str, option: str) -> None:
+    with pytest.raises(DaemonError) as caught:
+        choose(described, name, False, ("runc",), READING)
+    assert caught.value.hint.startswith(f"gpunode configure-runtime --runtime docker {option};")
