@@ -17,7 +17,7 @@ from gpunode.runtime.past import Past, past
 from gpunode.runtime.recovery import take_back
 from gpunode.runtime.report import RestartReport, RuntimeConfiguration, shown
 from gpunode.runtime.request import Request
-from gpunode.runtime.undo import Original
+from gpunode.runtime.undo import Original, cdi_users
 from gpunode.runtime.workflow import LOCK_SECONDS, Intent, change
 
 
@@ -63,7 +63,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
             in_force,
             kind="Rollback",
             done=lambda: back.finish(journal),
-            notes=_also(back),
+            notes=(*_also(back), *_bereft(back, journal)),
         )
         return (intent,)
 
@@ -162,3 +162,14 @@ def _also(back: Past) -> tuple[str, ...]:
     """Says which later changes of the same files go as well."""
     later = [entry.id for entry in back.entries if entry is not back.entry]
     return (f"this takes back what came later as well: {', '.join(later)}",) if later else ()
+
+
+def _bereft(back: Past, journal: Journal) -> tuple[str, ...]:
+    """Says which other engines use the CDI specification that goes."""
+    own = find.name_of(back.entry.manifest)
+    users = [name for name in cdi_users(journal) if name != own]
+    gone = [edit.path for edit in back.edits if edit.generated and edit.after is None]
+    if not users or not gone:
+        return ()
+    names = ", ".join(users)
+    return (f"{gone[0]} goes, needed by {names} as well; to write it again: gpunode cdi refresh",)

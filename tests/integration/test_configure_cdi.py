@@ -90,9 +90,11 @@ def test_specification_stays_while_another_engine_uses_it(node: BareNode) -> Non
     assert kept.returncode == 0, kept.stderr
     assert f"{SPECIFICATION.replace('/run', '/var/run')} stays for podman" in kept.stderr
     assert node.engine.config.read_text() == before and node.files() == {SPECIFICATION, *UNITS}
-    node.data("configure-runtime", "--runtime", "docker", "--cdi")
-    node.data("unconfigure-runtime", *both)
-    assert node.engine.config.read_text() == before
+    node.data("unconfigure-runtime", *both, "--cdi")
+    entry = node.data("configure-runtime", *both, "--cdi")["engines"][0]["journal"]
+    told = node.gpunode("rollback", entry)
+    assert told.returncode == 0 and "needed by podman as well" in told.stderr
+    assert node.engine.config.read_text() == before and node.files() == set()
 
 
 def test_cdi_goes_on_request_whoever_brought_its_parts(node: BareNode) -> None:
