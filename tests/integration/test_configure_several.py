@@ -77,3 +77,39 @@ def test_options_of_one_engine_are_refused_for_several(node: Node) -> None:
         assert done.returncode == 2 and option in done.stderr
     twice = node.gpunode("configure-runtime", "--runtime", "docker")
     assert twice.returncode == 2 and "twice" in twice.stderr
+
+
+def signal_at_restart(node: Node, unit: str, name: str) -> None:
+    """Let systemctl send gpunode a signal, once, instead of restarting the unit."""
+    systemctl, once = node.directory / "bin/systemctl", node.directory / "once"
+    trap = f'[ "$*" = "restart {unit}" ] && mkdir {once} 2>/dev/null && kill -{name} $PPID && sleep 5\ncase'
+    systemctl.write_text(systemctl.read_text().replace("case", trap, 1))
+
+
+@pytest.mark.parametrize("node", [CONTAINERD_CONFIG], indirect=True)
+def test_interruption_at_the_second_takes_both_back(node: Node) -> None:
+    before = [engine.config.read_bytes() for engine in node.engines]
+    signal_at_restart(node, "containerd.service", "INT")
+    done = node.gpunode("configure-runtime")
+    assert done.returncode == 130, done.stderr
+    assert [engine.config.read_bytes() for engine in node.engines] == before
+    assert all(engine.running for engine in node.engines)
+    assert "nothing to roll back" in node.gpunode("rollback").stderr
+
+
+@pytest.mark.parametrize("node", [CONTAINERD_CONFIG], indirect=True)
+def test_run_killed_at_the_second_keeps_the_first_and_the_next_one_ends_it(node: Node) -> None:
+    before = [engine.config.read_bytes() for engine in node.engines]
+    signal_at_restart(node, "containerd.service", "KILL")
+    assert node.gpunode("configure-runtime").returncode != 0
+    foreseen = node.gpunode("configure-runtime", "--dry-run")
+    assert "was killed half-way" in foreseen.stderr
+    done = node.gpunode("configure-runtime", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    docker, containerd = answer["data"]["engines"]
+    assert [change["action"] for change in docker["changes"]] == ["unchanged"]
+    assert [change["action"] for change in containerd["changes"]] == ["updated"]
+    assert any("was taken back" in message for message in answer["messages"])
+    assert node.gpunode("unconfigure-runtime").returncode == 0
+    assert [engine.config.read_bytes() for engine in node.engines] == before
