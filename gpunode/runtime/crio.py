@@ -17,10 +17,10 @@ from gpunode.errors import ConfigError, DaemonError, GpunodeError, PreconditionE
 from gpunode.facts.containerd import dig
 from gpunode.facts.crio import CrioConfig, CrioFile, compiled_default, drop_in_directory, load_crio, load_file
 from gpunode.facts.daemons import Daemon, same_file
-from gpunode.facts.oci_hooks import nvidia_hooks
 from gpunode.facts.processes import option_value, option_values
 from gpunode.host import Host
 from gpunode.runtime import crio_check, crio_plan
+from gpunode.runtime.cdi_ready import hook_removals, injects_twice, reads_none
 from gpunode.runtime.crio_handlers import is_nvidias
 from gpunode.runtime.crio_plan import DROP_IN_NAME, Draft, State
 from gpunode.runtime.crio_toolkit import toolkit_edit
@@ -29,7 +29,6 @@ from gpunode.runtime.trees import same
 
 _HAS_CDI = (1, 24)
 _HOOK_DIRECTORIES = ("/usr/share/containers/oci/hooks.d",)  # CRI-O's own default
-_CDI_DIRECTORIES = {"/etc/cdi", "/var/run/cdi", "/run/cdi"}
 _PACKAGED_CONMON = "/usr/libexec/crio/conmon"  # outside every PATH
 _CLOCK_SECONDS = (
     2.0  # the kernel tells its boot time, from which a process's start is counted, in whole seconds
@@ -179,8 +178,7 @@ class CrioEngine:
         """Edits that remove NVIDIA's hooks from where this CRI-O looks for some."""
         listed = config.setting("runtime", "hooks_dir")
         named = [one for one in listed if isinstance(one, str)] if isinstance(listed, list) else []
-        hooks = nvidia_hooks(self.host, named or _HOOK_DIRECTORIES)
-        return tuple(FileEdit(hook.path, self.host.read_bytes(hook.path), None) for hook in hooks)
+        return hook_removals(self.host, named or _HOOK_DIRECTORIES)
 
     def _refuse(self, wanted: Wanted) -> None:
         version = self.daemon.version
@@ -205,19 +203,11 @@ class CrioEngine:
         )
 
     def _notes(self, config: CrioConfig, wanted: Wanted, hooks: tuple[FileEdit, ...]) -> tuple[str, ...]:
-        notes = []
-        if hooks and not wanted.cdi:
-            notes.append(
-                f"{hooks[0].path} is NVIDIA's old OCI hook: beside the runtime it injects GPUs a second time;"
-                f" rm {hooks[0].path}, or let --cdi remove it"
-            )
+        notes = [injects_twice(hooks[0].path)] if hooks and not wanted.cdi else []
         directories = config.setting("runtime", "cdi_spec_dirs")
-        if wanted.cdi and isinstance(directories, list) and not _CDI_DIRECTORIES & set(map(str, directories)):
-            notes.append(
-                f"cdi_spec_dirs of CRI-O is {', '.join(map(str, directories)) or 'empty'}: it reads no"
-                " specification from /etc/cdi or /var/run/cdi until one of them stands there"
-            )
-        return tuple(notes)
+        if wanted.cdi and isinstance(directories, list):
+            notes.append(reads_none("it", "of CRI-O", map(str, directories)))
+        return tuple(filter(None, notes))
 
     # --- the daemon ------------------------------------------------------------------------------------
 

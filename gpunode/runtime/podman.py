@@ -8,16 +8,16 @@ from typing import Any
 from gpunode.errors import DaemonError, PreconditionError, UsageError, ValidationError
 from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.oci_hooks import SYSTEM_DIRECTORIES, nvidia_hooks
+from gpunode.facts.oci_hooks import SYSTEM_DIRECTORIES
 from gpunode.facts.podman import CONFIG, PodmanConfig, load_podman
 from gpunode.host import Completed, Host
 from gpunode.runtime import podman_plan
+from gpunode.runtime.cdi_ready import hook_removals, injects_twice, reads_none
 from gpunode.runtime.engine import Active, FileEdit, Handler, Plan, Unwanted, Wanted, decode
 from gpunode.runtime.podman_plan import DROP_IN, Draft
 from gpunode.runtime.toml_edit import document
 
 _HAS_CDI = (4, 1)
-_CDI_DIRECTORIES = {"/etc/cdi", "/var/run/cdi", "/run/cdi"}
 _SECONDS = 30.0
 _WHY = "podman reads its files each time it runs: it is asked what it has now"
 
@@ -84,8 +84,7 @@ class PodmanEngine:
 
     def _hooks(self, config: PodmanConfig) -> tuple[FileEdit, ...]:
         """Edits that remove NVIDIA's hooks from where podman looks for some."""
-        hooks = nvidia_hooks(self.host, (*SYSTEM_DIRECTORIES, *config.strings("hooks_dir")))
-        return tuple(FileEdit(hook.path, self.host.read_bytes(hook.path), None) for hook in hooks)
+        return hook_removals(self.host, (*SYSTEM_DIRECTORIES, *config.strings("hooks_dir")))
 
     def _notes(
         self,
@@ -100,13 +99,10 @@ class PodmanEngine:
                 f"podman {'.'.join(map(str, version))} has no CDI, which came with 4.1",
                 hint="leave out --cdi or upgrade podman",
             )
-        notes = [self._double(hooks[0].path)] if hooks and not wanted.cdi else []
+        notes = [injects_twice(hooks[0].path)] if hooks and not wanted.cdi else []
         directories = config.strings("cdi_spec_dirs")
-        if wanted.cdi and directories and not _CDI_DIRECTORIES & set(directories):
-            notes.append(
-                f"cdi_spec_dirs in containers.conf is {', '.join(directories)}: podman reads no specification"
-                " from /etc/cdi or /var/run/cdi until one of them stands there"
-            )
+        if wanted.cdi and directories:
+            notes.append(reads_none("podman", "in containers.conf", directories))
         if handlers and self.host.environ.get("CONTAINERS_CONF") and self.host.live:
             notes.append("CONTAINERS_CONF is set here: with it podman reads that file and no other")
         if (self.host.read_text("/sys/fs/selinux/enforce") or "").strip() == "1":
@@ -114,13 +110,7 @@ class PodmanEngine:
                 "SELinux is enforcing: containers reach GPUs after setsebool -P container_use_devices on,"
                 " or one by one with podman run --security-opt label=disable"
             )
-        return tuple(notes)
-
-    def _double(self, path: str) -> str:
-        return (
-            f"{path} is NVIDIA's old OCI hook: beside the runtime it injects GPUs a second time;"
-            f" rm {path}, or let --cdi remove it"
-        )
+        return tuple(filter(None, notes))
 
     # --- podman itself ---------------------------------------------------------------------------------
 
