@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.errors import UsageError
-from gpunode.facts.containerd import dig
 from gpunode.host import Host
 
 DEFAULT_PATH = "/etc/nvidia-container-runtime/config.toml"
@@ -191,6 +190,8 @@ def wrong(key: Key, value: Any, tree: Mapping[str, Any]) -> str:
     if unknown is not None:
         return f"it knows {', '.join(key.allowed)}, not {unknown!r}"
     if key.name.endswith(".ldconfig") and not value.startswith("@"):
+        from gpunode.facts.containerd import dig  # whoever configures Docker needs no more of it
+
         if dig(tree, *_FROM_CONTAINER.split(".")) is True:
             return key.problem(value)
         return f"it must begin with @ (the host's ldconfig), unless {_FROM_CONTAINER} is true"

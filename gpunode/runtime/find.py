@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from gpunode.errors import PreconditionError, Unreadable, UsageError
-from gpunode.facts.containerd import DEFAULT_SOCKET, find_containerd
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import DISTRIBUTIONS, distribution_at, find_distribution, owner
 from gpunode.facts.kubelet import find_kubelet
@@ -39,6 +38,12 @@ def _docker(host: Host, config: str | None) -> Daemon | None:
     return find_docker(host, config)
 
 
+def _containerd(host: Host, config: str | None) -> Daemon | None:
+    from gpunode.facts.containerd import find_containerd
+
+    return find_containerd(host, config)
+
+
 def _crio(host: Host, config: str | None) -> Daemon | None:
     from gpunode.facts.crio import find_crio
 
@@ -53,7 +58,7 @@ def _podman(host: Host, config: str | None) -> Daemon | None:
 
 FINDERS: Mapping[str, Finder] = {
     "docker": _docker,
-    "containerd": find_containerd,
+    "containerd": _containerd,
     "crio": _crio,
     "podman": _podman,
     **{name: functools.partial(_distribution, name) for name in DISTRIBUTIONS},
@@ -238,5 +243,7 @@ def _kubelet_engine(host: Host) -> str:
 
 def _containerd_at(host: Host, endpoint: str) -> str:
     """The name of the containerd at a socket: a distribution's, or the system's."""
+    from gpunode.facts.containerd import DEFAULT_SOCKET
+
     daemon = None if endpoint == DEFAULT_SOCKET else distribution_at(host, endpoint)
     return daemon.manager if daemon else "containerd"

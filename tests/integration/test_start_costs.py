@@ -25,7 +25,7 @@ HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "logg
 HEAVY |= {"ctypes", "distro", "urllib.request", "importlib.metadata", "tempfile", "concurrent"}
 ENGINES = {
     "containerd": {"gpunode.facts.docker", "gpunode.facts.crio", "gpunode.facts.podman"},
-    "docker": {"gpunode.facts.crio", "gpunode.facts.podman", "gpunode.runtime.containerd", "tomllib"},
+    "docker": {"gpunode.facts.crio", "gpunode.facts.podman", "gpunode.facts.containerd", "tomllib"},
 }
 
 
