@@ -84,3 +84,12 @@ def test_an_engine_that_is_not_here_names_those_that_are(tmp_path: Path) -> None
             "hint: install it first, or name one that is here: --runtime docker or --runtime containerd",
         ],
     )
+
+
+def test_a_missing_variant_is_not_mended_by_naming_the_main_program(tmp_path: Path) -> None:
+    recorded_host("containerd-not-restarted", tmp_path)
+    options = ("--runtime", "docker", "--also", "cdi", "--dry-run")
+    ran = gpunode("--root", str(tmp_path), "configure-runtime", *options)
+    assert ran.code == 0
+    assert "nvidia-container-runtime.cdi is not there" in ran.err
+    assert "or leave out --also" in ran.err and "--nvidia-runtime-path" not in ran.err

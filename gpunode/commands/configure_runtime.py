@@ -156,9 +156,13 @@ def _require_programs(engine: Engine, wanted: Wanted) -> None:
     """An engine with a runtime that isn't there fails every container that asks for it."""
     for handler in wanted.handlers:
         if engine.host.which(handler.path) is None:
+            install = "install the NVIDIA Container Toolkit (package nvidia-container-toolkit)"
+            main = handler is wanted.handlers[0]
+            other = "name the program: --nvidia-runtime-path PATH, or do without it: --cdi"
             raise PreconditionError(
                 f"{handler.path} is not there: {engine.daemon.name} could start no container with it",
-                hint="install the NVIDIA Container Toolkit (package nvidia-container-toolkit),"
-                " name the program: --nvidia-runtime-path PATH, or do without it: --cdi",
+                hint=f"{install}, {other}"
+                if main
+                else f"{install} with all of its parts, or leave out --also",
                 code="toolkit-missing",
             )
