@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,7 +101,6 @@ class Cell:
             self.complaints.append(
                 f"came to {self.end}; the index says {expected or 'to be configured'} {reason}{said}"
             )
-        shutil.rmtree(self.directory)
         return self
 
     def gpunode(self, verb: str, *options: str, state: str = "state") -> Ran:

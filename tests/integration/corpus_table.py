@@ -100,8 +100,8 @@ class Table:
 
     def _run(self, key: Key, cli: ForkedCli) -> Cell:
         source, case, variant = key
-        directory = Path(tempfile.mkdtemp(prefix="gpn-cell-", dir=_PLACE))
-        return Cell(self._judges[source], cli, case, variant, directory).run()
+        with tempfile.TemporaryDirectory(prefix="gpn-cell-", dir=_PLACE) as name:
+            return Cell(self._judges[source], cli, case, variant, Path(name)).run()
 
 
 @contextmanager
