@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpunode.errors import GpunodeError, Unreadable
 from gpunode.host import Host
 
 # the CDI specification's default directories; the later one wins for a device that both have
@@ -106,11 +107,21 @@ def vendor_specs(host: Host, directories: Sequence[str] = DIRECTORIES) -> tuple[
     found = []
     for directory in directories:
         for path in sorted(path for kind in EXTENSIONS for path in host.glob(directory, f"*.{kind}")):
-            text = host.read_text(path)
-            spec = parse_spec(text or "", path)
+            spec = _spec_at(host, path)
             if spec is not None:
                 found.append(spec)
     return tuple(found)
+
+
+def _spec_at(host: Host, path: str) -> CdiSpec | None:
+    """What lies at a path: engines pass over a directory; a pipe or a circle of links is a broken file."""
+    try:
+        return parse_spec(host.read_text(path) or "", path)
+    except Unreadable:
+        raise
+    except GpunodeError as error:
+        broken = "nvidia" in path.rpartition("/")[2] and not host.is_dir(path)
+        return CdiSpec(path, "", problem=error.message) if broken else None
 
 
 def parse_spec(text: str, path: str) -> CdiSpec | None:

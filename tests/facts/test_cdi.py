@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -82,3 +83,16 @@ def test_aliases_of_aliases_are_not_written_out() -> None:
     spec = parse_spec(text, "/etc/cdi/nvidia.yaml")
     assert spec is not None
     assert spec.names == ("", "0")
+
+
+def test_what_is_no_file_stops_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "etc/cdi"
+    (place / "nvidia-old.yaml").mkdir(parents=True)
+    os.mkfifo(place / "nvidia-pipe.yaml")
+    os.mkfifo(place / "other.yaml")
+    (place / "nvidia-circle.yaml").symlink_to("nvidia-circle.yaml")
+    (place / "nvidia-gone.yaml").symlink_to("/nowhere")
+    ran = gpunode("cdi", "list", "--root", str(tmp_path), "-o", "json")
+    problems = {one["path"].rpartition("/")[2]: one["problem"] for one in ran.document["data"]["files"]}
+    assert set(problems) == {"nvidia-pipe.yaml", "nvidia-circle.yaml"}
+    assert "not a regular file" in problems["nvidia-pipe.yaml"]
