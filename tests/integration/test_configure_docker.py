@@ -120,7 +120,7 @@ def test_rollback_restores_the_bytes_by_a_reload(cli: Cli) -> None:
 
 def test_old_docker_has_no_cdi(cli: Cli) -> None:
     done = cli.run("configure-runtime", "--cdi")
-    assert done.returncode == 1 and "CDI" in done.stderr
+    assert done.returncode == 3 and "CDI" in done.stderr
 
 
 def test_killed_after_a_reload_is_recovered_without_ending_the_daemon(cli: Cli) -> None:
