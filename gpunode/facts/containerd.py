@@ -273,7 +273,9 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
             hint=f"correct that line: ${{EDITOR:-vi}} +{line} {path}",
         ) from error
     except RecursionError as error:
-        raise ConfigError(f"{path}: nested too deeply to be a containerd configuration") from error
+        raise ConfigError(
+            f"{path}: nested too deeply to be a containerd configuration", hint=f"look at it: less {path}"
+        ) from error
 
 
 def version_of(tree: dict[str, Any], path: str, text: str = "") -> int:

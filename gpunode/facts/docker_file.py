@@ -92,9 +92,11 @@ def parse_daemon_json(text: str, path: str) -> dict[str, Any]:
             hint=f"correct that line: ${{EDITOR:-vi}} +{error.lineno} {path}",
         ) from error
     except RecursionError as error:
-        raise ConfigError(f"{path}: nested too deeply to be a Docker configuration") from error
+        raise ConfigError(
+            f"{path}: nested too deeply to be a Docker configuration", hint=f"look at it: less {path}"
+        ) from error
     except ValueError as error:  # an integer of more digits than Python converts
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {error}", hint=f"correct it: ${{EDITOR:-vi}} {path}") from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):

@@ -57,7 +57,11 @@ def apply(job: Job, journal: Journal) -> Applied:
     interruption rolls back as well and goes on its way.
     """
     if not job.plan.changed:
-        seconds, active = _activate(job)
+        try:
+            seconds, active = _activate(job)
+        except DaemonError as error:
+            look = job.restarter.look if job.restarter else ""
+            raise DaemonError(error.message, hint=error.hint or look, code=error.code) from error
         return Applied("", job.restarter is not None, seconds, active)
     entry: Entry | None = None
     try:
@@ -86,7 +90,10 @@ def write(host: Host, edit: FileEdit, content: bytes | None, expect: bytes | Non
     """Give an edit's file this content (None: remove it). `ConfigError` if it no longer holds `expect`."""
     if content is None:
         if host.read_bytes(edit.path) != expect:
-            raise ConfigError(f"{edit.path} changed while gpunode was working on it; it was left alone")
+            raise ConfigError(
+                f"{edit.path} changed while gpunode was working on it; it was left alone",
+                hint="run the same command again",
+            )
         host.remove(edit.path)
         return
     host.make_dirs(edit.path.rpartition("/")[0] or "/")
@@ -111,7 +118,8 @@ def _activate(job: Job) -> tuple[float, Active | None]:
         listed = ", ".join(active.handlers) or "none"
         raise DaemonError(
             f"{job.plan.engine} answers, but not with what was configured (runtimes: {listed};"
-            f" default: {active.default or 'none'})"
+            f" default: {active.default or 'none'})",
+            hint=job.restarter.look,
         )
     return seconds, active
 

@@ -92,17 +92,30 @@ class Restarter:
         if not answer.ok:
             what = "did not end" if answer.timed_out else f"failed with status {answer.code}"
             said = (answer.stderr or answer.stdout).strip()
-            raise DaemonError(f"{self.shown(verb)} {what}" + (f": {said[-2000:]}" if said else ""))
+            raise DaemonError(
+                f"{self.shown(verb)} {what}" + (f": {said[-2000:]}" if said else ""), hint=self.look
+            )
         return self.host.monotonic() - started
 
     def _hang_up(self) -> None:
         process = (self.find() or self.daemon).process
         if process is None:
-            raise DaemonError(f"{self.daemon.name} isn't running, so it can't reload")
+            raise DaemonError(f"{self.daemon.name} isn't running, so it can't reload", hint=self.look)
         try:
             self.host.signal(process.pid, "HUP")
         except ProcessLookupError as error:
-            raise DaemonError(f"{self.daemon.name} ended before it could reload") from error
+            message = f"{self.daemon.name} ended before it could reload"
+            raise DaemonError(message, hint=self.look) from error
+
+    @property
+    def look(self) -> str:
+        """Where a person sees why the daemon doesn't do as it is told."""
+        if self.daemon.log:
+            return f"see why: tail -n 50 {self.daemon.log}"
+        if not self._systemd():
+            return f"see why in the log of {self.daemon.name}, where it was started to write it"
+        whose = "--user " if self.daemon.user else ""
+        return f"see why: journalctl {whose}-u {self.daemon.unit} -n 50 --no-pager"
 
     def last_words(self) -> str:
         """The daemon's own last log lines, from its file or from where systemd keeps them; else empty."""
@@ -122,4 +135,6 @@ def _split(command: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(command))
     except ValueError as error:
-        raise UsageError(f"--restart-command can't be split into words: {error}") from error
+        raise UsageError(
+            f"--restart-command can't be split into words: {error}", hint="quote it as for a shell"
+        ) from error

@@ -40,7 +40,10 @@ class Moves:
             answer = host.run(argv, timeout=_SECONDS)
             if not answer.ok and self.coming:
                 said = (answer.stderr or answer.stdout).strip()[-500:]
-                raise DaemonError(f"{' '.join(argv)} failed: {said or f'status {answer.code}'}")
+                raise DaemonError(
+                    f"{' '.join(argv)} failed: {said or f'status {answer.code}'}",
+                    hint=f"look at them: systemctl status {' '.join(self.coming)}",
+                )
 
 
 def forth(units: Sequence[str], edits: Iterable[FileEdit]) -> Moves:

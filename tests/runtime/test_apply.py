@@ -259,3 +259,11 @@ def test_first_engine_taken_back_for_the_second_counts_as_rolled_back(host: Host
     with pytest.raises(RolledBackError, match="refused"):
         take_back_all(done, Journal.of(host), ConfigError("the second is refused"))
     assert content(host) == b"old"
+
+
+def test_daemon_that_fails_without_any_change_says_where_to_look(host: Host, quick: None) -> None:
+    made = job(host, [DaemonError("can't connect")], never)
+    made = dataclasses.replace(made, plan=Plan("docker", (), "restart"))
+    with pytest.raises(DaemonError, match="can't connect") as caught:
+        apply(made, Journal.of(host))
+    assert "log of docker" in caught.value.hint and states(host) == []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gpunode.errors import DaemonError, UsageError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.processes import Process
 from gpunode.host import Host
@@ -45,3 +47,16 @@ def test_a_users_unit_needs_the_users_systemd(tmp_path: Path, running: bool) -> 
     alone = Restarter(Host(environ={"XDG_RUNTIME_DIR": str(runtime)}), daemon, lambda: daemon)
     assert alone.shown("restart") == ("systemctl --user restart docker.service" if running else "")
     assert alone.shown("reload") == "kill -HUP 40"  # the unit's ExecReload would hit RootlessKit
+
+
+def test_every_failure_says_where_to_look() -> None:
+    daemon = Daemon("containerd", None, (2, 1), "/etc/containerd/config.toml", "test", "/none", None)
+    host = Host()
+    for found, said in ((daemon, "log of containerd"), (replace(daemon, log="/var/log/x"), "/var/log/x")):
+        failing = Restarter(host, found, lambda: None, "false")
+        with pytest.raises(DaemonError, match="failed with status 1") as caught:
+            failing.perform("restart")
+        assert said in caught.value.hint
+    with pytest.raises(UsageError) as unbalanced:
+        Restarter(host, daemon, lambda: daemon, "'").perform("restart")
+    assert unbalanced.value.hint
