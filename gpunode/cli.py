@@ -12,6 +12,7 @@ from enum import StrEnum  # noqa: E402
 from typing import TYPE_CHECKING, Annotated  # noqa: E402
 
 import typer  # noqa: E402
+import typer.core  # noqa: E402
 
 from gpunode import __version__  # noqa: E402
 from gpunode.cli_cdi import cdi_app  # noqa: E402
@@ -35,8 +36,25 @@ from gpunode.session import Session, run_app, takes_globals, verb  # noqa: E402
 if TYPE_CHECKING:
     from gpunode.result import Result
 
+# from looking to changing to undoing; what isn't named here follows
+ORDER = (
+    *("doctor", "explain", "status", "setup", "configure-runtime", "verify", "unconfigure-runtime"),
+    *("rollback", "journal", "gpus", "cdi", "toolkit", "plugin", "manifests", "demo"),
+)
+
+
+class InOrder(typer.core.TyperGroup):
+    """Lists commands in `ORDER` instead of the order in which modules define them."""
+
+    def list_commands(self, ctx: object) -> list[str]:
+        """Names for the help."""
+        known = [name for name in ORDER if name in self.commands]
+        return known + [name for name in self.commands if name not in ORDER]
+
+
 app = typer.Typer(
     name="gpunode",
+    cls=InOrder,
     help='From "driver installed" to proven GPU containers and pods, on one Linux node.',
     epilog="Start with: gpunode doctor. Every exit code is explained in docs/exit-codes.md.",
     add_completion=False,

@@ -22,6 +22,12 @@ def refuse(engine: Engine, plan: Plan, active: Active | None, restarter: Restart
     if plan.verb in ("none", "wait") or request.no_restart or not engine.host.live:
         return
     restarter.require(plan.verb)
+    daemon = engine.daemon
+    if request.socket and daemon.process and engine.host.socket_state(daemon.socket) == "absent":
+        raise PreconditionError(
+            f"{daemon.name} runs (pid {daemon.process.pid}) and {daemon.socket} does not exist",
+            hint="leave out --socket, or name the daemon's own",
+        )
     stops = active is not None and active.running_containers > 0 and not active.live_restore
     if plan.verb == "restart" and stops and active is not None and not request.yes:
         raise PreconditionError(

@@ -51,12 +51,14 @@ def test_the_hook_program_comes_before_the_old_sub_command(tmp_path):
     programs = ["/usr/bin/nvidia-ctk", "/usr/bin/nvidia-cdi-hook"]
     answers = {"/usr/bin/nvidia-cdi-hook --help": HELP, "/usr/bin/nvidia-ctk hook --help": OLD}
     found = find_hooks(host(tmp_path, programs, answers))
+    assert found is not None
     assert (found.path, found.argv) == ("/usr/bin/nvidia-cdi-hook", ("nvidia-cdi-hook",))
     assert "enable-cuda-compat" in found.known
 
 
 def test_an_old_toolkit_has_them_under_nvidia_ctk(tmp_path):
     found = find_hooks(host(tmp_path, ["/usr/bin/nvidia-ctk"], {"/usr/bin/nvidia-ctk hook --help": OLD}))
+    assert found is not None
     assert (found.path, found.argv) == ("/usr/bin/nvidia-ctk", ("nvidia-ctk", "hook"))
     assert "enable-cuda-compat" not in found.known
 
@@ -69,7 +71,5 @@ def test_a_program_that_can_not_update_the_cache_is_none(said, tmp_path):
 
 def test_ubuntus_ldconfig_is_named_since_it_is_a_script(tmp_path):
     programs = ["/usr/bin/nvidia-cdi-hook", "/sbin/ldconfig.real"]
-    assert (
-        find_hooks(host(tmp_path, programs, {"/usr/bin/nvidia-cdi-hook --help": HELP})).ldconfig
-        == "/sbin/ldconfig.real"
-    )
+    found = find_hooks(host(tmp_path, programs, {"/usr/bin/nvidia-cdi-hook --help": HELP}))
+    assert found is not None and found.ldconfig == "/sbin/ldconfig.real"

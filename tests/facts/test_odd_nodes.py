@@ -124,7 +124,12 @@ def test_of_other_programs_nothing_but_the_command_line_is_read(tmp_path, monkey
     (tmp_path / "proc/43/cmdline").write_bytes(b"")  # a kernel thread
     read = []
     genuine = Host.read_bytes
-    monkeypatch.setattr(Host, "read_bytes", lambda host, path: read.append(path) or genuine(host, path))
+
+    def noted(host, path):
+        read.append(path)
+        return genuine(host, path)
+
+    monkeypatch.setattr(Host, "read_bytes", noted)
     host = Host(tmp_path, environ={})
     assert [one.pid for one in running(host, "dockerd", "crio")] == [41]
     assert [path for path in read if path.startswith(("/proc/42/", "/proc/43/"))] == [
