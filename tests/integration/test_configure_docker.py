@@ -118,6 +118,13 @@ def test_rollback_restores_the_bytes_by_a_reload(cli: Cli) -> None:
     assert digest(cli.engine.config) == before and cli.engine.pid == pid
 
 
+def test_socket_that_is_not_there_is_told_before_anything_is_written(cli: Cli) -> None:
+    before = cli.engine.config.read_bytes()
+    done = cli.run("configure-runtime", "--socket", "/run/nowhere/docker.sock")
+    assert done.returncode == 3 and "/run/nowhere/docker.sock does not exist" in done.stderr
+    assert cli.engine.config.read_bytes() == before
+
+
 def test_old_docker_has_no_cdi(cli: Cli) -> None:
     done = cli.run("configure-runtime", "--cdi")
     assert done.returncode == 3 and "CDI" in done.stderr
