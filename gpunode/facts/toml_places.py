@@ -29,6 +29,17 @@ def key_lines(lines: list[str]) -> list[tuple[int, KeyPath]]:
     return [(number, path) for number, path, is_header in _paths(lines) if not is_header]
 
 
+def dotted_into(lines: list[str], table: KeyPath) -> tuple[int, KeyPath] | None:
+    """The first line whose dotted key lies in `table`, and the header above it; None if no line does."""
+    above: KeyPath = ()
+    for number, path, is_header in _paths(lines):
+        if is_header:
+            above = path
+        elif len(above) < len(table) < len(path) and path[: len(table)] == table:
+            return number, above
+    return None
+
+
 def line_of_key(text: str, path: KeyPath) -> int:
     """The line (from 1) where the key or table at `path` begins, or the table it is written into; 0 if none.
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gpunode.facts.toml_places import headers, key_lines
+from gpunode.facts.toml_places import dotted_into, headers, key_lines
 
 Path = tuple[str, ...]
 _BARE = re.compile(r"^[A-Za-z0-9_-]+$")
@@ -60,6 +60,12 @@ def put(text: str, path: Path, value: Any, dump: Callable[[Any], str]) -> str | 
         if table == path[:-1]:
             indent = lines[number][: lines[number].index("[")]
             return "".join([*lines[:number], _end_line(lines[number]), indent, line, *lines[number + 1 :]])
+    neighbour = dotted_into(lines, path[:-1])
+    if neighbour is not None:
+        number, above = neighbour
+        indent = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
+        line = f"{indent}{dotted(path[len(above) :])} = {dump(value)}\n"
+        return "".join([*lines[:number], line, *lines[number:]])
     return _end_line(text) + f"\n[{dotted(path[:-1])}]\n{line}"
 
 

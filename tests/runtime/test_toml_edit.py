@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpunode.errors import ConfigError
 from gpunode.facts.containerd import CRI_PLUGINS, load_config
 from gpunode.host import Host
-from gpunode.runtime import toml_edit
+from gpunode.runtime import toml_edit, toml_lines
 from gpunode.runtime.containerd_plan import configured
 from gpunode.runtime.containerd_removal import Removal, removed
 from gpunode.runtime.containerd_state import State
@@ -250,3 +250,17 @@ def test_what_tomlkit_trips_over_is_refused_like_any_other_file() -> None:
 
     with pytest.raises(ConfigError, match="was left alone"):
         toml_edit.edit("z = []\n\n[a]\n", empty_table, "config.toml")
+
+
+def test_key_of_a_table_that_dotted_keys_make_joins_them() -> None:
+    line = f'  plugins."{P2}".containerd.x = 1 # c\n'
+    text = f'version = 2\n{line}plugins."io.containerd.internal.v1.opt".path = "/opt"\n'
+
+    def mutate(tree: Tree) -> None:
+        tree["plugins"][P2]["enable_cdi"] = True
+
+    after = toml_lines.put(text, ("plugins", P2, "enable_cdi"), True, lambda value: "true")
+    added = f'  plugins."{P2}".enable_cdi = true\n'
+    assert after == text.replace(line, added + line)
+    edited = toml_edit.edit(text, mutate, "config.toml")
+    assert [one for one in edited.splitlines() if "enable_cdi" not in one] == text.splitlines()
