@@ -107,7 +107,7 @@ def test_a_handler_that_the_daemon_does_not_know_is_told_before_anything_is_made
     with pytest.raises(DaemonError) as caught:
         run(engine, runtime_name="nvidia-cdi")
     assert caught.value.code == "handler-missing"
-    assert caught.value.hint == "gpunode configure-runtime --runtime containerd"
+    assert caught.value.hint == "gpunode configure-runtime --runtime containerd --also cdi"
 
 
 def test_a_handler_that_refuses_is_explained(engine, cri):

@@ -74,7 +74,7 @@ def test_a_runtime_that_the_daemon_does_not_know_is_told_before_anything_is_made
     with pytest.raises(DaemonError) as caught:
         run(engine, runtime_name="nvidia-cdi")
     assert caught.value.code == "handler-missing"
-    assert caught.value.hint == "gpunode configure-runtime --runtime docker"
+    assert caught.value.hint == "gpunode configure-runtime --runtime docker --also cdi"
 
 
 def test_a_runtime_that_refuses_is_explained(engine, api):
