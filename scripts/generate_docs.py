@@ -22,7 +22,8 @@ sys.path.insert(0, str(REPOSITORY))
 from gpunode.cli import app  # noqa: E402
 
 VOLATILE = (
-    (re.compile(r"/tmp/gpunode-\S*?(?=[/\s:]|$)"), "/tmp/gpunode-XXXXXXXX"),
+    # wherever this machine's temporary directory is
+    (re.compile(r"(?<![\w.-])/\S*?/gpunode-\w{8}(?=[/\s:]|$)"), "/tmp/gpunode-XXXXXXXX"),
     (re.compile(r"\d+(\.\d+)? (ms|s)\b"), "N \\2"),
     # a second entry within one second has a number behind its name
     (re.compile(r"\d{8}T\d{6}Z(-[a-z]+(?:-[a-z]+)*)(?:-\d+)?"), "YYYYMMDDTHHMMSSZ\\1"),
