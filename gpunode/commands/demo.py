@@ -122,15 +122,15 @@ def _verify(transcript: Transcript, node: Host, progress: Progress) -> Result:
 
 def _plugin(transcript: Transcript, node: Host) -> int:
     """Serve to the kubelet's stand-in until it counts the GPUs; gives its allocatable count."""
+    from gpunode.plugin.compose import make_service
     from gpunode.plugin.kubelet_stub import KubeletStub
     from gpunode.plugin.logfmt import LogfmtLog
-    from gpunode.plugin.serve import PluginService
     from gpunode.plugin.settings import Settings
 
     settings = Settings()
     kubelet = KubeletStub(node, settings.directory)
     transcript.blocks.append(Text("$ gpunode plugin serve &", Style.COMMAND))
-    service = PluginService(node, settings, LogfmtLog(_LogLines(transcript.blocks), {}))
+    service = make_service(node, settings, LogfmtLog(_LogLines(transcript.blocks), {}))
     kubelet.start()
     service.start()
     try:

@@ -9,9 +9,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from threading import Event, current_thread, main_thread
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from gpunode.host import Host
 from gpunode.result import Progress, Result, Text
+
+if TYPE_CHECKING:
+    from gpunode.plugin.model import Device
 
 _POLL_SECONDS = 0.25
 
@@ -31,12 +35,12 @@ def run(host: Host, options: Options, progress: Progress, stop: Event | None = N
     `PreconditionError` if it can't serve at all: not root, or another plugin is on the same socket. A missing
     driver, GPU or kubelet is waited for.
     """
+    from gpunode.plugin.compose import make_service
     from gpunode.plugin.logfmt import LogfmtLog
-    from gpunode.plugin.serve import PluginService
     from gpunode.plugin.settings import Settings
 
     log = LogfmtLog(sys.stderr, host.environ)
-    service = PluginService(host, Settings(**asdict(options)), log)
+    service = make_service(host, Settings(**asdict(options)), log)
     with _until_signal() as asked:
         service.start()
         while service.running and not asked and not (stop is not None and stop.is_set()):
@@ -45,19 +49,29 @@ def run(host: Host, options: Options, progress: Progress, stop: Event | None = N
         service.join()
     for name in asked:
         log.info("stopped", signal=name)
-    devices = service.snapshot.devices
+    snapshots = service.snapshots
     return Result(
         "PluginRun",
         {
             "resource": options.resource_name,
-            "devices": [
-                {"id": item.id, "index": item.index, "healthy": item.healthy, "problem": item.problem}
-                for item in devices
+            "devices": [_told(device) for one in snapshots.values() for device in one.devices],
+            "resources": [
+                {"name": name, "devices": [_told(device) for device in one.devices]}
+                for name, one in snapshots.items()
             ],
             "registrations": service.registrations,
         },
-        blocks=(Text(f"served {len(devices)} {options.resource_name}"),),
+        blocks=tuple(Text(f"served {len(one.devices)} {name}") for name, one in snapshots.items()),
     )
+
+
+def _told(device: Device) -> dict[str, object]:
+    return {
+        "id": device.id,
+        "index": device.unit.index,
+        "healthy": device.healthy,
+        "problem": device.problem.reason if device.problem else "",
+    }
 
 
 class _Asked(list[str]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -86,3 +86,51 @@ def _mig(data: Mapping[str, Any]) -> MigDevice:
         ci=data["ci"],
         memory_bytes=data.get("memoryBytes", 0),
     )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one GPU says of its own condition; None where it, or its driver, doesn't tell.
+
+    `error` is NVML's answer when the GPU can't be asked. ECC counts are uncorrectable errors: `ecc_volatile`
+    since the last reset, `ecc_aggregate` of its life. `recovery_action` is none, reset, reboot, drain-p2p or
+    drain-and-reset. `fabric_state` is not-started, in-progress or completed; `fabric_error` is empty for
+    success and for GPUs without a fabric. `busy_percent` and `memory_used_bytes` are the present use.
+    """
+
+    uuid: str
+    error: str = ""
+    ecc_volatile: int | None = None
+    ecc_aggregate: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    retired_pending: bool | None = None
+    recovery_action: str | None = None
+    fabric_state: str | None = None
+    fabric_error: str = ""
+    busy_percent: int | None = None
+    memory_used_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """How near two GPUs are, by UUID with `first` < `second`.
+
+    `level` is NVML's common ancestor (0 board, 10 switch, 20 switches, 30 host bridge, 40 NUMA node, 50
+    system), None if it can't be told; `nvlinks` counts direct links, of the two directions the smaller
+    number.
+    """
+
+    first: str
+    second: str
+    level: int | None = None
+    nvlinks: int = 0
+
+
+@dataclass(frozen=True)
+class Topology:
+    """How the GPUs of a node hang together. `switch_links` has each GPU's active links to NVSwitches, by
+    UUID."""
+
+    pairs: tuple[Pair, ...] = ()
+    switch_links: Mapping[str, int] = field(default_factory=dict)

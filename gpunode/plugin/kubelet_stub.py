@@ -24,7 +24,7 @@ from typing import Any
 import grpc
 
 from gpunode.host import Host
-from gpunode.plugin import rpc
+from gpunode.plugin.kubelet import rpc
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 from gpunode.plugin.settings import resource_name_problem
 

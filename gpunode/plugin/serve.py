@@ -1,77 +1,97 @@
-"""`plugin serve`, the whole way: discovery and health feed the table, the server hands it out.
+"""`plugin serve`, the whole way: a backend tells the ledger, each resource's link shows its feed to the
+kubelet.
 
-Three threads beside gRPC's own: `link` (the kubelet, our socket, systemd), `discovery` (NVML in a child)
-and `health` (NVML events in this process). Only `link` must stay quick; the other two may hang with a sick
-GPU and nothing else notices.
+Two threads beside gRPC's own: `link` (the kubelet, our sockets, the parts, systemd) and `backend` (the GPUs).
+Only `link` must stay quick; the other may hang with a sick GPU and nothing else notices.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from threading import Event, Thread
 
-from gpunode.gpu.isolated import NvmlProbe, probe
 from gpunode.host import Host
-from gpunode.plugin.devices import DeviceTable, Snapshot
-from gpunode.plugin.discovery import Discovery
-from gpunode.plugin.health import HealthMonitor
-from gpunode.plugin.kubelet import KubeletLink
-from gpunode.plugin.logfmt import Log, OnChange
+from gpunode.plugin.backend import Backend
+from gpunode.plugin.kubelet.link import KubeletLink, check_directory
+from gpunode.plugin.ledger import Judge, Ledger
+from gpunode.plugin.logfmt import Log
+from gpunode.plugin.model import Answer, Snapshot
+from gpunode.plugin.parts import Part
 from gpunode.plugin.settings import Settings
+from gpunode.plugin.systemd import Systemd
 
 TICK_SECONDS = 0.25
 SOON_SECONDS = 0.02
-_STOP_SECONDS = 1.5  # a thread inside a hanging NVML is left to the end of the process
+_HEALTH_SECONDS = 1.0
+_STOP_SECONDS = 1.5  # a thread inside a hanging driver is left to the end of the process
+
+PartMaker = Callable[["PluginService"], Part]
 
 
 class PluginService:
-    """Start it, let it run, stop it. It can be embedded: no signal handler and nothing global is set."""
+    """Start it, let it run, stop it. It can be embedded: no signal handler and nothing global is set.
+
+    `parts` are made with the service when it is; each gets its turn between the links'.
+    """
 
     def __init__(
         self,
         host: Host,
         settings: Settings,
         log: Log,
-        probe: Callable[[Host, float], NvmlProbe] = probe,
+        backend: Backend,
+        judge: Judge,
+        parts: Sequence[PartMaker] = (),
     ) -> None:
-        self._host = host
-        self._settings = settings
-        self._log = log
-        self._table = DeviceTable()
+        self.host = host
+        self.log = log
+        self.backend = backend
+        self.ledger = Ledger(backend, settings, judge, log, time.time)
+        self.links: dict[str, KubeletLink] = {}
         self._stop = Event()
         self._failure: Exception | None = None
-        self._link = KubeletLink(host, settings, self._table, log)
-        self._discovery = Discovery(host, settings, self._table, log, probe)
+        self._next_health = 0.0
         self._systemd = Systemd(host, log)
+        self._parts = [make(self) for make in parts]
         work: dict[str, Callable[[], None]] = {
             "link": self._run_link,
-            "discovery": lambda: self._discovery.run(self._stop),
+            "backend": lambda: backend.run(self.ledger, self._stop),
         }
-        if host.live:  # a recorded machine has no events
-            monitor = HealthMonitor(self._table, log, self._discovery.hurry)
-            work["health"] = lambda: monitor.run(self._stop)
         self._threads = [
             Thread(target=self._guard, args=(task,), name=name, daemon=True) for name, task in work.items()
         ]
 
     @property
-    def snapshot(self) -> Snapshot:
-        """The devices as they are advertised now."""
-        return self._table.snapshot()
+    def settings(self) -> Settings:
+        return self.ledger.settings
+
+    @property
+    def snapshots(self) -> Mapping[str, Snapshot]:
+        """What is advertised now, by resource name."""
+        return {name: feed.snapshot() for name, feed in self.ledger.feeds.items()}
 
     @property
     def registrations(self) -> int:
-        """How often the kubelet has accepted a registration."""
-        return self._link.registrations
+        """How often the kubelet has accepted a registration, of all resources."""
+        return sum(link.registrations for link in self.links.values())
 
     @property
     def running(self) -> bool:
         return not self._stop.is_set()
 
+    @property
+    def ready(self) -> bool:
+        """GPUs are seen, and the kubelet watches every resource."""
+        return (
+            bool(self.links)
+            and not self.backend.waiting
+            and all(link.watched for link in self.links.values())
+        )
+
     def start(self) -> None:
-        """Serve from now on. `PreconditionError`: not root, or another plugin serves on our socket."""
-        self._link.claim()
+        """Serve from now on. `PreconditionError` if we never could: not root."""
+        check_directory(self.host, self.settings)
         for thread in self._threads:
             thread.start()
         self._systemd.tell("READY=1")
@@ -79,16 +99,32 @@ class PluginService:
     def stop(self) -> None:
         """Ask everything to end; returns at once."""
         self._stop.set()
-        self._discovery.hurry()
-        self._table.wake()
+        self.backend.hurry()
+        for feed in self.ledger.feeds.values():
+            feed.wake()
 
     def join(self) -> None:
         """Wait for the end, at most two seconds. A bug that ended a thread is raised here."""
-        deadline = self._host.monotonic() + _STOP_SECONDS
+        deadline = self.host.monotonic() + _STOP_SECONDS
         for thread in self._threads:
-            thread.join(max(0.05, deadline - self._host.monotonic()))
+            thread.join(max(0.05, deadline - self.host.monotonic()))
         if self._failure is not None:
             raise self._failure
+
+    @property
+    def status(self) -> str:
+        """One line for people: how many devices of what, and how the kubelet takes them."""
+        if self.backend.waiting or self.ledger.trouble:
+            return self.backend.waiting or self.ledger.trouble
+        told = []
+        for name, snapshot in self.snapshots.items():
+            healthy = sum(device.healthy for device in snapshot.devices)
+            told.append(
+                f"{healthy} of {len(snapshot.devices)} {name} healthy, {self.links[name].status}"
+                if name in self.links
+                else f"{healthy} of {len(snapshot.devices)} {name} healthy"
+            )
+        return "; ".join(told) or "no GPU to advertise"
 
     def _guard(self, task: Callable[[], None]) -> None:
         try:
@@ -100,44 +136,43 @@ class PluginService:
     def _run_link(self) -> None:
         try:
             while not self._stop.is_set():
-                self._link.tick()
-                self._systemd.report(self._status())
-                self._stop.wait(SOON_SECONDS if self._link.expecting else TICK_SECONDS)
+                self._turn()
+                expecting = any(link.expecting for link in self.links.values())
+                self._stop.wait(SOON_SECONDS if expecting else TICK_SECONDS)
         finally:
             self._systemd.tell("STOPPING=1")
-            self._link.close()
+            for part in self._parts:
+                part.close()
+            for link in self.links.values():
+                link.close()
 
-    def _status(self) -> str:
-        devices = self._table.snapshot().devices
-        if self._discovery.waiting:
-            return self._discovery.waiting
-        healthy = sum(device.healthy for device in devices)
-        return f"{healthy} of {len(devices)} {self._settings.resource_name} healthy; {self._link.status}"
+    def _turn(self) -> None:
+        now = self.host.monotonic()
+        if now >= self._next_health:
+            self._next_health = now + _HEALTH_SECONDS
+            self.ledger.tick()
+        for name in self.ledger.feeds:
+            self._link(name).tick()
+        for part in self._parts:
+            part.tick(now)
+        self._systemd.report(self.status)
 
+    def _link(self, name: str) -> KubeletLink:
+        link = self.links.get(name)
+        if link is None:
+            feed = self.ledger.feeds[name]
+            link = KubeletLink(self.host, self.settings, name, feed, self, self.log)
+            link.claim()
+            self.links = {**self.links, name: link}
+        return link
 
-class Systemd:
-    """READY, STATUS and the watchdog, as sd_notify(3) and sd_watchdog_enabled(3) have them."""
+    # --- what the handlers ask -------------------------------------------------------------------------
 
-    def __init__(self, host: Host, log: Log) -> None:
-        self._host = host
-        self._say = OnChange(log)
-        self._status = ""
-        self._next_sign = 0.0
-        mine = host.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        limit = host.environ.get("WATCHDOG_USEC", "")
-        self._interval = int(limit) / 2e6 if mine and limit.isdecimal() else 0.0
+    def answer(self, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
+        return self.backend.answer(self.settings, snapshot, ids)
 
-    def report(self, status: str) -> None:
-        """Called often; tells a new status, and that we live when it is time to."""
-        if status != self._status:
-            self._status = status
-            self.tell(f"STATUS={status}")
-        if self._interval and self._host.monotonic() >= self._next_sign:
-            self._next_sign = self._host.monotonic() + self._interval
-            self.tell("WATCHDOG=1")
-
-    def tell(self, message: str) -> None:
-        try:
-            self._host.notify(message)
-        except OSError as error:
-            self._say.warning("systemd can't be told", reason=error.strerror or str(error))
+    def prefer(
+        self, snapshot: Snapshot, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> Sequence[str]:
+        topology = self.ledger.topology
+        return self.backend.prefer(self.settings, snapshot, topology, available, must_include, size)

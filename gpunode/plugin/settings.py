@@ -1,63 +1,139 @@
-"""What `plugin serve` is told, and the names and paths that follow from it."""
+"""What `plugin serve` is told: one frozen value made from flags, environment and config file (see config/).
+
+Field names follow NVIDIA's flags; docs/device-plugin.md lists flag, variable and config key of each.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-
-from gpunode.errors import UsageError
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _MAX_DOMAIN = 244  # 253, less what the quota's "requests." takes
+KUBELET_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
+ALL_XIDS = -1
+"""Stands for every XID in `HealthSettings`."""
+
+
+@dataclass(frozen=True)
+class NameRule:
+    """Units whose product name (`kind` gpu) or profile (`kind` mig) matches the glob get this resource name.
+
+    Only ``*`` is special in `pattern`. Rules are tried in order; the first match wins.
+    """
+
+    kind: str
+    pattern: str
+    name: str
+
+
+@dataclass(frozen=True)
+class SharedResource:
+    """One entry of a sharing section: which units of a resource are shared, how often, under which name.
+
+    `devices` None is all of them; a number is that many, the first ones by index; else selectors, see
+    `selects`. `rename` is empty for the name itself (or ``.shared`` behind it with rename_by_default).
+    """
+
+    name: str
+    replicas: int
+    rename: str = ""
+    devices: int | tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """`strategy` is time-slicing or mps."""
+
+    strategy: str
+    resources: tuple[SharedResource, ...]
+    rename_by_default: bool = False
+    fail_requests_greater_than_one: bool = False
+
+
+@dataclass(frozen=True)
+class HealthSettings:
+    """Which events count. Numbers are XIDs; `ALL_XIDS` in a set stands for every one.
+
+    An XID in `enabled` counts whatever else is said; one in `disabled` doesn't; the others go by their class
+    in health/xids.py. `hold_seconds` is how long the cause must be gone before a device returns.
+    """
+
+    disabled: frozenset[int] = frozenset()
+    enabled: frozenset[int] = frozenset()
+    hold_seconds: float = 60.0
+    poll_seconds: float = 10.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Paths are the node's own. Times are seconds.
+    """Paths are the node's own; times are seconds. Empty strings mean "not given" unless said otherwise.
 
-    `rediscover_seconds` is how often NVML is asked again which GPUs there are; `stream_wait_seconds` is how
-    long the kubelet may take from a registration to its ListAndWatch before it is registered with again.
+    `container_driver_root` is where `driver_root` is mounted in the plugin's own container, if it runs in
+    one. An empty `dev_root` is the driver root. `include` and `exclude` are selectors (index, UUID, PCI
+    address, glob of the model); an empty `include` is every GPU. `resource_name` is the name of whole GPUs
+    without a rule.
     """
 
-    kubelet_socket: str = "/var/lib/kubelet/device-plugins/kubelet.sock"
+    vendor: str = "nvidia"
+    kubelet_socket: str = KUBELET_SOCKET  # empty: serve, don't register
+    registration: str = "kubelet"  # or watcher
     resource_name: str = "nvidia.com/gpu"
+    mig_strategy: str = "none"  # single, mixed
+    fail_on_init_error: bool = True
+    driver_root: str = "/"
+    dev_root: str = ""
+    container_driver_root: str = "/driver-root"
+    pass_device_specs: bool = False
+    device_list_strategy: tuple[str, ...] = ("envvar",)  # volume-mounts, cdi-annotations, cdi-cri
+    device_id_strategy: str = "uuid"  # index
+    gdrcopy_enabled: bool = False
+    gds_enabled: bool = False
+    mofed_enabled: bool = False
+    cdi_annotation_prefix: str = "cdi.k8s.io/"
+    nvidia_cdi_hook_path: str = "/usr/bin/nvidia-ctk"
+    cdi_feature_flags: tuple[str, ...] = ()
+    cdi_disable_hooks: tuple[str, ...] = ()
+    mps_root: str = ""
+    mps: bool = False  # own the control daemons in this process
+    shared_devices_allocation_policy: str = "distributed"  # packed
+    device_discovery_strategy: str = "auto"  # nvml, tegra
+    imex_channel_ids: tuple[int, ...] = ()
+    imex_required: bool = False
+    config_file: str = ""
+    rules: tuple[NameRule, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    sharing: Sharing | None = None
+    health: HealthSettings = field(default_factory=HealthSettings)
+    simulate: str = ""
+    listen: str = ""  # HOST:PORT of /metrics, /healthz and /readyz; empty: none
+    state_dir: str = "/var/lib/gpunode/plugin"
+    pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
     rediscover_seconds: float = 30.0
     stream_wait_seconds: float = 5.0
     probe_seconds: float = 15.0
 
-    def __post_init__(self) -> None:
-        if problem := resource_name_problem(self.resource_name):
-            raise UsageError(
-                f"--resource-name {self.resource_name}: {problem}", hint="for example: nvidia.com/gpu"
-            )
-        if not self.kubelet_socket.startswith("/"):
-            raise UsageError(
-                f"--kubelet-socket {self.kubelet_socket}: not an absolute path",
-                hint="for example: /var/lib/kubelet/device-plugins/kubelet.sock",
-            )
-        if not 0.1 <= self.rediscover_seconds <= 86_400:
-            raise UsageError(
-                f"--rediscover-seconds {self.rediscover_seconds:g}: not between 0.1 and 86400",
-                hint="leave it out for every 30 s",
-            )
-
     @property
     def directory(self) -> str:
-        """The kubelet's device plugin directory."""
-        return str(PurePosixPath(self.kubelet_socket).parent)
+        """Where the plugin's sockets lie: the kubelet's device plugin directory."""
+        return str(PurePosixPath(self.kubelet_socket or KUBELET_SOCKET).parent)
 
-    @property
-    def endpoint(self) -> str:
-        """The base name of the plugin's socket: nvidia-gpu.sock for nvidia.com/gpu."""
-        domain, _, name = self.resource_name.partition("/")
+    def endpoint(self, resource: str) -> str:
+        """The base name of a resource's socket: nvidia-gpu.sock for nvidia.com/gpu."""
+        domain, _, name = resource.partition("/")
         return f"{domain.partition('.')[0]}-{name}.sock"
 
+    def socket(self, resource: str) -> str:
+        return f"{self.directory}/{self.endpoint(resource)}"
+
     @property
-    def socket(self) -> str:
-        return f"{self.directory}/{self.endpoint}"
+    def own_driver_root(self) -> str:
+        """Suffix-free root under which this process finds the driver: the mounted one if there is one."""
+        return self.container_driver_root or self.driver_root or "/"
 
 
 def resource_name_problem(name: str) -> str:

@@ -19,11 +19,11 @@ import grpc
 
 from gpunode.errors import GpunodeError, PreconditionError, Unreadable
 from gpunode.host import Host
-from gpunode.plugin import rpc
-from gpunode.plugin.devices import DeviceTable
+from gpunode.plugin.kubelet import rpc
+from gpunode.plugin.kubelet.server import PluginServer, Policy, plugin_options
+from gpunode.plugin.ledger import Feed
 from gpunode.plugin.logfmt import Log, OnChange
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
-from gpunode.plugin.server import PluginServer, plugin_options
 from gpunode.plugin.settings import Settings
 
 _REGISTER_SECONDS = 15.0  # the kubelet dials back during the call and gives that 10 s
@@ -36,12 +36,18 @@ _READ_ONLY = "directory-not-writable"
 
 
 class KubeletLink:
-    """Owns the server and the registration. All methods belong to one thread; `status` may be read by any."""
+    """Owns one resource's server and registration. All methods belong to one thread; `status` may be read by
+    any."""
 
-    def __init__(self, host: Host, settings: Settings, table: DeviceTable, log: Log) -> None:
+    def __init__(
+        self, host: Host, settings: Settings, resource: str, feed: Feed, policy: Policy, log: Log
+    ) -> None:
         self._host = host
         self._settings = settings
-        self._table = table
+        self._resource = resource
+        self._socket = settings.socket(resource)
+        self._feed = feed
+        self._policy = policy
         self._log = log
         self._say = OnChange(log)
         self._server: PluginServer | None = None
@@ -59,12 +65,8 @@ class KubeletLink:
 
     def claim(self) -> None:
         """Start serving if the kubelet's directory is there. `PreconditionError` if we never could."""
-        rpc.target(self._host.path(self._settings.socket))
-        try:
-            there = self._has_directory()
-        except Unreadable as error:
-            raise PreconditionError(error.message, hint="run as root, for example with sudo") from error
-        if there:
+        rpc.target(self._host.path(self._socket))
+        if check_directory(self._host, self._settings):
             self._serve()
 
     def tick(self) -> None:
@@ -88,14 +90,17 @@ class KubeletLink:
             self._forget()
         if kubelet is None:
             self._wait(f"waiting for the kubelet: {self._settings.kubelet_socket} is not there")
-        elif not self._table.snapshot().devices:
-            self.status = "no GPU to register yet"
         elif self._call is not None:
             self._finish(now)
         elif self._registered_at is not None:
             self._check_stream(now, self._registered_at)
         elif now >= self._next_try:
             self._register()
+
+    @property
+    def watched(self) -> bool:
+        """Whether the kubelet has opened its stream since the last registration, and still holds it."""
+        return self._streaming_since is not None
 
     @property
     def expecting(self) -> bool:
@@ -111,8 +116,7 @@ class KubeletLink:
     # --- our socket ------------------------------------------------------------------------------------
 
     def _has_directory(self) -> bool:
-        found = self._host.stat(self._settings.directory)
-        return found is not None and stat.S_ISDIR(found.st_mode)
+        return _is_directory(self._host, self._settings.directory)
 
     def _serve(self) -> None:
         if not self._host.writable(self._settings.directory):
@@ -121,10 +125,10 @@ class KubeletLink:
                 hint="run as root, for example with sudo",
                 code=_READ_ONLY,
             )
-        server = PluginServer(self._host, self._settings.socket, self._table)
+        server = PluginServer(self._host, self._socket, self._feed, self._policy)
         server.start()
         self._server = server
-        self._log.info("serving", resource=self._settings.resource_name, socket=self._settings.socket)
+        self._log.info("serving", resource=self._resource, socket=self._socket)
 
     def _keep_serving(self, now: float) -> bool:
         if self._server is not None:
@@ -133,9 +137,9 @@ class KubeletLink:
                 return True
             self._forget()
             if state == "foreign":
-                self._wait(f"another device plugin has put its socket at {self._settings.socket}")
+                self._wait(f"another device plugin has put its socket at {self._socket}")
                 return False
-            self._log.warning("our socket was deleted: serving anew", socket=self._settings.socket)
+            self._log.warning("our socket was deleted: serving anew", socket=self._socket)
             self._server.stop()
             self._server = None
         if not self._has_directory():
@@ -156,8 +160,8 @@ class KubeletLink:
         self._channel = rpc.channel(self._host.path(self._settings.kubelet_socket))
         request = pb.RegisterRequest(
             version=rpc.VERSION,
-            endpoint=self._settings.endpoint,
-            resource_name=self._settings.resource_name,
+            endpoint=self._settings.endpoint(self._resource),
+            resource_name=self._resource,
             options=plugin_options(),
         )
         register = rpc.method(self._channel, rpc.REGISTRATION, "Register")
@@ -209,7 +213,7 @@ class KubeletLink:
 
     def _recovered(self) -> None:
         if self._failures > _QUIET_AFTER:
-            self._log.info("the kubelet keeps watching again", resource=self._settings.resource_name)
+            self._log.info("the kubelet keeps watching again", resource=self._resource)
         self._failures = 0
 
     def _retry(self, now: float) -> None:
@@ -234,7 +238,7 @@ class KubeletLink:
 
     def _tell(self, message: str) -> None:
         if self._failures <= _QUIET_AFTER:
-            self._log.info(message, resource=self._settings.resource_name)
+            self._log.info(message, resource=self._resource)
 
     def _wait(self, reason: str) -> None:
         self.status = reason
@@ -247,3 +251,16 @@ def _identity(host: Host, path: str) -> tuple[int, int, int] | None:
     if found is None or not stat.S_ISSOCK(found.st_mode):
         return None
     return (found.st_dev, found.st_ino, found.st_ctime_ns)
+
+
+def check_directory(host: Host, settings: Settings) -> bool:
+    """Whether the plugin directory is there. `PreconditionError` if it may not even be looked at."""
+    try:
+        return _is_directory(host, settings.directory)
+    except Unreadable as error:
+        raise PreconditionError(error.message, hint="run as root, for example with sudo") from error
+
+
+def _is_directory(host: Host, path: str) -> bool:
+    found = host.stat(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)

@@ -8,19 +8,19 @@ present kubelet's, and there are always more workers than streams.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
+from typing import Protocol
 
 import grpc
 
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
-from gpunode.plugin import rpc
-from gpunode.plugin.allocate import AllocationError, environment
-from gpunode.plugin.devices import DeviceTable, Snapshot
-from gpunode.plugin.preferred import preferred
+from gpunode.plugin.kubelet import rpc
+from gpunode.plugin.ledger import Feed
+from gpunode.plugin.model import AllocationError, Answer, Snapshot
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 
 MAX_STREAMS = 8
@@ -37,21 +37,49 @@ def plugin_options() -> pb.DevicePluginOptions:
     return pb.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
 
 
+class Policy(Protocol):
+    """What the handlers ask: which devices to prefer, and what a container gets. `AllocationError` says why
+    not."""
+
+    def answer(self, snapshot: Snapshot, ids: Sequence[str]) -> Answer: ...
+
+    def prefer(
+        self, snapshot: Snapshot, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> Sequence[str]: ...
+
+
 def device_list(table: Snapshot) -> pb.ListAndWatchResponse:
     """The whole list as the kubelet wants it: exactly one NUMA node, or no topology at all."""
     response = pb.ListAndWatchResponse()
     for device in table.devices:
         item = response.devices.add(ID=device.id, health="Healthy" if device.healthy else "Unhealthy")
-        if device.numa is not None:
-            item.topology.nodes.add(ID=device.numa)
+        if device.unit.numa is not None:
+            item.topology.nodes.add(ID=device.unit.numa)
     return response
+
+
+def container_response(answer: Answer) -> pb.ContainerAllocateResponse:
+    """The answer as the kubelet takes it."""
+    return pb.ContainerAllocateResponse(
+        envs=answer.envs,
+        mounts=[
+            pb.Mount(container_path=item.container, host_path=item.host, read_only=item.read_only)
+            for item in answer.mounts
+        ],
+        devices=[
+            pb.DeviceSpec(container_path=item.container, host_path=item.host, permissions=item.permissions)
+            for item in answer.nodes
+        ],
+        annotations=answer.annotations,
+        cdi_devices=[pb.CDIDevice(name=name) for name in answer.cdi],
+    )
 
 
 class Streams:
     """The open ListAndWatch streams, numbered in the order in which they were opened."""
 
-    def __init__(self, table: DeviceTable) -> None:
-        self._table = table
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
         self._lock = Lock()
         self._open: set[int] = set()
         self._ended = False
@@ -94,22 +122,23 @@ class Streams:
         """End a stream; safe to call twice and from any thread."""
         with self._lock:
             self._open.discard(number)
-        self._table.wake()
+        self._feed.wake()
 
     def close_all(self) -> None:
         """End every stream, also one that a client opens from now on: its thread would outlive the server."""
         with self._lock:
             self._ended = True
             self._open.clear()
-        self._table.wake()
+        self._feed.wake()
 
 
 class DevicePlugin:
-    """The RPC handlers. All policy lies in allocate.py, preferred.py and devices.py."""
+    """The RPC handlers. All policy lies behind `Policy`."""
 
-    def __init__(self, table: DeviceTable, streams: Streams) -> None:
-        self._table = table
+    def __init__(self, feed: Feed, streams: Streams, policy: Policy) -> None:
+        self._feed = feed
         self._streams = streams
+        self._policy = policy
 
     def get_options(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.DevicePluginOptions:
         return plugin_options()
@@ -122,28 +151,30 @@ class DevicePlugin:
         if not context.add_callback(lambda: self._streams.close(number)):
             self._streams.close(number)  # the client has gone already
         version = -1
-        while snapshot := self._table.wait_newer(version, lambda: self._streams.is_open(number)):
+        while snapshot := self._feed.wait_newer(version, lambda: self._streams.is_open(number)):
             version = snapshot.version
             yield device_list(snapshot)
 
     def get_preferred(
         self, request: pb.PreferredAllocationRequest, context: grpc.ServicerContext
     ) -> pb.PreferredAllocationResponse:
-        table = self._table.snapshot()
+        table = self._feed.snapshot()
         response = pb.PreferredAllocationResponse()
         for asked in request.container_requests:
-            ids = preferred(
+            ids = self._policy.prefer(
                 table, asked.available_deviceIDs, asked.must_include_deviceIDs, asked.allocation_size
             )
             response.container_responses.add(deviceIDs=ids)
         return response
 
     def allocate(self, request: pb.AllocateRequest, context: grpc.ServicerContext) -> pb.AllocateResponse:
-        table = self._table.snapshot()
+        table = self._feed.snapshot()
         response = pb.AllocateResponse()
         try:
             for asked in request.container_requests:
-                response.container_responses.add(envs=environment(table, asked.devices_ids))
+                response.container_responses.append(
+                    container_response(self._policy.answer(table, asked.devices_ids))
+                )
         except AllocationError as error:
             context.abort(_STATUS[error.code], error.message)
         return response
@@ -157,12 +188,12 @@ class DevicePlugin:
 class PluginServer:
     """One gRPC server on one socket file. `streams` tells who is watching."""
 
-    def __init__(self, host: Host, socket: str, table: DeviceTable) -> None:
+    def __init__(self, host: Host, socket: str, feed: Feed, policy: Policy) -> None:
         self._host = host
         self._socket = socket
         self._identity: tuple[int, int] | None = None
-        self.streams = Streams(table)
-        plugin = DevicePlugin(table, self.streams)
+        self.streams = Streams(feed)
+        plugin = DevicePlugin(feed, self.streams, policy)
         functions: dict[str, rpc.Handler] = {
             "GetDevicePluginOptions": plugin.get_options,
             "ListAndWatch": plugin.list_and_watch,

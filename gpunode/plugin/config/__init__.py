@@ -1,0 +1,1 @@
+"""Flags, environment and config file of `plugin serve`, compatible with NVIDIA's plugin."""

@@ -1,0 +1,1 @@
+"""Health: which news condemns a device, and what brings it back."""

@@ -1,0 +1,1 @@
+"""Placement: which of the free devices a container should get."""

@@ -1,0 +1,39 @@
+"""A GPU that was seen once stays known: lost or unreadable it is still listed, with the reason. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpunode.gpu.model import Gpu, Inventory
+
+NOT_LISTED = "lost: the driver does not list it any more"
+
+
+def remembered(now: Inventory, before: Inventory | None) -> Inventory:
+    """`now`, with what `before` knows of GPUs that can't be read or aren't listed, ordered by index.
+
+    A GPU off the bus may be listed without its UUID; its PCI address, or else its index if nothing else has
+    that UUID now, still tells which it was. Such a GPU keeps its old description and has `error` set.
+    """
+    if before is None:
+        return now
+    whole = {gpu.uuid for gpu in now.gpus if gpu.uuid}
+    gone = {gpu.uuid: gpu for gpu in before.gpus if gpu.uuid and gpu.uuid not in whole}
+    described = {gpu.uuid: gpu for gpu in before.gpus if gpu.uuid}
+    gpus = []
+    for gpu in now.gpus:
+        if gpu.error and gpu.uuid in described:
+            gpus.append(replace(described[gpu.uuid], index=gpu.index, error=gpu.error))
+        elif gpu.uuid:
+            gpus.append(gpu)
+        else:
+            old = _recognised(gpu, gone)
+            gpus.append(gpu if old is None else replace(gone.pop(old.uuid), error=gpu.error or NOT_LISTED))
+    gpus += [replace(gpu, error=gpu.error or NOT_LISTED) for gpu in gone.values()]
+    return replace(now, gpus=tuple(sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))))
+
+
+def _recognised(unreadable: Gpu, gone: dict[str, Gpu]) -> Gpu | None:
+    same_place = [gpu for gpu in gone.values() if unreadable.pci and gpu.pci == unreadable.pci]
+    same_index = [gpu for gpu in gone.values() if not unreadable.pci and gpu.index == unreadable.index]
+    return next(iter(same_place or same_index), None)

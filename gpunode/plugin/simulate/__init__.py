@@ -1,0 +1,1 @@
+"""Nodes that aren't there, for schedulers and clusters under test."""
