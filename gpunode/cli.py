@@ -16,6 +16,7 @@ import typer.core  # noqa: E402
 
 from gpunode import __version__  # noqa: E402
 from gpunode.cli_cdi import cdi_app  # noqa: E402
+from gpunode.cli_mps import mps_app  # noqa: E402
 from gpunode.cli_options import (  # noqa: E402
     CdiOption,
     ConfigOption,
@@ -27,6 +28,7 @@ from gpunode.cli_options import (  # noqa: E402
     Strings,
     YesOption,
 )
+from gpunode.cli_plugin import plugin_app  # noqa: E402
 from gpunode.cli_runtime import runtime_app  # noqa: E402
 from gpunode.cli_state import journal_app, manifests_app  # noqa: E402
 from gpunode.cli_status import status_app  # noqa: E402
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 # from looking to changing to undoing; what isn't named here follows
 ORDER = (
     *("doctor", "explain", "status", "setup", "configure-runtime", "verify", "unconfigure-runtime"),
-    *("rollback", "journal", "gpus", "cdi", "toolkit", "plugin", "manifests", "demo"),
+    *("rollback", "journal", "gpus", "cdi", "toolkit", "plugin", "mps", "manifests", "demo"),
 )
 
 
@@ -63,8 +65,8 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "GPUNODE"},
 )
-plugin_app = typer.Typer(help="Serve GPUs to Kubernetes.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(plugin_app, name="plugin")
+app.add_typer(mps_app, name="mps")
 app.add_typer(status_app, name="status")
 app.add_typer(toolkit_app, name="toolkit")
 app.add_typer(cdi_app, name="cdi")
@@ -240,31 +242,6 @@ def demo(session: Session) -> "Result":
     from gpunode.commands import demo as command
 
     return command.run(session.host, command.Options(), session.progress)
-
-
-@verb(plugin_app, "serve", "PluginRun")
-def plugin_serve(
-    session: Session,
-    kubelet_socket: Annotated[
-        str, typer.Option("--kubelet-socket", metavar="PATH", help="Where the kubelet listens.")
-    ] = "/var/lib/kubelet/device-plugins/kubelet.sock",
-    resource_name: Annotated[
-        str, typer.Option("--resource-name", help="The extended resource to advertise.")
-    ] = "nvidia.com/gpu",
-    rediscover_seconds: Annotated[
-        float, typer.Option("--rediscover-seconds", help="How often NVML is asked which GPUs there are.")
-    ] = 30.0,
-) -> "Result":
-    """Serve the GPUs to the kubelet. Stays in the foreground until SIGTERM or Ctrl-C.
-
-    gpunode plugin serve
-    """
-    from gpunode.commands import plugin_serve as command
-
-    options = command.Options(
-        kubelet_socket=kubelet_socket, resource_name=resource_name, rediscover_seconds=rediscover_seconds
-    )
-    return command.run(session.host, options, session.progress)
 
 
 def main() -> None:
