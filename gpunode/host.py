@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpunode._files import explain_os_error, holds, read_regular, resolve_in_root, socket_state_of
+from gpunode._files import explain_os_error, holds, read_regular, resolve_in_root
 from gpunode._process import COMMAND_NOT_FOUND, Completed, run_process
 from gpunode._recording import RECORDING, parse_recording
 from gpunode.errors import ConfigError, DaemonError, PreconditionError, Unreadable
@@ -240,45 +240,37 @@ class Host:
 
     def connect_unix(self, path: str, timeout: float = 5.0) -> socket.socket:
         """A connected stream socket. `DaemonError` says why not: absent, refused, denied."""
-        import socket
+        from gpunode._sockets import connect_unix
 
         if not self.live:
             raise DaemonError(f"no socket is contacted under --root {self.root}", code="not-live")
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(timeout)
-        try:
-            connection.connect(path)
-        except OSError as error:
-            connection.close()
-            raise DaemonError(
-                f"can't connect to {path}: {error.strerror or error}", code=socket_state_of(error)
-            ) from error
-        return connection
+        return connect_unix(path, timeout)
 
     def socket_state(self, path: str) -> str:
         """listening, refused (nobody behind it), absent, denied (no permission) or not-a-socket."""
+        return self.listener(path)[0]
+
+    def listener(self, path: str) -> tuple[str, int]:
+        """`socket_state`, and the process that listens; 0 if it can't be told. Nothing is said to it."""
+        from gpunode._sockets import listener
+
         if not self.live:
-            return self.recorded("sockets", path) or "absent"
-        found = self.stat(path)
-        if found is None:
-            return "absent"
-        if not stat.S_ISSOCK(found.st_mode):
-            return "not-a-socket"
-        try:
-            self.connect_unix(path, timeout=1.0).close()
-        except DaemonError as error:
-            return error.code
-        return "listening"
+            return self.recorded("sockets", path) or "absent", 0
+        return listener(path, self.stat(path))
+
+    def listen_tcp(self, address: str, port: int) -> socket.socket:
+        """A listening socket of this machine, whatever the root; `PreconditionError` if it can't be."""
+        from gpunode._sockets import listen_tcp
+
+        return listen_tcp(address, port)
 
     def notify(self, message: str) -> None:
         """Tell systemd (READY=1, STATUS=...); does nothing when it isn't listening. See sd_notify(3)."""
-        import socket
+        from gpunode._sockets import send_datagram
 
         address = self.environ.get("NOTIFY_SOCKET", "")
         if self.live and address[:1] in {"/", "@"}:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as datagram:
-                datagram.connect("\0" + address[1:] if address[0] == "@" else address)
-                datagram.sendall(message.encode())
+            send_datagram(address, message)
 
     def now(self) -> float:
         """Seconds since the epoch."""

@@ -37,7 +37,7 @@ ROOM_MAY_IMPORT = {
 }
 ONLY_HERE = {
     "subprocess": {"_process.py"},
-    "socket": {"host.py"},
+    "socket": {"_sockets.py"},
     "shutil": {"host.py"},
     "pynvml": {"gpu/nvml.py"},
     "tomlkit": {"runtime/toml_edit.py"},
@@ -56,7 +56,7 @@ def room_of(module: str) -> str:
     part = module.removeprefix("gpunode").removeprefix(".").partition(".")[0] or "__init__"
     if part == "_manifest":
         return "journal"
-    if part in {"_files", "_process", "_recording"}:
+    if part in {"_files", "_process", "_recording", "_sockets"}:
         return "host"
     return "cli" if part.startswith("cli_") else part
 
