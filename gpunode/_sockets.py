@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import struct
+from pathlib import Path
 
 from gpunode._files import socket_state_of
 from gpunode.errors import DaemonError, PreconditionError
@@ -77,6 +78,26 @@ def listen_tcp(address: str, port: int) -> socket.socket:
         }
         hint = hints.get(error.errno or 0, "")
         raise PreconditionError(f"can't listen on {shown}: {error.strerror or error}", hint=hint) from error
+    return listening
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """A listening socket, born 0600: bind(2) takes the mode that the descriptor has. A dead socket in its
+    place goes; what is no socket, or is listened on, stays and is a `PreconditionError`."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        os.fchmod(listening.fileno(), 0o600)
+        if path.is_socket() and listener(str(path), path.lstat())[0] == "refused":
+            path.unlink()
+        listening.bind(os.fsencode(path))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        reason = error.strerror or str(error)
+        hints = {errno.EADDRINUSE: f"find out who has it: ss -xlp src {path}"}
+        raise PreconditionError(
+            f"can't listen on {path}: {reason}", hint=hints.get(error.errno or 0, "choose another directory")
+        ) from error
     return listening
 
 

@@ -272,6 +272,12 @@ class Host:
         if self.live and address[:1] in {"/", "@"}:
             send_datagram(address, message)
 
+    def listen_unix(self, path: str) -> socket.socket:
+        """A listening socket that only we may connect to. `PreconditionError` says why there is none."""
+        from gpunode._sockets import listen_unix
+
+        return listen_unix(self.path(path, follow=False))
+
     def now(self) -> float:
         """Seconds since the epoch."""
         return time.time()
