@@ -134,3 +134,14 @@ class Topology:
 
     pairs: tuple[Pair, ...] = ()
     switch_links: Mapping[str, int] = field(default_factory=dict)
+
+
+def topology_from_json(data: Mapping[str, Any]) -> Topology:
+    """Read back what `result.plain` made of a `Topology`. KeyError or TypeError if it is none."""
+    return Topology(
+        tuple(
+            Pair(item["first"], item["second"], item.get("level"), item.get("nvlinks", 0))
+            for item in data.get("pairs", ())
+        ),
+        {str(uuid): int(count) for uuid, count in data.get("switchLinks", {}).items()},
+    )

@@ -43,6 +43,13 @@ class MigAttributes:
     memory_mib: int
 
 
+def sysfs_address(bus_id: bytes | str) -> str:
+    """NVML's ``00000000:3B:00.0`` as sysfs spells it, ``0000:3b:00.0``."""
+    text = (bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else bus_id).lower()
+    domain, colon, rest = text.partition(":")
+    return f"{domain[-4:] if len(domain) == 8 and domain[:4] == '0000' else domain}{colon}{rest}"
+
+
 class Nvml:
     """An open NVML. Every method raises `NvmlError` with NVML's own code."""
 
@@ -113,11 +120,8 @@ class Nvml:
         return str(self.call("nvmlDeviceGetName", device.raw))
 
     def pci(self, device: Handle) -> str:
-        """PCI address as sysfs spells it, ``0000:3b:00.0``; NVML has eight digits of domain and capitals."""
-        raw = self.call("nvmlDeviceGetPciInfo", device.raw).busId
-        text = (raw.decode("ascii", "replace") if isinstance(raw, bytes) else str(raw)).lower()
-        domain, colon, rest = text.partition(":")
-        return f"{domain[-4:] if len(domain) == 8 and domain[:4] == '0000' else domain}{colon}{rest}"
+        """PCI address as sysfs spells it."""
+        return sysfs_address(self.call("nvmlDeviceGetPciInfo", device.raw).busId)
 
     def minor(self, device: Handle) -> int:
         """N of /dev/nvidiaN."""
