@@ -17,6 +17,10 @@ def make_service(host: Host, settings: Settings, log: Log) -> PluginService:
 
 def make_backend(host: Host, settings: Settings, log: Log) -> Backend:
     """The backend for the vendor, or for the simulated node."""
+    if settings.simulate:
+        from gpunode.plugin.simulate.backend import SimulatedBackend
+
+        return SimulatedBackend(host, settings, log)
     from gpunode.plugin.nvidia.backend import NvidiaBackend
 
     return NvidiaBackend(host, settings, log)

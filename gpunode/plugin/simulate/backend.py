@@ -1,0 +1,106 @@
+"""The backend of a simulated node: it plans, answers and places as NVIDIA's does, without a single GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Event
+
+from gpunode.errors import GpunodeError
+from gpunode.gpu.model import Inventory, Topology
+from gpunode.host import Host
+from gpunode.plugin.backend import Sink
+from gpunode.plugin.logfmt import Log
+from gpunode.plugin.model import Answer, Plan, Snapshot
+from gpunode.plugin.nvidia.backend import NvidiaBackend
+from gpunode.plugin.settings import Settings
+from gpunode.plugin.simulate.control import Control
+from gpunode.plugin.simulate.faults import Fault
+from gpunode.plugin.simulate.node import SimulatedNode
+
+MARK = "GPUNODE_SIMULATED"
+_TURN_SECONDS = 0.25
+
+
+class SimulatedBackend:
+    """See `gpunode.plugin.backend.Backend`. `UsageError` if `settings.simulate` describes no node."""
+
+    def __init__(self, host: Host, settings: Settings, log: Log) -> None:
+        self._host = host
+        self._settings = settings
+        self._log = log
+        self._node = SimulatedNode(settings.simulate, host)
+        self._nvidia = NvidiaBackend(host, settings, log)
+        self._told = False
+
+    @property
+    def waiting(self) -> str:
+        return "" if self._told else self._node.driver_gone or "making the simulated GPUs"
+
+    def run(self, sink: Sink, stop: Event) -> None:
+        spec = self._settings.simulate
+        self._log.warning("these GPUs are simulated", simulate=spec, gpus=len(self._node.inventory.gpus))
+        control = self._control(sink)
+        self._tell(sink)
+        next_reading = 0.0
+        while not stop.is_set():
+            now = self._host.monotonic()
+            if now >= next_reading:
+                sink.readings(self._node.readings)
+                next_reading = now + self._settings.health.poll_seconds
+            if control is None:
+                stop.wait(_TURN_SECONDS)
+            else:
+                control.serve(_TURN_SECONDS)
+        if control is not None:
+            control.close()
+
+    def _control(self, sink: Sink) -> Control | None:
+        try:
+            control = Control(self._host, self._settings.state_dir, lambda fault: self._happens(sink, fault))
+        except GpunodeError as error:
+            self._log.warning(
+                "no faults can be injected", reason=error.message, hint=error.hint or "set --state-dir"
+            )
+            return None
+        self._log.info("faults can be injected", socket=control.path)
+        return control
+
+    def _happens(self, sink: Sink, fault: Fault) -> None:
+        events = self._node.apply(fault)
+        self._log.info("injected", fault=fault.line)
+        for event in events:
+            sink.event(event)
+        self._tell(sink)
+        sink.readings(self._node.readings)
+
+    def _tell(self, sink: Sink) -> None:
+        self._told = not self._node.driver_gone
+        if self._told:
+            sink.seen(self._node.inventory, self._node.topology)
+        else:
+            sink.broken(self._node.driver_gone, True)
+
+    def hurry(self) -> None:
+        """Nothing to look at: what happens is told at once."""
+
+    def plan(self, settings: Settings, inventory: Inventory) -> Plan:
+        return self._nvidia.plan(settings, inventory)
+
+    def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
+        """No CDI specification: it would name device nodes that aren't there."""
+
+    def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
+        """The variables alone: a container with a mount or a device node that isn't there doesn't start."""
+        real = self._nvidia.answer(settings, snapshot, ids)
+        return Answer(envs={**real.envs, MARK: "1"})
+
+    def prefer(
+        self,
+        settings: Settings,
+        snapshot: Snapshot,
+        topology: Topology,
+        available: Sequence[str],
+        must_include: Sequence[str],
+        size: int,
+    ) -> tuple[str, ...]:
+        return self._nvidia.prefer(settings, snapshot, topology, available, must_include, size)

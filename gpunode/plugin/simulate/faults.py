@@ -1,0 +1,126 @@
+"""What can be made to happen to simulated GPUs, as one JSON object per line. Pure.
+
+``{"gpu": 3, "xid": 79}``: one key is the fault's name with its value, `gpu` an index, a UUID or ``all``, `gi`
+and `ci` the MIG instance that an XID names; a script's lines also have `at`, seconds from its start.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.errors import ConfigError, UsageError
+
+ALL = "all"
+_MOST = 1 << 31
+_LAST_SECOND = 86400.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One fault. `value` is ``number``, ``layout``, ``""`` for none, or the words that it may be; the first
+    of them is meant where none is given. `whole` faults concern the node, not a GPU."""
+
+    help: str
+    value: str | tuple[str, ...] = ""
+    whole: bool = False
+
+
+FAULTS: Mapping[str, Kind] = {
+    "xid": Kind("the driver reports this XID", "number"),
+    "ecc": Kind("so many more uncorrectable ECC errors", "number"),
+    "lost": Kind("the GPU falls off the bus: listed, and not readable"),
+    "return": Kind("a lost GPU can be read again"),
+    "unplug": Kind("the GPU isn't listed any more"),
+    "plug": Kind("an unplugged GPU is back"),
+    "remap": Kind("a row remapping waits for a reset, or failed", ("pending", "failed", "none")),
+    "recovery": Kind("NVML's recovery action", ("reset", "reboot", "drain-p2p", "drain-and-reset", "none")),
+    "fabric": Kind("the state of the NVLink fabric", ("in-progress", "not-started", "completed")),
+    "mig": Kind("MIG mode with this layout, or off", "layout"),
+    "reset": Kind("a GPU reset: what it mends is mended, MIG instances go"),
+    "heal": Kind("as if nothing had ever happened to the GPU"),
+    "driver": Kind("the driver is unloaded, or loaded again", ("gone", "back"), whole=True),
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing to happen. `value` is a number's digits, a word or a layout; `at` is a script's."""
+
+    name: str
+    value: str = ""
+    gpu: str = ""
+    gi: int | None = None
+    ci: int | None = None
+    at: float = 0.0
+
+    @property
+    def line(self) -> str:
+        """As it goes over the socket."""
+        whole = {self.name: self.value or True, "gpu": self.gpu, "gi": self.gi, "ci": self.ci}
+        return json.dumps({key: value for key, value in whole.items() if value not in ("", None)})
+
+
+def make_fault(
+    name: str, value: str = "", gpu: str = "", gi: int | None = None, ci: int | None = None, at: float = 0.0
+) -> Fault:
+    """A fault that makes sense by itself. `UsageError` says what doesn't, and what would."""
+    kind = FAULTS.get(name)
+    if kind is None:
+        raise UsageError(f"no fault is called {name!r}", hint=f"one of: {', '.join(FAULTS)}")
+    if kind.value == "" and value:
+        raise UsageError(f"{name} takes no value, and {value!r} was given")
+    if kind.value == "number" and not (value.isdecimal() and int(value[:12]) < _MOST):
+        raise UsageError(f"{name} takes a number: {kind.help}", hint=f"for example: {name} 79 --gpu 0")
+    if kind.value == "layout" and not value:
+        raise UsageError(f"{name} takes a layout such as 3g.20gb/1g.5gb*4, or off")
+    if isinstance(kind.value, tuple):
+        value = value or kind.value[0]
+        if value not in kind.value:
+            raise UsageError(f"{name} {value!r} is none of {', '.join(kind.value)}")
+    if not kind.whole and not gpu:
+        raise UsageError(f"{name} happens to a GPU: which one?", hint="--gpu with an index, a UUID or all")
+    return Fault(name, value, gpu, gi, ci, at)
+
+
+def parse_fault(text: str) -> Fault:
+    """One line. `UsageError` or `ConfigError` says what is wrong with it."""
+    try:
+        data: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"not a line of JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError('a fault is a JSON object such as {"gpu": 3, "xid": 79}')
+    names = [key for key in data if key not in ("gpu", "gi", "ci", "at")]
+    if len(names) != 1:
+        raise ConfigError(f"one fault a line, not {len(names)}", hint=f"one of: {', '.join(FAULTS)}")
+    value, at = data[names[0]], data.get("at", 0)
+    if type(at) not in (int, float) or not 0 <= at <= _LAST_SECOND:
+        raise ConfigError(f"at: {at!r} is no number of seconds from 0 to {_LAST_SECOND:g}")
+    for key in ("gi", "ci"):
+        if type(data.get(key, 0)) is not int:
+            raise ConfigError(f"{key}: {data[key]!r} is no instance id")
+    return make_fault(
+        names[0],
+        "" if value is True else str(value),
+        str(data.get("gpu", "")),
+        data.get("gi"),
+        data.get("ci"),
+        float(at),
+    )
+
+
+def parse_script(text: str, path: str) -> tuple[Fault, ...]:
+    """Every line of a script in the order of its time; empty lines and ``#`` comments are passed over."""
+    return tuple(sorted(_lines(text, path), key=lambda fault: fault.at))
+
+
+def _lines(text: str, path: str) -> Iterator[Fault]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            try:
+                yield parse_fault(line)
+            except (ConfigError, UsageError) as error:
+                raise ConfigError(f"{path}:{number}: {error.message}", hint=error.hint) from error

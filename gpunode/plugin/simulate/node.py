@@ -1,0 +1,137 @@
+"""A node that isn't there: its GPUs, what happened to them, and what NVML would say of it now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from gpunode.errors import UsageError
+from gpunode.gpu.events import GpuEvent
+from gpunode.gpu.model import Gpu, Inventory, Reading, Topology
+from gpunode.host import Host
+from gpunode.plugin.simulate import profiles
+from gpunode.plugin.simulate.faults import ALL, Fault
+
+LOST = "the GPU is lost (simulated)"
+DRIVER_GONE = "the driver is not loaded (simulated)"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What happened to one GPU since it was well."""
+
+    lost: bool = False
+    unplugged: bool = False
+    ecc: int = 0
+    ecc_ever: int = 0
+    remap: str = "none"
+    recovery: str = "none"
+    fabric: str = "completed"
+
+
+class SimulatedNode:
+    """One thread's own. `UsageError` for a specification or a fault that this node can't have."""
+
+    def __init__(self, spec: str, host: Host | None = None) -> None:
+        self._groups = profiles.parse(spec)
+        self._slots = list(profiles.slots(self._groups, host))
+        self._conditions = {slot.gpu.index: Condition() for slot in self._slots}
+        self._base = profiles.load(spec, host)[0]
+        self.driver_gone = ""
+
+    @property
+    def inventory(self) -> Inventory:
+        """What NVML would list."""
+        return replace(self._base, gpus=tuple(self._seen()))
+
+    def _seen(self) -> list[Gpu]:
+        told = []
+        for slot in self._slots:
+            condition = self._conditions[slot.gpu.index]
+            if not condition.unplugged:
+                told.append(replace(slot.gpu, error=LOST) if condition.lost else slot.gpu)
+        return told
+
+    @property
+    def topology(self) -> Topology:
+        return profiles.topology(self._groups, tuple(self._slots))
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """What each listed GPU says of itself."""
+        return tuple(
+            self._reading(slot)
+            for slot in self._slots
+            if not self._conditions[slot.gpu.index].unplugged and not self.driver_gone
+        )
+
+    def _reading(self, slot: profiles.Slot) -> Reading:
+        now = self._conditions[slot.gpu.index]
+        if now.lost:
+            return Reading(slot.gpu.uuid, error=LOST)
+        switched = self._groups[slot.group].links[0] == "nvswitch"
+        return Reading(
+            slot.gpu.uuid,
+            ecc_volatile=now.ecc,
+            ecc_aggregate=now.ecc_ever,
+            remap_pending=now.remap == "pending",
+            remap_failed=now.remap == "failed",
+            recovery_action=now.recovery,
+            fabric_state=now.fabric if switched else None,
+            busy_percent=0,
+            memory_used_bytes=0,
+        )
+
+    def apply(self, fault: Fault) -> tuple[GpuEvent, ...]:
+        """Let it happen; the events that the driver would report."""
+        if fault.name == "driver":
+            self.driver_gone = DRIVER_GONE if fault.value == "gone" else ""
+            return ()
+        chosen = self._chosen(fault.gpu)
+        events: list[GpuEvent] = []
+        for slot in chosen:
+            events += self._strike(slot, fault)
+        return tuple(events)
+
+    def _chosen(self, gpu: str) -> list[profiles.Slot]:
+        if gpu == ALL:
+            return list(self._slots)
+        found = [slot for slot in self._slots if gpu in (str(slot.gpu.index), slot.gpu.uuid)]
+        if not found:
+            raise UsageError(f"no simulated GPU {gpu!r}", hint=f"0 to {len(self._slots) - 1}, a UUID or all")
+        return found
+
+    def _strike(self, slot: profiles.Slot, fault: Fault) -> list[GpuEvent]:
+        index, uuid = slot.gpu.index, slot.gpu.uuid
+        now = self._conditions[index]
+        if fault.name == "xid":
+            return [GpuEvent("xid", uuid, int(fault.value), fault.gi, fault.ci)]
+        if fault.name == "mig":
+            divided = profiles.with_layout(slot.gpu, slot.model, "" if fault.value == "off" else fault.value)
+            self._slots[index] = replace(slot, gpu=divided)
+        elif fault.name == "ecc":
+            more = int(fault.value)
+            self._conditions[index] = replace(now, ecc=now.ecc + more, ecc_ever=now.ecc_ever + more)
+            return [GpuEvent("ecc-double", uuid)]
+        elif fault.name == "reset":
+            self._conditions[index] = Condition(ecc_ever=now.ecc_ever, remap=_after_reset(now.remap))
+            self._slots[index] = replace(slot, gpu=replace(slot.gpu, mig=()))
+        else:
+            self._conditions[index] = _CHANGES[fault.name](now, fault.value)
+        return []
+
+
+def _after_reset(remap: str) -> str:
+    return "failed" if remap == "failed" else "none"
+
+
+_CHANGES: Mapping[str, Callable[[Condition, str], Condition]] = {
+    "lost": lambda now, value: replace(now, lost=True),
+    "return": lambda now, value: replace(now, lost=False),
+    "unplug": lambda now, value: replace(now, unplugged=True),
+    "plug": lambda now, value: replace(now, unplugged=False),
+    "remap": lambda now, value: replace(now, remap=value),
+    "recovery": lambda now, value: replace(now, recovery=value),
+    "fabric": lambda now, value: replace(now, fabric=value),
+    "heal": lambda now, value: Condition(),
+}
