@@ -22,12 +22,18 @@ _NAME = re.compile(r"[A-Za-z0-9]([\w.:-]*[A-Za-z0-9])?", re.ASCII)  # `ValidateD
 
 @dataclass(frozen=True)
 class Form:
-    """How devices are named. `limit` is the newest version that whoever reads the result knows."""
+    """How devices are named. `limit` is the newest version that whoever reads the result knows.
+
+    With `every` there is a device ``all``. With `whole` a GPU in MIG mode is one device, with all its MIG
+    devices' files, in place of those.
+    """
 
     vendor: str = "nvidia.com"
     device_class: str = "gpu"
     names: tuple[str, ...] = (INDEX, UUID)
     limit: Version = NEWEST
+    every: bool = True
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ def build(
     no version that has what is needed.
     """
     notes: list[str] = []
-    found = tuple(_found(inventory, nodes, notes))
+    found = tuple(_found(inventory, nodes, notes, form.whole))
     if not found:
         raise GpunodeError(
             "there is no GPU to describe: " + ("; ".join(notes) or "NVML lists none"),
@@ -64,7 +70,7 @@ def build(
             code="no-devices",
         )
     names, note = _strategies(form)
-    devices = tuple(_devices(found, names, nodes.dev_root, hooks))
+    devices = tuple(_devices(found, names, nodes.dev_root, hooks, form.every))
     notes += [note] if note else []
     notes += _missing_control(nodes)
     common = common_edits(nodes, files, hooks)
@@ -92,7 +98,7 @@ def _strategies(form: Form) -> tuple[tuple[str, ...], str]:
 # --- devices --------------------------------------------------------------------------------------------
 
 
-def _found(inventory: Inventory, facts: NodeFacts, notes: list[str]) -> Iterator[_Found]:
+def _found(inventory: Inventory, facts: NodeFacts, notes: list[str], whole: bool) -> Iterator[_Found]:
     """GPUs in NVML's order, MIG devices in place of a GPU that is cut up; `notes` say what is left out."""
     for gpu in inventory.gpus:
         node = gpu_node(gpu, facts)
@@ -103,6 +109,10 @@ def _found(inventory: Inventory, facts: NodeFacts, notes: list[str]) -> Iterator
         elif node not in facts.present:
             minor = node.removeprefix("/dev/nvidia")
             notes.append(f"GPU {gpu.index} is left out: {node} isn't there (nvidia-modprobe -c {minor})")
+        elif gpu.mig_enabled and whole:
+            caps = (path for mig in gpu.mig for path in mig_nodes(gpu, mig, facts) or ())
+            paths = (node, *(path for path in caps if path in facts.present), *facts.drm.get(gpu.pci, ()))
+            yield _Found(str(gpu.index), gpu.uuid, paths, gpu.pci)
         elif gpu.mig_enabled and not gpu.mig:
             notes.append(f"GPU {gpu.index} is left out: MIG is on and holds no device")
         elif gpu.mig_enabled:
@@ -132,7 +142,7 @@ def _mig_drm(gpu: Gpu, mig: MigDevice, facts: NodeFacts) -> tuple[str, ...]:
 
 
 def _devices(
-    found: tuple[_Found, ...], names: tuple[str, ...], dev_root: str, hooks: HookProgram | None
+    found: tuple[_Found, ...], names: tuple[str, ...], dev_root: str, hooks: HookProgram | None, every: bool
 ) -> Iterator[Device]:
     """Every device once for each kind of name, then ``all``. A name that is taken isn't given again.
 
@@ -146,7 +156,8 @@ def _devices(
             if name not in taken and _NAME.fullmatch(name):
                 taken.add(name)
                 yield Device(name, _edits((device,), dev_root, hooks))
-    yield Device("all", _edits(found, dev_root, hooks))
+    if every:
+        yield Device("all", _edits(found, dev_root, hooks))
 
 
 def _edits(devices: tuple[_Found, ...], dev_root: str, hooks: HookProgram | None) -> Edits:

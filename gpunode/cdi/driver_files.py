@@ -83,7 +83,7 @@ def read_driver_files(host: Host, version: str, root: str = "", search: tuple[st
         *_firmware(there, host, version),
         *graphics_files(there, architecture, version),
     )
-    return DriverFiles(version, architecture, libraries, files, tuple(_sockets(host)), root)
+    return DriverFiles(version, architecture, libraries, files, tuple(daemon_sockets(host)), root)
 
 
 def _no_libcuda(version: str, root: str, directories: tuple[str, ...]) -> PreconditionError:
@@ -175,7 +175,7 @@ def _firmware(there: Host, host: Host, version: str) -> Iterator[tuple[str, str]
             return
 
 
-def _sockets(host: Host) -> Iterator[str]:
+def daemon_sockets(host: Host) -> Iterator[str]:
     """Sockets of NVIDIA's daemons, always the node's own. MPS's directory lies in /tmp, where anybody could
     have made one: only root's counts.
     """

@@ -37,16 +37,29 @@ def find_hooks(host: Host) -> HookProgram | None:
 
     nvidia-cdi-hook came with toolkit 1.16; before, ``nvidia-ctk hook`` was it.
     """
-    for name, words in (("nvidia-cdi-hook", ()), ("nvidia-ctk", ("hook",))):
+    for name in ("nvidia-cdi-hook", "nvidia-ctk"):
         path = hook_program(host, name)
-        if path is None:
-            continue
-        answer = host.run([path, *words, "--help"], timeout=_SECONDS)
-        known = commands_in(answer.stdout) if answer.ok else frozenset()
-        if "update-ldcache" in known:
-            ldconfig = _LDCONFIG_REAL if host.executable(_LDCONFIG_REAL) else ""
-            return HookProgram(path, (name, *words), known, ldconfig)
+        found = ask_hooks(host, path) if path else None
+        if found is not None:
+            return found
     return None
+
+
+def ask_hooks(host: Host, path: str, root: str = "") -> HookProgram | None:
+    """The hooks of the program at `path`, which this process sees below `root`; None as above.
+
+    One that bears nvidia-ctk's name has them behind the word ``hook``.
+    """
+    name = path.rpartition("/")[2]
+    words = ("hook",) if name == "nvidia-ctk" else ()
+    if not host.executable(f"{root}{path}"):
+        return None
+    answer = host.run([f"{root}{path}", *words, "--help"], timeout=_SECONDS)
+    known = commands_in(answer.stdout) if answer.ok else frozenset()
+    if "update-ldcache" not in known:
+        return None
+    ldconfig = _LDCONFIG_REAL if host.executable(f"{root}{_LDCONFIG_REAL}") else ""
+    return HookProgram(path, (name, *words), known, ldconfig)
 
 
 def commands_in(text: str) -> frozenset[str]:

@@ -11,7 +11,7 @@ from gpunode.gpu.model import Gpu, MigDevice
 from gpunode.host import Host
 
 CONTROL = ("/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl")
-_MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
+MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
 _PCI = "/sys/bus/pci/devices"
 
 
@@ -38,7 +38,7 @@ def read_nodes(host: Host, gpus: tuple[Gpu, ...], dev_root: str = "") -> NodeFac
     return NodeFacts(
         present,
         {gpu.pci: _drm(host, gpu.pci, present) for gpu in gpus if gpu.pci},
-        mig_minors(host.read_text(_MIG_MINORS) or ""),
+        mig_minors(host.read_text(MIG_MINORS) or ""),
         {gpu.address: gpu.minor for gpu in driver_gpus(host) if gpu.minor is not None},
         dev_root,
     )

@@ -6,6 +6,7 @@ what the kubelet counts: a unit, or one of several shares of it. A *resource* is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -83,12 +84,26 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Common:
+    """What a container gets beside its units, looked up when the plan was made: Allocate looks at no file.
+
+    `nodes` are device nodes such as ``/dev/nvidiactl``, `channels` IMEX channels, `cdi` the classes beside
+    ``gpu`` that have a specification (``gdrcopy``).
+    """
+
+    nodes: tuple[str, ...] = ()
+    channels: tuple[int, ...] = ()
+    cdi: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Resource:
     """One extended resource. `sharing` is none, time-slicing or mps; `devices` are ordered by unit, then
     share.
 
     `shares` is the largest number of shares that any unit of it has (1 unshared). With `single_share` a
-    container may ask for one share only (NVIDIA's failRequestsGreaterThanOne).
+    container may ask for one share only (NVIDIA's failRequestsGreaterThanOne). Some units may be unshared:
+    their devices bear the unit's own id.
     """
 
     name: str
@@ -96,11 +111,17 @@ class Resource:
     sharing: str = "none"
     shares: int = 1
     single_share: bool = False
+    common: Common = field(default_factory=Common)
 
-    @property
+    @cached_property
     def units(self) -> tuple[Unit, ...]:
         """Each unit once."""
         return tuple({device.unit.id: device.unit for device in self.devices}.values())
+
+    @cached_property
+    def share_counts(self) -> Mapping[str, int]:
+        """How many shares each shared unit is cut into, by its id; unshared units aren't in it."""
+        return Counter(device.unit.id for device in self.devices if device.id != device.unit.id)
 
 
 @dataclass(frozen=True)
@@ -135,6 +156,11 @@ class Snapshot:
     @cached_property
     def by_id(self) -> Mapping[str, Device]:
         return MappingProxyType({device.id: device for device in self.resource.devices})
+
+    @cached_property
+    def healthy(self) -> int:
+        """How many devices can be handed out."""
+        return sum(device.healthy for device in self.resource.devices)
 
     def find(self, device_id: str) -> Device | None:
         return self.by_id.get(device_id)

@@ -1,36 +1,183 @@
-"""What NVIDIA GPUs are advertised as."""
+"""What NVIDIA GPUs are advertised as: MIG strategy, selection, names, sharing.
+
+One GPU never costs the others: what can't be advertised is left out with its reason. Only settings that can
+hold on no node are an error.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
-from gpunode.plugin.model import Device, LeftOut, Plan, Resource, Unit
+from gpunode.plugin.model import Device, LeftOut, Plan, Problem, Unit
+from gpunode.plugin.naming import name_problem, ruled_name
+from gpunode.plugin.nvidia.alike import keep_alike
+from gpunode.plugin.nvidia.mps_limits import mps_refusal
+from gpunode.plugin.nvidia.platform import NVML, one_device_plan, platform_of
+from gpunode.plugin.nvidia.site import Site, imex_node, read_site
+from gpunode.plugin.nvidia.units import GPU, MIG, Candidate, cut, with_problem
+from gpunode.plugin.select import matcher, unmatched
 from gpunode.plugin.settings import Settings
+from gpunode.plugin.sharing import share
 
+DOMAIN = "nvidia.com"
 _DISPLAY_ONLY = {"DGX Display", "NVIDIA DGX Display"}  # drives a monitor, runs no CUDA
 
 
+class _Notes:
+    """What a plan has to say beside its resources; filled while it is made."""
+
+    def __init__(self) -> None:
+        self.left_out: list[LeftOut] = []
+        self.warnings: list[str] = []
+
+    def leave_out(self, unit: Unit, reason: str) -> None:
+        self.left_out.append(LeftOut(unit.index, unit.id, reason))
+
+
 def plan(host: Host, settings: Settings, inventory: Inventory) -> Plan:
-    """Resources and devices for this inventory."""
-    gpus = [gpu for gpu in inventory.gpus if gpu.uuid and gpu.name not in _DISPLAY_ONLY]
-    devices = tuple(Device(gpu.uuid, _unit(gpu)) for gpu in gpus)
-    left_out = tuple(
-        LeftOut(str(gpu.index), "", gpu.error or "NVML tells no UUID")
-        for gpu in inventory.gpus
-        if not gpu.uuid
-    )
-    return Plan((Resource(settings.resource_name, devices),) if devices else (), left_out)
+    """Resources and devices for this inventory; files are read, nothing is changed.
+
+    `ConfigError` if two entries of a sharing section name the same device, or a name can't be one.
+    """
+    platform = platform_of(host, settings, inventory)
+    if platform != NVML:
+        return one_device_plan(platform, settings)
+    notes = _Notes()
+    site = read_site(host, settings, inventory)
+    candidates = _candidates(settings, inventory, site, notes)
+    chosen = _selected(settings, candidates, notes)
+    named = _named(settings, chosen, notes)
+    devices = {
+        name: tuple(Device(one.unit.id, one.unit, one.problem) for one in units)
+        for name, units in named.items()
+    }
+    cut_gpus = frozenset(one.unit.id for one in chosen if one.cut)
+    shared = share(devices, settings.sharing, mps_refusal(settings, cut_gpus))
+    resources = tuple(replace(resource, common=site.common) for resource in shared.resources)
+    return Plan(resources, (*notes.left_out, *shared.left_out), (*notes.warnings, *shared.warnings))
 
 
-def _unit(gpu: Gpu) -> Unit:
-    return Unit(
-        gpu.uuid,
-        gpu.uuid,
-        str(gpu.index),
-        name=gpu.name,
-        pci=gpu.pci,
-        numa=gpu.numa,
-        minor=gpu.minor,
-        memory_bytes=gpu.memory_bytes,
-        compute_capability=gpu.compute_capability,
-    )
+# --- units ----------------------------------------------------------------------------------------------
+
+
+def _candidates(settings: Settings, inventory: Inventory, site: Site, notes: _Notes) -> list[Candidate]:
+    """Every unit of the node, as people count them."""
+    found: list[Candidate] = []
+    for gpu in _distinct(inventory.gpus, notes):
+        parts = cut(gpu, settings.mig_strategy, site.facts)
+        notes.left_out += [parts.left_out] if parts.left_out else []
+        notes.warnings += [parts.warning] if parts.warning else []
+        found += parts.candidates
+    found.sort(key=lambda one: one.unit.order)
+    problems = _problems_of_all(settings, site, notes)
+    return [_with_problems(settings, one, problems) for one in _unique(found, notes)]
+
+
+def _distinct(gpus: Iterable[Gpu], notes: _Notes) -> Iterable[Gpu]:
+    for gpu in gpus:
+        if gpu.name in _DISPLAY_ONLY:
+            continue
+        if gpu.uuid:
+            yield gpu
+        else:
+            notes.left_out.append(LeftOut(str(gpu.index), "", gpu.error or "NVML tells no UUID"))
+
+
+def _unique(candidates: Iterable[Candidate], notes: _Notes) -> Iterable[Candidate]:
+    """The kubelet knows devices by their ids: of two that tell the same one, the first counts."""
+    seen: dict[str, str] = {}
+    for one in candidates:
+        first = seen.setdefault(one.unit.id, one.unit.index)
+        if first == one.unit.index:
+            yield one
+        else:
+            notes.leave_out(one.unit, f"device {first} has the same UUID")
+
+
+def _problems_of_all(settings: Settings, site: Site, notes: _Notes) -> Problem | None:
+    if not site.imex_missing:
+        return None
+    nodes = " and ".join(imex_node(channel) for channel in settings.imex_channel_ids)
+    how = f"{nodes} isn't there; load the module nvidia with NVreg_CreateImexChannel0=1"
+    if settings.imex_required:
+        return Problem("imex", f"IMEX is required and {how}")
+    notes.warnings.append(f"containers get no IMEX channel: {how}")
+    return None
+
+
+def _with_problems(settings: Settings, one: Candidate, problem: Problem | None) -> Candidate:
+    if problem is not None:
+        one = with_problem(one, problem)
+    if settings.pass_device_specs and one.missing and one.sound:
+        reason = f"pass-device-specs is on and {one.missing}"
+        one = with_problem(one, Problem("device-nodes", f"{reason}: nvidia-smi makes device files"))
+    return one
+
+
+def _selected(settings: Settings, candidates: Sequence[Candidate], notes: _Notes) -> list[Candidate]:
+    """What `include` and `exclude` leave."""
+    units = [one.unit for one in candidates]
+    for option, selectors in (("include", settings.include), ("exclude", settings.exclude)):
+        for selector in unmatched(selectors, units):
+            notes.warnings.append(f"{option}: this node has no GPU {selector}")
+    include = [matcher(selector) for selector in settings.include]
+    exclude = [matcher(selector) for selector in settings.exclude]
+    chosen = []
+    for one in candidates:
+        if include and not any(test(one.unit) for test in include):
+            notes.leave_out(one.unit, "include doesn't name it")
+        elif any(test(one.unit) for test in exclude):
+            notes.leave_out(one.unit, "exclude names it")
+        else:
+            chosen.append(one)
+    return chosen
+
+
+# --- names ----------------------------------------------------------------------------------------------
+
+
+def _named(settings: Settings, candidates: Sequence[Candidate], notes: _Notes) -> dict[str, list[Candidate]]:
+    """Units by resource name, in their order."""
+    named: dict[str, list[Candidate]] = {}
+    standard: list[Candidate] = []
+    for one in candidates:
+        name = ruled_name(settings.rules, one.kind, one.unit.profile if one.kind == MIG else one.unit.name)
+        problem = _unnameable(settings, one, name)
+        if problem:
+            notes.leave_out(one.unit, problem)
+        elif name:
+            named.setdefault(name, []).append(one)
+        elif one.kind == MIG and settings.mig_strategy == "mixed":
+            named.setdefault(mig_name(one.unit.profile), []).append(one)
+        else:
+            standard.append(one)
+    if settings.mig_strategy == "single":
+        standard = keep_alike(settings.resource_name, standard, notes.leave_out)
+    if standard:
+        named.setdefault(settings.resource_name, []).extend(standard)
+    for units in named.values():
+        units.sort(key=lambda one: one.unit.order)
+    return named
+
+
+def mig_name(profile: str) -> str:
+    """The resource of a MIG profile, ``nvidia.com/mig-1g.10gb.me`` for ``1g.10gb+me``."""
+    return f"{DOMAIN}/mig-{profile.replace('+', '.')}"
+
+
+def _unnameable(settings: Settings, one: Candidate, ruled: str) -> str:
+    """Why a unit gets no name; empty if it gets one."""
+    if one.kind == GPU and not one.unit.name and not one.sound:
+        by_model = any(rule.kind == GPU for rule in settings.rules)
+        return "it can't be read, and resources.gpus names GPUs by their model" if by_model else ""
+    if ruled:
+        return name_problem(ruled)
+    if one.kind == MIG and settings.mig_strategy == "mixed":
+        problem = (
+            name_problem(mig_name(one.unit.profile)) if one.unit.profile else "its profile can't be told"
+        )
+        return f"{problem}; give it a name in resources.mig" if problem else ""
+    return ""

@@ -1,32 +1,173 @@
-"""What a container gets for the devices that the kubelet chose. Pure."""
+"""What a container gets for the devices that the kubelet chose. Pure; looks at no file.
+
+`NVIDIA_VISIBLE_DEVICES` and the mounts below /var/run/nvidia-container-devices are read by NVIDIA's container
+runtime, CDI names by the engine itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from zlib import crc32
 
-from gpunode.plugin.model import AllocationError, Answer, Snapshot
+from gpunode.plugin.model import (
+    SHARE_MARK,
+    AllocationError,
+    Answer,
+    Device,
+    DeviceNode,
+    Mount,
+    Problem,
+    Resource,
+    Snapshot,
+    Unit,
+)
 from gpunode.plugin.settings import Settings
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+IMEX_CHANNELS = "NVIDIA_IMEX_CHANNELS"
+CDI_VENDOR = "k8s.device-plugin.nvidia.com"
+MOUNTED = "/var/run/nvidia-container-devices"
+_ANNOTATION = "nvidia-device-plugin_"
+_MAX_KEY = 63  # of an annotation's name behind its prefix
+_SHOWN = 8
+_SHOWN_CHARACTERS = 80
+_MENDS = {
+    "restart-app": "; it returns when the application is restarted",
+    "reset": "; reset it: nvidia-smi --gpu-reset -i {0}",
+    "reboot": "; reboot the node",
+    "replace": "; the GPU has to be replaced",
+}
 
 
 def answer(settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
-    """The variables that make the nvidia runtime inject these GPUs: UUIDs in request order, each once.
+    """The container's part of an Allocate, see docs/resources.md. Units in request order, each once.
 
-    `AllocationError` names a device that isn't there, with those that are, or one that is unhealthy, with the
+    `AllocationError` names a device that isn't there, with some that are, or one that is unhealthy, with the
     reason: a container would not start on it, and would not say why.
     """
+    devices = _requested(snapshot, ids)
+    resource = snapshot.resource
+    units = tuple({device.unit.id: device.unit for device in devices}.values())
+    names = [unit.index if settings.device_id_strategy == "index" else unit.id for unit in units]
+    strategies = settings.device_list_strategy
+    envs, mounts = _sharing_parts(settings, snapshot, devices, ids)
+    envs |= _feature_envs(settings)
+    cdi = _cdi_names(resource, names) if "cdi-cri" in strategies or "cdi-annotations" in strategies else ()
+    annotations = (
+        {annotation_key(settings.cdi_annotation_prefix, resource.name): ",".join(cdi)}
+        if "cdi-annotations" in strategies
+        else {}
+    )
+    nodes: tuple[DeviceNode, ...] = ()
+    channels = [str(channel) for channel in resource.common.channels]
+    if "envvar" in strategies:
+        envs[VISIBLE_DEVICES] = ",".join(names)
+        if channels:
+            envs[IMEX_CHANNELS] = ",".join(channels)
+    if "volume-mounts" in strategies:
+        envs[VISIBLE_DEVICES] = MOUNTED
+        targets = (*names, *(f"imex/{channel}" for channel in channels))
+        mounts += [Mount("/dev/null", f"{MOUNTED}/{target}") for target in targets]
+    if settings.pass_device_specs and ("envvar" in strategies or "volume-mounts" in strategies):
+        nodes = _nodes(settings, resource, units)
+    return Answer(envs, tuple(mounts), nodes, annotations, cdi if "cdi-cri" in strategies else ())
+
+
+# --- the request ----------------------------------------------------------------------------------------
+
+
+def _requested(snapshot: Snapshot, ids: Sequence[str]) -> list[Device]:
     if not ids:
         raise AllocationError("the request names no device")
-    units = []
+    devices = []
+    shares = 0
     for device_id in ids:
         device = snapshot.find(device_id)
         if device is None:
-            known = ", ".join(item.id for item in snapshot.devices) or "none"
-            raise AllocationError(f"unknown device {device_id!r}; known devices: {known}", code="not-found")
+            raise _unknown(snapshot, device_id)
         if device.problem:
-            raise AllocationError(
-                f"device {device_id} is unhealthy: {device.problem.reason}", code="unhealthy"
-            )
-        units.append(device.unit.id)
-    return Answer(envs={VISIBLE_DEVICES: ",".join(dict.fromkeys(units))})
+            raise _unhealthy(device, device.problem)
+        shares += SHARE_MARK in device_id
+        devices.append(device)
+    if shares and len(ids) > 1 and snapshot.resource.single_share:
+        raise _too_many_shares(snapshot.resource, len(ids))
+    return devices
+
+
+def _unhealthy(device: Device, problem: Problem) -> AllocationError:
+    mend = _MENDS.get(problem.mend, "").format(device.unit.index.partition(":")[0])
+    return AllocationError(
+        f"device {device.id} is unhealthy: {problem.reason}{mend}",
+        hint="gpunode plugin status",
+        code="unhealthy",
+    )
+
+
+def _unknown(snapshot: Snapshot, device_id: str) -> AllocationError:
+    known = [device.id for device in snapshot.devices[:_SHOWN]]
+    more = len(snapshot.devices) - len(known)
+    told = ", ".join(known) + (f" and {more} more" if more else "")
+    shown = device_id if len(device_id) <= _SHOWN_CHARACTERS else f"{device_id[:_SHOWN_CHARACTERS]}..."
+    return AllocationError(
+        f"invalid request: unknown device {shown!r}; {snapshot.resource.name} has {told or 'none'}",
+        code="not-found",
+    )
+
+
+def _too_many_shares(resource: Resource, count: int) -> AllocationError:
+    section = "mps" if resource.sharing == "mps" else "timeSlicing"
+    return AllocationError(
+        f"maximum request size for shared resources is 1; found {count}: ask for one {resource.name}, or set "
+        f"failRequestsGreaterThanOne to false in sharing.{section} (two shares may be of the same GPU)"
+    )
+
+
+# --- the parts ------------------------------------------------------------------------------------------
+
+
+def _sharing_parts(
+    settings: Settings, snapshot: Snapshot, devices: Iterable[Device], ids: Sequence[str]
+) -> tuple[dict[str, str], list[Mount]]:
+    """MPS's variables and mounts, where a share of an MPS resource is asked for."""
+    if snapshot.resource.sharing != "mps" or not any(device.id != device.unit.id for device in devices):
+        return {}, []
+    from gpunode.plugin.mps.share import container_parts
+
+    envs, mounts = container_parts(settings, snapshot, ids)
+    return dict(envs), list(mounts)
+
+
+def _feature_envs(settings: Settings) -> dict[str, str]:
+    envs = {}
+    if settings.gdrcopy_enabled:
+        envs["NVIDIA_GDRCOPY"] = "enabled"
+    if settings.gds_enabled:
+        envs["NVIDIA_GDS"] = "enabled"
+    if settings.mofed_enabled:
+        envs["NVIDIA_MOFED"] = "enabled"
+    return envs
+
+
+def _cdi_names(resource: Resource, names: Iterable[str]) -> tuple[str, ...]:
+    common = resource.common
+    return (
+        *(f"{CDI_VENDOR}/gpu={name}" for name in names),
+        *(f"{CDI_VENDOR}/imex-channel={channel}" for channel in common.channels),
+        *(f"{CDI_VENDOR}/{name}=all" for name in common.cdi),
+    )
+
+
+def annotation_key(prefix: str, resource: str) -> str:
+    """The same for the same resource, and another one for each resource of a container."""
+    name = resource.replace("/", "_")
+    if len(_ANNOTATION) + len(name) > _MAX_KEY:
+        digest = f"{crc32(name.encode()):08x}"
+        name = f"{name[: _MAX_KEY - len(_ANNOTATION) - 9]}-{digest}"
+    return f"{prefix}{_ANNOTATION}{name}"
+
+
+def _nodes(settings: Settings, resource: Resource, units: Iterable[Unit]) -> tuple[DeviceNode, ...]:
+    """Control nodes, then the units' own, then IMEX channels: each once, below the device root."""
+    root = (settings.dev_root or settings.driver_root).rstrip("/")
+    own = (path for unit in units for path in unit.paths)
+    return tuple(DeviceNode(f"{root}{path}", path) for path in dict.fromkeys((*resource.common.nodes, *own)))

@@ -1,0 +1,59 @@
+"""Selectors: how a person names GPUs and partitions in `include`, `exclude` and `devices`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from gpunode.plugin.model import Unit
+from gpunode.plugin.naming import glob_matches
+
+Matcher = Callable[[Unit], bool]
+_INDEX = re.compile(r"\d{1,6}(:\d{1,6})?", re.ASCII)
+# short forms need the function's number: 10:00 is a MIG device
+_PCI = re.compile(
+    r"(?:(?P<domain>[0-9a-f]{1,8}):)?(?P<bus>[0-9a-f]{1,2}):(?P<device>[0-9a-f]{1,2})\.(?P<function>[0-7])"
+    r"|(?P<domain2>[0-9a-f]{4,8}):(?P<bus2>[0-9a-f]{2}):(?P<device2>[0-9a-f]{2})",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+def matcher(selector: str) -> Matcher:
+    """What a selector means. One that names a GPU means all its partitions, too.
+
+    An index (``0``, ``0:1`` for a MIG device), a UUID in any case, a PCI address in any spelling
+    (``0000:3b:00.0``, ``00000000:3B:00.0``, ``3b:00.0``), or else a glob of the product's name or the
+    partition's profile.
+    """
+    text = selector.strip()
+    if _INDEX.fullmatch(text):
+        wanted = tuple(int(part) for part in text.split(":"))
+        return lambda unit: unit.order[: len(wanted)] == wanted
+    address = pci_numbers(text)
+    if address is not None:
+        return lambda unit: pci_numbers(unit.pci) == address
+    folded = text.casefold()
+
+    def by_name(unit: Unit) -> bool:
+        return (
+            folded in (unit.id.casefold(), unit.gpu.casefold())
+            or glob_matches(text, unit.name)
+            or (unit.profile != "" and glob_matches(text, unit.profile))
+        )
+
+    return by_name
+
+
+def pci_numbers(address: str) -> tuple[int, int, int, int] | None:
+    """Domain, bus, device and function of a PCI address; None for what is none."""
+    found = _PCI.fullmatch(address)
+    if found is None:
+        return None
+    bus, device = found["bus"] or found["bus2"], found["device"] or found["device2"]
+    domain = found["domain"] or found["domain2"] or "0"
+    return int(domain, 16), int(bus, 16), int(device, 16), int(found["function"] or "0")
+
+
+def unmatched(selectors: Iterable[str], units: Sequence[Unit]) -> tuple[str, ...]:
+    """Those selectors that name nothing: a typing error, or a GPU that isn't there now."""
+    return tuple(one for one in selectors if not any(map(matcher(one), units)))

@@ -1,0 +1,172 @@
+"""Sharing: units of a resource become several devices each. Pure, and the same for every vendor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpunode.errors import ConfigError
+from gpunode.plugin.model import SHARE_MARK, Device, LeftOut, Resource, Unit
+from gpunode.plugin.naming import name_problem
+from gpunode.plugin.select import matcher, unmatched
+from gpunode.plugin.settings import SharedResource, Sharing
+
+Refusal = Callable[[Unit, SharedResource], str]
+"""Why a unit can't be shared as an entry says; empty if it can."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Resources in the order in which they were named."""
+
+    resources: tuple[Resource, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def share(named: Mapping[str, Sequence[Device]], sharing: Sharing | None, refusal: Refusal) -> Shared:
+    """Give each device that an entry of `sharing` names its shares, under the name that it says.
+
+    What no entry names stays as it is. `ConfigError` if two entries name the same unit, or a rename makes no
+    resource's name.
+    """
+    if sharing is None:
+        return Shared(tuple(Resource(name, tuple(devices)) for name, devices in named.items()))
+    warnings: list[str] = []
+    entries = _assigned(named, sharing, warnings)
+    left_out: list[LeftOut] = []
+    made: dict[str, list[Device]] = {}
+    shares: dict[str, int] = {}
+    for name, devices in named.items():
+        for device in devices:
+            entry = entries.get(device.id)
+            if entry is None:
+                made.setdefault(name, []).append(device)
+                continue
+            reason = refusal(device.unit, entry)
+            if reason:
+                left_out.append(LeftOut(device.unit.index, device.id, reason))
+                continue
+            target = target_name(sharing, entry)
+            made.setdefault(target, []).extend(_shares(device, entry.replicas))
+            shares[target] = max(shares.get(target, 1), entry.replicas)
+    return Shared(tuple(_resources(made, shares, sharing)), tuple(left_out), tuple(warnings))
+
+
+def target_name(sharing: Sharing, entry: SharedResource) -> str:
+    """Under which name the shares of this entry are advertised. `ConfigError` if it can't be one."""
+    if not entry.rename and not sharing.rename_by_default:
+        return entry.name
+    name = entry.rename or f"{entry.name}.shared"
+    problem = name_problem(name)
+    if problem:
+        raise ConfigError(
+            f"sharing.{_section(sharing)}: {entry.name}: no resource can be called {name}: {problem}",
+            hint="give it a shorter name with `rename`" if not entry.rename else "choose another `rename`",
+        )
+    return name
+
+
+def _section(sharing: Sharing) -> str:
+    return "mps" if sharing.strategy == "mps" else "timeSlicing"
+
+
+# --- who is shared --------------------------------------------------------------------------------------
+
+
+def _assigned(
+    named: Mapping[str, Sequence[Device]], sharing: Sharing, warnings: list[str]
+) -> dict[str, SharedResource]:
+    """The entry of each device that has one, by its id. Lists choose first, then numbers, then `all`."""
+    taken: dict[str, SharedResource] = {}
+    for entry in sorted(_merged(sharing.resources, warnings), key=_generality):
+        devices = named.get(entry.name, ())
+        if not devices:
+            warnings.append(f"sharing: this node has no {entry.name}: that entry has no effect")
+            continue
+        for device in _chosen(entry, devices, taken, warnings):
+            other = taken.setdefault(device.id, entry)
+            if other is not entry:
+                raise _overlap(sharing, other, entry, device)
+    return taken
+
+
+def _generality(entry: SharedResource) -> int:
+    return 2 if entry.devices is None else 1 if isinstance(entry.devices, int) else 0
+
+
+def _merged(entries: Iterable[SharedResource], warnings: list[str]) -> list[SharedResource]:
+    """Entries that differ in nothing are one; of several for all devices of a name the largest number counts,
+    as with NVIDIA's plugin."""
+    merged: dict[object, SharedResource] = {}
+    for number, entry in enumerate(entries):
+        key: object = (entry.name, entry.rename)
+        if isinstance(entry.devices, int):
+            key = number  # each of these takes devices of its own
+        elif entry.devices is not None:
+            key = entry
+        other = merged.get(key)
+        if other is not None and other.replicas != entry.replicas:
+            most = max(other.replicas, entry.replicas)
+            warnings.append(f"sharing: {entry.name} is shared twice: the larger number, {most}, counts")
+            entry = replace(entry, replicas=most)
+        merged[key] = entry
+    return list(merged.values())
+
+
+def _chosen(
+    entry: SharedResource,
+    devices: Sequence[Device],
+    taken: Mapping[str, SharedResource],
+    warnings: list[str],
+) -> Sequence[Device]:
+    if entry.devices is None:
+        return devices
+    if isinstance(entry.devices, int):
+        free = [device for device in devices if device.id not in taken]
+        if len(free) < entry.devices:
+            warnings.append(
+                f"sharing: {entry.name}: {entry.devices} devices are to be shared, there are {len(free)}"
+            )
+        return free[: entry.devices]
+    units = [device.unit for device in devices]
+    for selector in unmatched(entry.devices, units):
+        warnings.append(f"sharing: {entry.name}: this node has no device {selector}")
+    tests = [matcher(selector) for selector in entry.devices]
+    return [device for device in devices if any(test(device.unit) for test in tests)]
+
+
+def _overlap(sharing: Sharing, one: SharedResource, two: SharedResource, device: Device) -> ConfigError:
+    return ConfigError(
+        f"sharing.{_section(sharing)}: device {device.unit.index} ({device.id}) is shared by two entries: "
+        f"{_described(one)}; and {_described(two)}",
+        hint="let each device be in one entry: give `devices` as a list in both",
+    )
+
+
+def _described(entry: SharedResource) -> str:
+    devices = "all" if entry.devices is None else entry.devices
+    shown = f"[{', '.join(devices)}]" if isinstance(devices, tuple) else str(devices)
+    rename = f", rename {entry.rename}" if entry.rename else ""
+    return f"name {entry.name}, replicas {entry.replicas}, devices {shown}{rename}"
+
+
+# --- the result -----------------------------------------------------------------------------------------
+
+
+def _shares(device: Device, count: int) -> list[Device]:
+    unit, problem = device.unit, device.problem
+    return [Device(f"{device.id}{SHARE_MARK}{number}", unit, problem) for number in range(count)]
+
+
+def _resources(
+    made: Mapping[str, Sequence[Device]], shares: Mapping[str, int], sharing: Sharing
+) -> Iterable[Resource]:
+    for name, devices in made.items():
+        order = {device.unit.id: device.unit.order for device in devices}
+        ordered = tuple(sorted(devices, key=lambda device: order[device.unit.id]))
+        if name in shares:
+            single = sharing.fail_requests_greater_than_one
+            yield Resource(name, ordered, sharing.strategy, shares[name], single)
+        else:
+            yield Resource(name, ordered)
