@@ -23,7 +23,7 @@ ROOM_MAY_IMPORT = {
     "cdi": {"facts", "daemons", "gpu", "errors", "host", "result"},
     "checks": {"cdi", "facts", "gpu", "errors", "host", "result"},
     "runtime": {"cdi", "facts", "daemons", "gpu", "journal", "errors", "host", "result"},
-    "plugin": {"cdi", "facts", "gpu", "errors", "host", "result"},
+    "plugin": {"cdi", "facts", "daemons", "gpu", "errors", "host", "result"},  # daemons: asking by gRPC
     "output": set(),
     "render": {"errors", "output", "result"},
     "commands": {
