@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gpunode.plugin.model import Unit
 from gpunode.plugin.naming import glob_matches
+from gpunode.plugin.settings import Settings
 
 Matcher = Callable[[Unit], bool]
 _INDEX = re.compile(r"\d{1,6}(:\d{1,6})?", re.ASCII)
@@ -57,3 +58,22 @@ def pci_numbers(address: str) -> tuple[int, int, int, int] | None:
 def unmatched(selectors: Iterable[str], units: Sequence[Unit]) -> tuple[str, ...]:
     """Those selectors that name nothing: a typing error, or a GPU that isn't there now."""
     return tuple(one for one in selectors if not any(map(matcher(one), units)))
+
+
+def deselected(settings: Settings, units: Sequence[Unit]) -> tuple[dict[str, str], list[str]]:
+    """Why a unit is not advertised, by its id, for those that `include` and `exclude` take away; and which
+    selectors name nothing."""
+    warnings = [
+        f"{option}: this node has no GPU {selector}"
+        for option, selectors in (("include", settings.include), ("exclude", settings.exclude))
+        for selector in unmatched(selectors, units)
+    ]
+    include = [matcher(selector) for selector in settings.include]
+    exclude = [matcher(selector) for selector in settings.exclude]
+    reasons = {}
+    for unit in units:
+        if include and not any(test(unit) for test in include):
+            reasons[unit.id] = "include doesn't name it"
+        elif any(test(unit) for test in exclude):
+            reasons[unit.id] = "exclude names it"
+    return reasons, warnings

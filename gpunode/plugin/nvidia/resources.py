@@ -18,7 +18,7 @@ from gpunode.plugin.nvidia.mps_limits import mps_refusal
 from gpunode.plugin.nvidia.platform import NVML, one_device_plan, platform_of
 from gpunode.plugin.nvidia.site import Site, imex_node, read_site
 from gpunode.plugin.nvidia.units import GPU, MIG, Candidate, cut, with_problem
-from gpunode.plugin.select import matcher, unmatched
+from gpunode.plugin.select import deselected
 from gpunode.plugin.settings import Settings
 from gpunode.plugin.sharing import share
 
@@ -119,21 +119,12 @@ def _with_problems(settings: Settings, one: Candidate, problem: Problem | None) 
 
 def _selected(settings: Settings, candidates: Sequence[Candidate], notes: _Notes) -> list[Candidate]:
     """What `include` and `exclude` leave."""
-    units = [one.unit for one in candidates]
-    for option, selectors in (("include", settings.include), ("exclude", settings.exclude)):
-        for selector in unmatched(selectors, units):
-            notes.warnings.append(f"{option}: this node has no GPU {selector}")
-    include = [matcher(selector) for selector in settings.include]
-    exclude = [matcher(selector) for selector in settings.exclude]
-    chosen = []
+    reasons, warnings = deselected(settings, [one.unit for one in candidates])
+    notes.warnings += warnings
     for one in candidates:
-        if include and not any(test(one.unit) for test in include):
-            notes.leave_out(one.unit, "include doesn't name it")
-        elif any(test(one.unit) for test in exclude):
-            notes.leave_out(one.unit, "exclude names it")
-        else:
-            chosen.append(one)
-    return chosen
+        if one.unit.id in reasons:
+            notes.leave_out(one.unit, reasons[one.unit.id])
+    return [one for one in candidates if one.unit.id not in reasons]
 
 
 # --- names ----------------------------------------------------------------------------------------------

@@ -9,18 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from zlib import crc32
 
-from gpunode.plugin.model import (
-    SHARE_MARK,
-    AllocationError,
-    Answer,
-    Device,
-    DeviceNode,
-    Mount,
-    Problem,
-    Resource,
-    Snapshot,
-    Unit,
-)
+from gpunode.plugin.model import Answer, Device, DeviceNode, Mount, Resource, Snapshot, Unit
+from gpunode.plugin.requested import requested
 from gpunode.plugin.settings import Settings
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
@@ -29,8 +19,6 @@ CDI_VENDOR = "k8s.device-plugin.nvidia.com"
 MOUNTED = "/var/run/nvidia-container-devices"
 _ANNOTATION = "nvidia-device-plugin_"
 _MAX_KEY = 63  # of an annotation's name behind its prefix
-_SHOWN = 8
-_SHOWN_CHARACTERS = 80
 _MENDS = {
     "restart-app": "; it returns when the application is restarted",
     "reset": "; reset it: nvidia-smi --gpu-reset -i {0}",
@@ -45,7 +33,7 @@ def answer(settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer
     `AllocationError` names a device that isn't there, with some that are, or one that is unhealthy, with the
     reason: a container would not start on it, and would not say why.
     """
-    devices = _requested(snapshot, ids)
+    devices = requested(snapshot, ids, _MENDS)
     resource = snapshot.resource
     units = tuple({device.unit.id: device.unit for device in devices}.values())
     names = [unit.index if settings.device_id_strategy == "index" else unit.id for unit in units]
@@ -71,55 +59,6 @@ def answer(settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer
     if settings.pass_device_specs and ("envvar" in strategies or "volume-mounts" in strategies):
         nodes = _nodes(settings, resource, units)
     return Answer(envs, tuple(mounts), nodes, annotations, cdi if "cdi-cri" in strategies else ())
-
-
-# --- the request ----------------------------------------------------------------------------------------
-
-
-def _requested(snapshot: Snapshot, ids: Sequence[str]) -> list[Device]:
-    if not ids:
-        raise AllocationError("the request names no device")
-    devices = []
-    shares = 0
-    for device_id in ids:
-        device = snapshot.find(device_id)
-        if device is None:
-            raise _unknown(snapshot, device_id)
-        if device.problem:
-            raise _unhealthy(device, device.problem)
-        shares += SHARE_MARK in device_id
-        devices.append(device)
-    if shares and len(ids) > 1 and snapshot.resource.single_share:
-        raise _too_many_shares(snapshot.resource, len(ids))
-    return devices
-
-
-def _unhealthy(device: Device, problem: Problem) -> AllocationError:
-    mend = _MENDS.get(problem.mend, "").format(device.unit.index.partition(":")[0])
-    return AllocationError(
-        f"device {device.id} is unhealthy: {problem.reason}{mend}",
-        hint="gpunode plugin status",
-        code="unhealthy",
-    )
-
-
-def _unknown(snapshot: Snapshot, device_id: str) -> AllocationError:
-    known = [device.id for device in snapshot.devices[:_SHOWN]]
-    more = len(snapshot.devices) - len(known)
-    told = ", ".join(known) + (f" and {more} more" if more else "")
-    shown = device_id if len(device_id) <= _SHOWN_CHARACTERS else f"{device_id[:_SHOWN_CHARACTERS]}..."
-    return AllocationError(
-        f"invalid request: unknown device {shown!r}; {snapshot.resource.name} has {told or 'none'}",
-        code="not-found",
-    )
-
-
-def _too_many_shares(resource: Resource, count: int) -> AllocationError:
-    section = "mps" if resource.sharing == "mps" else "timeSlicing"
-    return AllocationError(
-        f"maximum request size for shared resources is 1; found {count}: ask for one {resource.name}, or set "
-        f"failRequestsGreaterThanOne to false in sharing.{section} (two shares may be of the same GPU)"
-    )
 
 
 # --- the parts ------------------------------------------------------------------------------------------
