@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import Event
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.plugin.model import Answer, Plan, Snapshot
 from gpunode.plugin.settings import Settings
+
+if TYPE_CHECKING:
+    from gpunode.gpu.events import GpuEvent
 
 
 class Sink(Protocol):

@@ -12,16 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from threading import Condition, Lock
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gpunode.errors import GpunodeError
-from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.plugin.backend import Backend
 from gpunode.plugin.logfmt import Log, OnChange
 from gpunode.plugin.model import Device, Plan, Problem, Resource, Snapshot, Unit
 from gpunode.plugin.remember import remembered
 from gpunode.plugin.settings import HealthSettings, Settings
+
+if TYPE_CHECKING:
+    from gpunode.gpu.events import GpuEvent  # imports ctypes, which the serving process doesn't need
+
+Problems = Mapping[tuple[str, str], Problem]
+"""By resource name and unit id; healthy units are not in it."""
 
 
 class Judge(Protocol):
@@ -76,15 +81,22 @@ class Feed:
     def publish(self, resource: Resource) -> None:
         """Show this from now on; the same again wakes nobody."""
         with self._changed:
-            visible = _visible(resource) != _visible(self._snapshot.resource)
-            self._snapshot = Snapshot(self._snapshot.version + visible, resource)
+            before = self._snapshot
+            if resource == before.resource:
+                return
+            visible = _visible(resource) != _visible(before.resource)
+            self._snapshot = Snapshot(before.version + visible, resource)
             if visible:
                 self._changed.notify_all()
 
 
 class Ledger:
-    """Thread-safe. `changed` are called, outside the lock, after anything that a reader might want to
-    know."""
+    """Thread-safe. `changed` are called, outside the locks, after anything that a reader might want to know.
+
+    Two locks: `_planning` is held while a plan is made and prepared, which may take its time; `_lock` for
+    what is known and shown, never for long, so that bad news about a GPU waits for nothing. What is public
+    here is replaced as a whole and may be read at any time.
+    """
 
     def __init__(
         self, backend: Backend, settings: Settings, judge: Judge, log: Log, clock: Callable[[], float]
@@ -94,16 +106,19 @@ class Ledger:
         self._log = log
         self._say = OnChange(log)
         self._clock = clock
+        self._planning = Lock()
         self._lock = Lock()
         self._told: dict[str, Problem] = {}
         self._known: set[str] = set()
         self._left_out: dict[str, str] = {}
+        self._units: tuple[tuple[Resource, tuple[Unit, ...]], ...] = ()  # of the plan
+        self._shown: tuple[Plan, Problems] | None = None
         self.settings = settings
         self.inventory: Inventory | None = None
         self.topology = Topology()
         self.plan = Plan()
         self.trouble = ""  # why the GPUs seen last can't be advertised as the settings ask
-        self._shown: object = None
+        self.config_trouble = ""  # why the config file as it is now isn't what we serve; see config/watch.py
         self.readings_now: dict[str, Reading] = {}
         self.feeds: dict[str, Feed] = {}
         self.condemners: list[Condemner] = []
@@ -112,16 +127,18 @@ class Ledger:
     # --- news ------------------------------------------------------------------------------------------
 
     def seen(self, inventory: Inventory, topology: Topology) -> None:
-        with self._lock:
-            self.inventory = remembered(inventory, self.inventory)
-            self.topology = topology
-            self._judge.seen(self.inventory, self._clock())
+        with self._planning:
+            known = remembered(inventory, self.inventory)
+            with self._lock:
+                self.inventory = known
+                self.topology = topology
+                self._judge.seen(known, self._clock())
+                self._publish()  # a lost GPU is shown as such before anything else is done
             try:
-                self._replan(self.settings)
+                self._replan(self.settings, known)
             except GpunodeError as error:  # what is advertised stays as it is
                 self.trouble = error.message
                 self._say.warning("these GPUs can't be advertised", reason=error.message, hint=error.hint)
-                self._publish()
         self._tell()
 
     def readings(self, readings: Sequence[Reading]) -> None:
@@ -144,63 +161,82 @@ class Ledger:
         self._tell()
 
     def tick(self) -> None:
-        """Let time pass: hold-down times end."""
+        """Let time pass: hold-down times end, and condemners change their minds."""
         with self._lock:
             self._judge.tick(self._clock())
-            self._publish()
-        self._tell()
+            changed = self._publish()
+        if changed:
+            self._tell()
 
     def configure(self, settings: Settings) -> None:
-        """Take other settings. `ConfigError` if they can't hold for this node; then nothing has changed."""
-        with self._lock:
-            if self.inventory is None:
+        """Take other settings. `GpunodeError` if they can't hold for this node; then nothing has changed."""
+        with self._planning:
+            if self.inventory is not None:
+                self._replan(settings, self.inventory)
+            with self._lock:
                 self.settings = settings
-            else:
-                self._replan(settings)
-            self._judge.configure(settings.health)
-            self._publish()
+                self._judge.configure(settings.health)
+                self._publish()
         self._tell()
 
     # --- what follows from it --------------------------------------------------------------------------
 
-    def _replan(self, settings: Settings) -> None:
-        assert self.inventory is not None
-        plan = self._backend.plan(settings, self.inventory)
-        self._backend.prepare(settings, self.inventory, plan)
-        self.settings = settings
-        self.plan = plan
-        self.trouble = ""
-        self._report_left_out()
-        self._publish()
+    def _replan(self, settings: Settings, inventory: Inventory) -> None:
+        plan = self._backend.plan(settings, inventory)
+        self._backend.prepare(settings, inventory, plan)
+        with self._lock:
+            self.settings = settings
+            self.trouble = ""
+            self._say.reset()
+            if plan == self.plan:
+                return
+            self.plan = plan
+            self._units = tuple((resource, resource.units) for resource in plan.resources)
+            self._report_left_out()
+            self._publish()
 
-    def _publish(self) -> None:
+    def _publish(self) -> bool:
+        """Show what is known now; whether that is anything new."""
         problems = {
-            (resource.name, unit.id): self._problem(resource, unit)
-            for resource in self.plan.resources
-            for unit in resource.units
+            (resource.name, unit.id): problem
+            for resource, units in self._units
+            for unit in units
+            if (problem := self._problem(resource, unit))
         }
-        if self._shown == (self.plan, problems):
-            return  # with a thousand shares the rest is dear, and health asks every second
+        if self._shown is not None and self._shown[0] is self.plan and self._shown[1] == problems:
+            return False  # with a thousand shares the rest is dear, and health asks every second
         self._shown = (self.plan, problems)
         planned = {resource.name: _judged(resource, problems) for resource in self.plan.resources}
         self._report_health(planned.values())
-        for name, feed in self.feeds.items():
-            feed.publish(
-                planned.pop(name) if name in planned else replace(feed.snapshot().resource, devices=())
-            )
-        self.feeds |= {name: Feed(resource) for name, resource in planned.items()}
+        feeds = self.feeds
+        for name in feeds.keys() - planned.keys():
+            feeds[name].publish(replace(feeds[name].snapshot().resource, devices=()))
+        # who loses devices comes first: a GPU that changes its name shouldn't be counted under both
+        for name in sorted(
+            feeds.keys() & planned.keys(), key=lambda name: _gains(feeds[name], planned[name])
+        ):
+            feeds[name].publish(planned[name])
+        new = {name: Feed(resource) for name, resource in planned.items() if name not in feeds}
+        if new:
+            self.feeds = {**feeds, **new}
+        return True
 
     def _problem(self, resource: Resource, unit: Unit) -> Problem | None:
-        found = (condemner.problem(resource, unit) for condemner in self.condemners)
-        return self._judge.problem(unit) or next((problem for problem in found if problem), None)
+        if problem := self._judge.problem(unit):
+            return problem
+        for condemner in self.condemners:
+            if problem := condemner.problem(resource, unit):
+                return problem
+        return None
 
     # --- saying it -------------------------------------------------------------------------------------
 
     def _report_health(self, resources: Iterable[Resource]) -> None:
         """One line for each unit that failed or healed, however many shares it has."""
         devices = {device.unit.id: device for resource in resources for device in resource.devices}
+        told, self._told = self._told, {}
         for unit_id, device in devices.items():
-            before, now = self._told.pop(unit_id, None), device.problem
+            before, now = told.get(unit_id), device.problem
             if now:
                 self._told[unit_id] = now
             where = {"device": unit_id, "index": device.unit.index}
@@ -228,14 +264,25 @@ class Ledger:
             call()
 
 
-def _judged(resource: Resource, problems: Mapping[tuple[str, str], Problem | None]) -> Resource:
+def _judged(resource: Resource, problems: Problems) -> Resource:
+    """The planned resource with today's problems; a device that has none is taken over as it is."""
+    found = {unit_id: problem for (name, unit_id), problem in problems.items() if name == resource.name}
+    if not found:
+        return resource
     return replace(
         resource,
         devices=tuple(
-            Device(item.id, item.unit, item.problem or problems[resource.name, item.unit.id])
+            Device(item.id, item.unit, found[item.unit.id])
+            if item.problem is None and item.unit.id in found
+            else item
             for item in resource.devices
         ),
     )
+
+
+def _gains(feed: Feed, resource: Resource) -> bool:
+    shown = feed.snapshot().by_id
+    return any(device.id not in shown for device in resource.devices)
 
 
 def _visible(resource: Resource) -> list[tuple[str, bool, int | None]]:

@@ -78,26 +78,27 @@ def _is_journal(stream: TextIO, announced: str) -> bool:
 
 
 class OnChange:
-    """Says a thing once, and again only after it has said another."""
+    """Says a thing once, and again only after it has said another; other fields make it another."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._last = ""
+        self._last: object = None
 
     def warning(self, message: str, **fields: object) -> None:
-        if message != self._last:
-            self._last = message
+        said = (message, fields)
+        if said != self._last:
+            self._last = said
             self._log.warning(message, **fields)
 
     def reset(self) -> None:
         """All is well: whatever comes next is news."""
-        self._last = ""
+        self._last = None
 
 
 class Rarely:
     """Lets the same thing through once in `seconds`: a faulty GPU reports thousands of equal events.
 
-    One thread's own. At most `_KINDS` things are remembered, the oldest are forgotten first.
+    At most `_KINDS` things are remembered, the oldest are forgotten first.
     """
 
     _KINDS = 256
@@ -106,10 +107,14 @@ class Rarely:
         self._seconds = seconds
         self._clock = clock
         self._seen: dict[object, tuple[float, int]] = {}
+        self._lock = Lock()
 
     def times(self, what: object) -> int:
         """0 if `what` should not be told now, else how often it came since it was told, this one included."""
-        now = self._clock()
+        with self._lock:
+            return self._times(what, self._clock())
+
+    def _times(self, what: object, now: float) -> int:
         told, kept = self._seen.get(what, (-self._seconds, 0))
         if now - told < self._seconds:
             self._seen[what] = (told, kept + 1)

@@ -2,27 +2,34 @@
 kubelet.
 
 Two threads beside gRPC's own: `link` (the kubelet, our sockets, the parts, systemd) and `backend` (the GPUs).
-Only `link` must stay quick; the other may hang with a sick GPU and nothing else notices.
+Only `link` must stay quick; the other may hang with a sick GPU and nothing else notices. gRPC is imported by
+the first of them, while the other starts the child that asks the driver.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from threading import Event, Thread
+from typing import TYPE_CHECKING
 
 from gpunode.host import Host
 from gpunode.plugin.backend import Backend
-from gpunode.plugin.kubelet.link import KubeletLink, check_directory
+from gpunode.plugin.kubelet.directory import check_directory
 from gpunode.plugin.ledger import Judge, Ledger
-from gpunode.plugin.logfmt import Log
+from gpunode.plugin.logfmt import Log, Rarely
 from gpunode.plugin.model import Answer, Snapshot
 from gpunode.plugin.parts import Part
 from gpunode.plugin.settings import Settings
 from gpunode.plugin.systemd import Systemd
 
+if TYPE_CHECKING:
+    from gpunode.plugin.kubelet.handlers import Call, Observer
+    from gpunode.plugin.kubelet.links import Link, Links
+
 TICK_SECONDS = 0.25
-SOON_SECONDS = 0.02
 _HEALTH_SECONDS = 1.0
 _STOP_SECONDS = 1.5  # a thread inside a hanging driver is left to the end of the process
 
@@ -32,7 +39,8 @@ PartMaker = Callable[["PluginService"], Part]
 class PluginService:
     """Start it, let it run, stop it. It can be embedded: no signal handler and nothing global is set.
 
-    `parts` are made with the service when it is; each gets its turn between the links'.
+    `parts` are made with the service when it is; each gets its turn between the links'. `observers` are told
+    every RPC that was answered, from any thread.
     """
 
     def __init__(
@@ -48,15 +56,20 @@ class PluginService:
         self.log = log
         self.backend = backend
         self.ledger = Ledger(backend, settings, judge, log, time.time)
-        self.links: dict[str, KubeletLink] = {}
+        self.ledger.changed.append(self.wake)
+        self.observers: list[Observer] = []
+        self.ended: SimpleQueue[None] = SimpleQueue()
+        self._links: Links | None = None
+        self._rarely = Rarely()
+        self._news: SimpleQueue[None] = SimpleQueue()
         self._stop = Event()
         self._failure: Exception | None = None
         self._next_health = 0.0
         self._systemd = Systemd(host, log)
         self._parts = [make(self) for make in parts]
         work: dict[str, Callable[[], None]] = {
-            "link": self._run_link,
             "backend": lambda: backend.run(self.ledger, self._stop),
+            "link": self._run_link,
         }
         self._threads = [
             Thread(target=self._guard, args=(task,), name=name, daemon=True) for name, task in work.items()
@@ -65,6 +78,11 @@ class PluginService:
     @property
     def settings(self) -> Settings:
         return self.ledger.settings
+
+    @property
+    def links(self) -> Mapping[str, Link]:
+        """By resource name."""
+        return {} if self._links is None else self._links.by_name
 
     @property
     def snapshots(self) -> Mapping[str, Snapshot]:
@@ -83,30 +101,41 @@ class PluginService:
     @property
     def ready(self) -> bool:
         """GPUs are seen, and the kubelet watches every resource."""
-        return (
-            bool(self.links)
-            and not self.backend.waiting
-            and all(link.watched for link in self.links.values())
-        )
+        links = self.links
+        return bool(links) and not self.backend.waiting and all(link.watched for link in links.values())
 
     def start(self) -> None:
         """Serve from now on. `PreconditionError` if we never could: not root."""
-        check_directory(self.host, self.settings)
+        check_directory(self.host, self.settings.directory)
         for thread in self._threads:
             thread.start()
         self._systemd.tell("READY=1")
 
+    def wake(self) -> None:
+        """There is news: the next turn comes at once. Signal handlers may call it: the queue allows that."""
+        self._news.put(None)
+
     def stop(self) -> None:
         """Ask everything to end; returns at once."""
         self._stop.set()
+        self.wake()
+        self.ended.put(None)
         self.backend.hurry()
         for feed in self.ledger.feeds.values():
             feed.wake()
 
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until something asks for the end; False if nothing has. For one thread."""
+        try:
+            self.ended.get(timeout=seconds)
+        except Empty:
+            return False
+        return True
+
     def join(self) -> None:
         """Wait for the end, at most two seconds. A bug that ended a thread is raised here."""
         deadline = self.host.monotonic() + _STOP_SECONDS
-        for thread in self._threads:
+        for thread in reversed(self._threads):
             thread.join(max(0.05, deadline - self.host.monotonic()))
         if self._failure is not None:
             raise self._failure
@@ -116,55 +145,56 @@ class PluginService:
         """One line for people: how many devices of what, and how the kubelet takes them."""
         if self.backend.waiting or self.ledger.trouble:
             return self.backend.waiting or self.ledger.trouble
-        told = []
+        links, told = self.links, []
         for name, snapshot in self.snapshots.items():
-            healthy = sum(device.healthy for device in snapshot.devices)
-            told.append(
-                f"{healthy} of {len(snapshot.devices)} {name} healthy, {self.links[name].status}"
-                if name in self.links
-                else f"{healthy} of {len(snapshot.devices)} {name} healthy"
-            )
+            count = f"{snapshot.healthy} of {len(snapshot.devices)} {name} healthy"
+            told.append(f"{count}, {links[name].status}" if name in links else count)
         return "; ".join(told) or "no GPU to advertise"
 
     def _guard(self, task: Callable[[], None]) -> None:
         try:
             task()
         except Exception as error:  # noqa: BLE001 - raised again by join: half a plugin must not live on
-            self._failure = error
+            self._failure = self._failure or error
             self.stop()
 
     def _run_link(self) -> None:
+        from gpunode.plugin.kubelet.links import Links
+
+        links = self._links = Links(self.host, self.settings, self, self.log, self._observed, self.wake)
         try:
             while not self._stop.is_set():
-                self._turn()
-                expecting = any(link.expecting for link in self.links.values())
-                self._stop.wait(SOON_SECONDS if expecting else TICK_SECONDS)
+                self._turn(links)
+                self._pause()
         finally:
             self._systemd.tell("STOPPING=1")
-            for part in self._parts:
-                part.close()
-            for link in self.links.values():
-                link.close()
+            self._close(links)
 
-    def _turn(self) -> None:
+    def _pause(self) -> None:
+        """Until there is news, a quarter of a second at most; all news so far is seen by one turn."""
+        with suppress(Empty):
+            self._news.get(timeout=TICK_SECONDS)
+            while True:
+                self._news.get_nowait()
+
+    def _turn(self, links: Links) -> None:
         now = self.host.monotonic()
         if now >= self._next_health:
             self._next_health = now + _HEALTH_SECONDS
             self.ledger.tick()
-        for name in self.ledger.feeds:
-            self._link(name).tick()
+        links.tick(self.ledger.feeds)
         for part in self._parts:
             part.tick(now)
         self._systemd.report(self.status)
 
-    def _link(self, name: str) -> KubeletLink:
-        link = self.links.get(name)
-        if link is None:
-            feed = self.ledger.feeds[name]
-            link = KubeletLink(self.host, self.settings, name, feed, self, self.log)
-            link.claim()
-            self.links = {**self.links, name: link}
-        return link
+    def _close(self, links: Links) -> None:
+        """The sockets first: a part that hangs must not leave the kubelet with nobody behind them."""
+        links.close()
+        for part in self._parts:
+            try:
+                part.close()
+            except Exception as error:  # noqa: BLE001 - the others have something to give back, too
+                self._failure = self._failure or error
 
     # --- what the handlers ask -------------------------------------------------------------------------
 
@@ -176,3 +206,11 @@ class PluginService:
     ) -> Sequence[str]:
         topology = self.ledger.topology
         return self.backend.prefer(self.settings, snapshot, topology, available, must_include, size)
+
+    def _observed(self, call: Call) -> None:
+        for observe in self.observers:
+            try:
+                observe(call)
+            except Exception as error:  # noqa: BLE001 - who counts calls must not make them fail
+                if times := self._rarely.times(repr(error)):
+                    self.log.error("counting a call failed", reason=repr(error), times=times)

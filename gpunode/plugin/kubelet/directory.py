@@ -1,0 +1,44 @@
+"""The kubelet's directories: looked at without gRPC."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import PurePosixPath
+
+from gpunode.errors import PreconditionError, Unreadable
+from gpunode.host import Host
+from gpunode.plugin.settings import Settings
+
+
+def check_directory(host: Host, path: str) -> bool:
+    """Whether the directory is there. `PreconditionError` if it may not even be looked at."""
+    try:
+        return is_directory(host, path)
+    except Unreadable as error:
+        raise PreconditionError(error.message, hint="run as root, for example with sudo") from error
+
+
+def is_directory(host: Host, path: str) -> bool:
+    found = host.stat(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def identity(host: Host, path: str) -> tuple[int, int, int] | None:
+    """What changes when a socket is made anew; None if there is no socket.
+
+    The change time is part of it, as a new socket often gets the old one's inode number again.
+    """
+    found = host.stat(path)
+    if found is None or not stat.S_ISSOCK(found.st_mode):
+        return None
+    return (found.st_dev, found.st_ino, found.st_ctime_ns)
+
+
+def registry(settings: Settings) -> str:
+    """Where the kubelet's plugin watcher looks: beside its device plugin directory."""
+    return str(PurePosixPath(settings.directory).parent / "plugins_registry")
+
+
+def registry_socket(settings: Settings, resource: str) -> str:
+    """A resource's socket for the plugin watcher."""
+    return f"{registry(settings)}/{settings.endpoint(resource)}"

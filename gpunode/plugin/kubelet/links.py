@@ -1,0 +1,111 @@
+"""One link per resource: those that are new get theirs, and all get their turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+from gpunode.errors import GpunodeError, PreconditionError
+from gpunode.host import Host
+from gpunode.plugin.kubelet.handlers import Observer, Policy
+from gpunode.plugin.ledger import Feed
+from gpunode.plugin.logfmt import Log
+from gpunode.plugin.settings import Settings
+
+
+class Link(Protocol):
+    """A resource's way to the kubelet: see link.py and watcher.py. `status` is one line for people."""
+
+    registrations: int
+    status: str
+
+    @property
+    def watched(self) -> bool:
+        """Whether the kubelet follows the list of devices."""
+
+    def claim(self) -> None:
+        """Start serving if the kubelet's directory is there. `PreconditionError` if we may not."""
+
+    def tick(self) -> None:
+        """Bring things one step closer to: serving, registered, watched."""
+
+    def close(self) -> None:
+        """Stop serving."""
+
+
+class Links:
+    """Methods belong to one thread; `by_name` is replaced as a whole and may be read by any."""
+
+    def __init__(
+        self,
+        host: Host,
+        settings: Settings,
+        policy: Policy,
+        log: Log,
+        observe: Observer,
+        news: Callable[[], None],
+    ) -> None:
+        self._host = host
+        self._settings = settings
+        self._policy = policy
+        self._log = log
+        self._observe = observe
+        self._news = news
+        self.by_name: Mapping[str, Link] = {}
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self.by_name.values())
+
+    def tick(self, feeds: Mapping[str, Feed]) -> None:
+        """Each link's turn, after links were made for resources that have devices for the first time.
+
+        `PreconditionError` if the first resources of all can't be served. One that comes later waits instead,
+        and says so: those that are served already must not end for it.
+        """
+        first = not self.by_name
+        new = {
+            name: self._make(name, feed)
+            for name, feed in feeds.items()
+            if name not in self.by_name and feed.snapshot().devices
+        }
+        if new:
+            self._refuse_twins([*self.by_name, *new])
+            self.by_name = {**self.by_name, **new}
+        for link in new.values():
+            self._claim(link, first)
+        for link in self:
+            link.tick()
+
+    def close(self) -> None:
+        for link in self:
+            link.close()
+
+    def _make(self, name: str, feed: Feed) -> Link:
+        if self._settings.registration == "watcher":
+            from gpunode.plugin.kubelet.watcher import WatcherLink
+
+            return WatcherLink(
+                self._host, self._settings, name, feed, self._policy, self._log, self._observe, self._news
+            )
+        from gpunode.plugin.kubelet.link import KubeletLink
+
+        return KubeletLink(
+            self._host, self._settings, name, feed, self._policy, self._log, self._observe, self._news
+        )
+
+    def _claim(self, link: Link, first: bool) -> None:
+        try:
+            link.claim()
+        except GpunodeError:
+            if first:
+                raise  # later the link's own turns try again, and say what is in the way
+
+    def _refuse_twins(self, names: list[str]) -> None:
+        sockets: dict[str, str] = {}
+        for name in names:
+            twin = sockets.setdefault(self._settings.endpoint(name), name)
+            if twin != name:
+                raise PreconditionError(
+                    f"{twin} and {name} would have the same socket, {self._settings.endpoint(name)}",
+                    hint="give one of them a name that differs behind the slash",
+                )

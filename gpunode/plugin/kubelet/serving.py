@@ -1,0 +1,126 @@
+"""Our own socket: it is where the kubelet looks for it, and made anew when somebody took it away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gpunode.errors import GpunodeError, PreconditionError
+from gpunode.host import Host
+from gpunode.plugin.kubelet import rpc
+from gpunode.plugin.kubelet.directory import check_directory, is_directory
+from gpunode.plugin.kubelet.handlers import DevicePlugin, Observer, Policy
+from gpunode.plugin.kubelet.server import PluginServer, clear_stale
+from gpunode.plugin.kubelet.streams import Streams
+from gpunode.plugin.ledger import Feed
+from gpunode.plugin.logfmt import Log
+
+if TYPE_CHECKING:
+    import grpc
+
+READ_ONLY = "directory-not-writable"
+_BIND_DELAY = 1.0
+_LONGEST_BIND_DELAY = 8.0
+
+
+class Serving:
+    """One resource's server for as long as the plugin lives. All methods belong to one thread.
+
+    `generation` grows whenever there is another server. `streams` are the present one's. `extra` are further
+    services on the same socket.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        socket: str,
+        feed: Feed,
+        policy: Policy,
+        log: Log,
+        observe: Observer,
+        news: Callable[[], None],
+        extra: Sequence[grpc.GenericRpcHandler] = (),
+    ) -> None:
+        self._host = host
+        self.socket = socket
+        self._directory = socket.rpartition("/")[0]
+        self._feed = feed
+        self._policy = policy
+        self._log = log
+        self._observe = observe
+        self._news = news
+        self._extra = extra
+        self._server: PluginServer | None = None
+        self.streams = Streams(feed, news)
+        self._next_bind = 0.0
+        self._bind_delay = _BIND_DELAY
+        self.generation = 0
+
+    def claim(self, other: str) -> None:
+        """Start serving if the directory is there. `PreconditionError` if we may not, or somebody else does.
+
+        `other` is where this resource's socket would lie if it were registered in the other way. A stale one
+        there is removed: the kubelet would deregister the resource by name when it goes later.
+        """
+        rpc.target(self._host.path(self.socket))
+        try:
+            if self._host.path(other, follow=False).is_socket():
+                clear_stale(self._host, other)
+        except GpunodeError as error:
+            if "another device plugin" in error.message:
+                raise
+            self._log.warning("can't look for a stale socket", path=other, reason=error.message)
+        if check_directory(self._host, self._directory):
+            self._serve()
+
+    def keep(self, now: float) -> str:
+        """See to it that we serve; empty if so, else what is in the way.
+
+        `PreconditionError` with the code `READ_ONLY` if the directory can't be written (any more): a
+        service's sandbox still holds the old one after somebody made it anew, and only a new start opens the
+        new one.
+        """
+        if self._server is not None:
+            state = self._server.socket_is()
+            if state == "ours":
+                return ""
+            if state == "foreign":
+                return f"another device plugin has put its socket at {self.socket}"
+            self._log.warning("our socket was deleted: serving anew", socket=self.socket)
+            self.close()
+        if not is_directory(self._host, self._directory):
+            return f"waiting for the kubelet: {self._directory} is not there"
+        if now < self._next_bind:
+            return "waiting to serve again"
+        self._next_bind = now + self._bind_delay
+        self._bind_delay = min(2 * self._bind_delay, _LONGEST_BIND_DELAY)
+        self._serve()
+        return ""
+
+    def renew(self) -> None:
+        """Put a new socket in the old one's place, which is all that a watching kubelet notices."""
+        self.close()
+        self._serve()
+
+    def close(self) -> None:
+        """Stop serving; our socket goes away, which is how the kubelet learns of it."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
+
+    def _serve(self) -> None:
+        if not self._host.writable(self._directory):
+            raise PreconditionError(
+                f"can't create a socket in {self._directory}",
+                hint="run as root, for example with sudo",
+                code=READ_ONLY,
+            )
+        self.streams = Streams(self._feed, self._news, self.streams.last)
+        plugin = DevicePlugin(self._feed, self.streams, self._policy, self._log, self._observe)
+        server = PluginServer(self._host, self.socket, self.streams, plugin, self._extra)
+        server.start()
+        self._server = server
+        self.generation += 1
+        self._next_bind = 0.0
+        self._bind_delay = _BIND_DELAY
+        self._log.info("serving", resource=self._feed.snapshot().resource.name, socket=self.socket)

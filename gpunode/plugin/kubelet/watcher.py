@@ -1,0 +1,164 @@
+"""Registration by the kubelet's plugin watcher: our socket lies in plugins_registry, and the kubelet comes.
+
+One socket serves both: pluginregistration.Registration, which names the resource, and the device plugin. A
+restarted kubelet finds the socket there and registers it again by itself, so there is little to do here: to
+tell a refusal, and to put a new socket in place when the kubelet lives and yet nobody watches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpunode.errors import GpunodeError
+from gpunode.host import Host
+from gpunode.plugin.kubelet import rpc
+from gpunode.plugin.kubelet.directory import identity, registry_socket
+from gpunode.plugin.kubelet.handlers import Observer, Policy
+from gpunode.plugin.kubelet.serving import READ_ONLY, Serving
+from gpunode.plugin.ledger import Feed
+from gpunode.plugin.logfmt import Log, OnChange
+from gpunode.plugin.proto import pluginregistration_pb2 as pb
+from gpunode.plugin.settings import Settings
+
+PLUGIN_REGISTRATION = "pluginregistration.Registration"
+DEVICE_PLUGIN_TYPE = "DevicePlugin"
+_PATIENCE = 10.0  # the kubelet looks once a second, and dials with a limit of ten
+_SOON = 1.0  # after a stream that this very kubelet has ended: it won't come again by itself
+_STEADY_SECONDS = 30.0  # a stream that lasted this long clears the record of failures
+_MOST_RENEWALS = 5  # doublings of the patience
+
+rpc.METHODS[PLUGIN_REGISTRATION] = {
+    "GetInfo": (pb.InfoRequest, pb.PluginInfo),
+    "NotifyRegistrationStatus": (pb.RegistrationStatus, pb.RegistrationStatusResponse),
+}
+
+
+class WatcherLink:
+    """Owns one resource's server. Methods belong to one thread; the two RPCs come in gRPC's."""
+
+    def __init__(
+        self,
+        host: Host,
+        settings: Settings,
+        resource: str,
+        feed: Feed,
+        policy: Policy,
+        log: Log,
+        observe: Observer,
+        news: Callable[[], None],
+    ) -> None:
+        self._host = host
+        self._settings = settings
+        self._resource = resource
+        self._log = log
+        self._news = news
+        self._say = OnChange(log)
+        extra = rpc.handlers(
+            PLUGIN_REGISTRATION, {"GetInfo": self._info, "NotifyRegistrationStatus": self._notified}
+        )
+        self._socket = registry_socket(settings, resource)
+        self._serving = Serving(host, self._socket, feed, policy, log, observe, news, [extra])
+        self._mark = 0  # streams up to this number are older than the kubelet's last visit
+        self._answer: pb.RegistrationStatus | None = None
+        self._situation: tuple[object, int, bool] = (None, 0, False)
+        self._since = 0.0
+        self._patience = _PATIENCE
+        self._renewals = 0
+        self._watched = False
+        self.registrations = 0
+        self.status = "starting"
+
+    def claim(self) -> None:
+        """Start serving if plugins_registry is there. `PreconditionError` if we never could."""
+        self._serving.claim(self._settings.socket(self._resource))
+
+    def tick(self) -> None:
+        """See to it that the socket is there, and tell what the kubelet says of it."""
+        now = self._host.monotonic()
+        try:
+            problem = self._serving.keep(now)
+            if problem:
+                self._wait(problem)
+                return
+            self._follow(now)
+        except GpunodeError as error:
+            if error.code == READ_ONLY:
+                raise
+            self._wait(error.message)
+
+    @property
+    def watched(self) -> bool:
+        return self._watched
+
+    def close(self) -> None:
+        self._serving.close()
+
+    # --- what the kubelet asks -------------------------------------------------------------------------
+
+    def _info(self, request: pb.InfoRequest, context: Any) -> pb.PluginInfo:
+        self._mark = self._serving.streams.registering()
+        return pb.PluginInfo(
+            type=DEVICE_PLUGIN_TYPE,
+            name=self._resource,
+            endpoint=str(self._host.path(self._socket, follow=False)),
+            supported_versions=[rpc.VERSION],
+        )
+
+    def _notified(self, request: pb.RegistrationStatus, context: Any) -> pb.RegistrationStatusResponse:
+        self._answer = request
+        self._news()
+        return pb.RegistrationStatusResponse()
+
+    # --- what follows from it --------------------------------------------------------------------------
+
+    def _follow(self, now: float) -> None:
+        self._take(self._answer)
+        watched = self._serving.streams.since(self._mark)
+        if watched != self._watched:
+            self._watched = watched
+            self._log.info(
+                "the kubelet watches" if watched else "the kubelet ended its ListAndWatch stream",
+                resource=self._resource,
+            )
+        if watched:
+            self.status = "registered with the kubelet"
+            self._say.reset()
+        elif self._say_refused():
+            return  # the kubelet tries again by itself
+        else:
+            self._wait(f"waiting for the kubelet to register {self._socket}")
+        self._be_patient(now, watched)
+
+    def _take(self, answer: pb.RegistrationStatus | None) -> None:
+        if answer is not None and answer.plugin_registered:
+            self._answer = None
+            self.registrations += 1
+            self._log.info("registered with the kubelet", resource=self._resource)
+
+    def _say_refused(self) -> bool:
+        if self._answer is None:
+            return False
+        self._wait(f"the kubelet refused the registration: {self._answer.error}")
+        return True
+
+    def _be_patient(self, now: float, watched: bool) -> None:
+        """Make the socket anew if this kubelet has left it alone for too long."""
+        kubelet = identity(self._host, self._settings.kubelet_socket)
+        before, situation = self._situation, (kubelet, self._serving.generation, watched)
+        if situation != before:
+            ended = before == (kubelet, self._serving.generation, True)
+            self._patience = (_SOON if ended else _PATIENCE) * 2**self._renewals
+            self._situation, self._since = situation, now
+        lasted = now - self._since
+        if watched:
+            if lasted > _STEADY_SECONDS:
+                self._renewals = 0
+        elif kubelet is not None and lasted > self._patience:
+            self._log.warning("nobody watches: making the socket anew", resource=self._resource)
+            self._renewals = min(self._renewals + 1, _MOST_RENEWALS)
+            self._serving.renew()
+
+    def _wait(self, reason: str) -> None:
+        self.status = reason
+        self._say.warning(reason)
