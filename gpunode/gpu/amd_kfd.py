@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpunode.gpu.amd_sysfs import KFD, Place, listed, parse_properties, place_of, text_of
 from gpunode.gpu.model import Inventory, Pair, Topology
@@ -40,8 +40,10 @@ class KfdNode:
 
 
 def read_nodes(host: Host) -> dict[int, KfdNode]:
-    """The compute nodes of GPUs, by number."""
-    found = {}
+    """The compute nodes of GPUs, by number. Of a GPU's partitions only the first one's links are read: the
+    others' lead along the same wires, and 64 partitions have 4000."""
+    found: dict[int, KfdNode] = {}
+    linked: set[Place] = set()
     for name in listed(host, f"{KFD}/nodes"):
         at = f"{KFD}/nodes/{name}"
         values = parse_properties(text_of(host, f"{at}/properties"))
@@ -51,7 +53,11 @@ def read_nodes(host: Host) -> dict[int, KfdNode]:
                 for bank in listed(host, f"{at}/mem_banks")
             )
             memory = sum(bank.get("size_in_bytes", 0) for bank in banks)
-            found[int(name)] = KfdNode(int(name), values, memory, _links(host, at))
+            node = KfdNode(int(name), values, memory)
+            if node.place not in linked:
+                linked.add(node.place)
+                node = replace(node, links=_links(host, at))
+            found[node.number] = node
     return found
 
 

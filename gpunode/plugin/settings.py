@@ -83,6 +83,7 @@ class Settings:
     registration: str = "kubelet"  # or watcher
     resource_name: str = "nvidia.com/gpu"
     mig_strategy: str = "none"  # single, mixed
+    resource_naming_strategy: str = "single"  # mixed; AMD's
     fail_on_init_error: bool = True
     driver_root: str = "/"
     dev_root: str = ""

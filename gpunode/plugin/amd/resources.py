@@ -1,0 +1,141 @@
+"""What AMD GPUs are advertised as: partitions, selection, naming strategy, sharing. Pure.
+
+As with NVIDIA's, one GPU never costs the others: what can't be advertised is left out with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from gpunode.gpu.amd import AmdGpu, AmdPartition
+from gpunode.gpu.model import Inventory
+from gpunode.plugin.model import Common, Device, LeftOut, Plan, Unit
+from gpunode.plugin.naming import ruled_name
+from gpunode.plugin.select import deselected
+from gpunode.plugin.settings import Settings, resource_name_problem
+from gpunode.plugin.sharing import share
+
+DOMAIN = "amd.com"
+KFD_NODE = "/dev/kfd"
+_OTHERS_NAME = "nvidia.com/gpu"  # what the settings hold where nobody named anything
+
+
+def plan(settings: Settings, inventory: Inventory) -> Plan:
+    """Resources and devices for this inventory. `ConfigError` if two entries of a sharing section name the
+    same device, or a name can't be one."""
+    known, left_out = _known(inventory)
+    units = [unit for gpu in known for unit in _units(gpu)]
+    reasons, warnings = deselected(settings, units)
+    left_out += [LeftOut(unit.index, unit.id, reasons[unit.id]) for unit in units if unit.id in reasons]
+    chosen = [unit for unit in units if unit.id not in reasons]
+    named = _named(settings, chosen, {gpu.uuid: gpu.partition_type for gpu in known}, left_out)
+    shared = share(named, settings.sharing, lambda unit, entry: _refusal(settings))
+    resources = tuple(replace(resource, common=Common((KFD_NODE,))) for resource in shared.resources)
+    return Plan(resources, (*left_out, *shared.left_out), (*warnings, *shared.warnings))
+
+
+def _known(inventory: Inventory) -> tuple[list[AmdGpu], list[LeftOut]]:
+    """GPUs that have, or once had, device nodes; of one that never had there is nothing to hand out."""
+    known, left_out = [], []
+    for gpu in inventory.gpus:
+        if isinstance(gpu, AmdGpu) and gpu.paths and gpu.compute_capability:
+            known.append(gpu)
+        else:
+            left_out.append(LeftOut(str(gpu.index), gpu.uuid, gpu.error or "it has no device node"))
+    return known, left_out
+
+
+def _units(gpu: AmdGpu) -> Iterator[Unit]:
+    """The GPU, or its partitions. The first partition goes by the GPU's address, as in AMD's plugin."""
+    parts = [part for part in gpu.mig if isinstance(part, AmdPartition)]
+    if not parts:
+        yield _unit(gpu, gpu.uuid, str(gpu.index), gpu.memory_bytes, gpu.paths)
+    for part in parts:
+        yield _unit(gpu, part.uuid, f"{gpu.index}:{part.index}", part.memory_bytes, part.paths, part)
+
+
+def _unit(
+    gpu: AmdGpu,
+    unit_id: str,
+    index: str,
+    memory: int,
+    paths: tuple[str, ...],
+    part: AmdPartition | None = None,
+) -> Unit:
+    return Unit(
+        unit_id,
+        gpu.uuid,
+        index,
+        name=gpu.name,
+        pci=gpu.pci,
+        numa=gpu.numa,
+        profile=part.profile if part else "",
+        gi=part.gi if part else None,
+        minor=gpu.minor,
+        memory_bytes=memory,
+        compute_capability=gpu.compute_capability,
+        paths=paths,
+    )
+
+
+# --- names ----------------------------------------------------------------------------------------------
+
+
+def base_name(settings: Settings) -> str:
+    """The resource of whole GPUs: amd.com/gpu, unless another name was given."""
+    return f"{DOMAIN}/gpu" if settings.resource_name == _OTHERS_NAME else settings.resource_name
+
+
+def _named(
+    settings: Settings, units: Sequence[Unit], types: Mapping[str, str], left_out: list[LeftOut]
+) -> dict[str, list[Device]]:
+    """Devices by resource name. Under `single` only what can stand in for each other has one name."""
+    named: dict[str, list[Device]] = {}
+    standard: list[Unit] = []
+    for unit in units:
+        kind = types[unit.gpu]
+        name = ruled_name(settings.rules, "mig" if unit.profile else "gpu", unit.profile or unit.name)
+        if not name and settings.resource_naming_strategy == "mixed" and kind:
+            name = f"{DOMAIN}/{kind}"
+        problem = resource_name_problem(name) if name else ""
+        if problem:
+            left_out.append(LeftOut(unit.index, unit.id, problem))
+        elif name:
+            named.setdefault(name, []).append(Device(unit.id, unit))
+        else:
+            standard.append(unit)
+    kept = _alike(standard, types, base_name(settings), left_out)
+    if kept:
+        named.setdefault(base_name(settings), []).extend(Device(unit.id, unit) for unit in kept)
+    return named
+
+
+def _alike(
+    units: Sequence[Unit], types: Mapping[str, str], name: str, left_out: list[LeftOut]
+) -> Sequence[Unit]:
+    """The units of one partition type: of that which most GPUs have, the first GPU's among equals.
+
+    GPUs that can't be divided are of no type, and go with any.
+    """
+    votes: dict[str, set[str]] = {}
+    for unit in units:
+        votes.setdefault(types[unit.gpu], set()).add(unit.gpu)
+    kinds = [kind for kind in votes if kind]
+    if len(kinds) < 2:
+        return units
+    kept = max(kinds, key=lambda kind: len(votes[kind]))
+    for unit in units:
+        kind = types[unit.gpu]
+        if kind not in (kept, ""):
+            reason = (
+                f"resource-naming-strategy is single and {name} means {kept} here, this is {kind}; mixed "
+                "gives each partition type a name of its own"
+            )
+            left_out.append(LeftOut(unit.index, unit.id, reason))
+    return [unit for unit in units if types[unit.gpu] in (kept, "")]
+
+
+def _refusal(settings: Settings) -> str:
+    mps = settings.sharing is not None and settings.sharing.strategy == "mps"
+    return "MPS is NVIDIA's: share AMD GPUs with timeSlicing" if mps else ""
