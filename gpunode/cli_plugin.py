@@ -2,10 +2,11 @@
 
 # no `from __future__ import annotations`: Typer reads these annotations as objects
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpunode.cli_settings import SettingsCommand
 from gpunode.session import Session, verb
 
 if TYPE_CHECKING:
@@ -14,26 +15,33 @@ if TYPE_CHECKING:
 plugin_app = typer.Typer(help="Serve GPUs to Kubernetes.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@verb(plugin_app, "serve", "PluginRun")
-def plugin_serve(
-    session: Session,
-    kubelet_socket: Annotated[
-        str, typer.Option("--kubelet-socket", metavar="PATH", help="Where the kubelet listens.")
-    ] = "/var/lib/kubelet/device-plugins/kubelet.sock",
-    resource_name: Annotated[
-        str, typer.Option("--resource-name", help="The extended resource to advertise.")
-    ] = "nvidia.com/gpu",
-    rediscover_seconds: Annotated[
-        float, typer.Option("--rediscover-seconds", help="How often NVML is asked which GPUs there are.")
-    ] = 30.0,
-) -> "Result":
+@verb(plugin_app, "serve", "PluginRun", cls=SettingsCommand)
+def plugin_serve(session: Session, **given: Any) -> "Result":
     """Serve the GPUs to the kubelet. Stays in the foreground until SIGTERM or Ctrl-C.
 
+    Takes the flags, variables and config file of NVIDIA's device plugin. SIGHUP reads the file again.
+
     gpunode plugin serve
+
+    gpunode plugin serve --config-file /etc/gpunode/plugin.yaml --device-list-strategy cdi-cri
     """
     from gpunode.commands import plugin_serve as command
 
-    options = command.Options(
-        kubelet_socket=kubelet_socket, resource_name=resource_name, rediscover_seconds=rediscover_seconds
-    )
-    return command.run(session.host, options, session.progress)
+    return command.run(session.host, command.Options(given), session.progress)
+
+
+@verb(plugin_app, "check-config", "PluginConfig", cls=SettingsCommand)
+def plugin_check_config(
+    session: Session,
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="The config file, as --config-file.")] = "",
+    **given: Any,
+) -> "Result":
+    """Check a config file. Shows each value with where it comes from, and the devices that would be served.
+
+    Takes what `plugin serve` takes; serves nothing.
+
+    gpunode plugin check-config /etc/gpunode/plugin.yaml
+    """
+    from gpunode.commands import plugin_check_config as command
+
+    return command.run(session.host, command.Options(given, file), session.progress)

@@ -81,15 +81,19 @@ def takes_globals(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def verb(app: typer.Typer, name: str, kind: str, *, own_output: bool = False) -> Callable[[Command], Command]:
+def verb(
+    app: typer.Typer, name: str, kind: str, *, own_output: bool = False, cls: Any = None
+) -> Callable[[Command], Command]:
     """Register a command: `function(session, ...) -> Result` gains the global options and loses `session`.
 
     With `own_output` the command has an ``--output`` of its own, as nvidia-ctk's does; ours is ``-o`` then.
+    A command class `cls` may have options that the signature doesn't name; they come as keywords.
     """
     globals_ = _OWN_OUTPUT if own_output else list(_GLOBALS.values())
 
     def register(function: Command) -> Command:
-        own = list(inspect.signature(function).parameters.values())[1:]
+        named = list(inspect.signature(function).parameters.values())[1:]
+        own = [one for one in named if one.kind is not inspect.Parameter.VAR_KEYWORD]
 
         @functools.wraps(function)
         def call(context: typer.Context, **given: Any) -> None:
@@ -100,7 +104,7 @@ def verb(app: typer.Typer, name: str, kind: str, *, own_output: bool = False) ->
 
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         _sign(call, [context, *own, *globals_])
-        app.command(name)(call)
+        app.command(name, cls=cls)(call)
         return function
 
     return register

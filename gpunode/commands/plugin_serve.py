@@ -4,56 +4,90 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from threading import Event, current_thread, main_thread
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from gpunode.commands.plugin_options import sources
 from gpunode.host import Host
-from gpunode.result import Progress, Result, Text
+from gpunode.plugin.config.watch import ConfigWatch, Hangup
+from gpunode.result import ExitCode, Progress, Result, Text
 
 if TYPE_CHECKING:
+    from gpunode.plugin.config.problems import Problem
     from gpunode.plugin.model import Device
+    from gpunode.plugin.serve import PluginService
+    from gpunode.plugin.settings import Settings
 
 _POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
 class Options:
-    """See `gpunode.plugin.settings.Settings` for what the fields mean."""
+    """What the command line says, by field of `gpunode.plugin.config.options`; the rest is resolved."""
 
-    kubelet_socket: str = "/var/lib/kubelet/device-plugins/kubelet.sock"
-    resource_name: str = "nvidia.com/gpu"
-    rediscover_seconds: float = 30.0
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run(host: Host, options: Options, progress: Progress, stop: Event | None = None) -> Result:
     """Serve until told to stop. Logs go to stderr, one logfmt line each; `progress` has nothing to add.
 
-    `PreconditionError` if it can't serve at all: not root, or another plugin is on the same socket. A missing
-    driver, GPU or kubelet is waited for.
+    Exit 2 or 1 with every problem of the command line or the config file. `PreconditionError` if it can't
+    serve at all: not root, or another plugin is on the same socket. A missing driver, GPU or kubelet is
+    waited for.
     """
-    from gpunode.plugin.compose import make_service
-    from gpunode.plugin.logfmt import LogfmtLog
-    from gpunode.plugin.settings import Settings
+    hangup = Hangup()
+    with _until_signal(hangup) as asked:
+        given = sources(host, options.given)
+        resolved = given.resolve()
+        if resolved.problems:
+            return refused("PluginRun", resolved.problems)
+        from gpunode.plugin.compose import make_service
+        from gpunode.plugin.logfmt import LogfmtLog
 
-    log = LogfmtLog(sys.stderr, host.environ)
-    service = make_service(host, Settings(**asdict(options)), log)
-    with _until_signal() as asked:
-        service.start()
-        while service.running and not asked and not (stop is not None and stop.is_set()):
-            (stop or asked.never).wait(_POLL_SECONDS)
-        service.stop()
-        service.join()
+        log = LogfmtLog(sys.stderr, host.environ)
+        for warning in resolved.warnings:
+            log.warning(warning.text, **warning.fields)
+
+        def watch(service: PluginService) -> ConfigWatch:
+            return ConfigWatch(service, given, hangup, resolved.content)
+
+        service = make_service(host, resolved.settings, log, [watch])
+        _serve(service, asked, stop)
     for name in asked:
         log.info("stopped", signal=name)
+    return _result(resolved.settings, service)
+
+
+def refused(kind: str, problems: tuple[Problem, ...], data: Mapping[str, Any] | None = None) -> Result:
+    """Every problem at once; usage (2) if all of them stand on the command line or in the environment."""
+    usage = all(problem.usage for problem in problems)
+    code = ExitCode.USAGE if usage else ExitCode.FAILED
+    errors = tuple(problem.info() for problem in problems)
+    return Result(kind, data or {}, status="error", exit_code=code, errors=errors)
+
+
+def _serve(service: PluginService, asked: _Asked, stop: Event | None) -> None:
+    asked.wake = lambda: service.ended.put(None)
+    service.start()
+    while service.running and not asked and not (stop is not None and stop.is_set()):
+        if stop is None:
+            service.wait()
+        else:
+            stop.wait(_POLL_SECONDS)
+    service.stop()
+    service.join()
+
+
+def _result(settings: Settings, service: PluginService) -> Result:
     snapshots = service.snapshots
     return Result(
         "PluginRun",
         {
-            "resource": options.resource_name,
+            "resource": settings.resource_name,
             "devices": [_told(device) for one in snapshots.values() for device in one.devices],
             "resources": [
                 {"name": name, "devices": [_told(device) for device in one.devices]}
@@ -75,25 +109,31 @@ def _told(device: Device) -> dict[str, object]:
 
 
 class _Asked(list[str]):
-    """The signals that came. A handler that set an Event the main thread waits for could deadlock."""
+    """The signals that came. `wake` is a queue's put: a handler may use that while others wait for it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.never = Event()
+        self.wake: Callable[[], None] = lambda: None
 
 
 @contextmanager
-def _until_signal() -> Iterator[_Asked]:
-    """Collect SIGTERM and SIGINT instead of dying of them; only the main thread can."""
+def _until_signal(hangup: Hangup) -> Iterator[_Asked]:
+    """Collect the signals that end us, and SIGHUP, instead of dying of them; only the main thread can."""
     asked = _Asked()
     if current_thread() is not main_thread():
         yield asked
         return
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def end(number: int, frame: FrameType | None) -> None:
         asked.append(signal.Signals(number).name)
+        asked.wake()
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    def look_again(number: int, frame: FrameType | None) -> None:
+        hangup.asked = True
+
+    ends = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+    before = {number: signal.signal(number, end) for number in ends}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, look_again)
     try:
         yield asked
     finally:

@@ -1,0 +1,149 @@
+"""A config file's text as a tree in which everything knows its line. Untrusted: bounded in size and depth.
+
+YAML 1.1 and thus JSON. Nothing is constructed from tags; scalars stay text, as only the schema knows what
+they are to mean.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import yaml
+
+MAX_BYTES = 256 * 1024  # a ConfigMap holds at most 1 MiB, of several files
+_MAX_ITEMS = 50_000
+_MAX_DEPTH = 32
+_MAX_NESTING = 2000  # libyaml's composer recurses on the C stack
+_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+_TAGS = frozenset({"str", "int", "float", "bool", "null", "map", "seq", "timestamp", "merge", "value"})
+
+
+class DocumentError(Exception):
+    """`line` is 1-based, 0 if there is none."""
+
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(message)
+        self.line = line
+        self.message = message
+
+
+class Item(NamedTuple):
+    """`kind` is map, list, scalar or null. A mapping's `pairs` are (key, its line, value)."""
+
+    line: int
+    kind: str
+    text: str = ""
+    items: tuple[Item, ...] = ()
+    pairs: tuple[tuple[str, int, Item], ...] = ()
+
+    @property
+    def what(self) -> str:
+        """For messages: what is found here."""
+        return {"map": "a mapping", "list": "a list", "null": "nothing"}.get(self.kind, repr(self.text))
+
+
+EMPTY = Item(1, "null")
+
+
+def read(data: bytes) -> Item:
+    """The tree. `DocumentError` for what is no single, plain YAML document."""
+    if len(data) > MAX_BYTES:
+        raise DocumentError(0, f"{len(data)} bytes are more than the {MAX_BYTES} allowed for a config file")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DocumentError(line, "not UTF-8 text") from error
+    if text.lstrip()[:1] == "{":
+        text = text.replace("\t", " ")  # JSON may be indented with tabs, YAML not
+    _refuse_nesting(text)
+    node = _compose(text)
+    return EMPTY if node is None else _Tree().item(node, ())
+
+
+def _refuse_nesting(text: str) -> None:
+    """Before the composer sees it: a level takes a column at a line's start, or a bracket."""
+    columns = max((len(found[0]) for found in re.finditer(r"^[ \-?:]+", text, re.MULTILINE)), default=0)
+    if columns + text.count("[") + text.count("{") > _MAX_NESTING:
+        raise DocumentError(0, "nested too deeply")
+
+
+def _compose(text: str) -> Any:
+    import yaml
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        documents = [node for node in yaml.compose_all(text, Loader=loader) if not _is_null(node)]
+    except yaml.MarkedYAMLError as error:
+        raise DocumentError(*_marked(error)) from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise DocumentError(0, f"not YAML: {' '.join(str(error).split())}") from error
+    if len(documents) > 1:
+        raise DocumentError(documents[1].start_mark.line + 1, "a second document; one file is one document")
+    return documents[0] if documents else None
+
+
+def _marked(error: yaml.MarkedYAMLError) -> tuple[int, str]:
+    mark = error.problem_mark or error.context_mark
+    what = " ".join(part for part in (error.context, error.problem) if part)
+    if "\\t" in what or "'\t'" in what:
+        what = "a tab can't indent YAML; use spaces"
+    return (mark.line + 1 if mark else 0), f"not YAML: {' '.join(what.split())}"
+
+
+def _is_null(node: Any) -> bool:
+    return node is None or bool(node.id == "scalar" and not node.style and node.value in _NULLS)
+
+
+class _Tree:
+    """Walks the composed nodes; aliases count each time, so that a bomb ends early."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_ITEMS
+
+    def item(self, node: Any, above: tuple[int, ...]) -> Item:
+        line = node.start_mark.line + 1
+        self._left -= 1
+        if self._left < 0:
+            raise DocumentError(line, f"more than {_MAX_ITEMS} values, aliases resolved")
+        if len(above) >= _MAX_DEPTH or id(node) in above:
+            raise DocumentError(line, "nested too deeply")
+        if node.tag.removeprefix("tag:yaml.org,2002:") not in _TAGS:
+            raise DocumentError(line, f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} isn't allowed")
+        inside = (*above, id(node))
+        if node.id == "mapping":
+            return Item(line, "map", pairs=tuple(self._pairs(node, inside)))
+        if node.id == "sequence":
+            return Item(line, "list", items=tuple(self.item(child, inside) for child in node.value))
+        return Item(line, "null") if _is_null(node) else Item(line, "scalar", node.value)
+
+    def _pairs(self, node: Any, above: tuple[int, ...]) -> Iterator[tuple[str, int, Item]]:
+        own: dict[str, int] = {}
+        merged: list[tuple[str, int, Item]] = []
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.id != "scalar":
+                raise DocumentError(line, "a key must be a word")
+            if key.tag.endswith(":merge"):
+                merged += self._merged(value, above)
+                continue
+            if key.value in own:
+                raise DocumentError(
+                    line, f"the key {key.value} stands here twice, first on line {own[key.value]}"
+                )
+            own[key.value] = line
+            yield key.value, line, self.item(value, above)
+        for name, line, item in merged:
+            if name not in own:
+                own[name] = line
+                yield name, line, item
+
+    def _merged(self, node: Any, above: tuple[int, ...]) -> list[tuple[str, int, Item]]:
+        found = self.item(node, above)
+        parts = found.items if found.kind == "list" else (found,)
+        if any(part.kind != "map" for part in parts):
+            raise DocumentError(found.line, "<< merges mappings only")
+        return [pair for part in parts for pair in part.pairs]

@@ -1,0 +1,131 @@
+"""The config file, version v1: NVIDIA's format, with `health`, `flags.gpunode` and selectors besides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from gpunode.plugin.config import sharing as sections
+from gpunode.plugin.config.document import EMPTY, DocumentError, Item, read
+from gpunode.plugin.config.options import OPTIONS, Option
+from gpunode.plugin.config.problems import Problem
+from gpunode.plugin.config.reader import Reader, joined
+from gpunode.plugin.settings import NameRule, Sharing
+
+VERSION = "v1"
+TOP = ("version", "flags", "resources", "sharing", "imex", "health")
+IGNORED = ("flags.gfd", "flags.useNodeFeatureAPI")
+"""GPU Feature Discovery's part of the common format."""
+_GFD = ("oneshot", "noTimestamp", "sleepInterval", "outputFile", "machineTypeFile")
+
+
+@dataclass(frozen=True)
+class FileConfig:
+    """What a file says. `values` has (value, line) by the option's field; `lines` where sections stand."""
+
+    values: dict[str, tuple[Any, int]] = field(default_factory=dict)
+    rules: tuple[NameRule, ...] = ()
+    sharing: Sharing | None = None
+    lines: dict[str, int] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+
+
+@cache
+def by_key() -> dict[str, Option]:
+    return {option.key: option for option in OPTIONS if option.key}
+
+
+@cache
+def known_keys() -> tuple[str, ...]:
+    """Every key with its full path, for suggestions and docs."""
+    shared = [
+        *(f"sharing.{name}" for name in sections.SECTIONS),
+        *(f"sharing.{name}.{key}" for name in sections.SECTIONS for key in sections.SECTION_KEYS),
+        *(
+            f"sharing.{name}.resources[].{key}"
+            for name in sections.SECTIONS
+            for key in sections.RESOURCE_KEYS
+        ),
+        *(f"resources.{name}" for name in sections.RULE_LISTS),
+        *(f"resources.{name}[].{key}" for name in sections.RULE_LISTS for key in sections.RULE_KEYS),
+    ]
+    gfd = (f"flags.gfd.{key}" for key in _GFD)
+    return (*TOP, "flags.plugin", "flags.gpunode", *by_key(), *IGNORED, *gfd, *shared)
+
+
+def read_file(data: bytes, name: str, *, vendor: str = "", lenient: bool = False) -> FileConfig:
+    """Everything in the file, with every problem. `vendor` is what flag or variable say, if they do."""
+    reader = Reader(name, known_keys(), lenient)
+    try:
+        tree = read(data)
+    except DocumentError as error:
+        reader.wrong(error.line, "", error.message)
+        return FileConfig(problems=tuple(reader.problems))
+    if wrong_thing := _other_kind(tree):
+        reader.wrong(1, "", *wrong_thing)
+        return FileConfig(problems=tuple(reader.problems))
+    return _read_top(reader, tree, vendor)
+
+
+def _other_kind(tree: Item) -> tuple[str, str] | None:
+    """A mistake that many make: the whole ConfigMap, or the Helm chart's values, in the file."""
+    keys = {key for key, _, _ in tree.pairs}
+    if {"apiVersion", "kind"} <= keys:
+        message = "this is a Kubernetes object, not what is inside of it"
+        return message, "write one value of the ConfigMap's data into the file, beginning with: version: v1"
+    return None
+
+
+def _read_top(reader: Reader, tree: Item, vendor: str) -> FileConfig:
+    found: dict[str, tuple[Any, int]] = {}
+    lines: dict[str, int] = {}
+    rules: tuple[NameRule, ...] = ()
+    sharing: Sharing | None = None
+    parts = {key: (line, item) for key, line, item in reader.fields(tree, "", TOP)}
+    _version(reader, parts.get("version", (1, EMPTY))[1])
+    for section in ("flags", "imex", "health"):
+        for option, value, line in _options(reader, section, parts.get(section, (1, EMPTY))[1]):
+            found[option.field] = value, line
+    vendor = vendor or str(found.get("vendor", ("nvidia", 0))[0])
+    for key, line, item in reader.fields(
+        parts.get("resources", (1, EMPTY))[1], "resources", ("gpus", "mig", "include", "exclude")
+    ):
+        path = joined("resources", key)
+        if key in sections.RULE_LISTS:
+            rules += sections.read_rules(reader, item, path, vendor)
+            lines.setdefault("rules", line)
+        elif (value := reader.option(by_key()[path], item, path)) is not None:
+            found[by_key()[path].field] = value, item.line
+    if "sharing" in parts:
+        lines["sharing"], item = parts["sharing"]
+        sharing = sections.read_sharing(reader, item, vendor)
+    problems, warnings = (tuple(sorted(one, key=_line)) for one in (reader.problems, reader.warnings))
+    return FileConfig(found, rules, sharing, lines, problems, warnings)
+
+
+def _line(problem: Problem) -> int:
+    return problem.line
+
+
+def _version(reader: Reader, item: Item) -> None:
+    if item.kind == "null" or (item.kind == "scalar" and item.text in ("", VERSION)):
+        return
+    reader.wrong(item.line, "version", f"unknown version {item.what}; the only one is {VERSION}")
+
+
+def _options(reader: Reader, path: str, item: Item) -> Iterator[tuple[Option, Any, int]]:
+    """The options under this path, and in the mappings below it."""
+    below = [key for key in known_keys() if key.startswith(f"{path}.")]
+    names = tuple(dict.fromkeys(key.removeprefix(f"{path}.").partition(".")[0] for key in below))
+    for name, _, value in reader.fields(item, path, names):
+        key = joined(path, name)
+        if key in IGNORED:
+            continue
+        option = by_key().get(key)
+        if option is None:
+            yield from _options(reader, key, value)
+        elif (found := reader.option(option, value, key)) is not None:
+            yield option, found, value.line

@@ -1,0 +1,323 @@
+"""Every option of `plugin serve`, once: flags, variables, config key, kind, what is allowed, help.
+
+The command line, the environment, the config file's schema, the provenance of each value and the table in
+docs/device-plugin.md all come from `OPTIONS`. Defaults are those of `gpunode.plugin.settings.Settings`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+PREFIX = "GPUNODE_PLUGIN_SERVE_"
+
+
+class Option(NamedTuple):
+    """`kind` is one of those in values.py; `key` is the dotted path in the config file, empty for none.
+
+    `variables` are those of NVIDIA's plugin, tried in order after our own. What can't change while we run is
+    not `live`: it takes a restart. `known` are the words that mean something where any word is taken.
+    """
+
+    field: str
+    flags: tuple[str, ...]
+    help: str
+    kind: str = "text"
+    key: str = ""
+    variables: tuple[str, ...] = ()
+    allowed: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+    live: bool = True
+
+    @property
+    def variable(self) -> str:
+        """Our own variable."""
+        return PREFIX + self.flags[0].removeprefix("--").upper().replace("-", "_")
+
+    @property
+    def takes_many(self) -> bool:
+        return self.kind in LISTS
+
+
+LISTS = ("words", "choices", "integers", "selectors", "xids")
+MIG_STRATEGIES = ("none", "single", "mixed")
+LIST_STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
+FEATURES = (
+    *("enable-explicit-driver-libraries", "disable-nvsandboxutils", "enable-coherent-annotations"),
+    *("disable-multiple-csv-devices", "no-additional-gids-for-device-nodes", "disable-ipc-discoverer"),
+)
+HOOKS = (
+    *("all", "create-symlinks", "enable-cuda-compat", "update-ldcache", "chmod"),
+    *("disable-device-node-modification", "update-application-profile"),
+)
+
+_NVIDIA = (
+    Option(
+        "mig_strategy",
+        ("--mig-strategy",),
+        "What MIG devices are advertised as.",
+        *("choice", "flags.migStrategy", ("MIG_STRATEGY",), MIG_STRATEGIES),
+    ),
+    Option(
+        "fail_on_init_error",
+        ("--fail-on-init-error",),
+        "Taken for compatibility: a missing driver is waited for either way.",
+        *("boolean", "flags.failOnInitError", ("FAIL_ON_INIT_ERROR",)),
+    ),
+    Option(
+        "driver_root",
+        ("--driver-root", "--nvidia-driver-root"),
+        "Where the driver is installed on the node.",
+        *("path", "flags.nvidiaDriverRoot", ("NVIDIA_DRIVER_ROOT",)),
+    ),
+    Option(
+        "dev_root",
+        ("--dev-root", "--nvidia-dev-root"),
+        "Above the node's dev/; the driver root if not given.",
+        *("path", "flags.nvidiaDevRoot", ("NVIDIA_DEV_ROOT",)),
+    ),
+    Option(
+        "container_driver_root",
+        ("--driver-root-ctr-path", "--container-driver-root"),
+        "Where the driver root is mounted, if gpunode itself runs in a container.",
+        *("path", "flags.plugin.containerDriverRoot", ("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT")),
+        live=False,
+    ),
+    Option(
+        "pass_device_specs",
+        ("--pass-device-specs",),
+        "Hand out device nodes too, so that containers keep them when cgroups are rewritten.",
+        *("boolean", "flags.plugin.passDeviceSpecs", ("PASS_DEVICE_SPECS",)),
+    ),
+    Option(
+        "device_list_strategy",
+        ("--device-list-strategy",),
+        "How a container's runtime is told its GPUs.",
+        *("choices", "flags.plugin.deviceListStrategy", ("DEVICE_LIST_STRATEGY",), LIST_STRATEGIES),
+    ),
+    Option(
+        "device_id_strategy",
+        ("--device-id-strategy",),
+        "What GPUs are called towards the runtime.",
+        *("choice", "flags.plugin.deviceIDStrategy", ("DEVICE_ID_STRATEGY",), ("uuid", "index")),
+    ),
+    Option(
+        "gdrcopy_enabled",
+        ("--gdrcopy-enabled",),
+        "Give containers GDRCopy's device.",
+        *("boolean", "flags.gdrcopyEnabled", ("GDRCOPY_ENABLED",)),
+    ),
+    Option(
+        "gds_enabled",
+        ("--gds-enabled",),
+        "Give containers GPUDirect Storage's devices.",
+        *("boolean", "flags.gdsEnabled", ("GDS_ENABLED",)),
+    ),
+    Option(
+        "mofed_enabled",
+        ("--mofed-enabled",),
+        "Give containers the InfiniBand devices.",
+        *("boolean", "flags.mofedEnabled", ("MOFED_ENABLED",)),
+    ),
+    Option(
+        "cdi_annotation_prefix",
+        ("--cdi-annotation-prefix",),
+        "What the keys of CDI annotations begin with.",
+        *("text", "flags.plugin.cdiAnnotationPrefix", ("CDI_ANNOTATION_PREFIX",)),
+    ),
+    Option(
+        "nvidia_cdi_hook_path",
+        ("--nvidia-cdi-hook-path", "--nvidia-ctk-path"),
+        "The program on the node that CDI specifications name as their hook.",
+        *("path", "flags.plugin.nvidiaCTKPath", ("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH")),
+    ),
+    Option(
+        "mps_root",
+        ("--mps-root",),
+        "Where the MPS daemons' directories lie on the node; /run/nvidia/mps with --mps.",
+        *("path", "flags.mpsRoot", ("MPS_ROOT",)),
+        live=False,
+    ),
+    Option(
+        "shared_devices_allocation_policy",
+        ("--shared-devices-allocation-policy",),
+        "Spread shares over the GPUs, or fill one GPU first.",
+        *("choice", "flags.plugin.sharedDevicesAllocationPolicy", ("SHARED_DEVICES_ALLOCATION_POLICY",)),
+        allowed=("distributed", "packed"),
+    ),
+    Option(
+        "device_discovery_strategy",
+        ("--device-discovery-strategy",),
+        "How GPUs are found.",
+        *("choice", "flags.deviceDiscoveryStrategy", ("DEVICE_DISCOVERY_STRATEGY",)),
+        allowed=("auto", "nvml", "tegra"),
+        live=False,
+    ),
+    Option(
+        "imex_channel_ids",
+        ("--imex-channel-ids",),
+        "The IMEX channels that containers get: none, or 0.",
+        *("integers", "imex.channelIDs", ("IMEX_CHANNEL_IDS",)),
+    ),
+    Option(
+        "imex_required",
+        ("--imex-required",),
+        "Advertise nothing while the IMEX channel's device is missing.",
+        *("boolean", "imex.required", ("IMEX_REQUIRED",)),
+    ),
+    Option(
+        "kubelet_socket",
+        ("--kubelet-socket",),
+        "Where the kubelet listens; empty: serve without registering.",
+        *("socket", "flags.gpunode.kubeletSocket", ("KUBELET_SOCKET",)),
+        live=False,
+    ),
+    Option(
+        "config_file",
+        ("--config-file",),
+        "A config file, YAML or JSON; its edits take effect while we run.",
+        *("text", "", ("CONFIG_FILE",)),
+    ),
+    Option(
+        "cdi_feature_flags",
+        ("--cdi-feature-flags",),
+        "Features of the CDI specifications.",
+        *("words", "flags.gpunode.cdiFeatureFlags", ("CDI_FEATURE_FLAGS",)),
+        known=FEATURES,
+    ),
+    Option(
+        "cdi_disable_hooks",
+        ("--cdi-disable-hooks",),
+        "Hooks that CDI specifications leave out; all for every one.",
+        *("words", "flags.gpunode.cdiDisableHooks", ("CDI_DISABLE_HOOKS",)),
+        known=HOOKS,
+    ),
+)
+_OURS = (
+    Option(
+        "vendor",
+        ("--vendor",),
+        "Whose GPUs are served.",
+        *("choice", "flags.gpunode.vendor"),
+        allowed=("nvidia", "amd"),
+        live=False,
+    ),
+    Option(
+        "resource_name",
+        ("--resource-name",),
+        "What whole GPUs without a naming rule are advertised as; amd.com/gpu with --vendor amd.",
+        *("resource", "flags.gpunode.resourceName"),
+    ),
+    Option(
+        "registration",
+        ("--registration",),
+        "Call on the kubelet, or be found by its plugin watcher.",
+        *("choice", "flags.gpunode.registration"),
+        allowed=("kubelet", "watcher"),
+        live=False,
+    ),
+    Option(
+        "include",
+        ("--include",),
+        "Serve these GPUs only: index, UUID, PCI address, or glob of the model.",
+        *("selectors", "resources.include"),
+    ),
+    Option(
+        "exclude",
+        ("--exclude",),
+        "Leave these GPUs alone: index, UUID, PCI address, or glob of the model.",
+        *("selectors", "resources.exclude"),
+    ),
+    Option(
+        "mps",
+        ("--mps",),
+        "Run the MPS control daemons that sharing.mps needs in this process.",
+        *("boolean", "flags.gpunode.mps"),
+        live=False,
+    ),
+    Option(
+        "health_disable",
+        ("--health-disable",),
+        "XIDs that don't make a GPU unhealthy; all or xids for every one.",
+        *("xids", "health.disable", ("DP_DISABLE_HEALTHCHECKS",)),
+    ),
+    Option(
+        "health_enable",
+        ("--health-enable",),
+        "XIDs that make a GPU unhealthy, whatever else is said of them; all for every one.",
+        *("xids", "health.enable", ("DP_ENABLE_HEALTHCHECKS",)),
+    ),
+    Option(
+        "health_hold_down",
+        ("--health-hold-down",),
+        "How long the cause must be gone before a GPU is healthy again; infinite: never.",
+        *("hold", "health.holdDown"),
+    ),
+    Option(
+        "health_poll_interval",
+        ("--health-poll-interval",),
+        "How often each GPU is asked for its condition.",
+        *("interval", "health.pollInterval"),
+    ),
+    Option(
+        "rediscover_seconds",
+        ("--rediscover-seconds",),
+        "How often NVML is asked which GPUs there are.",
+        *("seconds", "flags.gpunode.rediscoverSeconds"),
+        live=False,
+    ),
+    Option(
+        "listen",
+        ("--listen",),
+        "Serve /metrics, /healthz and /readyz on this HOST:PORT.",
+        *("address", "flags.gpunode.listen"),
+        live=False,
+    ),
+    Option(
+        "state_dir",
+        ("--state-dir",),
+        "What outlives a restart: the status file and health memory.",
+        *("path", "flags.gpunode.stateDir"),
+        live=False,
+    ),
+    Option(
+        "pod_resources_socket",
+        ("--pod-resources-socket",),
+        "Where the kubelet tells which pod holds which GPU.",
+        *("socket", "flags.gpunode.podResourcesSocket"),
+        live=False,
+    ),
+    Option(
+        "simulate",
+        ("--simulate",),
+        "Serve a simulated node instead of this one; see docs/simulate.md.",
+        *("text", "flags.gpunode.simulate"),
+        live=False,
+    ),
+    Option(
+        "lenient",
+        ("--lenient",),
+        "Take unknown keys of the config file, and what is no XID, for warnings.",
+        "boolean",
+    ),
+)
+OPTIONS = _NVIDIA + _OURS
+BY_FIELD = {option.field: option for option in OPTIONS}
+METAVARS = {
+    **{"boolean": "BOOLEAN", "path": "PATH", "socket": "PATH", "resource": "NAME", "seconds": "SECONDS"},
+    **{
+        "hold": "DURATION",
+        "interval": "DURATION",
+        "address": "HOST:PORT",
+        "integers": "N,...",
+        "xids": "XID,...",
+    },
+    **{"selectors": "GPU,...", "words": "NAME,..."},
+}
+
+
+def metavar(option: Option) -> str:
+    """What stands for the value in help and tables."""
+    words = "|".join(option.allowed)
+    if option.kind == "choices":
+        return f"{words},..."
+    return words or METAVARS.get(option.kind, "TEXT")

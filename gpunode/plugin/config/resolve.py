@@ -1,0 +1,197 @@
+"""From flags, environment and file to one `Settings`, with the provenance of every value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from gpunode.errors import GpunodeError
+from gpunode.host import Host
+from gpunode.plugin.config.checks import check
+from gpunode.plugin.config.options import BY_FIELD, OPTIONS, Option
+from gpunode.plugin.config.problems import InvalidConfig, Problem, nearest
+from gpunode.plugin.config.values import TRUE, parse, split
+from gpunode.plugin.settings import HealthSettings, Settings
+
+DEFAULT = "default"
+MPS_ROOT = "/run/nvidia/mps"
+_HEALTH = {
+    **{"health_disable": "disabled", "health_enable": "enabled"},
+    **{"health_hold_down": "hold_seconds", "health_poll_interval": "poll_seconds"},
+}
+Flags = Mapping[str, Sequence[str]]
+"""By an option's field what stood on the command line: each time it was given, one text."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """`origins` says for each option, and for `rules` and `sharing`, where its value comes from.
+
+    `settings` holds as good a value as there is where `problems` has entries, and must not be used then.
+    """
+
+    settings: Settings
+    origins: Mapping[str, str] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+    content: bytes = b""
+    """What the file held."""
+
+    def wanted(self) -> Settings:
+        """The settings. `InvalidConfig` with every problem there is."""
+        if self.problems:
+            raise InvalidConfig(self.problems)
+        return self.settings
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What can't change while the plugin runs; the file they name is read each time."""
+
+    host: Host
+    flags: Flags
+
+    def resolve(self, data: bytes | None = None) -> Resolved:
+        """Everything merged and checked; never raises. `data` is what the file holds, if it was read."""
+        return _Merge(self).resolve(data)
+
+    def given(self, option: Option) -> tuple[str, Sequence[str]] | None:
+        """(origin, texts) from the command line or the environment. An empty variable is none."""
+        if option.field in self.flags:
+            return option.flags[0], self.flags[option.field]
+        for name in (option.variable, *option.variables):
+            if text := self.host.environ.get(name, ""):
+                return name, [text]
+        return None
+
+    @property
+    def file(self) -> str:
+        """The config file's path, empty for none."""
+        found = self.given(BY_FIELD["config_file"])
+        text = found[1][-1] if found else ""
+        return str(Path(text).absolute()) if text else ""
+
+    def read(self) -> bytes:
+        """The file's bytes. `GpunodeError` if there are none to be had."""
+        path = self.file
+        if self.host.realpath(path) == "/dev/null":  # NVIDIA's config-manager says so that there is no config
+            return b""
+        from gpunode.errors import ConfigError
+
+        if self.host.is_dir(path):
+            raise ConfigError(f"{path} is a directory", hint=f"name a file in it: {path}/config.yaml")
+        data = self.host.read_bytes(path)
+        if data is None:
+            raise ConfigError(f"{path} does not exist", hint="create it, or take --config-file away")
+        return data
+
+
+class _Merge:
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._values: dict[str, Any] = {}
+        self._origins: dict[str, str] = {}
+        self._problems: list[Problem] = []
+        self._warnings: list[Problem] = []
+        self._content = b""
+        self._lenient = self._is_lenient()
+
+    def _is_lenient(self) -> bool:
+        found = self._sources.given(BY_FIELD["lenient"])
+        return found is not None and found[1][-1] in TRUE
+
+    def resolve(self, data: bytes | None) -> Resolved:
+        for option in OPTIONS:
+            self._take_given(option)
+        more = self._take_file(data) if self._sources.file else {}
+        settings = self._settings(more)
+        if not self._problems:
+            problems, warnings = check(settings, self._origins)
+            self._problems += problems
+            self._warnings += warnings
+        self._unknown_words()
+        told = tuple(self._problems), tuple(self._warnings)
+        return Resolved(settings, self._origins, *told, self._content)
+
+    def _take_given(self, option: Option) -> None:
+        found = self._sources.given(option)
+        if found is None:
+            return
+        origin, texts = found
+        if option.kind == "xids" and self._lenient:
+            texts = self._xids_only(option, origin, texts)
+        try:
+            self._values[option.field] = parse(option, texts)
+        except ValueError as error:
+            self._problems.append(Problem(origin, "", str(error), usage=True))
+        self._origins[option.field] = origin
+
+    def _xids_only(self, option: Option, origin: str, texts: Sequence[str]) -> list[str]:
+        kept = []
+        for word in split(texts):
+            try:
+                parse(option, [word])
+                kept.append(word)
+            except ValueError as error:
+                self._warnings.append(Problem(origin, "", f"{error}; ignored"))
+        return kept
+
+    def _take_file(self, data: bytes | None) -> dict[str, Any]:
+        from gpunode.plugin.config.file import read_file
+
+        path = self._sources.file
+        self._values["config_file"] = path
+        try:
+            content = self._sources.read() if data is None else data
+        except GpunodeError as error:
+            self._problems.append(Problem(path, "", error.message.removeprefix(f"{path} "), error.hint))
+            return {}
+        self._content = content
+        vendor = self._values.get("vendor", "")
+        found = read_file(content, path, vendor=vendor, lenient=self._lenient)
+        self._problems += found.problems
+        self._warnings += found.warnings
+        for name, (value, line) in found.values.items():
+            if name not in self._origins:
+                self._values[name] = value
+                self._origins[name] = f"{path}:{line}"
+        for name, line in found.lines.items():
+            self._origins[name] = f"{path}:{line}"
+        return {"rules": found.rules, "sharing": found.sharing}
+
+    def _settings(self, more: Mapping[str, Any]) -> Settings:
+        known = {one.name for one in fields(Settings)}
+        values = {name: value for name, value in self._values.items() if name in known}
+        health = {_HEALTH[name]: value for name, value in self._values.items() if name in _HEALTH}
+        for name in ("disabled", "enabled"):
+            if name in health:
+                health[name] = frozenset(health[name])
+        settings = replace(Settings(), **values, **more, health=HealthSettings(**health))
+        if settings.vendor != "nvidia" and "resource_name" not in self._origins:
+            settings = replace(settings, resource_name=f"{settings.vendor}.com/gpu")
+        if settings.mps and not settings.mps_root:
+            settings = replace(settings, mps_root=MPS_ROOT)
+        return settings
+
+    def _unknown_words(self) -> None:
+        for option in OPTIONS:
+            for word in self._values.get(option.field, ()) if option.known else ():
+                if word not in option.known:
+                    near = nearest(word, option.known)
+                    message = f"{word!r} is not known" + (f"; did you mean {near}?" if near else "")
+                    self._warnings.append(Problem(self._origins[option.field], "", message))
+
+
+def told(settings: Settings, option: Option) -> Any:
+    """An option's effective value, as plain JSON; None for what settings don't hold."""
+    if option.field in _HEALTH:
+        value = getattr(settings.health, _HEALTH[option.field])
+    else:
+        value = getattr(settings, option.field, None)
+    if isinstance(value, frozenset):
+        return ["all" if number < 0 else number for number in sorted(value)]
+    if isinstance(value, float) and value == float("inf"):
+        return "infinite"
+    return list(value) if isinstance(value, tuple) else value

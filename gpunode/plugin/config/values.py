@@ -1,0 +1,196 @@
+"""One value from its text, whoever gave it: a flag, a variable or the config file. Pure.
+
+Each kind is one function that raises ValueError with what is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpunode.plugin.config.options import BY_FIELD, LISTS, Option
+from gpunode.plugin.select import pci_numbers
+from gpunode.plugin.settings import ALL_XIDS, resource_name_problem
+
+TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})  # strconv.ParseBool
+FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
+_SOCKET_BYTES = 107  # unix(7): sun_path without its end
+_NANOSECONDS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9}
+_NANOSECONDS["h"] = 3600 * 10**9
+_TERM = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_DURATION = re.compile(rf"(?:{_TERM.pattern})+", re.ASCII)
+_NUMBER = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+_DECIMAL = re.compile(r"[0-9]{1,18}")
+_UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_INDEX = re.compile(r"[0-9]{1,6}(:[0-9]{1,6})?")
+_GPU_UUID = re.compile(rf"(GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/[0-9]+/[0-9]+", re.IGNORECASE)
+_PARTITION = re.compile(r"amdgpu_xcp_[0-9]+|([0-9]+c\.)?[0-9]+g\.[0-9]+gb\S*")  # AMD's; a MIG profile
+_ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.%a-z]+\]|[^\s:\[\]]*):(?P<port>[0-9]{1,5})", re.ASCII)
+MAX_LIST = 4096
+
+
+def parse(option: Option, texts: Sequence[str]) -> Any:
+    """The value of an option given once, or several times: of a list all count, else the last.
+
+    Lists are split at commas and trimmed; empty items don't count.
+    """
+    if option.kind not in LISTS:
+        return one(option, texts[-1])
+    words = split(texts)
+    if len(words) > MAX_LIST:
+        raise ValueError(f"{len(words)} items are more than the {MAX_LIST} that make sense")
+    found = tuple(dict.fromkeys(item(option, word) for word in words))
+    if option.kind == "choices" and not found:
+        raise ValueError(f"at least one of {', '.join(option.allowed)} is needed")
+    if option.field == "imex_channel_ids" and found not in ((), (0,)):
+        raise ValueError("only channel 0, or none, can be handed out")
+    return found
+
+
+def split(texts: Sequence[str]) -> list[str]:
+    return [word.strip() for text in texts for word in text.split(",") if word.strip()]
+
+
+def one(option: Option, text: str) -> Any:
+    """A value that is no list."""
+    if option.kind == "choice":
+        return _choice(option, text.strip())
+    return _KINDS[option.kind](text if option.kind == "text" else text.strip())
+
+
+def item(option: Option, word: str) -> Any:
+    """One item of a list."""
+    if option.kind == "choices":
+        return _choice(option, word)
+    return _ITEMS[option.kind](word)
+
+
+def _choice(option: Option, word: str) -> str:
+    if word not in option.allowed:
+        raise ValueError(f"{word!r} is none of {', '.join(option.allowed)}")
+    return word
+
+
+def boolean(text: str) -> bool:
+    """Go's spellings."""
+    if text in TRUE:
+        return True
+    if text in FALSE:
+        return False
+    raise ValueError(f"{text!r} is neither true nor false")
+
+
+def _text(text: str) -> str:
+    if "\0" in text or "\n" in text:
+        raise ValueError("a line break or NUL can't be meant")
+    return text
+
+
+def _path(text: str) -> str:
+    if text and not text.startswith("/"):
+        raise ValueError(f"{text!r} is not an absolute path")
+    return _text(text)
+
+
+def _socket(text: str) -> str:
+    if len(_path(text).encode("utf-8", "surrogateescape")) > _SOCKET_BYTES:
+        raise ValueError(f"a socket's path has at most {_SOCKET_BYTES} bytes")
+    return text
+
+
+def _resource(text: str) -> str:
+    if problem := resource_name_problem(text):
+        raise ValueError(f"{text!r}: {problem}")
+    return text
+
+
+def _seconds(text: str) -> float:
+    value = float(text) if _NUMBER.fullmatch(text) else -1.0
+    if not 0.01 <= value <= 86400:
+        raise ValueError(f"{text!r} is no number of seconds between 0.01 and 86400")
+    return value
+
+
+def _hold(text: str) -> float:
+    return float("inf") if text == "infinite" else duration(text, 0.0)
+
+
+def _interval(text: str) -> float:
+    if text == "infinite":
+        raise ValueError("a GPU that is never asked can't be watched; at most 24h is allowed")
+    return duration(text, 0.1)
+
+
+def duration(text: str, least: float) -> float:
+    """Seconds from a Go duration such as 1h30m, 60s or 500ms."""
+    if _NUMBER.fullmatch(text) and float(text):
+        raise ValueError(f"{text} has no unit; write {text}s for seconds")
+    if text != "0" and not _DURATION.fullmatch(text):
+        raise ValueError(f"{text!r} is no duration such as 60s, 1m30s or 500ms")
+    seconds = sum(float(number) * _NANOSECONDS[unit] for number, unit in _TERM.findall(text)) / 1e9
+    if not least <= seconds <= 86400:
+        raise ValueError(f"{text} is not between {least:g}s and 24h")
+    return seconds
+
+
+def _address(text: str) -> str:
+    found = _ADDRESS.fullmatch(text)
+    if text and (found is None or not 0 < int(found["port"]) < 65536):
+        raise ValueError(f"{text!r} is no HOST:PORT such as 127.0.0.1:9400, [::1]:9400 or :9400")
+    return text
+
+
+def _integer(word: str) -> int:
+    if not _DECIMAL.fullmatch(word):
+        raise ValueError(f"{word!r} is no whole number")
+    return int(word)
+
+
+def xid(word: str) -> int:
+    """An XID, or `ALL_XIDS` for ``all`` and ``xids``."""
+    if word.lower() in ("all", "xids"):
+        return ALL_XIDS
+    if not re.fullmatch(r"[0-9]{1,5}", word) or int(word) == 0:
+        raise ValueError(f"{word!r} is no XID; allowed are numbers from 1, all and xids")
+    return int(word)
+
+
+def selector(word: str) -> str:
+    """An index (``0``, or ``0:1`` for a MIG device), a UUID, a PCI address, or a glob of the model.
+
+    A single word without ``*`` is taken for a mistake: models have names of several words, or want a ``*``.
+    """
+    if _INDEX.fullmatch(word):
+        return ":".join(str(int(part)) for part in word.split(":"))
+    if "*" in word and len(word) <= 256:
+        return word
+    if word.upper().startswith(("GPU-", "MIG-")):
+        if _GPU_UUID.fullmatch(word):
+            return word
+        raise ValueError(f"{word!r} is no UUID; they look like GPU-8a3b2c1d-0000-1111-2222-333344445555")
+    model = " " in word and len(word) <= 256 and not word[0].isdigit()
+    if model or _PARTITION.fullmatch(word) or pci_numbers(word) is not None:
+        return word
+    raise ValueError(
+        f"{word!r} is no index (0, 0:1), no UUID (GPU-..., MIG-...), no PCI address (0000:3b:00.0)"
+        " and no model (its full name, or with *, as in *H100*)"
+    )
+
+
+_KINDS: dict[str, Callable[[str], Any]] = {
+    **{"text": _text, "boolean": boolean, "path": _path, "socket": _socket, "resource": _resource},
+    **{"seconds": _seconds, "hold": _hold, "interval": _interval, "address": _address},
+}
+_ITEMS: dict[str, Callable[[str], Any]] = {
+    **{"words": _text, "integers": _integer, "selectors": selector, "xids": xid},
+}
+
+
+def value_problem(field: str, *texts: str) -> str:
+    """Why these texts can't be the value of that option; empty if they can."""
+    try:
+        parse(BY_FIELD[field], texts)
+    except ValueError as error:
+        return str(error)
+    return ""

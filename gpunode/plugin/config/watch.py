@@ -1,0 +1,142 @@
+"""The config file while we serve: edits and SIGHUP take effect, and a bad edit changes nothing.
+
+A look is one stat twice a second, so symlinks that are swapped (a ConfigMap's ``..data``, config-manager's
+link) count as edits. A file is taken once two looks have read the same: a half-written one is not complained
+about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+from gpunode.errors import GpunodeError
+from gpunode.plugin.config.options import OPTIONS
+from gpunode.plugin.config.problems import Problem
+from gpunode.plugin.config.resolve import Sources
+from gpunode.plugin.settings import Settings
+
+if TYPE_CHECKING:
+    from gpunode.plugin.serve import PluginService
+
+LOOK_SECONDS = 0.5
+AGAIN_SECONDS = 0.2
+
+
+class Hangup:
+    """Whether SIGHUP came. A handler may set it: nothing is locked."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def take(self) -> bool:
+        asked, self.asked = self.asked, False
+        return asked
+
+
+class ConfigWatch:
+    """A part; see `gpunode.plugin.parts.Part`. Without a file only SIGHUP counts: the GPUs are looked at.
+
+    `last_error` says why the file as it is now isn't what we serve; empty if it is.
+    """
+
+    def __init__(self, service: PluginService, sources: Sources, hangup: Hangup, taken: bytes) -> None:
+        self._service = service
+        self._sources = sources
+        self._hangup = hangup
+        self._path = sources.file
+        self._considered: bytes | str = taken
+        self._pending: bytes | str | None = None
+        self._signature: object = None
+        self._next = 0.0
+        self.last_error = ""
+
+    def tick(self, now: float) -> None:
+        told = self._hangup.take()
+        if told:
+            self._service.log.info("looking at the GPUs and the config file again", signal="SIGHUP")
+            self._service.backend.hurry()
+        if self._path and (told or now >= self._next):
+            self._look(told)
+            self._next = now + (AGAIN_SECONDS if self._pending is not None else LOOK_SECONDS)
+
+    def close(self) -> None:
+        """Nothing was taken."""
+
+    def _look(self, told: bool) -> None:
+        signature = self._sign()
+        if signature == self._signature and self._pending is None and not told:
+            return
+        self._signature = signature
+        content = self._read()
+        if content == self._considered and not told:
+            self._pending = None
+        elif content == self._pending or told:
+            self._pending, self._considered = None, content
+            self._take(content)
+        else:
+            self._pending = content
+
+    def _sign(self) -> object:
+        try:
+            found = self._sources.host.stat(self._path)
+        except GpunodeError as error:
+            return error.message
+        return found and (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+    def _read(self) -> bytes | str:
+        """The bytes, or why there are none."""
+        try:
+            return self._sources.read()
+        except GpunodeError as error:
+            return error.message
+
+    def _take(self, content: bytes | str) -> None:
+        if isinstance(content, str):
+            self._refuse([Problem("", "", content)])
+            return
+        resolved = self._sources.resolve(content)
+        if resolved.problems:
+            self._refuse(resolved.problems)
+            return
+        before = self._service.ledger.settings
+        settings, waiting = _without_restart(resolved.settings, before)
+        try:
+            self._service.ledger.configure(settings)
+        except GpunodeError as error:
+            self._refuse([Problem(self._path, "", error.message, error.hint)])
+            return
+        self._tell("")
+        for warning in resolved.warnings:
+            self._service.log.warning(warning.text, **warning.fields)
+        changed = ", ".join(_changed(before, settings)) or "nothing"
+        self._service.log.info("config file taken", file=self._path, changed=changed)
+        if waiting:
+            self._service.log.warning("these changes take a restart", options=", ".join(waiting))
+
+    def _refuse(self, problems: Sequence[Problem]) -> None:
+        self._tell("; ".join(problem.text for problem in problems))
+        self._service.log.error(
+            "the config file is not taken, the last good one stays", file=self._path, problems=len(problems)
+        )
+        for problem in problems:
+            self._service.log.error(problem.text, **problem.fields)
+
+    def _tell(self, error: str) -> None:
+        self.last_error = error
+        self._service.ledger.config_trouble = error
+
+
+def _without_restart(wanted: Settings, before: Settings) -> tuple[Settings, list[str]]:
+    """What can be had at once, and the flags of what can't."""
+    known = {one.name for one in fields(Settings)}
+    fixed = [option for option in OPTIONS if not option.live and option.field in known]
+    changed = [one for one in fixed if getattr(wanted, one.field) != getattr(before, one.field)]
+    kept = {one.field: getattr(before, one.field) for one in changed}
+    return replace(wanted, **kept), [one.flags[0] for one in changed]
+
+
+def _changed(before: Settings, now: Settings) -> list[str]:
+    names = [one.name for one in fields(Settings)]
+    return [name.replace("_", "-") for name in names if getattr(before, name) != getattr(now, name)]
