@@ -1,13 +1,10 @@
-"""Names of resources: which rule gives a unit its name, and which names Kubernetes takes."""
+"""Names of resources: which rule gives a unit its name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpunode.plugin.settings import NameRule, resource_name_problem
-
-MAX_NAME = 63
-"""Of a whole name that a rule, a rename or a MIG profile makes, as NVIDIA's plugin has it."""
+from gpunode.plugin.settings import NameRule
 
 
 def glob_matches(pattern: str, text: str) -> bool:
@@ -30,10 +27,3 @@ def glob_matches(pattern: str, text: str) -> bool:
 def ruled_name(rules: Iterable[NameRule], kind: str, text: str) -> str:
     """The name that the first matching rule of this kind (gpu, mig) gives; empty without one."""
     return next((rule.name for rule in rules if rule.kind == kind and glob_matches(rule.pattern, text)), "")
-
-
-def name_problem(name: str) -> str:
-    """Why a name that was made up here can't be one; empty if it can."""
-    if len(name) > MAX_NAME:
-        return f"{name} has {len(name)} characters, {MAX_NAME} are allowed"
-    return resource_name_problem(name)

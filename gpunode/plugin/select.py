@@ -11,20 +11,15 @@ from gpunode.plugin.settings import Settings
 
 Matcher = Callable[[Unit], bool]
 _INDEX = re.compile(r"\d{1,6}(:\d{1,6})?", re.ASCII)
-# short forms need the function's number: 10:00 is a MIG device
-_PCI = re.compile(
-    r"(?:(?P<domain>[0-9a-f]{1,8}):)?(?P<bus>[0-9a-f]{1,2}):(?P<device>[0-9a-f]{1,2})\.(?P<function>[0-7])"
-    r"|(?P<domain2>[0-9a-f]{4,8}):(?P<bus2>[0-9a-f]{2}):(?P<device2>[0-9a-f]{2})",
-    re.ASCII | re.IGNORECASE,
-)
+_PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.ASCII | re.IGNORECASE)
 
 
 def matcher(selector: str) -> Matcher:
     """What a selector means. One that names a GPU means all its partitions, too.
 
     An index (``0``, ``0:1`` for a MIG device), a UUID in any case, a PCI address in any spelling
-    (``0000:3b:00.0``, ``00000000:3B:00.0``, ``3b:00.0``), or else a glob of the product's name or the
-    partition's profile.
+    (``0000:3b:00.0``, ``00000000:3B:00.0``, ``3b:00.0``; ``10:00`` alone is a MIG device), or else a glob of
+    the product's name or the partition's profile.
     """
     text = selector.strip()
     if _INDEX.fullmatch(text):
@@ -50,9 +45,8 @@ def pci_numbers(address: str) -> tuple[int, int, int, int] | None:
     found = _PCI.fullmatch(address)
     if found is None:
         return None
-    bus, device = found["bus"] or found["bus2"], found["device"] or found["device2"]
-    domain = found["domain"] or found["domain2"] or "0"
-    return int(domain, 16), int(bus, 16), int(device, 16), int(found["function"] or "0")
+    domain, bus, device, function = found.groups()
+    return int(domain or "0", 16), int(bus, 16), int(device, 16), int(function or "0")
 
 
 def unmatched(selectors: Iterable[str], units: Sequence[Unit]) -> tuple[str, ...]:

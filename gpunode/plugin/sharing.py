@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from gpunode.errors import ConfigError
 from gpunode.plugin.model import SHARE_MARK, Device, LeftOut, Resource, Unit
-from gpunode.plugin.naming import name_problem
 from gpunode.plugin.select import matcher, unmatched
-from gpunode.plugin.settings import SharedResource, Sharing
+from gpunode.plugin.settings import SharedResource, Sharing, resource_name_problem
 
 Refusal = Callable[[Unit, SharedResource], str]
 """Why a unit can't be shared as an entry says; empty if it can."""
@@ -58,7 +57,7 @@ def target_name(sharing: Sharing, entry: SharedResource) -> str:
     if not entry.rename and not sharing.rename_by_default:
         return entry.name
     name = entry.rename or f"{entry.name}.shared"
-    problem = name_problem(name)
+    problem = resource_name_problem(name)
     if problem:
         raise ConfigError(
             f"sharing.{_section(sharing)}: {entry.name}: no resource can be called {name}: {problem}",

@@ -9,43 +9,33 @@ from gpunode.plugin.model import Unit
 from gpunode.plugin.settings import Settings, SharedResource
 from gpunode.plugin.sharing import Refusal
 
-MAX_CLIENTS = 48
-"""Clients of one MPS server on Volta and newer; 16 before (CUDA's MPS documentation, "Limitations")."""
-MAX_CLIENTS_BEFORE_VOLTA = 16
-_VOLTA = (7, 0)
 
-
-def max_clients(compute_capability: str) -> int:
-    """How many shares a GPU can have. One that doesn't tell its capability is taken for a new one."""
-    numbers = compute_capability.split(".")
-    if len(numbers) != 2 or not all(part.isdecimal() for part in numbers):
-        return MAX_CLIENTS
-    return MAX_CLIENTS if (int(numbers[0]), int(numbers[1])) >= _VOLTA else MAX_CLIENTS_BEFORE_VOLTA
-
-
-def mps_refusal(settings: Settings, cut_gpus: Container[str]) -> Refusal:
+def mps_refusal(settings: Settings, cuda_version: str, cut_gpus: Container[str]) -> Refusal:
     """What `sharing.share` asks for each unit. `cut_gpus` are whole GPUs in MIG mode.
 
-    `ConfigError` for more replicas than any GPU can have.
+    `ConfigError` for more replicas than a GPU of any kind can have with this driver.
     """
     sharing = settings.sharing
     if sharing is None or sharing.strategy != "mps":
         return lambda unit, entry: ""
+    from gpunode.plugin.mps.share import limit
+
+    most = limit("", cuda_version)
     for entry in sharing.resources:
-        if entry.replicas > MAX_CLIENTS:
+        if entry.replicas > most:
             raise ConfigError(
-                f"sharing.mps: {entry.name}: {entry.replicas} replicas: MPS has {MAX_CLIENTS} at most",
-                hint=f"replicas: {MAX_CLIENTS}, or use timeSlicing",
+                f"sharing.mps: {entry.name}: {entry.replicas} replicas: MPS has {most} clients at most",
+                hint=f"replicas: {most}, or use timeSlicing",
             )
 
     def refusal(unit: Unit, entry: SharedResource) -> str:
         if unit.partition or unit.id in cut_gpus:
             return "MPS can't share MIG devices: use timeSlicing, or keep it out of `devices`"
-        limit = max_clients(unit.compute_capability)
-        if entry.replicas > limit:
+        most = limit(unit.compute_capability, cuda_version)
+        if entry.replicas > most:
             return (
-                f"{entry.replicas} replicas are wanted, MPS has {limit} at most on a GPU of compute "
-                f"capability {unit.compute_capability}"
+                f"{entry.replicas} replicas are wanted, and MPS has {most} clients at most on a GPU of "
+                f"compute capability {unit.compute_capability}"
             )
         return ""
 

@@ -12,14 +12,14 @@ from dataclasses import replace
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
 from gpunode.plugin.model import Device, LeftOut, Plan, Problem, Unit
-from gpunode.plugin.naming import name_problem, ruled_name
+from gpunode.plugin.naming import ruled_name
 from gpunode.plugin.nvidia.alike import keep_alike
 from gpunode.plugin.nvidia.mps_limits import mps_refusal
 from gpunode.plugin.nvidia.platform import NVML, one_device_plan, platform_of
 from gpunode.plugin.nvidia.site import Site, imex_node, read_site
 from gpunode.plugin.nvidia.units import GPU, MIG, Candidate, cut, with_problem
 from gpunode.plugin.select import deselected
-from gpunode.plugin.settings import Settings
+from gpunode.plugin.settings import Settings, resource_name_problem
 from gpunode.plugin.sharing import share
 
 DOMAIN = "nvidia.com"
@@ -42,7 +42,9 @@ def plan(host: Host, settings: Settings, inventory: Inventory) -> Plan:
 
     `ConfigError` if two entries of a sharing section name the same device, or a name can't be one.
     """
-    platform = platform_of(host, settings, inventory)
+    if inventory.simulated:  # it has no device file, and the machine underneath is of no matter
+        settings = replace(settings, pass_device_specs=False, imex_channel_ids=())
+    platform = NVML if inventory.simulated else platform_of(host, settings, inventory)
     if platform != NVML:
         return one_device_plan(platform, settings)
     notes = _Notes()
@@ -55,7 +57,7 @@ def plan(host: Host, settings: Settings, inventory: Inventory) -> Plan:
         for name, units in named.items()
     }
     cut_gpus = frozenset(one.unit.id for one in chosen if one.cut)
-    shared = share(devices, settings.sharing, mps_refusal(settings, cut_gpus))
+    shared = share(devices, settings.sharing, mps_refusal(settings, inventory.cuda_version, cut_gpus))
     resources = tuple(replace(resource, common=site.common) for resource in shared.resources)
     return Plan(resources, (*notes.left_out, *shared.left_out), (*notes.warnings, *shared.warnings))
 
@@ -165,10 +167,9 @@ def _unnameable(settings: Settings, one: Candidate, ruled: str) -> str:
         by_model = any(rule.kind == GPU for rule in settings.rules)
         return "it can't be read, and resources.gpus names GPUs by their model" if by_model else ""
     if ruled:
-        return name_problem(ruled)
+        return resource_name_problem(ruled)
     if one.kind == MIG and settings.mig_strategy == "mixed":
-        problem = (
-            name_problem(mig_name(one.unit.profile)) if one.unit.profile else "its profile can't be told"
-        )
+        name = mig_name(one.unit.profile)
+        problem = resource_name_problem(name) if one.unit.profile else "its profile can't be told"
         return f"{problem}; give it a name in resources.mig" if problem else ""
     return ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpunode.cdi.features import feature_nodes
 from gpunode.cdi.nodes import MIG_MINORS, NodeFacts, mig_minors
 from gpunode.facts.devices import driver_gpus
 from gpunode.gpu.model import Inventory
@@ -99,5 +98,7 @@ def _cdi_classes(host: Host, settings: Settings, roots: Roots) -> tuple[str, ...
     }
     if not uses_cdi(settings) or not any(wanted.values()):
         return ()
+    from gpunode.cdi.features import feature_nodes  # all of the specification's making comes with it
+
     found = feature_nodes(host, roots.dev_here)
     return tuple(name for name, on in wanted.items() if on and found[name])
