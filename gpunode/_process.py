@@ -1,16 +1,24 @@
-"""`Host.run`'s other half: a child in its own session, killed as a whole, never waited for without end."""
+"""`Host.run`'s other half: a child in its own session, killed as a whole, never waited for without end.
+
+`LineChild` is one that stays and talks in lines.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 COMMAND_NOT_FOUND = 127
 _GRACE_SECONDS = 1.0
+_MOST_BYTES = 16 << 20  # a line longer than that is no answer
+_LAST_WORDS = 2000
 
 
 @dataclass(frozen=True)
@@ -73,3 +81,129 @@ def _kill(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 
 def _text(data: bytes | None) -> str:
     return (data or b"").decode("utf-8", "replace")
+
+
+class Daemon:
+    """A program that may outlive us: in a session of its own, its output appended to a file."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        """Use `start_daemon`."""
+        self._child = child
+        self.pid = child.pid
+
+    def ended(self) -> int | None:
+        """Its exit status as in `Completed`, None while it runs."""
+        return self._child.poll()
+
+    def signal(self, name: str) -> None:
+        """Send it SIGTERM, ...; nothing happens once it has ended (its number may be somebody else's)."""
+        self._child.send_signal(signal.Signals[f"SIG{name}"])
+
+    def end_children(self) -> None:
+        """SIGTERM to what is left of its process group after its own end."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGTERM)
+
+
+def start_daemon(argv: tuple[str, ...], output: Path, env: Mapping[str, str]) -> Daemon:
+    """Start `argv` with exactly `env`. OSError if there is no such program or `output` can't be written."""
+    with output.open("ab") as stream:
+        return Daemon(
+            subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env=dict(env),
+                start_new_session=True,
+            )
+        )
+
+
+class LineChild:
+    """A running child that tells lines on stdout; one thread reads, any may write or `wake`.
+
+    `OSError` if it can't be started. `last_words` is the end of what it wrote to stderr.
+    """
+
+    def __init__(self, argv: tuple[str, ...], env: Mapping[str, str]) -> None:
+        self._child = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(env),
+            start_new_session=True,
+        )
+        self._buffer = bytearray()
+        self._stderr = b""
+        self._woken, self._wake = os.pipe()
+        assert self._child.stdin and self._child.stdout and self._child.stderr
+        self._out, self._err = self._child.stdout.fileno(), self._child.stderr.fileno()
+        self._open = [self._out, self._err, self._woken]
+        for pipe in (self._wake, self._woken, self._child.stdin.fileno(), self._out, self._err):
+            os.set_blocking(pipe, False)
+
+    @property
+    def last_words(self) -> str:
+        return (_text(self._stderr).strip().splitlines() or [""])[-1]
+
+    def read_line(self, timeout: float) -> str | None:
+        """The next line; "" at the end of its output, None if nothing came in time or `wake` was called."""
+        deadline = time.monotonic() + timeout
+        while True:
+            line, found, rest = self._buffer.partition(b"\n")
+            if found:
+                self._buffer = rest
+                return _text(bytes(line)) or " "
+            if self._out not in self._open or len(self._buffer) > _MOST_BYTES:
+                return ""
+            ready, _, _ = select.select(self._open, [], [], max(0.0, deadline - time.monotonic()))
+            if not ready or self._woken in ready:
+                self._take(self._woken)
+                return None
+            if self._err in ready:
+                self._stderr = (self._stderr + self._take(self._err))[-_LAST_WORDS:]
+            if self._out in ready:
+                self._buffer += self._take(self._out)
+
+    def _take(self, pipe: int) -> bytes:
+        try:
+            data = os.read(pipe, 65536)
+        except BlockingIOError:
+            return b""
+        if not data:
+            self._open.remove(pipe)
+        return data
+
+    def tell(self, line: str) -> None:
+        """Write a line to its stdin; dropped if it doesn't read, or has gone."""
+        with contextlib.suppress(OSError, ValueError):
+            assert self._child.stdin
+            os.write(self._child.stdin.fileno(), line.encode() + b"\n")
+
+    def wake(self) -> None:
+        """Let `read_line` return at once."""
+        with contextlib.suppress(OSError):
+            os.write(self._wake, b"w")
+
+    def ended(self) -> bool:
+        """Whether it is really gone; asking also frees its place in the process table."""
+        return self._child.poll() is not None
+
+    def end(self) -> int | None:
+        """Kill it if it runs and close everything; its exit code, None if not even SIGKILL ends it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if not self.ended():
+                os.killpg(self._child.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(_GRACE_SECONDS)
+        for pipe in (self._child.stdin, self._child.stdout, self._child.stderr):
+            if pipe is not None and not pipe.closed:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        for number in (self._woken, self._wake):
+            with contextlib.suppress(OSError):
+                os.close(number)
+        self._woken = self._wake = -1
+        return self._child.returncode

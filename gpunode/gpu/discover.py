@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +14,25 @@ from gpunode.gpu.nvml_errors import NO_PERMISSION, NOT_SUPPORTED, NvmlError
 from gpunode.host import Host
 
 
-def discover(nvml: Nvml, host: Host, previous: Inventory | None = None) -> Inventory:
+def discover(
+    nvml: Nvml,
+    host: Host,
+    previous: Inventory | None = None,
+    skip: Mapping[int, str] | None = None,
+    asking: Callable[[int], None] | None = None,
+) -> Inventory:
     """All GPUs and MIG devices. `NvmlError` only if NVML as a whole fails.
+
+    A GPU in `skip` is not asked, its `error` is what stands there; `asking` is told each index beforehand.
 
     A GPU with `error` keeps what could be read; what can't be read of a lost one (its UUID, its PCI address)
     is taken from `previous`, if that had a GPU of the same index that isn't there under another index now.
     """
-    gpus = tuple(_gpu(nvml, host, index) for index in range(nvml.device_count()))
+    left = skip or {}
+    gpus = tuple(
+        Gpu(index, "", "", "", error=left[index]) if index in left else _gpu(nvml, host, index, asking)
+        for index in range(nvml.device_count())
+    )
     try:
         cuda = nvml.cuda_version()
     except NvmlError:
@@ -57,8 +69,10 @@ class _Reader:
             return default
 
 
-def _gpu(nvml: Nvml, host: Host, index: int) -> Gpu:
+def _gpu(nvml: Nvml, host: Host, index: int, asking: Callable[[int], None] | None) -> Gpu:
     reader = _Reader()
+    if asking is not None:
+        asking(index)
     device: Handle | None = reader.read(lambda: nvml.handle(index), None)
     if device is None:
         return Gpu(index, "", "", "", error=reader.error)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -36,8 +35,9 @@ class GpuEvent:
 class EventSet:
     """The events of some GPUs. `unsupported` know no such events, `failed` couldn't be watched, and why."""
 
-    def __init__(self, nvml: Nvml, uuids: Sequence[str]) -> None:
+    def __init__(self, nvml: Nvml, uuids: Sequence[str], handles: Mapping[str, Handle] | None = None) -> None:
         self._nvml = nvml
+        self._handles = handles or {}
         self._set: Any = nvml.call("nvmlEventSetCreate")
         self._uuids: dict[int, str] = {}
         self.failed: dict[str, NvmlError] = {}
@@ -68,7 +68,7 @@ class EventSet:
         return bool(mask)
 
     def _gpu_of(self, uuid: str) -> tuple[Handle, str]:
-        device = self._nvml.handle_by_uuid(uuid)
+        device = self._handles.get(uuid) or self._nvml.handle_by_uuid(uuid)
         if not uuid.startswith("MIG-"):
             return device, uuid
         parent = self._nvml.mig_parent(device)
@@ -122,6 +122,8 @@ class EventSet:
 
 
 def _address(device: Any) -> int:
+    import ctypes  # here, as the plugin's serving process needs nothing of this module but `GpuEvent`
+
     return ctypes.cast(device, ctypes.c_void_p).value or 0
 
 

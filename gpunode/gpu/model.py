@@ -93,9 +93,10 @@ class Reading:
     """What one GPU says of its own condition; None where it, or its driver, doesn't tell.
 
     `error` is NVML's answer when the GPU can't be asked. ECC counts are uncorrectable errors: `ecc_volatile`
-    since the last reset, `ecc_aggregate` of its life. `recovery_action` is none, reset, reboot, drain-p2p or
-    drain-and-reset. `fabric_state` is not-started, in-progress or completed; `fabric_error` is empty for
-    success and for GPUs without a fabric. `busy_percent` and `memory_used_bytes` are the present use.
+    since the last reset, `ecc_aggregate` of its life. `recovery_action` is one of
+    `readings.RECOVERY_ACTIONS`. `fabric_state` is not-started, in-progress or completed; `fabric_error` is
+    empty for success and for GPUs without a fabric. `busy_percent` and `memory_used_bytes` are the present
+    use. `generation` is another one after a reboot, a reload or an exchange of the driver.
     """
 
     uuid: str
@@ -110,6 +111,7 @@ class Reading:
     fabric_error: str = ""
     busy_percent: int | None = None
     memory_used_bytes: int | None = None
+    generation: str = ""
 
 
 @dataclass(frozen=True)

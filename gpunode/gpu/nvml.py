@@ -1,13 +1,13 @@
 """NVML with types: the only module that imports pynvml.
 
-NVML can hang or crash the process on a sick GPU. Short-lived commands use `isolated.probe` instead, which
-runs this in a child with a time limit; only the device plugin, which is supervised, opens NVML in its own
-process.
+NVML can hang or crash the process on a sick GPU, so it is opened in children only: `isolated.probe` asks once
+with a time limit, and the device plugin listens to a `sentinel` that lives as long as the driver.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -25,6 +25,8 @@ from gpunode.gpu.nvml_errors import (
 __all__ = ["EventSet", "GpuEvent", "Handle", "MigAttributes", "Nvml", "NvmlError"]
 
 _GPU_INSTANCE_PROFILES = 18  # NVML_GPU_INSTANCE_PROFILE_COUNT
+_FIELD_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+_FABRIC_COMPLETED = 3
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,59 @@ class Nvml:
         major, minor = self.call("nvmlDeviceGetCudaComputeCapability", device.raw)
         return f"{major}.{minor}"
 
+    def compute_mode(self, gpu: Handle) -> int:
+        """Who may use it: 0 everybody, 2 nobody, 3 one process at a time (nvmlComputeMode_t)."""
+        return int(self.call("nvmlDeviceGetComputeMode", gpu.raw))
+
+    def set_compute_mode(self, gpu: Handle, mode: int) -> None:
+        """Needs root, else NO_PERMISSION. Lasts until the driver is unloaded."""
+        self.call("nvmlDeviceSetComputeMode", gpu.raw, mode)
+
+    # --- condition -------------------------------------------------------------------------------------
+
+    def uncorrectable_errors(self, device: Handle, aggregate: bool) -> int:
+        """Uncorrectable ECC errors since the last reset, or of the GPU's life."""
+        return int(self.call("nvmlDeviceGetTotalEccErrors", device.raw, 1, int(aggregate)))
+
+    def row_remap(self, device: Handle) -> tuple[bool, bool]:
+        """Whether remapping of memory rows is pending, and whether it has failed; Ampere and newer."""
+        _, _, pending, failed = self.call("nvmlDeviceGetRemappedRows", device.raw)
+        return bool(pending), bool(failed)
+
+    def retirement_pending(self, device: Handle) -> bool:
+        """Whether memory pages wait for a reset to be retired; before Ampere."""
+        return bool(self.call("nvmlDeviceGetRetiredPagesPendingStatus", device.raw))
+
+    def recovery_action(self, device: Handle) -> int:
+        """NVML_GPU_RECOVERY_ACTION_*: what the driver asks for, 0 for nothing."""
+        (value,) = self.call("nvmlDeviceGetFieldValues", device.raw, [_FIELD_RECOVERY_ACTION])
+        if value.nvmlReturn:
+            raise NvmlError(int(value.nvmlReturn))
+        return int(value.value.uiVal)
+
+    def fabric(self, device: Handle) -> tuple[int, str]:
+        """NVML_GPU_FABRIC_STATE_* of the NVLink fabric, and what is wrong with it ("" for nothing)."""
+        info = self._library.c_nvmlGpuFabricInfo_v2_t()
+        try:
+            self.call("nvmlDeviceGetGpuFabricInfoV", device.raw, ctypes.byref(info))
+            route = info.healthMask >> 4 & 3  # NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY; 1 is true
+        except NvmlError as error:
+            if error.code != FUNCTION_NOT_FOUND:
+                raise
+            info, route = self._library.c_nvmlGpuFabricInfo_t(), 0
+            self.call("nvmlDeviceGetGpuFabricInfo", device.raw, ctypes.byref(info))
+        if info.state == _FABRIC_COMPLETED and info.status:
+            return int(info.state), str(NvmlError(int(info.status)))
+        return int(info.state), "a route through the NVLink fabric is unhealthy" if route == 1 else ""
+
+    def busy_percent(self, device: Handle) -> int:
+        """How much of the last sample period something ran; not supported in MIG mode."""
+        return int(self.call("nvmlDeviceGetUtilizationRates", device.raw).gpu)
+
+    def memory_used(self, device: Handle) -> int:
+        """Bytes."""
+        return int(self.call("nvmlDeviceGetMemoryInfo", device.raw).used)
+
     # --- MIG -------------------------------------------------------------------------------------------
 
     def mig_enabled(self, gpu: Handle) -> bool:
@@ -197,6 +252,9 @@ class Nvml:
         """How near two GPUs are: 0 board, 10 switch, 20 switches, 30 host bridge, 40 NUMA node, 50 system."""
         return int(self.call("nvmlDeviceGetTopologyCommonAncestor", first.raw, second.raw))
 
-    def watch_events(self, uuids: Sequence[str]) -> EventSet:
-        """Watch GPUs (or the GPUs of MIG devices) for XIDs and ECC errors; close the set when done."""
-        return EventSet(self, uuids)
+    def watch_events(self, uuids: Sequence[str], handles: Mapping[str, Handle] | None = None) -> EventSet:
+        """Watch GPUs (or the GPUs of MIG devices) for XIDs and ECC errors; close the set when done.
+
+        To find a GPU by its UUID NVML asks every GPU, also one that hangs; `handles` spare it that.
+        """
+        return EventSet(self, uuids, handles)

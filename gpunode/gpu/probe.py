@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 def main() -> int:
     """Print the inventory or NVML's error; always 0, so that anything else means a crash."""
-    _end_with_parent()
+    end_with_parent()
     try:
         with Nvml.open() as nvml:
             answer = {"inventory": plain(discover(nvml, Host()))}
@@ -32,7 +32,7 @@ def main() -> int:
     return 0
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Nobody is left to kill this process when NVML hangs and the one that asked has gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

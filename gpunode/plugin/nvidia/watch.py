@@ -1,40 +1,234 @@
-"""Looks at the GPUs through NVML, again and again."""
+"""Looks at the GPUs through a child that keeps NVML open (gpu/sentinel.py), and sees to it that there is one.
+
+NVML may hang or crash, and must hang or crash nobody else. A failure that it names itself (driver not
+loaded, library mismatch) is sure at once. A child that is silent or gone may be this node's bad moment: the
+next one names each GPU before it asks it, so that one sick GPU is left out and the others go on; if that
+doesn't tell, the driver is broken. After time-outs the next question comes later and later, as a child stuck
+in the kernel can't even be killed, and no third one is started beside two such.
+"""
 
 from __future__ import annotations
 
-from threading import Event
+from collections.abc import Callable
+from threading import Event, Lock
 
+from gpunode._process import LineChild
+from gpunode.gpu.child import module_argv
 from gpunode.gpu.isolated import probe
 from gpunode.gpu.model import Topology
+from gpunode.gpu.traces import module, node_traces
 from gpunode.host import Host
 from gpunode.plugin.backend import Sink
 from gpunode.plugin.logfmt import Log, OnChange
+from gpunode.plugin.nvidia.hearing import Hearing, Outcome
+from gpunode.plugin.nvidia.library import nvml_library
 from gpunode.plugin.settings import Settings
+
+_UNSURE_SECONDS = 5.0  # while there is no GPU, or one is missing
+_LOOK_SECONDS = 1.0  # how soon a driver that was just loaded is noticed
+_LONGEST_SECONDS = 600.0
+_LEFT_OUT_SECONDS = 600.0  # after which a GPU that was left out is tried again
+_LONGEST_LEFT_OUT_SECONDS = 3600.0
+_AWAY_SECONDS = 120.0  # for how long NVML stays closed when that was asked for
+_MOST_STUCK = 2
+_STEADY_SECONDS = 60.0  # a child that lived so long was no failure
+
+Start = Callable[[tuple[str, ...]], LineChild]
 
 
 class Watch:
     """Tells the sink what NVML says. `waiting` is empty once GPUs were seen."""
 
-    def __init__(self, host: Host, settings: Settings, log: Log) -> None:
+    def __init__(self, host: Host, settings: Settings, log: Log, start: Start | None = None) -> None:
         self._host = host
         self._settings = settings
+        self._log = log
         self._say = OnChange(log)
+        self._start = start or self._spawn
         self._soon = Event()
+        self._lock = Lock()
+        self._child: LineChild | None = None
+        self._stuck: list[LineChild] = []
+        self._skip: dict[int, float] = {}  # by index, until when
+        self._left_out: dict[int, int] = {}  # by index, how often
+        self._failures = 0  # running, of the kind that NVML doesn't name
+        self._timeouts = 0
+        self._unchanged = 0
+        self._away = False
+        self._reason = ""
+        self._seen = False
         self.waiting = "waiting for the NVIDIA driver"
 
-    def run(self, sink: Sink, stop: Event) -> None:
-        while not stop.is_set():
-            self._soon.clear()
-            seen = probe(self._host, self._settings.probe_seconds)
-            if seen.inventory is not None:
-                sink.seen(seen.inventory, Topology())
-                self.waiting = ""
-                self._say.reset()
-            else:
-                self.waiting = f"waiting for the NVIDIA driver: {seen.message}"
-                self._say.warning(self.waiting, hint="gpunode doctor")
-                sink.broken(seen.message, seen.code is not None)
-            self._soon.wait(self._settings.rediscover_seconds)
+    # --- what others ask -------------------------------------------------------------------------------
 
     def hurry(self) -> None:
+        """Look again now; also ends every wait in here."""
         self._soon.set()
+        with self._lock:
+            if self._child is not None:
+                self._child.tell("look")
+                self._child.wake()
+
+    def let_go(self) -> None:
+        """Close NVML for a while, so that the driver can be unloaded or a GPU be reset."""
+        self._away = True
+        self.hurry()
+
+    # --- the loop --------------------------------------------------------------------------------------
+
+    def run(self, sink: Sink, stop: Event) -> None:
+        if not self._host.live:
+            self._replay(sink, stop)
+            return
+        try:
+            while not stop.is_set():
+                if self._away:
+                    self._rest_away(stop)
+                    continue
+                self._soon.clear()
+                before = node_traces(self._host)
+                started = self._host.monotonic()
+                outcome = self._listen(sink, stop)
+                lived = self._host.monotonic() - started
+                pause = self._judge(outcome, sink, lived)
+                self._pause(stop, before, pause)
+        finally:
+            self._end_child()
+
+    def _listen(self, sink: Sink, stop: Event) -> Outcome:
+        """One child's life."""
+        self._stuck = [child for child in self._stuck if not child.ended()]
+        if len(self._stuck) >= _MOST_STUCK:
+            return Outcome("hung", f"{len(self._stuck)} processes are stuck inside the driver")
+        try:
+            child = self._start(self._arguments())
+        except OSError as error:
+            return Outcome("crashed", f"no process can be started: {error.strerror or error}")
+        with self._lock:
+            self._child = child
+        hearing = Hearing(
+            child, sink, self._log, self._settings.probe_seconds, self._found, self._host.monotonic
+        )
+        outcome = hearing.run(lambda: stop.is_set() or self._away or self._due_again())
+        code = self._end_child()
+        return outcome.ended(code)
+
+    def _end_child(self) -> int | None:
+        with self._lock:
+            child, self._child = self._child, None
+        if child is None:
+            return 0
+        code = child.end()
+        if code is None:
+            self._stuck.append(child)
+        return code
+
+    def _judge(self, outcome: Outcome, sink: Sink, lived: float) -> float:
+        """Draw the conclusions from a child's end; seconds until the next one."""
+        if outcome.kind == "stopped":
+            return 0.0
+        if lived > _STEADY_SECONDS:
+            self._failures = self._timeouts = 0
+        if outcome.kind == "again":
+            self._log.info("opening NVML anew", reason=outcome.reason)
+            return 0.0 if lived > _LOOK_SECONDS else _LOOK_SECONDS
+        if outcome.kind == "error":
+            self._failures = self._timeouts = 0
+            self._broken(sink, outcome.reason, sure=True)
+            self._unchanged += 1
+            return min(
+                self._settings.rediscover_seconds, _UNSURE_SECONDS * 2.0 ** min(self._unchanged - 1, 20)
+            )
+        return self._unnamed(outcome, sink)
+
+    def _unnamed(self, outcome: Outcome, sink: Sink) -> float:
+        """NVML hung or crashed."""
+        self._failures += 1
+        self._timeouts = self._timeouts + 1 if outcome.kind == "hung" else 0
+        if outcome.gpu is not None and self._failures > 1:
+            self._log.error("GPU is left out", index=outcome.gpu, reason=outcome.reason)
+            times = self._left_out[outcome.gpu] = self._left_out.get(outcome.gpu, 0) + 1
+            seconds = min(_LEFT_OUT_SECONDS * 2.0 ** (times - 1), _LONGEST_LEFT_OUT_SECONDS)
+            self._skip[outcome.gpu] = self._host.monotonic() + seconds
+            self._failures, self._timeouts = 1, 0  # and stay careful
+            return 0.0
+        self._broken(sink, outcome.reason, sure=self._failures > 1)
+        if self._failures == 1:
+            return 0.0
+        regular = self._settings.rediscover_seconds
+        if self._timeouts:
+            return min(max(regular, _UNSURE_SECONDS) * 2.0 ** (self._timeouts - 1), _LONGEST_SECONDS)
+        return min(regular, _UNSURE_SECONDS * 2.0 ** min(self._failures - 2, 20))
+
+    def _broken(self, sink: Sink, reason: str, sure: bool) -> None:
+        sink.broken(reason, sure)
+        what = "NVML is broken" if self._seen else "waiting for the NVIDIA driver"
+        self.waiting = f"{what}: {reason}" if sure or not self._seen else self.waiting
+        self._say.warning(f"{what}: {reason}", hint="gpunode doctor")
+
+    def _found(self, reason: str) -> None:
+        """An inventory came; `reason` is why it has no GPU to advertise."""
+        self._unchanged = 0
+        self._seen = self._seen or not reason
+        self.waiting = f"waiting for the NVIDIA driver: {reason}" if reason else ""
+        if reason:
+            self._say.warning(self.waiting, hint="gpunode doctor")
+        else:
+            self._say.reset()
+
+    def _pause(self, stop: Event, before: object, seconds: float) -> None:
+        """Wait for the next child; cut short by `hurry`, `stop`, or a driver that comes or goes."""
+        deadline = self._host.monotonic() + seconds
+        while not stop.is_set() and not self._soon.is_set():
+            left = deadline - self._host.monotonic()
+            if left <= 0 or self._soon.wait(min(left, _LOOK_SECONDS)):
+                return
+            if not self._timeouts and node_traces(self._host) != before:
+                return
+
+    def _rest_away(self, stop: Event) -> None:
+        """NVML was to be let go: until another driver is loaded, or for some time."""
+        self._log.info("NVML is closed for a while, as was asked for", seconds=int(_AWAY_SECONDS))
+        before = module(self._host)
+        deadline = self._host.monotonic() + _AWAY_SECONDS
+        while not stop.is_set() and self._host.monotonic() < deadline:
+            self._soon.clear()
+            self._soon.wait(_LOOK_SECONDS)
+            if module(self._host) not in (0, before):
+                break
+        self._away = False
+
+    # --- a child ---------------------------------------------------------------------------------------
+
+    def _due_again(self) -> bool:
+        """Whether a GPU that was left out is to be tried again."""
+        now = self._host.monotonic()
+        due = [index for index, until in self._skip.items() if now >= until]
+        for index in due:
+            del self._skip[index]
+        return bool(due)
+
+    def _arguments(self) -> tuple[str, ...]:
+        library = nvml_library(self._host, self._settings)
+        return module_argv(
+            "gpunode.gpu.sentinel",
+            *("--poll", f"{self._settings.health.poll_seconds:g}"),
+            *("--rediscover", f"{self._settings.rediscover_seconds:g}"),
+            *(("--use",) if self._settings.listen else ()),
+            *(("--careful",) if self._failures else ()),
+            *(part for index in self._skip for part in ("--skip", str(index))),
+            *(("--library", library) if library else ()),
+        )
+
+    def _spawn(self, argv: tuple[str, ...]) -> LineChild:
+        return LineChild(argv, {**self._host.environ, "LC_ALL": "C.UTF-8"})
+
+    def _replay(self, sink: Sink, stop: Event) -> None:
+        """A recorded machine answers once and for all."""
+        seen = probe(self._host)
+        if seen.inventory is not None:
+            sink.seen(seen.inventory, Topology())
+            self._found("" if seen.inventory.gpus else "NVML lists no GPU")
+        else:
+            self._broken(sink, seen.message or "NVML gave no answer", sure=True)
+        stop.wait()

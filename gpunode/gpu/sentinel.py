@@ -1,0 +1,245 @@
+"""The child that keeps NVML open for the device plugin and tells what changes, one JSON document a line.
+
+``{"inventory": {...}, "topology": {...}}`` first, after a change, and once more some time after that, so that
+whoever reads it sees twice what has come back whole; ``{"readings": [...]}`` of the GPUs whose reading is
+another one; ``{"event": {...}}`` as it happens; ``{"watching": {...}}``, which GPUs tell events;
+``{"beat": 1}`` when there was nothing else to say for a while; ``{"asking": 3}`` with --careful before GPU 3
+is asked.
+
+It ends by itself with ``{"error": {"code": 18, "message": "..."}}`` when NVML fails as a whole, and with
+``{"again": "..."}`` when NVML must be opened by a fresh process: the driver's traces have changed. A line on
+its stdin makes it look at once; the end of its stdin, or of its parent, ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from gpunode.gpu.discover import discover
+from gpunode.gpu.listen import LOOK, Listener
+from gpunode.gpu.model import Inventory, Reading, Topology
+from gpunode.gpu.nvml import Nvml
+from gpunode.gpu.nvml_errors import NvmlError
+from gpunode.gpu.probe import end_with_parent
+from gpunode.gpu.readings import read_gpu
+from gpunode.gpu.topology import read_topology
+from gpunode.gpu.traces import driver_traces, generation
+from gpunode.host import Host
+from gpunode.result import plain
+
+BEAT_SECONDS = 5.0
+_TRACE_SECONDS = 2.0
+_SECOND_LOOK_SECONDS = 2.0  # after a change: what has come back whole must be seen so twice
+_EVENT_PAUSE_SECONDS = 1.0  # at most so often do events make us read
+_STDIN = 0
+_SKIPPED = "NVML hung or crashed when it was asked about this GPU"
+
+
+class Teller:
+    """Writes whole lines to stdout, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self.last = 0.0
+
+    def tell(self, **document: Any) -> None:
+        data = json_line(document)
+        with self._lock:
+            self.last = time.monotonic()
+            while data:
+                data = data[os.write(sys.stdout.fileno(), data) :]
+
+
+def json_line(document: dict[str, Any]) -> bytes:
+    import json
+
+    return (json.dumps(document, separators=(",", ":")) + "\n").encode()
+
+
+@dataclass(frozen=True)
+class Options:
+    """Seconds between readings and between looks at the inventory; see `main` for the rest."""
+
+    poll: float = 10.0
+    rediscover: float = 30.0
+    use: bool = False
+    careful: bool = False
+    skip: tuple[int, ...] = ()
+    library: str = ""
+
+
+class Sentinel:
+    """One open NVML. `run` returns when it must be opened anew."""
+
+    def __init__(self, nvml: Nvml, host: Host, options: Options, tell: Callable[..., None]) -> None:
+        self._nvml = nvml
+        self._host = host
+        self._options = options
+        self._tell = tell
+        self._inventory: Inventory | None = None
+        self._told = 0
+        self._told_at = 0.0
+        self._second_look = min(options.rediscover, _SECOND_LOOK_SECONDS)
+        self._topology = Topology()
+        self._readings: dict[str, Reading] = {}
+        self._skip = dict.fromkeys(options.skip, _SKIPPED)
+        self._library = loaded_library()
+        self._traces = driver_traces(host, self._library)
+        self._generation = generation(host, nvml.driver_version())
+        self.listener = Listener(nvml, tell)
+        self._due = dict.fromkeys(("look", "read", "traces"), 0.0)
+        self._done = dict(self._due)
+
+    def turn(self, now: float) -> str:
+        """Do what is due. Why NVML must be opened anew, "" if it need not."""
+        if now >= self._due["traces"]:
+            self._due["traces"] = now + _TRACE_SECONDS
+            if driver_traces(self._host, self._library) != self._traces:
+                return "the driver's traces in /proc and /sys have changed"
+        if now >= self._due["look"]:
+            self._done["look"] = now
+            self.look(now)
+            self._due["look"] = now + (self._options.rediscover if self._told > 1 else self._second_look)
+        if now >= self._due["read"]:
+            self._done["read"] = now
+            self._due["read"] = now + self._options.poll
+            if self.read():
+                self._due["look"] = now
+        return self.listener.stuck(now)
+
+    def hurry(self, *what: str, pause: float = 0.0) -> None:
+        """Make something due now, or `pause` seconds after it was last done: a storm must not tie us up."""
+        now = time.monotonic()
+        for name in what:
+            self._due[name] = min(self._due[name], max(now, self._done[name] + pause))
+
+    def wait(self, now: float) -> float:
+        """Seconds until something is due."""
+        return max(0.0, min(self._due.values()) - now)
+
+    def look(self, now: float) -> None:
+        """The inventory, told if it is another one or was told only once."""
+        seen = discover(self._nvml, self._host, self._inventory, self._skip, self._asking)
+        changed = seen != self._inventory
+        if changed:
+            self._inventory, self._told = seen, 0
+            self._topology = read_topology(self._nvml, seen)
+        self.listener.watch(seen)
+        if not self._told or (self._told == 1 and now >= self._told_at + self._second_look / 2):
+            self._told += 1
+            self._told_at = now
+            self._tell(inventory=plain(seen), topology=plain(self._topology))
+        if changed:
+            self._due["read"] = 0.0
+
+    def read(self) -> bool:
+        """All readings, those told that are other ones; True if a GPU has failed or come back."""
+        now = self._read_all()
+        changed = [reading for uuid, reading in now.items() if reading != self._readings.get(uuid)]
+        failed = [uuid for uuid, reading in now.items() if reading.error]
+        before = [uuid for uuid, reading in self._readings.items() if reading.error]
+        self._readings = now
+        if changed:
+            self._tell(readings=[plain(reading) for reading in changed])
+        return failed != before
+
+    def _read_all(self) -> dict[str, Reading]:
+        found = {}
+        for gpu in self._inventory.gpus if self._inventory else ():
+            if not gpu.uuid or gpu.index in self._skip:
+                continue
+            self._asking(gpu.index)
+            try:
+                device = self._nvml.handle(gpu.index)
+            except NvmlError as error:
+                found[gpu.uuid] = Reading(gpu.uuid, str(error), generation=self._generation)
+                continue
+            found[gpu.uuid] = read_gpu(
+                self._nvml, device, gpu.uuid, use=self._options.use, generation=self._generation
+            )
+        return found
+
+    def _asking(self, index: int) -> None:
+        if self._options.careful:
+            self._tell(asking=index)
+
+
+def loaded_library() -> str:
+    """The file of NVML that this process has loaded, as it was named then."""
+    maps = Host().read_text("/proc/self/maps") or ""
+    lines = (line for line in maps.splitlines() if "libnvidia-ml.so" in line)
+    return next((line.split(maxsplit=5)[5] for line in lines), "")
+
+
+def run(sentinel: Sentinel, teller: Teller) -> None:
+    """Until the parent goes, or NVML must be opened anew."""
+    wake = sentinel.listener.wake_end
+    while True:
+        again = sentinel.turn(time.monotonic())
+        if again:
+            teller.tell(again=again)
+            return
+        if time.monotonic() - teller.last >= BEAT_SECONDS:
+            teller.tell(beat=1)
+        now = time.monotonic()
+        limit = min(sentinel.wait(now), max(0.0, teller.last + BEAT_SECONDS - now))
+        ready, _, _ = select.select([_STDIN, wake], [], [], limit)
+        if _STDIN in ready:
+            if not os.read(_STDIN, 4096):
+                return
+            sentinel.hurry("look", "read")
+        if wake in ready:
+            what = ("look", "read") if LOOK in os.read(wake, 4096) else ("read",)
+            sentinel.hurry(*what, pause=_EVENT_PAUSE_SECONDS)
+
+
+def main() -> int:
+    """Always 0, so that anything else means a crash."""
+    end_with_parent()
+    teller = Teller()
+    options = _options(sys.argv[1:])
+    try:
+        if options.library:
+            _load(options.library)
+        nvml = Nvml.open()
+        run(Sentinel(nvml, Host(), options, teller.tell), teller)
+    except NvmlError as error:
+        teller.tell(error={"code": error.code, "message": error.message})
+    except BrokenPipeError:
+        pass  # the parent has gone
+    sys.stdout.flush()
+    os._exit(0)  # not nvmlShutdown: the listener may be inside NVML, and the kernel tidies up as well
+
+
+def _load(path: str) -> None:
+    """Load NVML by its path; the loader then gives it to whoever asks for its soname."""
+    import ctypes
+
+    try:
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise NvmlError(12, f"{path} can't be loaded: {error}") from error  # LIBRARY_NOT_FOUND
+
+
+def _options(argv: list[str]) -> Options:
+    parser = ArgumentParser()
+    parser.add_argument("--poll", type=float, default=10.0)
+    parser.add_argument("--rediscover", type=float, default=30.0)
+    parser.add_argument("--use", action="store_true", help="tell utilisation and memory, too")
+    parser.add_argument("--careful", action="store_true", help="name each GPU before it is asked")
+    parser.add_argument("--skip", type=int, action="append", default=[], help="leave this GPU alone")
+    parser.add_argument("--library", default="", help="path of libnvidia-ml.so.1")
+    found: Namespace = parser.parse_args(argv)
+    return Options(found.poll, found.rediscover, found.use, found.careful, tuple(found.skip), found.library)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""What the driver leaves in /proc, /sys and /dev: cheap to read, and no question to the driver.
+
+Where a trace changes NVML must be opened anew: a process keeps the library that it has loaded, and NVML
+counts GPUs once, when it is initialised.
+"""
+
+from __future__ import annotations
+
+from gpunode.errors import GpunodeError
+from gpunode.host import Host
+
+_MODULE = "/sys/module/nvidia"
+_VERSION = "/proc/driver/nvidia/version"
+_GPUS = "/proc/driver/nvidia/gpus"
+_CAPABILITIES = "/proc/driver/nvidia/capabilities"
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+Traces = tuple[object, ...]
+
+
+def driver_traces(host: Host, library: str = "") -> Traces:
+    """The loaded driver: module, version, GPUs, MIG instances, and which file `library` is now."""
+    return (module(host), _text(host, _VERSION), _names(host, _GPUS), _instances(host), _file(host, library))
+
+
+def node_traces(host: Host) -> Traces:
+    """`driver_traces` and the device files, which appear when a driver is loaded."""
+    nodes = tuple(name for name in _names(host, "/dev") if name.startswith("nvidia"))
+    return (*driver_traces(host), nodes)
+
+
+def module(host: Host) -> int:
+    """A new number each time the kernel module is loaded (sysfs counts its inodes), 0 while it isn't."""
+    try:
+        seen = host.stat(_MODULE)
+    except GpunodeError:
+        return 0
+    return seen.st_ino if seen else 0
+
+
+def generation(host: Host, driver_version: str) -> str:
+    """Another text after a reboot, a reload or an exchange of the driver."""
+    return f"{boot_id(host)}/{module(host)}/{driver_version}"
+
+
+def boot_id(host: Host) -> str:
+    """The kernel's own id of this boot, "" where it tells none."""
+    return _text(host, _BOOT_ID).strip()
+
+
+def _instances(host: Host) -> tuple[str, ...]:
+    found = []
+    for gpu in _names(host, _CAPABILITIES):
+        if gpu.startswith("gpu"):
+            for instance in _names(host, f"{_CAPABILITIES}/{gpu}/mig"):
+                inner = _names(host, f"{_CAPABILITIES}/{gpu}/mig/{instance}")
+                found.append("/".join((gpu, instance, *inner)))
+    return tuple(found)
+
+
+def _names(host: Host, directory: str) -> tuple[str, ...]:
+    try:
+        return host.listdir(directory)
+    except GpunodeError:
+        return ()
+
+
+def _text(host: Host, path: str) -> str:
+    try:
+        return host.read_text(path) or ""
+    except GpunodeError:
+        return ""
+
+
+def _file(host: Host, path: str) -> tuple[int, int]:
+    try:
+        seen = host.stat(path) if path else None
+    except GpunodeError:
+        seen = None
+    return (seen.st_dev, seen.st_ino) if seen else (0, 0)

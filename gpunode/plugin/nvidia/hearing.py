@@ -1,0 +1,146 @@
+"""One sentinel's life as its parent hears it: lines come in, the sink is told, and how it ended is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpunode._process import LineChild
+from gpunode.gpu.child import signal_name
+from gpunode.gpu.model import Inventory, inventory_from_json
+from gpunode.gpu.wire import event_from_json, readings_from_json, topology_from_json
+from gpunode.plugin.backend import Sink
+from gpunode.plugin.logfmt import Log
+
+_CHECK_SECONDS = 5.0  # how often `wanted` is asked while nothing comes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a sentinel ended. `kind`: stopped (we did), again, error (NVML named it), hung, crashed.
+
+    `gpu` is the index of the GPU that it was asking, if it said so.
+    """
+
+    kind: str
+    reason: str = ""
+    gpu: int | None = None
+
+    def ended(self, code: int | None) -> Outcome:
+        """With what the exit code adds."""
+        if self.kind != "crashed" or not code or self.reason:
+            return self
+        if code < 0:
+            return replace(self, reason=f"NVML crashed the process that asked it ({signal_name(code)})")
+        return replace(self, reason=f"the process that asks NVML ended with status {code}")
+
+
+class Hearing:
+    """Listens to one child. `found` is told of each inventory: why it has no GPU to advertise, or ""."""
+
+    def __init__(
+        self,
+        child: LineChild,
+        sink: Sink,
+        log: Log,
+        seconds: float,
+        found: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._child = child
+        self._sink = sink
+        self._log = log
+        self._seconds = seconds
+        self._found = found
+        self._clock = clock
+        self._asking: int | None = None
+        self._count = -1
+        self._readings: dict[str, Any] = {}
+
+    def run(self, stopped: Callable[[], bool]) -> Outcome:
+        """Until it ends, is silent for too long, or `stopped`."""
+        deadline = self._clock() + self._seconds
+        while not stopped():
+            line = self._child.read_line(min(_CHECK_SECONDS, deadline - self._clock()))
+            if line is None:
+                if self._clock() >= deadline and not stopped():
+                    return self._end("hung", f"NVML did not answer within {self._seconds:g} s")
+                continue
+            deadline = self._clock() + self._seconds
+            if line == "":
+                return self._end("crashed", "")
+            outcome = self._take(line)
+            if outcome is not None:
+                return outcome
+        return Outcome("stopped")
+
+    def _take(self, line: str) -> Outcome | None:
+        try:
+            document = json.loads(line)
+            if not isinstance(document, dict):
+                raise TypeError(line[:100])
+            return self._document(document)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return self._end("crashed", f"the process that asks NVML said {line[:100]!r}")
+
+    def _document(self, document: dict[str, Any]) -> Outcome | None:
+        if "event" in document:
+            self._sink.event(event_from_json(document["event"]))
+        elif "readings" in document:
+            changed = {reading.uuid: reading for reading in readings_from_json(document["readings"])}
+            self._readings |= changed
+            self._sink.readings(tuple(self._readings.values()))
+        elif "inventory" in document:
+            self._inventory(document)
+        elif "watching" in document:
+            self._tell_watching(document["watching"])
+        elif "asking" in document:
+            self._asking = int(document["asking"])
+        elif "error" in document:
+            return Outcome("error", str(document["error"]["message"]))
+        elif "again" in document:
+            return Outcome("again", str(document["again"]))
+        return None
+
+    def _inventory(self, document: dict[str, Any]) -> None:
+        seen = inventory_from_json(document["inventory"])
+        self._readings = {
+            uuid: reading
+            for uuid, reading in self._readings.items()
+            if uuid in {gpu.uuid for gpu in seen.gpus}
+        }
+        self._sink.seen(seen, topology_from_json(document["topology"]))
+        reason = _none(seen)
+        self._found(reason)
+        whole = sum(not gpu.error for gpu in seen.gpus)
+        if not reason and whole != self._count:
+            self._log.info("GPUs found", count=len(seen.gpus), readable=whole)
+            self._count = whole
+
+    def _tell_watching(self, state: dict[str, Any]) -> None:
+        if "error" in state:
+            self._log.warning("health events can't be watched, trying again", reason=state["error"])
+            return
+        for uuid in state["unsupported"]:
+            self._log.warning("this GPU reports no health events", device=uuid)
+        self._log.info("watching health events", count=state["count"])
+        for uuid, reason in state["failed"].items():
+            self._log.warning("this GPU's events can't be watched", device=uuid, reason=reason)
+
+    def _end(self, kind: str, reason: str) -> Outcome:
+        words = self._child.last_words
+        if kind == "crashed" and not reason and words:
+            reason = f"the process that asks NVML ended: {words}"
+        if self._asking is not None:
+            reason = reason or "NVML crashed the process that asked it"
+            reason += f" (GPU {self._asking} was asked last)"
+        return Outcome(kind, reason, self._asking)
+
+
+def _none(seen: Inventory) -> str:
+    """Why there is no GPU that could be advertised, now or later; "" if there is one."""
+    if any(gpu.uuid for gpu in seen.gpus):
+        return ""
+    return "; ".join(f"GPU {gpu.index}: {gpu.error}" for gpu in seen.gpus) or "NVML lists no GPU"

@@ -1,0 +1,31 @@
+"""Where NVML is loaded from: the driver root mounted in the plugin's container, or wherever the loader looks.
+
+The order of the directories is NVIDIA's plugin's (reference: its container driver root).
+"""
+
+from __future__ import annotations
+
+from gpunode.errors import GpunodeError
+from gpunode.host import Host
+from gpunode.plugin.settings import Settings
+
+NAME = "libnvidia-ml.so.1"
+_DIRECTORIES = (
+    *("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu"),
+    *("lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"),
+)
+
+
+def nvml_library(host: Host, settings: Settings) -> str:
+    """The library's path under the container driver root; "" for the dynamic loader's own choice."""
+    root = settings.container_driver_root.rstrip("/")
+    if not root:
+        return ""
+    for directory in _DIRECTORIES:
+        path = f"{root}/{directory}/{NAME}"
+        try:
+            if host.is_file(path):
+                return path
+        except GpunodeError:
+            continue
+    return ""
