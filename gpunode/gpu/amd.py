@@ -28,7 +28,9 @@ from gpunode.gpu.amd_sysfs import (
 from gpunode.gpu.model import Gpu, Inventory, MigDevice, Reading
 from gpunode.host import Host
 
-VERSION = "/sys/module/amdgpu/version"  # the out-of-tree driver's; the kernel's own has none
+MODULE = "/sys/module/amdgpu"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+VERSION = f"{MODULE}/version"  # the out-of-tree driver's; the kernel's own has none
 NO_KFD = "KFD, the compute side of the driver, does not know this GPU"
 _PARTITION = re.compile(r"amdgpu_xcp[._]([0-9]{1,3})")  # older kernels have the dot
 _NODE = re.compile(r"(card|renderD)([0-9]{1,4})")
@@ -66,7 +68,16 @@ def trace(host: Host) -> tuple[object, ...]:
     modes = tuple(text_of(host, f"{DRIVER}/{name}/current_compute_partition") for name in found)
     partitions = tuple(matching(host, PLATFORM, _PARTITION)) if any(modes) else ()
     nodes = tuple(listed(host, f"{KFD}/nodes"))
-    return found, modes, partitions, nodes, text_of(host, f"{KFD}/generation_id")
+    return found, modes, partitions, nodes, text_of(host, f"{KFD}/generation_id"), generation(host)
+
+
+def generation(host: Host) -> str:
+    """Another text after a reboot or a reload of the driver: sysfs counts its inodes."""
+    try:
+        seen = host.stat(MODULE)
+    except GpunodeError:
+        seen = None
+    return f"{text_of(host, BOOT_ID)}/{seen.st_ino if seen else 0}"
 
 
 def read_inventory(host: Host, nodes: Mapping[int, KfdNode] | None = None) -> Inventory:
@@ -173,6 +184,7 @@ def read_condition(host: Host, gpu: Gpu) -> Reading:
         ecc_volatile=sum(counts) if counts else None,
         busy_percent=number_of(text_of(host, f"{at}/gpu_busy_percent")),
         memory_used_bytes=number_of(text_of(host, f"{at}/mem_info_vram_used")),
+        generation=generation(host),
     )
 
 
