@@ -196,3 +196,21 @@ def explain_os_error(error: OSError, path: str, verb: str) -> GpunodeError:
     }
     kind = PreconditionError if number == errno.EROFS else ConfigError
     return kind(f"can't {verb} {path}: {reason}", hint=hints.get(number, f"look at it: ls -ld {path}"))
+
+
+def read_from(path: Path, offset: int, most: int) -> bytes:
+    """At most `most` bytes of a growing file, from `offset` on; from its start if it has become shorter."""
+    with path.open("rb") as stream:
+        if os.fstat(stream.fileno()).st_size >= offset:
+            stream.seek(offset)
+        return stream.read(most)
+
+
+def empty_file(path: Path) -> None:
+    """Make a file empty in place: who appends to it goes on at its start."""
+    os.truncate(path, 0)
+
+
+def make_link(path: Path, target: str) -> None:
+    """A symlink to `target` at `path`. OSError if something is there."""
+    path.symlink_to(target)

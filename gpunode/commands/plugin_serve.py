@@ -40,7 +40,7 @@ def run(host: Host, options: Options, progress: Progress, stop: Event | None = N
     waited for.
     """
     hangup = Hangup()
-    with _until_signal(hangup) as asked:
+    with until_signal(hangup) as asked:
         given = sources(host, options.given)
         resolved = given.resolve()
         if resolved.problems:
@@ -117,7 +117,7 @@ class _Asked(list[str]):
 
 
 @contextmanager
-def _until_signal(hangup: Hangup) -> Iterator[_Asked]:
+def until_signal(hangup: Hangup) -> Iterator[_Asked]:
     """Collect the signals that end us, and SIGHUP, instead of dying of them; only the main thread can."""
     asked = _Asked()
     if current_thread() is not main_thread():

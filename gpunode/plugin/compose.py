@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpunode.host import Host
 from gpunode.plugin.backend import Backend
 from gpunode.plugin.health.judge import HealthJudge
 from gpunode.plugin.logfmt import Log
-from gpunode.plugin.serve import PluginService
+from gpunode.plugin.model import Plan
+from gpunode.plugin.parts import Part
+from gpunode.plugin.serve import PartMaker, PluginService
 from gpunode.plugin.settings import Settings
 
 
-def make_service(host: Host, settings: Settings, log: Log) -> PluginService:
-    """A service that is ready to be started."""
-    return PluginService(host, settings, log, make_backend(host, settings, log), HealthJudge(settings.health))
+def make_service(host: Host, settings: Settings, log: Log, parts: Sequence[PartMaker] = ()) -> PluginService:
+    """A service that is ready to be started, with these parts besides its own."""
+    backend, judge = make_backend(host, settings, log), HealthJudge(settings.health)
+    nvidia = (make_cdi,) if settings.vendor == "nvidia" and not settings.simulate else ()
+    return PluginService(host, settings, log, backend, judge, (*nvidia, make_mps, *parts))
+
+
+def make_cdi(service: PluginService) -> Part:
+    """NVIDIA's backend itself, which keeps the CDI specifications true and knows what they lack."""
+    from gpunode.plugin.nvidia.backend import NvidiaBackend
+
+    assert isinstance(service.backend, NvidiaBackend)
+    service.ledger.condemners.append(service.backend)
+    return service.backend
+
+
+def make_mps(service: PluginService) -> Part:
+    """MPS daemons; does nothing while no resource is shared with MPS."""
+    from gpunode.plugin.mps.supervisor import Supervisor
+
+    ledger = service.ledger
+
+    def source() -> tuple[Settings, Plan, bool]:
+        simulated = ledger.inventory is not None and ledger.inventory.simulated
+        return ledger.settings, ledger.plan, simulated
+
+    supervisor = Supervisor(service.host, service.log, source, ledger.tick)
+    ledger.condemners.append(supervisor)
+    return supervisor
 
 
 def make_backend(host: Host, settings: Settings, log: Log) -> Backend:
@@ -21,6 +51,10 @@ def make_backend(host: Host, settings: Settings, log: Log) -> Backend:
         from gpunode.plugin.simulate.backend import SimulatedBackend
 
         return SimulatedBackend(host, settings, log)
+    if settings.vendor == "amd":
+        from gpunode.plugin.amd.backend import AmdBackend
+
+        return AmdBackend(host, settings, log)
     from gpunode.plugin.nvidia.backend import NvidiaBackend
 
     return NvidiaBackend(host, settings, log)

@@ -1,1 +1,1 @@
-"""MPS: the control daemons that let processes share a GPU at the same time."""
+"""CUDA MPS: whose control daemons run where, what they limit, and what a container needs to be a client."""

@@ -1,0 +1,144 @@
+"""`gpunode mps serve`: MPS control daemons in the foreground, without a device plugin."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from gpunode.commands.plugin_options import sources
+from gpunode.commands.plugin_serve import refused, until_signal
+from gpunode.host import Host
+from gpunode.plugin.config.watch import Hangup
+from gpunode.result import Progress, Result, Text
+
+if TYPE_CHECKING:
+    from gpunode.gpu.model import Inventory
+    from gpunode.plugin.config.resolve import Sources
+    from gpunode.plugin.logfmt import Log
+    from gpunode.plugin.model import Plan
+    from gpunode.plugin.settings import Settings
+
+_POLL_SECONDS = 0.25
+_SOON_SECONDS = 2.0  # while there is no driver yet
+
+
+@dataclass(frozen=True)
+class Options:
+    """`given` are the options of `plugin serve`, by field of `gpunode.plugin.config.options`."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    resources: tuple[str, ...] = ()
+    container_limits: bool = False
+
+
+def run(host: Host, options: Options, progress: Progress, stop: Event | None = None) -> Result:
+    """Keep the daemons until told to stop. Logs go to stderr; `progress` has nothing to add.
+
+    Exit 2 or 1 with every problem of the command line or the config file. A missing driver or MPS program is
+    waited for.
+    """
+    from gpunode.plugin.logfmt import LogfmtLog
+    from gpunode.plugin.mps.supervisor import Supervisor
+    from gpunode.plugin.systemd import Systemd
+
+    hangup = Hangup()
+    with until_signal(hangup) as asked:
+        given = sources(host, {**options.given, "mps": "true"})
+        resolved = given.resolve()
+        if resolved.problems:
+            return refused("MpsRun", resolved.problems)
+        log = LogfmtLog(sys.stderr, host.environ)
+        for warning in resolved.warnings:
+            log.warning(warning.text, **warning.fields)
+        node = _Node(host, log, given, resolved.settings, options.resources)
+        supervisor = Supervisor(
+            host, log, node.source, lambda: None, own=True, limits=not options.container_limits
+        )
+        systemd = Systemd(host, log)
+        systemd.tell("READY=1")
+        try:
+            while not asked and not (stop is not None and stop.is_set()):
+                if hangup.take():
+                    node.reload()
+                node.look()
+                supervisor.tick(host.monotonic())
+                systemd.report(supervisor.status)
+                host.sleep(_POLL_SECONDS)
+            told = supervisor.told()
+        finally:
+            systemd.tell("STOPPING=1")
+            supervisor.close()
+    for name in asked:
+        log.info("stopped", signal=name)
+    return Result("MpsRun", {"daemons": told}, blocks=(Text(f"kept {len(told)} MPS control daemons"),))
+
+
+class _Node:
+    """Settings and plan as they are now."""
+
+    def __init__(
+        self, host: Host, log: Log, given: Sources, settings: Settings, only: tuple[str, ...]
+    ) -> None:
+        from gpunode.plugin.compose import make_backend
+        from gpunode.plugin.logfmt import OnChange
+        from gpunode.plugin.model import Plan
+
+        self._host = host
+        self._log = log
+        self._say = OnChange(log)
+        self._given = given
+        self._only = only
+        self._backend = make_backend(host, settings, log)
+        self._settings = _others(settings)
+        self._inventory: Inventory | None = None
+        self._plan: Plan = Plan()
+        self._next = 0.0
+
+    def source(self) -> tuple[Settings, Plan, bool]:
+        return self._settings, self._plan, False
+
+    def reload(self) -> None:
+        """Read the config file again; one that can't be used changes nothing."""
+        resolved = self._given.resolve()
+        if resolved.problems:
+            first = resolved.problems[0].info()
+            self._log.error("config file not taken over", reason=first.message, hint=first.hint)
+            return
+        self._settings = _others(resolved.settings)
+        self._log.info("config file read again")
+        self._next = 0.0
+
+    def look(self) -> None:
+        """Ask NVML again when it is time to."""
+        from gpunode.errors import GpunodeError
+        from gpunode.gpu.isolated import probe
+        from gpunode.plugin.remember import remembered
+
+        if self._host.monotonic() < self._next:
+            return
+        seen = probe(self._host, self._settings.probe_seconds)
+        self._next = self._host.monotonic() + (
+            self._settings.rediscover_seconds if seen.inventory else _SOON_SECONDS
+        )
+        if seen.inventory is None:
+            self._say.warning(f"waiting for the NVIDIA driver: {seen.message}", hint="gpunode doctor")
+            return
+        self._inventory = remembered(seen.inventory, self._inventory)
+        try:
+            plan = self._backend.plan(self._settings, self._inventory)
+        except GpunodeError as error:
+            self._say.warning(error.message, hint=error.hint)
+            return
+        self._say.reset()
+        kept = tuple(one for one in plan.resources if not self._only or one.name in self._only)
+        plan = replace(plan, resources=kept)
+        if plan != self._plan:
+            self._plan = plan
+
+
+def _others(settings: Settings) -> Settings:
+    """As the plugin sees it whose daemons somebody else keeps: one daemon for each resource."""
+    return replace(settings, mps=False)

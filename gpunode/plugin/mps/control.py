@@ -1,0 +1,61 @@
+"""Talking to a control daemon: through its own program, which reads commands from stdin.
+
+There is no other interface: the protocol of its socket isn't documented.
+"""
+
+from __future__ import annotations
+
+from gpunode.errors import DaemonError
+from gpunode.host import Completed, Host
+from gpunode.plugin.settings import Settings
+
+PROGRAM = "nvidia-cuda-mps-control"
+_ELSEWHERE = ("/usr/local/nvidia/bin", "/opt/nvidia/bin")  # where node images without packages put drivers
+_SECONDS = 5.0
+
+
+def find_program(host: Host, settings: Settings) -> str:
+    """Its path: PATH, the driver root, usual places of node images. `DaemonError` says who brings it."""
+    root = settings.own_driver_root.rstrip("/")
+    places = [f"{root}/usr/bin"] if root else []
+    found = host.which(PROGRAM) or next(
+        (path for path in (f"{p}/{PROGRAM}" for p in (*places, *_ELSEWHERE)) if host.executable(path)), None
+    )
+    if found is None:
+        raise DaemonError(
+            f"{PROGRAM} is not on this node",
+            code="no-program",
+            hint="it comes with the driver: install nvidia-cuda-mps (Debian), nvidia-compute-utils (Ubuntu) "
+            "or nvidia-driver-cuda (Fedora, RHEL)",
+        )
+    return found
+
+
+class Control:
+    """The client of the daemon whose pipe directory is `pipe`."""
+
+    def __init__(self, host: Host, program: str, pipe: str) -> None:
+        self._host = host
+        self.program = program
+        self._pipe = pipe
+
+    def ask(self, *commands: str, seconds: float = _SECONDS) -> list[str]:
+        """Send commands and give back the lines of the answer. `DaemonError` if nobody answers in time."""
+        done = self.send(*commands, seconds=seconds)
+        if done.timed_out:
+            raise DaemonError(f"the MPS control daemon did not answer within {seconds:g} s", code="hangs")
+        if not done.ok:
+            said = (done.stdout + done.stderr).strip().splitlines() or [f"exit status {done.code}"]
+            raise DaemonError(f"the MPS control daemon does not answer: {said[-1]}", code="silent")
+        return done.stdout.split("\n")
+
+    def send(self, *commands: str, seconds: float = _SECONDS) -> Completed:
+        """Like `ask`, without judging the answer."""
+        text = "".join(f"{command}\n" for command in commands)
+        return self._host.run(
+            [self.program], stdin=text, timeout=seconds, env={"CUDA_MPS_PIPE_DIRECTORY": self._pipe}
+        )
+
+    def answers(self) -> bool:
+        """Whether the daemon is there and listens."""
+        return self.send("get_default_active_thread_percentage").ok
