@@ -1,0 +1,145 @@
+"""The search: which group to take, so that the best groups are left for others.
+
+The free GPUs are divided into groups of the size that is asked for, and one smaller group of what remains. A
+division is worth the nearness of all pairs within its groups; of the best division the nearest group is
+taken. That is what NVIDIA's plugin does, which tries every division: 2.6 million for 16 GPUs in fours. Here a
+set of GPUs is a count per class (`modules`), what a set can be worth at most is bounded from above, the most
+promising group is tried first, and the worth of a set is remembered for the next request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpunode.plugin.placement.groups import Groups, Steps
+from gpunode.plugin.placement.modules import Classes, Matrix, classes_of
+from gpunode.plugin.placement.search import Worths
+
+EXACT_GPUS = 16
+MOST_STEPS = 500_000
+"""Groups looked at in one search at most: no `EXACT_GPUS` need as many, whatever their links."""
+MOST_STEPS_BEYOND = 5_000
+"""The same for more GPUs, where a search might never end: a quarter of a second."""
+_MOST_GPUS = 255  # a count is a byte
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`group` are positions, those that had to be in it first. `total` is the worth of the whole division.
+
+    `exact` is False if the search was given up, after `steps` groups, with the best that it had found.
+    """
+
+    group: tuple[int, ...]
+    worth: int = 0
+    total: int = 0
+    steps: int = 0
+    exact: bool = True
+
+
+class Divider:
+    """Searches on one machine. Safe to call from several threads: what they share is only remembered."""
+
+    def __init__(self, matrix: Matrix, most_steps: int | None = None) -> None:
+        if len(matrix) > _MOST_GPUS:
+            raise ValueError(f"{len(matrix)} GPUs")
+        # what every pair has in common decides nothing: all divisions have equally many pairs
+        self.least = min((w for a, row in enumerate(matrix) for b, w in enumerate(row) if a != b), default=0)
+        self.matrix = [
+            [0 if a == b else w - self.least for b, w in enumerate(row)] for a, row in enumerate(matrix)
+        ]
+        self._most_steps = most_steps
+        self.classes: Classes = classes_of(self.matrix)
+        first = [members[0] for members in self.classes.members]
+        last = [members[-1] for members in self.classes.members]
+        self.near = [[self.matrix[a][b] for b in last] for a in first]  # within a class: of two members
+        self._groups = Groups(self.classes, self.near)
+        self._sizes: dict[int, Worths] = {}
+
+    def choose(self, available: Sequence[int], must: Sequence[int], size: int) -> Choice:
+        """Positions out of `available` (and all of `must`, if they fit): fewer than `size` if there are
+        not as many.
+        """
+        fixed = tuple(sorted(set(must)))[: max(size, 0)]
+        free = sorted(set(available) - set(must))
+        if size <= len(fixed) or not free:
+            return Choice(fixed, self.worth(fixed), self.worth(fixed))
+        if size >= len(fixed) + len(free):
+            group = (*fixed, *free)
+            return Choice(group, self.worth(group), self.worth(group))
+        return self._search(fixed, free, size)
+
+    def divide(self, available: Sequence[int], size: int) -> list[tuple[int, ...]]:
+        """The groups of a best division, the best first, a smaller one of what remains last."""
+        left, groups = sorted(set(available)), []
+        while left:
+            groups.append(self.choose(left, (), size).group)
+            left = [position for position in left if position not in groups[-1]]
+        return groups
+
+    def worth(self, group: Sequence[int]) -> int:
+        """Nearness of all pairs, above the least of the machine."""
+        return sum(self.matrix[a][b] for at, a in enumerate(group) for b in group[:at])
+
+    def _search(self, fixed: tuple[int, ...], free: Sequence[int], size: int) -> Choice:
+        """Best division, then the nearest group, then the one whose loss hurts the others least."""
+        steps, worths = self._steps(len(fixed) + len(free)), self._worths(size)
+        held = self.classes.counts(fixed)
+        best = (-1, 0, 0)
+        ties: list[bytes] = []
+        for bound, worth, rest, group in worths.options(self.classes.counts(free), held, steps):
+            if bound < best[0]:
+                break
+            if bound == best[0] and worth < best[1]:
+                continue
+            total = worth + worths.best(rest, best[0] - worth - 1, steps)
+            if (total, worth) < best[:2]:
+                continue
+            rank = (total, worth, self._kept(fixed, free, group))
+            if rank > best:
+                best, ties = rank, [group]
+            elif rank == best:
+                ties.append(group)
+        chosen = min(self._realised(group, free) for group in ties)
+        return Choice((*fixed, *chosen), best[1], best[0], steps.taken, not steps.over)
+
+    def candidates(self, available: Sequence[int], must: Sequence[int], size: int, most: int) -> list[Choice]:
+        """The groups that are nearest to being chosen, the chosen one first, one for all that can be
+        exchanged for each other.
+        """
+        best = self.choose(available, must, size)
+        fixed, free = tuple(sorted(set(must))), sorted(set(available) - set(must))
+        if not len(fixed) < size < len(fixed) + len(free):
+            return [best]
+        steps, worths = self._steps(len(fixed) + len(free)), self._worths(size)
+        found = []
+        options = worths.options(self.classes.counts(free), self.classes.counts(fixed), steps)
+        for _, worth, rest, group in options[: 4 * most]:
+            total = worth + worths.best(rest, -1, steps)
+            found.append(Choice((*fixed, *self._realised(group, free)), worth, total, 0, not steps.over))
+        found.sort(key=lambda choice: (-choice.total, -choice.worth, choice.group))
+        return [best, *(choice for choice in found if choice.group != best.group)][:most]
+
+    def _steps(self, gpus: int) -> Steps:
+        return Steps(self._most_steps or (MOST_STEPS if gpus <= EXACT_GPUS else MOST_STEPS_BEYOND))
+
+    def _worths(self, size: int) -> Worths:
+        return self._sizes.get(size) or self._sizes.setdefault(size, Worths(self._groups, size))
+
+    def _kept(self, fixed: Sequence[int], free: Sequence[int], group: bytes) -> int:
+        """Less the nearness between the group and what is left."""
+        chosen = self._realised(group, free)
+        left = set(free).difference(chosen)
+        return -sum(self.matrix[a][b] for a in (*fixed, *chosen) for b in left)
+
+    def _realised(self, group: bytes, free: Sequence[int]) -> tuple[int, ...]:
+        """The lowest positions that make this group."""
+        there = set(free)
+        return tuple(
+            sorted(
+                position
+                for count, members in zip(group, self.classes.members, strict=True)
+                for position in [member for member in members if member in there][:count]
+            )
+        )
