@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from gpunode.gpu.model import Gpu, Inventory, MigDevice
 from gpunode.host import Host
-from gpunode.plugin.model import Device, Plan, Resource, Snapshot, Unit
+from gpunode.plugin.model import Device, Plan, Problem, Resource, Snapshot, Unit
 from gpunode.plugin.nvidia.resources import plan
 from gpunode.plugin.settings import Settings
 
@@ -24,11 +25,14 @@ def mig_uuid(gpu: int, index: int) -> str:
 
 def gpu(index: int, **more) -> Gpu:
     """A sound GPU; its minor number is its index."""
-    facts = {"minor": index, "memory_bytes": 80 << 30, "compute_capability": "9.0", "numa": index // 4}
-    name = more.pop("name", H100)
-    return Gpu(
-        index, more.pop("uuid", uuid(index)), name, f"0000:{index + 0x19:02x}:00.0", **{**facts, **more}
-    )
+    facts: dict[str, Any] = {
+        "minor": index,
+        "memory_bytes": 80 << 30,
+        "compute_capability": "9.0",
+        "numa": index // 4,
+    }
+    facts |= {"uuid": uuid(index), "name": H100, "pci": f"0000:{index + 0x19:02x}:00.0"}
+    return Gpu(index, **{**facts, **more})
 
 
 def cut(index: int, *profiles: str, **more) -> Gpu:
@@ -56,6 +60,11 @@ def shown(made: Plan) -> dict[str, list[str]]:
 def only(made: Plan) -> Resource:
     (resource,) = made.resources
     return resource
+
+
+def problem_of(device: Device) -> Problem:
+    assert device.problem is not None
+    return device.problem
 
 
 def snapshot(resource: Resource) -> Snapshot:

@@ -22,6 +22,7 @@ from tests.plugin.gpus import (
     mig_uuid,
     only,
     planned,
+    problem_of,
     shown,
     uuid,
 )
@@ -62,15 +63,15 @@ def test_none_advertises_a_gpu_in_mig_mode_whole_and_says_what_that_means(host):
 def test_none_marks_a_gpu_in_mig_mode_without_mig_devices(host):
     plan = planned(host, cut(0), gpu(1))
     first, second = only(plan).devices
-    assert first.problem.code == "mig-mode"
-    assert "nvidia-smi -i 0 -mig 0" in first.problem.reason
+    assert problem_of(first).code == "mig-mode"
+    assert "nvidia-smi -i 0 -mig 0" in problem_of(first).reason
     assert second.healthy
 
 
 def test_single_advertises_each_mig_device_as_a_gpu(host):
     plan = planned(host, cut(0, "1g.10gb", "1g.10gb"), cut(1, "1g.10gb"), mig_strategy="single")
     assert shown(plan) == {GPU_RESOURCE: ["0:0", "0:1", "1:0"]}
-    assert [device.id for device in only(plan).devices][0] == mig_uuid(0, 0)
+    assert only(plan).devices[0].id == mig_uuid(0, 0)
 
 
 @pytest.mark.parametrize(
@@ -229,8 +230,8 @@ def test_mig_devices_have_their_gpus_node_and_their_two_capabilities(tmp_path):
         "/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13",
     )  # fmt: skip
     assert first.healthy
-    assert second.problem.code == "device-nodes"
-    assert "mig-minors" in second.problem.reason
+    assert problem_of(second).code == "device-nodes"
+    assert "mig-minors" in problem_of(second).reason
 
 
 def test_missing_capabilities_matter_only_where_they_are_passed(host):
@@ -245,7 +246,7 @@ def test_the_drivers_own_list_tells_a_minor_number_that_nvml_does_not(tmp_path):
     plan = planned(host, gpu(0, minor=None), gpu(1, minor=None), pass_device_specs=True)
     first, second = only(plan).devices
     assert first.unit.paths == ("/dev/nvidia5",)
-    assert second.problem.code == "device-nodes"
+    assert problem_of(second).code == "device-nodes"
 
 
 def test_control_nodes_are_those_that_exist(tmp_path):
@@ -261,7 +262,7 @@ def test_an_imex_channel_is_skipped_with_a_warning_or_required(tmp_path):
     assert only(plan).common.channels == ()
     assert "channel0 isn't there" in plan.warnings[0]
     required = planned(bare, gpu(0), imex_channel_ids=(0,), imex_required=True)
-    assert only(required).devices[0].problem.code == "imex"
+    assert problem_of(only(required).devices[0]).code == "imex"
     host = bare_host(tmp_path / "imex", devices=("/dev/nvidia-caps-imex-channels/channel0",))
     there = planned(host, gpu(0), imex_channel_ids=(0,), imex_required=True)
     assert only(there).common.channels == (0,)
