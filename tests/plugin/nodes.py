@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
-from gpunode.plugin.devices import DeviceTable
 from gpunode.result import plain
 
 RESOURCE = "nvidia.com/gpu"
@@ -27,12 +26,6 @@ def gpu(index: int, numa: int | None = None, **more: str) -> Gpu:
 def inventory(count: int = 8) -> Inventory:
     """Two sockets, as in most servers."""
     return Inventory("550.54.15", "12.4", tuple(gpu(index, index * 2 // count) for index in range(count)))
-
-
-def table(count: int = 8) -> DeviceTable:
-    made = DeviceTable()
-    made.sighting(inventory(count))
-    return made
 
 
 def recorded_host(root: Path, count: int = 8, kind: type[Host] = Host) -> Host:

@@ -208,6 +208,13 @@ _OURS = (
         *("resource", "flags.gpunode.resourceName"),
     ),
     Option(
+        "resource_naming_strategy",
+        ("--resource-naming-strategy", "--resource_naming_strategy"),
+        "AMD: one name for all, or one for each partition type.",
+        *("choice", "flags.gpunode.resourceNamingStrategy"),
+        allowed=("single", "mixed"),
+    ),
+    Option(
         "registration",
         ("--registration",),
         "Call on the kubelet, or be found by its plugin watcher.",

@@ -1,0 +1,113 @@
+"""`gpunode plugin serve --vendor amd` as a process, over trees of sysfs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from fixtures.amd import KFD, MI300X, MI300X_CPX, AmdMachine, amd_machine
+from gpunode.plugin.kubelet_stub import KubeletStub
+from tests.plugin.nodes import eventually
+from tests.plugin.serving import Start, kubelet
+
+GPU = "amd.com/gpu"
+AMD = ("--vendor", "amd", "--rediscover-seconds", "0.2", "--health-hold-down", "0s")
+
+
+@pytest.fixture
+def node(short: Path) -> Iterator[tuple[Path, KubeletStub, Start]]:
+    root = short / "r"
+    with kubelet(short, root) as (stub, start):
+        yield root, stub, start
+
+
+def test_eight_gpus_are_allocatable_with_their_device_nodes(node) -> None:
+    root, stub, start = node
+    machine = amd_machine(root, "mi300x")
+    serving = start(*AMD)
+    assert stub.wait_allocatable(GPU, 8, 15), serving.log()
+    assert stub.numa_nodes(GPU) == {machine.address(index): index // 4 for index in range(8)}
+    given = serving.allocate(GPU, [machine.address(1), machine.address(0)])
+    assert [(one.host_path, one.container_path, one.permissions) for one in given.devices] == [
+        (path, path, "rw")
+        for path in (
+            "/dev/kfd",
+            *("/dev/dri/card2", "/dev/dri/renderD129", "/dev/dri/card1", "/dev/dri/renderD128"),
+        )
+    ]
+    assert not given.envs and not given.mounts and not given.annotations and not given.cdi_devices
+    with pytest.raises(grpc.RpcError) as refused:
+        serving.allocate(GPU, ["0000:ff:00.0"])
+    assert refused.value.code() == grpc.StatusCode.NOT_FOUND
+    assert serving.end() == 0
+    assert "Traceback" not in serving.log()
+
+
+def test_partitions_have_a_name_of_their_own_under_mixed(node) -> None:
+    root, stub, start = node
+    AmdMachine(root, [MI300X_CPX, MI300X], [-1, -1])
+    serving = start(*AMD, "-resource_naming_strategy=mixed")
+    assert stub.wait_allocatable("amd.com/cpx_nps4", 8, 15), serving.log()
+    assert stub.wait_allocatable("amd.com/spx_nps1", 1, 5), serving.log()
+    assert stub.numa_nodes("amd.com/cpx_nps4") == {}
+
+
+def test_a_driver_that_comes_later_is_waited_for(node) -> None:
+    root, stub, start = node
+    machine = amd_machine(root, "mi210", loaded=False)
+    serving = start(*AMD)
+    assert serving.says("waiting for the AMD GPUs: the amdgpu driver is not loaded")
+    machine.load()
+    assert stub.wait_allocatable(GPU, 8, 10), serving.log()
+
+
+def test_a_failing_gpu_is_marked_alone_and_heals(node) -> None:
+    root, stub, start = node
+    machine = amd_machine(root, "mi300x")
+    serving = start(*AMD, "--health-poll-interval", "1s")
+    assert stub.wait_allocatable(GPU, 8, 15), serving.log()
+    nodes = f"{KFD}/nodes/{machine.first_node(3)}"
+    (root / nodes.lstrip("/")).rename(root / "kept")
+    assert stub.wait_allocatable(GPU, 7, 10), serving.log()
+    assert stub.unhealthy(GPU) == (machine.address(3),)
+    with pytest.raises(grpc.RpcError, match="does not know this GPU"):
+        serving.allocate(GPU, [machine.address(3)])
+    (root / "kept").rename(root / nodes.lstrip("/"))
+    assert stub.wait_allocatable(GPU, 8, 10), serving.log()
+
+
+def test_a_gpu_that_is_divided_anew_is_served_so(node) -> None:
+    root, stub, start = node
+    AmdMachine(root, [MI300X, MI300X], [0, 1])
+    serving = start(*AMD)
+    assert stub.wait_allocatable(GPU, 2, 15), serving.log()
+    registrations = len(stub.registrations)
+    for path in ("/sys/module", "/sys/class/kfd", "/sys/devices"):
+        (root / path.lstrip("/")).rename(root / f"old{path.count('/')}{path[-1]}")
+    AmdMachine(root, [MI300X_CPX, MI300X_CPX], [0, 1])
+    assert stub.wait_allocatable(GPU, 16, 15), serving.log()
+    assert len(stub.registrations) == registrations
+
+
+def test_uncorrectable_errors_reach_every_partition_of_their_gpu_and_no_other(node) -> None:
+    root, stub, start = node
+    machine = AmdMachine(root, [MI300X_CPX, MI300X], [0, 1])
+    serving = start(*AMD, "--resource-naming-strategy", "mixed", "--health-poll-interval", "1s")
+    assert stub.wait_allocatable("amd.com/cpx_nps4", 8, 15), serving.log()
+    assert stub.wait_allocatable("amd.com/spx_nps1", 1, 5), serving.log()
+    machine.errors(0, 2)
+    assert stub.wait_allocatable("amd.com/cpx_nps4", 0, 10), serving.log()
+    assert eventually(lambda: stub.allocatable("amd.com/spx_nps1") == 1)
+
+
+def test_neighbours_by_xgmi_are_preferred(node) -> None:
+    root, stub, start = node
+    machine = amd_machine(root, "mi210")
+    serving = start(*AMD)
+    assert stub.wait_allocatable(GPU, 8, 15), serving.log()
+    one_hive = {machine.address(index) for index in (4, 5, 6, 7)}
+    available = [machine.address(index) for index in (0, 1, 4, 5, 6, 7)]
+    assert set(serving.prefer(GPU, available, 4)) == one_hive

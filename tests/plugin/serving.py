@@ -1,0 +1,98 @@
+"""`gpunode plugin serve` as a process beside a kubelet's stand-in, for backends that need no library."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpunode.host import Host
+from gpunode.plugin.kubelet import rpc
+from gpunode.plugin.kubelet_stub import KubeletStub
+from gpunode.plugin.proto import deviceplugin_pb2 as pb
+from tests.plugin.nodes import eventually
+
+DIRECTORY = "/dp"
+
+
+class Serving:
+    """One running process. `given` stands behind ``plugin serve``; with a root it sees that one."""
+
+    def __init__(self, place: Path, given: Iterable[str], root: Path | None = None) -> None:
+        self.place = place
+        self.directory = (root or place) / "dp"
+        seen = DIRECTORY if root else str(place / "dp")
+        self.state = str(place / "state")
+        before = [
+            sys.executable,
+            "-m",
+            "gpunode",
+            *(["--root", str(root)] if root else []),
+            "plugin",
+            "serve",
+        ]
+        own = ["--kubelet-socket", f"{seen}/kubelet.sock", "--state-dir", "/state" if root else self.state]
+        self.log_path = place / "log"
+        env = {**os.environ, "GPUNODE_OUTPUT": "json"}
+        with self.log_path.open("a") as log:
+            self.process = subprocess.Popen(
+                [*before, *own, *given], env=env, stderr=log, stdout=subprocess.DEVNULL
+            )
+
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def says(self, words: str, seconds: float = 10.0) -> bool:
+        return eventually(lambda: words in self.log(), seconds)
+
+    def call(self, resource: str, name: str, request: Any) -> Any:
+        """One RPC to the plugin itself, as the kubelet makes it."""
+        domain, _, short = resource.partition("/")
+        with rpc.channel(self.directory / f"{domain.partition('.')[0]}-{short}.sock") as channel:
+            return rpc.method(channel, rpc.DEVICE_PLUGIN, name)(request, timeout=5.0)
+
+    def allocate(self, resource: str, ids: Iterable[str]) -> Any:
+        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
+        return self.call(resource, "Allocate", request).container_responses[0]
+
+    def prefer(self, resource: str, available: Iterable[str], size: int) -> list[str]:
+        asked = pb.ContainerPreferredAllocationRequest(available_deviceIDs=available, allocation_size=size)
+        request = pb.PreferredAllocationRequest(container_requests=[asked])
+        return list(self.call(resource, "GetPreferredAllocation", request).container_responses[0].deviceIDs)
+
+    def end(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+Start = Callable[..., Serving]
+
+
+@contextmanager
+def kubelet(place: Path, root: Path | None = None) -> Iterator[tuple[KubeletStub, Start]]:
+    """A kubelet, and what starts plugins beside it; all of them end."""
+    directory = DIRECTORY if root else str(place / "dp")
+    stub = KubeletStub(Host(root, {}) if root else Host(), directory)
+    stub.start()
+    started: list[Serving] = []
+
+    def start(*given: str) -> Serving:
+        started.append(Serving(place, given, root))
+        return started[-1]
+
+    try:
+        yield stub, start
+    finally:
+        for serving in started:
+            serving.end()
+        stub.stop()
