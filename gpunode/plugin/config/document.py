@@ -78,7 +78,7 @@ def _compose(text: str) -> Any:
     try:
         documents = [node for node in yaml.compose_all(text, Loader=loader) if not _is_null(node)]
     except yaml.MarkedYAMLError as error:
-        raise DocumentError(*_marked(error)) from error
+        raise DocumentError(*_marked(error, text)) from error
     except (yaml.YAMLError, RecursionError) as error:
         raise DocumentError(0, f"not YAML: {' '.join(str(error).split())}") from error
     if len(documents) > 1:
@@ -86,10 +86,11 @@ def _compose(text: str) -> Any:
     return documents[0] if documents else None
 
 
-def _marked(error: yaml.MarkedYAMLError) -> tuple[int, str]:
+def _marked(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str]:
     mark = error.problem_mark or error.context_mark
     what = " ".join(part for part in (error.context, error.problem) if part)
-    if "\\t" in what or "'\t'" in what:
+    lines = text.splitlines()
+    if mark is not None and mark.line < len(lines) and re.match(r"\s*\t", lines[mark.line]):
         what = "a tab can't indent YAML; use spaces"
     return (mark.line + 1 if mark else 0), f"not YAML: {' '.join(what.split())}"
 

@@ -14,11 +14,19 @@ from gpunode.plugin.settings import Settings
 
 def look(host: Host, settings: Settings, backend: Backend) -> tuple[Inventory | None, str]:
     """The inventory, or None and why there is none. `ConfigError` for a malformed recording."""
+    inventory, _, why = look_with_links(host, settings, backend, links=False)
+    return inventory, why
+
+
+def look_with_links(
+    host: Host, settings: Settings, backend: Backend, links: bool = True
+) -> tuple[Inventory | None, Topology, str]:
+    """The same, and how the GPUs hang together, which takes NVML longer."""
     if settings.vendor == "nvidia" and not settings.simulate:
         from gpunode.gpu.isolated import probe
 
-        seen = probe(host, settings.probe_seconds)
-        return seen.inventory, seen.message
+        seen = probe(host, settings.probe_seconds, links)
+        return seen.inventory, seen.topology or Topology(), seen.message
     first = _First()
     thread = Thread(target=backend.run, args=(first, first.stop), name="look", daemon=True)
     thread.start()
@@ -26,7 +34,7 @@ def look(host: Host, settings: Settings, backend: Backend) -> tuple[Inventory | 
     first.stop.set()
     backend.hurry()
     thread.join(1.0)
-    return first.inventory, first.reason or "no answer"
+    return first.inventory, first.topology, first.reason or "no answer"
 
 
 class _First:
@@ -35,10 +43,12 @@ class _First:
     def __init__(self) -> None:
         self.stop = Event()
         self.inventory: Inventory | None = None
+        self.topology = Topology()
         self.reason = ""
 
     def seen(self, inventory: Inventory, topology: Topology) -> None:
-        self.inventory = self.inventory or inventory
+        if self.inventory is None:
+            self.inventory, self.topology = inventory, topology
         self.stop.set()
 
     def readings(self, readings: Sequence[Reading]) -> None:

@@ -73,10 +73,10 @@ class Reader:
         message = "unknown key"
         near = nearest(key, siblings)
         elsewhere = [known for known in self._known if known.rpartition(".")[2].lower() == key.lower()]
-        if near:
-            message += f"; did you mean {near}?"
-        elif elsewhere:
+        if elsewhere and near.lower() != key.lower():
             message += f"; its place is {' or '.join(elsewhere)}"
+        elif near:
+            message += f"; did you mean {near}?"
         elif far := nearest(key, (known.rpartition(".")[2] for known in self._known)):
             full = next(known for known in self._known if known.rpartition(".")[2] == far)
             message += f"; the nearest is {full}"

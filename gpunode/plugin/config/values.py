@@ -129,6 +129,8 @@ def duration(text: str, least: float) -> float:
     if text != "0" and not _DURATION.fullmatch(text):
         raise ValueError(f"{text!r} is no duration such as 60s, 1m30s or 500ms")
     seconds = sum(float(number) * _NANOSECONDS[unit] for number, unit in _TERM.findall(text)) / 1e9
+    if 0 < seconds < 0.001:
+        raise ValueError(f"{text} can't be meant (a number without a unit is nanoseconds); write 60s or 5m")
     if not least <= seconds <= 86400:
         raise ValueError(f"{text} is not between {least:g}s and 24h")
     return seconds

@@ -1,0 +1,147 @@
+"""Single values, from whatever source."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gpunode.plugin.config.options import BY_FIELD, OPTIONS
+from gpunode.plugin.config.resolve import told
+from gpunode.plugin.config.values import parse, value_problem
+from gpunode.plugin.settings import ALL_XIDS, Settings
+
+
+def value(field: str, *texts: str) -> object:
+    return parse(BY_FIELD[field], texts)
+
+
+def test_names_are_given_once() -> None:
+    flags = [flag for option in OPTIONS for flag in option.flags]
+    variables = [name for option in OPTIONS for name in (option.variable, *option.variables)]
+    keys = [option.key for option in OPTIONS if option.key]
+    for names in (flags, variables, keys, [option.field for option in OPTIONS]):
+        assert sorted(set(names)) == sorted(names)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.field)
+def test_every_default_is_a_value_that_may_be_given(option) -> None:
+    default = told(Settings(), option)
+    if default is None:
+        assert option.field == "lenient"
+        return
+    text = ",".join(map(str, default)) if isinstance(default, list) else str(default)
+    if option.kind in ("hold", "interval"):
+        text = f"{default:g}s"
+    text = text.lower() if option.kind == "boolean" else text
+    given = parse(option, [text])
+    assert (list(given) if isinstance(given, tuple) else given) == default
+
+
+@pytest.mark.parametrize(
+    "text", ["1", "t", "T", "true", "TRUE", "True", "0", "f", "F", "false", "FALSE", "False"]
+)
+def test_booleans_have_gos_spellings(text: str) -> None:
+    assert value("pass_device_specs", text) is (text in {"1", "t", "T", "true", "TRUE", "True"})
+
+
+@pytest.mark.parametrize("text", ["yes", "on", "2", "", "tRue", "null"])
+def test_other_spellings_are_no_booleans(text: str) -> None:
+    assert "neither true nor false" in value_problem("pass_device_specs", text)
+
+
+def test_lists_are_split_trimmed_and_free_of_repetitions() -> None:
+    assert value("device_list_strategy", " envvar , cdi-cri", "envvar") == ("envvar", "cdi-cri")
+    assert value("cdi_disable_hooks", "") == ()
+    assert "at least one of" in value_problem("device_list_strategy", ",")
+    assert "'cdi' is none of envvar" in value_problem("device_list_strategy", "envvar,cdi")
+    assert value("mig_strategy", "single", "mixed") == "mixed"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("60s", 60),
+        ("1m30s", 90),
+        ("500ms", 0.5),
+        ("1.5h", 5400),
+        ("0", 0),
+        ("infinite", math.inf),
+        ("90000000000ns", 90),
+    ],
+)
+def test_hold_down_times_are_gos_durations(text: str, seconds: float) -> None:
+    assert value("health_hold_down", text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("60", "60 has no unit; write 60s"),
+        ("soon", "no duration"),
+        ("-5s", "no duration"),
+        ("25h", "not between"),
+        ("1d", "no duration"),
+        ("", "no duration"),
+        ("s", "no duration"),
+    ],
+)
+def test_what_is_no_hold_down_time(text: str, words: str) -> None:
+    assert words in value_problem("health_hold_down", text)
+
+
+def test_a_gpu_must_be_asked_now_and_then() -> None:
+    assert "can't be watched" in value_problem("health_poll_interval", "infinite")
+    assert "not between 0.1s" in value_problem("health_poll_interval", "1ms")
+
+
+def test_xids() -> None:
+    assert value("health_disable", "xids, 31,31") == (ALL_XIDS, 31)
+    assert value("health_disable", "ALL") == (ALL_XIDS,)
+    for word in ("0", "-1", "ecc", "7x", "999999", "٣"):
+        assert repr(word) in value_problem("health_enable", f"48,{word}")
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("0", "0"),
+        ("007", "7"),
+        ("0:1", "0:1"),
+        ("GPU-8a3b2c1d-0000-1111-2222-333344445555",) * 2,
+        ("MIG-8a3b2c1d-0000-1111-2222-333344445555",) * 2,
+        ("MIG-GPU-8a3b2c1d-0000-1111-2222-333344445555/1/0",) * 2,
+        ("0000:3b:00.0",) * 2,
+        ("00000000:3B:00.0",) * 2,
+        ("3b:00.0",) * 2,
+        ("*H100*",) * 2,
+        ("NVIDIA H100 80GB HBM3",) * 2,
+        ("1g.10gb",) * 2,
+        ("amdgpu_xcp_3",) * 2,
+    ],
+)
+def test_selectors(text: str, meant: str) -> None:
+    assert value("include", text) == (meant,)
+
+
+@pytest.mark.parametrize(
+    "text", ["foo", "GPU-1234", "-1", "2.0", "0:1:2", "0:x", "MIG-GPU-1/2", "gpu0", "1 2", "zz:00.0", "GPU_1"]
+)
+def test_what_selects_nothing_ever_is_an_error(text: str) -> None:
+    assert repr(text) in value_problem("exclude", text)
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:9400", ":9400", "[::1]:9400", "localhost:1", ""])
+def test_addresses(text: str) -> None:
+    assert value("listen", text) == text
+
+
+@pytest.mark.parametrize("text", ["9400", "127.0.0.1", "a:0", "a:65536", "::1:9400", "a b:1", ":"])
+def test_what_is_no_address(text: str) -> None:
+    assert "HOST:PORT" in value_problem("listen", text)
+
+
+def test_only_channel_zero_can_be_handed_out() -> None:
+    assert value("imex_channel_ids", "0") == (0,)
+    assert value("imex_channel_ids", "") == ()
+    assert "only channel 0" in value_problem("imex_channel_ids", "0,1")
