@@ -39,8 +39,10 @@ class SimulatedBackend:
     def run(self, sink: Sink, stop: Event) -> None:
         spec = self._settings.simulate
         self._log.warning("these GPUs are simulated", simulate=spec, gpus=len(self._node.inventory.gpus))
-        control = self._control(sink)
         self._tell(sink)
+        if stop.is_set():  # who only wanted to see them
+            return
+        control = self._control(sink)
         next_reading = 0.0
         while not stop.is_set():
             now = self._host.monotonic()

@@ -28,6 +28,10 @@ class Kind:
     whole: bool = False
 
 
+_RECOVERIES = (
+    *("reset", "reboot", "drain-p2p", "drain-and-reset"),
+    *("recover-imex", "bus-reset", "system-reboot", "none"),
+)
 FAULTS: Mapping[str, Kind] = {
     "xid": Kind("the driver reports this XID", "number"),
     "ecc": Kind("so many more uncorrectable ECC errors", "number"),
@@ -36,7 +40,7 @@ FAULTS: Mapping[str, Kind] = {
     "unplug": Kind("the GPU isn't listed any more"),
     "plug": Kind("an unplugged GPU is back"),
     "remap": Kind("a row remapping waits for a reset, or failed", ("pending", "failed", "none")),
-    "recovery": Kind("NVML's recovery action", ("reset", "reboot", "drain-p2p", "drain-and-reset", "none")),
+    "recovery": Kind("NVML's recovery action", _RECOVERIES),
     "fabric": Kind("the state of the NVLink fabric", ("in-progress", "not-started", "completed")),
     "mig": Kind("MIG mode with this layout, or off", "layout"),
     "reset": Kind("a GPU reset: what it mends is mended, MIG instances go"),

@@ -37,6 +37,7 @@ class SimulatedNode:
         self._slots = list(profiles.slots(self._groups, host))
         self._conditions = {slot.gpu.index: Condition() for slot in self._slots}
         self._base = profiles.load(spec, host)[0]
+        self._loads = 1
         self.driver_gone = ""
 
     @property
@@ -80,11 +81,13 @@ class SimulatedNode:
             fabric_state=now.fabric if switched else None,
             busy_percent=0,
             memory_used_bytes=0,
+            generation=f"simulated-{self._loads}",
         )
 
     def apply(self, fault: Fault) -> tuple[GpuEvent, ...]:
         """Let it happen; the events that the driver would report."""
         if fault.name == "driver":
+            self._loads += fault.value == "back" and self.driver_gone != ""
             self.driver_gone = DRIVER_GONE if fault.value == "gone" else ""
             return ()
         chosen = self._chosen(fault.gpu)
