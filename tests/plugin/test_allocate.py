@@ -1,34 +1,253 @@
-"""What a container gets, and what it is told when it gets nothing."""
+"""What a container gets under every combination of strategies, and what it is told when it gets nothing."""
 
 from __future__ import annotations
 
+import itertools
+import time
+from dataclasses import replace
+
 import pytest
 
-from gpunode.plugin.allocate import AllocationError, environment
-from tests.plugin.nodes import table, uuid
+from gpunode.plugin.model import AllocationError, Common, DeviceNode, Mount, Problem, Resource
+from gpunode.plugin.nvidia.response import annotation_key, answer
+from gpunode.plugin.settings import Settings, SharedResource, Sharing
+from tests.plugin.gpus import GPU_RESOURCE, bare_host, cut, gpu, mig_uuid, only, planned, snapshot, uuid
+
+STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
+COMBINATIONS = [chosen for count in range(1, 5) for chosen in itertools.combinations(STRATEGIES, count)]
+KEY = "cdi.k8s.io/nvidia-device-plugin_nvidia.com_gpu"
+MOUNTED = "/var/run/nvidia-container-devices"
 
 
-def test_uuids_come_in_request_order_each_once() -> None:
-    asked = [uuid(3), uuid(1), uuid(3)]
-    assert environment(table(4).snapshot(), asked) == {"NVIDIA_VISIBLE_DEVICES": f"{uuid(3)},{uuid(1)}"}
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    return bare_host(tmp_path_factory.mktemp("node") / "root")
 
 
-def test_an_unknown_device_is_named_with_the_known_ones() -> None:
+@pytest.fixture(scope="module")
+def four(host):
+    return snapshot(only(planned(host, *(gpu(index) for index in range(4)))))
+
+
+def shares(host, single=False, count=2):
+    sharing = Sharing("time-slicing", (SharedResource(GPU_RESOURCE, count),), False, single)
+    return snapshot(only(planned(host, gpu(0), gpu(1), sharing=sharing)))
+
+
+def with_common(given, **common):
+    return snapshot(replace(given.resource, common=Common(**common)))
+
+
+# --- the table ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["uuid", "index"])
+@pytest.mark.parametrize("specs", [False, True], ids=["", "specs"])
+@pytest.mark.parametrize("channels", [(), (0,)], ids=["", "imex"])
+@pytest.mark.parametrize("chosen", COMBINATIONS, ids=",".join)
+def test_every_combination_is_the_union_of_its_strategies(four, chosen, channels, specs, by):
+    """Row by row what NVIDIA's plugin answers; asked for GPUs 3 and 1, in this order."""
+    nodes = ("/dev/nvidiactl", *(f"/dev/nvidia-caps-imex-channels/channel{one}" for one in channels))
+    table = with_common(four, nodes=nodes, channels=channels, cdi=("gdrcopy",))
+    settings = Settings(
+        device_list_strategy=chosen, device_id_strategy=by, pass_device_specs=specs, gdrcopy_enabled=True
+    )
+    got = answer(settings, table, [uuid(3), uuid(1)])
+    names = ["3", "1"] if by == "index" else [uuid(3), uuid(1)]
+
+    envs = {"NVIDIA_GDRCOPY": "enabled"}
+    if "envvar" in chosen:
+        envs["NVIDIA_VISIBLE_DEVICES"] = ",".join(names)
+        envs |= {"NVIDIA_IMEX_CHANNELS": "0"} if channels else {}
+    if "volume-mounts" in chosen:
+        envs["NVIDIA_VISIBLE_DEVICES"] = MOUNTED
+    assert got.envs == envs
+
+    targets = [*names, *(f"imex/{one}" for one in channels)] if "volume-mounts" in chosen else []
+    assert got.mounts == tuple(Mount("/dev/null", f"{MOUNTED}/{target}") for target in targets)
+
+    cdi = [f"k8s.device-plugin.nvidia.com/gpu={name}" for name in names]
+    cdi += [f"k8s.device-plugin.nvidia.com/imex-channel={one}" for one in channels]
+    cdi += ["k8s.device-plugin.nvidia.com/gdrcopy=all"]
+    assert got.cdi == (tuple(cdi) if "cdi-cri" in chosen else ())
+    assert got.annotations == ({KEY: ",".join(cdi)} if "cdi-annotations" in chosen else {})
+
+    passed = [*nodes, "/dev/nvidia3", "/dev/nvidia1"]
+    by_runtime = {"envvar", "volume-mounts"} & set(chosen)
+    expected = [DeviceNode(path, path) for path in passed] if specs and by_runtime else []
+    assert sorted(got.nodes, key=str) == sorted(expected, key=str)
+
+
+@pytest.mark.parametrize(
+    ("field", "variable"),
+    [
+        ("gdrcopy_enabled", "NVIDIA_GDRCOPY"),
+        ("gds_enabled", "NVIDIA_GDS"),
+        ("mofed_enabled", "NVIDIA_MOFED"),
+    ],
+)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_feature_is_told_by_its_variable_under_every_strategy(four, field, variable, strategy):
+    settings = Settings(device_list_strategy=(strategy,), **{field: True})  # type: ignore[arg-type]
+    assert answer(settings, four, [uuid(0)]).envs[variable] == "enabled"
+
+
+# --- devices --------------------------------------------------------------------------------------------
+
+
+def test_shares_of_one_gpu_are_one_gpu(host):
+    table = shares(host)
+    strategies = ("envvar", "volume-mounts", "cdi-cri")
+    settings = Settings(device_list_strategy=strategies, pass_device_specs=True)
+    got = answer(settings, table, [f"{uuid(1)}::1", f"{uuid(0)}::0", f"{uuid(1)}::0"])
+    assert [name.rpartition("=")[2] for name in got.cdi] == [uuid(1), uuid(0)]
+    assert [mount.container.rpartition("/")[2] for mount in got.mounts] == [uuid(1), uuid(0)]
+    assert [node.container for node in got.nodes] == ["/dev/nvidia1", "/dev/nvidia0"]
+
+
+def test_a_mig_device_is_named_by_uuid_or_by_both_indices(host):
+    resource = only(planned(host, cut(0, "1g.10gb", "1g.10gb"), mig_strategy="single"))
+    for by, value in (("uuid", mig_uuid(0, 1)), ("index", "0:1")):
+        got = answer(Settings(device_id_strategy=by), snapshot(resource), [mig_uuid(0, 1)])
+        assert got.envs == {"NVIDIA_VISIBLE_DEVICES": value}
+
+
+def test_mig_devices_bring_their_parents_node_once(tmp_path):
+    lines = "".join(f"gpu0/gi{gi}/access {gi}1\ngpu0/gi{gi}/ci0/access {gi}2\n" for gi in (1, 2))
+    host = bare_host(tmp_path / "n", files={"/proc/driver/nvidia-caps/mig-minors": lines})
+    settings = Settings(mig_strategy="single", pass_device_specs=True)
+    resource = only(
+        planned(host, cut(0, "1g.10gb", "1g.10gb"), mig_strategy="single", pass_device_specs=True)
+    )
+    got = answer(settings, snapshot(resource), [mig_uuid(0, 1), mig_uuid(0, 0)])
+    assert [node.container for node in got.nodes] == [
+        "/dev/nvidia0",
+        *(f"/dev/nvidia-caps/nvidia-cap{number}" for number in (21, 22, 11, 12)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("roots", "prefix"),
+    [
+        ({}, ""),
+        ({"driver_root": "/run/nvidia/driver"}, "/run/nvidia/driver"),
+        ({"driver_root": "/run/nvidia/driver", "dev_root": "/"}, ""),
+        ({"dev_root": "/other/"}, "/other"),
+    ],
+)
+def test_device_specs_lie_below_the_device_root(four, roots, prefix):
+    got = answer(Settings(pass_device_specs=True, **roots), four, [uuid(2)])
+    assert got.nodes == (DeviceNode(f"{prefix}/dev/nvidia2", "/dev/nvidia2", "rw"),)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "resource", "key"),
+    [
+        ("cdi.k8s.io/", GPU_RESOURCE, KEY),
+        ("example.com/", "nvidia.com/mig-1g.10gb", "example.com/nvidia-device-plugin_nvidia.com_mig-1g.10gb"),
+    ],
+)
+def test_the_annotation_is_named_after_the_resource(prefix, resource, key):
+    assert annotation_key(prefix, resource) == key
+
+
+def test_long_names_make_keys_that_fit_and_differ():
+    names = [f"nvidia.com/{'x' * 50}{end}" for end in "ab"]
+    keys = {annotation_key("cdi.k8s.io/", name).partition("/")[2] for name in names}
+    assert len(keys) == 2
+    assert all(len(key) <= 63 and key[-1].isalnum() for key in keys)
+
+
+def test_mps_parts_are_for_shares_only(host):
+    sharing = Sharing("mps", (SharedResource(GPU_RESOURCE, 2, "", ("0",)),), False, True)
+    settings = Settings(sharing=sharing, mps_root="/run/nvidia/mps")
+    table = snapshot(only(planned(host, gpu(0), gpu(1), sharing=sharing)))
+    whole = answer(settings, table, [uuid(1)])
+    assert (whole.mounts, set(whole.envs)) == ((), {"NVIDIA_VISIBLE_DEVICES"})
+    share = answer(settings, table, [f"{uuid(0)}::1"])
+    assert share.envs["CUDA_MPS_PIPE_DIRECTORY"] == "/mps/nvidia.com/gpu/pipe"
+    assert share.envs["NVIDIA_VISIBLE_DEVICES"] == uuid(0)
+    assert {mount.container for mount in share.mounts} == {"/mps/nvidia.com/gpu/pipe", "/dev/shm"}
+
+
+# --- refusals -------------------------------------------------------------------------------------------
+
+
+def refused(table, ids, settings=None) -> AllocationError:
     with pytest.raises(AllocationError) as caught:
-        environment(table(2).snapshot(), [uuid(0), "GPU-nope"])
-    assert caught.value.code == "not-found"
-    assert caught.value.message == f"unknown device 'GPU-nope'; known devices: {uuid(0)}, {uuid(1)}"
+        answer(settings or Settings(), table, ids)
+    return caught.value
 
 
-def test_a_request_for_nothing_is_invalid() -> None:
-    with pytest.raises(AllocationError) as caught:
-        environment(table(2).snapshot(), [])
-    assert caught.value.code == "invalid"
+def test_an_unknown_device_is_named_with_the_known_ones(four):
+    error = refused(four, [uuid(0), "GPU-nope"])
+    assert error.code == "not-found"
+    known = ", ".join(uuid(index) for index in range(4))
+    assert error.message == f"invalid request: unknown device 'GPU-nope'; nvidia.com/gpu has {known}"
 
 
-def test_an_unhealthy_device_is_refused_with_the_reason() -> None:
-    made = table(2)
-    made.event(uuid(1), "XID 79: the GPU has fallen off the bus")
-    with pytest.raises(AllocationError, match="XID 79") as caught:
-        environment(made.snapshot(), [uuid(1)])
-    assert caught.value.code == "unhealthy"
+def test_of_many_known_devices_a_few_are_named(host):
+    error = refused(shares(host, count=500), ["x" * 10_000])
+    assert error.message.endswith("::7 and 992 more")
+    assert len(error.message) < 800
+
+
+def test_a_resource_that_has_become_empty_says_so():
+    assert refused(snapshot(Resource(GPU_RESOURCE)), ["GPU-1"]).message.endswith("nvidia.com/gpu has none")
+
+
+def test_a_request_for_nothing_is_invalid(four):
+    assert refused(four, []).code == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("mend", "told"), [("", ""), ("reset", "nvidia-smi --gpu-reset -i 1"), ("reboot", "reboot the node")]
+)
+def test_an_unhealthy_device_is_refused_with_the_reason_and_what_mends_it(four, mend, told):
+    problem = Problem("xid-79", "XID 79: the GPU has fallen off the bus", mend=mend)
+    devices = [replace(one, problem=problem if one.unit.index == "1" else None) for one in four.devices]
+    error = refused(snapshot(replace(four.resource, devices=tuple(devices))), [uuid(0), uuid(1)])
+    assert error.code == "unhealthy"
+    assert error.message.startswith(f"device {uuid(1)} is unhealthy: XID 79: the GPU has fallen off the bus")
+    assert told in error.message
+
+
+def test_more_than_one_share_is_refused_where_one_is_the_limit(host):
+    ids = [f"{uuid(0)}::0", f"{uuid(1)}::0"]
+    error = refused(shares(host, single=True), ids)
+    assert error.message.startswith("maximum request size for shared resources is 1; found 2")
+    assert "sharing.timeSlicing" in error.message
+    assert answer(Settings(), shares(host, single=True), ids[:1]).envs
+    assert answer(Settings(), shares(host), ids).envs
+
+
+def test_whole_devices_of_a_shared_resource_are_not_limited(host):
+    sharing = Sharing("time-slicing", (SharedResource(GPU_RESOURCE, 2, "", ("2",)),), False, True)
+    table = snapshot(only(planned(host, *(gpu(index) for index in range(3)), sharing=sharing)))
+    assert answer(Settings(), table, [uuid(0), uuid(1)]).envs
+    assert "found 2" in refused(table, [uuid(0), f"{uuid(2)}::0"]).message
+
+
+# --- size and speed -------------------------------------------------------------------------------------
+
+
+def test_ten_thousand_ids_are_answered_or_refused_at_once(host):
+    table = shares(host, count=5000)
+    ids = [device.id for device in table.devices]
+    start = time.perf_counter()
+    assert answer(Settings(), table, ids).envs == {"NVIDIA_VISIBLE_DEVICES": f"{uuid(0)},{uuid(1)}"}
+    assert len(refused(table, [*ids, "GPU-nope"]).message) < 800
+    assert time.perf_counter() - start < 0.5
+
+
+def test_one_id_is_answered_in_thirty_microseconds(host):
+    table = shares(host, count=500)
+    asked = [f"{uuid(1)}::499"]
+    settings = Settings(device_list_strategy=STRATEGIES, pass_device_specs=True)
+    best = 1.0
+    for _ in range(50):
+        start = time.perf_counter()
+        for _ in range(20):
+            answer(settings, table, asked)
+        best = min(best, (time.perf_counter() - start) / 20)
+    assert best < 30e-6

@@ -1,0 +1,365 @@
+"""The specifications behind the CDI names: what they hold, when they are written, what a failure means."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from gpunode.gpu.model import Inventory
+from gpunode.plugin.model import Plan
+from gpunode.plugin.nvidia.cdi_specs import CHECK_SECONDS, CdiSpecs
+from gpunode.plugin.nvidia.resources import plan
+from gpunode.plugin.nvidia.response import answer
+from gpunode.plugin.settings import Settings
+from tests.plugin.gpus import bare_host, cut, gpu, inventory, mig_uuid, snapshot, uuid
+from tests.plugin.nodes import MemoryLog
+
+VERSION = "550.54.15"
+LIBRARIES = "/usr/lib/x86_64-linux-gnu"
+DIRECTORY = "/var/run/cdi"
+CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+BESIDE = (
+    "/dev/gdrdrv",
+    "/dev/nvidia-fs0",
+    "/dev/nvidia-fs1",
+    "/dev/infiniband/uverbs0",
+    "/dev/infiniband/rdma_cm",
+    "/dev/nvidia-caps-imex-channels/channel0",
+)
+CAPS = tuple(f"/dev/nvidia-caps/nvidia-cap{number}" for number in (11, 12, 21, 22))
+MINORS = "gpu1/gi1/access 11\ngpu1/gi1/ci0/access 12\ngpu1/gi2/access 21\ngpu1/gi2/ci0/access 22\n"
+CDI = Settings(device_list_strategy=("cdi-cri",))
+CUT = inventory(gpu(0), cut(1, "1g.10gb", "1g.10gb"), gpu(2))
+CTK = "/usr/bin/nvidia-ctk"
+HELP = "COMMANDS:\n   create-symlinks  x\n   update-ldcache  x\n   enable-cuda-compat  x\n\nGLOBAL OPTIONS:\n"
+
+
+def node(root, *, devices=(), libraries=LIBRARIES, files=None, commands=None):
+    """A node of three GPUs with a driver; `devices` are more device files."""
+    there = (*CONTROL, *(f"/dev/nvidia{index}" for index in range(3)), *CAPS, *devices)
+    driver = {
+        f"{libraries}/libcuda.so.{VERSION}": "x",
+        f"{libraries}/libnvidia-ml.so.{VERSION}": "x",
+        "/proc/driver/nvidia-caps/mig-minors": MINORS,
+    }
+    host = bare_host(root, there, {**driver, **(files or {})})
+    if commands:
+        path = root / ".gpunode/recording.json"
+        tree = json.loads(path.read_text())
+        path.write_text(json.dumps({**tree, "commands": commands}))
+    return type(host)(root, {})
+
+
+class Written:
+    """One node with its specifications."""
+
+    def __init__(self, host):
+        self.host = host
+        self.log = MemoryLog()
+        self.specs = CdiSpecs(host, self.log)
+        self.plan = Plan()
+
+    def write(self, settings=CDI, given=CUT):
+        self.plan = plan(self.host, settings, given)
+        self.specs.write(settings, given, self.plan)
+        return self
+
+    def tree(self, device_class="gpu"):
+        text = self.host.read_text(self.path(device_class))
+        return None if text is None else json.loads(text)
+
+    @staticmethod
+    def path(device_class="gpu"):
+        return f"{DIRECTORY}/k8s.device-plugin.nvidia.com-{device_class}.json"
+
+    def names(self, device_class="gpu"):
+        return [device["name"] for device in self.tree(device_class)["devices"]]
+
+    def nodes(self, name, device_class="gpu"):
+        (device,) = (one for one in self.tree(device_class)["devices"] if one["name"] == name)
+        return [one["path"] for one in device["containerEdits"]["deviceNodes"]]
+
+    def problems(self):
+        found = {}
+        for resource in self.plan.resources:
+            for unit in resource.units:
+                problem = self.specs.problem(resource, unit)
+                if problem:
+                    found[unit.index] = problem
+        return found
+
+
+# --- what they hold -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["none", "single", "mixed"])
+@pytest.mark.parametrize("by", ["uuid", "index"])
+def test_every_name_that_allocate_answers_is_in_the_specification(tmp_path, strategy, by):
+    settings = replace(CDI, mig_strategy=strategy, device_id_strategy=by)
+    made = Written(node(tmp_path / "n")).write(settings)
+    answered = {
+        name.partition("=")[2]
+        for resource in made.plan.resources
+        for device in resource.devices
+        for name in answer(settings, snapshot(resource), [device.id]).cdi
+    }
+    assert answered == set(made.names())
+    assert made.problems() == {}
+    assert made.tree()["kind"] == "k8s.device-plugin.nvidia.com/gpu"
+
+
+def test_mixed_describes_whole_gpus_and_mig_devices(tmp_path):
+    made = Written(node(tmp_path / "n")).write(replace(CDI, mig_strategy="mixed"))
+    assert made.names() == [uuid(0), mig_uuid(1, 0), mig_uuid(1, 1), uuid(2)]
+    assert made.nodes(uuid(2)) == ["/dev/nvidia2"]
+    assert made.nodes(mig_uuid(1, 1)) == ["/dev/nvidia1", *CAPS[2:]]
+    common = made.tree()["containerEdits"]
+    assert [one["path"] for one in common["deviceNodes"]] == ["/dev/nvidia-uvm", "/dev/nvidiactl"]
+    assert "NVIDIA_VISIBLE_DEVICES=void" in common["env"]
+
+
+def test_a_gpu_in_mig_mode_that_is_advertised_whole_resolves_with_all_its_parts(tmp_path):
+    made = Written(node(tmp_path / "n")).write()
+    assert made.names() == [uuid(0), uuid(1), uuid(2)]
+    assert made.nodes(uuid(1)) == ["/dev/nvidia1", *CAPS]
+
+
+def test_what_is_not_advertised_is_not_described(tmp_path):
+    made = Written(node(tmp_path / "n")).write(replace(CDI, exclude=("0",), mig_strategy="mixed"))
+    assert made.names() == [mig_uuid(1, 0), mig_uuid(1, 1), uuid(2)]
+
+
+def test_classes_beside_the_gpus_are_written_where_there_is_something(tmp_path):
+    settings = replace(CDI, imex_channel_ids=(0,), gdrcopy_enabled=True, gds_enabled=True, mofed_enabled=True)
+    files = {"/etc/cufile.json": "{}"}
+    made = Written(node(tmp_path / "n", devices=BESIDE, files=files)).write(settings)
+    assert made.nodes("all", "gdrcopy") == ["/dev/gdrdrv"]
+    assert made.nodes("all", "gds") == ["/dev/nvidia-fs0", "/dev/nvidia-fs1"]
+    (mount,) = made.tree("gds")["devices"][0]["containerEdits"]["mounts"]
+    assert mount["containerPath"] == "/etc/cufile.json"
+    assert made.nodes("all", "mofed") == ["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0"]
+    assert made.nodes("0", "imex-channel") == ["/dev/nvidia-caps-imex-channels/channel0"]
+    got = answer(settings, snapshot(made.plan.resources[0]), [uuid(0)])
+    for name in got.cdi:
+        kind, _, device = name.partition("=")
+        assert device in made.names(kind.partition("/")[2])
+    assert len(got.cdi) == 5
+
+
+def test_a_feature_without_a_device_file_is_neither_written_nor_named(tmp_path):
+    settings = replace(CDI, gdrcopy_enabled=True, imex_channel_ids=(0,))
+    made = Written(node(tmp_path / "n")).write(settings)
+    assert made.tree("gdrcopy") is None and made.tree("imex-channel") is None
+    got = answer(settings, snapshot(made.plan.resources[0]), [uuid(0)])
+    assert got.cdi == (f"k8s.device-plugin.nvidia.com/gpu={uuid(0)}",)
+
+
+# --- hooks and roots ------------------------------------------------------------------------------------
+
+
+def with_ctk(root, place=""):
+    host = node(root, commands={f"{place}{CTK} hook --help": {"stdout": HELP}})
+    program = root / f"{place}{CTK}".lstrip("/")
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text("x")
+    program.chmod(0o755)
+    return host
+
+
+def hooks(made):
+    return [hook["args"][2] for hook in made.tree()["containerEdits"].get("hooks", [])]
+
+
+def test_hooks_are_those_of_the_program_that_is_there(tmp_path):
+    made = Written(with_ctk(tmp_path / "n")).write()
+    assert hooks(made) == ["enable-cuda-compat", "update-ldcache"]  # there are no links to make
+    hook = made.tree()["containerEdits"]["hooks"][-1]
+    assert (hook["path"], hook["args"][:3]) == (CTK, ["nvidia-ctk", "hook", "update-ldcache"])
+
+
+def test_without_a_program_mounts_do_without_hooks(tmp_path):
+    made = Written(node(tmp_path / "n")).write()
+    assert hooks(made) == []
+    targets = [mount["containerPath"] for mount in made.tree()["containerEdits"]["mounts"]]
+    assert f"/usr/lib64/libcuda.so.{VERSION}" in targets
+
+
+@pytest.mark.parametrize(
+    ("disabled", "left"), [(("all",), []), (("enable-cuda-compat",), ["update-ldcache"])]
+)
+def test_hooks_can_be_disabled(tmp_path, disabled, left):
+    made = Written(with_ctk(tmp_path / "n")).write(replace(CDI, cdi_disable_hooks=disabled))
+    assert hooks(made) == left
+
+
+def test_paths_are_the_nodes_where_the_plugin_sees_them_through_a_mount(tmp_path):
+    """The plugin in a container: the node's root is mounted at /driver-root."""
+    host = bare_host(
+        tmp_path / "n",
+        tuple(f"/driver-root/dev/{name}" for name in ("nvidiactl", "nvidia0")),
+        {
+            f"/driver-root{LIBRARIES}/libcuda.so.{VERSION}": "x",
+            "/driver-root/dev/placeholder": "",
+        },
+    )
+    made = Written(host).write(given=inventory(gpu(0)))
+    assert made.problems() == {}
+    assert "driver-root" not in json.dumps(made.tree())
+    assert made.nodes(uuid(0)) == ["/dev/nvidia0"]
+
+
+def test_a_driver_in_a_container_of_its_own_is_named_by_its_root(tmp_path):
+    root = "/run/nvidia/driver"
+    devices = (f"{root}/dev/nvidiactl", f"{root}/dev/nvidia0")
+    files = {f"{root}{LIBRARIES}/libcuda.so.{VERSION}": "x", f"{root}/dev/placeholder": ""}
+    made = Written(bare_host(tmp_path / "n", devices, files))
+    made.write(replace(CDI, driver_root=root), inventory(gpu(0)))
+    (device,) = made.tree()["devices"]
+    (edit,) = device["containerEdits"]["deviceNodes"]
+    assert edit == {"path": "/dev/nvidia0", "hostPath": f"{root}/dev/nvidia0"}
+    mount = made.tree()["containerEdits"]["mounts"][0]
+    assert mount["hostPath"] == f"{root}{LIBRARIES}/libcuda.so.{VERSION}"
+
+
+def test_a_hook_program_that_cannot_be_seen_is_named_only_if_it_was_chosen(tmp_path):
+    """A driver root of its own is mounted, so the node's /usr/bin can't be looked at."""
+    root = "/run/nvidia/driver"
+    files = {f"/driver-root{LIBRARIES}/libcuda.so.{VERSION}": "x", "/driver-root/dev/placeholder": ""}
+    host = bare_host(tmp_path / "n", ("/driver-root/dev/nvidia0",), files)
+    settings = replace(CDI, driver_root=root)
+    made = Written(host).write(settings, inventory(gpu(0)))
+    assert hooks(made) == []
+    chosen = replace(settings, nvidia_cdi_hook_path="/opt/nvidia-cdi-hook")
+    made.write(chosen, inventory(gpu(0)))
+    hook = made.tree()["containerEdits"]["hooks"][-1]
+    assert (hook["path"], hook["args"][0]) == ("/opt/nvidia-cdi-hook", "nvidia-cdi-hook")
+
+
+# --- when they are written ------------------------------------------------------------------------------
+
+
+def stamp(made):
+    found = made.host.stat(made.path())
+    return found.st_ino, found.st_mtime_ns
+
+
+def test_the_same_again_writes_nothing_also_after_a_restart(tmp_path):
+    made = Written(node(tmp_path / "n")).write()
+    assert made.host.stat(made.path()).st_mode & 0o777 == 0o644
+    before = stamp(made)
+    made.write()
+    made.specs.tick(1000.0)
+    assert stamp(made) == before
+    again = Written(made.host).write()
+    assert stamp(again) == before
+    assert again.log.messages() == []
+
+
+def test_without_a_cdi_strategy_nothing_is_written(tmp_path):
+    made = Written(node(tmp_path / "n")).write(Settings())
+    assert not made.host.exists(DIRECTORY)
+
+
+def test_another_layout_replaces_the_old_devices(tmp_path):
+    mixed = replace(CDI, mig_strategy="mixed")
+    made = Written(node(tmp_path / "n")).write(mixed)
+    assert mig_uuid(1, 1) in made.names()
+    made.write(mixed, inventory(gpu(0), cut(1, "1g.10gb"), gpu(2)))
+    assert made.names() == [uuid(0), mig_uuid(1, 0), uuid(2)]
+
+
+def test_another_driver_replaces_the_libraries(tmp_path):
+    made = Written(node(tmp_path / "n", files={f"{LIBRARIES}/libcuda.so.560.1": "x"})).write()
+    made.write(given=Inventory("560.1", "12.6", CUT.gpus))
+    text = json.dumps(made.tree())
+    assert "libcuda.so.560.1" in text and VERSION not in text
+
+
+def test_a_file_that_was_removed_or_changed_is_made_again_by_itself(tmp_path):
+    made = Written(node(tmp_path / "n")).write()
+    right = made.tree()
+    made.specs.tick(0.0)
+    made.host.remove(made.path())
+    made.specs.tick(CHECK_SECONDS - 1)
+    assert made.tree() is None
+    made.specs.tick(CHECK_SECONDS + 1)
+    assert made.tree() == right
+    made.host.write_atomic(made.path(), b"{}")
+    made.specs.tick(3 * CHECK_SECONDS)
+    assert made.tree() == right
+
+
+def test_a_device_file_made_after_the_specification_has_it_written_again(tmp_path):
+    """Engines keep a device's numbers until the file that names it changes."""
+    made = Written(node(tmp_path / "n")).write()
+    place = tmp_path / "n/dev/nvidia0"
+    place.parent.mkdir(exist_ok=True)
+    place.write_text("")
+    os.utime(made.host.path(made.path()), (1, 1))
+    before = stamp(made)
+    made.specs.tick(1000.0)
+    assert stamp(made) != before
+
+
+def test_a_lost_gpu_stays_described_for_the_containers_that_have_it(tmp_path):
+    made = Written(node(tmp_path / "n")).write()
+    made.write(given=inventory(gpu(0, error="GPU is lost"), gpu(2)))
+    assert made.names() == [uuid(0), uuid(2)]
+
+
+# --- failures -------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_without_its_device_file_is_the_only_one_that_fails(tmp_path):
+    host = bare_host(tmp_path / "n", (*CONTROL, "/dev/nvidia0"), {f"{LIBRARIES}/libcuda.so.{VERSION}": "x"})
+    made = Written(host).write(given=inventory(gpu(0), gpu(1)))
+    assert made.names() == [uuid(0)]
+    problem = made.problems()["1"]
+    assert problem.code == "cdi"
+    assert "/dev/nvidia1 isn't there (nvidia-modprobe -c 1)" in problem.reason
+    assert list(made.problems()) == ["1"]
+
+
+def test_a_missing_driver_library_makes_every_unit_unhealthy_until_it_is_there(tmp_path):
+    host = bare_host(tmp_path / "n", ("/dev/nvidia0",))
+    made = Written(host).write(given=inventory(gpu(0), gpu(1)))
+    assert set(made.problems()) == {"0", "1"}
+    assert "libcuda.so.550.54.15" in made.problems()["0"].reason
+    first = made.problems()["0"]
+    made.specs.tick(1000.0)
+    assert made.problems()["0"] == first  # since is when it began
+    assert made.log.messages("error") == ["no CDI specification can be written"]
+    place = tmp_path / f"n{LIBRARIES}"
+    place.mkdir(parents=True)
+    (place / f"libcuda.so.{VERSION}").write_text("x")
+    made.specs.tick(2000.0)
+    assert set(made.problems()) == {"1"}
+
+
+def test_a_directory_that_cannot_be_written_makes_every_unit_unhealthy(tmp_path):
+    host = node(tmp_path / "n", files={"/var/run/cdi": "a file, not a directory"})
+    made = Written(host).write()
+    assert {problem.code for problem in made.problems().values()} == {"cdi"}
+    assert len(made.problems()) == 3
+    (tmp_path / "n/var/run/cdi").unlink()
+    made.specs.tick(1000.0)
+    assert made.problems() == {}
+    assert len(made.names()) == 3
+
+
+def test_an_old_mig_uuid_that_no_specification_may_hold_is_told(tmp_path):
+    old = cut(1, "1g.10gb")
+    old = replace(old, mig=(replace(old.mig[0], uuid=f"MIG-{uuid(1)}/1/0"),))
+    made = Written(node(tmp_path / "n")).write(replace(CDI, mig_strategy="mixed"), inventory(gpu(0), old))
+    assert "device-id-strategy" in made.problems()["1:0"].reason
+    assert "0" not in made.problems()
+
+
+def test_turning_cdi_off_ends_the_problems(tmp_path):
+    made = Written(bare_host(tmp_path / "n")).write(given=inventory(gpu(0)))
+    assert made.problems()
+    made.write(Settings(), inventory(gpu(0)))
+    assert made.problems() == {}
