@@ -30,6 +30,7 @@ from gpunode.cli_options import (  # noqa: E402
 )
 from gpunode.cli_plugin import plugin_app  # noqa: E402
 from gpunode.cli_plugin_inject import plugin_inject  # noqa: E402, F401
+from gpunode.cli_plugin_placement import plugin_explain_placement  # noqa: E402, F401
 from gpunode.cli_plugin_status import plugin_status  # noqa: E402, F401
 from gpunode.cli_runtime import runtime_app  # noqa: E402
 from gpunode.cli_state import journal_app, manifests_app  # noqa: E402

@@ -77,28 +77,16 @@ def _messages(warnings: tuple[Problem, ...]) -> tuple[str, ...]:
 def _look(host: Host, settings: Settings) -> _Seen:
     from gpunode.plugin.compose import make_backend
     from gpunode.plugin.config.look import look
+    from gpunode.plugin.logfmt import NoLog
 
     try:
-        backend = make_backend(host, settings, _NoLog())
+        backend = make_backend(host, settings, NoLog())
         inventory, why = look(host, settings, backend)
         if inventory is None:
             return _Seen(unknown=why)
         return _Seen(backend.plan(settings, inventory))
     except GpunodeError as error:
         return _Seen(problem=error)
-
-
-class _NoLog:
-    """What a backend would say while it serves is not asked for here."""
-
-    def info(self, message: str, **fields: object) -> None:
-        """Not told."""
-
-    def warning(self, message: str, **fields: object) -> None:
-        """Not told."""
-
-    def error(self, message: str, **fields: object) -> None:
-        """Not told."""
 
 
 # --- telling it -----------------------------------------------------------------------------------------

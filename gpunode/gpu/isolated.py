@@ -8,7 +8,7 @@ from typing import Any
 
 from gpunode.errors import ConfigError
 from gpunode.gpu.child import module_argv, signal_name
-from gpunode.gpu.model import Inventory, inventory_from_json
+from gpunode.gpu.model import Inventory, Topology, inventory_from_json, topology_from_json
 from gpunode.host import RECORDING, Completed, Host
 
 
@@ -17,7 +17,7 @@ class NvmlProbe:
     """What NVML said: the inventory, or why there is none.
 
     `code` is NVML's return code, None if NVML didn't get to say one: then it hung (`timed_out`) or the child
-    crashed, which `message` tells. `seconds` is how long it took.
+    crashed, which `message` tells. `seconds` is how long it took. `topology` is there if it was asked for.
     """
 
     inventory: Inventory | None
@@ -25,17 +25,19 @@ class NvmlProbe:
     message: str = ""
     timed_out: bool = False
     seconds: float = 0.0
+    topology: Topology | None = None
 
 
-def probe(host: Host, timeout: float = 15.0) -> NvmlProbe:
+def probe(host: Host, timeout: float = 15.0, topology: bool = False) -> NvmlProbe:
     """The inventory of this node, within `timeout` seconds; never raises for NVML's failure.
 
-    With persistence mode off, eight GPUs may well take ten seconds. `ConfigError` for a malformed recording.
+    With persistence mode off, eight GPUs may well take ten seconds. With `topology` NVML is also asked how
+    they hang together. `ConfigError` for a malformed recording.
     """
     if not host.live:
         return _recorded(host)
     start = host.monotonic()
-    done = host.run(module_argv("gpunode.gpu.probe"), timeout=timeout)
+    done = host.run(module_argv("gpunode.gpu.probe", *["--topology"] * topology), timeout=timeout)
     return _read(done, timeout, host.monotonic() - start)
 
 
@@ -57,7 +59,8 @@ def _answer(answer: dict[str, Any], seconds: float = 0.0) -> NvmlProbe:
     error = answer.get("error")
     if error is not None:
         return NvmlProbe(None, int(error["code"]), str(error.get("message", "")), seconds=seconds)
-    return NvmlProbe(inventory_from_json(answer["inventory"]), seconds=seconds)
+    links = topology_from_json(answer["topology"]) if "topology" in answer else None
+    return NvmlProbe(inventory_from_json(answer["inventory"]), seconds=seconds, topology=links)
 
 
 def _recorded(host: Host) -> NvmlProbe:

@@ -1,6 +1,7 @@
 """The child of `isolated.probe`: asks NVML for the inventory and prints it as one JSON document.
 
-``{"inventory": {...}}`` as `gpunode gpus -o json` has it under `data`, or
+``{"inventory": {...}}`` as `gpunode gpus -o json` has it under `data`, with ``"topology"`` beside it if the
+argument --topology asks for it, or
 ``{"error": {"code": 18, "message": "..."}}``.
 """
 
@@ -14,6 +15,7 @@ import sys
 from gpunode.gpu.discover import discover
 from gpunode.gpu.nvml import Nvml
 from gpunode.gpu.nvml_errors import NvmlError
+from gpunode.gpu.topology import read_topology
 from gpunode.host import Host
 from gpunode.result import plain
 
@@ -25,7 +27,10 @@ def main() -> int:
     end_with_parent()
     try:
         with Nvml.open() as nvml:
-            answer = {"inventory": plain(discover(nvml, Host()))}
+            inventory = discover(nvml, Host())
+            answer = {"inventory": plain(inventory)}
+            if "--topology" in sys.argv[1:]:
+                answer["topology"] = plain(read_topology(nvml, inventory))
     except NvmlError as error:
         answer = {"error": {"code": error.code, "message": error.message}}
     sys.stdout.write(json.dumps(answer) + "\n")

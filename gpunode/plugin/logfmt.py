@@ -27,6 +27,19 @@ class Log(Protocol):
     def error(self, message: str, **fields: object) -> None: ...
 
 
+class NoLog:
+    """For those who only look: what a backend would say while it serves is not asked for."""
+
+    def info(self, message: str, **fields: object) -> None:
+        """Not told."""
+
+    def warning(self, message: str, **fields: object) -> None:
+        """Not told."""
+
+    def error(self, message: str, **fields: object) -> None:
+        """Not told."""
+
+
 class LogfmtLog:
     """Writes whole lines to one stream, from any thread."""
 

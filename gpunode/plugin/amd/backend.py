@@ -62,4 +62,4 @@ class AmdBackend:
         must_include: Sequence[str],
         size: int,
     ) -> tuple[str, ...]:
-        return prefer(settings, snapshot, topology, available, must_include, size)
+        return prefer(settings, snapshot, topology, available, must_include, size, together=True)

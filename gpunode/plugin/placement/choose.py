@@ -25,12 +25,14 @@ def prefer(
     must_include: Sequence[str],
     size: int,
     nearness: Callable[[Topology], Nearness] = by_links,
+    together: bool = False,
 ) -> tuple[str, ...]:
     """At most `size` ids: all of `must_include` first (as many as fit), then some of `available`.
 
     Of `available`, unknown ids and unhealthy devices are passed over; an unknown id that must be included is
     given back. `nearness` is another vendor's view of the links; pass the same function every time, as what
-    is worked out for a machine is kept by it.
+    is worked out for a machine is kept by it. With `together` partitions are aligned as whole GPUs are, those
+    of one GPU being nearest to each other, whatever the policy.
     """
     known = snapshot.by_id
     must = set(must_include)
@@ -47,7 +49,7 @@ def prefer(
     ]
     if need >= len(free):
         chosen = sorted(free, key=_order)
-    elif divisible(snapshot.resource):
+    elif divisible(snapshot.resource, together):
         packed = settings.shared_devices_allocation_policy == "packed"
         chosen = choose_shares(snapshot.resource, free, fixed, need, packed)
     else:
@@ -63,10 +65,10 @@ def prefer(
     return told + tuple(device.id for device in chosen)
 
 
-def divisible(resource: Resource) -> bool:
-    """Whether shares or partitions are among its devices: then GPUs are spread over, not aligned."""
+def divisible(resource: Resource, together: bool = False) -> bool:
+    """Whether shares or, unless `together`, partitions are among its devices: those aren't aligned."""
     return resource.shares > 1 or any(
-        device.unit.partition or SHARE_MARK in device.id for device in resource.devices
+        (device.unit.partition and not together) or SHARE_MARK in device.id for device in resource.devices
     )
 
 

@@ -16,6 +16,7 @@ Nearness = Callable[[Unit, Unit], int]
 """Higher is nearer. Only differences between pairs matter, so that it may be negative."""
 
 PER_LINK = 100
+SAME_GPU = 10_000
 _FURTHEST = 60
 _SAME_NODE = 5
 _WORDS = {
@@ -32,17 +33,20 @@ _WITHIN_NODE, _ACROSS = 40, 50
 @dataclass(frozen=True)
 class Near:
     """Two GPUs: NVML's `level` (None if neither NVML nor NUMA tell), NVLinks from one to the other `direct`
-    and through `switch`, whether both are known to be on the same NUMA node.
+    and through `switch`, whether both are known to be on the same NUMA node, or are partitions of one GPU.
     """
 
     level: int | None
     direct: int
     switch: int
     same_node: bool
+    same_gpu: bool = False
 
     @property
     def score(self) -> int:
         """Per link 100, by ancestor from 60 (one board) to 10 (another socket), for the NUMA node 5."""
+        if self.same_gpu:
+            return SAME_GPU
         near = 0 if self.level is None else max(_FURTHEST - self.level, 0)
         return PER_LINK * (self.direct + self.switch) + near + _SAME_NODE * self.same_node
 
@@ -69,7 +73,7 @@ class Links:
         if level is None and known:
             level = _WITHIN_NODE if same else _ACROSS
         if a.gpu == b.gpu:
-            level = 0
+            return Near(0, 0, 0, same, same_gpu=True)
         switch = min(self._switch.get(a.gpu, 0), self._switch.get(b.gpu, 0))
         return Near(level, pair.nvlinks, switch, same)
 
