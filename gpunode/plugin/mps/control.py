@@ -39,21 +39,24 @@ class Control:
         self.program = program
         self._pipe = pipe
 
-    def ask(self, *commands: str, seconds: float = _SECONDS) -> list[str]:
+    def ask(self, *commands: str) -> list[str]:
         """Send commands and give back the lines of the answer. `DaemonError` if nobody answers in time."""
-        done = self.send(*commands, seconds=seconds)
+        done = self.send(*commands)
         if done.timed_out:
-            raise DaemonError(f"the MPS control daemon did not answer within {seconds:g} s", code="hangs")
+            raise DaemonError(f"the MPS control daemon did not answer within {_SECONDS:g} s", code="hangs")
         if not done.ok:
             said = (done.stdout + done.stderr).strip().splitlines() or [f"exit status {done.code}"]
             raise DaemonError(f"the MPS control daemon does not answer: {said[-1]}", code="silent")
         return done.stdout.split("\n")
 
-    def send(self, *commands: str, seconds: float = _SECONDS) -> Completed:
-        """Like `ask`, without judging the answer."""
+    def send(self, *commands: str, seconds: float | None = None) -> Completed:
+        """Like `ask`, without judging the answer; other limits than the usual one in `seconds`."""
         text = "".join(f"{command}\n" for command in commands)
         return self._host.run(
-            [self.program], stdin=text, timeout=seconds, env={"CUDA_MPS_PIPE_DIRECTORY": self._pipe}
+            [self.program],
+            stdin=text,
+            timeout=seconds or _SECONDS,
+            env={"CUDA_MPS_PIPE_DIRECTORY": self._pipe},
         )
 
     def answers(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_LINE = re.compile(r"\[\S+ \S+ +(?P<who>[A-Za-z ]+?) +\d+\] (?P<text>.*)")
+_LINE = re.compile(r"\[\S+ \S+ +(?P<who>[A-Za-z ]+?) +\d+\] ?(?P<text>.*)")
 _EXITED = re.compile(r"Server (\d+) exited with status (-?\d+)")
 _READY = re.compile(r"NEW SERVER \d+: Ready")
 _CHATTER = re.compile(

@@ -1,0 +1,336 @@
+"""Keepers of real processes: the stand-in of nvidia-cuda-mps-control, and NVML's in its child."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fixtures.scenario import Fault, gpu_uuid, machine
+from gpunode.plugin.mps import ground, keeper
+from gpunode.plugin.mps.keeper import Keeper
+from gpunode.plugin.mps.layout import DaemonSpec
+from gpunode.plugin.mps.process import Identity, left_behind, remains, start
+from gpunode.plugin.settings import Settings
+from tests.plugin.mps.conftest import MpsNode
+from tests.plugin.nodes import MemoryLog, eventually
+
+EXCLUSIVE, DEFAULT, PROHIBITED = 3, 0, 2
+
+
+def spec(node: MpsNode, *gpus: int, percentage: int = 25, mib: int = 1000) -> DaemonSpec:
+    uuids = tuple(gpu_uuid(index) for index in gpus or (0,))
+    directory = f"{node.root}/nvidia.com/gpu"
+    return DaemonSpec("nvidia.com/gpu", uuids, directory, percentage, (mib,) * len(uuids))
+
+
+@contextmanager
+def kept(node: MpsNode, wanted: DaemonSpec, log: MemoryLog | None = None) -> Iterator[Keeper]:
+    made = Keeper(node.host, Settings(mps=True, mps_root=node.root), wanted, log or MemoryLog())
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+        made.join(20.0)
+        assert not made.alive
+
+
+def pid(node: MpsNode) -> int:
+    return int(json.loads(Path(f"{node.root}/nvidia.com/gpu/daemon.json").read_text())["pid"])
+
+
+def up(made: Keeper, seconds: float = 10.0) -> bool:
+    return eventually(lambda: made.problem is None, seconds)
+
+
+def test_a_daemon_comes_up_with_its_limits_and_goes_without_a_trace(node: MpsNode) -> None:
+    log = MemoryLog()
+    wanted = spec(node, 1, 3)
+    with kept(node, wanted, log) as made:
+        assert made.problem and made.problem.code == "mps"
+        assert up(made), log.lines
+        assert node.gpus.compute_modes() == {gpu_uuid(1): EXCLUSIVE, gpu_uuid(3): EXCLUSIVE}
+        assert node.mps.commands() == [
+            "set_default_device_pinned_mem_limit 0 1000M",
+            "set_default_device_pinned_mem_limit 1 1000M",
+            "set_default_active_thread_percentage 25",
+        ]
+        (environ,) = node.mps.environments()
+        assert environ["CUDA_VISIBLE_DEVICES"] == f"{gpu_uuid(1)},{gpu_uuid(3)}"
+        assert environ["CUDA_MPS_PIPE_DIRECTORY"] == wanted.pipe
+        assert "GPUNODE_STUB_SCENARIO" not in environ
+        assert Path(wanted.started).exists()
+        assert Path(f"{node.root}/shm").readlink() == Path("/dev/shm")
+        process = pid(node)
+    assert node.mps.commands()[-1] == "quit -t 3"
+    assert node.gpus.compute_modes() == {gpu_uuid(1): DEFAULT, gpu_uuid(3): DEFAULT}
+    assert not Path(wanted.directory).exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+    assert "MPS control daemon has ended" in log.messages("info")
+    assert log.messages("error") == []
+
+
+def test_a_killed_daemon_comes_again(node: MpsNode) -> None:
+    log = MemoryLog()
+    with kept(node, spec(node), log) as made:
+        assert up(made)
+        first = pid(node)
+        os.kill(first, signal.SIGKILL)
+        assert eventually(lambda: made.problem is not None)
+        assert made.problem and "ended by itself (exit status -9)" in made.problem.reason
+        assert not Path(made.spec.started).exists()
+        assert up(made), log.lines
+        assert pid(node) != first
+    assert node.gpus.compute_modes() == {gpu_uuid(0): DEFAULT}
+
+
+def test_a_program_that_ends_at_once_is_tried_again_later(node: MpsNode) -> None:
+    log = MemoryLog()
+    node.mps.behave(exits=1)
+    with kept(node, spec(node), log) as made:
+        assert eventually(lambda: log.messages("error") != [])
+        assert made.problem and "ends at once (exit status 1)" in made.problem.reason
+        assert "This stand-in was told to end" in made.problem.reason
+        node.mps.behave()
+        assert up(made), log.lines
+
+
+def test_without_the_program_the_hint_says_who_brings_it(
+    node: MpsNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = MemoryLog()
+    node.mps.program.rename(node.place / "away")
+    monkeypatch.setattr("gpunode.plugin.mps.control._ELSEWHERE", ())
+    with kept(node, spec(node), log) as made:
+        assert eventually(lambda: log.messages("error") != [])
+        assert made.problem and made.problem.reason == "nvidia-cuda-mps-control is not on this node"
+        assert "nvidia-compute-utils" in str(log.lines[-1][2]["hint"])
+        (node.place / "away").rename(node.mps.program)
+        assert up(made)
+
+
+def test_a_deaf_daemon_is_replaced(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryLog()
+    monkeypatch.setattr(keeper, "_ASK_SECONDS", 0.2)
+    monkeypatch.setattr("gpunode.plugin.mps.control._SECONDS", 0.3)
+    monkeypatch.setattr("gpunode.plugin.mps.process._QUIT_SECONDS", 0.3)
+    with kept(node, spec(node), log) as made:
+        assert up(made)
+        first = pid(node)
+        node.mps.behave(deaf=True)
+        assert eventually(lambda: "the MPS control daemon does not answer any more" in log.messages("error"))
+        node.mps.behave()
+        assert up(made), log.lines
+        assert pid(node) != first
+
+
+def test_servers_that_do_not_come_up_are_a_problem_until_one_does(
+    node: MpsNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "_SERVER_SECONDS", 0.3)
+    log = MemoryLog()
+    with kept(node, spec(node), log) as made:
+        assert up(made)
+        node.mps.behave(servers_fail=True)
+        for _ in range(3):  # as a client does
+            made._control.send("start_server -uid 1000")
+        assert eventually(lambda: made.problem is not None)
+        assert made.problem and made.problem.reason.startswith("the MPS server does not come up (Server 5")
+        assert eventually(lambda: "start_server -uid 0" in node.mps.commands())
+        assert made.problem is not None
+        node.mps.behave()
+        assert up(made), log.lines
+        assert "the MPS server is up again" in log.messages("info")
+        assert len(node.mps.environments()) == 1
+
+
+def test_a_daemon_that_outlived_its_keeper_is_adopted(node: MpsNode) -> None:
+    """As after SIGKILL of the plugin: the clients of the daemon live on."""
+    wanted = spec(node)
+    ground.prepare(node.host, wanted, node.root, MemoryLog())
+    orphan = start(node.host, str(node.mps.program), wanted)
+    Path(f"{wanted.directory}/compute-modes.json").write_text(json.dumps({gpu_uuid(0): DEFAULT}))
+    node.gpus.write(machine(4).with_gpu(0, compute_mode=EXCLUSIVE))
+    assert eventually(lambda: Path(f"{wanted.pipe}/control").exists())
+    log = MemoryLog()
+    with kept(node, wanted, log) as made:
+        assert up(made), log.lines
+        assert pid(node) == orphan.pid
+        assert orphan.ended() is None
+        assert "goes on with the MPS control daemon that was there" in log.messages("info")
+    assert orphan.ended() is not None
+    assert node.gpus.compute_modes() == {gpu_uuid(0): DEFAULT}
+
+
+def test_a_daemon_of_before_with_other_gpus_is_ended_first(node: MpsNode) -> None:
+    wanted = spec(node, 0, 1)
+    ground.prepare(node.host, wanted, node.root, MemoryLog())
+    orphan = start(node.host, str(node.mps.program), spec(node, 0))
+    assert eventually(lambda: Path(f"{wanted.pipe}/control").exists())
+    with kept(node, wanted) as made:
+        assert up(made)
+        assert orphan.ended() is not None
+        assert pid(node) != orphan.pid
+
+
+def test_a_process_that_got_the_number_is_left_alone(node: MpsNode) -> None:
+    """The file names this test's own process, with another start time."""
+    wanted = spec(node)
+    Path(wanted.directory).mkdir(parents=True)
+    mine = Identity.of(node.host, os.getpid(), wanted.gpus)
+    assert mine is not None and mine.alive(node.host)
+    file = Path(f"{wanted.directory}/daemon.json")
+    for changed in ({"started": mine.started - 1}, {"program": "/usr/bin/nvidia-cuda-mps-control"}):
+        file.write_text(json.dumps({**vars_of(mine), **changed}))
+        assert left_behind(node.host, wanted) is None
+    for text in ("", "{}", "[]", "nonsense", '{"pid": "x"}', '{"pid": 1, "started": null}'):
+        file.write_text(text)
+        assert left_behind(node.host, wanted) is None
+    with kept(node, wanted) as made:
+        assert up(made)
+
+
+def vars_of(identity: Identity) -> dict[str, object]:
+    return {
+        **{"pid": identity.pid, "started": identity.started},
+        **{"program": identity.program, "gpus": list(identity.gpus)},
+    }
+
+
+def test_somebody_elses_daemon_is_not_touched(node: MpsNode) -> None:
+    wanted = spec(node)
+    ground.prepare(node.host, wanted, node.root, MemoryLog())
+    other = start(node.host, str(node.mps.program), wanted)
+    Path(f"{wanted.directory}/daemon.json").unlink()
+    assert eventually(lambda: Path(f"{wanted.pipe}/control").exists())
+    log = MemoryLog()
+    try:
+        with kept(node, wanted, log) as made:
+            assert eventually(lambda: log.messages("error") != [])
+            assert made.problem and "already running" in made.problem.reason
+            assert "echo quit | CUDA_MPS_PIPE_DIRECTORY=" in str(log.lines[-1][2]["hint"])
+        assert other.ended() is None
+        assert Path(f"{wanted.pipe}/control").exists()
+    finally:
+        other.signal("TERM")
+        assert eventually(lambda: other.ended() is not None)
+
+
+def test_a_lost_gpu_costs_the_others_nothing(node: MpsNode) -> None:
+    node.gpus.write(machine(4).with_gpu(1, lost=True))
+    with kept(node, spec(node, 0, 1)) as made:
+        assert up(made)
+        assert set(made.gpu_problems) == {gpu_uuid(1)}
+        assert "lost" in made.gpu_problems[gpu_uuid(1)].reason
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Fault("nvmlDeviceSetComputeMode", 4), "only root may set the compute mode"),
+        (Fault("nvmlInitWithFlags", 9), "the NVIDIA kernel module is not loaded"),
+    ],
+    ids=["permission", "driver"],
+)
+def test_gpus_that_can_not_be_set_are_named(node: MpsNode, fault: Fault, reason: str) -> None:
+    node.gpus.write(machine(4).with_faults(fault))
+    log = MemoryLog()
+    with kept(node, spec(node), log) as made:
+        assert eventually(lambda: log.messages("error") != [])
+        assert made.problem and reason in made.problem.reason
+        assert node.mps.environments() == []
+        node.gpus.write(machine(4))
+        assert up(made)
+
+
+def test_a_prohibited_gpu_stays_prohibited(node: MpsNode) -> None:
+    node.gpus.write(machine(4).with_gpu(0, compute_mode=PROHIBITED))
+    with kept(node, spec(node)) as made:
+        assert eventually(lambda: made.problem is not None and "PROHIBITED" in made.problem.reason)
+    assert node.gpus.compute_modes() == {}
+
+
+def test_a_mode_that_somebody_has_changed_meanwhile_stays(node: MpsNode) -> None:
+    with kept(node, spec(node)) as made:
+        assert up(made)
+        with Path(f"{node.gpus.scenario_path}.modes").open("a") as file:
+            file.write(f"{gpu_uuid(0)} {PROHIBITED}\n")
+    assert node.gpus.compute_modes() == {gpu_uuid(0): PROHIBITED}
+
+
+def test_a_gpu_that_was_exclusive_stays_exclusive(node: MpsNode) -> None:
+    node.gpus.write(machine(4).with_gpu(0, compute_mode=EXCLUSIVE))
+    with kept(node, spec(node)) as made:
+        assert up(made)
+    assert node.gpus.compute_modes() == {}
+
+
+def test_a_mode_that_can_not_be_put_back_is_said_and_remembered(node: MpsNode) -> None:
+    log = MemoryLog()
+    with kept(node, spec(node), log) as made:
+        assert up(made)
+        node.gpus.write(machine(4).with_faults(Fault("nvmlDeviceSetComputeMode", 4)))
+    assert "the compute mode is still EXCLUSIVE_PROCESS" in log.messages("error")
+    (left,) = remains(node.host, node.root)
+    assert left.directory == spec(node).directory
+    node.gpus.write(machine(4))
+    ender = Keeper(node.host, Settings(mps=True, mps_root=node.root), left, log)
+    ender.stop()
+    ender.start()
+    ender.join(10.0)
+    assert node.gpus.compute_modes() == {gpu_uuid(0): DEFAULT}
+    assert remains(node.host, node.root) == []
+
+
+def test_other_limits_need_no_other_daemon(node: MpsNode) -> None:
+    with kept(node, spec(node)) as made:
+        assert up(made)
+        made.adjust(spec(node, percentage=10, mib=400))
+        assert eventually(lambda: "set_default_active_thread_percentage 10" in node.mps.commands())
+        assert "set_default_device_pinned_mem_limit 0 400M" in node.mps.commands()
+        assert len(node.mps.environments()) == 1
+
+
+def test_shm_that_is_not_the_daemons_own_is_refused(node: MpsNode) -> None:
+    Path(f"{node.root}/shm").mkdir(parents=True)
+    with kept(node, spec(node)) as made:
+        assert eventually(
+            lambda: made.problem is not None and "clients would not find" in made.problem.reason
+        )
+    assert Path(f"{node.root}/shm").is_dir()
+
+
+def test_a_container_without_the_nodes_shm_is_told_what_to_mount(node: MpsNode) -> None:
+    pod = replace(
+        node, host=replace(node.host, environ={**node.host.environ, "KUBERNETES_SERVICE_HOST": "x"})
+    )
+    log = MemoryLog()
+    with kept(pod, spec(node), log) as made:
+        assert eventually(lambda: made.problem is not None and "this is a container" in made.problem.reason)
+        assert "mount a tmpfs of the node" in str(log.lines[-1][2]["hint"])
+
+
+def test_the_log_is_followed_and_kept_small(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpunode.plugin.mps.control_log._MOST", 4000)
+    log = MemoryLog()
+    with kept(node, spec(node), log) as made:
+        assert up(made)
+        path = Path(f"{made.spec.log}/control.log")
+        for _ in range(40):
+            made._control.send("nonsense")
+        assert eventually(lambda: any("Unknown command" in str(f.get("said")) for _, _, f in log.lines))
+        assert eventually(lambda: path.stat().st_size < 4000)
+        made._control.send("start_server -uid 0")
+        assert eventually(lambda: any("Ready" in str(f.get("said")) for _, _, f in log.lines))
+        assert sum("Unknown command" in str(fields.get("said")) for _, _, fields in log.lines) < 4
+        with suppress(ValueError):
+            path.read_text().index("\0")  # the daemon goes on at the start, without a hole
+            pytest.fail("the log has a hole")
