@@ -30,6 +30,8 @@ from gpunode.host import Host
 
 MODULE = "/sys/module/amdgpu"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+RECOVERY = f"{MODULE}/parameters/gpu_recovery"
+"""Unless it is 0 the driver resets a GPU by itself after an uncorrectable error, and retires the page."""
 VERSION = f"{MODULE}/version"  # the out-of-tree driver's; the kernel's own has none
 NO_KFD = "KFD, the compute side of the driver, does not know this GPU"
 _PARTITION = re.compile(r"amdgpu_xcp[._]([0-9]{1,3})")  # older kernels have the dot
@@ -182,6 +184,7 @@ def read_condition(host: Host, gpu: Gpu) -> Reading:
     return Reading(
         gpu.uuid,
         ecc_volatile=sum(counts) if counts else None,
+        recovery_action="none" if counts and text_of(host, RECOVERY) not in ("", "0") else None,
         busy_percent=number_of(text_of(host, f"{at}/gpu_busy_percent")),
         memory_used_bytes=number_of(text_of(host, f"{at}/mem_info_vram_used")),
         generation=generation(host),

@@ -50,23 +50,25 @@ class Watch:
         if reason:
             self.waiting = f"waiting for the AMD GPUs: {reason}"
             self._say.warning(self.waiting, hint="modprobe amdgpu; gpunode doctor")
-            self._trace = None
+            self._trace = self._inventory = None
             sink.broken(reason, sure=True)
             return
         now, seen = self._host.monotonic(), trace(self._host)
         if seen != self._trace or now >= self._next_look:
             self._trace = seen
-            whole = self._look(sink)
-            self._next_look = math.inf if whole else now + self._settings.rediscover_seconds
+            self._next_look = now + self._look(sink)
         if self._inventory is not None and now >= self._next_reading:
             self._next_reading = now + self._settings.health.poll_seconds
             sink.readings([read_condition(self._host, gpu) for gpu in self._inventory.gpus])
 
-    def _look(self, sink: Sink) -> bool:
-        nodes = read_nodes(self._host)
-        self._inventory = read_inventory(self._host, nodes)
+    def _look(self, sink: Sink) -> float:
+        """In how many seconds to look again, if nothing changes meanwhile: news is looked at twice."""
+        before, nodes = self._inventory, read_nodes(self._host)
+        seen = self._inventory = read_inventory(self._host, nodes)
         self._next_reading = 0.0
-        sink.seen(self._inventory, read_topology(self._inventory, nodes))
+        sink.seen(seen, read_topology(seen, nodes))
         self.waiting = ""
         self._say.reset()
-        return not any(gpu.error for gpu in self._inventory.gpus)
+        if seen != before:
+            return _TURN_SECONDS
+        return self._settings.rediscover_seconds if any(gpu.error for gpu in seen.gpus) else math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from threading import Event
 
@@ -19,6 +20,7 @@ from gpunode.plugin.simulate.node import SimulatedNode
 
 MARK = "GPUNODE_SIMULATED"
 _TURN_SECONDS = 0.25
+_LOOK_SECONDS = 1.0
 
 
 class SimulatedBackend:
@@ -31,6 +33,7 @@ class SimulatedBackend:
         self._node = SimulatedNode(settings.simulate, host)
         self._nvidia = NvidiaBackend(host, settings, log)
         self._told = False
+        self._next_look = math.inf
 
     @property
     def waiting(self) -> str:
@@ -46,6 +49,9 @@ class SimulatedBackend:
         next_reading = 0.0
         while not stop.is_set():
             now = self._host.monotonic()
+            if now >= self._next_look:
+                self._tell(sink)
+                self._next_look = math.inf
             if now >= next_reading:
                 sink.readings(self._node.readings)
                 next_reading = now + self._settings.health.poll_seconds
@@ -74,6 +80,7 @@ class SimulatedBackend:
             sink.event(event)
         self._tell(sink)
         sink.readings(self._node.readings)
+        self._next_look = self._host.monotonic() + _LOOK_SECONDS  # news is looked at twice, as with NVML
 
     def _tell(self, sink: Sink) -> None:
         self._told = not self._node.driver_gone

@@ -9,10 +9,13 @@ from gpunode.errors import UsageError
 from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Gpu, Inventory, Reading, Topology
 from gpunode.host import Host
+from gpunode.plugin.health.xids import HARDWARE, REBOOT, RESET, xid
 from gpunode.plugin.simulate import profiles
 from gpunode.plugin.simulate.faults import ALL, Fault
 
 LOST = "the GPU is lost (simulated)"
+_ASKED = {RESET: "reset", HARDWARE: "reset", REBOOT: "reboot"}
+"""The recovery action that NVML tells after an XID of this class."""
 DRIVER_GONE = "the driver is not loaded (simulated)"
 
 
@@ -108,6 +111,8 @@ class SimulatedNode:
         index, uuid = slot.gpu.index, slot.gpu.uuid
         now = self._conditions[index]
         if fault.name == "xid":
+            asked = _ASKED.get(xid(int(fault.value)).kind, now.recovery)
+            self._conditions[index] = replace(now, recovery=asked)
             return [GpuEvent("xid", uuid, int(fault.value), fault.gi, fault.ci)]
         if fault.name == "mig":
             divided = profiles.with_layout(slot.gpu, slot.model, "" if fault.value == "off" else fault.value)

@@ -1,0 +1,155 @@
+"""What can be made to happen to simulated GPUs, without a plugin around it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.errors import ConfigError, GpunodeError, UsageError
+from gpunode.gpu.events import GpuEvent
+from gpunode.gpu.readings import FABRIC_STATES, RECOVERY_ACTIONS
+from gpunode.plugin.simulate.faults import FAULTS, Fault, make_fault, parse_fault, parse_script
+from gpunode.plugin.simulate.node import DRIVER_GONE, LOST, SimulatedNode
+
+
+def test_words_are_those_of_readings() -> None:
+    assert set(FAULTS["recovery"].value) == set(RECOVERY_ACTIONS)
+    assert set(FAULTS["fabric"].value) == set(FABRIC_STATES) - {None}
+
+
+def happen(node: SimulatedNode, name: str, value: str = "", gpu: str = "") -> tuple[GpuEvent, ...]:
+    return node.apply(make_fault(name, value, gpu))
+
+
+def test_an_xid_is_an_event_and_the_driver_asks_for_what_its_class_needs() -> None:
+    node = SimulatedNode("h100:4")
+    before = node.inventory
+    uuid = before.gpus[2].uuid
+    assert node.apply(make_fault("xid", "31", "2", gi=3, ci=0)) == (GpuEvent("xid", uuid, 31, 3, 0),)
+    assert [reading.recovery_action for reading in node.readings] == ["none"] * 4
+    happen(node, "xid", "95", "2")
+    assert [reading.recovery_action for reading in node.readings] == ["none", "none", "reset", "none"]
+    happen(node, "reset", "", "2")
+    assert [reading.recovery_action for reading in node.readings] == ["none"] * 4
+    assert node.inventory == before
+
+
+def test_errors_add_up_and_a_reset_clears_them() -> None:
+    node = SimulatedNode("h100:2,node=x")
+    events = [*happen(node, "ecc", "2", "1"), *happen(node, "ecc", "3", node.inventory.gpus[1].uuid)]
+    assert [event.kind for event in events] == ["ecc-double"] * 2
+    for fault in (("remap", "pending", "1"), ("recovery", "reset", "1"), ("fabric", "", "1")):
+        happen(node, *fault)
+    first, second = node.readings
+    assert (first.ecc_volatile, first.remap_pending, first.recovery_action) == (0, False, "none")
+    assert (second.ecc_volatile, second.ecc_aggregate) == (5, 5)
+    assert (second.remap_pending, second.recovery_action, second.fabric_state) == (True, "reset", None)
+    happen(node, "reset", "", "all")
+    _, second = node.readings
+    assert (second.ecc_volatile, second.ecc_aggregate) == (0, 5)
+    assert (second.remap_pending, second.recovery_action) == (False, "none")
+
+
+def test_only_healing_mends_a_failed_remapping() -> None:
+    node = SimulatedNode("h100:8")
+    happen(node, "remap", "failed", "0")
+    happen(node, "fabric", "in-progress", "0")
+    assert node.readings[0].fabric_state == "in-progress"
+    happen(node, "reset", "", "0")
+    assert node.readings[0].remap_failed is True
+    happen(node, "heal", "", "0")
+    assert node.readings[0].remap_failed is False
+
+
+def test_lost_is_listed_and_unplugged_is_not() -> None:
+    node = SimulatedNode("h100:3")
+    happen(node, "lost", "", "0")
+    happen(node, "unplug", "", "1")
+    assert [(gpu.index, gpu.error) for gpu in node.inventory.gpus] == [(0, LOST), (2, "")]
+    assert [reading.error for reading in node.readings] == [LOST, ""]
+    happen(node, "return", "", "0")
+    happen(node, "plug", "", "1")
+    assert [gpu.error for gpu in node.inventory.gpus] == ["", "", ""]
+
+
+def test_a_repartition_changes_the_inventory_and_the_links() -> None:
+    node = SimulatedNode("h100:8")
+    happen(node, "mig", "3g.40gb*2", "5")
+    assert [len(gpu.mig) for gpu in node.inventory.gpus] == [0, 0, 0, 0, 0, 2, 0, 0]
+    assert len(node.topology.switch_links) == 7
+    with pytest.raises(UsageError, match="has no MIG profile"):
+        happen(node, "mig", "9g.90gb", "5")
+    happen(node, "reset", "", "5")
+    assert (node.inventory.gpus[5].mig_enabled, node.inventory.gpus[5].mig) == (True, ())
+    happen(node, "mig", "off", "5")
+    assert not node.inventory.gpus[5].mig_enabled
+
+
+def test_a_reloaded_driver_is_another_generation() -> None:
+    node = SimulatedNode("h100:1")
+    before = node.readings[0].generation
+    happen(node, "driver", "gone")
+    assert (node.driver_gone, node.readings) == (DRIVER_GONE, ())
+    happen(node, "driver", "back")
+    assert node.driver_gone == ""
+    assert node.readings[0].generation != before
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("fire",), "no fault is called 'fire'"),
+        (("xid",), "xid takes a number"),
+        (("xid", "many", "0"), "xid takes a number"),
+        (("xid", "79"), "which one"),
+        (("lost", "7", "0"), "takes no value"),
+        (("remap", "maybe", "0"), "none of pending"),
+        (("mig", "", "0"), "takes a layout"),
+        (("xid", "79", "9"), "no simulated GPU '9'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words: tuple[str, ...], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        happen(SimulatedNode("h100:2"), *words)
+
+
+def test_a_script_is_played_in_the_order_of_its_times() -> None:
+    text = '# a bad night\n\n{"at": 2.5, "gpu": 3, "xid": 79}\n{"gpu": "all", "ecc": 1}\n'
+    assert parse_script(text, "f") == (Fault("ecc", "1", "all"), Fault("xid", "79", "3", at=2.5))
+    with pytest.raises(ConfigError, match="f:2: one fault a line, not 2"):
+        parse_script('{"gpu": 1, "xid": 1}\n{"gpu": 1, "xid": 1, "ecc": 1}', "f")
+
+
+@given(
+    st.text(max_size=80)
+    | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists).map(json.dumps)
+)
+def test_no_line_breaks_the_parser(line: str) -> None:
+    try:
+        parse_fault(line)
+    except GpunodeError as error:
+        assert error.message
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*FAULTS, "gpu", "gi", "ci", "at", "x"]),
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text(max_size=5)
+        | st.lists(st.integers()),
+        max_size=4,
+    )
+)
+def test_no_object_breaks_the_node(line: dict[str, object]) -> None:
+    node = SimulatedNode("a100:2,mig=1g.5gb")
+    try:
+        node.apply(parse_fault(json.dumps(line)))
+    except GpunodeError as error:
+        assert error.message
+    assert node.driver_gone or len(node.readings) == len(node.inventory.gpus)

@@ -1,0 +1,167 @@
+"""`gpunode plugin serve --simulate` and `gpunode plugin inject`, as a cluster under test uses them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpunode.plugin.kubelet_stub import KubeletStub
+from tests.plugin.nodes import eventually
+from tests.plugin.serving import Serving, Start, kubelet
+
+GPU = "nvidia.com/gpu"
+QUICK = ("--health-hold-down", "0s", "--health-poll-interval", "1s")
+
+
+@pytest.fixture
+def node(short: Path) -> Iterator[tuple[KubeletStub, Start]]:
+    with kubelet(short) as made:
+        yield made
+
+
+def inject(serving: Serving, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpunode", "plugin", "inject", *words, "--state-dir", serving.state]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+
+
+def test_a_node_without_gpus_has_eight(node) -> None:
+    stub, start = node
+    serving = start("--simulate", "h100:8,node=n1", *QUICK)
+    assert stub.wait_allocatable(GPU, 8, 15), serving.log()
+    assert "these GPUs are simulated" in serving.log()
+    given = stub.allocate(GPU, 2)
+    assert given.envs == {"NVIDIA_VISIBLE_DEVICES": ",".join(given.ids), "GPUNODE_SIMULATED": "1"}
+    assert sorted(stub.numa_nodes(GPU).values()) == [0] * 4 + [1] * 4
+    assert serving.end() == 0
+    assert "Traceback" not in serving.log()
+
+
+def test_a_container_never_gets_what_is_not_there(node) -> None:
+    stub, start = node
+    strategies = ("--device-list-strategy", "volume-mounts,cdi-annotations,cdi-cri", "--pass-device-specs")
+    serving = start("--simulate", "a100:1,mig=3g.20gb*2", "--mig-strategy", "mixed", *strategies)
+    name = "nvidia.com/mig-3g.20gb"
+    assert stub.wait_allocatable(name, 2, 15), serving.log()
+    given = serving.allocate(name, stub.allocate(name, 1).ids)
+    assert not given.mounts and not given.devices and not given.cdi_devices and not given.annotations
+    assert given.envs["GPUNODE_SIMULATED"] == "1"
+
+
+def test_a_fault_is_seen_and_healed(node) -> None:
+    stub, start = node
+    serving = start("--simulate", "h100:4", *QUICK)
+    assert stub.wait_allocatable(GPU, 4, 15), serving.log()
+    done = inject(serving, "lost", "--gpu", "2")
+    assert (done.returncode, done.stdout.strip()) == (0, 'injected {"lost": true, "gpu": "2"}'), done.stderr
+    assert stub.wait_allocatable(GPU, 3, 10), serving.log()
+    assert inject(serving, "return", "--gpu", "2").returncode == 0
+    assert stub.wait_allocatable(GPU, 4, 10), serving.log()
+    assert inject(serving, "unplug", "--gpu", "all").returncode == 0
+    assert stub.wait_allocatable(GPU, 0, 10), serving.log()
+    assert inject(serving, "plug", "--gpu", "all").returncode == 0
+    assert stub.wait_allocatable(GPU, 4, 10), serving.log()
+
+
+def test_an_xid_condemns_its_gpu_until_a_reset(node) -> None:
+    stub, start = node
+    serving = start("--simulate", "h100:4", *QUICK)
+    assert stub.wait_allocatable(GPU, 4, 15), serving.log()
+    assert inject(serving, "xid", "95", "--gpu", "3").returncode == 0
+    assert stub.wait_allocatable(GPU, 3, 10), serving.log()
+    assert inject(serving, "reset", "--gpu", "3").returncode == 0
+    assert stub.wait_allocatable(GPU, 4, 10), serving.log()
+
+
+def test_a_driver_that_goes_and_comes_back_takes_all_along(node) -> None:
+    stub, start = node
+    serving = start("--simulate", "t4:2", *QUICK)
+    assert stub.wait_allocatable(GPU, 2, 15), serving.log()
+    assert inject(serving, "driver", "gone").returncode == 0
+    assert stub.wait_allocatable(GPU, 0, 10), serving.log()
+    assert inject(serving, "driver", "back").returncode == 0
+    assert stub.wait_allocatable(GPU, 2, 10), serving.log()
+
+
+def test_a_repartition_changes_what_is_advertised(node) -> None:
+    stub, start = node
+    serving = start("--simulate", "a100:2", "--mig-strategy", "mixed", *QUICK)
+    assert stub.wait_allocatable(GPU, 2, 15), serving.log()
+    assert inject(serving, "mig", "3g.20gb/1g.5gb*3", "--gpu", "1").returncode == 0
+    assert stub.wait_allocatable("nvidia.com/mig-1g.5gb", 3, 10), serving.log()
+    assert stub.wait_allocatable(GPU, 1, 5), serving.log()
+
+
+def test_a_script_is_played_once(node, tmp_path: Path) -> None:
+    stub, start = node
+    serving = start("--simulate", "h100:4", *QUICK)
+    assert stub.wait_allocatable(GPU, 4, 15), serving.log()
+    script = tmp_path / "night.jsonl"
+    script.write_text('{"at": 0.2, "gpu": 0, "unplug": true}\n{"gpu": 1, "unplug": true}\n')
+    done = inject(serving, "--script", str(script), "-o", "json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["kind"], [fault["gpu"] for fault in told["data"]["faults"]]) == ("InjectedFault", ["1", "0"])
+    assert stub.wait_allocatable(GPU, 2, 10), serving.log()
+
+
+def test_what_is_refused_is_told_with_the_way_out(node) -> None:
+    stub, start = node
+    serving = start("--simulate", "h100:2", *QUICK)
+    assert stub.wait_allocatable(GPU, 2, 15), serving.log()
+    done = inject(serving, "lost", "--gpu", "7")
+    assert (done.returncode, "no simulated GPU '7'" in done.stderr) == (1, True), done.stderr
+    assert inject(serving, "xid", "79").returncode == 2
+    assert inject(serving).returncode == 2
+    assert inject(serving, "--script", "/does/not/exist").returncode == 1
+    assert stub.allocatable(GPU) == 2
+
+
+def test_faults_go_only_to_a_simulated_plugin(short: Path) -> None:
+    command = [sys.executable, "-m", "gpunode", "plugin", "inject", "xid", "79", "--gpu", "0"]
+    done = subprocess.run([*command, "--state-dir", str(short)], capture_output=True, text=True)
+    assert done.returncode == 3
+    assert "no simulated plugin takes faults" in done.stderr
+    assert "plugin serve --simulate" in done.stderr
+
+
+def test_a_specification_that_means_nothing_is_refused_at_the_start(short: Path) -> None:
+    command = [sys.executable, "-m", "gpunode", "plugin", "serve", "--simulate", "h10:8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2, done.stderr
+    assert "did you mean h100?" in done.stderr
+
+
+def test_the_control_socket_is_ours_alone_and_goes_with_us(node) -> None:
+    _, start = node
+    serving = start("--simulate", "h100:1", *QUICK)
+    assert serving.says("faults can be injected"), serving.log()
+    socket = Path(serving.state) / "simulated.sock"
+    assert socket.is_socket()
+    assert socket.stat().st_mode & 0o777 == 0o600
+    assert serving.end() == 0
+    assert not socket.exists()
+
+
+def test_a_user_without_rights_can_simulate(short: Path) -> None:
+    """Scheduler tests run without root: a directory for the kubelet's sockets and one for the state do."""
+    ordinary = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
+    if shutil.which("unshare") is None or subprocess.run([*ordinary, "true"], capture_output=True).returncode:
+        pytest.skip("no user namespaces here")
+    (short / "dp").mkdir()
+    at = ["--kubelet-socket", str(short / "dp/kubelet.sock"), "--state-dir", str(short / "state")]
+    command = [*ordinary, sys.executable, "-m", "gpunode", "plugin", "serve", "--simulate", "h100:8", *at]
+    log = short / "log"
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, stderr=stream, stdout=stream)
+    try:
+        assert eventually((short / "dp/nvidia-gpu.sock").is_socket, 15), log.read_text()
+        assert eventually((short / "state/simulated.sock").is_socket, 5), log.read_text()
+    finally:
+        process.terminate()
+        assert process.wait(5) == 0, log.read_text()
