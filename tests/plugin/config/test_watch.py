@@ -1,0 +1,200 @@
+"""Edits while the plugin serves: noticed, taken whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpunode.errors import ConfigError
+from gpunode.plugin.config.watch import ConfigWatch, Hangup
+from gpunode.plugin.settings import Settings
+from tests.plugin.config.resolving import sources
+from tests.plugin.nodes import MemoryLog
+
+GOOD = "version: v1\nflags: {migStrategy: single}\n"
+BETTER = "version: v1\nflags: {migStrategy: mixed}\nresources: {exclude: [3]}\n"
+BAD = "version: v1\nflags: {migStrategy: every}\nnope: 1\n"
+
+
+class Service:
+    """As much of the service as the watch knows."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.config_trouble = ""
+        self.log = MemoryLog()
+        self.looked = 0
+        self.refusal = ""
+
+    @property
+    def ledger(self) -> Service:
+        return self
+
+    @property
+    def backend(self) -> Service:
+        return self
+
+    def hurry(self) -> None:
+        self.looked += 1
+
+    def configure(self, settings: Settings) -> None:
+        if self.refusal:
+            raise ConfigError(self.refusal)
+        self.settings = settings
+
+
+class Watched:
+    def __init__(self, file: Path, **flags: str) -> None:
+        source = sources(flags, file=file)
+        resolved = source.resolve()
+        self.service = Service(resolved.wanted())
+        self.hangup = Hangup()
+        self.watch = ConfigWatch(self.service, source, self.hangup, resolved.content)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.tick(2)
+
+    def tick(self, seconds: float) -> None:
+        """As the link thread does, four times a second."""
+        for _ in range(int(seconds * 4)):
+            self.now += 0.25
+            self.watch.tick(self.now)
+
+    @property
+    def log(self) -> MemoryLog:
+        return self.service.log
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "config.yaml"
+    made.write_text(GOOD)
+    return made
+
+
+@pytest.fixture
+def watched(file: Path) -> Watched:
+    return Watched(file)
+
+
+def test_nothing_is_done_or_said_while_nothing_changes(watched: Watched, file: Path) -> None:
+    file.touch()
+    watched.tick(5)
+    assert watched.log.lines == []
+
+
+def test_an_edit_is_taken_within_a_second(watched: Watched, file: Path) -> None:
+    file.write_text(BETTER)
+    watched.tick(1)
+    assert (watched.service.settings.mig_strategy, watched.service.settings.exclude) == ("mixed", ("3",))
+    assert watched.log.lines == [
+        ("info", "config file taken", {"file": str(file), "changed": "mig-strategy, exclude"})
+    ]
+
+
+def test_a_bad_edit_changes_nothing_and_is_told_once_with_every_problem(watched: Watched, file: Path) -> None:
+    file.write_text(BAD)
+    watched.tick(10)
+    assert watched.service.settings.mig_strategy == "single"
+    assert watched.log.messages("error") == [
+        "the config file is not taken, the last good one stays",
+        f"{file}:2: flags.migStrategy: 'every' is none of none, single, mixed",
+        f"{file}:3: nope: unknown key; known here: version, flags, resources, sharing, imex, health",
+    ]
+    assert watched.watch.last_error == watched.service.config_trouble != ""
+    file.write_text(GOOD)
+    watched.tick(1)
+    assert watched.watch.last_error == watched.service.config_trouble == ""
+
+
+def test_a_half_written_file_is_not_complained_about(watched: Watched, file: Path) -> None:
+    for end in range(0, len(BETTER), 7):
+        file.write_text(BETTER[:end])
+        watched.tick(0.25)
+    file.write_text(BETTER)
+    watched.tick(1)
+    assert watched.service.settings.mig_strategy == "mixed"
+    assert watched.log.messages("error") == []
+
+
+def test_a_config_maps_swap_is_noticed(tmp_path: Path) -> None:
+    for name, text in (("one", GOOD), ("two", BETTER)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(text)
+    data, file = tmp_path / "..data", tmp_path / "config.yaml"
+    data.symlink_to("one")
+    file.symlink_to("..data/config.yaml")
+    watched = Watched(file)
+    (tmp_path / "new").symlink_to("two")
+    os.replace(tmp_path / "new", data)
+    watched.tick(1)
+    assert watched.service.settings.mig_strategy == "mixed"
+
+
+def test_config_managers_link_may_be_gone_for_a_moment_and_lead_to_nothing(tmp_path: Path) -> None:
+    (tmp_path / "named").write_text(GOOD)
+    file = tmp_path / "config.yaml"
+    file.symlink_to("named")
+    watched = Watched(file)
+    file.unlink()
+    watched.tick(0.25)
+    file.symlink_to("/dev/null")
+    watched.tick(1)
+    assert watched.service.settings.mig_strategy == "none"
+    assert watched.log.messages("error") == []
+
+
+def test_a_file_that_is_gone_leaves_the_last_good_one(watched: Watched, file: Path) -> None:
+    file.unlink()
+    watched.tick(5)
+    assert watched.service.settings.mig_strategy == "single"
+    assert watched.log.messages("error")[1:] == [f"{file} does not exist"]
+    file.write_text(GOOD)
+    watched.tick(1)
+    assert watched.watch.last_error == ""
+
+
+def test_what_the_node_cannot_hold_leaves_the_last_good_one(watched: Watched, file: Path) -> None:
+    watched.service.refusal = "two entries share GPU 0"
+    file.write_text(BETTER)
+    watched.tick(5)
+    assert watched.service.settings.mig_strategy == "single"
+    assert "two entries share GPU 0" in watched.watch.last_error
+
+
+def test_what_takes_a_restart_is_named_and_the_rest_taken(watched: Watched, file: Path) -> None:
+    file.write_text("flags: {migStrategy: mixed, gpunode: {listen: ':9400', registration: watcher}}\n")
+    watched.tick(1)
+    assert (watched.service.settings.mig_strategy, watched.service.settings.listen) == ("mixed", "")
+    assert watched.log.lines[-1] == (
+        "warning",
+        "these changes take a restart",
+        {"options": "--registration, --listen"},
+    )
+
+
+def test_a_flag_keeps_its_place_over_an_edit(file: Path) -> None:
+    watched = Watched(file, mig_strategy="none")
+    file.write_text(BETTER)
+    watched.tick(1)
+    assert (watched.service.settings.mig_strategy, watched.service.settings.exclude) == ("none", ("3",))
+
+
+def test_sighup_looks_at_once_at_the_gpus_and_the_file(watched: Watched, file: Path) -> None:
+    file.write_text(BETTER)
+    watched.hangup.asked = True
+    watched.tick(0.25)
+    assert watched.service.looked == 1
+    assert watched.service.settings.mig_strategy == "mixed"
+
+
+def test_sighup_without_a_file_looks_at_the_gpus() -> None:
+    source = sources()
+    service, hangup = Service(Settings()), Hangup()
+    watch = ConfigWatch(service, source, hangup, b"")  # type: ignore[arg-type]
+    hangup.asked = True
+    for now in (0.0, 0.25):
+        watch.tick(now)
+    watch.close()
+    assert service.looked == 1
