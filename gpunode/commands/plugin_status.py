@@ -71,6 +71,7 @@ class OwnPlugin:
     ready: bool
     status: str
     config_file: str
+    config_error: str
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _fine(data: PluginStatus) -> bool:
         and all(one.state == "listening" for one in data.sockets)
         and all(one.registered is not False for one in data.resources)
         and not any(source.state == "failed" for source in data.sources)
-        and (data.plugin is None or data.plugin.state != "gone")
+        and (data.plugin is None or (data.plugin.state != "gone" and not data.plugin.config_error))
     )
 
 
@@ -222,6 +223,7 @@ def _own(own: OwnStatus) -> OwnPlugin:
         own.ready and own.state == "serving",
         own.status,
         str(own.settings.get("configFile") or ""),
+        own.config_error if own.state == "serving" else "",
     )
 
 

@@ -49,6 +49,8 @@ def _heads(data: PluginStatus) -> Iterator[Text]:
     yield Text(f"kubelet: {state} ({data.kubelet_socket})", style)
     if data.plugin is not None:
         yield _plugin(data.plugin)
+        if data.plugin.config_error:
+            yield Text(f"config file refused, the last good one stays: {data.plugin.config_error}", Style.BAD)
 
 
 def _plugin(own: OwnPlugin) -> Text:

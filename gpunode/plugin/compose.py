@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gpunode.host import Host
 from gpunode.plugin.backend import Backend
 from gpunode.plugin.health.judge import HealthJudge
+from gpunode.plugin.health.memory import HealthMemory
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Plan
 from gpunode.plugin.parts import Part
@@ -16,9 +17,13 @@ from gpunode.plugin.settings import Settings
 
 def make_service(host: Host, settings: Settings, log: Log, parts: Sequence[PartMaker] = ()) -> PluginService:
     """A service that is ready to be started, with these parts besides its own."""
-    backend, judge = make_backend(host, settings, log), HealthJudge(settings.health)
+    memory = HealthMemory(host, settings.state_dir, log)
+    judge = HealthJudge(settings.health, log, memory.load())
+    memory.source = lambda: judge.kept
+    backend = make_backend(host, settings, log)
     nvidia = (make_cdi,) if settings.vendor == "nvidia" and not settings.simulate else ()
-    return PluginService(host, settings, log, backend, judge, (*nvidia, make_mps, *parts))
+    seen = (make_status_file, make_endpoints) if settings.listen else (make_status_file,)
+    return PluginService(host, settings, log, backend, judge, (*nvidia, make_mps, *parts, *seen))
 
 
 def make_cdi(service: PluginService) -> Part:
@@ -43,6 +48,20 @@ def make_mps(service: PluginService) -> Part:
     supervisor = Supervisor(service.host, service.log, source, ledger.tick)
     ledger.condemners.append(supervisor)
     return supervisor
+
+
+def make_status_file(service: PluginService) -> Part:
+    """What `plugin status` reads."""
+    from gpunode.plugin.observe.status_file import StatusFile
+
+    return StatusFile(service)
+
+
+def make_endpoints(service: PluginService) -> Part:
+    """/metrics, /healthz and /readyz. `PreconditionError` if the port can't be had."""
+    from gpunode.plugin.observe.endpoints import Endpoints
+
+    return Endpoints(service)
 
 
 def make_backend(host: Host, settings: Settings, log: Log) -> Backend:

@@ -123,6 +123,7 @@ class Ledger:
         self.feeds: dict[str, Feed] = {}
         self.condemners: list[Condemner] = []
         self.changed: list[Callable[[], None]] = []
+        self.witnesses: list[Callable[[GpuEvent], None]] = []  # of every event, from the backend's thread
 
     # --- news ------------------------------------------------------------------------------------------
 
@@ -152,6 +153,8 @@ class Ledger:
         with self._lock:
             self._judge.event(event, self._clock())
             self._publish()
+        for tell in self.witnesses:
+            tell(event)
         self._tell()
 
     def broken(self, reason: str, sure: bool) -> None:

@@ -275,7 +275,7 @@ _OURS = (
     Option(
         "listen",
         ("--listen",),
-        "Serve /metrics, /healthz and /readyz on this HOST:PORT.",
+        "Serve /metrics, /healthz and /readyz on this HOST:PORT; port 0: any free one, which the log names.",
         *("address", "flags.gpunode.listen"),
         live=False,
     ),

@@ -138,7 +138,7 @@ def duration(text: str, least: float) -> float:
 
 def _address(text: str) -> str:
     found = _ADDRESS.fullmatch(text)
-    if text and (found is None or not 0 < int(found["port"]) < 65536):
+    if text and (found is None or not 0 <= int(found["port"]) < 65536):
         raise ValueError(f"{text!r} is no HOST:PORT such as 127.0.0.1:9400, [::1]:9400 or :9400")
     return text
 

@@ -58,6 +58,7 @@ class OwnStatus:
     stopped: float
     ready: bool
     status: str
+    config_error: str
     settings: Mapping[str, Any]
     resources: tuple[OwnResource, ...]
     left_out: tuple[LeftOut, ...]
@@ -91,6 +92,7 @@ def read_own_status(host: Host, state_dir: str) -> OwnStatus | None:
         _time(data, "stopped"),
         data.get("ready") is True,
         _text(data, "status"),
+        _text(data, "configError"),
         settings if isinstance(settings, dict) else {},
         resources,
         tuple(

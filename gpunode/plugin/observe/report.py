@@ -83,7 +83,7 @@ class UnitStatus:
 
 @dataclass(frozen=True)
 class ResourceStatus:
-    """`plugin` is gpunode or other. `capacity` is None for another plugin's: the kubelet tells nobody.
+    """`plugin` is gpunode, other or, of nobody who could be seen, empty. `capacity` is None for another plugin's: the kubelet tells nobody.
 
     `registered` is whether the kubelet has it; None if that could not be asked. `status` is what our plugin
     says of it.
@@ -156,10 +156,11 @@ def _resource(
 ) -> ResourceStatus:
     mine = [unit for unit in units if unit.resource == name]
     told = known.allocatable
+    registered = None if told is None else bool(told.get(name)) or bool(own and own.watched)
     return ResourceStatus(
         name,
-        "gpunode" if own else "other",
-        None if told is None else bool(told.get(name)) or bool(own and own.watched),
+        "gpunode" if own else "" if registered is False else "other",
+        registered,
         sum(unit.devices for unit in own.units) if own else None,
         None if told is None else len(told.get(name, ())),
         sum(unit.held for unit in mine),

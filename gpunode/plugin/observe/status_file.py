@@ -73,6 +73,7 @@ class StatusFile:
             service.ready,
             service.status,
             service.ledger.plan.left_out,
+            service.ledger.config_trouble,
             service.settings,
         )
 
@@ -123,6 +124,7 @@ def describe(service: PluginService) -> dict[str, Any]:
     return {
         "ready": service.ready,
         "status": service.status,
+        "configError": service.ledger.config_trouble,
         "settings": _summary(settings),
         "resources": [
             _resource(service, name, feed.snapshot().resource) for name, feed in service.ledger.feeds.items()
