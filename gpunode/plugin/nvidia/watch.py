@@ -15,13 +15,14 @@ from threading import Event, Lock
 from gpunode._process import LineChild
 from gpunode.gpu.child import module_argv
 from gpunode.gpu.isolated import probe
-from gpunode.gpu.model import Topology
+from gpunode.gpu.model import Inventory, Topology
 from gpunode.gpu.traces import module, node_traces
 from gpunode.host import Host
 from gpunode.plugin.backend import Sink
 from gpunode.plugin.logfmt import Log, OnChange
 from gpunode.plugin.nvidia.hearing import Hearing, Outcome
 from gpunode.plugin.nvidia.library import nvml_library
+from gpunode.plugin.nvidia.platform import TEGRA
 from gpunode.plugin.settings import Settings
 
 _UNSURE_SECONDS = 5.0  # while there is no GPU, or one is missing
@@ -77,6 +78,11 @@ class Watch:
     # --- the loop --------------------------------------------------------------------------------------
 
     def run(self, sink: Sink, stop: Event) -> None:
+        if self._settings.device_discovery_strategy == TEGRA:  # one device, and no NVML to ask
+            self.waiting = ""
+            sink.seen(Inventory(""), Topology())
+            stop.wait()
+            return
         if not self._host.live:
             self._replay(sink, stop)
             return
