@@ -72,6 +72,7 @@ def refused(kind: str, problems: tuple[Problem, ...], data: Mapping[str, Any] | 
 
 def _serve(service: PluginService, asked: _Asked, stop: Event | None) -> None:
     asked.wake = lambda: service.ended.put(None)
+    asked.let_go = service.backend.let_go
     service.start()
     while service.running and not asked and not (stop is not None and stop.is_set()):
         if stop is None:
@@ -114,6 +115,7 @@ class _Asked(list[str]):
     def __init__(self) -> None:
         super().__init__()
         self.wake: Callable[[], None] = lambda: None
+        self.let_go: Callable[[], None] = lambda: None
 
 
 @contextmanager
@@ -128,12 +130,16 @@ def until_signal(hangup: Hangup) -> Iterator[_Asked]:
         asked.append(signal.Signals(number).name)
         asked.wake()
 
+    def let_go(number: int, frame: FrameType | None) -> None:
+        asked.let_go()
+
     def look_again(number: int, frame: FrameType | None) -> None:
         hangup.asked = True
 
     ends = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
     before = {number: signal.signal(number, end) for number in ends}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, look_again)
+    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, let_go)
     try:
         yield asked
     finally:

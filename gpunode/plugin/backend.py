@@ -48,6 +48,9 @@ class Backend(Protocol):
     def hurry(self) -> None:
         """Look again now."""
 
+    def let_go(self) -> None:
+        """Close the driver for a while, so that it can be unloaded; safe in a signal handler."""
+
     def plan(self, settings: Settings, inventory: Inventory) -> Plan:
         """What these GPUs are advertised as. `ConfigError` if the settings can't hold for this node."""
 

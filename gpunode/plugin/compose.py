@@ -20,10 +20,14 @@ def make_service(host: Host, settings: Settings, log: Log, parts: Sequence[PartM
     memory = HealthMemory(host, settings.state_dir, log)
     judge = HealthJudge(settings.health, log, memory.load())
     memory.source = lambda: judge.kept
+
+    def remember(service: PluginService) -> Part:
+        return memory
+
     backend = make_backend(host, settings, log)
     nvidia = (make_cdi,) if settings.vendor == "nvidia" and not settings.simulate else ()
     seen = (make_status_file, make_endpoints) if settings.listen else (make_status_file,)
-    return PluginService(host, settings, log, backend, judge, (*nvidia, make_mps, *parts, *seen))
+    return PluginService(host, settings, log, backend, judge, (*nvidia, make_mps, *parts, *seen, remember))
 
 
 def make_cdi(service: PluginService) -> Part:
@@ -41,9 +45,8 @@ def make_mps(service: PluginService) -> Part:
 
     ledger = service.ledger
 
-    def source() -> tuple[Settings, Plan, bool]:
-        simulated = ledger.inventory is not None and ledger.inventory.simulated
-        return ledger.settings, ledger.plan, simulated
+    def source() -> tuple[Settings, Plan] | None:
+        return None if ledger.inventory is None or ledger.trouble else (ledger.settings, ledger.plan)
 
     supervisor = Supervisor(service.host, service.log, source, ledger.tick)
     ledger.condemners.append(supervisor)

@@ -40,6 +40,9 @@ class AmdBackend:
     def hurry(self) -> None:
         self._watch.hurry()
 
+    def let_go(self) -> None:
+        """Nothing is held open."""
+
     def plan(self, settings: Settings, inventory: Inventory) -> Plan:
         return plan(settings, inventory)
 

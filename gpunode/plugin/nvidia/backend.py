@@ -42,6 +42,9 @@ class NvidiaBackend:
     def hurry(self) -> None:
         self._watch.hurry()
 
+    def let_go(self) -> None:
+        self._watch.let_go()
+
     def plan(self, settings: Settings, inventory: Inventory) -> Plan:
         return plan(self._host, settings, inventory)
 

@@ -14,7 +14,7 @@ from gpunode.gpu.wire import event_from_json, readings_from_json, topology_from_
 from gpunode.plugin.backend import Sink
 from gpunode.plugin.logfmt import Log
 
-_CHECK_SECONDS = 5.0  # how often `wanted` is asked while nothing comes
+_CHECK_SECONDS = 2.0  # how often `wanted` is asked while nothing comes
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,11 @@ class Watch:
                 self._child.wake()
 
     def let_go(self) -> None:
-        """Close NVML for a while, so that the driver can be unloaded or a GPU be reset."""
+        """Close NVML for a while, so that the driver can be unloaded or a GPU be reset.
+
+        Takes no lock, as a signal handler may call it; `run` sees it within some seconds.
+        """
         self._away = True
-        self.hurry()
 
     # --- the loop --------------------------------------------------------------------------------------
 

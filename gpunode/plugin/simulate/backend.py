@@ -92,6 +92,9 @@ class SimulatedBackend:
     def hurry(self) -> None:
         """Nothing to look at: what happens is told at once."""
 
+    def let_go(self) -> None:
+        """Nothing is held open."""
+
     def plan(self, settings: Settings, inventory: Inventory) -> Plan:
         return self._nvidia.plan(settings, inventory)
 

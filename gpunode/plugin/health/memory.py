@@ -1,0 +1,120 @@
+"""Health memory: the marks in ``STATE_DIR/health.json``, so that a restarted plugin still knows a bad GPU.
+
+It is forgotten with a reboot, which resets every GPU; only what asks for other hardware is kept. A file that
+can't be understood is laid aside as ``health.json.broken`` and said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from typing import Any
+
+from gpunode.errors import GpunodeError
+from gpunode.gpu.traces import boot_id
+from gpunode.host import Host
+from gpunode.plugin.health.marks import Mark
+from gpunode.plugin.health.xids import HARDWARE
+from gpunode.plugin.logfmt import Log, OnChange
+
+VERSION = 1
+_FILE = "health.json"
+_PAUSE_SECONDS = 2.0  # a storm of events must not become one of writes
+_MOST_BYTES = 1 << 20
+_MOST_MARKS = 4096
+
+
+class HealthMemory:
+    """Reads once, and as a part of the service writes what has changed. See `gpunode.plugin.parts.Part`."""
+
+    def __init__(self, host: Host, state_dir: str, log: Log) -> None:
+        self._host = host
+        self._path = f"{state_dir.rstrip('/')}/{_FILE}"
+        self._log = log
+        self._say = OnChange(log)
+        self._written: tuple[Mark, ...] = ()
+        self._next = 0.0
+        self.source: Callable[[], tuple[Mark, ...]] = lambda: self._written
+
+    def load(self) -> tuple[Mark, ...]:
+        """The marks that still hold. Never raises: without memory the plugin serves as well."""
+        try:
+            data = self._host.read_bytes(self._path)
+        except GpunodeError as error:
+            self._log.warning("health memory can't be read", reason=error.message)
+            return ()
+        if data is None:
+            return ()
+        try:
+            boot, marks = _read(data)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            self._lay_aside(repr(error))
+            return ()
+        self._written = marks
+        now = boot_id(self._host)
+        if boot and now and boot != now:
+            marks = tuple(mark for mark in marks if mark.kind == HARDWARE)
+        if marks:
+            self._log.info("health memory read", path=self._path, marks=len(marks))
+        return marks
+
+    def tick(self, now: float) -> None:
+        """Write if something has changed, but not all the time."""
+        if now >= self._next and self.source() != self._written:
+            self._next = now + _PAUSE_SECONDS
+            self._write(self.source())
+
+    def close(self) -> None:
+        """Write what is not yet written."""
+        if self.source() != self._written:
+            self._write(self.source())
+
+    def _write(self, marks: tuple[Mark, ...]) -> None:
+        self._written = marks
+        document = {
+            "version": VERSION,
+            "bootId": boot_id(self._host),
+            "marks": [asdict(mark) for mark in marks[:_MOST_MARKS]],
+        }
+        try:
+            self._host.make_dirs(self._path.rpartition("/")[0])
+            self._host.write_atomic(self._path, (json.dumps(document, indent=1) + "\n").encode())
+            self._say.reset()
+        except GpunodeError as error:
+            self._say.warning(
+                "health memory can't be written: a restarted plugin will have forgotten", reason=error.message
+            )
+
+    def _lay_aside(self, reason: str) -> None:
+        aside = self._path + ".broken"
+        try:
+            self._host.rename(self._path, aside)
+            self._log.warning(
+                "health memory can't be understood and was laid aside", path=aside, reason=reason
+            )
+        except GpunodeError as error:
+            self._log.warning("health memory makes no sense", path=self._path, reason=error.message)
+
+
+def _read(data: bytes) -> tuple[str, tuple[Mark, ...]]:
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"{len(data)} bytes")
+    document = json.loads(data)
+    if document["version"] != VERSION:
+        raise ValueError(f"version {document['version']!r}, not {VERSION}")
+    return str(document["bootId"]), tuple(_mark(item) for item in document["marks"][:_MOST_MARKS])
+
+
+def _mark(item: dict[str, Any]) -> Mark:
+    """A mark whose values are of the types that it should have."""
+    mark = Mark(**item)
+    for field in fields(Mark):
+        value = getattr(mark, field.name)
+        kinds = field.type.split(" | ") if isinstance(field.type, str) else []
+        name = type(value).__name__.replace("NoneType", "None")
+        if name not in kinds and not (name == "int" and "float" in kinds):
+            raise TypeError(f"{field.name} is {value!r}")
+    if not mark.gpu or (mark.code.startswith("xid-") and not mark.code.removeprefix("xid-").isdecimal()):
+        raise ValueError(f"no mark: {mark.code!r}")
+    return mark
