@@ -152,3 +152,21 @@ def test_another_layout_is_described_before_it_is_advertised(root):
             assert {first, second} < set(plugin.names())
         finally:
             plugin.end()
+
+
+def test_gpus_without_a_specification_are_shown_and_not_handed_out(root):
+    _, scenario = root
+    with tempfile.TemporaryDirectory(prefix="gp-") as name:
+        empty = Path(name) / "empty"
+        (empty / "driver").mkdir(parents=True)
+        plugin = Plugin(Path(name), empty, scenario, "--device-list-strategy", "cdi-cri")
+        try:
+            assert eventually(lambda: plugin.kubelet.capacity("nvidia.com/gpu") == 2, 20.0)
+            assert plugin.kubelet.allocatable("nvidia.com/gpu") == 0
+            assert eventually(lambda: "libcuda.so.535.104.05" in plugin.log.read_text())
+            assert "code=cdi" in plugin.log.read_text()
+            put_libraries(empty / f"usr/lib/{platform.machine()}-linux-gnu", scenario.driver)
+            make_nodes(empty, [*CONTROL, *(f"nvidia{index}" for index in range(GPUS))])
+            assert plugin.kubelet.wait_allocatable("nvidia.com/gpu", 2, 20.0), plugin.log.read_text()
+        finally:
+            plugin.end()

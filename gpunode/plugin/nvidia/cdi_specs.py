@@ -22,6 +22,7 @@ from gpunode.plugin.nvidia.site import Roots, find_roots, uses_cdi
 from gpunode.plugin.settings import Settings
 
 CHECK_SECONDS = 30.0
+RETRY_SECONDS = 5.0  # while something is missing: device files may come a moment after NVML
 _LD_CACHE = "/etc/ld.so.cache"
 _WATCHED = ("/dev", "/dev/nvidia-caps", "/dev/dri", "/dev/infiniband")
 _SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
@@ -37,8 +38,8 @@ class _Wanted:
 class CdiSpecs:
     """Writes them, and writes them anew when what they are made of changes. Thread-safe.
 
-    It is a `Part`, which looks every half minute, and a `Condemner`: a unit that no specification describes
-    can't be handed out.
+    It is a `Part`, which looks every half minute, and more often while something is missing. It is a
+    `Condemner`: a unit that no specification describes can't be handed out.
     """
 
     def __init__(self, host: Host, log: Log) -> None:
@@ -70,7 +71,7 @@ class CdiSpecs:
             self._refresh()
         finally:
             self._lock.release()
-            self._next = now + CHECK_SECONDS
+            self._next = now + (RETRY_SECONDS if self._problems else CHECK_SECONDS)
 
     def close(self) -> None:
         """The files stay."""
