@@ -149,7 +149,8 @@ class PluginService:
         for name, snapshot in self.snapshots.items():
             count = f"{snapshot.healthy} of {len(snapshot.devices)} {name} healthy"
             told.append(f"{count}, {links[name].status}" if name in links else count)
-        return "; ".join(told) or "no GPU to advertise"
+        line = "; ".join(told) or "no GPU to advertise"
+        return f"simulated: {line}" if self.settings.simulate else line
 
     def _guard(self, task: Callable[[], None]) -> None:
         try:

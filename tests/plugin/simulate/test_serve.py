@@ -25,6 +25,12 @@ def node(short: Path) -> Iterator[tuple[KubeletStub, Start]]:
         yield made
 
 
+def status(serving: Serving) -> str:
+    command = [sys.executable, "-m", "gpunode", "plugin", "status", "--state-dir", serving.state, "--no-nvml"]
+    command += ["--kubelet-socket", str(serving.directory / "kubelet.sock")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+
+
 def inject(serving: Serving, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpunode", "plugin", "inject", *words, "--state-dir", serving.state]
     return subprocess.run(command, capture_output=True, text=True, timeout=30)
@@ -35,6 +41,7 @@ def test_a_node_without_gpus_has_eight(node) -> None:
     serving = start("--simulate", "h100:8,node=n1", *QUICK)
     assert stub.wait_allocatable(GPU, 8, 15), serving.log()
     assert "these GPUs are simulated" in serving.log()
+    assert eventually(lambda: "simulated: 8 of 8 nvidia.com/gpu healthy" in status(serving)), status(serving)
     given = stub.allocate(GPU, 2)
     assert given.envs == {"NVIDIA_VISIBLE_DEVICES": ",".join(given.ids), "GPUNODE_SIMULATED": "1"}
     assert sorted(stub.numa_nodes(GPU).values()) == [0] * 4 + [1] * 4
