@@ -2,7 +2,7 @@
 VENV ?= .venv
 export VENV
 
-.PHONY: demo test bench lint format corpus docs clean
+.PHONY: demo test bench bench-plugin lint format corpus docs clean
 
 demo: ## the whole way on a simulated node, touching nothing
 	@scripts/make-venv
@@ -16,6 +16,10 @@ test: ## linters, types, unit and integration tests with real engines
 bench: ## start times of the commands, as ratios to `python -c pass`
 	@scripts/make-venv dev
 	@$(VENV)/bin/python -m scripts.bench
+
+bench-plugin: ## the device plugin against its limits; BENCH='--peer COMMAND' measures another one beside it
+	@scripts/make-venv dev
+	@$(VENV)/bin/python -m scripts.bench_plugin $(BENCH)
 
 lint: ## what `make test` checks first
 	@scripts/make-venv dev
