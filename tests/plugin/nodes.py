@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
+from gpunode.plugin.ledger import Feed
+from gpunode.plugin.model import Device, Problem, Resource, Unit
 from gpunode.result import plain
 
 RESOURCE = "nvidia.com/gpu"
@@ -26,6 +28,20 @@ def gpu(index: int, numa: int | None = None, **more: str) -> Gpu:
 def inventory(count: int = 8) -> Inventory:
     """Two sockets, as in most servers."""
     return Inventory("550.54.15", "12.4", tuple(gpu(index, index * 2 // count) for index in range(count)))
+
+
+def resource(count: int = 8, name: str = RESOURCE, sick: Mapping[int, str] | None = None) -> Resource:
+    """That many whole GPUs; `sick` tells the reason by index."""
+    devices = []
+    for index in range(count):
+        unit = Unit(uuid(index), uuid(index), str(index), numa=index * 2 // count)
+        reason = (sick or {}).get(index)
+        devices.append(Device(unit.id, unit, Problem("xid-79", reason) if reason else None))
+    return Resource(name, tuple(devices))
+
+
+def feed(count: int = 8, sick: Mapping[int, str] | None = None) -> Feed:
+    return Feed(resource(count, sick=sick))
 
 
 def recorded_host(root: Path, count: int = 8, kind: type[Host] = Host) -> Host:

@@ -21,19 +21,20 @@ import pytest
 
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
-from gpunode.plugin.kubelet import KubeletLink
+from gpunode.plugin.compose import make_service
+from gpunode.plugin.kubelet.link import KubeletLink
 from gpunode.plugin.kubelet_stub import KubeletStub
 from gpunode.plugin.serve import PluginService
 from gpunode.plugin.settings import Settings
-from tests.plugin.nodes import DIRECTORY, RESOURCE, MemoryLog, eventually, recorded_host, table, uuid
+from tests.plugin.nodes import DIRECTORY, RESOURCE, MemoryLog, eventually, feed, recorded_host, uuid
 
-BACK_SECONDS = 2.0
+BACK_SECONDS = 1.0
 
 
 @contextmanager
 def running(host: Host, stream_wait: float = 0.5) -> Iterator[tuple[PluginService, MemoryLog]]:
     log = MemoryLog()
-    service = PluginService(host, Settings(stream_wait_seconds=stream_wait), log)
+    service = make_service(host, Settings(stream_wait_seconds=stream_wait), log)
     service.start()
     try:
         yield service, log
@@ -226,7 +227,10 @@ def test_a_second_plugin_on_the_node_is_refused(host: Host, kubelet: KubeletStub
     with running(host):
         assert kubelet.wait_allocatable(RESOURCE, 8, 5)
         with pytest.raises(PreconditionError, match="another device plugin is serving"):
-            PluginService(host, Settings(), MemoryLog()).start()
+            second = make_service(host, Settings(), MemoryLog())
+            second.start()
+            second.wait(5)
+            second.join()
         assert kubelet.allocatable(RESOURCE) == 8
 
 
@@ -236,10 +240,13 @@ def test_a_directory_that_may_not_be_looked_into_is_named(short: Path) -> None:
     (short / "private/dp").mkdir(parents=True)
     (short / "private").chmod(0o700)
     script = (
-        "import os, sys; from gpunode.commands import plugin_serve as verb; import gpunode.plugin.serve\n"
+        "import os, sys; from gpunode.plugin.compose import make_service; from gpunode.plugin.settings import"
+        " Settings\nfrom gpunode.plugin.logfmt import LogfmtLog\n"
         "from gpunode.host import Host; from gpunode.errors import PreconditionError\n"
+        "settings = Settings(kubelet_socket=sys.argv[1], state_dir=sys.argv[1] + '.state')\n"
+        "service = make_service(Host(), settings, LogfmtLog(sys.stderr, {}))\n"
         "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
-        "try: verb.run(Host(), verb.Options(kubelet_socket=sys.argv[1]), None)\n"
+        "try: service.start()\n"
         "except PreconditionError as error: print(error.message, error.hint)\n"
     )
     socket = str(short / "private/dp/kubelet.sock")
@@ -254,7 +261,10 @@ def test_a_directory_that_may_not_be_looked_into_is_named(short: Path) -> None:
 def test_a_kubelet_that_never_watches_fills_no_log(host: Host, kubelet: KubeletStub) -> None:
     kubelet.watch = False
     log = MemoryLog()
-    link = KubeletLink(host, Settings(stream_wait_seconds=0.0), table(8), log)
+    policy: Any = None  # nobody asks
+    link = KubeletLink(
+        host, Settings(stream_wait_seconds=0.0), RESOURCE, feed(8), policy, log, lambda _: None, lambda: None
+    )
     link.claim()
     try:
         assert eventually(lambda: _tick(link) >= 12, 20)
@@ -279,10 +289,12 @@ def test_stopping_takes_no_time_even_while_the_kubelet_is_away(host: Host) -> No
 
 
 def test_a_bug_in_a_thread_ends_the_plugin_instead_of_half_of_it(host: Host) -> None:
-    def broken(host: Host, timeout: float) -> Any:
+    service = make_service(host, Settings(), MemoryLog())
+
+    def broken(sink: object, stop: object) -> None:
         raise RuntimeError("a bug")
 
-    service = PluginService(host, Settings(), MemoryLog(), broken)
+    service.backend.run = broken  # type: ignore[method-assign]
     service.start()
     assert eventually(lambda: not service.running)
     with pytest.raises(RuntimeError, match="a bug"):
@@ -292,7 +304,7 @@ def test_a_bug_in_a_thread_ends_the_plugin_instead_of_half_of_it(host: Host) -> 
 def test_the_stand_in_checks_version_and_name_as_the_kubelet_does(kubelet: KubeletStub, host: Host) -> None:
     import grpc
 
-    from gpunode.plugin import rpc
+    from gpunode.plugin.kubelet import rpc
     from gpunode.plugin.proto import deviceplugin_pb2 as pb
 
     with rpc.channel(host.path(kubelet.socket)) as channel:

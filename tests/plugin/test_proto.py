@@ -1,4 +1,4 @@
-"""The committed protobuf code against deviceplugin.proto."""
+"""The committed protobuf code against the .proto files."""
 
 from __future__ import annotations
 
@@ -6,32 +6,44 @@ import importlib.util
 import re
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fixtures import generate_protos
-from gpunode.plugin import rpc
-from gpunode.plugin.proto import deviceplugin_pb2 as pb
+from gpunode.plugin.kubelet import rpc
+from gpunode.plugin.kubelet.watcher import PLUGIN_REGISTRATION
+from gpunode.plugin.kubelet_stub.pod_resources import POD_RESOURCES
+from gpunode.plugin.proto import deviceplugin_pb2, pluginregistration_pb2, podresources_pb2
 
-PROTO = "gpunode/plugin/proto/deviceplugin.proto"
-TEXT = (generate_protos.REPOSITORY / PROTO).read_text()
+FOLDER = "gpunode/plugin/proto"
+CODE = {
+    "deviceplugin": (deviceplugin_pb2, (rpc.REGISTRATION, rpc.DEVICE_PLUGIN), 20),
+    "pluginregistration": (pluginregistration_pb2, (PLUGIN_REGISTRATION,), 4),
+    "podresources": (podresources_pb2, (POD_RESOURCES,), 11),
+}
 TYPES = {"bool": 8, "string": 9, "int32": 5, "int64": 3}
+each = pytest.mark.parametrize("name", CODE)
 
 
-def declared() -> dict[str, dict[str, tuple[int, str]]]:
+def text(name: str) -> str:
+    return (generate_protos.REPOSITORY / FOLDER / f"{name}.proto").read_text()
+
+
+def declared(name: str) -> dict[str, dict[str, tuple[int, str]]]:
     """Message to field to (number, type as written), read from the .proto by hand."""
     found = {}
-    for name, body in re.findall(r"^message (\w+) \{(.*?)\}$", TEXT, re.DOTALL | re.MULTILINE):
+    for message, body in re.findall(r"^message (\w+) \{(.*?)\}$", text(name), re.DOTALL | re.MULTILINE):
         fields = re.findall(r"^ *((?:repeated )?[\w<>, ]+?) (\w+) = (\d+);", body, re.MULTILINE)
-        found[name] = {field: (int(number), kind) for kind, field, number in fields}
+        found[message] = {field: (int(number), kind) for kind, field, number in fields}
     return found
 
 
-def compiled() -> dict[str, dict[str, tuple[int, str]]]:
+def compiled(code: Any) -> dict[str, dict[str, tuple[int, str]]]:
     """The same from the descriptor of the committed code."""
     scalar = {number: name for name, number in TYPES.items()}
     found = {}
-    for name, message in pb.DESCRIPTOR.message_types_by_name.items():
+    for name, message in code.DESCRIPTOR.message_types_by_name.items():
         fields = {}
         for field in message.fields:
             inner = field.message_type
@@ -45,32 +57,40 @@ def compiled() -> dict[str, dict[str, tuple[int, str]]]:
     return found
 
 
-def test_the_committed_code_has_the_messages_fields_numbers_and_types_of_the_proto() -> None:
-    assert len(declared()) == 20
-    assert compiled() == declared()
+@each
+def test_the_committed_code_has_the_messages_fields_numbers_and_types_of_the_proto(name: str) -> None:
+    code, _, count = CODE[name]
+    assert len(declared(name)) == count
+    assert compiled(code) == declared(name)
 
 
-def test_the_services_are_those_of_the_proto() -> None:
-    methods = re.findall(r"rpc (\w+)\((\w+)\) returns \((stream )?(\w+)\);", TEXT)
-    assert len(methods) == 6
+@each
+def test_the_services_are_those_of_the_proto(name: str) -> None:
+    code, services, _ = CODE[name]
+    methods = re.findall(r"rpc (\w+)\((\w+)\) returns \((stream )?(\w+)\);", text(name))
+    assert methods
     found = {
         method.name: (method.input_type.name, method.output_type.name, method.server_streaming)
-        for service in pb.DESCRIPTOR.services_by_name.values()
+        for service in code.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
     assert found == {name: (asked, given, bool(stream)) for name, asked, stream, given in methods}
+    assert {service.full_name for service in code.DESCRIPTOR.services_by_name.values()} == set(services)
     ours = {
-        name: (asked.DESCRIPTOR.name, given.DESCRIPTOR.name, name in rpc._STREAMS)
-        for service in (rpc.REGISTRATION, rpc.DEVICE_PLUGIN)
-        for name, (asked, given) in rpc._METHODS[service].items()
+        method: (asked.DESCRIPTOR.name, given.DESCRIPTOR.name, method in rpc.STREAMS)
+        for service in services
+        for method, (asked, given) in rpc.METHODS[service].items()
     }
     assert ours == found
 
 
+@each
 @pytest.mark.skipif(importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed")
-def test_generating_again_changes_nothing(tmp_path: Path) -> None:
+def test_generating_again_changes_nothing(tmp_path: Path, name: str) -> None:
     if version("grpcio-tools") != generate_protos.GENERATOR:
         pytest.skip(f"grpcio-tools is not {generate_protos.GENERATOR}")
-    for fresh in generate_protos.generate(generate_protos.REPOSITORY, tmp_path, PROTO):
+    proto = f"{FOLDER}/{name}.proto"
+    assert proto in generate_protos.PROTOS
+    for fresh in generate_protos.generate(generate_protos.REPOSITORY, tmp_path, proto):
         committed = generate_protos.REPOSITORY / fresh.relative_to(tmp_path)
         assert fresh.read_text() == committed.read_text()

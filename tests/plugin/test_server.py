@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import stat
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
@@ -16,23 +18,73 @@ import pytest
 
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
-from gpunode.plugin import rpc
-from gpunode.plugin.devices import DeviceTable
+from gpunode.plugin.kubelet import rpc
+from gpunode.plugin.kubelet.handlers import Call, DevicePlugin, simply
+from gpunode.plugin.kubelet.server import PluginServer
+from gpunode.plugin.kubelet.streams import MAX_STREAMS, Streams
+from gpunode.plugin.ledger import Feed
+from gpunode.plugin.model import AllocationError, Answer, DeviceNode, Mount, Snapshot
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
-from gpunode.plugin.server import MAX_STREAMS, PluginServer, Streams
-from tests.plugin.nodes import eventually, table, uuid
+from tests.nobody import NOBODY, public_directory
+from tests.plugin.nodes import MemoryLog, eventually, feed, resource, uuid
 
 SOCKET = "/nvidia-gpu.sock"
 
 
+class Policy:
+    """As simple as a policy can be; `bug` is raised by both."""
+
+    bug: Exception | None = None
+
+    def answer(self, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
+        if self.bug is not None:
+            raise self.bug
+        if not ids:
+            raise AllocationError("the request names no device")
+        for one in ids:
+            device = snapshot.find(one)
+            if device is None:
+                known = ", ".join(item.id for item in snapshot.devices)
+                raise AllocationError(f"unknown device {one!r}; known devices: {known}", code="not-found")
+            if device.problem:
+                raise AllocationError(f"{one} is unhealthy: {device.problem.reason}", code="unhealthy")
+        return Answer(
+            {"IDS": ",".join(ids)},
+            (Mount("/h", "/c", read_only=True),),
+            (DeviceNode("/dev/h", "/dev/c"),),
+            {"key": "value"},
+            ("nvidia.com/gpu=0",),
+        )
+
+    def prefer(
+        self, snapshot: Snapshot, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> Sequence[str]:
+        if self.bug is not None:
+            raise self.bug
+        return simply(available, must_include, size)
+
+
+class Made:
+    """A server with all that it is made of."""
+
+    def __init__(self, root: Path, made: Feed, path: str = SOCKET) -> None:
+        self.feed = made
+        self.log = MemoryLog()
+        self.policy = Policy()
+        self.calls: list[Call] = []
+        self.streams = Streams(made, lambda: None)
+        plugin = DevicePlugin(made, self.streams, self.policy, self.log, self.calls.append)
+        self.server = PluginServer(Host(root), path, self.streams, plugin)
+
+
 @contextmanager
-def serving(root: Path, made: DeviceTable) -> Iterator[PluginServer]:
-    server = PluginServer(Host(root), SOCKET, made)
-    server.start()
+def serving(root: Path, made: Feed) -> Iterator[Made]:
+    all_of_it = Made(root, made)
+    all_of_it.server.start()
     try:
-        yield server
+        yield all_of_it
     finally:
-        server.stop()
+        all_of_it.server.stop()
 
 
 def call(root: Path, name: str, request: Any) -> Any:
@@ -68,7 +120,7 @@ class Watcher:
 
 
 def test_the_list_has_every_gpu_with_health_and_one_numa_node(short: Path) -> None:
-    with serving(short, table(4)), rpc.channel(short / SOCKET[1:]) as channel:
+    with serving(short, feed(4)), rpc.channel(short / SOCKET[1:]) as channel:
         stream = rpc.method(channel, rpc.DEVICE_PLUGIN, "ListAndWatch")(pb.Empty())
         devices = next(stream).devices
         stream.cancel()
@@ -78,7 +130,7 @@ def test_the_list_has_every_gpu_with_health_and_one_numa_node(short: Path) -> No
 
 
 def test_the_options_offer_preferred_allocation_and_no_pre_start(short: Path) -> None:
-    with serving(short, table(1)):
+    with serving(short, feed(1)):
         options = call(short, "GetDevicePluginOptions", pb.Empty())
         assert (options.get_preferred_allocation_available, options.pre_start_required) == (True, False)
         assert (
@@ -88,12 +140,19 @@ def test_the_options_offer_preferred_allocation_and_no_pre_start(short: Path) ->
 
 def test_each_container_of_an_allocation_gets_its_own_answer(short: Path) -> None:
     asked = [pb.ContainerAllocateRequest(devices_ids=ids) for ids in ([uuid(1), uuid(0)], [uuid(2)])]
-    with serving(short, table(4)):
+    with serving(short, feed(4)):
         answer = call(short, "Allocate", pb.AllocateRequest(container_requests=asked))
     assert [dict(one.envs) for one in answer.container_responses] == [
-        {"NVIDIA_VISIBLE_DEVICES": f"{uuid(1)},{uuid(0)}"},
-        {"NVIDIA_VISIBLE_DEVICES": uuid(2)},
+        {"IDS": f"{uuid(1)},{uuid(0)}"},
+        {"IDS": uuid(2)},
     ]
+    first = answer.container_responses[0]
+    assert [(m.host_path, m.container_path, m.read_only) for m in first.mounts] == [("/h", "/c", True)]
+    assert [(d.host_path, d.container_path, d.permissions) for d in first.devices] == [
+        ("/dev/h", "/dev/c", "rw")
+    ]
+    assert dict(first.annotations) == {"key": "value"}
+    assert [one.name for one in first.cdi_devices] == ["nvidia.com/gpu=0"]
 
 
 @pytest.mark.parametrize(
@@ -107,8 +166,7 @@ def test_each_container_of_an_allocation_gets_its_own_answer(short: Path) -> Non
 def test_a_refused_allocation_says_why(
     short: Path, ids: list[str], code: grpc.StatusCode, words: str
 ) -> None:
-    made = table(2)
-    made.event(uuid(1), "XID 79")
+    made = feed(2, {1: "XID 79"})
     request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
     with serving(short, made), pytest.raises(grpc.RpcError) as caught:
         call(short, "Allocate", request)
@@ -118,7 +176,7 @@ def test_a_refused_allocation_says_why(
 
 def test_a_preference_is_never_an_error(short: Path) -> None:
     asked = pb.ContainerPreferredAllocationRequest(available_deviceIDs=["GPU-x"], allocation_size=9)
-    with serving(short, table(2)):
+    with serving(short, feed(2)):
         answer = call(
             short, "GetPreferredAllocation", pb.PreferredAllocationRequest(container_requests=[asked])
         )
@@ -126,14 +184,14 @@ def test_a_preference_is_never_an_error(short: Path) -> None:
 
 
 def test_every_open_stream_gets_every_change(short: Path) -> None:
-    made = table(2)
+    made = feed(2)
     with serving(short, made):
         watchers = [Watcher(short) for _ in range(3)]
         try:
             for watcher in watchers:
                 assert watcher.next() == {uuid(0): "Healthy", uuid(1): "Healthy"}
-            for index in (1, 0):
-                made.event(uuid(index), "XID 79")
+            for index, sick in ((1, {1: "XID 79"}), (0, {1: "XID 79", 0: "XID 79"})):
+                made.publish(resource(2, sick=sick))
                 for watcher in watchers:
                     news = watcher.next()
                     assert news is not None
@@ -144,10 +202,10 @@ def test_every_open_stream_gets_every_change(short: Path) -> None:
 
 
 def test_stale_streams_starve_nobody(short: Path) -> None:
-    with serving(short, table(2)) as server:
+    with serving(short, feed(2)) as made:
         watchers = [Watcher(short) for _ in range(3 * MAX_STREAMS)]
         try:
-            assert eventually(lambda: server.streams.last == 3 * MAX_STREAMS)
+            assert eventually(lambda: made.streams.last == 3 * MAX_STREAMS)
             newest = [watcher for watcher in watchers if watcher.next() is not None]
             assert newest
             assert call(short, "GetDevicePluginOptions", pb.Empty()).get_preferred_allocation_available
@@ -161,16 +219,16 @@ def test_stale_streams_starve_nobody(short: Path) -> None:
 
 
 def test_a_client_that_goes_away_frees_its_stream(short: Path) -> None:
-    with serving(short, table(2)) as server:
+    with serving(short, feed(2)) as made:
         watcher = Watcher(short)
         watcher.next()
-        assert server.streams.since(0)
+        assert made.streams.since(0)
         watcher.close()
-        assert eventually(lambda: not server.streams.since(0))
+        assert eventually(lambda: not made.streams.since(0))
 
 
 def test_stopping_ends_the_streams_and_removes_the_socket(short: Path) -> None:
-    with serving(short, table(2)):
+    with serving(short, feed(2)):
         watcher = Watcher(short)
         watcher.next()
     assert watcher.next() is None
@@ -179,7 +237,7 @@ def test_stopping_ends_the_streams_and_removes_the_socket(short: Path) -> None:
 
 
 def test_only_the_owner_may_connect(short: Path) -> None:
-    with serving(short, table(1)):
+    with serving(short, feed(1)):
         assert stat.S_IMODE((short / SOCKET[1:]).stat().st_mode) == 0o600
 
 
@@ -187,14 +245,14 @@ def test_a_socket_that_nobody_listens_on_is_replaced(short: Path) -> None:
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(short / SOCKET[1:]))
     left.close()
-    with serving(short, table(1)):
+    with serving(short, feed(1)):
         assert call(short, "GetDevicePluginOptions", pb.Empty()).get_preferred_allocation_available
 
 
 def test_a_second_plugin_is_refused_and_the_first_goes_on(short: Path) -> None:
-    with serving(short, table(1)):
+    with serving(short, feed(1)):
         with pytest.raises(PreconditionError, match="another device plugin is serving"):
-            PluginServer(Host(short), SOCKET, table(1)).start()
+            Made(short, feed(1)).server.start()
         assert call(short, "GetDevicePluginOptions", pb.Empty()).get_preferred_allocation_available
 
 
@@ -203,7 +261,7 @@ def test_a_process_that_speaks_no_grpc_is_not_robbed_of_its_socket(short: Path) 
         other.bind(str(short / SOCKET[1:]))
         other.listen(8)
         with pytest.raises(PreconditionError, match="another device plugin is serving"):
-            PluginServer(Host(short), SOCKET, table(1)).start()
+            Made(short, feed(1)).server.start()
         assert (short / SOCKET[1:]).is_socket()
 
 
@@ -217,17 +275,17 @@ def test_what_is_no_socket_is_left_alone(short: Path, kind: str) -> None:
     else:
         path.symlink_to("/etc/passwd")
     with pytest.raises(PreconditionError, match="is not a socket"):
-        PluginServer(Host(short), SOCKET, table(1)).start()
+        Made(short, feed(1)).server.start()
     assert path.is_symlink() or path.exists()
 
 
 def test_a_path_that_is_too_long_for_a_socket_says_so(tmp_path: Path) -> None:
     with pytest.raises(PreconditionError, match="107"):
-        PluginServer(Host(tmp_path), "/" + "d" * 100 + "/nvidia-gpu.sock", table(1)).start()
+        Made(tmp_path, feed(1), "/" + "d" * 100 + "/nvidia-gpu.sock").server.start()
 
 
 def test_a_socket_that_took_our_place_is_not_removed(short: Path) -> None:
-    server = PluginServer(Host(short), SOCKET, table(1))
+    server = Made(short, feed(1)).server
     server.start()
     (short / SOCKET[1:]).unlink()
     assert server.socket_is() == "gone"
@@ -241,13 +299,13 @@ def test_a_socket_that_took_our_place_is_not_removed(short: Path) -> None:
 
 
 def test_a_stream_that_is_opened_after_the_end_holds_no_thread() -> None:
-    streams = Streams(table(1))
+    streams = Streams(feed(1), lambda: None)
     streams.close_all()
     assert not streams.is_open(streams.open())
 
 
 def test_a_crowd_of_other_clients_does_not_push_the_kubelet_out() -> None:
-    streams = Streams(table(1))
+    streams = Streams(feed(1), lambda: None)
     stale = streams.open()
     streams.registering()
     kubelet = streams.open()
@@ -255,3 +313,170 @@ def test_a_crowd_of_other_clients_does_not_push_the_kubelet_out() -> None:
     assert streams.is_open(kubelet)
     assert not streams.is_open(stale)
     assert [number for number in others if streams.is_open(number)] == others[-(MAX_STREAMS - 1) :]
+
+
+# --- bad input -----------------------------------------------------------------------------------------
+
+
+def raw(root: Path, name: str, data: bytes) -> bytes:
+    """A call with any bytes as its request."""
+    with rpc.channel(root / SOCKET[1:]) as channel:
+        ask: Any = channel.unary_unary(f"/{rpc.DEVICE_PLUGIN}/{name}")  # bytes in, bytes out
+        return bytes(ask(data, timeout=5))
+
+
+def still_serving(root: Path) -> bool:
+    return bool(call(root, "GetDevicePluginOptions", pb.Empty()).get_preferred_allocation_available)
+
+
+def asked_for(*ids: str) -> pb.AllocateRequest:
+    return pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
+
+
+@pytest.mark.parametrize("name", ["Allocate", "GetPreferredAllocation", "ListAndWatch"])
+def test_bytes_that_are_no_message_are_an_error_that_says_so(short: Path, name: str, capfd) -> None:
+    with serving(short, feed(1)):
+        with pytest.raises(grpc.RpcError) as caught:
+            raw(short, name, b"\xff" * 64)
+        assert still_serving(short)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "the request is no v1beta1." in str(caught.value.details())
+    assert capfd.readouterr().err == ""
+
+
+def test_a_malformed_frame_ends_its_connection_and_no_other(short: Path, capfd) -> None:
+    with serving(short, feed(1)):
+        watcher = Watcher(short)
+        watcher.next()
+        for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 4096, b""):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(5)
+                client.connect(str(short / SOCKET[1:]))
+                client.sendall(garbage)
+                client.shutdown(socket.SHUT_WR)
+                while client.recv(4096):
+                    pass
+        assert still_serving(short)
+        assert watcher.thread.is_alive()
+        watcher.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_ten_thousand_ids_are_refused_in_few_words(short: Path) -> None:
+    with serving(short, feed(1)):
+        with pytest.raises(grpc.RpcError) as caught:
+            call(short, "Allocate", asked_for(*(f"{index:044d}" for index in range(10_000))))
+        assert still_serving(short)
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    assert "0" * 44 in str(caught.value.details())
+
+
+def test_a_reason_longer_than_a_header_may_be_is_cut(short: Path) -> None:
+    with serving(short, feed(2000)), pytest.raises(grpc.RpcError) as caught:
+        call(short, "Allocate", asked_for("GPU-\N{SNOWMAN}"))
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    details = str(caught.value.details())
+    assert details.startswith("unknown device 'GPU-\N{SNOWMAN}'")
+    assert len(details.encode()) <= 1024
+
+
+def test_a_request_that_is_too_large_is_refused(short: Path) -> None:
+    with serving(short, feed(1)):
+        with pytest.raises(grpc.RpcError) as caught:
+            call(short, "Allocate", asked_for("x" * (rpc.MAX_REQUEST_BYTES + 1)))
+        assert still_serving(short)
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_no_container_is_an_empty_answer(short: Path) -> None:
+    with serving(short, feed(1)):
+        assert call(short, "Allocate", pb.AllocateRequest()) == pb.AllocateResponse()
+
+
+def test_a_bug_in_an_answer_is_an_internal_error_with_its_cause(short: Path) -> None:
+    with serving(short, feed(1)) as made:
+        made.policy.bug = ZeroDivisionError("a bug")
+        with pytest.raises(grpc.RpcError) as caught:
+            call(short, "Allocate", asked_for(uuid(0)))
+        assert still_serving(short)
+    assert caught.value.code() == grpc.StatusCode.INTERNAL
+    assert "ZeroDivisionError: a bug" in str(caught.value.details())
+    ((_, _, fields),) = [line for line in made.log.lines if line[1] == "Allocate failed"]
+    assert "test_server.py" in str(fields["at"])
+    assert made.calls[0][1:3] == ("Allocate", "INTERNAL")
+    assert made.calls[0].devices == 1
+
+
+def test_a_bug_in_a_preference_still_prefers_something_and_is_counted(short: Path) -> None:
+    asked = pb.ContainerPreferredAllocationRequest(
+        available_deviceIDs=["a", "b", "c"], must_include_deviceIDs=["b"], allocation_size=2
+    )
+    with serving(short, feed(1)) as made:
+        made.policy.bug = ZeroDivisionError("a bug")
+        answer = call(
+            short, "GetPreferredAllocation", pb.PreferredAllocationRequest(container_requests=[asked])
+        )
+    assert list(answer.container_responses[0].deviceIDs) == ["b", "a"]
+    assert [(one.code, one.fallback, one.devices) for one in made.calls] == [("OK", True, 2)]
+    assert any("choosing devices failed" in line for line in made.log.messages("error"))
+
+
+def test_every_call_is_told_with_its_code_and_time(short: Path) -> None:
+    with serving(short, feed(1)) as made:
+        call(short, "Allocate", asked_for(uuid(0)))
+        with pytest.raises(grpc.RpcError):
+            call(short, "Allocate", asked_for())
+        watcher = Watcher(short)
+        watcher.next()
+        watcher.close()
+        assert eventually(lambda: len(made.calls) == 3)
+    assert [(one.method, one.code) for one in made.calls] == [
+        ("Allocate", "OK"),
+        ("Allocate", "INVALID_ARGUMENT"),
+        ("ListAndWatch", "OK"),
+    ]
+    assert all(0 < one.seconds < 5 for one in made.calls)
+
+
+def test_fifty_streams_at_once_leave_room_for_calls(short: Path) -> None:
+    with serving(short, feed(2)) as made:
+        watchers = [Watcher(short) for _ in range(50)]
+        try:
+            assert eventually(lambda: made.streams.last == 50)
+            assert still_serving(short)
+            made.feed.publish(resource(2, sick={0: "XID 79"}))
+            assert eventually(lambda: sum(watcher.thread.is_alive() for watcher in watchers) <= MAX_STREAMS)
+        finally:
+            for watcher in watchers:
+                watcher.close()
+
+
+def test_nobody_else_can_connect() -> None:
+    script = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+    with public_directory() as place, serving(place, feed(1)):
+        tried = [*NOBODY, sys.executable, "-c", script, str(place / SOCKET[1:])]
+        done = subprocess.run(tried, capture_output=True, text=True, check=False)
+        assert "PermissionError" in done.stderr
+        assert subprocess.run(tried[len(NOBODY) :], check=False).returncode == 0
+
+
+def test_stopping_does_not_wait_for_a_call_that_hangs(short: Path) -> None:
+    made = Made(short, feed(1))
+    held = Queue[None]()
+
+    def hang(snapshot: Snapshot, ids: Sequence[str]) -> Answer:
+        held.get(timeout=20)
+        return Answer()
+
+    made.policy.answer = hang  # type: ignore[method-assign]
+    made.server.start()
+    with rpc.channel(short / SOCKET[1:]) as channel:
+        waiting = rpc.method(channel, rpc.DEVICE_PLUGIN, "Allocate").future(asked_for(uuid(0)))
+        stopper = Thread(target=made.server.stop)
+        assert not waiting.done()
+        stopper.start()
+        stopper.join(3)
+        assert not stopper.is_alive()
+        held.put(None)
+        with pytest.raises(grpc.RpcError):
+            waiting.result(5)

@@ -1,0 +1,105 @@
+"""A backend that shows what a test wants, and a judge without memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any
+
+from gpunode.errors import ConfigError
+from gpunode.gpu.events import GpuEvent
+from gpunode.gpu.model import Inventory, Topology
+from gpunode.plugin.backend import Sink
+from gpunode.plugin.kubelet.handlers import simply
+from gpunode.plugin.model import Answer, Device, Plan, Problem, Resource, Snapshot, Unit
+from gpunode.plugin.settings import Settings
+from tests.plugin.nodes import inventory
+
+
+@dataclass
+class FakeBackend:
+    """`resources` maps names to numbers of GPUs, which are named after their resource."""
+
+    resources: dict[str, int] = field(default_factory=dict)
+    shares: int = 1
+    refuses: str = ""
+    waiting: str = ""
+    prepared: list[Plan] = field(default_factory=list)
+    sink: Sink | None = None
+
+    def run(self, sink: Sink, stop: Event) -> None:
+        self.sink = sink
+        self.look()
+        stop.wait()
+
+    def hurry(self) -> None:
+        """Nothing is looked for."""
+
+    def let_go(self) -> None:
+        """Nothing is held."""
+
+    def show(self, **resources: int) -> None:
+        """nvidia.com/NAME for each keyword."""
+        self.resources = {f"nvidia.com/{name}": count for name, count in resources.items()}
+        self.look()
+
+    def look(self) -> None:
+        assert self.sink is not None
+        self.sink.seen(inventory(1), Topology())
+
+    def plan(self, settings: Settings, seen: Inventory) -> Plan:
+        if self.refuses:
+            raise ConfigError(self.refuses)
+        return Plan(
+            tuple(Resource(name, self._devices(name, count)) for name, count in self.resources.items())
+        )
+
+    def _devices(self, name: str, count: int) -> tuple[Device, ...]:
+        units = [Unit(f"{name}-{index}", f"{name}-{index}", str(index)) for index in range(count)]
+        if self.shares == 1:
+            return tuple(Device(unit.id, unit) for unit in units)
+        return tuple(Device(f"{unit.id}::{n}", unit) for unit in units for n in range(self.shares))
+
+    def prepare(self, settings: Settings, seen: Inventory, plan: Plan) -> None:
+        self.prepared.append(plan)
+
+    def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
+        return Answer({"IDS": ",".join(ids), snapshot.resource.name: "here"})
+
+    def prefer(
+        self,
+        settings: Settings,
+        snapshot: Snapshot,
+        topology: Topology,
+        available: Sequence[str],
+        must_include: Sequence[str],
+        size: int,
+    ) -> tuple[str, ...]:
+        return simply(available, must_include, size)
+
+
+@dataclass
+class FakeJudge:
+    """An event condemns the unit that it names, one with XID 0 acquits it; the rest is no news."""
+
+    bad: dict[str, Problem] = field(default_factory=dict)
+
+    def configure(self, settings: Any) -> None: ...
+
+    def seen(self, inventory: Inventory, now: float) -> None: ...
+
+    def readings(self, readings: Any, now: float) -> None: ...
+
+    def event(self, event: GpuEvent, now: float) -> None:
+        if event.xid:
+            self.bad[event.uuid] = Problem(f"xid-{event.xid}", f"XID {event.xid}", now)
+        else:
+            self.bad.pop(event.uuid, None)
+
+    def broken(self, reason: str, sure: bool, now: float) -> None: ...
+
+    def tick(self, now: float) -> None: ...
+
+    def problem(self, unit: Unit) -> Problem | None:
+        return self.bad.get(unit.gpu)

@@ -1,0 +1,270 @@
+"""The ledger: whatever news comes in whatever order, the feeds show what a fresh computation would."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from threading import Event, Thread
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpunode.errors import ConfigError
+from gpunode.gpu.events import GpuEvent
+from gpunode.gpu.model import Reading, Topology
+from gpunode.plugin.ledger import Feed, Ledger
+from gpunode.plugin.model import Plan, Problem, Resource, Snapshot, Unit
+from gpunode.plugin.settings import Settings
+from tests.plugin.fakes import FakeBackend, FakeJudge
+from tests.plugin.nodes import MemoryLog, eventually, feed, inventory, resource
+
+A, B = "nvidia.com/a", "nvidia.com/b"
+
+
+def made(backend: FakeBackend | None = None) -> tuple[Ledger, FakeBackend, FakeJudge, MemoryLog]:
+    backend, judge, log = backend or FakeBackend({A: 2}), FakeJudge(), MemoryLog()
+    ledger = Ledger(backend, Settings(), judge, log, time.time)
+    backend.sink = ledger
+    return ledger, backend, judge, log
+
+
+class Condemns:
+    """Like MPS while its daemon is down."""
+
+    def __init__(self) -> None:
+        self.names: frozenset[str] = frozenset()
+
+    def problem(self, resource: Resource, unit: Unit) -> Problem | None:
+        return Problem("mps", "no daemon") if resource.name in self.names else None
+
+
+NEWS = st.one_of(
+    st.tuples(st.just("show"), st.dictionaries(st.sampled_from([A, B]), st.integers(0, 3))),
+    st.tuples(st.just("refuse"), st.booleans()),
+    st.tuples(st.just("shares"), st.sampled_from([1, 3])),
+    st.tuples(
+        st.just("event"), st.tuples(st.sampled_from([A, B]), st.integers(0, 2), st.sampled_from([0, 13, 79]))
+    ),
+    st.tuples(st.just("condemn"), st.frozensets(st.sampled_from([A, B]))),
+    st.tuples(st.just("tick"), st.none()),
+    st.tuples(st.just("readings"), st.none()),
+    st.tuples(st.just("configure"), st.booleans()),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(NEWS, max_size=25))
+def test_feeds_always_equal_a_fresh_computation(news: list[tuple[str, object]]) -> None:
+    ledger, backend, judge, _ = made(FakeBackend({}))
+    condemner = Condemns()
+    ledger.condemners.append(condemner)
+    good = Plan()
+    versions: dict[str, int] = {}
+    told = []
+    ledger.changed.append(lambda: told.append(1))
+    for kind, what in news:
+        take(ledger, backend, condemner, kind, what)
+        if ledger.inventory is not None and not backend.refuses:
+            good = backend.plan(Settings(), ledger.inventory)
+        check(ledger, judge, condemner, ledger.plan)
+        if not backend.refuses and kind in ("show", "shares"):
+            assert ledger.plan == good
+            assert ledger.trouble == ""
+        for name, one in ledger.feeds.items():
+            assert one.snapshot().version >= versions.get(name, 1)
+            versions[name] = one.snapshot().version
+
+
+def take(ledger: Ledger, backend: FakeBackend, condemner: Condemns, kind: str, what: object) -> None:
+    if kind == "show":
+        assert isinstance(what, dict)
+        backend.resources = what
+        backend.look()
+    elif kind == "refuse":
+        backend.refuses = "no" if what else ""
+        backend.look()
+    elif kind == "shares":
+        assert isinstance(what, int)
+        backend.shares = what
+        backend.look()
+    elif kind == "event":
+        assert isinstance(what, tuple)
+        name, index, xid = what
+        ledger.event(GpuEvent("xid", f"{name}-{index}", xid))
+    elif kind == "condemn":
+        assert isinstance(what, frozenset)
+        condemner.names = what
+        ledger.tick()
+    elif kind == "tick":
+        ledger.tick()
+    elif kind == "readings":
+        ledger.readings([Reading("GPU-1")])
+    elif kind == "configure":
+        before = ledger.settings
+        wanted = replace(before, pass_device_specs=bool(what))
+        try:
+            ledger.configure(wanted)
+        except ConfigError:
+            assert ledger.settings is before
+        else:
+            assert ledger.settings == wanted
+
+
+def check(ledger: Ledger, judge: FakeJudge, condemner: Condemns, plan: Plan) -> None:
+    """Every resource of the plan with today's problems; every other one that ever was, empty."""
+    planned = {one.name: one for one in plan.resources}
+    assert set(planned) <= set(ledger.feeds)
+    for name, one in ledger.feeds.items():
+        shown = one.snapshot()
+        fresh = planned[name].devices if name in planned else ()
+        assert [device.id for device in shown.devices] == [device.id for device in fresh]
+        for device in shown.devices:
+            wanted = judge.problem(device.unit) or condemner.problem(shown.resource, device.unit)
+            assert device.problem == wanted
+        assert shown.healthy == sum(device.healthy for device in shown.devices)
+
+
+def test_what_containers_need_is_there_before_a_plan_is_shown() -> None:
+    ledger, backend, _, _ = made()
+    order = []
+
+    def prepare(*given: object) -> None:
+        order.append(("prepare", {name: len(one.snapshot().devices) for name, one in ledger.feeds.items()}))
+
+    backend.prepare = prepare  # type: ignore[method-assign, assignment]
+    backend.show(a=2)
+    backend.show(a=3)
+    assert order == [("prepare", {}), ("prepare", {A: 2})]
+    assert len(ledger.feeds[A].snapshot().devices) == 3
+
+
+def test_a_plan_that_fails_leaves_the_last_good_one_and_says_why_once() -> None:
+    ledger, backend, _, log = made()
+    backend.look()
+    backend.refuses = "one reason"
+    for _ in range(3):
+        backend.look()
+    assert ledger.trouble == "one reason"
+    assert len(ledger.feeds[A].snapshot().devices) == 2
+    backend.refuses = "another"
+    backend.look()
+    assert log.reasons() == ["one reason", "another"]
+    backend.refuses = ""
+    backend.look()
+    assert ledger.trouble == ""
+
+
+def test_bad_news_does_not_wait_for_what_is_being_prepared() -> None:
+    ledger, backend, _, _ = made()
+    backend.look()
+    begun, go_on = Event(), Event()
+
+    def slow(*given: object) -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    backend.prepare = slow  # type: ignore[method-assign, assignment]
+    writer = Thread(target=lambda: backend.show(a=3))
+    writer.start()
+    try:
+        assert begun.wait(5)
+        ledger.event(GpuEvent("xid", f"{A}-0", 79))
+        ledger.tick()
+        assert ledger.feeds[A].snapshot().healthy == 1
+    finally:
+        go_on.set()
+        writer.join(5)
+    assert (ledger.feeds[A].snapshot().healthy, len(ledger.feeds[A].snapshot().devices)) == (2, 3)
+
+
+def test_nothing_new_wakes_nobody_and_keeps_the_version() -> None:
+    ledger, backend, _, _ = made()
+    backend.look()
+    before = ledger.feeds[A].snapshot()
+    told = []
+    ledger.changed.append(lambda: told.append(1))
+    for _ in range(5):
+        ledger.tick()
+    assert told == []
+    backend.look()
+    assert ledger.feeds[A].snapshot() is before
+
+
+def test_another_reason_is_shown_and_is_no_news_for_the_kubelet() -> None:
+    ledger, backend, _, log = made()
+    backend.look()
+    for xid in (79, 48):
+        ledger.event(GpuEvent("xid", f"{A}-0", xid))
+    shown = ledger.feeds[A].snapshot()
+    assert shown.version == 2
+    assert shown.devices[0].problem is not None
+    assert shown.devices[0].problem.code == "xid-48"
+    ledger.event(GpuEvent("xid", f"{A}-0", 0))
+    assert log.messages() == ["GPU is unhealthy", "GPU is unhealthy", "GPU is healthy again"]
+
+
+def test_an_idle_tick_is_cheap_with_a_thousand_shares() -> None:
+    backend = FakeBackend({A: 8})
+    backend.shares = 128
+    ledger, _, _, _ = made(backend)
+    backend.look()
+    assert len(ledger.feeds[A].snapshot().devices) == 1024
+    best = min(timed(ledger) for _ in range(20))
+    assert best < 0.001, f"{best * 1e6:.0f} us"
+
+
+def timed(ledger: Ledger) -> float:
+    started = time.perf_counter()
+    ledger.tick()
+    return time.perf_counter() - started
+
+
+def test_every_waiter_sees_the_last_of_many_changes() -> None:
+    """Writers and readers at once: nobody may miss a wake-up, nobody may see versions go back."""
+    one = feed(4)
+    seen: list[list[int]] = [[] for _ in range(4)]
+    going = [True]
+
+    def follow(mine: list[int]) -> None:
+        version = -1
+        while (snapshot := one.wait_newer(version, lambda: going[0])) is not None:
+            version = snapshot.version
+            mine.append(version)
+
+    readers = [Thread(target=follow, args=(mine,)) for mine in seen]
+    for reader in readers:
+        reader.start()
+    for turn in range(500):
+        one.publish(resource(4, sick={turn % 4: "XID 79"}))
+    last = one.snapshot().version
+    assert last == 501
+    assert eventually(lambda: all(mine and mine[-1] == last for mine in seen))
+    going[0] = False
+    one.wake()
+    for reader in readers:
+        reader.join(5)
+        assert not reader.is_alive()
+    assert all(mine == sorted(set(mine)) for mine in seen)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_stopped_waiter_gets_nothing(first: bool) -> None:
+    one: Feed = feed(1)
+    answer: list[Snapshot | None] = []
+    wanted = [not first]
+    waiter = Thread(target=lambda: answer.append(one.wait_newer(1, lambda: wanted[0])))
+    waiter.start()
+    wanted[0] = False
+    one.wake()
+    waiter.join(5)
+    assert not waiter.is_alive()
+    assert answer == [None]
+
+
+def test_the_inventory_goes_through_memory() -> None:
+    ledger, _, _, _ = made()
+    ledger.seen(inventory(2), Topology())
+    ledger.seen(inventory(1), Topology())
+    assert ledger.inventory is not None
+    assert [bool(gpu.error) for gpu in ledger.inventory.gpus] == [False, True]

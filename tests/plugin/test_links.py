@@ -1,0 +1,276 @@
+"""Several resources at once, and the plugin watcher's way, against the kubelet's stand-in."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gpunode.errors import PreconditionError
+from gpunode.gpu.events import GpuEvent
+from gpunode.host import Host
+from gpunode.plugin.kubelet import rpc
+from gpunode.plugin.kubelet_stub import AdmissionError, KubeletStub
+from gpunode.plugin.kubelet_stub.pod_resources import POD_RESOURCES
+from gpunode.plugin.proto import podresources_pb2 as pods
+from gpunode.plugin.serve import PluginService
+from gpunode.plugin.settings import Settings
+from tests.plugin.fakes import FakeBackend, FakeJudge
+from tests.plugin.nodes import DIRECTORY, MemoryLog, eventually
+
+GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
+REGISTRY = "/var/lib/kubelet/plugins_registry"
+
+
+class Running:
+    def __init__(self, host: Host, backend: FakeBackend, **settings: Any) -> None:
+        self.backend, self.log = backend, MemoryLog()
+        given = Settings(stream_wait_seconds=0.5, **settings)
+        self.service = PluginService(host, given, self.log, backend, FakeJudge())
+
+
+@contextmanager
+def running(host: Host, backend: FakeBackend, **settings: Any) -> Iterator[Running]:
+    made = Running(host, backend, **settings)
+    made.service.start()
+    try:
+        yield made
+    finally:
+        made.service.stop()
+        made.service.join()
+
+
+@pytest.fixture
+def host(short: Path) -> Host:
+    return Host(short, {})
+
+
+@pytest.fixture
+def kubelet(host: Host) -> Iterator[KubeletStub]:
+    stub = KubeletStub(host)
+    stub.start()
+    yield stub
+    stub.stop()
+
+
+both = pytest.mark.parametrize("registration", ["kubelet", "watcher"])
+
+
+@both
+def test_each_resource_is_registered_and_counted(host: Host, kubelet: KubeletStub, registration: str) -> None:
+    with running(host, FakeBackend({GPU: 2, MIG: 7}), registration=registration) as made:
+        assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert kubelet.wait_allocatable(MIG, 7, 5)
+        assert eventually(lambda: made.service.ready)
+        assert {one.resource for one in kubelet.registrations} == {GPU, MIG}
+        assert made.service.status == (
+            f"2 of 2 {GPU} healthy, registered with the kubelet; "
+            f"7 of 7 {MIG} healthy, registered with the kubelet"
+        )
+    assert kubelet.wait_allocatable(GPU, 0, 2)
+    assert kubelet.wait_allocatable(MIG, 0, 2)
+    assert host.glob(DIRECTORY, "nvidia*") == host.glob(REGISTRY, "*") == ()
+
+
+def test_a_resource_that_appears_later_gets_its_socket_and_one_that_goes_keeps_its_own(
+    host: Host, kubelet: KubeletStub
+) -> None:
+    with running(host, FakeBackend({GPU: 2, MIG: 0})) as made:
+        assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert set(made.service.links) == {GPU}, "nothing is registered before it has devices"
+        made.backend.show(**{"gpu": 1, "mig-1g.10gb": 7})
+        assert kubelet.wait_allocatable(MIG, 7, 2)
+        assert kubelet.wait_allocatable(GPU, 1, 2)
+        made.backend.show(**{"mig-1g.10gb": 7})
+        assert kubelet.wait_allocatable(GPU, 0, 2)
+        assert kubelet.capacity(GPU) == 0
+        assert kubelet.wait_allocatable(MIG, 7, 2)
+        assert kubelet.endpoints.find(GPU) is not None, "its stream goes on"
+        made.backend.show(gpu=3)
+        assert kubelet.wait_allocatable(GPU, 3, 2)
+        assert len(kubelet.registrations) == 2
+
+
+@both
+def test_somebody_elses_socket_is_an_error_at_the_start(
+    host: Host, kubelet: KubeletStub, registration: str
+) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        directory = REGISTRY if registration == "watcher" else DIRECTORY
+        other.bind(str(host.path(f"{directory}/nvidia-mig-1g.10gb.sock")))
+        other.listen(8)
+        made = Running(host, FakeBackend({GPU: 1, MIG: 1}), registration=registration)
+        made.service.start()
+        assert made.service.wait(10)
+        with pytest.raises(PreconditionError, match="another device plugin is serving"):
+            made.service.join()
+        assert host.exists(f"{directory}/nvidia-mig-1g.10gb.sock")
+
+
+def test_somebody_elses_socket_is_waited_for_later(host: Host, kubelet: KubeletStub) -> None:
+    path = host.path(f"{DIRECTORY}/nvidia-mig-1g.10gb.sock")
+    with running(host, FakeBackend({GPU: 1})) as made:
+        assert kubelet.wait_allocatable(GPU, 1, 5)
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(path))
+            other.listen(8)
+            made.backend.show(**{"gpu": 1, "mig-1g.10gb": 2})
+            assert eventually(lambda: any("another device plugin" in line for line in made.log.messages()))
+            assert "another device plugin" in made.service.status
+            assert made.service.running
+            assert kubelet.wait_allocatable(GPU, 1, 1)
+        assert kubelet.wait_allocatable(MIG, 2, 6)
+
+
+def test_two_resources_with_the_same_socket_are_refused(host: Host, kubelet: KubeletStub) -> None:
+    made = Running(host, FakeBackend({"nvidia.com/gpu": 1, "nvidia.org/gpu": 1}))
+    made.service.start()
+    assert made.service.wait(10)
+    with pytest.raises(PreconditionError, match=r"the same socket, nvidia-gpu\.sock"):
+        made.service.join()
+
+
+@both
+def test_restarts_of_the_kubelet_bring_every_resource_back(
+    host: Host, kubelet: KubeletStub, registration: str
+) -> None:
+    with running(host, FakeBackend({GPU: 2, MIG: 7}), registration=registration) as made:
+        for _ in range(4):
+            assert kubelet.wait_allocatable(GPU, 2, 1)
+            assert kubelet.wait_allocatable(MIG, 7, 1)
+            kubelet.restart()
+        assert kubelet.wait_allocatable(MIG, 7, 1)
+        assert "registering again" not in made.log.messages()
+
+
+def test_without_a_kubelet_socket_it_serves_and_registers_nothing(host: Host, kubelet: KubeletStub) -> None:
+    with running(host, FakeBackend({GPU: 1}), kubelet_socket="") as made:
+        assert eventually(lambda: "serving without a registration" in made.service.status)
+        assert host.path(f"{DIRECTORY}/nvidia-gpu.sock").is_socket()
+    assert kubelet.registrations == []
+
+
+# --- the plugin watcher --------------------------------------------------------------------------------
+
+
+def test_the_watcher_finds_one_socket_that_serves_both(host: Host, kubelet: KubeletStub) -> None:
+    with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
+        assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert kubelet.registrations[0].endpoint == str(host.path(f"{REGISTRY}/nvidia-gpu.sock"))
+        assert host.glob(DIRECTORY, "nvidia*") == ()
+        assert eventually(lambda: made.service.registrations == 1)
+
+
+def test_a_refusal_by_the_watcher_is_told_and_ends(host: Host, kubelet: KubeletStub) -> None:
+    kubelet.refuse = "the resource is taken"
+    with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
+        refused = "the kubelet refused the registration: the resource is taken"
+        assert eventually(lambda: refused in made.log.messages())
+        assert refused in made.service.status
+        kubelet.refuse = ""
+        assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert eventually(lambda: "registered with the kubelet" in made.service.status)
+
+
+def test_a_watched_socket_that_was_deleted_is_made_again(host: Host, kubelet: KubeletStub) -> None:
+    with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
+        assert kubelet.wait_allocatable(GPU, 2, 5)
+        host.remove(f"{REGISTRY}/nvidia-gpu.sock")
+        assert eventually(lambda: len(kubelet.registrations) == 2, 2)
+        assert kubelet.wait_allocatable(GPU, 2, 1)
+        assert eventually(lambda: made.service.registrations == 2)
+
+
+def test_a_stream_that_a_living_kubelet_ends_brings_a_new_socket(host: Host, kubelet: KubeletStub) -> None:
+    with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
+        assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert eventually(lambda: made.service.ready)
+        kubelet.tear_down(GPU)
+        assert eventually(lambda: len(kubelet.registrations) == 2, 4)
+        assert kubelet.wait_allocatable(GPU, 2, 1)
+        assert "nobody watches: making the socket anew" in made.log.messages()
+
+
+@both
+def test_a_stale_socket_of_the_other_way_goes(host: Host, registration: str) -> None:
+    other = DIRECTORY if registration == "watcher" else REGISTRY
+    for directory in (DIRECTORY, REGISTRY):
+        host.make_dirs(directory)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(host.path(f"{other}/nvidia-gpu.sock")))
+    with running(host, FakeBackend({GPU: 1}), registration=registration) as made:
+        assert eventually(lambda: "serving" in made.log.messages())
+        assert not host.exists(f"{other}/nvidia-gpu.sock")
+
+
+# --- what pods meet ------------------------------------------------------------------------------------
+
+
+def test_a_container_with_two_resources_gets_both_merged(host: Host, kubelet: KubeletStub) -> None:
+    with running(host, FakeBackend({GPU: 2, MIG: 7})):
+        assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert kubelet.wait_allocatable(MIG, 7, 5)
+        given = kubelet.admit("team/one", "main", {GPU: 1, MIG: 2})
+        assert given.envs == {"IDS": f"{GPU}-0", GPU: "here", MIG: "here"}
+        assert given.ids == (f"{GPU}-0", f"{MIG}-0", f"{MIG}-1")
+        assert given.conflicts == ("IDS",)
+        with pytest.raises(AdmissionError, match="1 of 2"):
+            kubelet.admit("team/two", "main", {GPU: 2})
+
+
+def test_a_restarted_container_gets_what_it_had_unless_it_is_unhealthy(
+    host: Host, kubelet: KubeletStub
+) -> None:
+    with running(host, FakeBackend({GPU: 2})) as made:
+        assert kubelet.wait_allocatable(GPU, 2, 5)
+        given = kubelet.admit("team/one", "main", {GPU: 1})
+        kubelet.restart()
+        assert kubelet.wait_allocatable(GPU, 2, 2)
+        assert kubelet.admit("team/one", "main", {GPU: 1}) == given
+        made.service.ledger.event(GpuEvent("xid", given.ids[0], 79))
+        assert kubelet.wait_allocatable(GPU, 1, 2)
+        with pytest.raises(AdmissionError, match="no longer healthy"):
+            kubelet.admit("team/one", "main", {GPU: 1})
+        kubelet.remove("team/one")
+        assert kubelet.admit("team/one", "main", {GPU: 1}).ids == (f"{GPU}-1",)
+
+
+def test_the_checkpoint_and_pod_resources_tell_who_has_what(host: Host, kubelet: KubeletStub) -> None:
+    with running(host, FakeBackend({GPU: 2})):
+        assert kubelet.wait_allocatable(GPU, 2, 5)
+        kubelet.admit("team/one", "main", {GPU: 1})
+        document = json.loads(host.path(f"{DIRECTORY}/kubelet_internal_checkpoint").read_text())
+        (entry,) = document["Data"]["PodDeviceEntries"]
+        assert (entry["PodUID"], entry["ResourceName"]) == ("team/one", GPU)
+        assert entry["DeviceIDs"] == {"-1": [f"{GPU}-0"]}
+        assert document["Data"]["RegisteredDevices"] == {GPU: [f"{GPU}-0", f"{GPU}-1"]}
+        with rpc.channel(host.path(kubelet.pod_resources_socket)) as channel:
+            (pod,) = rpc.method(channel, POD_RESOURCES, "List")(pods.ListPodResourcesRequest()).pod_resources
+            assert (pod.namespace, pod.name, pod.containers[0].name) == ("team", "one", "main")
+            assert [list(one.device_ids) for one in pod.containers[0].devices] == [[f"{GPU}-0"]]
+            everything = rpc.method(channel, POD_RESOURCES, "GetAllocatableResources")
+            assert len(everything(pods.AllocatableResourcesRequest()).devices) == 2
+            with pytest.raises(grpc.RpcError, match="not found"):
+                rpc.method(channel, POD_RESOURCES, "Get")(pods.GetPodResourcesRequest(pod_name="x"))
+
+
+def test_an_observer_that_fails_fails_no_call(host: Host, kubelet: KubeletStub) -> None:
+    def fail(call: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    made = Running(host, FakeBackend({GPU: 2}))
+    made.service.observers.append(fail)
+    made.service.start()
+    try:
+        assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert kubelet.allocate(GPU, 1).ids == (f"{GPU}-0",)
+        assert made.log.messages("error") == ["counting a call failed"]
+    finally:
+        made.service.stop()
+        made.service.join()
