@@ -13,7 +13,7 @@ from gpunode.plugin.backend import Sink
 from gpunode.plugin.logfmt import Log, OnChange
 from gpunode.plugin.settings import Settings
 
-_TURN_SECONDS = 1.0
+_TURN_SECONDS = 2.0
 
 
 class Watch:
@@ -31,7 +31,7 @@ class Watch:
         self.waiting = "waiting for the amdgpu driver"
 
     def run(self, sink: Sink, stop: Event) -> None:
-        """Traces are compared every second; everything is read when they differ, and where something could
+        """Traces are compared now and then; everything is read when they differ, and where something could
         not be read."""
         turn = min(_TURN_SECONDS, self._settings.rediscover_seconds)
         while True:

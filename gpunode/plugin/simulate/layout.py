@@ -4,7 +4,7 @@ Pure."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import sha256
+from random import Random
 
 from gpunode.errors import UsageError
 from gpunode.gpu.model import Gpu, MigDevice
@@ -15,7 +15,8 @@ Placed = tuple[Profile, int]
 
 def stable_uuid(*of: object) -> str:
     """The same for the same node and index, and another for every other."""
-    hexadecimal = sha256("/".join(map(str, of)).encode()).hexdigest()
+    bits = Random("/".join(map(str, of))).getrandbits(128)  # noqa: S311 - a name; hashlib would load OpenSSL
+    hexadecimal = f"{bits:032x}"
     return "-".join(hexadecimal[low:high] for low, high in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32)))
 
 
