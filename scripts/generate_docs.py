@@ -67,19 +67,22 @@ def environment_page() -> str:
     options = [
         (path, option)
         for path, command in walk(typer.main.get_command(app), "gpunode")
-        for option in command.params
+        for option in command.get_params(typer.Context(command))
     ]
     # what every command takes comes first
-    for path, option in sorted(options, key=lambda pair: not pair[1].envvar):
+    for path, option in sorted(options, key=lambda pair: not isinstance(pair[1].envvar, str)):
         if option.param_type_name != "option" or option.name in ("help", "version"):
             continue
         prefix = path.upper().replace("-", "_").replace(" ", "_")
-        variable = option.envvar or f"{prefix}_{option.name.upper()}"
+        own = getattr(option, "variable", "")  # of the table that commands of the plugin share
+        variable = own or option.envvar or f"{prefix}_{option.name.upper()}"
         if variable in seen:
             continue
         seen.add(variable)
-        scope = "every command" if option.envvar else path.removeprefix("gpunode ")
-        lines.append(f"| `{variable}` | `{option.opts[0]}` | {scope} | {option.help} |")
+        scope = "every command" if option.envvar and not own else path.removeprefix("gpunode ")
+        others = f" Also: {', '.join(f'`{one}`' for one in option.envvar[1:])}." if own else ""
+        told = option.help + (others if own and option.envvar[1:] else "")
+        lines.append(f"| `{variable}` | `{option.opts[0]}` | {scope} | {told} |")
     lines += [
         "",
         "Beside these: `NO_COLOR` and `FORCE_COLOR` (see no-color.org; `--color` beats both),",
@@ -108,6 +111,29 @@ def engines_page() -> str:
     from fixtures.corpus_page import page
 
     return page()
+
+
+def device_plugin_page() -> str:
+    """The page with its table of options as they are."""
+    from gpunode.commands.plugin_options import OPTIONS, default_text, metavar
+
+    rows = [
+        "| option | variables of NVIDIA's plugin | key in the file | default | means |",
+        "|---|---|---|---|---|",
+    ]
+    for option in OPTIONS:
+        flags = " ".join(f"`{flag}`" for flag in option.flags)
+        words = metavar(option).replace("|", "\\|")
+        theirs = " ".join(f"`{name}`" for name in option.variables)
+        key = f"`{option.key}`" if option.key else ""
+        default = f"`{default_text(option)}`" if default_text(option) else ""
+        restart = "" if option.live else " Takes a restart."
+        rows.append(f"| {flags} {words} | {theirs} | {key} | {default} | {option.help}{restart} |")
+    text = (REPOSITORY / "docs/device-plugin.md").read_text()
+    before, mark, rest = text.partition("<!-- options -->\n")
+    _, end, after = rest.partition("<!-- end of options -->")
+    assert mark and end, "docs/device-plugin.md has no place for its options"
+    return before + mark + "\n".join(rows) + "\n" + end + after
 
 
 def readme_page() -> str:
@@ -159,6 +185,7 @@ TRANSCRIPTS: dict[str, Callable[[], str]] = {
 PAGES: dict[str, Callable[[], str]] = {
     "docs/checks.md": checks_page,
     "docs/engines.md": engines_page,
+    "docs/device-plugin.md": device_plugin_page,
     "docs/environment.md": environment_page,
     "README.md": readme_page,
 }

@@ -136,7 +136,7 @@ def test_addresses(text: str) -> None:
     assert value("listen", text) == text
 
 
-@pytest.mark.parametrize("text", ["9400", "127.0.0.1", "a:0", "a:65536", "::1:9400", "a b:1", ":"])
+@pytest.mark.parametrize("text", ["9400", "127.0.0.1", "a:65536", "::1:9400", "a b:1", ":"])
 def test_what_is_no_address(text: str) -> None:
     assert "HOST:PORT" in value_problem("listen", text)
 

@@ -1,0 +1,183 @@
+"""`gpunode plugin check-config` as a user runs it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.machines import recorded_host
+from gpunode.plugin.config.file import by_key
+from tests.cli import REPOSITORY, Ran, gpunode
+from tests.plugin.config.resolving import FILES
+
+PAGE = REPOSITORY / "docs/device-plugin.md"
+H100 = ("--simulate", "h100:4")
+
+
+def check(*argv: str, **env: str) -> Ran:
+    return gpunode("plugin", "check-config", "-o", "json", *argv, env=env)
+
+
+def values(ran: Ran) -> dict[str, tuple[Any, str]]:
+    return {one["option"]: (one["value"], one["from"]) for one in ran.document["data"]["settings"]}
+
+
+def test_each_value_tells_where_it_comes_from() -> None:
+    file = FILES / "with-gfd.yaml"
+    ran = check(str(file), "--device-id-strategy", "index", *H100, GDS_ENABLED="true")
+    assert ran.code == 0, ran.err
+    found = values(ran)
+    assert found["--mig-strategy"] == ("mixed", f"{file}:3")
+    assert found["--device-id-strategy"] == ("index", "--device-id-strategy")
+    assert found["--gds-enabled"] == (True, "GDS_ENABLED")
+    assert found["--cdi-annotation-prefix"] == ("cdi.k8s.io/", "default")
+    assert ran.document["kind"] == "PluginConfig"
+
+
+def test_the_devices_that_would_be_advertised_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "resources: {exclude: [3]}\nsharing:\n  timeSlicing:\n    renameByDefault: true\n"
+        "    resources: [{name: nvidia.com/gpu, replicas: 10, devices: [0, 1]}]\n"
+    )
+    data = check(str(file), *H100).document["data"]
+    counts = {one["name"]: len(one["devices"]) for one in data["resources"]}
+    assert counts == {"nvidia.com/gpu.shared": 20, "nvidia.com/gpu": 1}
+    assert [one["index"] for one in data["leftOut"]] == ["3"]
+    table = gpunode("plugin", "check-config", str(file), *H100)
+    assert re.search(
+        r"nvidia.com/gpu.shared +20 +0 +GPU-\S+ +NVIDIA H100 80GB HBM3 +10 by time-slicing", table.out
+    )
+    assert f"{file}: valid" in table.out
+
+
+def test_a_recorded_machine_is_asked(tmp_path: Path) -> None:
+    recorded_host("containerd-not-restarted", tmp_path)
+    ran = gpunode("--root", str(tmp_path), "-o", "json", "plugin", "check-config")
+    assert ran.code == 0, ran.err
+    data = ran.document["data"]
+    assert data["resources"] or data["unknown"]
+
+
+def test_without_a_gpu_the_file_is_checked_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("flags: {migStrategy: single}\n")
+    ran = gpunode("--root", str(tmp_path), "plugin", "check-config", "/c.yaml")
+    assert ran.code == 0, ran.err
+    assert "which devices would be advertised can't be told" in ran.out
+    assert re.search(r"--mig-strategy +single +/c.yaml:1", ran.out)
+
+
+def test_a_bad_file_ends_with_1_and_every_problem(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("flags:\n  migStrategy: all\n  passDeviceSpecs: true\nsharing: 3\n")
+    ran = check(str(file))
+    assert ran.code == 1
+    assert [one["code"] for one in ran.document["errors"]] == ["config"] * 3
+    assert [line for line in ran.err.splitlines() if line.startswith("error: ")] == [
+        f"error: {file}:2: flags.migStrategy: 'all' is none of none, single, mixed",
+        next(line for line in ran.err.splitlines() if "its place is flags.plugin.passDeviceSpecs" in line),
+        f"error: {file}:4: sharing: expected a mapping of timeSlicing, mps; found '3'",
+    ]
+    assert "Traceback" not in ran.err
+
+
+def test_a_bad_command_line_ends_with_2() -> None:
+    ran = check("--mig-strategy", "all", "--listen=nowhere")
+    assert ran.code == 2
+    assert [one["code"] for one in ran.document["errors"]] == ["usage", "usage"]
+    served = gpunode("plugin", "serve", "--mig-strategy", "all", "-o", "json")
+    assert (served.code, served.document["kind"]) == (2, "PluginRun")
+    assert served.err == "error: --mig-strategy: 'all' is none of none, single, mixed\n"
+
+
+def test_a_file_that_is_not_there_ends_with_1(tmp_path: Path) -> None:
+    ran = check(str(tmp_path / "nowhere.yaml"))
+    assert ran.code == 1
+    assert "nowhere.yaml: does not exist" in ran.err
+    assert gpunode("plugin", "serve", "--config-file", str(tmp_path / "nowhere.yaml")).code == 1
+
+
+def test_what_matches_nothing_on_this_node_is_warned_of(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "resources:\n  include: ['*H100*']\n  exclude: [17]\n"
+        "sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.5gb, replicas: 2}]}}\n"
+    )
+    ran = check(str(file), *H100)
+    assert ran.code == 0
+    assert ran.document["status"] == "warn"
+    told = "\n".join(ran.document["messages"])
+    assert "17" in told and "nvidia.com/mig-1g.5gb" in told
+
+
+def test_settings_that_this_node_cannot_hold_are_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "sharing:\n  timeSlicing:\n    resources:\n"
+        "    - {name: nvidia.com/gpu, replicas: 2, devices: [0]}\n"
+        "    - {name: nvidia.com/gpu, replicas: 3, devices: ['*H100*']}\n"
+    )
+    ran = check(str(file), *H100)
+    assert ran.code == 1
+    assert ran.document["errors"][0]["message"] != ""
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--pass-device-specs"],
+        ["--pass-device-specs=true"],
+        ["--pass-device-specs", "true"],
+        ["-pass-device-specs=T"],
+        ["--pass-device-specs=false", "--pass-device-specs=1"],
+        ["--pass-device-specs", "--fail-on-init-error=false"],
+    ],
+    ids=" ".join,
+)
+def test_booleans_are_given_as_in_go(argv: list[str]) -> None:
+    ran = check(*argv, str(FILES / "version-only.yaml"))
+    assert ran.code == 0, ran.err
+    assert values(ran)["--pass-device-specs"] == (True, "--pass-device-specs")
+
+
+def test_every_alias_list_and_single_dash_is_taken() -> None:
+    argv = ["--nvidia-driver-root=/run/nvidia/driver", "--nvidia-dev-root", "/", "-mig-strategy=mixed"]
+    argv += ["--container-driver-root", "/host", "--nvidia-ctk-path=/x", "--imex-channel-ids", "0"]
+    argv += ["--device-list-strategy", "envvar", "--device-list-strategy=cdi-cri,cdi-annotations"]
+    found = values(check(*argv, "--kubelet-socket", ""))
+    assert found["--driver-root"][0] == "/run/nvidia/driver"
+    assert (found["--dev-root"][0], found["--mig-strategy"][0]) == ("/", "mixed")
+    assert found["--driver-root-ctr-path"] == ("/host", "--driver-root-ctr-path")
+    assert found["--nvidia-cdi-hook-path"][0] == "/x"
+    assert found["--device-list-strategy"][0] == ["envvar", "cdi-cri", "cdi-annotations"]
+    assert found["--imex-channel-ids"][0] == [0]
+    assert found["--kubelet-socket"] == ("", "--kubelet-socket")
+
+
+def test_an_unknown_flag_is_usage() -> None:
+    ran = check("--mig-stratgy=none")
+    assert ran.code == 2
+    assert "--mig-strategy" in ran.err
+
+
+EXAMPLES = re.findall(r"```(?:yaml|json)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_the_examples_of_the_page_are_valid(number: int, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(EXAMPLES[number])
+    more = ["--mps"] if "mps:" in EXAMPLES[number] else []
+    ran = check(str(file), "--simulate", "h100:8", *more)
+    assert ran.code == 0, ran.err
+    assert not [one for one in ran.document["messages"] if "unknown" in one]
+
+
+def test_the_page_has_examples_and_names_every_key() -> None:
+    text = PAGE.read_text()
+    assert len(EXAMPLES) >= 5
+    shared = ("renameByDefault", "failRequestsGreaterThanOne", "resources[].devices")
+    assert [key for key in (*by_key(), *shared) if f"`{key}`" not in text] == []

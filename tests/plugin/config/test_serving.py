@@ -1,0 +1,71 @@
+"""`gpunode plugin serve` with a config file, as a process beside the kubelet's stand-in."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpunode.host import Host
+from gpunode.plugin.kubelet_stub import KubeletStub
+from tests.plugin.nodes import eventually
+from tests.plugin.serving import Serving
+
+GPU = "nvidia.com/gpu"
+SLICED = (
+    "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - {{name: nvidia.com/gpu, replicas: {}}}\n"
+)
+
+
+@pytest.fixture
+def kubelet(short: Path) -> Iterator[KubeletStub]:
+    (short / "dp").mkdir()
+    made = KubeletStub(Host(), str(short / "dp"))
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def serving(short: Path, kubelet: KubeletStub) -> Iterator[Serving]:
+    (short / "config.yaml").write_text(SLICED.format(2))
+    made = Serving(short, ["--simulate", "h100:4", "--config-file", str(short / "config.yaml")])
+    yield made
+    assert made.end() == 0
+    assert "Traceback" not in made.log()
+
+
+def test_edits_take_effect_and_bad_ones_dont(serving: Serving, kubelet: KubeletStub, short: Path) -> None:
+    file = short / "config.yaml"
+    assert kubelet.wait_allocatable(GPU, 8, 10), serving.log()
+    registered = list(kubelet.registrations)
+    file.write_text(SLICED.format(4))
+    assert kubelet.wait_allocatable(GPU, 16, 2), serving.log()
+    file.write_text(SLICED.format(1) + "nope: 3\n")
+    assert serving.says("the config file is not taken, the last good one stays", 3)
+    assert serving.says("nope: unknown key", 1)
+    assert kubelet.allocatable(GPU) == 16
+    file.write_text(SLICED.format(3) + "flags: {gpunode: {listen: ':9400'}}\n")
+    assert kubelet.wait_allocatable(GPU, 12, 2), serving.log()
+    assert serving.says('msg="these changes take a restart" options=--listen', 1)
+    # no stream ended: the kubelet never had to be told again
+    assert list(kubelet.registrations) == registered
+
+
+def test_sighup_reads_the_file_and_ends_nothing(serving: Serving, kubelet: KubeletStub, short: Path) -> None:
+    assert kubelet.wait_allocatable(GPU, 8, 10), serving.log()
+    (short / "config.yaml").write_text(SLICED.format(5))
+    serving.process.send_signal(signal.SIGHUP)
+    assert kubelet.wait_allocatable(GPU, 20, 2), serving.log()
+    assert serving.says("signal=SIGHUP")
+    assert serving.process.poll() is None
+    assert eventually(lambda: "config file taken" in serving.log())
+
+
+def test_sigquit_is_a_clean_end(serving: Serving, kubelet: KubeletStub) -> None:
+    assert kubelet.wait_allocatable(GPU, 8, 10), serving.log()
+    serving.process.send_signal(signal.SIGQUIT)
+    assert serving.process.wait(3) == 0
+    assert "signal=SIGQUIT" in serving.log()
