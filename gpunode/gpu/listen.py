@@ -16,6 +16,7 @@ from gpunode.result import plain
 
 _WAIT_SECONDS = 1.0  # how late it notices that other GPUs are to be watched
 _PAUSE_SECONDS = 0.5  # a lost GPU ends every wait at once
+_LONGEST_PAUSE_SECONDS = 30.0
 _STUCK_SECONDS = 60.0
 _RETRY_LOOKS = 10  # looks, after which a GPU that couldn't be watched is tried again
 
@@ -64,7 +65,7 @@ class Listener:
 
     def _run(self) -> None:
         events: EventSet | None = None
-        version = 0
+        version = errors = 0
         while True:
             self._alive = time.monotonic()
             try:
@@ -77,12 +78,14 @@ class Listener:
                     self._rest(_WAIT_SECONDS, version)
                     continue
                 event = events.wait(_WAIT_SECONDS)
+                errors = 0
             except NvmlError as error:
                 if error.code != GPU_IS_LOST:
                     version = 0  # open the set anew
                     self._report({"error": str(error)})
                 self._nudge(LOOK)
-                self._rest(_PAUSE_SECONDS, version)
+                errors += error.code != GPU_IS_LOST
+                self._rest(min(_PAUSE_SECONDS * 2.0 ** min(errors, 10), _LONGEST_PAUSE_SECONDS), version)
                 continue
             if event is not None:
                 self._tell(event=plain(event))

@@ -1,17 +1,64 @@
-"""The resource table: what fails, what heals, and who is told."""
+"""Losses and what the kubelet is shown of them: news through the ledger, without a driver."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from threading import Thread
 
-from gpunode.gpu.model import Inventory
-from gpunode.plugin.devices import DeviceTable
-from tests.plugin.nodes import gpu, inventory, table, uuid
+from gpunode.gpu.events import GpuEvent
+from gpunode.gpu.model import Inventory, Reading, Topology
+from gpunode.plugin.health.judge import HealthJudge
+from gpunode.plugin.ledger import Ledger
+from gpunode.plugin.model import Device, Plan, Resource, Unit
+from gpunode.plugin.settings import HealthSettings, Settings
+from tests.plugin.nodes import RESOURCE, MemoryLog, gpu, inventory, uuid
+
+NOW = 1_700_000_000.0
+LOST = "the GPU is lost (NVML 15)"
 
 
-def unhealthy(made: DeviceTable) -> dict[str, str]:
-    return {device.id: device.problem for device in made.snapshot().devices if not device.healthy}
+class PlainBackend:
+    """Advertises every GPU that has a UUID, in two shares each; stands in for a vendor's whole backend."""
+
+    def plan(self, settings: Settings, inventory: Inventory) -> Plan:
+        units = [Unit(item.uuid, item.uuid, str(item.index)) for item in inventory.gpus if item.uuid]
+        devices = tuple(Device(f"{unit.id}::{share}", unit) for unit in units for share in range(2))
+        return Plan((Resource(RESOURCE, devices),))
+
+    def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
+        """Nothing."""
+
+
+class Node:
+    def __init__(self, count: int = 4) -> None:
+        self.now = NOW
+        self.log = MemoryLog()
+        judge = HealthJudge(HealthSettings(), self.log)
+        self.ledger = Ledger(PlainBackend(), Settings(), judge, self.log, lambda: self.now)  # type: ignore[arg-type]
+        self.see(inventory(count))
+
+    def see(self, seen: Inventory, seconds: float = 0.0) -> Node:
+        self.now += seconds
+        self.ledger.seen(seen, Topology())
+        return self
+
+    def later(self, seconds: float) -> Node:
+        self.now += seconds
+        self.ledger.tick()
+        return self
+
+    @property
+    def version(self) -> int:
+        return self.ledger.feeds[RESOURCE].snapshot().version
+
+    def unhealthy(self) -> dict[str, str]:
+        """By GPU, with the reason; both shares agree."""
+        found: dict[str, str] = {}
+        for device in self.ledger.feeds[RESOURCE].snapshot().devices:
+            if device.problem is not None:
+                assert found.setdefault(device.unit.id, device.problem.reason) == device.problem.reason
+            else:
+                assert device.unit.id not in found
+        return found
 
 
 def without(count: int, *indices: int) -> Inventory:
@@ -19,119 +66,103 @@ def without(count: int, *indices: int) -> Inventory:
     return replace(full, gpus=tuple(item for item in full.gpus if item.index not in indices))
 
 
+def broken(count: int, index: int, reason: str = LOST) -> Inventory:
+    full = inventory(count)
+    return replace(
+        full, gpus=tuple(replace(item, error=reason * (item.index == index)) for item in full.gpus)
+    )
+
+
 def test_one_unreadable_gpu_hides_no_other() -> None:
-    made = DeviceTable()
-    made.sighting(Inventory("550", gpus=(gpu(0, 0), gpu(1, 0, error="GPU is lost"), gpu(2, 1))))
-    assert [device.id for device in made.snapshot().devices] == [uuid(0), uuid(1), uuid(2)]
-    assert unhealthy(made) == {uuid(1): "GPU is lost"}
+    node = Node(3).see(broken(3, 1))
+    assert node.unhealthy() == {uuid(1): LOST}
+    assert len(node.ledger.feeds[RESOURCE].snapshot().devices) == 6
 
 
-def test_a_gpu_without_a_uuid_is_left_out_and_condemns_its_pci_address() -> None:
-    made = table(2)
-    made.sighting(Inventory("550", gpus=(gpu(0, 0), replace(gpu(1), uuid="", error="Unknown Error"))))
-    assert len(made.snapshot().devices) == 2
-    assert unhealthy(made) == {uuid(1): "Unknown Error"}
+def test_a_gpu_dead_from_the_start_is_unhealthy_and_the_others_are_not() -> None:
+    node = Node(0).see(broken(3, 1))
+    assert node.unhealthy() == {uuid(1): LOST}
 
 
-def test_an_event_marks_exactly_one_gpu_and_does_not_heal() -> None:
-    made = table(8)
-    (change,) = made.event(uuid(3), "XID 79")
-    assert (change.device.id, change.problem) == (uuid(3), "XID 79")
-    for _ in range(5):
-        assert made.sighting(inventory(8)) == ()
-    assert unhealthy(made) == {uuid(3): "XID 79"}
+def test_a_gpu_without_a_uuid_condemns_its_pci_address() -> None:
+    node = Node(2)
+    node.see(Inventory("550", gpus=(gpu(0, 0), replace(gpu(1), uuid="", error="Unknown Error"))))
+    assert node.unhealthy() == {uuid(1): "Unknown Error"}
 
 
-def test_the_first_event_is_the_reason_that_stays() -> None:
-    made = table(2)
-    made.event(uuid(1), "XID 79")
-    assert made.event(uuid(1), "XID 45") == ()
-    assert unhealthy(made) == {uuid(1): "XID 79"}
-
-
-def test_an_event_of_an_unknown_gpu_changes_nothing() -> None:
-    made = table(2)
-    before = made.snapshot()
-    assert made.event("GPU-other", "XID 79") == ()
-    assert made.snapshot().version == before.version
+def test_every_share_of_a_failing_gpu_is_marked_and_no_other() -> None:
+    node = Node()
+    before = node.version
+    node.ledger.event(GpuEvent("xid", uuid(3), 79))
+    assert node.unhealthy() == {uuid(3): "XID 79: the GPU has fallen off the bus"}
+    assert node.version == before + 1
+    assert node.log.messages("error") == ["GPU is unhealthy"]
 
 
 def test_a_lost_gpu_keeps_its_place_and_heals_at_the_second_whole_sighting() -> None:
-    made = table(4)
-    (lost,) = made.sighting(without(4, 2))
-    assert lost.problem == "lost: NVML does not list it any more"
-    assert len(made.snapshot().devices) == 4
-    assert made.sighting(inventory(4)) == ()
-    (healed,) = made.sighting(inventory(4))
-    assert (healed.device.id, healed.problem) == (uuid(2), "")
-    assert unhealthy(made) == {}
+    node = Node().see(without(4, 2))
+    assert list(node.unhealthy()) == [uuid(2)]
+    assert list(node.see(inventory(4), 1).unhealthy()) == [uuid(2)]
+    assert node.see(inventory(4), 1).unhealthy() == {}
+    assert node.log.messages()[-1] == "GPU is healthy again"
+
+
+def test_whole_for_some_seconds_is_as_good_as_a_second_sighting() -> None:
+    node = Node().see(without(4, 2)).see(inventory(4))
+    assert node.later(9).unhealthy()
+    assert not node.later(2).unhealthy()
 
 
 def test_a_gpu_that_comes_and_goes_does_not_flap() -> None:
-    made = table(2)
-    made.sighting(without(2, 1))
-    version = made.snapshot().version
+    node = Node().see(without(4, 1))
+    version = node.version
     for _ in range(5):
-        made.sighting(inventory(2))
-        made.sighting(without(2, 1))
-    assert made.snapshot().version == version
+        node.see(inventory(4), 1).see(without(4, 1), 1)
+    assert node.version == version
 
 
-def test_healing_from_a_loss_does_not_forgive_an_event() -> None:
-    made = table(2)
-    made.event(uuid(1), "XID 79")
-    made.sighting(without(2, 1))
-    made.sighting(inventory(2))
-    made.sighting(inventory(2))
-    assert unhealthy(made) == {uuid(1): "XID 79"}
+def test_a_second_loss_within_the_hour_costs_the_hold_time() -> None:
+    node = Node().see(without(4, 1))
+    node.see(inventory(4), 1).see(inventory(4), 1)
+    assert node.unhealthy() == {}
+    node.see(without(4, 1), 60).see(inventory(4), 1).see(inventory(4), 1)
+    assert node.later(50).unhealthy()
+    assert not node.later(11).unhealthy()
 
 
-def test_broken_nvml_makes_all_unhealthy_and_says_so_once() -> None:
-    made = table(4)
-    assert len(made.all_missing("Driver/library version mismatch")) == 4
-    assert made.all_missing("Driver/library version mismatch") == ()
+def test_a_loss_in_a_reading_is_a_loss_and_heals_with_a_good_one() -> None:
+    node = Node()
+    node.ledger.readings([Reading(uuid(1), error=LOST)])
+    assert node.unhealthy() == {uuid(1): LOST}
+    node.see(inventory(4), 1).see(inventory(4), 1)
+    assert node.unhealthy() == {uuid(1): LOST}
+    node.ledger.readings([Reading(uuid(1), ecc_volatile=0)])
+    assert node.see(inventory(4), 1).unhealthy() == {}
 
 
-def test_a_new_gpu_is_added_and_display_adapters_are_not() -> None:
-    made = table(1)
-    made.sighting(Inventory("550", gpus=(gpu(0, 0), gpu(1, 0), replace(gpu(2), name="DGX Display"))))
-    assert [device.id for device in made.snapshot().devices] == [uuid(0), uuid(1)]
+def test_healing_from_a_loss_does_not_forgive_an_xid_at_once() -> None:
+    node = Node()
+    node.ledger.event(GpuEvent("xid", uuid(1), 79))
+    node.see(without(4, 1), 1).see(inventory(4), 1).see(inventory(4), 1)
+    assert node.unhealthy() == {uuid(1): "XID 79: the GPU has fallen off the bus"}
+    assert node.later(61).unhealthy() == {}
 
 
-def test_the_version_grows_only_with_what_the_kubelet_sees() -> None:
-    made = table(4)
-    version = made.snapshot().version
-    made.sighting(inventory(4))
-    assert made.snapshot().version == version
-    made.event(uuid(0), "XID 79")
-    assert made.snapshot().version == version + 1
+def test_a_broken_driver_makes_all_unhealthy_says_so_once_and_heals_at_the_second_sighting() -> None:
+    node = Node()
+    node.ledger.broken("no answer", False)
+    assert node.unhealthy() == {}
+    node.ledger.broken("library mismatch", True)
+    node.ledger.broken("library mismatch", True)
+    assert node.unhealthy() == {uuid(index): "library mismatch" for index in range(4)}
+    assert len(node.log.messages("error")) == 4
+    assert len(node.see(inventory(4), 1).unhealthy()) == 4
+    assert node.see(inventory(4), 1).unhealthy() == {}
 
 
-def test_waiters_wake_for_news_and_when_they_are_no_longer_wanted() -> None:
-    made = table(2)
-    wanted = [True]
-    got: list[object] = []
-    version = made.snapshot().version
-
-    def wait() -> None:
-        news = made.wait_newer(version, lambda: True)
-        got.append(None if news is None else news.version)
-        got.append(made.wait_newer(version + 1, lambda: wanted[0]))
-
-    waiter = Thread(target=wait)
-    waiter.start()
-    made.event(uuid(0), "XID 79")
-    wanted[0] = False
-    made.wake()
-    waiter.join(5)
-    assert got == [version + 1, None]
-
-
-def test_a_gpu_in_mig_mode_is_unhealthy_until_the_mode_is_off() -> None:
-    made = table(2)
-    cut = replace(inventory(2), gpus=(gpu(0, 0), replace(gpu(1, 1), mig_enabled=True)))
-    (change,) = made.sighting(cut)
-    assert change.problem == "MIG mode is on: no container can use GPU 1 as a whole"
-    assert list(unhealthy(made)) == [uuid(1)]
-    made.sighting(inventory(2))
-    assert unhealthy(made) == {}
+def test_a_thousand_xids_are_few_lines() -> None:
+    node = Node(8)
+    for number in range(1000):
+        node.ledger.event(GpuEvent("xid", uuid(number % 8), 48 + number % 100))
+    assert len(node.unhealthy()) == 8
+    assert len(node.log.messages("error")) <= 8 * 4  # a line only for what is harder to mend

@@ -1,158 +1,279 @@
-"""Rediscovery: waiting for the driver, broken NVML, and probes that don't come back."""
+"""The parent of the child that asks NVML: what it makes of answers, silence, crashes and the driver's coming."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any, cast
 
-from gpunode.gpu.isolated import NvmlProbe
-from gpunode.gpu.model import Inventory
+import pytest
+
+from gpunode._files import resolve_in_root
+from gpunode._process import LineChild
+from gpunode.gpu.events import GpuEvent
+from gpunode.gpu.model import Inventory, Pair, Reading, Topology
 from gpunode.host import Host
-from gpunode.plugin.devices import DeviceTable
-from gpunode.plugin.discovery import Discovery
+from gpunode.plugin.nvidia.hearing import Outcome
+from gpunode.plugin.nvidia.library import nvml_library
+from gpunode.plugin.nvidia.watch import Watch
 from gpunode.plugin.settings import Settings
-from tests.plugin.nodes import MemoryLog, eventually, gpu, inventory, uuid
+from gpunode.result import plain
+from tests.plugin.nodes import MemoryLog, eventually, gpu, inventory, recorded_host, uuid
 
-GOOD = NvmlProbe(inventory(4))
-ABSENT = NvmlProbe(None, 12, "Shared Library Not Found")
-MISMATCH = NvmlProbe(None, 18, "Driver/library version mismatch")
-HUNG = NvmlProbe(None, timed_out=True, seconds=15.0)
-CRASHED = NvmlProbe(None, message="killed by SIGABRT")
+
+def told(seen: Inventory, topology: Topology | None = None) -> str:
+    return json.dumps({"inventory": plain(seen), "topology": plain(topology or Topology())})
+
+
+GOOD = told(inventory(4))
+ABSENT = json.dumps({"error": {"code": 12, "message": "libnvidia-ml.so.1 was not found"}})
+MISMATCH = json.dumps({"error": {"code": 18, "message": "library and module differ"}})
+AGAIN = json.dumps({"again": "the traces have changed"})
+SILENT, CRASH = "silent", "crash"
+
+
+class FakeChild:
+    """A child that says these lines, then stays (SILENT: says nothing for ever) or ends (CRASH)."""
+
+    def __init__(self, lines: list[str], stuck: bool = False) -> None:
+        self.lines = list(lines)
+        self.stuck = stuck
+        self.last_words = ""
+        self.given: list[str] = []
+        self.woken = Event()
+
+    def read_line(self, timeout: float) -> str | None:
+        if self.lines and self.lines[0] == CRASH:
+            return ""
+        if self.lines and self.lines[0] != SILENT:
+            return self.lines.pop(0)
+        self.woken.wait(min(timeout, 0.02) if self.lines else timeout)
+        self.woken.clear()
+        return None
+
+    def tell(self, line: str) -> None:
+        self.given.append(line)
+
+    def wake(self) -> None:
+        self.woken.set()
+
+    def ended(self) -> bool:
+        return not self.stuck
+
+    def end(self) -> int | None:
+        return None if self.stuck else -9
+
+
+class Rooted(Host):
+    """A live host whose files lie in a root: the driver's traces can be made and unmade."""
+
+    @property
+    def live(self) -> bool:
+        return True
+
+    def path(self, path: str | Path, *, follow: bool = True) -> Path:
+        return resolve_in_root(self.root, path, follow)
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.news: list[tuple[str, Any]] = []
+
+    def seen(self, inventory: Inventory, topology: Topology) -> None:
+        self.news.append(("seen", (inventory, topology)))
+
+    def readings(self, readings: Any) -> None:
+        self.news.append(("readings", tuple(readings)))
+
+    def event(self, event: GpuEvent) -> None:
+        self.news.append(("event", event))
+
+    def broken(self, reason: str, sure: bool) -> None:
+        self.news.append(("broken", (reason, sure)))
+
+    def of(self, kind: str) -> list[Any]:
+        return [what for name, what in list(self.news) if name == kind]
 
 
 class Node:
-    """A discovery whose probe, a stand-in for the child process, answers from a list."""
+    """A watch whose children are given beforehand; the last one is given again and again."""
 
-    def __init__(self, root: Path, *answers: NvmlProbe, rediscover: float = 30.0) -> None:
-        self.answers = list(answers)
-        self.table = DeviceTable()
+    def __init__(self, root: Path, *children: list[str], probe: float = 15.0, rediscover: float = 30.0):
+        self.children = [list(lines) for lines in children]
+        self.started: list[tuple[tuple[str, ...], FakeChild]] = []
+        self.stuck = False
+        self.sink = Sink()
         self.log = MemoryLog()
-        self.asked = 0
-        settings = Settings(rediscover_seconds=rediscover)
-        self.discovery = Discovery(Host(root, {}), settings, self.table, self.log, self.probe)
+        self.settings = Settings(probe_seconds=probe, rediscover_seconds=rediscover, container_driver_root="")
+        start = cast("Callable[[tuple[str, ...]], LineChild]", self.start)
+        self.watch = Watch(Rooted(root, {}), self.settings, self.log, start)
 
-    def probe(self, host: Host, timeout: float) -> NvmlProbe:
-        self.asked += 1
-        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+    def start(self, argv: tuple[str, ...]) -> FakeChild:
+        lines = self.children.pop(0) if len(self.children) > 1 else self.children[0]
+        child = FakeChild(lines, self.stuck)
+        self.started.append((argv, child))
+        return child
 
-    def look(self, times: int = 1) -> Node:
-        for _ in range(times):
-            self.discovery.look()
-        return self
+    @contextmanager
+    def running(self) -> Any:
+        stop = Event()
+        thread = Thread(target=self.watch.run, args=(self.sink, stop))
+        thread.start()
+        try:
+            yield self
+        finally:
+            stop.set()
+            self.watch.hurry()
+            thread.join(3)
+            assert not thread.is_alive()
 
-    @property
-    def healthy(self) -> int:
-        return sum(device.healthy for device in self.table.snapshot().devices)
+
+def test_what_the_child_tells_is_handed_on(tmp_path: Path) -> None:
+    topology = Topology((Pair(uuid(0), uuid(1), 10, 4),), {uuid(0): 18})
+    first, second = Reading(uuid(0), ecc_volatile=1), Reading(uuid(1), error="lost")
+    event = GpuEvent("xid", uuid(3), 79, 1, 0)
+    lines = [told(inventory(4), topology), json.dumps({"readings": [plain(first)]})]
+    lines += [json.dumps({"readings": [plain(second)]}), json.dumps({"event": plain(event)}), '{"beat":1}']
+    with Node(tmp_path, lines).running() as node:
+        assert eventually(lambda: node.sink.of("event") == [event])
+        assert node.sink.of("seen") == [(inventory(4), topology)]
+        assert node.sink.of("readings") == [(first,), (first, second)]
+        assert node.watch.waiting == ""
+    assert node.log.lines == [("info", "GPUs found", {"count": 4, "readable": 4})]
 
 
 def test_a_missing_driver_is_waited_for_and_named_once(tmp_path: Path) -> None:
-    node = Node(tmp_path, ABSENT, ABSENT, MISMATCH, GOOD).look(4)
+    with Node(tmp_path, [ABSENT], [ABSENT], [MISMATCH], [GOOD], rediscover=0.05).running() as node:
+        assert eventually(lambda: bool(node.sink.of("seen")))
     assert node.log.messages("warning") == [
-        "waiting for the NVIDIA driver: Shared Library Not Found",
-        "waiting for the NVIDIA driver: Driver/library version mismatch",
+        "waiting for the NVIDIA driver: libnvidia-ml.so.1 was not found",
+        "waiting for the NVIDIA driver: library and module differ",
     ]
-    assert node.log.lines[-1] == ("info", "GPUs found", {"count": 4, "healthy": 4})
-    assert node.discovery.waiting == ""
+    assert node.sink.of("broken")[0] == ("libnvidia-ml.so.1 was not found", True)
 
 
 def test_a_driver_without_gpus_is_waited_for(tmp_path: Path) -> None:
-    node = Node(tmp_path, NvmlProbe(Inventory("550.54.15"))).look()
-    assert node.discovery.waiting == "waiting for the NVIDIA driver: NVML lists no GPU"
-
-
-def test_an_error_that_nvml_names_makes_all_gpus_unhealthy_until_it_answers_again(tmp_path: Path) -> None:
-    node = Node(tmp_path, GOOD, MISMATCH, GOOD, GOOD).look(2)
-    assert node.healthy == 0
-    assert "NVML is broken: Driver/library version mismatch" in node.log.messages("warning")
-    assert node.look(2).healthy == 4
-
-
-def test_one_probe_without_an_answer_is_no_verdict_and_two_are(tmp_path: Path) -> None:
-    for failure in (HUNG, CRASHED):
-        node = Node(tmp_path, GOOD, failure).look(2)
-        assert node.healthy == 4
-        assert node.look().healthy == 0
-
-
-def test_a_hanging_nvml_is_asked_ever_more_rarely(tmp_path: Path) -> None:
-    node = Node(tmp_path, HUNG, rediscover=10)
-    waits = []
-    for _ in range(8):
-        node.look()
-        waits.append(node.discovery._interval())
-    assert waits[:3] == [20, 40, 80]
-    assert waits[-1] == 600
-
-
-def test_the_driver_is_looked_for_again_soon_and_stopping_does_not_wait(tmp_path: Path) -> None:
-    node = Node(tmp_path, ABSENT, GOOD, rediscover=0.1)
-    stop = Event()
-    thread = Thread(target=node.discovery.run, args=(stop,))
-    thread.start()
-    try:
-        assert eventually(lambda: node.healthy == 4)
-    finally:
-        stop.set()
-        node.discovery.hurry()
-        thread.join(1)
-    assert not thread.is_alive()
-
-
-def test_a_driver_that_was_just_loaded_is_noticed_by_its_traces(tmp_path: Path) -> None:
-    node = Node(tmp_path, ABSENT, GOOD, rediscover=3600)
-    stop = Event()
-    thread = Thread(target=node.discovery.run, args=(stop,))
-    thread.start()
-    try:
-        assert eventually(lambda: node.asked == 1)
-        (tmp_path / "dev").mkdir()
-        (tmp_path / "dev/nvidiactl").touch()
-        assert eventually(lambda: node.healthy == 4, 4)
-    finally:
-        stop.set()
-        node.discovery.hurry()
-        thread.join(1)
-
-
-def test_a_gpu_without_a_uuid_from_the_start_is_named_once(tmp_path: Path) -> None:
-    dead = NvmlProbe(Inventory("550", gpus=(gpu(0), replace(gpu(1), uuid="", error="GPU is lost"))))
-    node = Node(tmp_path, dead).look(3)
-    assert node.healthy == 1
-    assert (
-        node.log.lines.count(("error", "GPU is not advertised", {"index": 1, "reason": "GPU is lost"})) == 1
-    )
+    with Node(tmp_path, [told(Inventory("550.54.15"))]).running() as node:
+        assert eventually(lambda: "NVML lists no GPU" in node.watch.waiting)
 
 
 def test_a_node_whose_only_gpu_is_dead_does_not_count_as_one_without(tmp_path: Path) -> None:
-    dead = NvmlProbe(Inventory("550", gpus=(replace(gpu(0), uuid="", error="GPU is lost"),)))
-    assert (
-        Node(tmp_path, dead).look().discovery.waiting == "waiting for the NVIDIA driver: GPU 0: GPU is lost"
-    )
+    dead = Inventory("550", gpus=(replace(gpu(0), uuid="", error="GPU is lost"),))
+    with Node(tmp_path, [told(dead)]).running() as node:
+        assert eventually(lambda: node.watch.waiting == "waiting for the NVIDIA driver: GPU 0: GPU is lost")
 
 
-def test_the_second_of_two_gpus_with_one_uuid_is_named(tmp_path: Path) -> None:
-    twins = NvmlProbe(Inventory("550", gpus=(gpu(0), replace(gpu(1), uuid=uuid(0)))))
-    node = Node(tmp_path, twins).look(2)
-    assert node.healthy == 1
-    assert node.log.reasons() == [f"NVML gives it the UUID of GPU 0, {uuid(0)}"]
+@pytest.mark.parametrize("failure", [SILENT, CRASH])
+def test_one_failure_without_a_name_is_no_verdict_and_two_are(tmp_path: Path, failure: str) -> None:
+    with Node(tmp_path, [GOOD, failure], [failure], [GOOD], probe=0.1, rediscover=0.1).running() as node:
+        assert eventually(lambda: len(node.sink.of("broken")) == 2)
+        assert [sure for _, sure in node.sink.of("broken")] == [False, True]
+        assert "--careful" not in node.started[0][0]
+        assert "--careful" in node.started[1][0]
+        assert node.watch.waiting.startswith("NVML is broken: ")
 
 
-def test_a_gpu_known_before_and_lost_is_not_told_twice(tmp_path: Path) -> None:
-    lost = NvmlProbe(Inventory("550", gpus=(gpu(0), replace(gpu(1), uuid="", pci="", error="GPU is lost"))))
-    node = Node(tmp_path, NvmlProbe(inventory(2)), lost).look(3)
-    assert node.healthy == 1
-    assert node.log.messages("error") == ["GPU is unhealthy"]
+@pytest.mark.parametrize("failure", [SILENT, CRASH])
+def test_a_gpu_that_hangs_nvml_is_left_out_and_the_others_go_on(tmp_path: Path, failure: str) -> None:
+    asking = [json.dumps({"asking": index}) for index in range(3)]
+    with Node(tmp_path, [failure], [*asking, failure], [GOOD], probe=0.1).running() as node:
+        assert eventually(lambda: bool(node.sink.of("seen")))
+        argv = node.started[2][0]
+        assert argv[argv.index("--skip") + 1] == "2"
+    assert [sure for _, sure in node.sink.of("broken")] == [False]
+    assert ("index", 2) in [item for _, _, fields in node.log.lines for item in fields.items()]
 
 
-def test_what_stays_missing_is_looked_for_at_the_regular_pace_in_the_end(tmp_path: Path) -> None:
-    node = Node(tmp_path, GOOD, NvmlProbe(inventory(3)), NvmlProbe(inventory(3)), GOOD, GOOD, rediscover=30)
-    waits = []
-    for number in range(7):
-        if number == 5:
-            node.answers = [GOOD]
-        elif number == 2:
-            node.answers = [NvmlProbe(inventory(3))]
-        node.look()
-        waits.append(node.discovery._interval())
-    assert waits == [30, 5, 10, 20, 30, 5, 30]
+def test_a_child_that_talks_nonsense_has_crashed(tmp_path: Path) -> None:
+    for line in ("nonsense", "[1]", '{"inventory": {}}', '{"event": 1}', '{"readings": [{}]}'):
+        with Node(tmp_path, [line], [GOOD]).running() as node:
+            assert eventually(lambda node=node: bool(node.sink.of("seen")))  # type: ignore[misc]
+        assert node.sink.of("broken") == [(f"the process that asks NVML said {line!r}", False)]
+
+
+def test_a_hanging_nvml_is_asked_ever_more_rarely(tmp_path: Path) -> None:
+    node = Node(tmp_path, [GOOD], rediscover=10)
+    waits = [node.watch._judge(Outcome("hung", "no answer"), cast("Any", node.sink), 15) for _ in range(9)]
+    assert waits == [0, 20, 40, 80, 160, 320, 600, 600, 600]
+
+
+def test_a_driver_that_stays_away_is_looked_for_at_the_regular_pace_in_the_end(tmp_path: Path) -> None:
+    node = Node(tmp_path, [GOOD])
+    waits = [node.watch._judge(Outcome("error", "absent"), cast("Any", node.sink), 1) for _ in range(5)]
+    assert waits == [5, 10, 20, 30, 30]
+
+
+def test_not_more_than_two_children_get_stuck_in_the_driver(tmp_path: Path) -> None:
+    node = Node(tmp_path, [SILENT], probe=0.05, rediscover=0.05)
+    node.stuck = True
+    with node.running():
+        for _ in range(4):
+            node.watch._timeouts = 0
+            node.watch.hurry()
+            assert eventually(lambda: len(node.sink.of("broken")) >= 2)
+        assert eventually(lambda: len(node.started) == 2)
+        node.watch.hurry()
+        assert not eventually(lambda: len(node.started) > 2, 0.3)
+        assert eventually(lambda: "stuck inside the driver" in str(node.sink.of("broken")[-1]))
+
+
+def test_changed_traces_open_nvml_anew_without_a_word_to_the_sink(tmp_path: Path) -> None:
+    with Node(tmp_path, [GOOD, AGAIN], [GOOD]).running() as node:
+        assert eventually(lambda: len(node.sink.of("seen")) == 2)
+    assert node.sink.of("broken") == []
+    assert "opening NVML anew" in node.log.messages()
+
+
+def test_a_driver_that_was_just_loaded_is_noticed_by_its_traces(tmp_path: Path) -> None:
+    with Node(tmp_path, [ABSENT], [GOOD], rediscover=3600).running() as node:
+        assert eventually(lambda: bool(node.sink.of("broken")))
+        (tmp_path / "proc/driver/nvidia/gpus/0000:3b:00.0").mkdir(parents=True)
+        assert eventually(lambda: bool(node.sink.of("seen")), 4)
+
+
+def test_hurrying_makes_the_child_look(tmp_path: Path) -> None:
+    with Node(tmp_path, [GOOD]).running() as node:
+        assert eventually(lambda: bool(node.sink.of("seen")))
+        node.watch.hurry()
+        assert node.started[0][1].given == ["look"]
+
+
+def test_letting_go_closes_nvml_until_another_driver_is_loaded(tmp_path: Path) -> None:
+    module = tmp_path / "sys/module/nvidia"
+    module.mkdir(parents=True)
+    with Node(tmp_path, [GOOD]).running() as node:
+        assert eventually(lambda: bool(node.sink.of("seen")))
+        node.watch.let_go()
+        assert eventually(lambda: "NVML is closed for a while, as was asked for" in node.log.messages())
+        assert len(node.started) == 1
+        module.rename(module.with_name("nvidia_old"))  # so that the new one has another inode
+        module.mkdir()
+        assert eventually(lambda: len(node.started) == 2, 4)
+    assert node.sink.of("broken") == []
+
+
+def test_a_recorded_machine_answers_once(tmp_path: Path) -> None:
+    log = MemoryLog()
+    sink, stop = Sink(), Event()
+    watch = Watch(recorded_host(tmp_path, 2), Settings(), log)
+    thread = Thread(target=watch.run, args=(sink, stop))
+    thread.start()
+    assert eventually(lambda: bool(sink.of("seen")))
+    stop.set()
+    thread.join(2)
+    assert (len(sink.news), watch.waiting) == (1, "")
+
+
+def test_the_library_is_looked_for_in_the_container_driver_root(tmp_path: Path) -> None:
+    settings = Settings(container_driver_root="/driver-root")
+    assert nvml_library(Host(tmp_path, {}), settings) == ""
+    for directory in ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"):
+        (tmp_path / "driver-root" / directory).mkdir(parents=True)
+        (tmp_path / "driver-root" / directory / "libnvidia-ml.so.1").touch()
+    found = nvml_library(Host(tmp_path, {}), settings)
+    assert found == "/driver-root/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
+    assert nvml_library(Host(tmp_path, {}), Settings(container_driver_root="/")) == ""

@@ -1,177 +1,326 @@
-"""Which events condemn a GPU, and the watcher's manners when NVML misbehaves."""
+"""What condemns which units, and what brings them back: the judge with a clock of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from threading import Event, Thread
-from typing import cast
+from dataclasses import replace
 
 import pytest
 
-from gpunode.errors import GpunodeError
-from gpunode.gpu.nvml import GpuEvent, Nvml, NvmlError
-from gpunode.plugin.devices import DeviceTable
-from gpunode.plugin.health import HealthMonitor, condemning
-from tests.plugin.nodes import MemoryLog, eventually, table, uuid
+from gpunode.gpu.events import GpuEvent
+from gpunode.gpu.model import Reading
+from gpunode.plugin.health.judge import HealthJudge
+from gpunode.plugin.health.marks import Mark
+from gpunode.plugin.model import Unit
+from gpunode.plugin.settings import ALL_XIDS, HealthSettings
+from tests.plugin.nodes import MemoryLog, inventory, uuid
+
+NOW = 1_700_000_000.0
+GOOD = Reading(uuid(1), ecc_volatile=0, recovery_action="none", generation="boot/1/550")
+OLD = Reading(uuid(1), ecc_volatile=0, generation="boot/1/470")  # a driver that tells no recovery action
 
 
-@pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 109])
-def test_an_application_fault_condemns_nothing(xid: int) -> None:
-    assert condemning(GpuEvent("xid", uuid(0), xid)) == ""
+def whole(index: int) -> Unit:
+    return Unit(uuid(index), uuid(index), str(index))
 
 
-@pytest.mark.parametrize("xid", [48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 143, 1])
-def test_every_other_xid_condemns_and_is_named(xid: int) -> None:
-    assert condemning(GpuEvent("xid", uuid(0), xid)).startswith(f"XID {xid}")
+def part(gi: int, ci: int = 0, gpu: int = 1) -> Unit:
+    return Unit(f"MIG-{gpu}-{gi}-{ci}", uuid(gpu), f"{gpu}:{gi}", gi=gi, ci=ci)
 
 
-def test_of_the_ecc_errors_only_the_double_bit_ones_condemn() -> None:
-    assert condemning(GpuEvent("ecc-double", uuid(0))) == "double-bit ECC error"
-    assert condemning(GpuEvent("ecc-single", uuid(0))) == ""
+class Node:
+    """A judge of four GPUs whose time passes when told to."""
 
+    def __init__(self, reading: Reading = GOOD, hold: float = 60.0, **settings: frozenset[int]) -> None:
+        self.log = MemoryLog()
+        self.now = NOW
+        self.judge = HealthJudge(HealthSettings(**settings, hold_seconds=hold), self.log)  # type: ignore[arg-type]
+        self.judge.seen(inventory(4), self.now)
+        self.reading = reading
+        self.judge.readings([reading], self.now)
 
-class FakeEvents:
-    """Stands in for an NVML event set, to give errors between waits at exact moments."""
-
-    def __init__(self, script: list[GpuEvent | NvmlError], stop: Event) -> None:
-        self.script = script
-        self.stop = stop
-        self.unsupported: tuple[str, ...] = ()
-        self.failed: dict[str, NvmlError] = {}
-
-    def wait(self, timeout_seconds: float) -> GpuEvent | None:
-        if not self.script:
-            self.stop.wait(0.01)
-            return None
-        step = self.script.pop(0)
-        if isinstance(step, NvmlError):
-            raise step
-        return step
-
-    def close(self) -> None:
-        pass
-
-
-class FakeNvml:
-    def __init__(self, events: FakeEvents) -> None:
-        self.events = events
-
-    def __enter__(self) -> FakeNvml:
+    def xid(self, number: int, gi: int | None = None, ci: int | None = None, gpu: int = 1) -> Node:
+        self.judge.event(GpuEvent("xid", uuid(gpu), number, gi, ci), self.now)
         return self
 
-    def __exit__(self, *error: object) -> None:
-        pass
+    def reads(self, **changes: object) -> Node:
+        self.reading = replace(self.reading, **changes)  # type: ignore[arg-type]
+        self.judge.readings([self.reading], self.now)
+        return self
 
-    def watch_events(self, uuids: tuple[str, ...]) -> FakeEvents:
-        return self.events
+    def later(self, seconds: float) -> Node:
+        self.now += seconds
+        self.judge.tick(self.now)
+        return self
+
+    def why(self, unit: Unit | None = None) -> str:
+        problem = self.judge.problem(unit or whole(1))
+        return problem.code if problem else ""
+
+    def mend(self) -> str:
+        problem = self.judge.problem(whole(1))
+        return problem.mend if problem else ""
 
 
-def watch(made: DeviceTable, script: list[GpuEvent | NvmlError], until: Callable[[int], bool]) -> list[str]:
-    """Run a monitor over `script` until `until(times NVML was opened)`; returns who was asked to hurry."""
-    stop = Event()
-    opened: list[int] = []
-    hurried: list[str] = []
+# --- which units -----------------------------------------------------------------------------------------
 
-    def open_nvml() -> FakeNvml:
-        opened.append(1)
-        return FakeNvml(FakeEvents(script, stop))
 
-    open_fake = cast("Callable[[], Nvml]", open_nvml)
-    monitor = HealthMonitor(
-        made, MemoryLog(), lambda: hurried.append("discovery"), open_fake, retry_seconds=0.01
+def test_an_xid_marks_its_gpu_and_no_other() -> None:
+    node = Node().xid(79)
+    assert [node.why(whole(index)) for index in range(4)] == ["", "xid-79", "", ""]
+    problem = node.judge.problem(whole(1))
+    assert problem is not None
+    assert (problem.reason, problem.since, problem.mend) == (
+        "XID 79: the GPU has fallen off the bus",
+        NOW,
+        "reboot",
     )
-    thread = Thread(target=monitor.run, args=(stop,))
-    thread.start()
-    try:
-        assert eventually(lambda: until(len(opened)))
-    finally:
-        stop.set()
-        thread.join(5)
-    assert not thread.is_alive()
-    return hurried
 
 
-def bad(made: DeviceTable) -> list[str]:
-    return [device.id for device in made.snapshot().devices if not device.healthy]
+def test_an_xid_of_a_mig_instance_marks_that_instance_alone() -> None:
+    node = Node().xid(94, gi=3, ci=1)
+    assert node.why(part(3, 1)) == "xid-94"
+    assert [node.why(part(3, 0)), node.why(part(4, 1)), node.why(part(3, 1, gpu=2))] == ["", "", ""]
+    assert node.why(whole(1)) == "xid-94"  # the GPU as a whole holds the instance
 
 
-def test_an_error_while_waiting_marks_nothing_opens_nvml_again_and_later_events_count() -> None:
-    made = table(4)
-    script: list[GpuEvent | NvmlError] = [NvmlError(15), NvmlError(999), GpuEvent("xid", uuid(2), 79)]
-    hurried = watch(made, script, lambda opened: opened == 3 and bad(made) == [uuid(2)])
-    assert hurried == ["discovery", "discovery"]
+def test_without_a_compute_instance_the_whole_gpu_instance_is_marked() -> None:
+    node = Node().xid(48, gi=3)
+    assert [node.why(part(3, 0)), node.why(part(3, 1)), node.why(part(4))] == ["xid-48", "xid-48", ""]
 
 
-def test_an_event_of_no_known_gpu_condemns_none_and_makes_discovery_look() -> None:
-    made = table(4)
-    script: list[GpuEvent | NvmlError] = [GpuEvent("xid", "", 79)]
-    assert watch(made, script, lambda opened: opened == 1 and not script) == ["discovery"]
-    assert bad(made) == []
+def test_an_xid_without_instances_marks_all_of_its_gpu() -> None:
+    node = Node().xid(94)
+    assert [node.why(part(3)), node.why(part(4)), node.why(part(3, gpu=2))] == ["xid-94", "xid-94", ""]
 
 
-def test_nothing_is_watched_while_there_are_no_gpus() -> None:
-    stop = Event()
-    asked: list[str] = []
-
-    def open_nvml() -> Nvml:
-        asked.append("opened")
-        raise NvmlError(9)
-
-    monitor = HealthMonitor(DeviceTable(), MemoryLog(), lambda: None, open_nvml)
-    thread = Thread(target=monitor.run, args=(stop,))
-    thread.start()
-    stop.set()
-    thread.join(5)
-    assert asked == []
+@pytest.mark.parametrize("number", [62, 74, 79, 95, 119, 140])
+def test_what_concerns_the_whole_gpu_marks_every_instance(number: int) -> None:
+    node = Node().xid(number, gi=3, ci=0)
+    assert {node.why(part(gi)) for gi in range(5)} == {f"xid-{number}"}
 
 
-def test_a_driver_that_was_replaced_under_the_plugin_ends_it() -> None:
-    """Discovery's fresh processes see the GPUs, this process's library is of the driver before."""
-
-    def open_nvml() -> Nvml:
-        raise NvmlError(18)
-
-    asked: list[str] = []
-    monitor = HealthMonitor(table(2), MemoryLog(), lambda: asked.append("look"), open_nvml, 0.01)
-    with pytest.raises(GpunodeError, match="the driver was replaced"):
-        monitor.run(Event())
-    assert len(asked) == 3
+def test_of_the_ecc_events_only_the_double_bit_ones_condemn() -> None:
+    node = Node()
+    node.judge.event(GpuEvent("ecc-single", uuid(1)), NOW)
+    assert node.why() == ""
+    node.judge.event(GpuEvent("ecc-double", uuid(1)), NOW)
+    assert node.why() == "ecc"
 
 
-def test_an_nvml_that_fails_every_time_is_tried_ever_more_rarely() -> None:
-    monitor = HealthMonitor(table(2), MemoryLog(), lambda: None)
-    pauses = [monitor._pause_after(NvmlError(15)) for _ in range(6)]
-    assert pauses == [5, 10, 20, 40, 60, 60]
+def test_the_hardest_to_mend_is_told_and_of_those_the_first() -> None:
+    node = Node().xid(94).later(1).xid(95).later(1).xid(119)
+    assert (node.why(), node.mend()) == ("xid-95", "reset")
+    assert node.xid(79).mend() == "reboot"
 
 
-def test_a_storm_of_equal_events_is_one_line_and_one_look() -> None:
-    log = MemoryLog()
-    asked: list[str] = []
-    monitor = HealthMonitor(table(2), log, lambda: asked.append("look"))
-    for _ in range(1000):
-        monitor.take(GpuEvent("ecc-single", uuid(0)))
-        monitor.take(GpuEvent("xid", "", 79))
-    assert log.messages() == ["ignored GPU event", "health event of an unknown GPU"]
-    assert asked == ["look"]
+# --- what is ignored, and what is said of it --------------------------------------------------------------
 
 
-def test_an_nvml_that_opens_and_fails_again_and_again_fills_no_log() -> None:
-    log = MemoryLog()
-    stop = Event()
-    opened: list[int] = []
+def test_an_event_of_an_unknown_gpu_condemns_none() -> None:
+    node = Node()
+    node.judge.event(GpuEvent("xid", "", 79), NOW)
+    node.judge.event(GpuEvent("xid", "GPU-other", 79), NOW)
+    assert [node.why(whole(index)) for index in range(4)] == [""] * 4
+    assert node.log.messages() == ["health event of an unknown GPU"] * 2
 
-    def open_nvml() -> FakeNvml:
-        opened.append(1)
-        return FakeNvml(FakeEvents([NvmlError(15)], stop))
 
-    open_fake = cast("Callable[[], Nvml]", open_nvml)
-    monitor = HealthMonitor(table(2), log, lambda: None, open_fake, retry_seconds=0.0)
-    thread = Thread(target=monitor.run, args=(stop,))
-    thread.start()
-    assert eventually(lambda: len(opened) > 20)
-    stop.set()
-    thread.join(5)
-    assert log.messages() == [
-        "watching health events",
-        "health events can't be watched, trying again",
+def test_a_storm_is_a_few_lines_and_a_bounded_memory() -> None:
+    node = Node()
+    for number in range(1000):
+        node.judge.event(GpuEvent("ecc-single", uuid(0)), NOW)
+        node.judge.event(GpuEvent("xid", "", 79), NOW)
+        node.xid(31).xid(79).xid(5000 + number)
+    assert node.log.messages() == [
+        "ignored GPU event",
+        "health event of an unknown GPU",
+        "ignored GPU event",
     ]
+    assert len(node.judge.kept) == 64
+
+
+def test_all_disabled_but_48() -> None:
+    node = Node(disabled=frozenset({ALL_XIDS}), enabled=frozenset({48}))
+    node.xid(79).reads(recovery_action="reset", ecc_volatile=3)
+    assert node.why() == ""
+    assert node.xid(48).why() == "xid-48"
+    node.judge.readings([replace(node.reading, error="the GPU is lost")], node.now)
+    assert node.why(whole(0)) == ""
+
+
+def test_all_disabled_and_lost_is_still_lost() -> None:
+    node = Node(disabled=frozenset({ALL_XIDS}))
+    assert node.reads(error="the GPU is lost").why() == "lost"
+
+
+def test_other_settings_hold_at_once() -> None:
+    node = Node().xid(119).xid(79).reads(remap_pending=True)
+    node.judge.configure(HealthSettings(disabled=frozenset({79})))
+    assert node.mend() == "reset"
+    node.judge.configure(HealthSettings(disabled=frozenset({ALL_XIDS})))
+    assert node.why() == ""
+    node.judge.configure(HealthSettings())
+    assert node.why() == "row-remap"
+
+
+# --- readings --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "mend"),
+    [
+        ({"remap_pending": True}, "row-remap", "reset"),
+        ({"remap_failed": True, "remap_pending": True}, "row-remap", "replace"),
+        ({"retired_pending": True}, "page-retirement", "reset"),
+        ({"recovery_action": "reset"}, "recovery-action", "reset"),
+        ({"recovery_action": "reboot"}, "recovery-action", "reboot"),
+        ({"recovery_action": "drain-p2p"}, "recovery-action", "restart-app"),
+        ({"recovery_action": "drain-and-reset"}, "recovery-action", "reset"),
+        ({"recovery_action": "unknown-9"}, "recovery-action", ""),
+        ({"fabric_state": "in-progress"}, "fabric", ""),
+        ({"fabric_state": "completed", "fabric_error": "unknown"}, "fabric", "reset"),
+        ({"ecc_volatile": 2}, "ecc", "reset"),
+    ],
+)
+def test_a_reading_that_condemns(changes: dict[str, object], code: str, mend: str) -> None:
+    node = Node().reads(**changes)
+    assert (node.why(), node.mend()) == (code, mend)
+    assert node.why(part(3)) == code
+    assert node.why(whole(2)) == ""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ecc_volatile": 0, "ecc_aggregate": 99},
+        {"fabric_state": "completed"},
+        {"recovery_action": None},
+        {"remap_pending": False, "busy_percent": 100},
+    ],
+)
+def test_a_reading_that_does_not(changes: dict[str, object]) -> None:
+    assert Node().reads(**changes).why() == ""
+
+
+def test_errors_counted_before_the_plugin_started_are_no_reason() -> None:
+    assert Node(replace(GOOD, ecc_volatile=7)).why() == ""
+    assert Node(replace(GOOD, ecc_volatile=7)).reads(ecc_volatile=8).why() == "ecc"
+
+
+def test_a_standing_condition_heals_when_gone_for_the_hold_time() -> None:
+    node = Node().reads(remap_pending=True).later(1000).reads(remap_pending=False)
+    assert node.later(59).why() == "row-remap"
+    assert node.later(2).why() == ""
+
+
+def test_joining_the_fabric_at_start_needs_no_hold_time_and_falling_out_again_does() -> None:
+    node = Node(replace(GOOD, fabric_state="in-progress")).reads(fabric_state="completed")
+    assert node.later(1).why() == ""
+    node.reads(fabric_state="in-progress").later(5).reads(fabric_state="completed")
+    assert node.later(1).why() == "fabric"
+
+
+# --- healing ---------------------------------------------------------------------------------------------
+
+
+def test_a_contained_error_is_over_after_the_hold_time() -> None:
+    node = Node(OLD).xid(94)
+    assert node.later(59).why() == "xid-94"
+    assert node.later(2).why() == ""
+
+
+def test_each_event_begins_the_hold_time_anew() -> None:
+    node = Node(OLD).xid(94).later(50).xid(94)
+    assert node.later(50).why() == "xid-94"
+    assert node.later(11).why() == ""
+
+
+def test_where_the_driver_decides_its_none_is_enough_and_its_silence_is_not() -> None:
+    assert Node().xid(48).later(61).why() == ""
+    node = Node(OLD).xid(48).later(10_000)
+    assert node.why() == "xid-48"
+    node.reads(generation="boot/2/470")
+    assert node.later(61).why() == ""
+
+
+def test_where_the_driver_asks_for_a_reset_nothing_heals_before_it() -> None:
+    node = Node().xid(48).reads(recovery_action="reset").later(10_000)
+    assert node.mend() == "reset"
+    node.reads(recovery_action="none")
+    assert node.later(59).why() != ""
+    assert node.later(2).why() == ""
+
+
+@pytest.mark.parametrize("number", [79, 95, 119, 54])
+def test_what_needs_a_reset_does_not_heal_by_waiting(number: int) -> None:
+    assert Node().xid(number).later(1_000_000).why() == f"xid-{number}"
+
+
+@pytest.mark.parametrize("number", [79, 95, 119, 54])
+@pytest.mark.parametrize(
+    "reset",
+    [
+        [{"ecc_volatile": 4}, {"ecc_volatile": 0}],
+        [{"recovery_action": "reset"}, {"recovery_action": "none"}],
+        [{"generation": "boot/2/550"}],
+        [{"generation": "boot/1/570"}],
+    ],
+    ids=["counter-fell", "driver-content", "reloaded", "upgraded"],
+)
+def test_a_reset_that_was_seen_heals_after_the_hold_time(number: int, reset: list[dict[str, object]]) -> None:
+    node = Node().xid(number)
+    for changes in reset:
+        node.later(10).reads(**changes)
+    assert node.later(59).why() != ""
+    assert node.later(2).why() == ""
+
+
+def test_a_gpu_that_vanished_and_came_back_whole_was_reset() -> None:
+    node = Node().xid(79)
+    node.judge.seen(inventory(1), node.now)  # the ledger would list the others with an error
+    lost = inventory(4)
+    gone = tuple(replace(gpu, error="the GPU is lost (NVML 15)" * (gpu.index == 1)) for gpu in lost.gpus)
+    node.judge.seen(replace(lost, gpus=gone), node.now)
+    for _ in range(2):
+        node.later(5)
+        node.judge.seen(lost, node.now)
+    assert node.why() == "xid-79"
+    assert node.later(61).why() == ""
+
+
+def test_an_event_after_the_reset_needs_another_one() -> None:
+    node = Node().xid(119).reads(generation="boot/2/550").later(30).xid(119)
+    assert node.later(10_000).why() == "xid-119"
+
+
+def test_a_gpu_that_fails_again_and_again_waits_ever_longer() -> None:
+    node = Node(OLD)
+    waits = []
+    for _ in range(4):
+        node.xid(94)
+        start = node.now
+        while node.why():
+            node.later(10)
+        waits.append(node.now - start)
+    assert waits == [60, 120, 240, 480]
+    node.later(7200).xid(94)
+    assert node.later(61).why() == ""
+
+
+def test_nothing_heals_while_the_driver_is_broken() -> None:
+    node = Node(OLD).xid(94)
+    node.judge.broken("driver not loaded", True, node.now)
+    assert node.later(1000).why() == "xid-94"
+    assert node.why(whole(0)) == "driver"
+
+
+def test_what_is_remembered_marks_from_the_start_and_heals_as_ever() -> None:
+    mark = Mark(uuid(1), "xid-119", "XID 119", "reset", NOW - 100, NOW - 100, generation="boot/1/550", ecc=0)
+    judge = HealthJudge(HealthSettings(), None, [mark])
+    judge.seen(inventory(2), NOW)
+    judge.readings([GOOD], NOW)
+    judge.tick(NOW + 1000)
+    assert judge.problem(whole(1)) == mark.problem
+    judge.readings([replace(GOOD, generation="boot/2/550")], NOW + 1000)
+    judge.tick(NOW + 1061)
+    assert judge.problem(whole(1)) is None
+    assert judge.kept == ()

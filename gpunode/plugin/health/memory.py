@@ -90,9 +90,7 @@ class HealthMemory:
         aside = self._path + ".broken"
         try:
             self._host.rename(self._path, aside)
-            self._log.warning(
-                "health memory can't be understood and was laid aside", path=aside, reason=reason
-            )
+            self._log.warning("health memory makes no sense and was laid aside", path=aside, reason=reason)
         except GpunodeError as error:
             self._log.warning("health memory makes no sense", path=self._path, reason=error.message)
 

@@ -12,7 +12,7 @@ from gpunode.gpu.child import signal_name
 from gpunode.gpu.model import Inventory, inventory_from_json
 from gpunode.gpu.wire import event_from_json, readings_from_json, topology_from_json
 from gpunode.plugin.backend import Sink
-from gpunode.plugin.logfmt import Log
+from gpunode.plugin.logfmt import Log, Rarely
 
 _CHECK_SECONDS = 2.0  # how often `wanted` is asked while nothing comes
 
@@ -48,6 +48,7 @@ class Hearing:
         seconds: float,
         found: Callable[[str], None],
         clock: Callable[[], float],
+        rarely: Rarely,
     ) -> None:
         self._child = child
         self._sink = sink
@@ -55,6 +56,7 @@ class Hearing:
         self._seconds = seconds
         self._found = found
         self._clock = clock
+        self._rarely = rarely
         self._asking: int | None = None
         self._count = -1
         self._readings: dict[str, Any] = {}
@@ -120,6 +122,8 @@ class Hearing:
             self._count = whole
 
     def _tell_watching(self, state: dict[str, Any]) -> None:
+        if not self._rarely.times(json.dumps(state, sort_keys=True)):
+            return
         if "error" in state:
             self._log.warning("health events can't be watched, trying again", reason=state["error"])
             return

@@ -19,7 +19,7 @@ from gpunode.gpu.model import Inventory, Topology
 from gpunode.gpu.traces import module, node_traces
 from gpunode.host import Host
 from gpunode.plugin.backend import Sink
-from gpunode.plugin.logfmt import Log, OnChange
+from gpunode.plugin.logfmt import Log, OnChange, Rarely
 from gpunode.plugin.nvidia.hearing import Hearing, Outcome
 from gpunode.plugin.nvidia.library import nvml_library
 from gpunode.plugin.nvidia.platform import TEGRA
@@ -45,6 +45,7 @@ class Watch:
         self._settings = settings
         self._log = log
         self._say = OnChange(log)
+        self._rarely = Rarely()
         self._start = start or self._spawn
         self._soon = Event()
         self._lock = Lock()
@@ -114,9 +115,8 @@ class Watch:
             return Outcome("crashed", f"no process can be started: {error.strerror or error}")
         with self._lock:
             self._child = child
-        hearing = Hearing(
-            child, sink, self._log, self._settings.probe_seconds, self._found, self._host.monotonic
-        )
+        seconds, clock = self._settings.probe_seconds, self._host.monotonic
+        hearing = Hearing(child, sink, self._log, seconds, self._found, clock, self._rarely)
         outcome = hearing.run(lambda: stop.is_set() or self._away or self._due_again())
         code = self._end_child()
         return outcome.ended(code)
@@ -138,7 +138,8 @@ class Watch:
         if lived > _STEADY_SECONDS:
             self._failures = self._timeouts = 0
         if outcome.kind == "again":
-            self._log.info("opening NVML anew", reason=outcome.reason)
+            if times := self._rarely.times(outcome.reason):
+                self._log.info("opening NVML anew", reason=outcome.reason, times=times)
             return 0.0 if lived > _LOOK_SECONDS else _LOOK_SECONDS
         if outcome.kind == "error":
             self._failures = self._timeouts = 0

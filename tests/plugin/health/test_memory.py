@@ -1,0 +1,138 @@
+"""Health memory: what a restarted plugin still knows, and files that it must not trip over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.host import Host
+from gpunode.plugin.health.marks import Mark
+from gpunode.plugin.health.memory import HealthMemory
+from tests.plugin.nodes import MemoryLog, uuid
+
+MARK = Mark(uuid(1), "xid-119", "XID 119", "reset", 5.0, 6.0, gi=3, generation="a/1/550", ecc=2)
+HARDWARE = Mark(uuid(2), "xid-54", "XID 54", "hardware", 5.0, 6.0)
+STATE = "/var/lib/gpunode/plugin"
+
+
+class Node:
+    def __init__(self, root: Path, boot: str = "boot-1") -> None:
+        self.root = root
+        self.file = root / STATE.lstrip("/") / "health.json"
+        self.boot(boot)
+
+    def boot(self, boot: str) -> None:
+        path = self.root / "proc/sys/kernel/random/boot_id"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(boot + "\n")
+
+    def memory(self) -> tuple[HealthMemory, MemoryLog]:
+        log = MemoryLog()
+        return HealthMemory(Host(self.root, {}), STATE, log), log
+
+    def remember(self, *marks: Mark) -> None:
+        memory, _ = self.memory()
+        memory.source = lambda: marks
+        memory.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_what_was_written_is_read_again(node: Node) -> None:
+    node.remember(MARK, HARDWARE)
+    assert node.file.stat().st_mode & 0o777 == 0o644
+    memory, log = node.memory()
+    assert memory.load() == (MARK, HARDWARE)
+    assert log.messages() == ["health memory read"]
+
+
+def test_a_reboot_is_a_reset_of_every_gpu(node: Node) -> None:
+    node.remember(MARK, HARDWARE)
+    node.boot("boot-2")
+    memory, _ = node.memory()
+    assert memory.load() == (HARDWARE,)
+
+
+def test_without_a_file_there_is_nothing_to_say_and_nothing_is_written(node: Node) -> None:
+    memory, log = node.memory()
+    assert memory.load() == ()
+    memory.tick(0.0)
+    memory.close()
+    assert (log.lines, node.file.exists()) == ([], False)
+
+
+def test_it_is_written_when_something_changes_and_not_in_between(node: Node) -> None:
+    memory, _ = node.memory()
+    marks = [MARK]
+    memory.source = lambda: tuple(marks)
+    memory.tick(10.0)
+    first = node.file.stat().st_mtime_ns, node.file.stat().st_ino
+    memory.tick(20.0)
+    assert (node.file.stat().st_mtime_ns, node.file.stat().st_ino) == first
+    marks.append(HARDWARE)
+    memory.tick(20.0)
+    marks.clear()
+    memory.tick(20.1)  # a storm is not a storm of writes
+    assert len(json.loads(node.file.read_text())["marks"]) == 2
+    memory.tick(23.0)
+    assert json.loads(node.file.read_text())["marks"] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"version": 2, "bootId": "", "marks": []}',
+        '{"version": 1, "bootId": "", "marks": [{"gpu": "GPU-1"}]}',
+        '{"version": 1, "bootId": "", "marks": [{"surprise": 1}]}',
+        '{"version": 1, "bootId": "", "marks": 5}',
+        "[" * 100_000,
+        '{"version": 1, "bootId": "", "marks": []}' + " " * (1 << 20),
+    ],
+    ids=["empty", "cut", "list", "null", "future", "short", "foreign", "number", "deep", "large"],
+)
+def test_a_file_that_makes_no_sense_is_laid_aside_and_said(node: Node, text: str) -> None:
+    node.file.parent.mkdir(parents=True)
+    node.file.write_text(text)
+    memory, log = node.memory()
+    assert memory.load() == ()
+    assert log.messages() == ["health memory makes no sense and was laid aside"]
+    assert node.file.with_name("health.json.broken").read_text() == text
+    assert not node.file.exists()
+
+
+@given(
+    field=st.sampled_from(["gpu", "code", "reason", "kind", "since", "gi", "ecc", "mended"]),
+    value=st.none() | st.booleans() | st.lists(st.integers()) | st.dictionaries(st.text(), st.none()),
+)
+def test_a_mark_of_wrong_types_is_no_mark(
+    tmp_path_factory: pytest.TempPathFactory, field: str, value: object
+) -> None:
+    node = Node(tmp_path_factory.mktemp("memory"))
+    node.remember(MARK)
+    document = json.loads(node.file.read_text())
+    document["marks"][0][field] = value
+    node.file.write_text(json.dumps(document))
+    memory, _ = node.memory()
+    fits = value is None and field in ("gi", "ecc")
+    assert bool(memory.load()) is fits
+
+
+def test_a_directory_that_cannot_be_written_is_said_once(node: Node) -> None:
+    (node.root / "var").write_text("a file")
+    memory, log = node.memory()
+    memory.source = lambda: (MARK,)
+    memory.tick(10.0)
+    memory.source = lambda: (MARK, HARDWARE)
+    memory.tick(20.0)
+    assert log.messages() == ["health memory can't be written: a restarted plugin will have forgotten"]
