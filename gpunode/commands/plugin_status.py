@@ -19,7 +19,7 @@ from gpunode.host import Host
 from gpunode.plugin.model import LeftOut
 from gpunode.plugin.observe.checkpoint import NAME, Checkpoint, read_checkpoint
 from gpunode.plugin.observe.own_status import OwnStatus, read_own_status
-from gpunode.plugin.observe.pod_resources import Holding, allocatable, list_pods
+from gpunode.plugin.observe.pod_resources import Holding, allocatable, list_pods, pod_resources_socket
 from gpunode.plugin.observe.report import (
     Known,
     ResourceStatus,
@@ -164,9 +164,9 @@ def _sockets_of(options: Options, own: OwnStatus | None) -> tuple[str, str]:
     """The kubelet's and PodResources' sockets: as told, as our plugin uses them, or the defaults."""
     told = own.settings if own and own.current else {}
     kubelet = options.kubelet_socket or str(told.get("kubeletSocket") or KUBELET_SOCKET)
-    beside = str(PurePosixPath(kubelet).parent.parent / "pod-resources/kubelet.sock")
-    default = str(told.get("podResourcesSocket") or beside)
-    return kubelet, options.pod_resources_socket or (beside if options.kubelet_socket else default)
+    usual = Settings.pod_resources_socket
+    given = usual if options.kubelet_socket else str(told.get("podResourcesSocket") or usual)
+    return kubelet, options.pod_resources_socket or pod_resources_socket(kubelet, given)
 
 
 def _kubelets_word(

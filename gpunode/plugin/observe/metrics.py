@@ -23,7 +23,7 @@ from gpunode.errors import DaemonError
 from gpunode.plugin.logfmt import OnChange
 from gpunode.plugin.observe.counters import BOUNDS, Counters
 from gpunode.plugin.observe.families import FAMILIES
-from gpunode.plugin.observe.pod_resources import Holding, list_pods
+from gpunode.plugin.observe.pod_resources import Holding, list_pods, pod_resources_socket
 from gpunode.plugin.observe.samples import Sample, of_containers, of_counts, of_gpus, of_service
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ class Pods:
             return self._known
 
     def _ask(self) -> tuple[Holding, ...] | None:
-        socket = self._service.settings.pod_resources_socket
+        settings = self._service.settings
+        socket = pod_resources_socket(settings.kubelet_socket, settings.pod_resources_socket)
         try:
             found = list_pods(self._service.host, socket, _ASK_SECONDS)
         except DaemonError as error:

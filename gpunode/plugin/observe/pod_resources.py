@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from gpunode.daemons.grpc_unary import fields, unary_call
 from gpunode.errors import DaemonError
 from gpunode.host import Host
+from gpunode.plugin.settings import KUBELET_SOCKET, Settings
 
 _SERVICE = "/v1.PodResourcesLister"
 _RUN_AS_ROOT = "run as root, for example with sudo"
@@ -33,6 +35,13 @@ class Holding:
     resource: str
     ids: tuple[str, ...]
     pod_uid: str = ""
+
+
+def pod_resources_socket(kubelet_socket: str, given: str) -> str:
+    """Where to ask: as given, or for a kubelet in another place than usual beside its other sockets."""
+    if given != Settings.pod_resources_socket or kubelet_socket in ("", KUBELET_SOCKET):
+        return given
+    return str(PurePosixPath(kubelet_socket).parent.parent / "pod-resources/kubelet.sock")
 
 
 def list_pods(host: Host, socket: str, timeout: float = 2.0) -> tuple[Holding, ...]:

@@ -83,10 +83,10 @@ class UnitStatus:
 
 @dataclass(frozen=True)
 class ResourceStatus:
-    """`plugin` is gpunode, other or, of nobody who could be seen, empty. `capacity` is None for another plugin's: the kubelet tells nobody.
+    """`plugin` is gpunode, other or, of nobody who could be seen, empty.
 
-    `registered` is whether the kubelet has it; None if that could not be asked. `status` is what our plugin
-    says of it.
+    `capacity` is None for another plugin's: the kubelet tells nobody. `registered` is whether the kubelet has
+    it, None if that could not be asked. `status` is what our plugin says of it.
     """
 
     name: str

@@ -17,6 +17,7 @@ from gpunode import __version__
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.model import Resource
+from gpunode.plugin.observe.pod_resources import pod_resources_socket
 from gpunode.plugin.settings import Settings
 from gpunode.result import plain
 
@@ -139,7 +140,7 @@ def _summary(settings: Settings) -> dict[str, Any]:
         "simulate": settings.simulate,
         "configFile": settings.config_file,
         "kubeletSocket": settings.kubelet_socket,
-        "podResourcesSocket": settings.pod_resources_socket,
+        "podResourcesSocket": pod_resources_socket(settings.kubelet_socket, settings.pod_resources_socket),
         "migStrategy": settings.mig_strategy,
         "sharing": settings.sharing.strategy if settings.sharing else "none",
         "listen": settings.listen,

@@ -1,0 +1,249 @@
+"""`gpunode plugin status` beside our plugin and beside another one."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.plugin.kubelet_stub import KubeletStub
+from gpunode.result import plain
+from tests.plugin import nodes
+from tests.plugin.nodes import eventually
+from tests.plugin.observe.node import GPU, QUICK, another_plugin, command, inject, status
+from tests.plugin.serving import Start, kubelet
+
+SHARED = """
+version: v1
+sharing:
+  timeSlicing:
+    renameByDefault: true
+    resources:
+    - {name: nvidia.com/gpu, replicas: 4}
+"""
+
+
+@pytest.fixture
+def node(short: Path) -> Iterator[tuple[Path, KubeletStub, Start]]:
+    with kubelet(short) as (stub, start):
+        yield short, stub, start
+
+
+def units(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {unit["index"]: unit for unit in found["data"]["units"]}
+
+
+def holders(unit: dict[str, Any]) -> list[str]:
+    return [f"{one['namespace']}/{one['pod']}/{one['container']}" for one in unit["holders"]]
+
+
+def test_who_holds_what_and_who_is_ill(node) -> None:
+    place, stub, start = node
+    serving = start("--simulate", "h100:4", *QUICK)
+    assert stub.wait_allocatable(GPU, 4, 15), serving.log()
+    held = stub.admit("ml/train-0", "main", {GPU: 2})
+    inject(serving, "xid", "79", "--gpu", "3")
+    assert stub.wait_allocatable(GPU, 3, 10), serving.log()
+    assert eventually(lambda: "xid-79" in (place / "state/status.json").read_text())
+    found = status(place)
+    assert (found["kind"], found["status"], found["exitCode"]) == ("PluginStatus", "warn", 0)
+    data = found["data"]
+    assert data["kubelet"] == "listening"
+    assert (data["plugin"]["state"], data["plugin"]["ready"]) == ("serving", True)
+    assert data["plugin"]["pid"] == serving.process.pid
+    [resource] = data["resources"]
+    assert (resource["plugin"], resource["registered"]) == ("gpunode", True)
+    assert (resource["capacity"], resource["allocatable"], resource["held"]) == (4, 3, 2)
+    ill = units(found)["3"]
+    assert (ill["health"], ill["problem"]["code"], ill["problem"]["mend"]) == (
+        "unhealthy",
+        "xid-79",
+        "reboot",
+    )
+    assert ill["problem"]["reason"] and ill["problem"]["since"].endswith("Z")
+    by_id = {unit["id"]: unit for unit in data["units"]}
+    assert [holders(by_id[device]) for device in held.ids] == [["ml/train-0/main"]] * 2
+    assert {unit["model"] for unit in data["units"]} == {"NVIDIA H100 80GB HBM3"}
+    [listening] = data["sockets"]
+    assert (listening["state"], listening["pid"]) == ("listening", serving.process.pid)
+    assert listening["resource"] == GPU
+    inject(serving, "reset", "--gpu", "3")
+    assert stub.wait_allocatable(GPU, 4, 10), serving.log()
+    assert eventually(lambda: status(place)["status"] == "ok")
+
+
+def test_the_table_says_it_for_people(node) -> None:
+    place, stub, start = node
+    serving = start("--simulate", "h100:2", *QUICK)
+    assert stub.wait_allocatable(GPU, 2, 15), serving.log()
+    held = stub.admit("ml/train-0", "main", {GPU: 1})
+    inject(serving, "xid", "79", "--gpu", "all")
+    assert stub.wait_allocatable(GPU, 0, 10), serving.log()
+    assert eventually(lambda: (place / "state/status.json").read_text().count("xid-79") == 2)
+    done = command("plugin", "status", "--state-dir", f"{place}/state")
+    assert done.returncode == 0, done.stderr
+    [row] = [line for line in done.stdout.splitlines() if held.ids[0] in line]
+    assert "unhealthy (xid-79)" in row and "ml/train-0/main" in row
+    assert "XID 79: the GPU has fallen off the bus, since 20" in done.stdout
+    assert "reboot the node" in done.stdout
+
+
+def test_shares_are_counted_on_their_gpu(node) -> None:
+    place, stub, start = node
+    config = place / "config.yaml"
+    config.write_text(SHARED)
+    name = f"{GPU}.shared"
+    serving = start("--simulate", "h100:2", "--config-file", str(config), *QUICK)
+    assert stub.wait_allocatable(name, 8, 15), serving.log()
+    for number in range(3):
+        stub.admit(f"ml/pod-{number}", "main", {name: 1})
+    found = status(place)
+    [resource] = found["data"]["resources"]
+    assert (resource["capacity"], resource["held"], resource["sharing"]) == (8, 3, "time-slicing")
+    assert len(found["data"]["units"]) == 2
+    assert sum(len(unit["holders"]) for unit in found["data"]["units"]) == 3
+    assert {unit["devices"] for unit in found["data"]["units"]} == {4}
+    table = command("plugin", "status", "--state-dir", f"{place}/state").stdout
+    assert "2 of 4 shares, ml/pod-" in table and "1 of 4 shares, ml/pod-" in table
+
+
+def test_mig_devices_stand_under_their_gpu(node) -> None:
+    place, stub, start = node
+    serving = start("--simulate", "a100:2,mig=3g.20gb*2", "--mig-strategy", "mixed", *QUICK)
+    assert stub.wait_allocatable("nvidia.com/mig-3g.20gb", 4, 15), serving.log()
+    stub.admit("ml/small", "main", {"nvidia.com/mig-3g.20gb": 1})
+    found = status(place)
+    assert list(units(found)) == ["0:0", "0:1", "1:0", "1:1"]
+    assert sum(len(unit["holders"]) for unit in found["data"]["units"]) == 1
+    rows = command("plugin", "status", "--state-dir", f"{place}/state").stdout.splitlines()
+    numbers = [row.split()[0] for row in rows if row[:1].isdigit()]
+    assert numbers == ["0", "0:0", "0:1", "1", "1:0", "1:1"]
+
+
+def test_another_plugin_is_seen_and_its_stream_left_alone(node) -> None:
+    place, stub, _ = node
+    ids = [nodes.uuid(index) for index in range(2)]
+    with another_plugin(place / "dp", "nvidia-gpu.sock", GPU, ids) as calls:
+        assert stub.wait_allocatable(GPU, 2, 10)
+        held = stub.admit("ml/train-0", "main", {GPU: 1})
+        before = list(calls)
+        for _ in range(3):
+            found = status(place)
+        assert calls == before
+        assert stub.allocatable(GPU) == 2
+    assert found["status"] == "ok"
+    assert found["data"]["plugin"] is None
+    [resource] = found["data"]["resources"]
+    assert (resource["plugin"], resource["registered"], resource["allocatable"]) == ("other", True, 2)
+    by_id = {unit["id"]: unit for unit in found["data"]["units"]}
+    assert set(by_id) == set(ids)
+    assert holders(by_id[held.ids[0]]) == ["ml/train-0/main"]
+    [listening] = found["data"]["sockets"]
+    assert (listening["state"], listening["resource"]) == ("listening", GPU)
+
+
+def test_other_devices_are_shown_on_request_only(node) -> None:
+    place, stub, _ = node
+    with another_plugin(place / "dp", "kvm.sock", "devices.kubevirt.io/kvm", ["kvm0"]):
+        assert stub.wait_allocatable("devices.kubevirt.io/kvm", 1, 10)
+        assert status(place)["data"]["resources"] == []
+        [resource] = status(place, "--all")["data"]["resources"]
+    assert resource["name"] == "devices.kubevirt.io/kvm"
+
+
+def test_a_plugin_that_died_is_recognised(node) -> None:
+    place, stub, start = node
+    serving = start("--simulate", "h100:2", *QUICK)
+    assert stub.wait_allocatable(GPU, 2, 15), serving.log()
+    assert eventually((place / "state/status.json").exists)
+    serving.process.kill()
+    serving.process.wait()
+    assert stub.wait_allocatable(GPU, 0, 10)
+    found = status(place)
+    assert (found["status"], found["data"]["plugin"]["state"]) == ("warn", "gone")
+    assert {unit["health"] for unit in found["data"]["units"]} <= {"not-allocatable"}
+    [dead] = found["data"]["sockets"]
+    assert dead["state"] == "refused"
+    table = command("plugin", "status", "--kubelet-socket", f"{place}/dp/kubelet.sock", "--no-nvml").stdout
+    assert f"{place}/dp/nvidia-gpu.sock: nobody listens on it" in table
+
+
+def test_an_orderly_end_is_told_as_such(node) -> None:
+    place, stub, start = node
+    serving = start("--simulate", "h100:2", *QUICK)
+    assert stub.wait_allocatable(GPU, 2, 15), serving.log()
+    assert serving.end() == 0
+    data = status(place)["data"]
+    assert (data["plugin"]["state"], data["plugin"]["ready"]) == ("ended", False)
+    assert data["plugin"]["stopped"].endswith("Z")
+
+
+def test_without_pod_resources_the_checkpoint_tells(node) -> None:
+    place, stub, start = node
+    serving = start("--simulate", "h100:2", *QUICK)
+    assert stub.wait_allocatable(GPU, 2, 15), serving.log()
+    stub.admit("ml/train-0", "main", {GPU: 2})
+    absent = str(place / "none.sock")
+    found = status(place, "--pod-resources-socket", absent)
+    [resource] = found["data"]["resources"]
+    assert (resource["allocatable"], resource["held"]) == (2, 2)
+    asked = {source["name"]: source["state"] for source in found["data"]["sources"]}
+    assert (asked["pods"], asked["checkpoint"]) == ("absent", "read")
+
+
+def test_a_kubelet_that_hangs_is_not_waited_for(short: Path) -> None:
+    (short / "pod-resources").mkdir()
+    (short / "dp").mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(short / "pod-resources/kubelet.sock"))
+        listening.listen(8)
+        found = status(short, "--timeout", "0.3")
+    [pods] = [source for source in found["data"]["sources"] if source["name"] == "pods"]
+    assert pods["state"] == "failed"
+    assert "did not answer List within 0.3 s" in pods["problem"]
+
+
+def test_a_recorded_machine_tells_from_its_files(tmp_path: Path) -> None:
+    root = tmp_path / "machine"
+    directory = root / "var/lib/kubelet/device-plugins"
+    directory.mkdir(parents=True)
+    (root / ".gpunode").mkdir()
+    recording = {"nvml": {"inventory": plain(nodes.inventory(3))}}
+    (root / ".gpunode/recording.json").write_text(json.dumps(recording))
+    entry = {
+        "PodUID": "9a1c",
+        "ContainerName": "main",
+        "ResourceName": GPU,
+        "DeviceIDs": {"0": [nodes.uuid(0)]},
+        "AllocResp": "",
+    }
+    other = {**entry, "PodUID": "77", "DeviceIDs": [nodes.uuid(1)]}  # as kubelets before 1.20 wrote it
+    registered = {GPU: [nodes.uuid(0)], "example.com/nic": ["n0"]}
+    checkpoint = {
+        "Data": {"PodDeviceEntries": [entry, other], "RegisteredDevices": registered},
+        "Checksum": 1,
+    }
+    (directory / "kubelet_internal_checkpoint").write_text(json.dumps(checkpoint))
+    (root / "var/log/pods/ml_train-0_9a1c").mkdir(parents=True)
+    done = command("--root", str(root), "plugin", "status", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    found = units(json.loads(done.stdout))
+    assert [unit["health"] for unit in found.values()] == ["healthy", "not-allocatable", "not-advertised"]
+    assert holders(found["0"]) == ["ml/train-0/main"]
+    assert found["1"]["holders"][0]["podUid"] == "77"
+    table = command("--root", str(root), "plugin", "status").stdout
+    assert "pod 77/main" in table
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"resources": 7, "leftOut": [1], "pid": "x"}', "\x00"])
+def test_a_damaged_status_file_is_no_crash(short: Path, damage: str) -> None:
+    (short / "state").mkdir()
+    (short / "state/status.json").write_text(damage)
+    data = status(short)["data"]
+    [own] = [source for source in data["sources"] if source["name"] == "plugin"]
+    assert own["state"] == ("read" if damage.startswith('{"') else "failed")
+    assert data["units"] == []
