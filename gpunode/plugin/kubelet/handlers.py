@@ -17,6 +17,7 @@ from gpunode.plugin.proto import deviceplugin_pb2 as pb
 
 _STATUS = {"not-found": "NOT_FOUND", "invalid": "INVALID_ARGUMENT", "unhealthy": "FAILED_PRECONDITION"}
 _REASON = 500  # characters of a reason in the log
+_LISTED = 16  # devices of an allocation in the log
 
 
 class Policy(Protocol):
@@ -147,6 +148,8 @@ class DevicePlugin:
             for asked in request.container_requests:
                 answer = self._policy.answer(table, asked.devices_ids)
                 response.container_responses.append(container_response(answer))
+                devices = _shortened(asked.devices_ids)
+                self._log.info("allocated", resource=table.resource.name, devices=devices)
         except AllocationError as error:
             raise Refused(_STATUS.get(error.code, "INVALID_ARGUMENT"), error.message) from error
         return response
@@ -197,6 +200,12 @@ class DevicePlugin:
 def simply(available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
     """What must be there, then what comes first."""
     return tuple(dict.fromkeys([*must_include, *available]))[: max(0, size)]
+
+
+def _shortened(ids: Sequence[str]) -> str:
+    """The ids for a log line; whose they are the kubelet doesn't tell a plugin."""
+    more = f" and {len(ids) - _LISTED} more" if len(ids) > _LISTED else ""
+    return ",".join(ids[:_LISTED]) + more
 
 
 def _asked(request: Any) -> int:
