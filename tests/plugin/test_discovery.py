@@ -1,4 +1,4 @@
-"""The parent of the child that asks NVML: what it makes of answers, silence, crashes and the driver's coming."""
+"""The parent of the child that asks NVML: what it makes of answers, silence, crashes and a driver that comes."""
 
 from __future__ import annotations
 

@@ -1,0 +1,253 @@
+"""The child that keeps NVML open, as its parent runs it: the C stand-in behind the real loader and ctypes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.scenario import (
+    ECC_DOUBLE,
+    Event,
+    Fault,
+    Scenario,
+    gpu_uuid,
+    machine,
+    mixed_layout,
+    with_mig,
+    with_nvswitch,
+)
+from fixtures.stubs import StubNode, have_compiler, stub_node
+from gpunode._process import LineChild
+from gpunode.gpu.child import module_argv
+from gpunode.gpu.model import Inventory, inventory_from_json
+from gpunode.gpu.traces import driver_traces, generation, node_traces
+from gpunode.gpu.wire import event_from_json, readings_from_json, topology_from_json
+from gpunode.host import Host
+
+pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+
+
+class Sentinel:
+    """One child and what it has said."""
+
+    def __init__(self, node: StubNode, *given: str) -> None:
+        self.node = node
+        argv = module_argv("gpunode.gpu.sentinel", "--rediscover", "0.3", "--poll", "0.3", *given)
+        self.child = LineChild(argv, {**os.environ, **node.env})
+        self.said: list[dict[str, Any]] = []
+
+    def hear(self, wanted: Callable[[dict[str, Any]], bool], seconds: float = 10.0) -> dict[str, Any]:
+        """The first document from now on that is wanted."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            line = self.child.read_line(deadline - time.monotonic())
+            if line == "":
+                raise AssertionError(f"it ended: {self.child.last_words}; {self.said}")
+            if line is not None:
+                self.said.append(json.loads(line))
+                if wanted(self.said[-1]):
+                    return self.said[-1]
+        raise AssertionError(f"not heard: {self.said}")
+
+    def inventory(self, wanted: Callable[[Inventory], bool] = lambda seen: True) -> Inventory:
+        def fits(document: dict[str, Any]) -> bool:
+            return "inventory" in document and wanted(inventory_from_json(document["inventory"]))
+
+        return inventory_from_json(self.hear(fits)["inventory"])
+
+    def watching(self, count: int) -> None:
+        self.hear(lambda document: document.get("watching", {}).get("count") == count)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Sentinel]]:
+    started: list[Sentinel] = []
+
+    def start(scenario: Scenario, *given: str) -> Sentinel:
+        started.append(Sentinel(stub_node(tmp_path, scenario, libraries="nvml"), *given))
+        return started[-1]
+
+    yield start
+    for sentinel in started:
+        sentinel.child.end()
+
+
+Start = Callable[..., Sentinel]
+
+
+def test_inventory_topology_and_readings_come_first(start: Start) -> None:
+    scenario = with_nvswitch(with_mig(machine(4), 1, mixed_layout(1))).with_gpu(2, recovery=2, ecc=(3, 9))
+    sentinel = start(scenario.with_gpu(3, remap=None, retired_pending=1, fabric=(2, 0, 0), recovery=None))
+    document = sentinel.hear(lambda document: "inventory" in document)
+    seen = inventory_from_json(document["inventory"])
+    assert [len(gpu.mig) for gpu in seen.gpus] == [0, 4, 0, 0]
+    assert topology_from_json(document["topology"]).switch_links[gpu_uuid(0)] == 18
+    told = sentinel.hear(lambda document: "readings" in document)["readings"]
+    readings = {reading.uuid: reading for reading in readings_from_json(told)}
+    assert readings[gpu_uuid(0)].recovery_action == "none"
+    assert readings[gpu_uuid(0)].generation.endswith("/535.104.05")
+    second, third = readings[gpu_uuid(2)], readings[gpu_uuid(3)]
+    assert (second.recovery_action, second.ecc_volatile, second.ecc_aggregate) == ("reboot", 3, 9)
+    assert (second.remap_pending, second.remap_failed, second.retired_pending) == (False, False, None)
+    assert (third.remap_pending, third.retired_pending, third.recovery_action) == (None, True, None)
+    assert (third.fabric_state, third.fabric_error) == ("in-progress", "")
+    assert (second.fabric_state, second.busy_percent, second.memory_used_bytes) == (None, None, None)
+
+
+def test_a_fabric_that_failed_is_named(start: Start) -> None:
+    sentinel = start(machine(2).with_gpu(0, fabric=(3, 999, 0)).with_gpu(1, fabric=(3, 0, 1 << 4)))
+    told = readings_from_json(sentinel.hear(lambda document: "readings" in document)["readings"])
+    assert [reading.fabric_error for reading in told] == [
+        "unknown NVML error (NVML 999)",
+        "a route through the NVLink fabric is unhealthy",
+    ]
+
+
+def test_use_is_told_where_it_is_asked_for(start: Start) -> None:
+    sentinel = start(machine(1).with_gpu(0, busy=40, used=5 << 30), "--use")
+    (reading,) = readings_from_json(sentinel.hear(lambda document: "readings" in document)["readings"])
+    assert (reading.busy_percent, reading.memory_used_bytes) == (40, 5 << 30)
+
+
+def test_only_what_changed_is_told(start: Start) -> None:
+    sentinel = start(machine(4))
+    sentinel.inventory()
+    sentinel.inventory()  # once more, so that what came back whole is seen twice
+    before = len(sentinel.said)
+    sentinel.node.write(machine(4).with_gpu(2, remap=(1, 0)))
+    told = sentinel.hear(lambda document: "readings" in document)
+    assert [item["uuid"] for item in told["readings"]] == [gpu_uuid(2)]
+    assert len(sentinel.said) - before <= 2, sentinel.said  # and no inventory again
+
+
+def test_events_come_at_once_with_a_fresh_reading(start: Start) -> None:
+    scenario = with_mig(machine(2), 1, mixed_layout(1))
+    sentinel = start(scenario, "--poll", "60", "--rediscover", "60")
+    sentinel.watching(2)
+    told = scenario.with_event(Event(gpu_uuid(1), data=94, gi=3, ci=0)).with_gpu(1, recovery=1)
+    began = time.monotonic()
+    sentinel.node.write(told)
+    event = event_from_json(sentinel.hear(lambda document: "event" in document)["event"])
+    assert time.monotonic() - began < 0.5
+    assert (event.kind, event.uuid, event.xid, event.gi, event.ci) == ("xid", gpu_uuid(1), 94, 3, 0)
+    (reading,) = readings_from_json(
+        sentinel.hear(lambda document: "readings" in document and len(document["readings"]) == 1)["readings"]
+    )
+    assert (reading.uuid, reading.recovery_action) == (gpu_uuid(1), "reset")
+    sentinel.node.write(told.with_event(Event(gpu_uuid(0), ECC_DOUBLE)))
+    assert sentinel.hear(lambda document: "event" in document)["event"]["kind"] == "ecc-double"
+
+
+def test_a_storm_of_events_is_told_whole(start: Start) -> None:
+    sentinel = start(machine(2))
+    sentinel.watching(2)
+    sentinel.node.write(replace(machine(2), events=tuple(Event(gpu_uuid(1), data=i) for i in range(1000))))
+    heard = [sentinel.hear(lambda document: "event" in document)["event"]["xid"] for _ in range(1000)]
+    assert heard == list(range(1000))
+
+
+def test_a_lost_gpu_costs_itself_only_and_is_watched_again_when_it_is_back(start: Start) -> None:
+    sentinel = start(machine(3))
+    sentinel.watching(3)
+    sentinel.node.write(machine(3).with_gpu(1, lost=True))
+    lost = sentinel.inventory(lambda seen: bool(seen.gpus[1].error))
+    assert [bool(gpu.error) for gpu in lost.gpus] == [False, True, False]
+    assert lost.gpus[1].uuid == gpu_uuid(1)
+    sentinel.watching(2)
+    sentinel.node.write(machine(3).with_event(Event(gpu_uuid(2), data=48)))
+    sentinel.hear(lambda document: "event" in document)
+    sentinel.watching(3)
+
+
+def test_gpus_and_mig_devices_come_and_go(start: Start) -> None:
+    sentinel = start(machine(1))
+    sentinel.inventory()
+    sentinel.node.write(machine(3))
+    sentinel.inventory(lambda seen: len(seen.gpus) == 3)
+    sentinel.watching(3)
+    sentinel.node.write(with_mig(machine(3), 2, mixed_layout(2)[:2]))
+    sentinel.inventory(lambda seen: len(seen.gpus[2].mig) == 2)
+
+
+def test_a_line_on_stdin_makes_it_look_and_its_end_ends_it(start: Start) -> None:
+    sentinel = start(machine(1), "--rediscover", "60", "--poll", "60")
+    sentinel.inventory()
+    sentinel.inventory()
+    sentinel.node.write(machine(2))
+    sentinel.child.tell("look")
+    sentinel.inventory(lambda seen: len(seen.gpus) == 2)
+
+
+@pytest.mark.parametrize("code", [9, 18])
+def test_a_failure_that_nvml_names_is_told_and_ends_it(start: Start, code: int) -> None:
+    sentinel = start(machine(1).with_faults(Fault("nvmlInitWithFlags", code)))
+    assert sentinel.hear(lambda document: "error" in document)["error"]["code"] == code
+    assert sentinel.child.read_line(5) == ""
+    assert sentinel.child.end() == 0
+
+
+def test_a_missing_library_is_told(start: Start) -> None:
+    sentinel = start(machine(1), "--library", "/nowhere/libnvidia-ml.so.1")
+    assert "/nowhere" in sentinel.hear(lambda document: "error" in document)["error"]["message"]
+
+
+def test_a_library_given_by_path_is_the_one_that_is_used(start: Start, tmp_path: Path) -> None:
+    node = stub_node(tmp_path, machine(2), libraries="nvml")
+    path = node.libraries / "libnvidia-ml.so.1"
+    bare = StubNode(node.scenario_path, Path("/nowhere"))
+    argv = module_argv("gpunode.gpu.sentinel", "--library", str(path))
+    child = LineChild(argv, {**os.environ, **bare.env})
+    try:
+        assert '"inventory"' in (child.read_line(10) or "")
+    finally:
+        child.end()
+
+
+def test_a_careful_one_names_each_gpu_and_asks_none_that_is_to_be_skipped(start: Start) -> None:
+    hangs = Fault("nvmlDeviceGetHandleByIndex", uuid=gpu_uuid(1), hang=60.0)
+    sentinel = start(machine(3).with_faults(hangs), "--careful", "--skip", "1")
+    seen = sentinel.inventory()
+    asked = [document["asking"] for document in sentinel.said if "asking" in document]
+    assert asked[:2] == [0, 2]
+    assert [bool(gpu.error) for gpu in seen.gpus] == [False, True, False]
+
+
+def test_a_crash_is_told_by_the_exit_code(start: Start) -> None:
+    sentinel = start(machine(1).with_faults(Fault("nvmlDeviceGetName", abort=True)))
+    assert sentinel.child.read_line(10) == ""
+    assert sentinel.child.end() == -signal.SIGABRT
+
+
+def test_traces_change_with_module_version_gpus_instances_and_library(tmp_path: Path) -> None:
+    host = Host(tmp_path, {})
+    nvidia = tmp_path / "proc/driver/nvidia"
+    library = tmp_path / "libnvidia-ml.so.1"
+    (tmp_path / "sys/module").mkdir(parents=True)
+    before = driver_traces(host, "/libnvidia-ml.so.1")
+    seen = {before}
+    steps: list[Callable[[], object]] = [
+        lambda: (tmp_path / "sys/module/nvidia").mkdir(),
+        lambda: (nvidia / "gpus/0000:3b:00.0").mkdir(parents=True),
+        lambda: (nvidia / "version").write_text("NVRM version: 550"),
+        lambda: (nvidia / "version").write_text("NVRM version: 570"),
+        lambda: (nvidia / "capabilities/gpu0/mig/gi3").mkdir(parents=True),
+        lambda: (nvidia / "capabilities/gpu0/mig/gi3/ci0").mkdir(),
+        lambda: library.touch(),
+    ]
+    for number, step in enumerate(steps, start=2):
+        step()
+        assert driver_traces(host, "/libnvidia-ml.so.1") == driver_traces(host, "/libnvidia-ml.so.1")
+        seen.add(driver_traces(host, "/libnvidia-ml.so.1"))
+        assert len(seen) == number
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    assert node_traces(host)[-1] == ("nvidiactl",)
+    assert generation(host, "570").endswith("/570")
