@@ -12,7 +12,7 @@ from pathlib import Path
 from gpunode._files import socket_state_of
 from gpunode.errors import DaemonError, PreconditionError
 
-_BACKLOG = 16
+_BACKLOG = 128
 
 
 def connect_unix(path: str, timeout: float) -> socket.socket:

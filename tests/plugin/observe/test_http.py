@@ -89,7 +89,8 @@ def test_a_bug_in_a_page_is_logged_and_answered(web) -> None:
     assert "a bug" in log.reasons()[0]
 
 
-def test_a_hundred_dawdlers_dont_keep_the_next_one_waiting(web) -> None:
+def test_a_hundred_dawdlers_dont_keep_the_next_one_waiting(web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "REQUEST_SECONDS", 3.0)
     port, log = web
     threads = threading.active_count()
     with ExitStack() as stack:
