@@ -68,7 +68,7 @@ def test_arbitrary_bytes_are_an_error_or_nothing(data: bytes) -> None:
 @contextmanager
 def serving(socket: Path, methods: dict[str, Any]) -> Iterator[None]:
     """A PodResources service that answers in bytes."""
-    table = {name: grpc.unary_unary_rpc_method_handler(function) for name, function in methods.items()}
+    table: Any = {name: grpc.unary_unary_rpc_method_handler(function) for name, function in methods.items()}
     handler = grpc.method_handlers_generic_handler("v1.PodResourcesLister", table)
     server = grpc.server(ThreadPoolExecutor(2), handlers=[handler])
     server.add_insecure_port(f"unix:{socket}")
@@ -123,7 +123,17 @@ def test_who_may_not_look_is_told_to_be_root() -> None:
         (place / "s").chmod(0o600)
         (place / "dp").mkdir(0o700)
         at = [f"--pod-resources-socket={place}/s", f"--kubelet-socket={place}/dp/kubelet.sock"]
-        own = [*NOBODY, sys.executable, "-m", "gpunode", "plugin", "status", "--no-nvml"]
+        own = [
+            *NOBODY,
+            sys.executable,
+            "-m",
+            "gpunode",
+            "plugin",
+            "status",
+            "--no-nvml",
+            "--state-dir",
+            str(place),
+        ]
         done = subprocess.run([*own, *at], capture_output=True, text=True, timeout=30)
     assert done.returncode == 3, done.stdout
     assert "ermission denied" in done.stderr
