@@ -244,7 +244,7 @@ _OURS = (
     Option(
         "health_disable",
         ("--health-disable",),
-        "XIDs that don't make a GPU unhealthy; all or xids for every one.",
+        "XIDs that don't make a GPU unhealthy; all or xids for every one, and for ECC errors and the like.",
         *("xids", "health.disable", ("DP_DISABLE_HEALTHCHECKS",)),
     ),
     Option(

@@ -69,20 +69,30 @@ class Sources:
     @property
     def file(self) -> str:
         """The config file's path, empty for none."""
+        return str(Path(self._named).absolute()) if self._named else ""
+
+    @property
+    def _named(self) -> str:
         found = self.given(BY_FIELD["config_file"])
-        text = found[1][-1] if found else ""
-        return str(Path(text).absolute()) if text else ""
+        return found[1][-1] if found else ""
+
+    @property
+    def reader(self) -> Host:
+        """Where the file lies: on the node, or here if the path is relative: then it is this shell's."""
+        return self.host if self._named.startswith("/") else Host(Path("/"), self.host.environ)
 
     def read(self) -> bytes:
         """The file's bytes. `GpunodeError` if there are none to be had."""
         path = self.file
-        if self.host.realpath(path) == "/dev/null":  # NVIDIA's config-manager says so that there is no config
+        if (
+            self.reader.realpath(path) == "/dev/null"
+        ):  # NVIDIA's config-manager says so that there is no config
             return b""
         from gpunode.errors import ConfigError
 
-        if self.host.is_dir(path):
+        if self.reader.is_dir(path):
             raise ConfigError(f"{path} is a directory", hint=f"name a file in it: {path}/config.yaml")
-        data = self.host.read_bytes(path)
+        data = self.reader.read_bytes(path)
         if data is None:
             raise ConfigError(f"{path} does not exist", hint="create it, or take --config-file away")
         return data

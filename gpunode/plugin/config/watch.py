@@ -80,7 +80,7 @@ class ConfigWatch:
 
     def _sign(self) -> object:
         try:
-            found = self._sources.host.stat(self._path)
+            found = self._sources.reader.stat(self._path)
         except GpunodeError as error:
             return error.message
         return found and (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

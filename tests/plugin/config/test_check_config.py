@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,13 @@ def test_without_a_gpu_the_file_is_checked_all_the_same(tmp_path: Path) -> None:
     assert ran.code == 0, ran.err
     assert "which devices would be advertised can't be told" in ran.out
     assert re.search(r"--mig-strategy +single +/c.yaml:1", ran.out)
+
+
+def test_a_relative_file_is_this_shells_whatever_the_root(tmp_path: Path) -> None:
+    file = os.path.relpath(FILES / "with-gfd.yaml")
+    ran = gpunode("--root", str(tmp_path), "-o", "json", "plugin", "check-config", file)
+    assert ran.code == 0, ran.err
+    assert values(ran)["--mig-strategy"] == ("mixed", f"{FILES}/with-gfd.yaml:3")
 
 
 def test_a_bad_file_ends_with_1_and_every_problem(tmp_path: Path) -> None:

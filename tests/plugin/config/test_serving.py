@@ -69,3 +69,15 @@ def test_sigquit_is_a_clean_end(serving: Serving, kubelet: KubeletStub) -> None:
     serving.process.send_signal(signal.SIGQUIT)
     assert serving.process.wait(3) == 0
     assert "signal=SIGQUIT" in serving.log()
+
+
+def test_an_existing_deployments_command_line_serves(short: Path, kubelet: KubeletStub) -> None:
+    flags = ["--fail-on-init-error=false", "--pass-device-specs=true", "--device-list-strategy=envvar"]
+    flags += ["--device-id-strategy=index", "-mig-strategy=none", "--nvidia-driver-root=/run/nvidia/driver"]
+    serving = Serving(short, ["--simulate", "h100:2", *flags])
+    try:
+        assert kubelet.wait_allocatable(GPU, 2, 10), serving.log()
+        given = kubelet.allocate(GPU, 2)
+        assert set(given.envs["NVIDIA_VISIBLE_DEVICES"].split(",")) == {"0", "1"}
+    finally:
+        assert serving.end() == 0
