@@ -80,6 +80,20 @@ class Groups:
             walk(max(anchor, 0), size, self.worth(fixed), row)
         return found
 
+    def obvious(self, counts: bytes, size: int) -> int:
+        """What these are worth in groups of `size` that take the nearest one each time."""
+        total, need = 0, 0
+        left, row = bytearray(counts), [0] * len(counts)
+        for _ in range(sum(counts)):
+            if need == 0:
+                need, row = size, [0] * len(counts)
+            at = max((i for i, count in enumerate(left) if count), key=lambda i: (row[i], -i))
+            total += row[at]
+            left[at] -= 1
+            need -= 1
+            row = _nearer(row, self.near[at], 1)
+        return total
+
     def _equal_branches(self, free: bytes, fixed: bytes) -> tuple[list[_Slices], list[_Slices]]:
         """Where a branch equals an earlier one the earlier gives at least as much: such pairs by the later
         one's last class, and by each class before that.

@@ -1,0 +1,119 @@
+"""Machines as they are sold, as matrices and as units with a topology; and the search that tries everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import combinations
+
+from gpunode.gpu.model import Pair, Topology
+from gpunode.plugin.model import Device, Resource, Snapshot, Unit
+from gpunode.plugin.placement.scores import by_links
+
+RESOURCE = "nvidia.com/gpu"
+INT, PIX, PXB, PHB, NODE, SYS = 0, 10, 20, 30, 40, 50
+Level = Callable[[int, int], int]
+Matrix = list[list[int]]
+
+
+def uuid(index: int) -> str:
+    return f"GPU-{index:08d}"
+
+
+def ids(*indices: int) -> tuple[str, ...]:
+    return tuple(uuid(index) for index in indices)
+
+
+def unit(index: int, numa: int | None = None) -> Unit:
+    return Unit(uuid(index), uuid(index), str(index), numa=numa)
+
+
+class Machine:
+    """`level` tells the PCIe side, `links` NVLinks between two GPUs, `switch` those of each to NVSwitches."""
+
+    def __init__(
+        self,
+        count: int,
+        level: Level,
+        sockets: int = 2,
+        links: dict[tuple[int, int], int] | None = None,
+        switch: int = 0,
+    ) -> None:
+        self.units = tuple(unit(index, index * sockets // count) for index in range(count))
+        self.topology = Topology(
+            tuple(
+                Pair(uuid(a), uuid(b), level(a, b), (links or {}).get((a, b), 0))
+                for a, b in combinations(range(count), 2)
+            ),
+            {uuid(index): switch for index in range(count)} if switch else {},
+        )
+
+    @property
+    def matrix(self) -> Matrix:
+        score = by_links(self.topology)
+        return [[0 if a is b else score(a, b) for b in self.units] for a in self.units]
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(1, Resource(RESOURCE, tuple(Device(unit.id, unit) for unit in self.units)))
+
+
+def tree(*sizes_and_levels: int) -> Level:
+    """``tree(2, PIX, 4, PXB, 8, NODE)``: the first that holds both, else across the sockets."""
+    steps = list(zip(sizes_and_levels[::2], sizes_and_levels[1::2], strict=True))
+
+    def level(a: int, b: int) -> int:
+        return next((near for size, near in steps if a // size == b // size), SYS)
+
+    return level
+
+
+_CUBE = {  # DGX-1 with V100: six links each, twice to some
+    **{(0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2},
+    **{(2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2},
+}
+_PLX_OF_FIVE = tree(5, PXB)
+
+
+def _t4(a: int, b: int) -> int:
+    """Sixteen cards behind switches with five, four, three and four slots."""
+    switch = [0] * 5 + [1] * 4 + [2] * 3 + [3] * 4
+    return PIX if switch[a] == switch[b] else NODE if switch[a] // 2 == switch[b] // 2 else SYS
+
+
+MACHINES = {
+    "dgx1-v100": Machine(8, tree(2, PIX, 4, NODE), links=_CUBE),
+    "hgx-h100": Machine(8, tree(2, PXB, 4, NODE), switch=18),
+    "dgx2": Machine(16, tree(2, PIX, 4, PXB, 8, NODE), switch=6),
+    "gb200": Machine(4, tree(2, NODE), switch=18),
+    "pcie": Machine(8, tree(4, NODE)),
+    "bridged": Machine(8, tree(4, NODE), links={(a, a + 1): 4 for a in range(0, 8, 2)}),
+    "bridged-across": Machine(8, tree(4, NODE), links={(a, a + 4): 4 for a in range(4)}),
+    "l40s": Machine(10, _PLX_OF_FIVE),
+    "t4": Machine(16, _t4),
+    "nvswitch-16": Machine(16, tree(8, NODE), switch=18),
+}
+
+
+def brute_force(matrix: Matrix, free: Iterable[int], must: Sequence[int], size: int) -> tuple[int, int, int]:
+    """(worth of the best division, of its group, less what that has in common with the rest), trying all."""
+    everything = tuple(sorted({*free, *must}))
+
+    def worth(group: Sequence[int]) -> int:
+        return sum(matrix[a][b] for a, b in combinations(group, 2))
+
+    @cache
+    def best(left: tuple[int, ...]) -> int:
+        if len(left) <= size:
+            return worth(left)
+        return max(
+            worth((left[0], *others)) + best(tuple(at for at in left if at not in (left[0], *others)))
+            for some in {size, len(left) % size or size}
+            for others in combinations(left[1:], some - 1)
+        )
+
+    def rank(group: tuple[int, ...]) -> tuple[int, int, int]:
+        rest = tuple(at for at in everything if at not in group)
+        return worth(group) + best(rest), worth(group), -sum(matrix[a][b] for a in group for b in rest)
+
+    others = [at for at in everything if at not in must]
+    return max(rank((*must, *chosen)) for chosen in combinations(others, size - len(must)))
