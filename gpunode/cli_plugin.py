@@ -25,9 +25,9 @@ def plugin_serve(session: Session, **given: Any) -> "Result":
 
     gpunode plugin serve --config-file /etc/gpunode/plugin.yaml --device-list-strategy cdi-cri
     """
-    from gpunode.commands import plugin_serve as command
+    from gpunode.light import hand_over
 
-    return command.run(session.host, command.Options(given), session.progress)
+    hand_over(session, "plugin_serve", given)
 
 
 @verb(plugin_app, "check-config", "PluginConfig", cls=SettingsCommand)

@@ -30,8 +30,10 @@ ROOM_MAY_IMPORT = {
         *("checks", "runtime", "plugin", "cdi", "gpu", "facts", "daemons", "journal", "host", "errors"),
         "result",
     },
-    "session": {"errors", "host", "output", "render", "result"},
-    "cli": {"session", "commands", "result"},
+    "outcome": {"errors", "host", "output", "render", "result"},
+    "session": {"outcome", "errors", "output", "render", "result"},
+    "light": {"outcome", "output", "gpu"},
+    "cli": {"session", "commands", "result", "light"},
     "__main__": {"cli"},
     "__init__": set(),
 }

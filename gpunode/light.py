@@ -1,0 +1,76 @@
+"""A command that stays goes on in this very process, without the command line's parser.
+
+Typer and what it brings are of no use to a service, and memory that Python has once taken it rarely gives
+back. So the process replaces itself (execve, same pid, same streams) by a Python that knows what was asked
+for from an open file, and has never seen the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from gpunode.outcome import Session
+
+_ARENAS = "MALLOC_ARENA_MAX"  # one heap for all threads of glibc's malloc: they are idle
+
+
+def hand_over(session: Session, command: str, given: Mapping[str, Any]) -> NoReturn:
+    """Run gpunode.commands.COMMAND with what was given on the command line, and never return.
+
+    `given` are strings and tuples of strings; what wasn't given is left out.
+    """
+    from gpunode.gpu.child import module_argv
+
+    own = _ARENAS not in os.environ
+    order = {
+        "command": command,
+        "kind": session.kind,
+        "chosen": {**session.chosen, "root": str(session.host.root)},
+        "given": {name: value for name, value in given.items() if value is not None and value != ()},
+        "own": [_ARENAS] if own else [],
+    }
+    descriptor = os.memfd_create("gpunode", 0)  # without MFD_CLOEXEC: it is for the next program
+    os.write(descriptor, json.dumps(order).encode())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # the words of the command line only make it readable in `ps`
+    argv = module_argv("gpunode.light", str(descriptor), *sys.argv[1:])
+    os.execve(argv[0], argv, {**os.environ, **({_ARENAS: "1"} if own else {})})  # noqa: S606 - itself
+
+
+def main() -> int:
+    """The other side."""
+    with os.fdopen(int(sys.argv[1]), "rb") as stream:
+        order = json.load(stream)
+    for name in order["own"]:
+        os.environ.pop(name, None)  # children shall not inherit what is only for us
+    # gRPC imports asyncio, which takes TLS along where it is: OpenSSL is 4 MiB, and a socket of ours has none
+    sys.modules["ssl"] = None  # type: ignore[assignment]
+
+    from gpunode.outcome import run_command
+    from gpunode.output import Color, Output
+
+    chosen = order["chosen"]
+    chosen |= {
+        "root": Path(chosen["root"]),
+        "output": Output(chosen["output"]) if chosen["output"] else None,
+        "color": Color(chosen["color"]) if chosen["color"] else None,
+    }
+    command = import_module(f"gpunode.commands.{order['command']}")
+
+    def run(session: Session) -> Any:
+        return command.run(session.host, command.Options(order["given"]), session.progress)
+
+    return run_command(order["kind"], chosen, run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
