@@ -1,4 +1,4 @@
-"""The parent of the child that asks NVML: what it makes of answers, silence, crashes and a driver that comes."""
+"""The parent of the child that asks NVML: what it makes of answers, silence, crashes and late drivers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpunode.host import Host
 from gpunode.plugin.nvidia.hearing import Outcome
 from gpunode.plugin.nvidia.library import nvml_library
 from gpunode.plugin.nvidia.watch import Watch
-from gpunode.plugin.settings import Settings
+from gpunode.plugin.settings import HealthSettings, Settings
 from gpunode.result import plain
 from tests.plugin.nodes import MemoryLog, eventually, gpu, inventory, recorded_host, uuid
 
@@ -240,6 +240,16 @@ def test_hurrying_makes_the_child_look(tmp_path: Path) -> None:
         assert eventually(lambda: bool(node.sink.of("seen")))
         node.watch.hurry()
         assert node.started[0][1].given == ["look"]
+
+
+def test_another_poll_interval_takes_another_child(tmp_path: Path) -> None:
+    with Node(tmp_path, [GOOD]).running() as node:
+        assert eventually(lambda: bool(node.sink.of("seen")))
+        node.watch.configure(node.settings)
+        node.watch.configure(replace(node.settings, health=HealthSettings(poll_seconds=2.0)))
+        assert eventually(lambda: len(node.started) == 2)
+        argv = node.started[1][0]
+        assert argv[argv.index("--poll") + 1] == "2"
 
 
 def test_letting_go_closes_nvml_until_another_driver_is_loaded(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ class NvidiaBackend:
         return plan(self._host, settings, inventory)
 
     def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
+        self._watch.configure(settings)
         if self._specs is None and uses_cdi(settings):
             from gpunode.plugin.nvidia.cdi_specs import CdiSpecs  # half a megabyte that few need
 

@@ -57,7 +57,7 @@ class Watch:
         self._timeouts = 0
         self._unchanged = 0
         self._away = False
-        self._reason = ""
+        self._anew = False
         self._seen = False
         self.waiting = "waiting for the NVIDIA driver"
 
@@ -70,6 +70,13 @@ class Watch:
             if self._child is not None:
                 self._child.tell("look")
                 self._child.wake()
+
+    def configure(self, settings: Settings) -> None:
+        """Take other settings; the child is started anew if it was told otherwise."""
+        if settings.health.poll_seconds != self._settings.health.poll_seconds:
+            self._settings = settings
+            self._anew = True
+            self.hurry()
 
     def let_go(self) -> None:
         """Close NVML for a while, so that the driver can be unloaded or a GPU be reset.
@@ -95,6 +102,7 @@ class Watch:
                     self._rest_away(stop)
                     continue
                 self._soon.clear()
+                self._anew = False
                 before = node_traces(self._host)
                 started = self._host.monotonic()
                 outcome = self._listen(sink, stop)
@@ -117,7 +125,7 @@ class Watch:
             self._child = child
         seconds, clock = self._settings.probe_seconds, self._host.monotonic
         hearing = Hearing(child, sink, self._log, seconds, self._found, clock, self._rarely)
-        outcome = hearing.run(lambda: stop.is_set() or self._away or self._due_again())
+        outcome = hearing.run(lambda: stop.is_set() or self._away or self._anew or self._due_again())
         code = self._end_child()
         return outcome.ended(code)
 

@@ -1,0 +1,272 @@
+"""Health as a node meets it: `plugin serve`, the C stand-in of NVML and the kubelet's stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fixtures.scenario import (
+    Event,
+    Fault,
+    Scenario,
+    gpu_uuid,
+    machine,
+    mig_uuid,
+    mixed_layout,
+    with_mig,
+)
+from fixtures.stubs import StubNode, have_compiler, stub_node
+from gpunode.host import Host
+from gpunode.plugin.compose import make_service
+from gpunode.plugin.kubelet_stub import KubeletStub
+from gpunode.plugin.settings import Settings
+from tests.plugin.nodes import RESOURCE, MemoryLog, eventually
+from tests.plugin.serving import Serving, Start, kubelet
+
+pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+MISMATCH, DRIVER_NOT_LOADED = 18, 9
+
+
+class Node:
+    """A machine with a kubelet; `serve` starts the plugin on it."""
+
+    def __init__(self, stub: StubNode, kubelet: KubeletStub, start: Start) -> None:
+        self.stub = stub
+        self.kubelet = kubelet
+        self.start = start
+        self.write = stub.write
+
+    def serve(self, scenario: Scenario, *given: str) -> Serving:
+        self.write(scenario)
+        return self.start("--rediscover-seconds", "0.3", "--health-hold-down", "1s", *given)
+
+    def ready(self, count: int, resource: str = RESOURCE, seconds: float = 10.0) -> bool:
+        return self.kubelet.wait_allocatable(resource, count, seconds)
+
+    def unhealthy(self, resource: str = RESOURCE) -> tuple[str, ...]:
+        return self.kubelet.unhealthy(resource)
+
+
+@pytest.fixture
+def node(short: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    stub = stub_node(short, machine(1), libraries="nvml")
+    for name, value in stub.env.items():
+        monkeypatch.setenv(name, value)
+    with kubelet(short) as (made, start):
+        yield Node(stub, made, start)
+
+
+def config(node: Node, short: Path, document: dict[str, object]) -> tuple[str, str]:
+    path = short / "config.yaml"
+    path.write_text(json.dumps({"version": "v1", **document}))
+    return ("--config-file", str(path))
+
+
+def test_every_share_of_a_failing_gpu_is_marked_and_heals(node: Node, short: Path) -> None:
+    shared = {"timeSlicing": {"resources": [{"name": RESOURCE, "replicas": 4}]}}
+    serving = node.serve(machine(3), *config(node, short, {"sharing": shared}))
+    assert node.ready(12), serving.log()
+    assert serving.says("watching health events")
+    node.write(machine(3).with_event(Event(gpu_uuid(1), data=94)))
+    assert node.ready(8), serving.log()
+    assert node.unhealthy() == tuple(f"{gpu_uuid(1)}::{share}" for share in range(4))
+    assert serving.log().count('msg="GPU is unhealthy"') == 1
+    assert node.ready(12), serving.log()  # a contained error: back after the hold time
+
+
+def test_of_mig_devices_exactly_the_one_concerned_is_marked(node: Node) -> None:
+    cut = with_mig(machine(2), 1, mixed_layout(1))
+    serving = node.serve(cut, "--mig-strategy", "mixed")
+    assert node.ready(1), serving.log()
+    assert node.ready(1, "nvidia.com/mig-2g.20gb"), serving.log()
+    assert serving.says("watching health events")
+    first = cut.with_event(Event(gpu_uuid(1), data=48, gi=3, ci=0)).with_gpu(1, recovery=None)
+    node.write(first)
+    assert node.ready(0, "nvidia.com/mig-2g.20gb"), serving.log()
+    assert node.unhealthy("nvidia.com/mig-2g.20gb") == (mig_uuid(1, 1),)
+    others = ("nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb", RESOURCE)
+    assert [node.kubelet.allocatable(name) for name in others] == [1, 1, 1]
+    node.write(first.with_event(Event(gpu_uuid(1), data=79, gi=3, ci=0)))  # this one concerns all of it
+    assert all(node.ready(0, name) for name in others[:2]), serving.log()
+    assert node.kubelet.allocatable(RESOURCE) == 1
+
+
+def test_mig_devices_that_are_made_anew_are_seen_without_ending_a_stream(node: Node) -> None:
+    serving = node.serve(with_mig(machine(2), 1, mixed_layout(1)), "--mig-strategy", "mixed")
+    assert eventually(lambda: serving.log().count("the kubelet watches") == 5), serving.log()
+    before = len(node.kubelet.registrations)
+    small = mixed_layout(1)[3]
+    seven = [replace(small, index=slot, uuid=mig_uuid(1, slot), gi=7 + slot) for slot in range(7)]
+    node.write(with_mig(machine(2), 1, seven))
+    assert node.ready(7, "nvidia.com/mig-1g.10gb"), serving.log()
+    assert node.ready(0, "nvidia.com/mig-3g.40gb"), serving.log()
+    assert len(node.kubelet.registrations) == before
+    assert serving.log().count("the kubelet watches") == before
+
+
+def test_gpus_that_are_plugged_in_are_seen_and_watched(node: Node) -> None:
+    serving = node.serve(machine(2))
+    assert node.ready(2), serving.log()
+    node.write(machine(4))
+    assert node.ready(4), serving.log()
+    assert serving.says('msg="watching health events" count=4')
+    node.write(machine(4).with_event(Event(gpu_uuid(3), data=119)))
+    assert node.ready(3), serving.log()
+    assert len(node.kubelet.registrations) == 1
+
+
+def test_a_driver_upgrade_under_the_plugin_ends_no_stream(node: Node) -> None:
+    """The child's library no longer fits the kernel's module; later both are new."""
+    serving = node.serve(replace(machine(2), driver="535.104.05"))
+    assert node.ready(2), serving.log()
+    stopped = [Fault(call, MISMATCH) for call in ("nvmlInitWithFlags", "nvmlDeviceGetCount")]
+    node.write(machine(2).with_faults(*stopped))
+    assert node.ready(0), serving.log()
+    assert serving.says("library and kernel module have different versions")
+    assert node.kubelet.capacity(RESOURCE) == 2
+    node.write(replace(machine(2), driver="570.86.10"))
+    assert node.ready(2), serving.log()
+    assert len(node.kubelet.registrations) == 1
+    assert serving.log().count("the kubelet watches") == 1
+
+
+def test_a_crash_of_nvml_costs_a_new_child_and_nothing_else(node: Node) -> None:
+    serving = node.serve(machine(2))
+    assert node.ready(2), serving.log()
+    node.write(machine(2).with_faults(Fault("nvmlDeviceGetName", abort=True)))
+    assert serving.says("SIGABRT"), serving.log()
+    node.write(machine(2))
+    assert eventually(lambda: serving.log().count("GPUs found") == 2), serving.log()
+    assert node.ready(2), serving.log()
+    node.write(machine(2).with_event(Event(gpu_uuid(0), data=79)))
+    assert node.ready(1), serving.log()
+    assert serving.process.poll() is None
+
+
+def test_a_bad_gpu_is_remembered_over_a_restart_and_healed_by_a_new_driver(node: Node, short: Path) -> None:
+    serving = node.serve(machine(3))
+    assert node.ready(3), serving.log()
+    assert serving.says("watching health events")
+    bad = machine(3).with_event(Event(gpu_uuid(1), data=119))
+    node.write(bad)
+    assert node.ready(2), serving.log()
+    assert serving.end() == 0
+    remembered = json.loads((short / "state/health.json").read_text())
+    assert [(mark["gpu"], mark["code"]) for mark in remembered["marks"]] == [(gpu_uuid(1), "xid-119")]
+    again = node.serve(bad)
+    assert node.ready(2), again.log()
+    assert node.unhealthy() == (gpu_uuid(1),)
+    assert again.end() == 0
+    upgraded = node.serve(replace(bad, driver="570.86.10"))
+    assert node.ready(3), upgraded.log()
+
+
+def test_a_reading_condemns_without_any_event(node: Node) -> None:
+    serving = node.serve(machine(2), "--health-poll-interval", "1s")
+    assert node.ready(2), serving.log()
+    node.write(machine(2).with_gpu(1, remap=(1, 0)))
+    assert node.ready(1), serving.log()
+    assert serving.says("a row of memory waits for a reset to be remapped")
+    node.write(machine(2))
+    assert node.ready(2), serving.log()
+
+
+def test_all_disabled_but_48_is_only_48(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DP_DISABLE_HEALTHCHECKS", "all")
+    monkeypatch.setenv("DP_ENABLE_HEALTHCHECKS", "48")
+    serving = node.serve(machine(3))
+    assert node.ready(3), serving.log()
+    assert serving.says("watching health events")
+    first = machine(3).with_event(Event(gpu_uuid(0), data=79))
+    node.write(first)
+    assert serving.says("xid=79"), serving.log()
+    node.write(first.with_event(Event(gpu_uuid(2), data=48)))
+    assert node.ready(2), serving.log()
+    assert node.unhealthy() == (gpu_uuid(2),)
+
+
+def test_a_thousand_xids_are_few_lines(node: Node) -> None:
+    serving = node.serve(machine(4))
+    assert node.ready(4), serving.log()
+    assert serving.says("watching health events")
+    before = serving.log().count("\n")
+    storm = tuple(Event(gpu_uuid(number % 4), data=(31, 79)[number % 2]) for number in range(1000))
+    node.write(replace(machine(4), events=storm))
+    assert node.ready(2), serving.log()
+    assert serving.says("xid=31")
+    assert serving.log().count("\n") - before <= 8
+
+
+def test_usr1_closes_nvml_so_that_the_driver_can_be_unloaded(node: Node) -> None:
+    serving = node.serve(machine(2))
+    assert node.ready(2), serving.log()
+    serving.process.send_signal(signal.SIGUSR1)
+    assert serving.says("NVML is closed for a while"), serving.log()
+    assert children_with_nvml(serving.process.pid) == []
+    assert node.kubelet.allocatable(RESOURCE) == 2
+    assert serving.end() == 0
+
+
+def children_with_nvml(parent: int) -> list[int]:
+    tasks = Path(f"/proc/{parent}/task").glob("*/children")
+    pids = [int(pid) for task in tasks for pid in task.read_text().split()]
+    return [pid for pid in pids if "libnvidia-ml" in Path(f"/proc/{pid}/maps").read_text()]
+
+
+@contextmanager
+def embedded(short: Path, scenario: Scenario) -> Iterator[tuple[StubNode, KubeletStub, MemoryLog]]:
+    """The same in this process, to be less patient than the command line can be told to be."""
+    stub = stub_node(short, scenario, libraries="nvml")
+    made = KubeletStub(Host(), str(short / "dp"))
+    made.start()
+    log = MemoryLog()
+    settings = Settings(
+        kubelet_socket=str(short / "dp/kubelet.sock"),
+        state_dir=str(short / "state"),
+        probe_seconds=1.0,
+        rediscover_seconds=0.2,
+    )
+    service = make_service(Host(environ={**os.environ, **stub.env}), settings, log)
+    service.start()
+    try:
+        yield stub, made, log
+    finally:
+        service.stop()
+        service.join()
+        made.stop()
+
+
+HANG: list[Callable[[str], Fault]] = [
+    lambda uuid: Fault("nvmlDeviceGetHandleByIndex", uuid=uuid, hang=60.0),
+    lambda uuid: Fault("nvmlDeviceGetTotalEccErrors", uuid=uuid, hang=60.0),
+    lambda uuid: Fault("nvmlDeviceGetUUID", uuid=uuid, abort=True),
+]
+
+
+@pytest.mark.parametrize("fault", HANG, ids=["handle-hangs", "reading-hangs", "crashes"])
+def test_a_gpu_that_hangs_or_crashes_nvml_costs_no_other(short: Path, fault: Callable[[str], Fault]) -> None:
+    with embedded(short, machine(4)) as (stub, made, log):
+        assert made.wait_allocatable(RESOURCE, 4, 10), log.lines
+        stub.write(machine(4).with_faults(fault(gpu_uuid(2))))
+        assert made.wait_allocatable(RESOURCE, 3, 15), log.lines
+        assert made.unhealthy(RESOURCE) == (gpu_uuid(2),)
+        stub.write(machine(4).with_faults(fault(gpu_uuid(2))).with_event(Event(gpu_uuid(3), data=79)))
+        assert made.wait_allocatable(RESOURCE, 2, 10), log.lines
+        assert len(made.registrations) == 1
+
+
+def test_an_nvml_that_hangs_as_a_whole_makes_all_unhealthy_until_it_answers(short: Path) -> None:
+    with embedded(short, machine(2)) as (stub, made, log):
+        assert made.wait_allocatable(RESOURCE, 2, 10), log.lines
+        hangs = [Fault(call, hang=60.0) for call in ("nvmlInitWithFlags", "nvmlDeviceGetCount")]
+        stub.write(machine(2).with_faults(*hangs))
+        assert made.wait_allocatable(RESOURCE, 0, 15), log.lines
+        assert eventually(lambda: any("did not answer within 1 s" in reason for reason in log.reasons()))
+        assert len(made.registrations) == 1
