@@ -111,3 +111,14 @@ def test_neighbours_by_xgmi_are_preferred(node) -> None:
     one_hive = {machine.address(index) for index in (4, 5, 6, 7)}
     available = [machine.address(index) for index in (0, 1, 4, 5, 6, 7)]
     assert set(serving.prefer(GPU, available, 4)) == one_hive
+
+
+def test_partitions_of_one_gpu_go_together_and_the_smallest_rest_first(node) -> None:
+    root, stub, start = node
+    AmdMachine(root, [MI300X_CPX] * 3, [0, 0, 0])
+    serving = start(*AMD)
+    assert stub.wait_allocatable(GPU, 24, 15), serving.log()
+    third = ["0000:49:00.0", "amdgpu_xcp_14", "amdgpu_xcp_15", "amdgpu_xcp_16"]
+    available = [*(f"amdgpu_xcp_{number}" for number in range(2, 14)), *third]
+    assert set(serving.prefer(GPU, available, 4)) == set(third)
+    assert set(serving.prefer(GPU, available, 6)) <= {f"amdgpu_xcp_{number}" for number in range(7, 14)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -144,15 +145,45 @@ def test_a_specification_that_means_nothing_is_refused_at_the_start(short: Path)
     assert "did you mean h100?" in done.stderr
 
 
+NONSENSE = (b"\xff\xfe\n", b"[]\n", b"{}\n", b'{"gpu": {}, "lost": []}\n', b"[" * 9000 + b"\n", b"{")
+
+
+def test_nonsense_on_the_control_socket_is_answered_and_the_plugin_lives_on(node) -> None:
+    stub, start = node
+    serving = start("--simulate", "h100:1", *QUICK)
+    assert serving.says("faults can be injected"), serving.log()
+    for line in NONSENSE:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(10)
+            client.connect(str(Path(serving.state) / "simulated.sock"))
+            client.sendall(line)
+            client.shutdown(socket.SHUT_WR)
+            with client.makefile("rb") as lines:
+                assert b'{"error": ' in lines.readline(), line
+    assert inject(serving, "unplug", "--gpu", "0").returncode == 0
+    assert stub.wait_allocatable(GPU, 0, 10), serving.log()
+    assert "Traceback" not in serving.log()
+
+
+def test_a_client_that_says_nothing_holds_up_nobody_for_long(node) -> None:
+    stub, start = node
+    serving = start("--simulate", "h100:1", *QUICK)
+    assert stub.wait_allocatable(GPU, 1, 15), serving.log()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(Path(serving.state) / "simulated.sock"))
+        assert inject(serving, "unplug", "--gpu", "0").returncode == 0
+        assert serving.end() == 0
+
+
 def test_the_control_socket_is_ours_alone_and_goes_with_us(node) -> None:
     _, start = node
     serving = start("--simulate", "h100:1", *QUICK)
     assert serving.says("faults can be injected"), serving.log()
-    socket = Path(serving.state) / "simulated.sock"
-    assert socket.is_socket()
-    assert socket.stat().st_mode & 0o777 == 0o600
+    path = Path(serving.state) / "simulated.sock"
+    assert path.is_socket()
+    assert path.stat().st_mode & 0o777 == 0o600
     assert serving.end() == 0
-    assert not socket.exists()
+    assert not path.exists()
 
 
 def test_a_user_without_rights_can_simulate(short: Path) -> None:
