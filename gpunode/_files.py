@@ -168,8 +168,11 @@ def holds(test: Callable[[Path], bool], resolve: Callable[[str], Path], path: st
 
 
 def socket_state_of(error: OSError) -> str:
-    """What a failed connect(2) says of the socket: absent, refused or denied."""
-    known = {errno.ENOENT: "absent", errno.EACCES: "denied", errno.EPERM: "denied"}
+    """What a failed connect(2) says of the socket: absent, refused, denied or other-type."""
+    known = {
+        **{errno.ENOENT: "absent", errno.EACCES: "denied", errno.EPERM: "denied"},
+        errno.EPROTOTYPE: "other-type",
+    }
     return known.get(error.errno or 0, "refused")
 
 

@@ -48,7 +48,7 @@ class Host:
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     trace: Callable[[str], None] | None = None
 
-    @property
+    @cached_property
     def live(self) -> bool:
         """Whether daemons, NVML and processes of this machine may be contacted."""
         return self.root == Path("/")
@@ -136,7 +136,7 @@ class Host:
     def stat(self, path: str) -> os.stat_result | None:
         """`stat` of what the path leads to, None if there is nothing."""
         try:
-            return self.path(path).stat()
+            return os.stat(path if self.live else self.path(path))  # noqa: PTH116 - some ask all day
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         except OSError as error:
@@ -247,7 +247,8 @@ class Host:
         return connect_unix(path, timeout)
 
     def socket_state(self, path: str) -> str:
-        """listening, refused (nobody behind it), absent, denied (no permission) or not-a-socket."""
+        """listening, refused (nobody behind it), absent, denied (no permission), not-a-socket, or other-type
+        (somebody is behind it, and it is no stream socket)."""
         return self.listener(path)[0]
 
     def listener(self, path: str) -> tuple[str, int]:

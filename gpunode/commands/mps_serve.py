@@ -84,7 +84,6 @@ class _Node:
     ) -> None:
         from gpunode.plugin.compose import make_backend
         from gpunode.plugin.logfmt import OnChange
-        from gpunode.plugin.model import Plan
 
         self._host = host
         self._log = log
@@ -94,11 +93,11 @@ class _Node:
         self._backend = make_backend(host, settings, log)
         self._settings = _others(settings)
         self._inventory: Inventory | None = None
-        self._plan: Plan = Plan()
+        self._plan: Plan | None = None
         self._next = 0.0
 
-    def source(self) -> tuple[Settings, Plan, bool]:
-        return self._settings, self._plan, False
+    def source(self) -> tuple[Settings, Plan] | None:
+        return None if self._plan is None else (self._settings, self._plan)
 
     def reload(self) -> None:
         """Read the config file again; one that can't be used changes nothing."""

@@ -26,8 +26,9 @@ def make_service(host: Host, settings: Settings, log: Log, parts: Sequence[PartM
 
     backend = make_backend(host, settings, log)
     nvidia = (make_cdi,) if settings.vendor == "nvidia" and not settings.simulate else ()
+    mps = (make_mps,) if nvidia and host.live else ()
     seen = (make_status_file, make_endpoints) if settings.listen else (make_status_file,)
-    return PluginService(host, settings, log, backend, judge, (*nvidia, make_mps, *parts, *seen, remember))
+    return PluginService(host, settings, log, backend, judge, (*nvidia, *mps, *parts, *seen, remember))
 
 
 def make_cdi(service: PluginService) -> Part:

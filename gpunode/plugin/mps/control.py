@@ -62,3 +62,8 @@ class Control:
     def answers(self) -> bool:
         """Whether the daemon is there and listens."""
         return self.send("get_default_active_thread_percentage").ok
+
+
+def taken(host: Host, pipe: str) -> bool:
+    """Whether a daemon is behind the control socket in `pipe`; it isn't asked. Its type is SOCK_SEQPACKET."""
+    return host.socket_state(f"{pipe}/control") in ("other-type", "listening")

@@ -17,7 +17,7 @@ class ControlLog:
 
     def __init__(self, host: Host, spec: DaemonSpec, log: Log) -> None:
         self._path = host.path(f"{spec.log}/control.log")
-        self._resource = spec.resource
+        self._names = {"resource": spec.resource, "gpus": ",".join(spec.gpus)}
         self._log = log
         self._rarely = Rarely()
         self._offset = 0
@@ -57,7 +57,8 @@ class ControlLog:
         times = self._rarely.times("".join(c for c in line.text if not c.isdecimal()))
         if times:
             say = self._log.warning if line.bad else self._log.info
-            say("MPS", resource=self._resource, said=line.text, **({"times": times} if times > 1 else {}))
+            more = {"times": times} if times > 1 else {}
+            say("MPS", **self._names, said=line.text, **more)
 
     def _size(self) -> int:
         try:

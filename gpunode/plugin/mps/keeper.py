@@ -113,7 +113,8 @@ class Keeper:
         now = self._host.monotonic()
         self._up_since, self._next_ask, self._silent = now, now + _ASK_SECONDS, False
         self.problem = None
-        self._log.info("MPS control daemon is up", **self._names, pid=self._running.pid)
+        limits = {"threads": f"{self.spec.percentage}%", "memory_mib": ",".join(map(str, self.spec.memory))}
+        self._log.info("MPS control daemon is up", **self._names, pid=self._running.pid, **limits)
 
     def _make_exclusive(self) -> None:
         failed = self._modes.make_exclusive(self.spec.gpus)
@@ -248,7 +249,7 @@ class Keeper:
                 self._tail.follow()
                 self._log.info("MPS control daemon has ended", **self._names)
             self._restore()
-            forget(self._host, self.spec)
+            forget(self._host, self.spec, root_of(self._settings))
         except (GpunodeError, OSError) as error:
             self._log.error("MPS has not ended cleanly", **self._names, reason=str(error))
 

@@ -8,7 +8,7 @@ from threading import Event, Thread
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 from gpunode.plugin.model import Problem
-from gpunode.plugin.mps.control import Control, find_program
+from gpunode.plugin.mps.control import Control, find_program, taken
 from gpunode.plugin.mps.layout import DaemonSpec
 from gpunode.plugin.settings import Settings
 
@@ -68,5 +68,5 @@ class Onlooker:
         try:
             program = find_program(self._host, self._settings)
         except DaemonError:  # a container without the driver's programs: whether somebody listens must do
-            return self._host.socket_state(f"{pipe}/control") == "listening"
+            return taken(self._host, pipe)
         return Control(self._host, program, pipe).answers()

@@ -15,7 +15,7 @@ from typing import Protocol
 from gpunode._process import Daemon, start_daemon
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.host import Host
-from gpunode.plugin.mps.control import Control
+from gpunode.plugin.mps.control import Control, taken
 from gpunode.plugin.mps.layout import DaemonSpec
 from gpunode.plugin.mps.modes import FILE as MODES_FILE
 
@@ -130,16 +130,19 @@ def end(host: Host, control: Control, running: Running) -> None:
     running.end_children()
 
 
-def forget(host: Host, spec: DaemonSpec) -> None:
+def forget(host: Host, spec: DaemonSpec, root: str) -> None:
     """Remove what we and the ended daemon left, and the directories as far as they hold nothing else."""
     for name in (FILE, ".started"):
         host.remove(f"{spec.directory}/{name}")
-    if host.socket_state(f"{spec.pipe}/control") == "listening":
+    if taken(host, spec.pipe):
         return  # a daemon that isn't ours
     for name in ("control", "control_lock", "control_privileged", "log"):  # the daemon leaves its sockets
         host.remove(f"{spec.pipe}/{name}")
     host.remove(f"{spec.log}/control.log")
     for path in (spec.pipe, spec.log, spec.directory):
+        host.remove_empty_directory(path)
+    domain = f"{root}/{spec.resource.partition('/')[0]}"
+    for path in (f"{root}/{spec.resource}", domain):
         host.remove_empty_directory(path)
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gpunode.plugin.mps.keeper import Keeper
     from gpunode.plugin.mps.onlooker import Onlooker
 
-Source = Callable[[], tuple[Settings, Plan, bool]]
-"""Settings and plan of this moment, and whether the GPUs are simulated."""
+Source = Callable[[], tuple[Settings, Plan] | None]
+"""Settings and plan of this moment; None while it isn't known which GPUs there are: nothing is ended then."""
 
 _NOT_YET = Problem("mps", "the MPS control daemon is not up yet")
 _LOCK_SECONDS = 1.0
@@ -52,6 +52,7 @@ class Supervisor:
         self._own = own
         self._limits = limits
         self._seen: tuple[Settings, Plan] | None = None
+        self._due = False
         self._wanted: tuple[DaemonSpec, ...] = ()
         self._keepers: dict[str, Keeper | Onlooker] = {}
         self._ending: list[Keeper | Onlooker] = []
@@ -61,13 +62,12 @@ class Supervisor:
         self._locked = ""
         self._next_lock = 0.0
         self._foreign: Problem | None = None
-        self._simulated = False
 
     # --- Condemner -------------------------------------------------------------------------------------
 
     def problem(self, resource: Resource, unit: Unit) -> Problem | None:
         """Called for every unit each second, from any thread."""
-        if resource.sharing != MPS or self._simulated or unit.id not in resource.share_counts:
+        if resource.sharing != MPS or unit.id not in resource.share_counts:
             return None
         keeper = self._by_gpu.get((resource.name, unit.id))
         if keeper is None:
@@ -104,13 +104,17 @@ class Supervisor:
     # --- Part ------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        settings, plan, self._simulated = self._source()
-        if self._simulated:
+        found = self._source()
+        if found is None:
             return
+        settings, plan = found
         if self._seen is None or self._seen[0] is not settings or self._seen[1] is not plan:
-            self._seen = (settings, plan)
+            first, self._seen, self._due = self._seen is None, (settings, plan), True
+            if not first:
+                return  # while both are being exchanged they need not belong together: the next turn will see
+        if self._due:
+            self._due = False
             self._wanted = daemon_specs(settings, plan.resources, self._limits)
-            self._next_lock = 0.0
         if self._ours(settings) and not self._may(settings, now):
             return
         self._reconcile(settings)

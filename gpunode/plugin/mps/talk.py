@@ -12,10 +12,14 @@ _LINE = re.compile(r"\[\S+ \S+ +(?P<who>[A-Za-z ]+?) +\d+\] ?(?P<text>.*)")
 _EXITED = re.compile(r"Server (\d+) exited with status (-?\d+)")
 _READY = re.compile(r"NEW SERVER \d+: Ready")
 _CHATTER = re.compile(
-    r"Accepting connection\.\.\.|NEW UI|UI closed|Cmd:(get_|quit).*|[\d.]+[MG]?|User did not send valid .*|"
-    r"NEW CLIENT .*|Removed Shm file.*|No default pinned memory limit set.*"
+    r"Accepting connection\.\.\.|NEW UI|UI closed|Cmd:.*|[\d.]+[MG]?|User did not send valid .*|"
+    r"NEW CLIENT .*|Removed Shm file.*|No default pinned memory limit set.*|"
+    r"Starting control daemon .*|To connect CUDA applications .*|quit command issued .*|Exit with status 0|"
+    r"Using log directory: .*"
 )
-_BAD = re.compile(r"exited with status (?!0)|fatal|fail|warning|error|invalid|unable|cannot", re.IGNORECASE)
+_BAD = re.compile(
+    r"exited with status (?!0)|fatal|fail|warning|error|invalid|unable|cannot|already running", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Line:
 
 
 def read_line(raw: str) -> Line | None:
-    """None for chatter: our own questions, and every client that comes and goes."""
+    """None for chatter: what we ask and do ourselves, and every client that comes and goes."""
     found = _LINE.fullmatch(raw.strip())
     text = (found["text"] if found else raw).strip()
     if not text or _CHATTER.fullmatch(text):

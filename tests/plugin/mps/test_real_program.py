@@ -1,0 +1,81 @@
+"""Debian's real nvidia-cuda-mps-control, under a keeper. Its daemon runs without a GPU; its servers don't."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fixtures.mps_control import fetch_real_program
+from gpunode.plugin.mps.control import Control, taken
+from tests.plugin.mps.conftest import MpsNode
+from tests.plugin.mps.test_keeper import kept, spec, up
+from tests.plugin.nodes import MemoryLog, eventually
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        return fetch_real_program(tmp_path_factory.mktemp("mps"))
+    except RuntimeError as error:
+        pytest.skip(f"Debian's nvidia-cuda-mps can't be fetched: {error}")
+
+
+@pytest.fixture
+def real(node: MpsNode, program: Path) -> MpsNode:
+    path = f"{program.parent}:{os.environ['PATH']}"
+    return replace(node, host=replace(node.host, environ={**node.host.environ, "PATH": path}))
+
+
+def test_the_real_daemon_is_kept(real: MpsNode, program: Path) -> None:
+    log = MemoryLog()
+    wanted = spec(real, 0, 1)
+    with kept(real, wanted, log) as made:
+        assert up(made), log.lines
+        control = Control(real.host, str(program), wanted.pipe)
+        assert taken(real.host, wanted.pipe)
+        assert control.ask("get_default_device_pinned_mem_limit 1")[0] == "1000M"
+        assert control.ask("get_default_active_thread_percentage")[0] == "25.0"
+        limit = f"get_default_device_pinned_mem_limit {wanted.gpus[1]}"
+        control.send(f"set_default_device_pinned_mem_limit {wanted.gpus[1]} 1000M")
+        assert "1000M" not in control.ask(limit)  # why limits are set by number
+        first = json.loads(Path(f"{wanted.directory}/daemon.json").read_text())
+        assert first["program"] == str(program.resolve())
+        os.kill(first["pid"], signal.SIGKILL)
+        assert eventually(lambda: made.problem is not None)
+        assert up(made), log.lines
+        assert control.ask("get_default_active_thread_percentage")[0] == "25.0"
+    assert not Path(wanted.directory).exists()
+    assert log.messages("warning") == []
+
+
+def test_real_servers_fail_without_a_driver(real: MpsNode, program: Path) -> None:
+    log = MemoryLog()
+    wanted = spec(real)
+    with kept(real, wanted, log) as made:
+        assert up(made), log.lines
+        control = Control(real.host, str(program), wanted.pipe)
+        for _ in range(3):
+            control.send("start_server -uid 0")
+        assert eventually(lambda: made.problem is not None)
+        assert made.problem and "exited with status" in made.problem.reason
+    told = [str(fields.get("said")) for level, _, fields in log.lines if level == "warning"]
+    assert any("exited with status" in line for line in told), log.lines
+
+
+def test_a_real_daemon_beside_which_another_runs(real: MpsNode, program: Path) -> None:
+    log = MemoryLog()
+    wanted = spec(real)
+    with kept(real, wanted) as first:
+        assert up(first)
+        Path(f"{wanted.directory}/daemon.json").rename(f"{real.place}/kept.json")
+        with kept(real, wanted, log) as second:
+            assert eventually(lambda: log.messages("error") != [])
+            assert second.problem and "already running" in second.problem.reason
+        assert first.problem is None
+        control = Control(real.host, str(program), wanted.pipe)
+        assert control.answers()
