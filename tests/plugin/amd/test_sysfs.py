@@ -150,6 +150,13 @@ def test_uncorrectable_errors_of_all_blocks_are_counted(tmp_path: Path) -> None:
     assert (readings[0].busy_percent, readings[0].memory_used_bytes) == (3, 1 << 20)
 
 
+@pytest.mark.parametrize(("parameter", "want"), [("-1", "none"), ("1", "none"), ("0", None)])
+def test_the_driver_recovers_by_itself_unless_it_was_told_not_to(tmp_path: Path, parameter, want) -> None:
+    machine = AmdMachine(tmp_path, [MI210], [0])
+    machine.write("/sys/module/amdgpu/parameters/gpu_recovery", f"{parameter}\n")
+    assert read_condition(Host(tmp_path, {}), gpus(tmp_path)[0]).recovery_action == want
+
+
 def test_a_sleeping_gpu_is_not_woken(tmp_path: Path) -> None:
     machine = amd_machine(tmp_path, "desktop")
     machine.write(f"{machine.at(0)}/power/runtime_status", "suspended\n")
