@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpunode.plugin.kubelet.links import Link, Links
 
 TICK_SECONDS = 0.25
+_CALM_SECONDS = 0.5  # the end of a stream wakes us; only a socket that is deleted under a living one does not
 _HEALTH_SECONDS = 1.0
 _STOP_SECONDS = 1.5  # a thread inside a hanging driver is left to the end of the process
 
@@ -172,9 +173,9 @@ class PluginService:
             self._close(links)
 
     def _pause(self) -> None:
-        """Until there is news, a quarter of a second at most; all news so far is seen by one turn."""
+        """Until there is news, half a second at most; all news so far is seen by one turn."""
         with suppress(Empty):
-            self._news.get(timeout=TICK_SECONDS)
+            self._news.get(timeout=_CALM_SECONDS if self.ready else TICK_SECONDS)
             while True:
                 self._news.get_nowait()
 
