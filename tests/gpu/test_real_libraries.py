@@ -1,12 +1,15 @@
 """NVIDIA's own libraries without a driver: the genuine errors, not those of the stand-ins."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from fixtures.debian_driver import fetch_driver_libraries
+from gpunode._process import LineChild
 from gpunode.cdi.driver_files import read_driver_files
+from gpunode.gpu.child import module_argv
 from gpunode.gpu.isolated import probe
 from gpunode.gpu.nvml_errors import DRIVER_NOT_LOADED
 from gpunode.host import Host
@@ -27,6 +30,15 @@ def test_the_real_nvml_says_that_no_driver_is_loaded(libraries):
     answer = probe(Host(environ={**os.environ, **libraries}))
     assert (answer.inventory, answer.code, answer.timed_out) == (None, DRIVER_NOT_LOADED, False)
     assert "not loaded" in answer.message
+
+
+def test_the_plugins_child_says_so_too_and_ends(libraries):
+    child = LineChild(module_argv("gpunode.gpu.sentinel"), {**os.environ, **libraries})
+    try:
+        assert json.loads(child.read_line(20))["error"]["code"] == DRIVER_NOT_LOADED
+        assert child.read_line(5) == ""
+    finally:
+        assert child.end() == 0
 
 
 def test_the_packages_libraries_are_found_with_the_names_that_programs_ask_for(libraries):
