@@ -18,7 +18,7 @@ from gpunode.plugin.placement.search import Worths
 
 EXACT_GPUS = 16
 MOST_STEPS = 2_000_000
-"""Groups looked at in one search at most. Of `EXACT_GPUS` with links at random the worst seen took half of it."""
+"""Groups looked at in one search at most: of 16 GPUs with links at random the worst seen took half of it."""
 MOST_STEPS_BEYOND = 5_000
 """The same for more GPUs, where a search might never end: a quarter of a second."""
 _MOST_GPUS = 255  # a count is a byte

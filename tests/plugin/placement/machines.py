@@ -1,4 +1,4 @@
-"""Machines as they are sold, as matrices and as units with a topology; and the search that tries everything."""
+"""Machines as they are sold, as matrices and as units with links; and the search that tries everything."""
 
 from __future__ import annotations
 

@@ -1,0 +1,79 @@
+"""How GPUs hang together, read in a process of its own through the stand-in of NVML."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fixtures.scenario import Fault, Scenario, gpu_uuid, machine, with_nvswitch
+from gpunode.gpu.isolated import probe
+from gpunode.gpu.model import Pair, Topology, topology_from_json
+from gpunode.result import plain
+from tests.gpu.conftest import host_of
+
+NOT_SUPPORTED, UNKNOWN = 3, 999
+
+
+@pytest.fixture
+def read(make_node):
+    def ask(scenario: Scenario) -> Topology:
+        found = probe(host_of(make_node(scenario)), topology=True).topology
+        assert found is not None
+        return found
+
+    return ask
+
+
+def pair(topology: Topology, a: int, b: int) -> Pair:
+    low, high = sorted((gpu_uuid(a), gpu_uuid(b)))
+    return next(one for one in topology.pairs if (one.first, one.second) == (low, high))
+
+
+def test_of_links_in_both_directions_the_smaller_number_counts(read) -> None:
+    base = machine(3)
+    pci = {gpu.index: gpu.pci for gpu in base.gpus}
+    links = {(0, link): pci[1] for link in range(4)} | {(1, link): pci[0] for link in range(2)}
+    found = read(replace(base, nvlinks=links, ancestors={(0, 1): 20, (0, 2): 40}))
+    assert pair(found, 0, 1) == Pair(gpu_uuid(0), gpu_uuid(1), 20, 2)
+    assert (pair(found, 0, 2).level, pair(found, 0, 2).nvlinks) == (40, 0)
+    assert found.switch_links == {}
+
+
+def test_links_to_switches_are_counted_for_each_gpu(read) -> None:
+    found = read(with_nvswitch(machine(4)))
+    assert found.switch_links == {gpu_uuid(index): 18 for index in range(4)}
+    assert {one.nvlinks for one in found.pairs} == {0}
+
+
+def test_a_driver_that_names_no_kind_of_device_is_believed_by_the_address(read) -> None:
+    faults = Fault("nvmlDeviceGetNvLinkRemoteDeviceType", code=NOT_SUPPORTED)
+    found = read(with_nvswitch(machine(2)).with_faults(faults))
+    assert found.switch_links == {gpu_uuid(index): 18 for index in range(2)}
+
+
+def test_a_lost_gpu_has_no_pairs_and_is_no_switch(read) -> None:
+    base = machine(3)
+    pci = {gpu.index: gpu.pci for gpu in base.gpus}
+    links = {(0, 0): pci[2], (0, 1): pci[1], (1, 0): pci[0]}
+    found = read(
+        replace(base, nvlinks=links).with_faults(
+            Fault("nvmlDeviceGetMemoryInfo", code=15, uuid=gpu_uuid(2)),
+            Fault("nvmlDeviceGetTopologyCommonAncestor", code=15, uuid=gpu_uuid(2)),
+        )
+    )
+    assert [(one.first, one.second, one.nvlinks) for one in found.pairs] == [(gpu_uuid(0), gpu_uuid(1), 1)]
+    assert found.switch_links == {}
+
+
+def test_a_gpu_whose_links_fail_keeps_its_ancestors(read) -> None:
+    fault = Fault("nvmlDeviceGetNvLinkState", code=UNKNOWN, uuid=gpu_uuid(0))
+    found = read(replace(with_nvswitch(machine(2)), ancestors={(0, 1): 30}).with_faults(fault))
+    assert pair(found, 0, 1).level == 30
+    assert found.switch_links == {gpu_uuid(1): 18}
+
+
+def test_what_was_read_survives_json() -> None:
+    topology = Topology((Pair("GPU-a", "GPU-b", None, 2), Pair("GPU-a", "GPU-c", 10)), {"GPU-a": 18})
+    assert topology_from_json(json.loads(json.dumps(plain(topology)))) == topology

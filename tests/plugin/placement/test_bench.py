@@ -1,0 +1,47 @@
+"""The device plugins' benchmark, in small: it runs ours and a peer beside it, and ours isn't slow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from fixtures.stubs import have_compiler
+
+PEER = f"{sys.executable} -m tests.plugin.placement.tiny_peer {{kubelet_socket}}"
+SMALL = ("--rounds", "24", "--starts", "1", "--idle-seconds", "0.3", "-o", "json")
+GENEROUS = 10.0  # times the limit: a test machine may be as busy as it likes
+
+
+def bench(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "scripts.bench_plugin", *words], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+def test_every_row_is_measured_of_both() -> None:
+    done = bench(*SMALL, "--peer", PEER)
+    assert done.stdout, done.stderr
+    document = json.loads(done.stdout)
+    rows = {row["what"]: row for row in document["rows"]}
+    assert len(rows) == 12
+    assert all(row["peer"] is not None for row in rows.values())
+    limited = {what: row for what, row in rows.items() if row["limit"] is not None}
+    assert len(limited) == 9
+    for what, row in limited.items():
+        if row["unit"] == "ms" and "idle" not in what:
+            assert row["ours"] < GENEROUS * row["limit"], what
+        assert row["kept"] == (row["ours"] <= row["limit"]), what
+    assert document["kept"] == all(row["kept"] for row in rows.values())
+    assert done.returncode == (0 if document["kept"] else 1)
+
+
+@pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+def test_a_peer_that_ends_is_named_with_its_last_words() -> None:
+    done = bench(*SMALL, "--peer", f"{sys.executable} -c 'raise SystemExit(\"no such thing\")'")
+    assert done.returncode == 1
+    assert "it ended with 1" in done.stderr
+    assert "no such thing" in done.stderr

@@ -1,0 +1,220 @@
+"""GetPreferredAllocation's answers: whole GPUs, shares and MIG devices, and requests that can't be met."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpunode.gpu.model import Topology
+from gpunode.plugin.model import Device, Problem, Resource, Snapshot, Unit
+from gpunode.plugin.placement import aligned
+from gpunode.plugin.placement.choose import prefer
+from gpunode.plugin.placement.explain import explain
+from gpunode.plugin.settings import Settings
+from tests.plugin.placement.machines import MACHINES, RESOURCE, ids, unit, uuid
+
+PACKED = Settings(shared_devices_allocation_policy="packed")
+
+
+def chosen(machine: str, available, must=(), size: int = 1) -> tuple[str, ...]:
+    found = MACHINES[machine]
+    return prefer(Settings(), found.snapshot(), found.topology, ids(*available), ids(*must), size)
+
+
+def shared(gpus: int, shares: int) -> Snapshot:
+    units = [unit(index, index * 2 // gpus) for index in range(gpus)]
+    devices = tuple(Device(f"{one.id}::{n}", one) for one in units for n in range(shares))
+    return Snapshot(1, Resource(RESOURCE, devices, "time-slicing", shares))
+
+
+def share(index: int, number: int) -> str:
+    return f"{uuid(index)}::{number}"
+
+
+def partitioned(*counts: int) -> Snapshot:
+    devices = []
+    for gpu, count in enumerate(counts):
+        for slot in range(count):
+            one = Unit(f"MIG-{gpu}-{slot}", uuid(gpu), f"{gpu}:{slot}", numa=gpu // 2)
+            devices.append(Device(one.id, one))
+    return Snapshot(1, Resource(RESOURCE, tuple(devices)))
+
+
+# --- whole GPUs -----------------------------------------------------------------------------------------
+
+
+def test_bridged_pairs_stay_together_and_numa_nodes_too() -> None:
+    assert chosen("bridged", range(8), size=2) == ids(0, 1)
+    assert chosen("bridged", range(8), [5], 2) == ids(5, 4)
+    assert chosen("bridged-across", range(8), size=2) == ids(0, 4)
+    assert chosen("pcie", [0, 3, 4, 5, 6, 7], size=4) == ids(4, 5, 6, 7)
+
+
+def test_the_tightest_node_is_used_up_first() -> None:
+    assert chosen("pcie", [0, 1, 2, 3, 6, 7], size=2) == ids(6, 7)
+
+
+def test_links_to_nvswitches_count_and_the_numa_node_decides_between_equals() -> None:
+    assert chosen("hgx-h100", range(8), [6], 4) == ids(6, 4, 5, 7)
+    half = MACHINES["pcie"]
+    switched = replace(half.topology, switch_links={uuid(index): 6 for index in (0, 1, 6, 7)})
+    assert prefer(Settings(), half.snapshot(), switched, ids(*range(8)), (), 4) == ids(0, 1, 6, 7)
+
+
+def test_without_any_link_data_numa_and_index_decide() -> None:
+    snapshot = MACHINES["pcie"].snapshot()
+    assert prefer(Settings(), snapshot, Topology(), ids(7, 5, 3, 1, 2, 6), (), 3) == ids(1, 2, 3)
+    bare = Snapshot(1, Resource(RESOURCE, tuple(Device(one.id, one) for one in map(unit, range(4)))))
+    assert prefer(Settings(), bare, Topology(), ids(3, 2, 1), (), 2) == ids(1, 2)
+
+
+def test_a_machine_is_worked_out_once_until_its_links_change() -> None:
+    found = MACHINES["hgx-h100"]
+    first = aligned.machine_of(found.snapshot().resource, found.topology, aligned_scores())
+    resource = found.snapshot().resource
+    sick = replace(resource.devices[0], problem=Problem("xid-79", "it fell off the bus"))
+    worse = replace(resource, devices=(sick, *resource.devices[1:]))
+    assert aligned.machine_of(worse, replace(found.topology), aligned_scores()) is first
+    fewer = replace(found.topology, switch_links={})
+    assert aligned.machine_of(worse, fewer, aligned_scores()) is not first
+
+
+def aligned_scores():
+    from gpunode.plugin.placement.scores import by_links
+
+    return by_links
+
+
+def test_unhealthy_devices_are_passed_over() -> None:
+    snapshot = MACHINES["pcie"].snapshot()
+    sick = tuple(
+        replace(device, problem=Problem("lost", "lost")) if device.unit.index == "0" else device
+        for device in snapshot.devices
+    )
+    made = Snapshot(2, replace(snapshot.resource, devices=sick))
+    assert prefer(Settings(), made, Topology(), ids(0, 1, 2), (), 2) == ids(1, 2)
+
+
+def test_partitions_can_be_kept_together() -> None:
+    snapshot = partitioned(4, 4)
+    ids_of = [device.id for device in snapshot.devices]
+    answer = prefer(Settings(), snapshot, Topology(), ids_of[1:], (), 4, together=True)
+    assert answer == tuple(ids_of[4:])
+
+
+# --- shares and partitions ------------------------------------------------------------------------------
+
+
+def test_shares_go_to_different_gpus_the_least_used_first() -> None:
+    snapshot = shared(4, 4)
+    everything = [device.id for device in snapshot.devices]
+    free = [one for one in everything if one not in (share(0, 0), share(0, 1), share(1, 0))]
+    assert prefer(Settings(), snapshot, Topology(), free, (), 1) == (share(2, 0),)
+    assert prefer(Settings(), snapshot, Topology(), free, (), 3) == (share(2, 0), share(3, 0), share(1, 1))
+    assert prefer(Settings(), snapshot, Topology(), everything, (share(3, 2),), 2) == (
+        *(share(3, 2), share(2, 0)),
+    )
+
+
+def test_packed_shares_fill_the_most_used_gpu() -> None:
+    snapshot = shared(4, 4)
+    free = [device.id for device in snapshot.devices if device.id not in (share(2, 0), share(2, 1))]
+    assert prefer(PACKED, snapshot, Topology(), free, (), 3) == (share(2, 2), share(2, 3), share(3, 0))
+
+
+def test_mig_devices_are_spread_and_packed_by_their_gpu() -> None:
+    snapshot = partitioned(3, 3, 3)
+    free = [device.id for device in snapshot.devices if device.id not in ("MIG-1-0", "MIG-0-2")]
+    assert prefer(Settings(), snapshot, Topology(), free, (), 2) == ("MIG-2-0", "MIG-0-0")
+    assert prefer(PACKED, snapshot, Topology(), free, (), 2) == ("MIG-0-0", "MIG-0-1")
+    assert prefer(PACKED, snapshot, Topology(), free[2:], (), 2) == ("MIG-1-1", "MIG-1-2")
+
+
+def test_sixty_four_of_a_thousand_shares_are_even_and_quick() -> None:
+    snapshot = shared(8, 128)
+    available = Random(1).sample([device.id for device in snapshot.devices], 1024)
+    prefer(Settings(), snapshot, Topology(), available, (), 64)
+    start = time.process_time()
+    answer = prefer(Settings(), snapshot, Topology(), available, (), 64)
+    assert time.process_time() - start < 0.05  # a tenth of it on an idle machine
+    assert set(Counter(one.partition("::")[0] for one in answer).values()) == {8}
+
+
+# --- requests that can't be met, and what always holds ---------------------------------------------------
+
+
+def test_impossible_requests_are_answered_as_well_as_they_can_be() -> None:
+    assert chosen("pcie", [0, 1], size=5) == ids(0, 1)
+    assert chosen("pcie", [0, 1], size=0) == ()
+    assert chosen("pcie", [0, 1], size=-3) == ()
+    assert chosen("pcie", [0, 1, 2], [2, 1, 0], 2) == ids(0, 1)
+    snapshot = MACHINES["pcie"].snapshot()
+    assert prefer(Settings(), snapshot, Topology(), ("GPU-gone", uuid(1)), (), 1) == ids(1)
+    assert prefer(Settings(), snapshot, Topology(), ids(1), ("GPU-gone",), 2) == ("GPU-gone", uuid(1))
+    assert prefer(Settings(), Snapshot(1, Resource(RESOURCE)), Topology(), ids(1), (), 1) == ()
+
+
+KINDS = ("gpus", "shares", "mig", "mig-shares")
+
+
+def made(kind: str, draw: st.DrawFn) -> tuple[Snapshot, Topology]:
+    if kind == "gpus":
+        machine = MACHINES[draw(st.sampled_from(["dgx1-v100", "hgx-h100", "dgx2", "t4", "l40s"]))]
+        return machine.snapshot(), machine.topology
+    if kind == "shares":
+        return shared(draw(st.integers(1, 4)), draw(st.integers(2, 5))), Topology()
+    mig = partitioned(*draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+    if kind == "mig":
+        return mig, Topology()
+    devices = tuple(Device(f"{one.id}::{n}", one.unit) for one in mig.devices for n in range(3))
+    return Snapshot(1, Resource(RESOURCE, devices, "time-slicing", 3)), Topology()
+
+
+@st.composite
+def requests(draw: st.DrawFn):
+    snapshot, topology = made(draw(st.sampled_from(KINDS)), draw)
+    everything = [device.id for device in snapshot.devices]
+    available = draw(st.lists(st.sampled_from(everything), min_size=1, unique=True))
+    size = draw(st.integers(1, len(available)))
+    must = draw(st.lists(st.sampled_from(available), max_size=size, unique=True))
+    return snapshot, topology, available, must, size
+
+
+@pytest.mark.parametrize("policy", ["distributed", "packed"])
+@settings(max_examples=60, deadline=None)
+@given(request=requests(), random=st.randoms(use_true_random=False))
+def test_an_answer_is_complete_and_the_order_of_the_question_does_not_matter(request, random, policy) -> None:
+    snapshot, topology, available, must, size = request
+    chosen_by = Settings(shared_devices_allocation_policy=policy)
+    answer = prefer(chosen_by, snapshot, topology, available, must, size)
+    assert len(answer) == len(set(answer)) == size
+    assert set(answer[: len(must)]) == set(must)
+    assert set(answer) <= set(available)
+    shuffled = random.sample(available, len(available))
+    assert prefer(chosen_by, snapshot, topology, shuffled, must[::-1], size) == answer
+    told = explain(chosen_by, snapshot, topology, available, must, size)
+    assert told.chosen == answer
+    if told.policy == "aligned":
+        assert set(told.candidates[0].units) == set(answer)
+        left = [one for group in told.leaves for one in group.units]
+        assert sorted(left) == sorted(set(available) - set(answer))
+    else:
+        assert sum(use.chosen for use in told.uses) == size
+
+
+@settings(max_examples=60, deadline=None)
+@given(request=requests())
+def test_distributed_shares_use_as_many_gpus_as_there_are(request) -> None:
+    snapshot, topology, available, must, size = request
+    answer = prefer(Settings(), snapshot, topology, available, must, size)
+    if snapshot.resource.shares > 1 or snapshot.devices[0].unit.partition:
+        gpu_of = {device.id: device.unit.gpu for device in snapshot.devices}
+        fixed = {gpu_of[one] for one in must}
+        others = {gpu_of[one] for one in available if one not in must} - fixed
+        assert len({gpu_of[one] for one in answer}) == len(fixed) + min(len(others), size - len(must))
