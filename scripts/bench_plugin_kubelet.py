@@ -9,6 +9,8 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import Any
 
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a plugin that goes away is no news
+
 import grpc
 
 from gpunode.plugin.kubelet import rpc
