@@ -41,6 +41,7 @@ class Serve:
         self.socket = short / "dp/nvidia-gpu.sock"
         command = [sys.executable, "-m", "gpunode", "plugin", "serve", "-o", "json"]
         command += ["--kubelet-socket", str(short / "dp/kubelet.sock"), "--rediscover-seconds", "0.5"]
+        command += ["--state-dir", str(short / "state"), "--mps-root", str(short / "mps")]
         env = {**os.environ, **node.env, **environ}
         with self.log_path.open("a") as log:
             self.process = subprocess.Popen(command, env=env, stderr=log, stdout=subprocess.PIPE, text=True)
@@ -165,7 +166,7 @@ def test_a_driver_that_does_not_match_its_library_is_named(node: Node) -> None:
 
 def test_a_hanging_nvml_does_not_stop_the_plugin_from_ending(node: Node) -> None:
     serve, _ = node.serve(machine(2).with_faults(Fault("nvmlInitWithFlags", hang=30.0)))
-    assert serve.says("msg=serving")
+    assert eventually(lambda: bool(hanging(serve.process.pid)), 10)
     assert serve.end() == 0
 
 
@@ -190,13 +191,18 @@ def maps_nvml(pid: int) -> bool:
         return False
 
 
-def test_a_gpu_in_mig_mode_is_shown_and_given_to_nobody(node: Node) -> None:
-    serve, stub = node.serve(with_mig(machine(2), 1, mixed_layout(1)))
+def test_a_gpu_that_is_cut_up_brings_new_resources_and_ends_no_stream(node: Node) -> None:
+    serve, stub = node.serve(machine(2), MIG_STRATEGY="mixed")
+    assert node.ready(2), serve.log()
+    stub.write(with_mig(machine(2), 1, mixed_layout(1)))
     assert node.ready(1), serve.log()
-    assert node.kubelet.unhealthy(RESOURCE) == (gpu_uuid(1),)
-    assert "MIG mode is on" in serve.log()
+    assert node.kubelet.wait_allocatable("nvidia.com/mig-3g.40gb", 1, 5), serve.log()
     stub.write(machine(2))
     assert node.ready(2), serve.log()
+    assert node.kubelet.wait_allocatable("nvidia.com/mig-3g.40gb", 0, 5), serve.log()
+    assert [one.resource for one in node.kubelet.registrations].count(RESOURCE) == 1
+    assert serve.end() == 0
+    assert not list(serve.socket.parent.glob("nvidia*"))
 
 
 def test_a_gpu_that_is_dead_from_the_start_is_named(node: Node) -> None:
@@ -220,7 +226,7 @@ def test_systemd_hears_of_readiness_state_life_and_the_end(node: Node, short: Pa
         systemd.settimeout(10)
         serve, _ = node.serve(machine(2), NOTIFY_SOCKET=str(short / "notify"), WATCHDOG_USEC="500000")
         told: list[str] = []
-        while "STATUS=2 of 2 nvidia.com/gpu healthy; registered with the kubelet" not in told:
+        while "STATUS=2 of 2 nvidia.com/gpu healthy, registered with the kubelet" not in told:
             told.append(systemd.recv(4096).decode())
         assert serve.end() == 0
         while told[-1] != "STOPPING=1":

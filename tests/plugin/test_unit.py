@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.plugin.kubelet.directory import registry
+from gpunode.plugin.settings import Settings
+
 UNIT = Path(__file__).parents[2] / "packaging/gpunode-device-plugin.service"
 REPEATABLE = {"ExecStartPre"}
 
@@ -44,12 +47,22 @@ def test_it_is_supervised_and_always_comes_back() -> None:
     assert value("StartLimitIntervalSec") == "0"
 
 
-def test_it_may_write_one_directory_and_has_no_capability() -> None:
+def test_it_may_write_what_it_has_to_and_has_no_capability() -> None:
+    """The sockets' directories, the specifications', and the one that it remembers health in."""
+    ours = Settings()
     assert value("ProtectSystem") == "strict"
-    assert value("ReadWritePaths") == "/var/lib/kubelet/device-plugins"
+    assert value("ReadWritePaths").split() == [ours.directory, registry(ours), "/var/run/cdi"]
+    assert ours.state_dir == f"/var/lib/{value('StateDirectory')}"
+    made = [given for _, key, given in settings() if key == "ExecStartPre" and "mkdir" in given]
+    for path in value("ReadWritePaths").split():
+        assert any(path in command.split() for command in made), f"{path} must be there at the start"
     assert value("CapabilityBoundingSet") == ""
     assert value("NoNewPrivileges") == "yes"
     assert value("RestrictAddressFamilies") == "AF_UNIX"
+
+
+def test_a_reload_is_the_signal_that_it_knows() -> None:
+    assert value("ExecReload") == "/bin/kill -HUP $MAINPID"
 
 
 def test_nothing_takes_the_gpus_away() -> None:
