@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Set
-from dataclasses import dataclass, field
 from itertools import combinations
 
 from gpunode.gpu.model import Inventory, Pair, Topology
@@ -21,12 +20,12 @@ _NPU, _SWITCH = 1, 2  # nvmlIntNvLinkDeviceType_t; an NPU is a processor, no GPU
 _NO_SUCH_LINK = (INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND)
 
 
-@dataclass
 class _Links:
     """Active links of one GPU: to each PCI address, and to what can't be a GPU of this node."""
 
-    to: Counter[str] = field(default_factory=Counter)
-    switch: int = 0
+    def __init__(self) -> None:
+        self.to: Counter[str] = Counter()
+        self.switch = 0
 
 
 def read_topology(

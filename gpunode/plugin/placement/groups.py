@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpunode.plugin.placement.modules import Classes
 
@@ -11,12 +10,12 @@ _Slices = list[tuple[int, int, int]]
 """(start of an earlier branch, start of an equal one, width of both)."""
 
 
-@dataclass
 class Steps:
     """How many groups were looked at, of `most`."""
 
-    most: int
-    taken: int = 0
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken = 0
 
     @property
     def over(self) -> bool:

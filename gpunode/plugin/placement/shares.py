@@ -6,31 +6,30 @@ What others hold isn't told by anybody; it is what a unit has less what is avail
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from gpunode.plugin.model import Device, Resource, Unit
 
 _Key = tuple[object, ...]
 
 
-@dataclass
 class _Bucket:
     """Free devices of one unit, the next one last. `held` counts those of others and of this request."""
 
-    unit: Unit
-    free: list[Device] = field(default_factory=list)
-    held: int = 0
-    picked: int = 0
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
+        self.free: list[Device] = []
+        self.held = 0
+        self.picked = 0
 
 
-@dataclass
 class _Parent:
     """A physical GPU with its units."""
 
-    buckets: list[_Bucket]
-    held: int = 0
-    picked: int = 0
-    free: int = 0
+    def __init__(self, buckets: list[_Bucket]) -> None:
+        self.buckets = buckets
+        self.held = sum(bucket.held for bucket in buckets)
+        self.picked = 0
+        self.free = sum(len(bucket.free) for bucket in buckets)
 
     @property
     def numa(self) -> int | None:
@@ -55,7 +54,7 @@ class Shares:
         for bucket in sorted(buckets.values(), key=lambda bucket: (bucket.unit.order, bucket.unit.id)):
             bucket.free.sort(key=_share_number, reverse=True)
             by_gpu.setdefault(bucket.unit.gpu, []).append(bucket)
-        self._parents = {gpu: _parent(some) for gpu, some in by_gpu.items()}
+        self._parents = {gpu: _Parent(some) for gpu, some in by_gpu.items()}
         self._nodes: set[int] = set()
         for device in must:
             parent = self._parents[device.unit.gpu]
@@ -110,12 +109,6 @@ def _distributed(bucket: _Bucket) -> _Key:
 
 def _packed(bucket: _Bucket) -> _Key:
     return (-bucket.held, len(bucket.free))
-
-
-def _parent(buckets: list[_Bucket]) -> _Parent:
-    return _Parent(
-        buckets, sum(bucket.held for bucket in buckets), free=sum(len(bucket.free) for bucket in buckets)
-    )
 
 
 def _share_number(device: Device) -> tuple[int, str]:
