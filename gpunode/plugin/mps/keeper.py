@@ -22,7 +22,8 @@ from gpunode.plugin.mps.modes import ComputeModes
 from gpunode.plugin.mps.process import Adopted, Running, end, forget, left_behind, start
 from gpunode.plugin.settings import Settings
 
-_TURN_SECONDS = 0.25
+_TURN_SECONDS = 0.25  # while it isn't up
+_CALM_SECONDS = 1.0  # while it is: each turn costs a tenth of a millisecond
 _ASK_SECONDS = 30.0  # how often the daemon must answer
 _UP_SECONDS = 10.0  # how long it may take until it answers first
 _BACK_OFF = (0.5, 2.0, 5.0, 15.0, 30.0, 60.0)
@@ -88,7 +89,7 @@ class Keeper:
         try:
             while not self._stop.is_set() and main_thread().is_alive():
                 self._turn()
-                self._stop.wait(_TURN_SECONDS)
+                self._stop.wait(_TURN_SECONDS if self.problem else _CALM_SECONDS)
         finally:
             self._end()
 

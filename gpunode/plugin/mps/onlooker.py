@@ -27,9 +27,8 @@ class Onlooker:
         self._settings = settings
         self._absent = Problem(
             "mps",
-            f"no MPS control daemon answers at {spec.pipe}",
+            f"no MPS control daemon answers at {spec.pipe}; gpunode mps serve and plugin serve --mps run one",
             host.now(),
-            "start one: gpunode mps serve, or plugin serve --mps",
         )
         self.problem: Problem | None = self._absent
         self._stop = Event()

@@ -165,6 +165,7 @@ class Supervisor:
     def _reconcile(self, settings: Settings) -> None:
         """Keepers for what is wanted, none for what isn't. Values are compared, so it is cheap."""
         self._ending = [keeper for keeper in self._ending if keeper.alive]
+        changed = False
         wanted = {spec.directory: spec for spec in self._wanted}
         for directory, keeper in list(self._keepers.items()):
             spec = wanted.get(directory)
@@ -174,10 +175,13 @@ class Supervisor:
                 continue
             keeper.stop()
             self._ending.append(self._keepers.pop(directory))
+            changed = True
         for directory, spec in wanted.items():
             if directory not in self._keepers:
                 self._keepers[directory] = self._keeper(settings, spec)
-        self._by_gpu = {(k.spec.resource, gpu): k for k in self._keepers.values() for gpu in k.spec.gpus}
+                changed = True
+        if changed:
+            self._by_gpu = {(k.spec.resource, gpu): k for k in self._keepers.values() for gpu in k.spec.gpus}
 
     def _keeper(self, settings: Settings, spec: DaemonSpec) -> Keeper | Onlooker:
         if not self._ours(settings):
