@@ -6,8 +6,10 @@ only the monitoring can reach it.
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from threading import Lock
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from gpunode.errors import PreconditionError
@@ -43,6 +45,7 @@ class Endpoints:
         self._settings = service.settings
         self._began = self._configured = service.host.now()
         self._started = False
+        allow_tls()
         from gpunode.plugin.observe.http import WebServer
 
         routes = {"/metrics": self.metrics, "/healthz": self.healthz, "/readyz": self.readyz}
@@ -87,6 +90,14 @@ class Endpoints:
         from gpunode.plugin.observe.http import text
 
         return text(200 if self._service.ready else 503, self._service.status)
+
+
+def allow_tls() -> None:
+    """Let ssl be imported, which light.py keeps out: Prometheus' library can't be imported without it, nor
+    with an http.client that was. So this comes before either."""
+    modules: dict[str, ModuleType | None] = {**sys.modules}
+    if "ssl" in modules and modules["ssl"] is None:
+        del sys.modules["ssl"]
 
 
 def listen_address(given: str) -> tuple[str, int]:

@@ -11,9 +11,14 @@ from pathlib import Path
 import grpc
 import pytest
 
+from gpunode.errors import PreconditionError
+from gpunode.host import Host
+from gpunode.plugin.compose import make_service
 from gpunode.plugin.kubelet_stub import KubeletStub
+from gpunode.plugin.observe import endpoints
 from gpunode.plugin.observe.families import FAMILIES
-from tests.plugin.nodes import eventually
+from gpunode.plugin.settings import Settings
+from tests.plugin.nodes import MemoryLog, eventually
 from tests.plugin.observe.node import GPU, LISTEN, QUICK, get, inject, parsed, port_of, scrape, value
 from tests.plugin.observe.test_status import SHARED
 from tests.plugin.serving import Start, kubelet
@@ -195,21 +200,12 @@ def test_a_port_that_is_taken_is_refused_at_the_start(short: Path) -> None:
     assert (done.returncode, "ip -brief address" in done.stderr) == (3, True), done.stderr
 
 
-def test_without_the_library_the_way_out_is_named(short: Path) -> None:
-    program = (
-        "import sys\n"
-        "from importlib.abc import MetaPathFinder\n"
-        "import importlib.util as util\n"
-        "real = util.find_spec\n"
-        "util.find_spec = lambda name, *more: None if name == 'prometheus_client' else real(name, *more)\n"
-        "from gpunode.cli import main\n"
-        f"sys.argv = ['gpunode', 'plugin', 'serve', '--simulate', 'h100:1', '--listen', ':0',"
-        f" '--kubelet-socket', '{short}/dp/kubelet.sock', '--state-dir', '{short}/state']\n"
-        "main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 3, done.stderr
-    assert "pip install 'gpunode[metrics]'" in done.stderr
+def test_without_the_library_the_way_out_is_named(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "find_spec", lambda name: None)
+    asked = Settings(simulate="h100:1", listen="127.0.0.1:0", state_dir=str(short))
+    with pytest.raises(PreconditionError) as refused:
+        make_service(Host(), asked, MemoryLog())
+    assert refused.value.hint == "pip install 'gpunode[metrics]'"
 
 
 def test_parsing_would_notice_a_twin() -> None:
