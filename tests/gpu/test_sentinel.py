@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -207,6 +208,24 @@ def test_a_library_given_by_path_is_the_one_that_is_used(start: Start, tmp_path:
     child = LineChild(argv, {**os.environ, **bare.env})
     try:
         assert '"inventory"' in (child.read_line(10) or "")
+    finally:
+        child.end()
+
+
+def test_a_library_that_is_replaced_on_disk_is_opened_by_a_fresh_process(tmp_path: Path) -> None:
+    node = stub_node(tmp_path, machine(1), libraries="nvml")
+    path = tmp_path / "libnvidia-ml.so.1"
+    shutil.copy(node.libraries / path.name, path)
+    child = LineChild(module_argv("gpunode.gpu.sentinel", "--library", str(path)), {**os.environ, **node.env})
+    try:
+        assert '"inventory"' in (child.read_line(10) or "")
+        shutil.copy(path, tmp_path / "new")  # as a package manager does: another file under the same name
+        (tmp_path / "new").replace(path)
+        heard = [child.read_line(10) or ""]
+        while heard[-1]:
+            heard.append(child.read_line(10) or "")
+        assert "again" in json.loads(heard[-2])
+        assert child.end() == 0
     finally:
         child.end()
 

@@ -205,8 +205,8 @@ class Watch:
 
     def _rest_away(self, stop: Event) -> None:
         """NVML was to be let go: until another driver is loaded, or for some time."""
-        self._log.info("NVML is closed for a while, as was asked for", seconds=int(_AWAY_SECONDS))
         before = module(self._host)
+        self._log.info("NVML is closed for a while, as was asked for", seconds=int(_AWAY_SECONDS))
         deadline = self._host.monotonic() + _AWAY_SECONDS
         while not stop.is_set() and self._host.monotonic() < deadline:
             self._soon.clear()
