@@ -1,4 +1,4 @@
-"""A short directory for unix sockets: pytest's own is often longer than their 107 bytes allow."""
+"""What every test of the plugin has: a state directory of its own, and a short one for unix sockets."""
 
 from __future__ import annotations
 
@@ -11,5 +11,13 @@ import pytest
 
 @pytest.fixture
 def short() -> Iterator[Path]:
+    """pytest's own is often longer than the 107 bytes that a socket's path may have."""
     with tempfile.TemporaryDirectory(prefix="gp-") as name:
         yield Path(name)
+
+
+@pytest.fixture(autouse=True)
+def state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Health memory and status of a plugin that a test starts: never this machine's, never another test's."""
+    monkeypatch.setenv("GPUNODE_PLUGIN_SERVE_STATE_DIR", str(tmp_path / "plugin-state"))
+    return tmp_path / "plugin-state"
