@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpunode.commands.plugin_options import sources
 from gpunode.commands.plugin_serve import refused, until_signal
+from gpunode.errors import PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.config.watch import Hangup
 from gpunode.result import Progress, Result, Text
@@ -37,13 +38,17 @@ class Options:
 def run(host: Host, options: Options, progress: Progress, stop: Event | None = None) -> Result:
     """Keep the daemons until told to stop. Logs go to stderr; `progress` has nothing to add.
 
-    Exit 2 or 1 with every problem of the command line or the config file. A missing driver or MPS program is
-    waited for.
+    Exit 2 or 1 with every problem of the command line or the config file. `PreconditionError` under another
+    root. A missing driver or MPS program is waited for.
     """
     from gpunode.plugin.logfmt import LogfmtLog
     from gpunode.plugin.mps.supervisor import Supervisor
     from gpunode.plugin.systemd import Systemd
 
+    if not host.live:
+        raise PreconditionError(
+            f"no daemon runs under --root {host.root}", hint="run it on that node, without --root"
+        )
     hangup = Hangup()
     with until_signal(hangup) as asked:
         given = sources(host, {**options.given, "mps": "true"})

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.scenario import gpu_uuid, machine
+from fixtures.scenario import Fault, gpu_uuid, machine
 from gpunode.plugin.kubelet_stub import KubeletStub
 from gpunode.plugin.mps.process import Identity
 from tests.plugin.mps.conftest import MpsNode
@@ -253,9 +253,14 @@ def test_mps_serve_names_what_is_wrong_with_the_config_file(node: MpsNode) -> No
     assert "replica" in error["message"]
 
 
-def test_mps_serve_waits_for_the_driver_and_takes_an_edited_file(node: MpsNode) -> None:
-    from fixtures.scenario import Fault
+def test_mps_serve_starts_nothing_under_another_root(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gpunode", "--root", str(tmp_path), "mps", "serve"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=False)
+    assert done.returncode == 3
+    assert "no daemon runs under --root" in done.stderr
 
+
+def test_mps_serve_waits_for_the_driver_and_takes_an_edited_file(node: MpsNode) -> None:
     config = node.config(4)
     node.gpus.write(machine(4).with_faults(Fault("nvmlInitWithFlags", 9)))
     with mps(node, "--config-file", config, "--mps-root", node.root) as keeper:
