@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +13,6 @@ from typing import Any, cast
 
 import pytest
 
-from gpunode._files import resolve_in_root
 from gpunode._process import LineChild
 from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Inventory, Pair, Reading, Topology
@@ -75,8 +75,14 @@ class Rooted(Host):
     def live(self) -> bool:
         return True
 
-    def path(self, path: str | Path, *, follow: bool = True) -> Path:
-        return resolve_in_root(self.root, path, follow)
+    def stat(self, path: str) -> os.stat_result | None:
+        return Host(self.root, {}).stat(path)
+
+    def listdir(self, path: str) -> tuple[str, ...]:
+        return Host(self.root, {}).listdir(path)
+
+    def read_text(self, path: str) -> str | None:
+        return Host(self.root, {}).read_text(path)
 
 
 class Sink:
