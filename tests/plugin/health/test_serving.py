@@ -84,14 +84,13 @@ def test_every_share_of_a_failing_gpu_is_marked_and_heals(node: Node, short: Pat
 def test_of_mig_devices_exactly_the_one_concerned_is_marked(node: Node) -> None:
     cut = with_mig(machine(2), 1, mixed_layout(1))
     serving = node.serve(cut, "--mig-strategy", "mixed")
-    assert node.ready(1), serving.log()
-    assert node.ready(1, "nvidia.com/mig-2g.20gb"), serving.log()
+    others = ("nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb", RESOURCE)
+    assert all(node.ready(1, name) for name in (*others, "nvidia.com/mig-2g.20gb")), serving.log()
     assert serving.says("watching health events")
     first = cut.with_event(Event(gpu_uuid(1), data=48, gi=3, ci=0)).with_gpu(1, recovery=None)
     node.write(first)
     assert node.ready(0, "nvidia.com/mig-2g.20gb"), serving.log()
     assert node.unhealthy("nvidia.com/mig-2g.20gb") == (mig_uuid(1, 1),)
-    others = ("nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb", RESOURCE)
     assert [node.kubelet.allocatable(name) for name in others] == [1, 1, 1]
     node.write(first.with_event(Event(gpu_uuid(1), data=79, gi=3, ci=0)))  # this one concerns all of it
     assert all(node.ready(0, name) for name in others[:2]), serving.log()
