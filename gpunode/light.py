@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from gpunode.outcome import Session
 
+_LATER = (signal.SIGHUP, signal.SIGUSR1)  # what the command takes, and would die of until it says so
 _ARENAS = "MALLOC_ARENA_MAX"  # one heap for all threads of glibc's malloc: they are idle
 
 
@@ -39,6 +41,8 @@ def hand_over(session: Session, command: str, given: Mapping[str, Any]) -> NoRet
     descriptor = os.memfd_create("gpunode", 0)  # without MFD_CLOEXEC: it is for the next program
     os.write(descriptor, json.dumps(order).encode())
     os.lseek(descriptor, 0, os.SEEK_SET)
+    for number in _LATER:
+        signal.signal(number, signal.SIG_IGN)  # stays so over execve, unlike a handler
     sys.stdout.flush()
     sys.stderr.flush()
     # the words of the command line only make it readable in `ps`

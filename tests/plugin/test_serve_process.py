@@ -114,6 +114,17 @@ def test_ctrl_c_is_a_clean_end_too(node: Node) -> None:
     assert not serve.socket.exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_that_comes_while_it_starts_does_not_end_it(node: Node, number: int) -> None:
+    """The process has replaced itself, and its handlers aren't there yet."""
+    serve, _ = node.serve(machine(1))
+    command = Path(f"/proc/{serve.process.pid}/cmdline")
+    assert eventually(lambda: b"gpunode.light" in command.read_bytes())
+    serve.process.send_signal(number)
+    assert node.ready(1, 20.0), serve.log()
+    assert serve.process.poll() is None
+
+
 def test_an_xid_marks_exactly_its_gpu_within_two_seconds(node: Node) -> None:
     serve, stub = node.serve(machine(8))
     assert node.ready(8), serve.log()
