@@ -36,6 +36,7 @@ def make_cdi(service: PluginService) -> Part:
     from gpunode.plugin.nvidia.backend import NvidiaBackend
 
     assert isinstance(service.backend, NvidiaBackend)
+    service.backend.again = service.ledger.again
     service.ledger.condemners.append(service.backend)
     return service.backend
 

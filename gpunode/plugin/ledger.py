@@ -135,11 +135,14 @@ class Ledger:
                 self.topology = topology
                 self._judge.seen(known, self._clock())
                 self._publish()  # a lost GPU is shown as such before anything else is done
-            try:
-                self._replan(self.settings, known)
-            except GpunodeError as error:  # what is advertised stays as it is
-                self.trouble = error.message
-                self._say.warning("these GPUs can't be advertised", reason=error.message, hint=error.hint)
+            self._replan_or_say(known)
+        self._tell()
+
+    def again(self) -> None:
+        """Plan anew for the GPUs that are known: something else that a plan is made of has changed."""
+        with self._planning:
+            if self.inventory is not None:
+                self._replan_or_say(self.inventory)
         self._tell()
 
     def readings(self, readings: Sequence[Reading]) -> None:
@@ -183,6 +186,13 @@ class Ledger:
         self._tell()
 
     # --- what follows from it --------------------------------------------------------------------------
+
+    def _replan_or_say(self, inventory: Inventory) -> None:
+        try:
+            self._replan(self.settings, inventory)
+        except GpunodeError as error:  # what is advertised stays as it is
+            self.trouble = error.message
+            self._say.warning("these GPUs can't be advertised", reason=error.message, hint=error.hint)
 
     def _replan(self, settings: Settings, inventory: Inventory) -> None:
         plan = self._backend.plan(settings, inventory)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
+from gpunode.plugin.errand import Errand
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.model import Device, Problem, Resource, Unit
 from gpunode.result import plain
@@ -82,3 +83,13 @@ def eventually(ready: Callable[[], bool], seconds: float = 5.0) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+class AtOnce(Errand):
+    """Work that is done when it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__("at once")
+
+    def start(self, task: Callable[[], None]) -> None:
+        task()

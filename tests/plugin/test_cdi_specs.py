@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from threading import Event, Thread
 
 import pytest
 
@@ -15,7 +16,7 @@ from gpunode.plugin.nvidia.resources import plan
 from gpunode.plugin.nvidia.response import answer
 from gpunode.plugin.settings import Settings
 from tests.plugin.gpus import bare_host, cut, gpu, inventory, mig_uuid, snapshot, uuid
-from tests.plugin.nodes import MemoryLog
+from tests.plugin.nodes import AtOnce, MemoryLog, eventually
 
 VERSION = "550.54.15"
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
@@ -59,7 +60,7 @@ class Written:
     def __init__(self, host):
         self.host = host
         self.log = MemoryLog()
-        self.specs = CdiSpecs(host, self.log)
+        self.specs = CdiSpecs(host, self.log, AtOnce())
         self.plan = Plan()
 
     def write(self, settings=CDI, given=CUT):
@@ -290,6 +291,65 @@ def test_a_file_that_was_removed_or_changed_is_made_again_by_itself(tmp_path):
     made.host.write_atomic(made.path(), b"{}")
     made.specs.tick(3 * CHECK_SECONDS)
     assert made.tree() == right
+
+
+def test_a_hook_program_that_comes_later_is_named(tmp_path):
+    host = with_ctk(tmp_path / "n")
+    place = tmp_path / f"n{CTK}"
+    program = place.read_bytes()
+    place.unlink()
+    made = Written(host).write()
+    assert hooks(made) == []
+    place.write_bytes(program)
+    place.chmod(0o755)
+    made.specs.tick(1000.0)
+    assert hooks(made) == ["enable-cuda-compat", "update-ldcache"]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_link_in_the_directory_is_replaced_and_not_written_through(tmp_path, same):
+    made = Written(node(tmp_path / "n")).write()
+    file, other = tmp_path / f"n{made.path()}", tmp_path / "n/etc/precious"
+    right = file.read_bytes()
+    other.parent.mkdir(exist_ok=True)
+    other.write_bytes(right if same else b"precious")
+    before = other.read_bytes()
+    file.unlink()
+    file.symlink_to("/etc/precious")
+    made.specs.tick(1000.0)
+    assert not file.is_symlink()
+    assert file.read_bytes() == right
+    assert other.read_bytes() == before
+
+
+def test_a_hook_program_that_hangs_holds_nobody_up(tmp_path, monkeypatch):
+    made = Written(node(tmp_path / "n")).write()
+    made.host.remove(made.path())
+    asked, answered = Event(), Event()
+
+    def hang(settings, roots):
+        asked.set()
+        assert answered.wait(10)
+
+    made.specs = CdiSpecs(made.host, made.log)
+    monkeypatch.setattr(made.specs._hooks, "choose", hang)
+    writing = Thread(target=made.write)  # as the thread does that plans
+    writing.start()
+    assert asked.wait(10)
+    for now in (1000.0, 2000.0):  # the kubelet's thread
+        made.specs.tick(now)
+    assert made.tree() is None
+    answered.set()
+    writing.join(10)
+    assert made.tree() is not None
+    made.host.remove(made.path())
+    answered.clear()
+    asked.clear()
+    made.specs.tick(3000.0)
+    assert asked.wait(10)
+    assert made.tree() is None
+    answered.set()
+    assert eventually(lambda: made.tree() is not None)
 
 
 def test_a_device_file_made_after_the_specification_has_it_written_again(tmp_path):

@@ -2,19 +2,21 @@
 
 A look is one stat twice a second, so symlinks that are swapped (a ConfigMap's ``..data``, config-manager's
 link) count as edits. A file is taken once two looks have read the same: a half-written one is not complained
-about.
+about. Taking it is not done in the part's turn, as it may mean writing CDI specifications first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpunode.errors import GpunodeError
 from gpunode.plugin.config.options import OPTIONS
 from gpunode.plugin.config.problems import Problem
 from gpunode.plugin.config.resolve import Sources
+from gpunode.plugin.errand import Errand
 from gpunode.plugin.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,10 +43,18 @@ class ConfigWatch:
     `last_error` says why the file as it is now isn't what we serve; empty if it is.
     """
 
-    def __init__(self, service: PluginService, sources: Sources, hangup: Hangup, taken: bytes) -> None:
+    def __init__(
+        self,
+        service: PluginService,
+        sources: Sources,
+        hangup: Hangup,
+        taken: bytes,
+        errand: Errand | None = None,
+    ) -> None:
         self._service = service
         self._sources = sources
         self._hangup = hangup
+        self._errand = errand or Errand("config")
         self._path = sources.file
         self._considered: bytes | str = taken
         self._pending: bytes | str | None = None
@@ -53,6 +63,8 @@ class ConfigWatch:
         self.last_error = ""
 
     def tick(self, now: float) -> None:
+        if self._errand.busy:  # what is asked for meanwhile comes next
+            return
         told = self._hangup.take()
         if told:
             self._service.log.info("looking at the GPUs and the config file again", signal="SIGHUP")
@@ -74,7 +86,7 @@ class ConfigWatch:
             self._pending = None
         elif content == self._pending or told:
             self._pending, self._considered = None, content
-            self._take(content)
+            self._errand.start(partial(self._take, content))
         else:
             self._pending = content
 

@@ -3,18 +3,20 @@ answers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Event
 from typing import TYPE_CHECKING
 
+from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Inventory, Topology
 from gpunode.host import Host
 from gpunode.plugin.backend import Sink
+from gpunode.plugin.errand import Errand
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Answer, Plan, Problem, Resource, Snapshot, Unit
 from gpunode.plugin.nvidia.resources import plan
 from gpunode.plugin.nvidia.response import answer
-from gpunode.plugin.nvidia.site import uses_cdi
+from gpunode.plugin.nvidia.site import Site, read_site, uses_cdi
 from gpunode.plugin.nvidia.watch import Watch
 from gpunode.plugin.placement.choose import prefer
 from gpunode.plugin.settings import Settings
@@ -23,14 +25,26 @@ if TYPE_CHECKING:
     from gpunode.plugin.nvidia.cdi_specs import CdiSpecs
 
 
+LOOK_SECONDS = 5.0
+
+
 class NvidiaBackend:
-    """See `gpunode.plugin.backend.Backend`. It is a `Part` and a `Condemner` for its CDI specifications."""
+    """See `gpunode.plugin.backend.Backend`. It is a `Part` and a `Condemner` for its CDI specifications.
+
+    `again` is called, from a thread of its own, when device files that a plan was made of have come or gone:
+    /dev/nvidia-uvm is there only once somebody has used CUDA, and NVML doesn't tell.
+    """
 
     def __init__(self, host: Host, settings: Settings, log: Log) -> None:
         self._host = host
         self._log = log
         self._watch = Watch(host, settings, log)
         self._specs: CdiSpecs | None = None
+        self._read: tuple[Settings, Inventory, Site] | None = None
+        self._planned: tuple[Settings, Inventory, Site] | None = None
+        self._errand = Errand("plan")
+        self._next = 0.0
+        self.again: Callable[[], None] = lambda: None
 
     @property
     def waiting(self) -> str:
@@ -46,9 +60,12 @@ class NvidiaBackend:
         self._watch.let_go()
 
     def plan(self, settings: Settings, inventory: Inventory) -> Plan:
-        return plan(self._host, settings, inventory)
+        site = read_site(self._host, settings, inventory)
+        self._read = settings, inventory, site
+        return plan(self._host, settings, inventory, site)
 
     def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
+        self._planned = self._read
         self._watch.configure(settings)
         if self._specs is None and uses_cdi(settings):
             from gpunode.plugin.nvidia.cdi_specs import CdiSpecs  # half a megabyte that few need
@@ -61,8 +78,18 @@ class NvidiaBackend:
         return self._specs.problem(resource, unit) if self._specs is not None else None
 
     def tick(self, now: float) -> None:
+        if now >= self._next and not self._errand.busy:
+            self._next = now + LOOK_SECONDS
+            if self._planned is not None and self._outdated(*self._planned):
+                self._errand.start(self.again)
         if self._specs is not None:
             self._specs.tick(now)
+
+    def _outdated(self, settings: Settings, inventory: Inventory, site: Site) -> bool:
+        try:
+            return read_site(self._host, settings, inventory) != site
+        except GpunodeError:  # what can't be looked at stays as it was
+            return False
 
     def close(self) -> None:
         """The specifications stay."""

@@ -14,6 +14,7 @@ from gpunode.cdi.model import Spec
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host
+from gpunode.plugin.errand import Errand
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Plan, Problem, Resource, Unit
 from gpunode.plugin.nvidia.cdi_content import DIRECTORY, Content, make_content, path_of
@@ -38,18 +39,20 @@ class _Wanted:
 class CdiSpecs:
     """Writes them, and writes them anew when what they are made of changes. Thread-safe.
 
-    It is a `Part`, which looks every half minute, and more often while something is missing. It is a
-    `Condemner`: a unit that no specification describes can't be handed out.
+    It is a `Part`, which looks every half minute, and more often while something is missing; what is to be
+    written then is written beside it, as the hook program is asked, and may hang. It is a `Condemner`: a unit
+    that no specification describes can't be handed out.
     """
 
-    def __init__(self, host: Host, log: Log) -> None:
+    def __init__(self, host: Host, log: Log, errand: Errand | None = None) -> None:
         self._host = host
         self._log = log
         self._hooks = HookChoice(host)
         self._lock = Lock()
         self._wanted: _Wanted | None = None
         self._written: object = None  # what the files were made of when they were last right
-        self._next = 0.0
+        self._errand = errand or Errand("cdi")
+        self._looked = float("-inf")
         self._told: tuple[str, ...] = ()
         self._problems: Mapping[str, Problem] = {}  # by unit; replaced as a whole
 
@@ -65,13 +68,23 @@ class CdiSpecs:
 
     def tick(self, now: float) -> None:
         """Look whether the files are still right."""
-        if self._wanted is None or now < self._next or not self._lock.acquire(blocking=False):
+        wanted = self._wanted
+        seconds = RETRY_SECONDS if self._problems else CHECK_SECONDS
+        if wanted is None or now < self._looked + seconds or self._errand.busy:
             return
+        self._looked = now
+        if self._stale(wanted):
+            self._errand.start(self._look)
+
+    def _stale(self, wanted: _Wanted) -> bool:
         try:
+            return self._signature(wanted, find_roots(self._host, wanted.settings)) != self._written
+        except GpunodeError:
+            return True
+
+    def _look(self) -> None:
+        with self._lock:
             self._refresh()
-        finally:
-            self._lock.release()
-            self._next = now + (RETRY_SECONDS if self._problems else CHECK_SECONDS)
 
     def close(self) -> None:
         """The files stay."""
@@ -104,13 +117,16 @@ class CdiSpecs:
         """Replace the file in one step, unless it says the same already.
 
         An engine remembers the numbers of device files until the file that names them changes, so one whose
-        device files were made anew is written again.
+        device files were made anew is written again. A link is replaced: others may write in that directory,
+        and root must not write wherever they point.
         """
-        data = encode(spec, "json")
-        if self._host.read_bytes(path) == data and not self._older(path, spec, roots):
+        data, host = encode(spec, "json"), self._host
+        if host.is_symlink(path):
+            host.remove(path)
+        elif host.read_bytes(path) == data and not self._older(path, spec, roots):
             return False
-        self._host.make_dirs(DIRECTORY)
-        self._host.write_atomic(path, data, mode=0o644)
+        host.make_dirs(DIRECTORY)
+        host.write_atomic(path, data, mode=0o644)
         return True
 
     def _older(self, path: str, spec: Spec, roots: Roots) -> bool:
@@ -134,7 +150,8 @@ class CdiSpecs:
         common = wanted.plan.resources[0].common
         classes = ("gpu", *(["imex-channel"] if common.channels else []), *common.cdi)
         files = (f"{roots.driver_here}{_LD_CACHE}", *_SOCKETS, *map(path_of, classes))
-        return wanted, [_mark(host, path) for path in (*devices, *files)]
+        hooks = self._hooks.programs(wanted.settings, roots)
+        return wanted, hooks, [_mark(host, path) for path in (*devices, *files)]
 
     # --- saying it -------------------------------------------------------------------------------------
 

@@ -37,8 +37,8 @@ class _Notes:
         self.left_out.append(LeftOut(unit.index, unit.id, reason))
 
 
-def plan(host: Host, settings: Settings, inventory: Inventory) -> Plan:
-    """Resources and devices for this inventory; files are read, nothing is changed.
+def plan(host: Host, settings: Settings, inventory: Inventory, site: Site | None = None) -> Plan:
+    """Resources and devices for this inventory; files are read, nothing is changed. `site` if it was read.
 
     `ConfigError` if two entries of a sharing section name the same device, or a name can't be one.
     """
@@ -48,7 +48,7 @@ def plan(host: Host, settings: Settings, inventory: Inventory) -> Plan:
     if platform != NVML:
         return one_device_plan(platform, settings)
     notes = _Notes()
-    site = read_site(host, settings, inventory)
+    site = site or read_site(host, settings, inventory)
     candidates = _candidates(settings, inventory, site, notes)
     chosen = _selected(settings, candidates, notes)
     named = _named(settings, chosen, notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -11,7 +12,7 @@ from gpunode.errors import ConfigError
 from gpunode.plugin.config.watch import ConfigWatch, Hangup
 from gpunode.plugin.settings import Settings
 from tests.plugin.config.resolving import sources
-from tests.plugin.nodes import MemoryLog
+from tests.plugin.nodes import AtOnce, MemoryLog, eventually
 
 GOOD = "version: v1\nflags: {migStrategy: single}\n"
 BETTER = "version: v1\nflags: {migStrategy: mixed}\nresources: {exclude: [3]}\n"
@@ -51,7 +52,7 @@ class Watched:
         resolved = source.resolve()
         self.service = Service(resolved.wanted())
         self.hangup = Hangup()
-        self.watch = ConfigWatch(self.service, source, self.hangup, resolved.content)  # type: ignore[arg-type]
+        self.watch = ConfigWatch(self.service, source, self.hangup, resolved.content, AtOnce())  # type: ignore[arg-type]
         self.now = 0.0
         self.tick(2)
 
@@ -198,3 +199,30 @@ def test_sighup_without_a_file_looks_at_the_gpus() -> None:
         watch.tick(now)
     watch.close()
     assert service.looked == 1
+
+
+def test_what_takes_its_time_is_done_beside_the_turn(file: Path) -> None:
+    source, service, hangup = sources(file=file), Service(Settings()), Hangup()
+    begun, go = Event(), Event()
+
+    def configure(settings: Settings) -> None:
+        begun.set()
+        assert go.wait(10)
+        Service.configure(service, settings)
+
+    service.configure = configure  # type: ignore[method-assign]
+    watch = ConfigWatch(service, source, hangup, b"")  # type: ignore[arg-type]
+    hangup.asked = True
+    watch.tick(0.0)
+    assert begun.wait(10)
+    hangup.asked = True
+    watch.tick(1.0)
+    assert (service.looked, hangup.asked) == (1, True)  # it comes next
+    go.set()
+
+    def taken() -> bool:
+        watch.tick(2.0)
+        return service.looked == 2
+
+    assert eventually(taken)
+    assert service.settings.mig_strategy == "single"
