@@ -34,7 +34,7 @@ def plugin_status(
         float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="For each question.")
     ] = 5.0,
 ) -> "Result":
-    """Show what is registered, which pod holds which GPU, and which are unhealthy and why.
+    """Show which pod holds which GPU. What is registered, and which GPUs are unhealthy and why.
 
     Works with any device plugin; changes nothing.
 

@@ -35,7 +35,7 @@ def test_the_real_nvml_says_that_no_driver_is_loaded(libraries):
 def test_the_plugins_child_says_so_too_and_ends(libraries):
     child = LineChild(module_argv("gpunode.gpu.sentinel"), {**os.environ, **libraries})
     try:
-        assert json.loads(child.read_line(20))["error"]["code"] == DRIVER_NOT_LOADED
+        assert json.loads(child.read_line(20) or "")["error"]["code"] == DRIVER_NOT_LOADED
         assert child.read_line(5) == ""
     finally:
         assert child.end() == 0
