@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 TICK_SECONDS = 0.25
 _CALM_SECONDS = 0.5  # the end of a stream wakes us; only a socket that is deleted under a living one does not
+_EAGER_SECONDS = 0.05  # a kubelet has just gone, and is likely to be back in a moment
+_EAGER_FOR = 30.0
 _HEALTH_SECONDS = 1.0
 _STOP_SECONDS = 1.5  # a thread inside a hanging driver is left to the end of the process
 
@@ -66,6 +68,7 @@ class PluginService:
         self._stop = Event()
         self._failure: Exception | None = None
         self._next_health = 0.0
+        self._eager_until = 0.0
         self._systemd = Systemd(host, log)
         self._parts = [make(self) for make in parts]
         work: dict[str, Callable[[], None]] = {
@@ -173,11 +176,18 @@ class PluginService:
             self._close(links)
 
     def _pause(self) -> None:
-        """Until there is news, half a second at most; all news so far is seen by one turn."""
+        """Until there is news, half a second at most; all the news so far is seen by one turn."""
         with suppress(Empty):
-            self._news.get(timeout=_CALM_SECONDS if self.ready else TICK_SECONDS)
+            self._news.get(timeout=self._patience())
             while True:
                 self._news.get_nowait()
+
+    def _patience(self) -> float:
+        now = self.host.monotonic()
+        if self.ready:
+            self._eager_until = now + _EAGER_FOR
+            return _CALM_SECONDS
+        return _EAGER_SECONDS if now < self._eager_until else TICK_SECONDS
 
     def _turn(self, links: Links) -> None:
         now = self.host.monotonic()

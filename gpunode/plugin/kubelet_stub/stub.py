@@ -79,7 +79,7 @@ class KubeletStub:
         self._watcher.stop()
         servers, self._servers = self._servers, []
         for server in servers:
-            server.stop(0.0).wait(2.0)
+            server.stop(None).wait(2.0)
         self.endpoints.close()
 
     def restart(self) -> None:

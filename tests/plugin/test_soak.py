@@ -1,0 +1,192 @@
+"""A long life in a short time: one plugin process, and everything that happens to one in a year.
+
+Kubelet restarts, reloads, XIDs that come and go, pods, sockets that vanish, nonsense on the socket. What may
+not happen: a lost device, a wrong answer, more threads, file descriptors or memory at the end than after the
+first round. GPUNODE_SOAK=20 makes it twenty times as long.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from fixtures.scenario import Event, Scenario, gpu_uuid, machine
+from fixtures.stubs import StubNode, have_compiler, stub_node
+from gpunode.host import Host
+from gpunode.plugin.kubelet import rpc
+from gpunode.plugin.kubelet_stub import KubeletStub
+from gpunode.plugin.proto import deviceplugin_pb2 as pb
+from tests.plugin.nodes import RESOURCE, eventually
+
+LENGTH = float(os.environ.get("GPUNODE_SOAK", "1"))
+ROUNDS = max(2, int(10 * LENGTH))
+RESTARTS, RELOADS, XIDS, ALLOCATIONS = 20, 50, 100, 1000  # in each round
+GPUS = 8
+APPLICATION_XIDS = (13, 31, 43, 45)  # of these a GPU must stay healthy
+CONTAINED = 94  # a contained memory error: over when its program is
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not have_compiler(), reason="gcc is not installed"),
+]
+
+
+class Soak:
+    """The process, its node and its kubelet. The seed is fixed: a failure is the same the next time."""
+
+    def __init__(self, short: Path) -> None:
+        self.random = random.Random(4)
+        self.short = short
+        (short / "dp").mkdir()
+        self.kubelet = KubeletStub(Host(), str(short / "dp"))
+        self.kubelet.start()
+        self.scenario: Scenario = machine(GPUS)
+        self.node: StubNode = stub_node(short, self.scenario, libraries="nvml")
+        self.config = short / "config.yaml"
+        self.configure(replicas=1)
+        self.socket = short / "dp/nvidia-gpu.sock"
+        command = [sys.executable, "-m", "gpunode", "plugin", "serve", "--config-file", str(self.config)]
+        command += ["--kubelet-socket", str(short / "dp/kubelet.sock"), "--state-dir", str(short / "state")]
+        command += ["--health-hold-down", "0.1s"]
+        with (short / "log").open("w") as log:
+            self.process = subprocess.Popen(
+                command, env={**os.environ, **self.node.env}, stderr=log, stdout=subprocess.DEVNULL
+            )
+
+    def configure(self, replicas: int) -> None:
+        sharing = f"sharing:\n  timeSlicing:\n    resources: [{{name: {RESOURCE}, replicas: {replicas}}}]\n"
+        new = self.config.with_suffix(".new")
+        new.write_text("version: v1\n" + (sharing if replicas > 1 else ""))
+        new.replace(self.config)
+
+    def log(self) -> str:
+        return (self.short / "log").read_text()
+
+    def ready(self, count: int = GPUS, seconds: float = 10.0) -> None:
+        assert self.process.poll() is None, self.log()[-3000:]
+        assert self.kubelet.wait_allocatable(RESOURCE, count, seconds), self.log()[-3000:]
+
+    def measure(self) -> dict[str, int]:
+        """Threads, file descriptors and resident KiB of the process now."""
+        proc = Path(f"/proc/{self.process.pid}")
+        status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
+        return {
+            "threads": int(status["Threads"]),
+            "descriptors": len(list((proc / "fd").iterdir())),
+            "resident": int(status["VmRSS"].split()[0]),
+        }
+
+    # --- what happens ----------------------------------------------------------------------------------
+
+    def restarts(self) -> None:
+        for turn in range(RESTARTS):
+            if turn % 5 == 4:  # somebody cleans up under a living kubelet
+                before = len(self.kubelet.registrations)
+                self.socket.unlink(missing_ok=True)
+                assert eventually(lambda seen=before: len(self.kubelet.registrations) > seen)  # type: ignore[misc]
+            else:
+                self.kubelet.restart()
+            self.ready(seconds=5.0)
+
+    def reloads(self) -> None:
+        """Two with other settings, which are awaited; the others come as fast as they can."""
+        for turn in range(RELOADS):
+            if turn % 25 == 24:
+                replicas = 2 if turn < 25 else 1
+                self.configure(replicas)
+                self.process.send_signal(signal.SIGHUP)
+                self.ready(GPUS * replicas)
+            else:
+                self.process.send_signal(signal.SIGHUP)
+                time.sleep(0.002)  # signals that come at once are one
+
+    def xids(self) -> None:
+        """Programs' errors by the dozen, for which nobody is condemned, and a few that condemn their GPU."""
+        sick = {gpu_uuid(index) for index in self.random.sample(range(GPUS), 3)}
+        for turn in range(XIDS):
+            counts = turn >= XIDS - len(sick)
+            uuid = sorted(sick)[XIDS - 1 - turn] if counts else gpu_uuid(self.random.randrange(GPUS))
+            number = CONTAINED if counts else self.random.choice(APPLICATION_XIDS)
+            self.scenario = self.scenario.with_event(Event(uuid, data=number))
+        healed = self.log().count("GPU is healthy again") + len(sick)
+        self.node.write(self.scenario)
+        assert eventually(lambda: self.log().count("GPU is healthy again") == healed), self.log()[-3000:]
+        self.ready()
+        told = re.findall(r"device=(\S+) index=\d+ code=(\S+)", self.log())
+        assert {device for device, _ in told[-len(sick) :]} == sick
+        assert {code for _, code in told} == {"xid-94"}
+
+    def allocations(self) -> None:
+        for turn in range(ALLOCATIONS):
+            if turn % 50 == 49:
+                self.nonsense(turn)
+            count = self.random.randint(1, GPUS)
+            given = self.kubelet.allocate(RESOURCE, count)
+            assert len(set(given.ids)) == count
+            assert given.envs["NVIDIA_VISIBLE_DEVICES"].split(",") == list(given.ids)
+            self.kubelet.release(RESOURCE, given.ids)
+
+    def nonsense(self, turn: int) -> None:
+        """A request that must fail, bytes that are none, or a client that goes away in the middle."""
+        kind = turn // 50 % 4
+        with rpc.channel(self.socket) as channel:
+            if kind == 0:
+                request = pb.AllocateRequest(
+                    container_requests=[pb.ContainerAllocateRequest(devices_ids=["GPU-none"])]
+                )
+                with pytest.raises(grpc.RpcError, match="GPU-none"):
+                    rpc.method(channel, rpc.DEVICE_PLUGIN, "Allocate")(request, timeout=5.0)
+            elif kind == 1:
+                with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
+                    channel.unary_unary(f"/{rpc.DEVICE_PLUGIN}/Allocate")(b"\xff\xff", timeout=5.0)  # type: ignore[arg-type]
+            elif kind == 2:
+                stream = rpc.method(channel, rpc.DEVICE_PLUGIN, "ListAndWatch")(pb.Empty())
+                next(stream)
+                stream.cancel()
+            else:
+                with socket.socket(socket.AF_UNIX) as client:
+                    client.connect(str(self.socket))
+                    client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+
+    def round(self) -> None:
+        for task in (self.restarts, self.reloads, self.xids, self.allocations):
+            task()
+        self.ready()
+
+
+@pytest.fixture
+def soak(short: Path) -> Iterator[Soak]:
+    made = Soak(short)
+    yield made
+    if made.process.poll() is None:
+        made.process.kill()
+    made.process.wait()
+    made.kubelet.stop()
+
+
+def test_a_year_leaves_no_trace(soak: Soak) -> None:
+    soak.ready(seconds=20.0)
+    soak.round()
+    first = soak.measure()
+    for _ in range(ROUNDS - 1):
+        soak.round()
+    assert eventually(lambda: soak.measure()["descriptors"] <= first["descriptors"] + 2), soak.measure()
+    last = soak.measure()
+    assert last["threads"] <= first["threads"] + 4, (first, last)
+    assert last["resident"] <= first["resident"] + 3072, (first, last)
+    log = soak.log()
+    assert "Traceback" not in log
+    assert "a bug" not in log
+    soak.process.terminate()
+    assert soak.process.wait(2.0) == 0
+    assert not soak.socket.exists()
