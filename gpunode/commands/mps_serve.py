@@ -119,11 +119,13 @@ class _Node:
         """Ask NVML again when it is time to."""
         from gpunode.errors import GpunodeError
         from gpunode.gpu.isolated import probe
+        from gpunode.plugin.nvidia.library import nvml_library
         from gpunode.plugin.remember import remembered
 
         if self._host.monotonic() < self._next:
             return
-        seen = probe(self._host, self._settings.probe_seconds)
+        library = nvml_library(self._host, self._settings)
+        seen = probe(self._host, self._settings.probe_seconds, library=library)
         self._next = self._host.monotonic() + (
             self._settings.rediscover_seconds if seen.inventory else _SOON_SECONDS
         )

@@ -28,16 +28,18 @@ class NvmlProbe:
     topology: Topology | None = None
 
 
-def probe(host: Host, timeout: float = 15.0, topology: bool = False) -> NvmlProbe:
+def probe(host: Host, timeout: float = 15.0, topology: bool = False, library: str = "") -> NvmlProbe:
     """The inventory of this node, within `timeout` seconds; never raises for NVML's failure.
 
     With persistence mode off, eight GPUs may well take ten seconds. With `topology` NVML is also asked how
-    they hang together. `ConfigError` for a malformed recording.
+    they hang together. `library` is where NVML is loaded from, if not from where the dynamic loader finds it.
+    `ConfigError` for a malformed recording.
     """
     if not host.live:
         return _recorded(host)
     start = host.monotonic()
-    done = host.run(module_argv("gpunode.gpu.probe", *["--topology"] * topology), timeout=timeout)
+    words = (*(("--topology",) if topology else ()), *(("--library", library) if library else ()))
+    done = host.run(module_argv("gpunode.gpu.probe", *words), timeout=timeout)
     return _read(done, timeout, host.monotonic() - start)
 
 

@@ -29,6 +29,14 @@ _FIELD_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 _FABRIC_COMPLETED = 3
 
 
+def _load(path: str) -> None:
+    """Load NVML by its path; the loader then gives it to whoever asks for its soname."""
+    try:
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise NvmlError(12, f"{path} can't be loaded: {error}") from error  # LIBRARY_NOT_FOUND
+
+
 @dataclass(frozen=True)
 class Handle:
     """A GPU or MIG device as NVML refers to it; valid while NVML stays open."""
@@ -62,8 +70,10 @@ class Nvml:
         self._library = pynvml
 
     @classmethod
-    def open(cls) -> Nvml:
-        """Load libnvidia-ml.so.1 through the dynamic loader and initialise it."""
+    def open(cls, library: str = "") -> Nvml:
+        """Load libnvidia-ml.so.1, by this path or else as the dynamic loader finds it, and initialise it."""
+        if library:
+            _load(library)
         nvml = cls()
         nvml.call("nvmlInit")
         return nvml

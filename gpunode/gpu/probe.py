@@ -2,7 +2,7 @@
 
 ``{"inventory": {...}}`` as `gpunode gpus -o json` has it under `data`, with ``"topology"`` beside it if the
 argument --topology asks for it, or
-``{"error": {"code": 18, "message": "..."}}``.
+``{"error": {"code": 18, "message": "..."}}``. ``--library PATH`` names the library to load.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> int:
     """Print the inventory or NVML's error; always 0, so that anything else means a crash."""
     end_with_parent()
     try:
-        with Nvml.open() as nvml:
+        with Nvml.open(_library(sys.argv[1:])) as nvml:
             inventory = discover(nvml, Host())
             answer = {"inventory": plain(inventory)}
             if "--topology" in sys.argv[1:]:
@@ -35,6 +35,10 @@ def main() -> int:
         answer = {"error": {"code": error.code, "message": error.message}}
     sys.stdout.write(json.dumps(answer) + "\n")
     return 0
+
+
+def _library(arguments: list[str]) -> str:
+    return arguments[arguments.index("--library") + 1] if "--library" in arguments else ""
 
 
 def end_with_parent() -> None:

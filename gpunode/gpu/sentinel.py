@@ -207,9 +207,7 @@ def main() -> int:
     teller = Teller()
     options = _options(sys.argv[1:])
     try:
-        if options.library:
-            _load(options.library)
-        nvml = Nvml.open()
+        nvml = Nvml.open(options.library)
         run(Sentinel(nvml, Host(), options, teller.tell), teller)
     except NvmlError as error:
         teller.tell(error={"code": error.code, "message": error.message})
@@ -217,16 +215,6 @@ def main() -> int:
         pass  # the parent has gone
     sys.stdout.flush()
     os._exit(0)  # not nvmlShutdown: the listener may be inside NVML, and the kernel tidies up as well
-
-
-def _load(path: str) -> None:
-    """Load NVML by its path; the loader then gives it to whoever asks for its soname."""
-    import ctypes
-
-    try:
-        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        raise NvmlError(12, f"{path} can't be loaded: {error}") from error  # LIBRARY_NOT_FOUND
 
 
 def _options(argv: list[str]) -> Options:

@@ -131,11 +131,6 @@ class Settings:
     def socket(self, resource: str) -> str:
         return f"{self.directory}/{self.endpoint(resource)}"
 
-    @property
-    def own_driver_root(self) -> str:
-        """Suffix-free root under which this process finds the driver: the mounted one if there is one."""
-        return self.container_driver_root or self.driver_root or "/"
-
 
 def resource_name_problem(name: str) -> str:
     """Why Kubernetes would not take this as an extended resource's name; empty if it would."""

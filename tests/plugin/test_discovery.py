@@ -293,3 +293,5 @@ def test_the_library_is_looked_for_in_the_container_driver_root(tmp_path: Path) 
     found = nvml_library(Host(tmp_path, {}), settings)
     assert found == "/driver-root/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
     assert nvml_library(Host(tmp_path, {}), Settings(container_driver_root="/")) == ""
+    unmounted = Settings(driver_root="/driver-root", container_driver_root="/nowhere")
+    assert nvml_library(Host(tmp_path, {}), unmounted) == found

@@ -24,8 +24,12 @@ def look_with_links(
     """The same, and how the GPUs hang together, which takes NVML longer."""
     if settings.vendor == "nvidia" and not settings.simulate:
         from gpunode.gpu.isolated import probe
+        from gpunode.plugin.nvidia.library import nvml_library
+        from gpunode.plugin.nvidia.platform import TEGRA
 
-        seen = probe(host, settings.probe_seconds, links)
+        if settings.device_discovery_strategy == TEGRA:  # one device, and no NVML to ask
+            return Inventory(""), Topology(), ""
+        seen = probe(host, settings.probe_seconds, links, nvml_library(host, settings))
         return seen.inventory, seen.topology or Topology(), seen.message
     first = _First()
     thread = Thread(target=backend.run, args=(first, first.stop), name="look", daemon=True)

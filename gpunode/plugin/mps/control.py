@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from gpunode.errors import DaemonError
 from gpunode.host import Completed, Host
+from gpunode.plugin.nvidia.site import find_roots
 from gpunode.plugin.settings import Settings
 
 PROGRAM = "nvidia-cuda-mps-control"
@@ -16,7 +17,7 @@ _SECONDS = 5.0
 
 def find_program(host: Host, settings: Settings) -> str:
     """Its path: PATH, the driver root, usual places of node images. `DaemonError` says who brings it."""
-    root = settings.own_driver_root.rstrip("/")
+    root = find_roots(host, settings).driver_here
     places = [f"{root}/usr/bin"] if root else []
     found = host.which(PROGRAM) or next(
         (path for path in (f"{p}/{PROGRAM}" for p in (*places, *_ELSEWHERE)) if host.executable(path)), None

@@ -1,4 +1,4 @@
-"""Where NVML is loaded from: the driver root mounted in the plugin's container, or wherever the loader looks.
+"""Where NVML is loaded from: the driver root, as this process sees it, or wherever the loader looks.
 
 The order of the directories is NVIDIA's plugin's (reference: its container driver root).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
+from gpunode.plugin.nvidia.site import find_roots
 from gpunode.plugin.settings import Settings
 
 NAME = "libnvidia-ml.so.1"
@@ -17,8 +18,8 @@ _DIRECTORIES = (
 
 
 def nvml_library(host: Host, settings: Settings) -> str:
-    """The library's path under the container driver root; "" for the dynamic loader's own choice."""
-    root = settings.container_driver_root.rstrip("/")
+    """The library's path under the driver root; "" for the dynamic loader's own choice."""
+    root = find_roots(host, settings).driver_here
     if not root:
         return ""
     for directory in _DIRECTORIES:
