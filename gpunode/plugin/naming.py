@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpunode.plugin.settings import NameRule
 
@@ -27,3 +27,16 @@ def glob_matches(pattern: str, text: str) -> bool:
 def ruled_name(rules: Iterable[NameRule], kind: str, text: str) -> str:
     """The name that the first matching rule of this kind (gpu, mig) gives; empty without one."""
     return next((rule.name for rule in rules if rule.kind == kind and glob_matches(rule.pattern, text)), "")
+
+
+def idle_rules(rules: Iterable[NameRule], kind: str, texts: Sequence[str]) -> Iterator[str]:
+    """What to say of the rules of this kind that fit none of these: the commonest mistake is half a name."""
+    idle = [
+        rule.pattern
+        for rule in rules
+        if rule.kind == kind and not any(glob_matches(rule.pattern, text) for text in texts)
+    ]
+    if idle and any(texts):
+        section, what = ("gpus", "model") if kind == "gpu" else ("mig", "profile")
+        there = ", ".join(sorted({text for text in texts if text}))
+        yield f"resources.{section}: {', '.join(idle)}: no {what} here is called so; there is {there}"

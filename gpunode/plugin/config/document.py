@@ -79,6 +79,10 @@ def _compose(text: str) -> Any:
         documents = [node for node in yaml.compose_all(text, Loader=loader) if not _is_null(node)]
     except yaml.MarkedYAMLError as error:
         raise DocumentError(*_marked(error, text)) from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        code = error.character if isinstance(error.character, int) else ord(error.character)
+        raise DocumentError(line, f"not YAML: the character U+{code:04X} can't stand in a file") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise DocumentError(0, f"not YAML: {' '.join(str(error).split())}") from error
     if len(documents) > 1:
@@ -90,9 +94,18 @@ def _marked(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str]:
     mark = error.problem_mark or error.context_mark
     what = " ".join(part for part in (error.context, error.problem) if part)
     lines = text.splitlines()
-    if mark is not None and mark.line < len(lines) and re.match(r"\s*\t", lines[mark.line]):
+    if mark is None:
+        return 0, f"not YAML: {' '.join(what.split())}"
+    if mark.line < len(lines) and re.match(r"\s*\t", lines[mark.line]):
         what = "a tab can't indent YAML; use spaces"
-    return (mark.line + 1 if mark else 0), f"not YAML: {' '.join(what.split())}"
+    elif (begun := error.context_mark) and "block" in (error.context or "") and mark.column != begun.column:
+        what = (
+            f"this line is indented by {mark.column}, and what it belongs to, which began on line "
+            f"{begun.line + 1}, by {begun.column} ({error.problem})"
+        )
+    elif "mapping values" in (error.problem or ""):
+        what = f"a second ':' on a line, or a line that is indented further than its neighbours ({what})"
+    return mark.line + 1, f"not YAML: {' '.join(what.split())}"
 
 
 def _is_null(node: Any) -> bool:

@@ -70,11 +70,12 @@ class Reader:
             self.wrong(item.line, path, f"expected a list; found {item.what}")
 
     def _unknown(self, line: int, path: str, key: str, siblings: Iterable[str]) -> None:
-        message = "unknown key"
+        message, hint = "unknown key", "--lenient makes a warning of it"
         near = nearest(key, siblings)
         elsewhere = [known for known in self._known if known.rpartition(".")[2].lower() == key.lower()]
         if elsewhere and near.lower() != key.lower():
             message += f"; its place is {' or '.join(elsewhere)}"
+            hint = "move it, or indent it so that it stands there"
         elif near:
             message += f"; did you mean {near}?"
         elif far := nearest(key, (known.rpartition(".")[2] for known in self._known)):
@@ -86,7 +87,7 @@ class Reader:
         if self._lenient:
             self.warn(line, joined(path, key), message.replace("unknown key", "unknown key, ignored", 1))
         else:
-            self.wrong(line, joined(path, key), message, "--lenient makes a warning of it")
+            self.wrong(line, joined(path, key), message, hint)
 
     # --- values ----------------------------------------------------------------------------------------
 

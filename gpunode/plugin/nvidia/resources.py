@@ -12,7 +12,7 @@ from dataclasses import replace
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
 from gpunode.plugin.model import Device, LeftOut, Plan, Problem, Unit
-from gpunode.plugin.naming import ruled_name
+from gpunode.plugin.naming import idle_rules, ruled_name
 from gpunode.plugin.nvidia.alike import keep_alike
 from gpunode.plugin.nvidia.mps_limits import mps_refusal
 from gpunode.plugin.nvidia.platform import NVML, one_device_plan, platform_of
@@ -136,8 +136,12 @@ def _named(settings: Settings, candidates: Sequence[Candidate], notes: _Notes) -
     """Units by resource name, in their order."""
     named: dict[str, list[Candidate]] = {}
     standard: list[Candidate] = []
+    for kind in (GPU, MIG):
+        notes.warnings += idle_rules(
+            settings.rules, kind, [_told(one) for one in candidates if one.kind == kind]
+        )
     for one in candidates:
-        name = ruled_name(settings.rules, one.kind, one.unit.profile if one.kind == MIG else one.unit.name)
+        name = ruled_name(settings.rules, one.kind, _told(one))
         problem = _unnameable(settings, one, name)
         if problem:
             notes.leave_out(one.unit, problem)
@@ -154,6 +158,11 @@ def _named(settings: Settings, candidates: Sequence[Candidate], notes: _Notes) -
     for units in named.values():
         units.sort(key=lambda one: one.unit.order)
     return named
+
+
+def _told(one: Candidate) -> str:
+    """What naming rules go by."""
+    return one.unit.profile if one.kind == MIG else one.unit.name
 
 
 def mig_name(profile: str) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from fixtures.machines import recorded_host
+from fixtures.scenario import machine
+from fixtures.stubs import have_compiler, stub_node
 from gpunode.plugin.config.file import by_key
 from tests.cli import REPOSITORY, Ran, gpunode
 from tests.plugin.config.resolving import FILES
@@ -119,6 +121,43 @@ def test_what_matches_nothing_on_this_node_is_warned_of(tmp_path: Path) -> None:
     assert ran.document["status"] == "warn"
     told = "\n".join(ran.document["messages"])
     assert "17" in told and "nvidia.com/mig-1g.5gb" in told
+
+
+@pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+@pytest.mark.parametrize("flag", ["--driver-root-ctr-path", "--driver-root"])
+def test_the_driver_is_found_where_serving_would_find_it(tmp_path: Path, flag: str) -> None:
+    node = stub_node(tmp_path, machine(2), libraries="nvml")
+    directory = tmp_path / "root/usr/lib64"
+    directory.mkdir(parents=True)
+    (directory / "libnvidia-ml.so.1").symlink_to(Path(node.env["LD_LIBRARY_PATH"]) / "libnvidia-ml.so.1")
+    env = {name: value for name, value in node.env.items() if name != "LD_LIBRARY_PATH"}
+    data = check(flag, str(tmp_path / "root"), **env).document["data"]
+    assert data["unknown"] == ""
+    assert [len(one["devices"]) for one in data["resources"]] == [2]
+
+
+def test_a_tegra_is_one_device_and_nvml_is_not_asked() -> None:
+    data = check("--device-discovery-strategy", "tegra").document["data"]
+    assert [device["id"] for one in data["resources"] for device in one["devices"]] == ["tegra"]
+
+
+def test_a_key_in_the_wrong_place_is_not_to_be_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("sharing:\n  timeSlicing:\n  resources:\n  - {name: nvidia.com/gpu, replicas: 4}\n")
+    (error,) = check(str(file)).document["errors"]
+    assert "sharing.timeSlicing.resources" in error["message"]
+    assert error["hint"] == "move it, or indent it so that it stands there"
+
+
+def test_a_pattern_that_fits_no_model_is_warned_of_with_the_models(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "resources:\n  gpus:\n  - {pattern: 'H100*', name: h100}\n  - {pattern: '*', name: gpu}\n"
+    )
+    (told,) = check(str(file), *H100).document["messages"]
+    assert (
+        told == "warning: resources.gpus: H100*: no model here is called so; there is NVIDIA H100 80GB HBM3"
+    )
 
 
 def test_settings_that_this_node_cannot_hold_are_an_error(tmp_path: Path) -> None:
