@@ -55,7 +55,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     if seen.problem is not None:
         return Result(
             *(_KIND, data, "error", seen.problem.exit_code, _messages(resolved.warnings)),
-            errors=(seen.problem.info(),),
+            errors=(resolved.refused(seen.problem).info(),),
         )
     warnings = (*_messages(resolved.warnings), *(seen.plan.warnings if seen.plan else ()))
     return Result(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from gpunode.plugin.config.options import BY_FIELD
 from gpunode.plugin.config.problems import Problem
 from gpunode.plugin.settings import Settings
+
+_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/")
 
 
 def check(settings: Settings, origins: Mapping[str, str]) -> tuple[list[Problem], list[Problem]]:
@@ -29,6 +32,10 @@ def check(settings: Settings, origins: Mapping[str, str]) -> tuple[list[Problem]
     if settings.mps and not mps:
         message = "there is no sharing.mps in a config file: no daemon is started"
         warnings.append(Problem(at("mps"), "", message))
+    key = settings.cdi_annotation_prefix
+    if "cdi-annotations" in settings.device_list_strategy and not _PREFIX.fullmatch(key):
+        message = f"{key!r} begins no annotation's key; engines look for cdi.k8s.io/ and pass others over"
+        warnings.append(Problem(at("cdi_annotation_prefix"), "", message, "cdi.k8s.io/"))
     if settings.imex_required and not settings.imex_channel_ids:
         message = "without channel IDs nothing is required"
         warnings.append(Problem(at("imex_required"), "", message, "--imex-channel-ids 0"))

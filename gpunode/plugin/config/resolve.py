@@ -39,6 +39,11 @@ class Resolved:
     content: bytes = b""
     """What the file held."""
 
+    def refused(self, error: GpunodeError) -> Problem:
+        """What this node's GPUs can't have, with the place of the section that it names."""
+        section = error.message.partition(".")[0]
+        return Problem(self.origins.get(section, ""), "", error.message, error.hint)
+
     def wanted(self) -> Settings:
         """The settings. `InvalidConfig` with every problem there is."""
         if self.problems:

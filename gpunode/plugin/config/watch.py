@@ -117,7 +117,7 @@ class ConfigWatch:
         try:
             self._service.ledger.configure(settings)
         except GpunodeError as error:
-            self._refuse([Problem(self._path, "", error.message, error.hint)])
+            self._refuse([resolved.refused(error)])
             return
         self._tell("")
         for warning in resolved.warnings:

@@ -16,7 +16,7 @@ from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Answer, Plan, Problem, Resource, Snapshot, Unit
 from gpunode.plugin.nvidia.resources import plan
 from gpunode.plugin.nvidia.response import answer
-from gpunode.plugin.nvidia.site import Site, read_site, uses_cdi
+from gpunode.plugin.nvidia.site import Site, read_site, still_so, uses_cdi
 from gpunode.plugin.nvidia.watch import Watch
 from gpunode.plugin.placement.choose import prefer
 from gpunode.plugin.settings import Settings
@@ -40,8 +40,8 @@ class NvidiaBackend:
         self._log = log
         self._watch = Watch(host, settings, log)
         self._specs: CdiSpecs | None = None
-        self._read: tuple[Settings, Inventory, Site] | None = None
-        self._planned: tuple[Settings, Inventory, Site] | None = None
+        self._read: tuple[Settings, Site] | None = None  # for a plan that may yet be refused
+        self._planned: tuple[Settings, Site] | None = None
         self._errand = Errand("plan")
         self._next = 0.0
         self.again: Callable[[], None] = lambda: None
@@ -61,7 +61,7 @@ class NvidiaBackend:
 
     def plan(self, settings: Settings, inventory: Inventory) -> Plan:
         site = read_site(self._host, settings, inventory)
-        self._read = settings, inventory, site
+        self._read = settings, site
         return plan(self._host, settings, inventory, site)
 
     def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
@@ -85,9 +85,9 @@ class NvidiaBackend:
         if self._specs is not None:
             self._specs.tick(now)
 
-    def _outdated(self, settings: Settings, inventory: Inventory, site: Site) -> bool:
+    def _outdated(self, settings: Settings, site: Site) -> bool:
         try:
-            return read_site(self._host, settings, inventory) != site
+            return not still_so(self._host, settings, site)
         except GpunodeError:  # what can't be looked at stays as it was
             return False
 

@@ -58,7 +58,6 @@ def find_roots(host: Host, settings: Settings) -> Roots:
 
 def read_site(host: Host, settings: Settings, inventory: Inventory) -> Site:
     """Only what these GPUs and settings ask for is looked at."""
-    roots = find_roots(host, settings)
     mig = any(gpu.mig_enabled for gpu in inventory.gpus)
     unnumbered = any(gpu.uuid and gpu.minor is None for gpu in inventory.gpus)
     table = host.read_text(MIG_MINORS) if mig else ""
@@ -68,11 +67,21 @@ def read_site(host: Host, settings: Settings, inventory: Inventory) -> Site:
         caps=mig_minors(table or ""),
         minors={address: minor for address, minor in minors.items() if minor is not None},
     )
+    roots, common = _shared(host, settings)
+    return Site(roots, facts, common, common.channels != settings.imex_channel_ids)
+
+
+def still_so(host: Host, settings: Settings, site: Site) -> bool:
+    """Whether what containers share is as it was; a few stat calls. MIG's table comes with the driver."""
+    return _shared(host, settings) == (site.roots, site.common)
+
+
+def _shared(host: Host, settings: Settings) -> tuple[Roots, Common]:
+    roots = find_roots(host, settings)
     channels = tuple(one for one in settings.imex_channel_ids if _there(host, roots, imex_node(one)))
     passed = (*CONTROL, *map(imex_node, channels)) if settings.pass_device_specs else ()
     nodes = tuple(path for path in passed if _there(host, roots, path))
-    common = Common(nodes, channels, _cdi_classes(host, settings, roots))
-    return Site(roots, facts, common, channels != tuple(settings.imex_channel_ids))
+    return roots, Common(nodes, channels, _cdi_classes(host, settings, roots))
 
 
 def imex_node(channel: int) -> str:

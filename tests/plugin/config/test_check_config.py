@@ -169,7 +169,9 @@ def test_settings_that_this_node_cannot_hold_are_an_error(tmp_path: Path) -> Non
     )
     ran = check(str(file), *H100)
     assert ran.code == 1
-    assert ran.document["errors"][0]["message"] != ""
+    (error,) = ran.document["errors"]
+    assert error["message"].startswith(f"{file}:1: sharing.timeSlicing: device 0 (GPU-")
+    assert "is shared by two entries" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,15 @@ def test_amd_has_a_name_of_its_own_and_no_mps(tmp_path: Path) -> None:
     assert [one.key for one in resolved.problems] == ["sharing.mps", ""]
 
 
+@pytest.mark.parametrize("prefix", ["cdi.k8s.io", "", "/", "CDI/", "cdi.k8s.io//"])
+def test_a_prefix_that_makes_no_annotation_is_warned_of(prefix: str) -> None:
+    flags = {"cdi_annotation_prefix": prefix, "device_list_strategy": "cdi-annotations"}
+    (warning,) = sources(flags).resolve().warnings
+    assert "cdi.k8s.io/" in warning.text
+    del flags["device_list_strategy"]
+    assert sources(flags).resolve().warnings == ()
+
+
 def test_unknown_hooks_and_features_are_warned_of() -> None:
     resolved = sources({"cdi_disable_hooks": "update-ldcach", "cdi_feature_flags": "frobnicate"}).resolve()
     assert resolved.problems == ()
