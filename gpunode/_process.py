@@ -17,7 +17,7 @@ from pathlib import Path
 
 COMMAND_NOT_FOUND = 127
 _GRACE_SECONDS = 1.0
-_MOST_BYTES = 16 << 20  # a line longer than that is no answer
+_MOST_BYTES = 4 << 20  # a line longer than that is no answer; 16 GPUs in 7 MIG devices each take 60 KiB
 _LAST_WORDS = 2000
 
 
@@ -140,7 +140,10 @@ class LineChild:
         self._woken, self._wake = os.pipe()
         assert self._child.stdin and self._child.stdout and self._child.stderr
         self._out, self._err = self._child.stdout.fileno(), self._child.stderr.fileno()
-        self._open = [self._out, self._err, self._woken]
+        self._poll = select.poll()  # not select(): a server with many clients has numbers beyond its 1024
+        for pipe in (self._out, self._err, self._woken):
+            self._poll.register(pipe, select.POLLIN)
+        self._ended = False
         for pipe in (self._wake, self._woken, self._child.stdin.fileno(), self._out, self._err):
             os.set_blocking(pipe, False)
 
@@ -151,21 +154,27 @@ class LineChild:
     def read_line(self, timeout: float) -> str | None:
         """The next line; "" at the end of its output, None if nothing came in time or `wake` was called."""
         deadline = time.monotonic() + timeout
+        searched = 0
         while True:
-            line, found, rest = self._buffer.partition(b"\n")
-            if found:
-                self._buffer = rest
-                return _text(bytes(line)) or " "
-            if self._out not in self._open or len(self._buffer) > _MOST_BYTES:
+            end = self._buffer.find(b"\n", searched)
+            if end >= 0:
+                line = _text(bytes(self._buffer[:end]))
+                del self._buffer[: end + 1]
+                return line or " "
+            searched = len(self._buffer)
+            if self._ended or searched > _MOST_BYTES:
                 return ""
-            ready, _, _ = select.select(self._open, [], [], max(0.0, deadline - time.monotonic()))
-            if not ready or self._woken in ready:
+            left = deadline - time.monotonic()
+            ready = {number for number, _ in self._poll.poll(max(0, round(left * 1000)))}
+            if self._woken in ready:
                 self._take(self._woken)
                 return None
             if self._err in ready:
                 self._stderr = (self._stderr + self._take(self._err))[-_LAST_WORDS:]
             if self._out in ready:
                 self._buffer += self._take(self._out)
+            if left <= 0 and b"\n" not in self._buffer:  # also while stderr never ends
+                return None
 
     def _take(self, pipe: int) -> bytes:
         try:
@@ -173,7 +182,8 @@ class LineChild:
         except BlockingIOError:
             return b""
         if not data:
-            self._open.remove(pipe)
+            self._poll.unregister(pipe)
+            self._ended = self._ended or pipe == self._out
         return data
 
     def tell(self, line: str) -> None:

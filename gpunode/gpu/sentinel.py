@@ -113,6 +113,7 @@ class Sentinel:
             self._due["read"] = now + self._options.poll
             if self.read():
                 self._due["look"] = now
+                self._told = 0  # whoever doubts that GPU must see it whole twice
         return self.listener.stuck(now)
 
     def hurry(self, *what: str, pause: float = 0.0) -> None:

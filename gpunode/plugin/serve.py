@@ -39,6 +39,13 @@ _STOP_SECONDS = 1.5  # a thread inside a hanging driver is left to the end of th
 PartMaker = Callable[["PluginService"], Part]
 
 
+def steady_clock() -> Callable[[], float]:
+    """Seconds since the epoch by the clock of now, which go on evenly whatever that is set to: a hold time must
+    neither end early nor last for years."""
+    ahead = time.time() - time.monotonic()
+    return lambda: ahead + time.monotonic()
+
+
 class PluginService:
     """Start it, let it run, stop it. It can be embedded: no signal handler and nothing global is set.
 
@@ -58,7 +65,7 @@ class PluginService:
         self.host = host
         self.log = log
         self.backend = backend
-        self.ledger = Ledger(backend, settings, judge, log, time.time)
+        self.ledger = Ledger(backend, settings, judge, log, steady_clock())
         self.ledger.changed.append(self.wake)
         self.observers: list[Observer] = []
         self.ended: SimpleQueue[None] = SimpleQueue()

@@ -255,7 +255,7 @@ def test_what_needs_a_reset_does_not_heal_by_waiting(number: int) -> None:
     assert Node().xid(number).later(1_000_000).why() == f"xid-{number}"
 
 
-@pytest.mark.parametrize("number", [79, 95, 119, 54])
+@pytest.mark.parametrize("number", [79, 95, 119])
 @pytest.mark.parametrize(
     "reset",
     [
@@ -272,6 +272,82 @@ def test_a_reset_that_was_seen_heals_after_the_hold_time(number: int, reset: lis
         node.later(10).reads(**changes)
     assert node.later(59).why() != ""
     assert node.later(2).why() == ""
+
+
+@pytest.mark.parametrize("number", [79, 95, 119, 54])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [{"recovery_action": "drain-p2p"}, {"recovery_action": "none"}],
+        [{"ecc_volatile": 0, "ecc_aggregate": 0}],
+        [{"error": "busy (NVML 19)"}, {"error": ""}],
+        [{"fabric_state": "in-progress"}, {"fabric_state": "completed"}],
+    ],
+    ids=["drained", "same-count", "unreadable", "fabric"],
+)
+def test_what_is_no_reset_heals_nothing_that_needs_one(number: int, changes: list[dict[str, object]]) -> None:
+    node = Node().xid(number)
+    for change in changes:
+        node.later(10).reads(**change)
+    node.judge.seen(inventory(4), node.now)
+    assert node.later(100_000).why() == f"xid-{number}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "after"),
+    [
+        ([{"ecc_volatile": 4}, {"ecc_volatile": 0}], "xid-54"),
+        ([{"recovery_action": "reset"}, {"recovery_action": "none"}], "xid-54"),
+        ([{"generation": "boot/2/550"}], "xid-54"),
+        ([{"generation": "reboot/1/550"}], ""),
+    ],
+    ids=["counter-fell", "driver-content", "reloaded", "booted"],
+)
+def test_hands_need_a_boot(changes: list[dict[str, object]], after: str) -> None:
+    node = Node().xid(54)
+    for change in changes:
+        node.later(10).reads(**change)
+    assert node.later(59).why() != ""
+    assert node.later(100_000).why() == after
+
+
+def test_a_reset_while_the_plugin_was_down_is_seen_by_what_the_driver_had_asked_for() -> None:
+    node = Node().xid(119).reads(recovery_action="reset")
+    judge = HealthJudge(HealthSettings(), None, node.judge.kept)
+    judge.seen(inventory(4), node.now)
+    judge.readings([GOOD], node.now)
+    judge.tick(node.now + 59)
+    assert judge.problem(whole(1)) is not None
+    judge.tick(node.now + 61)
+    assert judge.problem(whole(1)) is None
+
+
+def test_a_gpu_that_could_not_be_read_for_a_moment_comes_back() -> None:
+    """The inventory stays the same all the while, so nobody tells it again."""
+    node = Node().reads(error="unknown error (NVML 999)")
+    assert node.later(100).why() == "lost"
+    node.reads(error="")
+    assert node.later(9).why() == "lost"
+    assert node.later(2).why() == ""
+
+
+def test_a_gpu_that_is_listed_with_an_error_does_not_come_back_by_a_reading() -> None:
+    node = Node().reads(error="unknown error (NVML 999)")
+    bad = inventory(4)
+    node.judge.seen(replace(bad, gpus=(*bad.gpus[:1], replace(bad.gpus[1], error="odd"), *bad.gpus[2:])), NOW)
+    assert node.reads(error="").later(100).why() == "lost"
+
+
+def test_an_xid_that_counts_no_more_is_lifted_by_a_reload_and_by_a_restart() -> None:
+    node = Node().xid(119).xid(79, gpu=2)
+    fewer = HealthSettings(disabled=frozenset({119}))
+    node.judge.configure(fewer)
+    assert (node.why(), node.why(whole(2))) == ("", "xid-79")
+    assert node.log.messages("info") == ["no longer held against this GPU"]
+    log = MemoryLog()
+    again = HealthJudge(fewer, log, Node().xid(119).judge.kept)
+    assert again.problem(whole(1)) is None
+    assert (again.kept, log.messages()) == ((), ["no longer held against this GPU"])
 
 
 def test_a_gpu_that_vanished_and_came_back_whole_was_reset() -> None:

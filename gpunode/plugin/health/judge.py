@@ -13,10 +13,10 @@ from dataclasses import replace
 from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Inventory, Reading
 from gpunode.plugin.health.conditions import FABRIC, conditions
-from gpunode.plugin.health.marks import STANDING, Mark, healed, with_reading, worst
+from gpunode.plugin.health.marks import STANDING, Mark, asks_reset, healed, with_reading, worst
 from gpunode.plugin.health.rules import counts, readings_count
 from gpunode.plugin.health.state import GpuState
-from gpunode.plugin.health.xids import BY_DRIVER, xid
+from gpunode.plugin.health.xids import BY_DRIVER, HARDWARE, xid
 from gpunode.plugin.logfmt import Log, Rarely
 from gpunode.plugin.model import Problem, Unit
 from gpunode.plugin.settings import HealthSettings
@@ -36,17 +36,17 @@ class HealthJudge:
         self._gpus: dict[str, GpuState] = {}
         self._marks: dict[str, tuple[Mark, ...]] = {}
         self._driver: Problem | None = None
-        self.kept: tuple[Mark, ...] = tuple(remembered)
-        for mark in self.kept:
-            self._marks[mark.gpu] = (*self._marks.get(mark.gpu, ()), mark)
+        self.kept: tuple[Mark, ...] = ()
+        for mark in remembered:
+            self._put(mark.gpu, (*self._marks.get(mark.gpu, ()), mark))
+        self._lift()
 
     # --- news ------------------------------------------------------------------------------------------
 
     def configure(self, settings: HealthSettings) -> None:
         """Marks that count no longer go; what was ignored before is not held against a GPU now."""
         self._settings = settings
-        for gpu, marks in list(self._marks.items()):
-            self._put(gpu, [mark for mark in marks if self._still_counts(mark)])
+        self._lift()
         for state in self._gpus.values():
             if state.last_good is not None:
                 self._stand(state, state.last_good, state.reading_at)
@@ -75,15 +75,17 @@ class HealthJudge:
                 continue
             state.reading, state.reading_at = reading, now
             if reading.error:
-                state.lose(reading.error, now)
+                state.mute(reading.error, now)
                 continue
+            if before is not None and before.error:
+                state.speaks(now)
             last = state.last_good
             self._grown(state, reading, last, now)
             state.last_good = reading
             self._stand(state, reading, now)
             self._put(
                 reading.uuid,
-                [with_reading(mark, reading, last, now) for mark in self._marks.get(reading.uuid, ())],
+                [with_reading(mark, reading, now) for mark in self._marks.get(reading.uuid, ())],
             )
 
     def event(self, event: GpuEvent, now: float) -> None:
@@ -150,7 +152,7 @@ class HealthJudge:
             state.episode(now)
         good = state.last_good
         if good is not None and mark.kind != STANDING:
-            mark = replace(mark, generation=good.generation, ecc=good.ecc_volatile)
+            mark = replace(mark, generation=good.generation, ecc=good.ecc_volatile, asked=asks_reset(good))
         if len(marks) < _MOST_MARKS:
             self._put(mark.gpu, [*marks, mark])
 
@@ -188,6 +190,14 @@ class HealthJudge:
             self._marks.pop(gpu, None)
         self.kept = tuple(mark for found in self._marks.values() for mark in found)
 
+    def _lift(self) -> None:
+        """The end of marks that don't count by the settings of now, a restart's as well."""
+        for gpu, marks in list(self._marks.items()):
+            for mark in marks:
+                if not self._still_counts(mark) and self._log is not None:
+                    self._log.info("no longer held against this GPU", device=gpu, reason=mark.reason)
+            self._put(gpu, [mark for mark in marks if self._still_counts(mark)])
+
     def _still_counts(self, mark: Mark) -> bool:
         if mark.code.startswith("xid-"):
             return counts(int(mark.code.removeprefix("xid-")), self._settings)
@@ -206,8 +216,11 @@ class HealthJudge:
     def _settle(self, state: GpuState, now: float) -> None:
         if state.settle(now, self._settings.hold_seconds):
             marks = self._marks.get(state.uuid, ())
-            fresh = [replace(mark, mended=mark.mended or now) for mark in marks if mark.kind != STANDING]
-            self._put(state.uuid, [*fresh, *(mark for mark in marks if mark.kind == STANDING)])
+            untouched = (STANDING, HARDWARE)
+            fresh = [
+                mark if mark.kind in untouched else replace(mark, mended=mark.mended or now) for mark in marks
+            ]
+            self._put(state.uuid, fresh)
 
     # --- saying it -------------------------------------------------------------------------------------
 

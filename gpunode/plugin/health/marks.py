@@ -5,7 +5,8 @@ A mark heals when its cause is gone, what its class asks for has been seen, and 
 
 - restart-app: nothing more; the program that was hit has ended
 - by-driver: the driver's recovery action reads none, or a reset was seen
-- reset, reboot, hardware: a reset was seen (see `evidence`)
+- reset, reboot: a reset was seen (see `evidence`)
+- hardware: the node was booted
 - standing: a reading that shows the trouble; it is over when the reading no longer does
 """
 
@@ -23,6 +24,7 @@ _MEND = {
     **{APPLICATION: "restart-app", IGNORE: "restart-app", RESTART_APP: "restart-app"},
     **{BY_DRIVER: "reset", RESET: "reset", REBOOT: "reboot", HARDWARE: "replace"},
 }
+_RESETS = frozenset({"reset", "reboot", "drain-and-reset", "bus-reset", "system-reboot"})
 _SEVERITY = {"replace": 4, "reboot": 3, "reset": 2, "restart-app": 1}
 
 
@@ -32,7 +34,8 @@ class Mark:
 
     `kind` is an XID's class or `STANDING`. `since` and `last` are when its cause was first and last seen,
     `mended` when its class was satisfied (0: not yet). `generation` and `ecc` are the driver's and the count
-    of uncorrectable errors at that time, to be compared with later readings.
+    of uncorrectable errors at that time, to be compared with later readings; `asked` is whether the driver
+    has asked for a reset meanwhile.
     """
 
     gpu: str
@@ -47,6 +50,7 @@ class Mark:
     mended: float = 0.0
     generation: str = ""
     ecc: int | None = None
+    asked: bool = False
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -70,27 +74,33 @@ def worst(marks: Iterable[Mark]) -> Mark | None:
     return max(marks, key=lambda mark: (_SEVERITY.get(mark.problem.mend, 0), -mark.since), default=None)
 
 
-def with_reading(mark: Mark, reading: Reading, before: Reading | None, now: float) -> Mark:
+def asks_reset(reading: Reading) -> bool:
+    """Whether the driver asks for what resets the GPU, and not only for the end of some programs."""
+    return reading.recovery_action in _RESETS
+
+
+def with_reading(mark: Mark, reading: Reading, now: float) -> Mark:
     """The mark after its GPU was read."""
     if mark.kind == STANDING:
         return mark
     ecc, seen = mark.ecc, reading.ecc_volatile
-    if evidence(mark, reading, before):
-        return replace(mark, mended=mark.mended or now, ecc=seen, generation=reading.generation)
+    if evidence(mark, reading):
+        return replace(mark, mended=mark.mended or now, ecc=seen, generation=reading.generation, asked=False)
     if seen is not None and (ecc is None or seen > ecc):
         mark = replace(mark, ecc=seen)
     if reading.recovery_action not in (None, "none"):  # not over, whatever has been seen before
-        return replace(mark, mended=0.0, last=now)
+        return replace(mark, mended=0.0, last=now, asked=mark.asked or asks_reset(reading))
     return replace(mark, generation=mark.generation or reading.generation)
 
 
-def evidence(mark: Mark, reading: Reading, before: Reading | None) -> bool:
+def evidence(mark: Mark, reading: Reading) -> bool:
     """Whether the GPU was reset since: its count of errors fell, its driver was loaded anew, or the driver
-    doesn't ask for it any more."""
+    doesn't ask for it any more. Of `HARDWARE` only a boot tells that somebody has seen to it."""
     fell = mark.ecc is not None and reading.ecc_volatile is not None and reading.ecc_volatile < mark.ecc
     reloaded = bool(mark.generation and reading.generation) and mark.generation != reading.generation
-    asked = before is not None and before.recovery_action not in (None, "none")
-    return fell or reloaded or (asked and reading.recovery_action == "none")
+    if mark.kind == HARDWARE:
+        return reloaded and mark.generation.partition("/")[0] != reading.generation.partition("/")[0]
+    return fell or reloaded or (mark.asked and reading.recovery_action == "none")
 
 
 def healed(mark: Mark, reading: Reading | None, now: float, hold: float) -> bool:

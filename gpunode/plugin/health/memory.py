@@ -7,8 +7,9 @@ can't be understood is laid aside as ``health.json.broken`` and said.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from gpunode.errors import GpunodeError
@@ -21,6 +22,7 @@ from gpunode.plugin.logfmt import Log, OnChange
 VERSION = 1
 _FILE = "health.json"
 _PAUSE_SECONDS = 2.0  # a storm of events must not become one of writes
+_RETRY_SECONDS = 30.0  # a disk that was full may have room again
 _MOST_BYTES = 1 << 20
 _MOST_MARKS = 4096
 
@@ -41,8 +43,8 @@ class HealthMemory:
         """The marks that still hold. Never raises: without memory the plugin serves as well."""
         try:
             data = self._host.read_bytes(self._path)
-        except GpunodeError as error:
-            self._log.warning("health memory can't be read", reason=error.message)
+        except (GpunodeError, OSError) as error:
+            self._log.warning("health memory can't be read", reason=str(error))
             return ()
         if data is None:
             return ()
@@ -55,6 +57,8 @@ class HealthMemory:
         now = boot_id(self._host)
         if boot and now and boot != now:
             marks = tuple(mark for mark in marks if mark.kind == HARDWARE)
+        present = self._host.now()  # a clock that was ahead must not hold a GPU back until it is there again
+        marks = tuple(_not_after(mark, present) for mark in marks)
         if marks:
             self._log.info("health memory read", path=self._path, marks=len(marks))
         return marks
@@ -62,8 +66,8 @@ class HealthMemory:
     def tick(self, now: float) -> None:
         """Write if something has changed, but not all the time."""
         if now >= self._next and self.source() != self._written:
-            self._next = now + _PAUSE_SECONDS
             self._write(self.source())
+            self._next = now + (_PAUSE_SECONDS if self.source() == self._written else _RETRY_SECONDS)
 
     def close(self) -> None:
         """Write what is not yet written."""
@@ -71,7 +75,6 @@ class HealthMemory:
             self._write(self.source())
 
     def _write(self, marks: tuple[Mark, ...]) -> None:
-        self._written = marks
         document = {
             "version": VERSION,
             "bootId": boot_id(self._host),
@@ -80,10 +83,11 @@ class HealthMemory:
         try:
             self._host.make_dirs(self._path.rpartition("/")[0])
             self._host.write_atomic(self._path, (json.dumps(document, indent=1) + "\n").encode())
+            self._written = marks
             self._say.reset()
-        except GpunodeError as error:
+        except (GpunodeError, OSError) as error:
             self._say.warning(
-                "health memory can't be written: a restarted plugin will have forgotten", reason=error.message
+                "health memory can't be written: a restarted plugin will have forgotten", reason=str(error)
             )
 
     def _lay_aside(self, reason: str) -> None:
@@ -91,8 +95,8 @@ class HealthMemory:
         try:
             self._host.rename(self._path, aside)
             self._log.warning("health memory makes no sense and was laid aside", path=aside, reason=reason)
-        except GpunodeError as error:
-            self._log.warning("health memory makes no sense", path=self._path, reason=error.message)
+        except (GpunodeError, OSError) as error:
+            self._log.warning("health memory makes no sense", path=self._path, reason=str(error))
 
 
 def _read(data: bytes) -> tuple[str, tuple[Mark, ...]]:
@@ -104,6 +108,10 @@ def _read(data: bytes) -> tuple[str, tuple[Mark, ...]]:
     return str(document["bootId"]), tuple(_mark(item) for item in document["marks"][:_MOST_MARKS])
 
 
+def _not_after(mark: Mark, now: float) -> Mark:
+    return replace(mark, since=min(mark.since, now), last=min(mark.last, now), mended=min(mark.mended, now))
+
+
 def _mark(item: dict[str, Any]) -> Mark:
     """A mark whose values are of the types that it should have."""
     mark = Mark(**item)
@@ -113,6 +121,8 @@ def _mark(item: dict[str, Any]) -> Mark:
         name = type(value).__name__.replace("NoneType", "None")
         if name not in kinds and not (name == "int" and "float" in kinds):
             raise TypeError(f"{field.name} is {value!r}")
+    if not all(math.isfinite(when) for when in (mark.since, mark.last, mark.mended)):
+        raise ValueError("a time that is none")
     if not mark.gpu or (mark.code.startswith("xid-") and not mark.code.removeprefix("xid-").isdecimal()):
         raise ValueError(f"no mark: {mark.code!r}")
     return mark

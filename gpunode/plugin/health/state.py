@@ -25,6 +25,7 @@ class GpuState:
         self._episodes: list[float] = []
         self._losses: list[float] = []
         self._vanished = False
+        self._listed = False  # the inventory had nothing against it
 
     def lose(self, reason: str, now: float) -> None:
         """It can't be asked."""
@@ -35,6 +36,18 @@ class GpuState:
         elif self.problem.reason != reason:
             self.problem = Problem("lost", reason, self.problem.since)
         self._sightings = 0
+        self._listed = False
+
+    def mute(self, reason: str, now: float) -> None:
+        """It is listed as whole, but can't be read."""
+        listed = self._listed
+        self.lose(reason, now)
+        self._listed = listed
+
+    def speaks(self, now: float) -> None:
+        """It can be read again: a first sighting, unless the inventory says otherwise."""
+        if self._listed:
+            self._sightings, self._whole_since = 1, now
 
     def blind(self, problem: Problem) -> None:
         """No GPU can be asked."""
@@ -47,6 +60,7 @@ class GpuState:
         if self._sightings == 0:
             self._whole_since = now
         self._sightings += 1
+        self._listed = True
 
     def settle(self, now: float, hold: float) -> bool:
         """Let time pass; True if the GPU is back after it had vanished, which takes a reset."""

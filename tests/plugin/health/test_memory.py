@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,6 +129,53 @@ def test_a_mark_of_wrong_types_is_no_mark(
     memory, _ = node.memory()
     fits = value is None and field in ("gi", "ecc")
     assert bool(memory.load()) is fits
+
+
+@pytest.mark.parametrize("when", ["NaN", "Infinity", "-Infinity"])
+def test_a_time_that_is_none_is_no_mark(node: Node, when: str) -> None:
+    node.remember(MARK)
+    node.file.write_text(node.file.read_text().replace('"last": 6.0', f'"last": {when}'))
+    memory, log = node.memory()
+    assert memory.load() == ()
+    assert log.messages() == ["health memory makes no sense and was laid aside"]
+
+
+def test_marks_of_a_clock_that_was_ahead_are_of_now(node: Node) -> None:
+    node.remember(replace(MARK, since=9e12, last=9e12, mended=9e12))
+    memory, _ = node.memory()
+    (mark,) = memory.load()
+    assert max(mark.since, mark.last, mark.mended) <= time.time()
+
+
+def test_what_could_not_be_written_is_tried_again(node: Node) -> None:
+    (node.root / "var").write_text("a file")
+    memory, log = node.memory()
+    memory.source = lambda: (MARK,)
+    memory.tick(10.0)
+    (node.root / "var").unlink()
+    memory.tick(20.0)
+    assert not node.file.exists()
+    memory.tick(41.0)
+    assert len(json.loads(node.file.read_text())["marks"]) == 1
+    assert len(log.lines) == 1
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "dangling", "loop"])
+def test_whatever_lies_there_the_plugin_starts(node: Node, kind: str) -> None:
+    node.file.parent.mkdir(parents=True)
+    if kind == "fifo":
+        os.mkfifo(node.file)
+    elif kind == "directory":
+        node.file.mkdir()
+    else:
+        node.file.symlink_to("nowhere" if kind == "dangling" else node.file.name)
+    memory, log = node.memory()
+    assert memory.load() == ()
+    memory.source = lambda: (MARK,)
+    for now in (10.0, 50.0, 90.0):
+        memory.tick(now)
+    memory.close()
+    assert len(log.messages("warning")) <= 2
 
 
 def test_a_directory_that_cannot_be_written_is_said_once(node: Node) -> None:

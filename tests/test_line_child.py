@@ -1,0 +1,103 @@
+"""A child that talks in lines, and all the ways in which it may not."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpunode._process import LineChild
+
+Start = Callable[[str], LineChild]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a child that runs this Python code."""
+    children: list[LineChild] = []
+
+    def started(code: str) -> LineChild:
+        children.append(LineChild((sys.executable, "-ISc", "import os, sys, time\n" + code), os.environ))
+        return children[-1]
+
+    yield started
+    for child in children:
+        child.end()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_lines_come_whole_and_in_order(start: Start) -> None:
+    child = start("os.write(1, b'one\\n\\ntwo\\nthr'); time.sleep(0.1); os.write(1, b'ee\\n\\xff')")
+    assert [child.read_line(5.0) for _ in range(5)] == ["one", " ", "two", "three", ""]
+    assert child.end() == 0
+
+
+def test_half_a_line_is_none(start: Start) -> None:
+    child = start("os.write(1, b'half'); time.sleep(60)")
+    assert child.read_line(0.3) is None
+
+
+def test_a_line_without_end_is_the_end(start: Start) -> None:
+    child = start("while True: os.write(1, b'x' * 65536)")
+    begun = time.monotonic()
+    assert child.read_line(30.0) == ""
+    assert time.monotonic() - begun < 10.0
+    assert child.end() == -9
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_drops_that_never_end_take_no_longer_than_was_asked_for(start: Start, stream: int) -> None:
+    child = start(f"while True: os.write({stream}, b'.'); time.sleep(0.001)")
+    begun = time.monotonic()
+    assert child.read_line(0.5) is None
+    assert time.monotonic() - begun < 2.0
+
+
+def test_last_words_are_the_last_and_bounded(start: Start) -> None:
+    child = start("os.write(2, b'noise\\n' * 100000 + b'the end\\n'); os._exit(3)")
+    assert child.read_line(10.0) == ""
+    assert child.last_words == "the end"
+    assert child.end() == 3
+
+
+def test_who_does_not_read_is_told_nothing_and_holds_nobody_up(start: Start) -> None:
+    child = start("time.sleep(60)")
+    for _ in range(5000):
+        child.tell("look" * 10)
+    assert child.end() == -9
+    child.tell("gone")
+
+
+def test_many_lives_leave_neither_descriptors_nor_zombies(start: Start) -> None:
+    before = descriptors()
+    for _ in range(5):
+        child = start("print('here')")
+        assert child.read_line(5.0) == "here"
+        child.end()
+        child.wake()
+        child.end()
+    assert descriptors() == before
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    assert not [pid for pid in children if " Z " in Path(f"/proc/{pid}/stat").read_text()]
+
+
+def test_it_works_beyond_what_select_can_watch(start: Start) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip("too few descriptors allowed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1050)]
+    try:
+        assert start("print('here')").read_line(5.0) == "here"
+    finally:
+        for number in held:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
