@@ -8,11 +8,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from zlib import crc32
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _MAX_DOMAIN = 244  # 253, less what the quota's "requests." takes
+_VENDORS = ("nvidia.com", "amd.com")
+_MAX_SOCKET = 107 - len("/var/lib/kubelet/plugins_registry/")  # unix(7)
 KUBELET_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
 ALL_XIDS = -1
 """Stands for every XID in `HealthSettings`."""
@@ -124,9 +127,17 @@ class Settings:
         return str(PurePosixPath(self.kubelet_socket or KUBELET_SOCKET).parent)
 
     def endpoint(self, resource: str) -> str:
-        """The base name of a resource's socket: nvidia-gpu.sock for nvidia.com/gpu."""
+        """The base name of a resource's socket: nvidia-gpu.sock for nvidia.com/gpu, as others have it.
+
+        Other domains stand there whole, before a sign that no name has: a config file may well have both
+        example.com/gpu and example.org/gpu. What a path can't hold is shortened.
+        """
         domain, _, name = resource.partition("/")
-        return f"{domain.partition('.')[0]}-{name}.sock"
+        first = domain.partition(".")[0]
+        plain = f"{first}-{name}.sock" if domain in _VENDORS else f"{domain}+{name}.sock"
+        if len(plain) <= _MAX_SOCKET:
+            return plain
+        return f"{first[:16]}-{name[:24]}-{crc32(resource.encode()):08x}.sock"
 
     def socket(self, resource: str) -> str:
         return f"{self.directory}/{self.endpoint(resource)}"

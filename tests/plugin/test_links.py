@@ -16,8 +16,10 @@ from gpunode.errors import PreconditionError
 from gpunode.gpu.events import GpuEvent
 from gpunode.host import Host
 from gpunode.plugin.kubelet import rpc
+from gpunode.plugin.kubelet.watcher import PLUGIN_REGISTRATION
 from gpunode.plugin.kubelet_stub import AdmissionError, KubeletStub
 from gpunode.plugin.kubelet_stub.pod_resources import POD_RESOURCES
+from gpunode.plugin.proto import pluginregistration_pb2 as question
 from gpunode.plugin.proto import podresources_pb2 as pods
 from gpunode.plugin.serve import PluginService
 from gpunode.plugin.settings import Settings
@@ -128,12 +130,14 @@ def test_somebody_elses_socket_is_waited_for_later(host: Host, kubelet: KubeletS
         assert kubelet.wait_allocatable(MIG, 2, 6)
 
 
-def test_two_resources_with_the_same_socket_are_refused(host: Host, kubelet: KubeletStub) -> None:
-    made = Running(host, FakeBackend({"nvidia.com/gpu": 1, "nvidia.org/gpu": 1}))
-    made.service.start()
-    assert made.service.wait(10)
-    with pytest.raises(PreconditionError, match=r"the same socket, nvidia-gpu\.sock"):
-        made.service.join()
+@both
+def test_resources_that_differ_in_their_domain_only_are_all_served(
+    host: Host, kubelet: KubeletStub, registration: str
+) -> None:
+    counts = {"nvidia.com/gpu": 1, "nvidia.org/gpu": 2, f"{'long.' * 20}example.com/{'n' * 63}": 3}
+    with running(host, FakeBackend(counts), registration=registration):
+        for name, count in counts.items():
+            assert kubelet.wait_allocatable(name, count, 5)
 
 
 @both
@@ -170,12 +174,28 @@ def test_the_watcher_finds_one_socket_that_serves_both(host: Host, kubelet: Kube
 def test_a_refusal_by_the_watcher_is_told_and_ends(host: Host, kubelet: KubeletStub) -> None:
     kubelet.refuse = "the resource is taken"
     with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
-        refused = "the kubelet refused the registration: the resource is taken"
+        refused = (
+            "the kubelet refused the registration: plugin registration failed with err: the resource is taken"
+        )
         assert eventually(lambda: refused in made.log.messages())
         assert refused in made.service.status
         kubelet.refuse = ""
-        assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert kubelet.wait_allocatable(GPU, 2, 5), "only a new socket is another try"
         assert eventually(lambda: "registered with the kubelet" in made.service.status)
+        assert "nobody watches: making the socket anew" in made.log.messages()
+
+
+def test_whoever_asks_the_socket_what_it_is_changes_nothing(host: Host, kubelet: KubeletStub) -> None:
+    """A kubelet may ask a registered plugin, too, to see whether it lives."""
+    with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
+        assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert eventually(lambda: made.service.ready)
+        with rpc.channel(host.path(f"{REGISTRY}/nvidia-gpu.sock")) as channel:
+            info = rpc.method(channel, PLUGIN_REGISTRATION, "GetInfo")(question.InfoRequest(), timeout=5)
+        assert (info.type, info.name, list(info.supported_versions)) == ("DevicePlugin", GPU, ["v1beta1"])
+        assert not eventually(lambda: not made.service.ready, 1.5)
+        assert len(kubelet.registrations) == 1
+        assert kubelet.allocatable(GPU) == 2
 
 
 def test_a_watched_socket_that_was_deleted_is_made_again(host: Host, kubelet: KubeletStub) -> None:

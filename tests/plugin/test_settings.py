@@ -11,7 +11,20 @@ from gpunode.plugin.settings import Settings, resource_name_problem
 def test_the_socket_is_named_after_the_resource_and_lies_beside_the_kubelets() -> None:
     settings = Settings(kubelet_socket="/k0s/kubelet/device-plugins/kubelet.sock")
     assert settings.socket("nvidia.com/gpu") == "/k0s/kubelet/device-plugins/nvidia-gpu.sock"
-    assert settings.endpoint("example.com/gpu.shared") == "example-gpu.shared.sock"
+    assert settings.endpoint("amd.com/gpu.shared") == "amd-gpu.shared.sock"
+
+
+def test_no_two_resources_have_the_same_socket_and_none_a_path_that_is_too_long() -> None:
+    settings = Settings()
+    long = "averyverylongcompanyname.example"
+    names = [
+        *("nvidia.com/gpu", "nvidia.org/gpu", "example.com/gpu", "example.org/gpu", "example.com/gpu.shared"),
+        *(f"{long}.{end}/{'n' * 60}{number}" for end in ("com", "org") for number in range(3)),
+        f"nvidia.com/{'n' * 63}",
+    ]
+    sockets = {settings.endpoint(name) for name in names}
+    assert len(sockets) == len(names)
+    assert all(len(f"/var/lib/kubelet/plugins_registry/{name}") <= 107 for name in sockets)
 
 
 @pytest.mark.parametrize("name", ["nvidia.com/gpu", "a/b", "nvidia.com/mig-1g.10gb", "x.y.z/" + "n" * 57])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
-from gpunode.errors import GpunodeError, PreconditionError
+from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.kubelet.handlers import Observer, Policy
 from gpunode.plugin.ledger import Feed
@@ -69,7 +69,6 @@ class Links:
             if name not in self.by_name and feed.snapshot().devices
         }
         if new:
-            self._refuse_twins([*self.by_name, *new])
             self.by_name = {**self.by_name, **new}
         for link in new.values():
             self._claim(link, first)
@@ -99,13 +98,3 @@ class Links:
         except GpunodeError:
             if first:
                 raise  # later the link's own turns try again, and say what is in the way
-
-    def _refuse_twins(self, names: list[str]) -> None:
-        sockets: dict[str, str] = {}
-        for name in names:
-            twin = sockets.setdefault(self._settings.endpoint(name), name)
-            if twin != name:
-                raise PreconditionError(
-                    f"{twin} and {name} would have the same socket, {self._settings.endpoint(name)}",
-                    hint="give one of them a name that differs behind the slash",
-                )
