@@ -51,9 +51,13 @@ class Streams:
 
     def registering(self) -> int:
         """The kubelet's stream is about to come: the number that it will be above."""
+        return self.registered(self.last)
+
+    def registered(self, mark: int) -> int:
+        """The kubelet's stream is the first above `mark`, whether it has come already or not."""
         with self._lock:
-            self._mark = self.last
-            return self.last
+            self._mark = mark
+            return mark
 
     def is_open(self, number: int) -> bool:
         return number in self._open

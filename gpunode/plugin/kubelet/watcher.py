@@ -3,6 +3,9 @@
 One socket serves both: pluginregistration.Registration, which names the resource, and the device plugin. A
 restarted kubelet finds the socket there and registers it again by itself, so there is little to do here: to
 tell a refusal, and to put a new socket in place when the kubelet lives and yet nobody watches.
+
+The real one waits 1 s for GetInfo, 10 s for a connection, 5 s for NotifyRegistrationStatus, and doubles the
+time between its attempts up to two minutes.
 """
 
 from __future__ import annotations
@@ -23,7 +26,6 @@ from gpunode.plugin.settings import Settings
 
 PLUGIN_REGISTRATION = "pluginregistration.Registration"
 DEVICE_PLUGIN_TYPE = "DevicePlugin"
-_PATIENCE = 10.0  # the kubelet looks once a second, and dials with a limit of ten
 _SOON = 1.0  # after a stream that this very kubelet has ended: it won't come again by itself
 _STEADY_SECONDS = 30.0  # a stream that lasted this long clears the record of failures
 _MOST_RENEWALS = 5  # doublings of the patience
@@ -59,11 +61,15 @@ class WatcherLink:
         )
         self._socket = registry_socket(settings, resource)
         self._serving = Serving(host, self._socket, feed, policy, log, observe, news, [extra])
-        self._mark = 0  # streams up to this number are older than the kubelet's last visit
+        self._asked = 0  # streams up to this number are older than the kubelet's last question
+        self._mark = 0  # and up to this one older than its last registration
         self._answer: pb.RegistrationStatus | None = None
         self._situation: tuple[object, int, bool] = (None, 0, False)
         self._since = 0.0
-        self._patience = _PATIENCE
+        self._usual = (
+            2 * settings.stream_wait_seconds
+        )  # it looks once a second, and dials with a limit of ten
+        self._patience = self._usual
         self._renewals = 0
         self._watched = False
         self.registrations = 0
@@ -97,7 +103,8 @@ class WatcherLink:
     # --- what the kubelet asks -------------------------------------------------------------------------
 
     def _info(self, request: pb.InfoRequest, context: Any) -> pb.PluginInfo:
-        self._mark = self._serving.streams.registering()
+        """It may be asked at any time; only what `_notified` hears makes it a registration."""
+        self._asked = self._serving.streams.last
         return pb.PluginInfo(
             type=DEVICE_PLUGIN_TYPE,
             name=self._resource,
@@ -106,6 +113,8 @@ class WatcherLink:
         )
 
     def _notified(self, request: pb.RegistrationStatus, context: Any) -> pb.RegistrationStatusResponse:
+        if request.plugin_registered:
+            self._mark = self._serving.streams.registered(self._asked)
         self._answer = request
         self._news()
         return pb.RegistrationStatusResponse()
@@ -124,8 +133,8 @@ class WatcherLink:
         if watched:
             self.status = "registered with the kubelet"
             self._say.reset()
-        elif self._say_refused():
-            return  # the kubelet tries again by itself
+        elif self._answer is not None:
+            self._wait(f"the kubelet refused the registration: {self._answer.error}")
         else:
             self._wait(f"waiting for the kubelet to register {self._socket}")
         self._be_patient(now, watched)
@@ -136,19 +145,17 @@ class WatcherLink:
             self.registrations += 1
             self._log.info("registered with the kubelet", resource=self._resource)
 
-    def _say_refused(self) -> bool:
-        if self._answer is None:
-            return False
-        self._wait(f"the kubelet refused the registration: {self._answer.error}")
-        return True
-
     def _be_patient(self, now: float, watched: bool) -> None:
-        """Make the socket anew if this kubelet has left it alone for too long."""
+        """Make the socket anew if this kubelet has left it alone for too long.
+
+        After a refusal, too: one whose device manager couldn't connect counts the socket as dealt with, and
+        comes again only for a new one (kubelet, pluginmanager/operationexecutor, AddPlugin).
+        """
         kubelet = identity(self._host, self._settings.kubelet_socket)
         before, situation = self._situation, (kubelet, self._serving.generation, watched)
         if situation != before:
             ended = before == (kubelet, self._serving.generation, True)
-            self._patience = (_SOON if ended else _PATIENCE) * 2**self._renewals
+            self._patience = (_SOON if ended else self._usual) * 2**self._renewals
             self._situation, self._since = situation, now
         lasted = now - self._since
         if watched:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
@@ -22,7 +21,11 @@ Identity = tuple[int, int, int]
 
 class PluginWatcher:
     """`connect` takes resource and socket path and raises `ConnectionError` or `ValueError` with the reason
-    for a refusal; `deregister` takes the resource."""
+    for a refusal; `deregister` takes the resource.
+
+    A socket that says nothing, or the wrong thing, is asked again. One that couldn't be connected counts as
+    dealt with, as in the real one, and only a new socket in its place is another try.
+    """
 
     def __init__(
         self,
@@ -76,24 +79,29 @@ class PluginWatcher:
         with rpc.channel(self._host.path(path, follow=False)) as channel:
             try:
                 info = rpc.method(channel, PLUGIN_REGISTRATION, "GetInfo")(pb.InfoRequest(), timeout=1.0)
-                problem = self._problem(info, path)
+                if not (problem := _invalid(info, path)):
+                    self._known[path] = (seen, info.name)
+                    problem = self._connected(info, path)
                 notify = rpc.method(channel, PLUGIN_REGISTRATION, "NotifyRegistrationStatus")
-                notify(pb.RegistrationStatus(plugin_registered=not problem, error=problem), timeout=1.0)
+                notify(pb.RegistrationStatus(plugin_registered=not problem, error=problem), timeout=5.0)
             except grpc.RpcError:
                 problem = "nobody answers"
         if problem:
             self._refused[path] = (seen, self._host.monotonic() + _RETRY_SECONDS)
         else:
             self._refused.pop(path, None)
-            self._known[path] = (seen, info.name)
 
-    def _problem(self, info: pb.PluginInfo, path: str) -> str:
-        if info.type != DEVICE_PLUGIN_TYPE:
-            return f"no handler registered for plugin type: {info.type} at socket {path}"
-        if not any(re.fullmatch(re.escape(rpc.VERSION), version) for version in info.supported_versions):
-            return f"manager version, {rpc.VERSION}, is not among plugin supported versions"
+    def _connected(self, info: pb.PluginInfo, path: str) -> str:
         try:
             self._connect(info.name, Path(info.endpoint) if info.endpoint else self._host.path(path))
         except (ConnectionError, ValueError) as error:
-            return str(error)
+            return f"plugin registration failed with err: {error}"
         return ""
+
+
+def _invalid(info: pb.PluginInfo, path: str) -> str:
+    if info.type != DEVICE_PLUGIN_TYPE:
+        return f"no handler registered for plugin type: {info.type} at socket {path}"
+    if rpc.VERSION not in info.supported_versions:
+        return f"manager version, {rpc.VERSION}, is not among plugin supported versions"
+    return ""
