@@ -16,7 +16,7 @@ from gpunode.plugin.naming import idle_rules, ruled_name
 from gpunode.plugin.nvidia.alike import keep_alike
 from gpunode.plugin.nvidia.mps_limits import mps_refusal
 from gpunode.plugin.nvidia.platform import NVML, one_device_plan, platform_of
-from gpunode.plugin.nvidia.site import Site, imex_node, read_site
+from gpunode.plugin.nvidia.site import NEEDED, Site, imex_node, read_site
 from gpunode.plugin.nvidia.units import GPU, MIG, Candidate, cut, with_problem
 from gpunode.plugin.select import deselected
 from gpunode.plugin.settings import Settings, resource_name_problem
@@ -100,6 +100,11 @@ def _unique(candidates: Iterable[Candidate], notes: _Notes) -> Iterable[Candidat
 
 
 def _problems_of_all(settings: Settings, site: Site, notes: _Notes) -> Problem | None:
+    if settings.pass_device_specs and (lacking := [one for one in NEEDED if one not in site.common.nodes]):
+        notes.warnings.append(
+            f"pass-device-specs: containers don't get {' and '.join(lacking)}, which aren't there: "
+            "nvidia-modprobe -c 0 -u makes them; a plugin in a container sees them if it is privileged"
+        )
     if not site.imex_missing:
         return None
     nodes = " and ".join(imex_node(channel) for channel in settings.imex_channel_ids)

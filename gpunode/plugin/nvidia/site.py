@@ -12,6 +12,7 @@ from gpunode.plugin.model import Common
 from gpunode.plugin.settings import Settings
 
 CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+NEEDED = CONTROL[:2]  # without these no container can use CUDA
 
 
 @dataclass(frozen=True)
