@@ -71,11 +71,17 @@ def read_file(data: bytes, name: str, *, vendor: str = "", lenient: bool = False
 
 
 def _other_kind(tree: Item) -> tuple[str, str] | None:
-    """A mistake that many make: the whole ConfigMap, or the Helm chart's values, in the file."""
-    keys = {key for key, _, _ in tree.pairs}
-    if {"apiVersion", "kind"} <= keys:
-        message = "this is a Kubernetes object, not what is inside of it"
-        return message, "write one value of the ConfigMap's data into the file, beginning with: version: v1"
+    """A mistake that many make: the whole ConfigMap, its data, or the Helm chart's values, in the file."""
+    keys = {key: value for key, _, value in tree.pairs}
+    hint = "write what belongs into the file itself, beginning with: version: v1"
+    if {"apiVersion", "kind"} <= keys.keys():
+        return "this is a Kubernetes object, not what is inside of it", hint
+    if keys.keys().isdisjoint(TOP):
+        for key, value in keys.items():
+            if key == "config" and value.kind == "map":
+                return "these are the values of the Helm chart, not a config file", hint
+            if value.kind == "scalar" and "\n" in value.text:
+                return f"this is a ConfigMap's data: the config file is what {key} holds", hint
     return None
 
 

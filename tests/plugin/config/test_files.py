@@ -168,6 +168,8 @@ WRONG = {
     "- 1": "1: expected a mapping of version, flags",
     "a: \x07": "not YAML: ",
     "apiVersion: v1\nkind: ConfigMap\ndata: {}": "1: this is a Kubernetes object",
+    "default: |-\n  version: v1\n  flags: {}": "1: this is a ConfigMap's data: the config file is what",
+    "config:\n  map: {}\nmigStrategy: none": "1: these are the values of the Helm chart",
 }
 
 
