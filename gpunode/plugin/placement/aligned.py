@@ -12,11 +12,13 @@ from functools import cached_property
 from gpunode.gpu.model import Topology
 from gpunode.plugin.model import Resource, Unit
 from gpunode.plugin.placement.divide import Choice, Divider
+from gpunode.plugin.placement.later import Later
 from gpunode.plugin.placement.scores import Nearness
 
 _MOST_UNITS = 128
 _MOST_ANSWERS = 4096
 _MOST_MACHINES = 8
+_later = Later()
 
 
 class Machine:
@@ -36,19 +38,29 @@ class Machine:
                 matrix[at][before] = matrix[before][at] = self._nearness(other, one)
         return Divider(matrix)
 
-    def choose(self, available: Sequence[int], must: Sequence[int], size: int) -> Choice:
-        """Positions; see `Divider.choose`. A question that was asked before is answered from memory."""
+    def choose(self, available: Sequence[int], must: Sequence[int], size: int, later: bool = True) -> Choice:
+        """Positions; see `Divider.choose`. A question that was asked before is answered from memory.
+
+        Nobody waits longer than a quick search takes: if that isn't enough, the best that it has found is
+        the answer, and with `later` the whole search is made meanwhile, for whoever asks the same again.
+        """
         if len(self.units) > _MOST_UNITS:
             rest = sorted(set(available) - set(must))
             return Choice((*must, *rest)[: max(size, 0)], exact=False)
         key = (sum(1 << at for at in available), sum(1 << at for at in must), size)
         found = self._answers.get(key)
         if found is None:
-            found = self.divider.choose(available, must, size)
-            if len(self._answers) >= _MOST_ANSWERS:
-                self._answers = {}
-            self._answers[key] = found
+            found = self.divider.choose(available, must, size, quick=True)
+            self._remember(key, found)
+            if later and not found.exact:
+                asked = (tuple(available), tuple(must), size)
+                _later.put((id(self), key), lambda: self._remember(key, self.divider.choose(*asked)))
         return found
+
+    def _remember(self, key: tuple[int, int, int], found: Choice) -> None:
+        if len(self._answers) >= _MOST_ANSWERS:
+            self._answers = {}
+        self._answers[key] = found
 
 
 _Key = tuple[Resource, Topology, Callable[[Topology], Nearness]]

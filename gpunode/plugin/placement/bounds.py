@@ -3,11 +3,14 @@
 Each GPU has a price. No group is worth more than the prices of its GPUs and a surplus that is the same for
 all groups, so no division is worth more than all prices and the surplus for each group. Prices are right when
 the best groups take every GPU as often: those that are in too many become dearer (subgradients of the
-Lagrangian dual, with Polyak's steps). A few rounds once for a machine make the search on it short.
+Lagrangian dual, with Polyak's steps). A few rounds once for a machine make the search on it short. Where
+there are too many different groups for that while somebody waits, half of what is nearest to each GPU is its
+price.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor
@@ -15,10 +18,12 @@ from operator import mul
 
 from gpunode.plugin.placement.groups import Groups, Steps
 
-_MOST_LISTED = 20_000
-_ROUNDS = 60
-_FEW = 300  # groups: looking at all of them is quicker than sixty rounds
-_LOOKED_AT = 400  # the groups that are worth most, in every round; all of them only in the end
+_MOST_LISTED = 1_500
+_MOST_LISTED_PATIENTLY = 20_000
+_PAUSE_SECONDS = 0.001
+_ROUNDS = 40
+_FEW = 300  # groups: looking at all of them is quicker than all the rounds
+_LOOKED_AT = 100  # the groups that are worth most, in every round; all of them only in the end
 _EPSILON = 1e-6
 _Listed = list[tuple[int, bytes]]
 
@@ -40,6 +45,15 @@ class Bounds:
         self._size = size
         self._full = bytes(len(members) for members in groups.classes.members)
         self._prices: dict[int, Prices] = {}
+        self._patient = False
+
+    def patiently(self) -> bool:
+        """From now on look for good prices where nobody waits for them; True if that changes the bounds."""
+        if self._patient:
+            return False
+        self._patient = True
+        before, self._prices = self._prices, {}
+        return bool(before)
 
     def bound(self, counts: bytes) -> int:
         """What these can't be worth more than."""
@@ -48,7 +62,8 @@ class Bounds:
         if prices is None:
             prices = self._prices[rest] = self._price(rest)
         total: float = sum(map(mul, counts, prices.each)) + number * prices.whole
-        return floor(total + (prices.small if rest else 0.0) + _EPSILON)
+        total += (prices.small if rest else 0.0) + _EPSILON
+        return floor(total / self._groups.grain) * self._groups.grain
 
     def _price(self, rest: int) -> Prices:
         whole, small = self._listed(self._size), self._listed(rest)
@@ -69,15 +84,18 @@ class Bounds:
             step = (worth - aim) / (sum(one * one for one in excess) or 1.0)
             if step * max(map(abs, excess)) < _EPSILON:
                 break
+            if self._patient:
+                time.sleep(_PAUSE_SECONDS)
             prices = self._alike([one - step * more for one, more in zip(prices, excess, strict=True)])
         return Prices(tuple(best), _dearest(whole, best)[0], _dearest(small, best)[0])
 
     def _listed(self, size: int) -> _Listed | None:
         """Every group of the whole machine, those worth most first; None if there are too many."""
-        steps = Steps(_MOST_LISTED)
+        pause = _PAUSE_SECONDS if self._patient else 0.0
+        steps = Steps(_MOST_LISTED_PATIENTLY if self._patient else _MOST_LISTED, pause)
         found = self._groups.listed(self._full, size, steps)
         found.sort(key=lambda one: -one[0])
-        return None if steps.over else found
+        return None if steps.over() else found
 
     def _start(self, whole: _Listed) -> list[float]:
         """An equal share of the best group that a GPU is in."""

@@ -15,12 +15,17 @@ from dataclasses import dataclass
 from gpunode.plugin.placement.groups import Groups, Steps
 from gpunode.plugin.placement.modules import Classes, Matrix, classes_of
 from gpunode.plugin.placement.search import Worths
+from gpunode.plugin.placement.seed import seed
 
 EXACT_GPUS = 16
 MOST_STEPS = 2_000_000
 """Groups looked at in one search at most: of 16 GPUs with links at random the worst seen took half of it."""
-MOST_STEPS_BEYOND = 5_000
-"""The same for more GPUs, where a search might never end: a quarter of a second."""
+MOST_STEPS_BEYOND = 100_000
+"""The same for more GPUs, where a search might never end."""
+QUICK_STEPS = 4_000
+"""While a pod waits: 50 ms. With more than 16 GPUs each step takes longer."""
+_PAUSE_SECONDS = 0.001
+_QUICK_PAUSE_SECONDS = 0.00005
 _MOST_GPUS = 255  # a count is a byte
 
 
@@ -57,9 +62,9 @@ class Divider:
         self._groups = Groups(self.classes, self.near)
         self._sizes: dict[int, Worths] = {}
 
-    def choose(self, available: Sequence[int], must: Sequence[int], size: int) -> Choice:
+    def choose(self, available: Sequence[int], must: Sequence[int], size: int, quick: bool = False) -> Choice:
         """Positions out of `available` (and all of `must`, if they fit): fewer than `size` if there are
-        not as many.
+        not as many. Not `quick` it may take seconds, though other threads get their turn.
         """
         fixed = tuple(sorted(set(must)))[: max(size, 0)]
         free = sorted(set(available) - set(must))
@@ -68,13 +73,13 @@ class Divider:
         if size >= len(fixed) + len(free):
             group = (*fixed, *free)
             return Choice(group, self.worth(group), self.worth(group))
-        return self._search(fixed, free, size)
+        return self._search(fixed, free, size, quick)
 
-    def divide(self, available: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    def divide(self, available: Sequence[int], size: int, quick: bool = False) -> list[tuple[int, ...]]:
         """The groups of a best division, the best first, a smaller one of what remains last."""
         left, groups = sorted(set(available)), []
         while left:
-            groups.append(self.choose(left, (), size).group)
+            groups.append(self.choose(left, (), size, quick).group)
             left = [position for position in left if position not in groups[-1]]
         return groups
 
@@ -82,14 +87,17 @@ class Divider:
         """Nearness of all pairs, above the least of the machine."""
         return sum(self.matrix[a][b] for at, a in enumerate(group) for b in group[:at])
 
-    def _search(self, fixed: tuple[int, ...], free: Sequence[int], size: int) -> Choice:
+    def _search(self, fixed: tuple[int, ...], free: Sequence[int], size: int, quick: bool) -> Choice:
         """Best division, then the nearest group, then the one whose loss hurts the others least."""
-        steps, worths = self._steps(len(fixed) + len(free)), self._worths(size)
+        steps, worths = self._steps(len(fixed) + len(free), quick), self._worths(size)
+        if not quick:
+            worths.patiently()
         held = self.classes.counts(fixed)
-        best = (-1, 0, 0)
+        start = seed(self.matrix, fixed, free, size)
+        best = (sum(map(self.worth, start)), -1, 0)
         ties: list[bytes] = []
         for bound, worth, rest, group in worths.options(self.classes.counts(free), held, steps):
-            if bound < best[0]:
+            if bound < best[0] or steps.over():
                 break
             if bound == best[0] and worth < best[1]:
                 continue
@@ -101,28 +109,42 @@ class Divider:
                 best, ties = rank, [group]
             elif rank == best:
                 ties.append(group)
+        if worths.heavy:
+            self._sizes.pop(size, None)
+        if not ties:
+            nearest = max(
+                (group for group in start if len(group) == size and {*fixed} <= {*group}), key=self.worth
+            )
+            chosen = tuple(sorted({*nearest}.difference(fixed)))
+            return Choice((*fixed, *chosen), self.worth(nearest), best[0], steps.taken, exact=False)
         chosen = min(self._realised(group, free) for group in ties)
-        return Choice((*fixed, *chosen), best[1], best[0], steps.taken, not steps.over)
+        return Choice((*fixed, *chosen), best[1], best[0], steps.taken, not steps.over())
 
-    def candidates(self, available: Sequence[int], must: Sequence[int], size: int, most: int) -> list[Choice]:
-        """The groups that are nearest to being chosen, the chosen one first, one for all that can be
-        exchanged for each other.
+    def candidates(
+        self, best: Choice, available: Sequence[int], must: Sequence[int], size: int, most: int
+    ) -> list[Choice]:
+        """The groups that are nearest to being chosen, `best` first, one for all that can be exchanged for
+        each other.
         """
-        best = self.choose(available, must, size)
         fixed, free = tuple(sorted(set(must))), sorted(set(available) - set(must))
         if not len(fixed) < size < len(fixed) + len(free):
             return [best]
-        steps, worths = self._steps(len(fixed) + len(free)), self._worths(size)
+        steps, worths = self._steps(len(fixed) + len(free), quick=True), self._worths(size)
         found = []
         options = worths.options(self.classes.counts(free), self.classes.counts(fixed), steps)
         for _, worth, rest, group in options[: 4 * most]:
             total = worth + worths.best(rest, -1, steps)
-            found.append(Choice((*fixed, *self._realised(group, free)), worth, total, 0, not steps.over))
+            found.append(Choice((*fixed, *self._realised(group, free)), worth, total, 0, not steps.over()))
         found.sort(key=lambda choice: (-choice.total, -choice.worth, choice.group))
         return [best, *(choice for choice in found if choice.group != best.group)][:most]
 
-    def _steps(self, gpus: int) -> Steps:
-        return Steps(self._most_steps or (MOST_STEPS if gpus <= EXACT_GPUS else MOST_STEPS_BEYOND))
+    def _steps(self, gpus: int, quick: bool) -> Steps:
+        if self._most_steps:
+            return Steps(self._most_steps)
+        if quick:
+            most = QUICK_STEPS * EXACT_GPUS**2 // max(gpus, EXACT_GPUS) ** 2
+            return Steps(most, _QUICK_PAUSE_SECONDS)
+        return Steps(MOST_STEPS if gpus <= EXACT_GPUS else MOST_STEPS_BEYOND, _PAUSE_SECONDS)
 
     def _worths(self, size: int) -> Worths:
         return self._sizes.get(size) or self._sizes.setdefault(size, Worths(self._groups, size))

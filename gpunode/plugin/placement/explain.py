@@ -14,6 +14,10 @@ from gpunode.plugin.placement.scores import Links, Near, by_links
 from gpunode.plugin.settings import Settings
 
 _CANDIDATES = 5
+_UNPROVEN = (
+    "not proven to be the best: the GPUs hang together so irregularly that not every division was looked at;"
+    " a plugin that serves goes on looking, for when the same is asked again"
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def explain(
     size: int,
 ) -> Explanation:
     """What `prefer` answers for the same arguments, and why."""
-    chosen = prefer(settings, snapshot, topology, available, must_include, size)
+    chosen = prefer(settings, snapshot, topology, available, must_include, size, later=False)
     missing = size - len(chosen)
     reasons = [f"{missing} of {size} can't be had: too few are available and healthy"] if missing > 0 else []
     if divisible(snapshot.resource):
@@ -109,16 +113,16 @@ def _aligned(
     picked = [places[one] for one in chosen if one in places]
     divider = told.machine.divider
     left = [at for at in available if at not in picked]
-    leaves = [told.group(group) for group in divider.divide(left, len(picked))] if picked else []
-    best = divider.choose([*available, *must], must, len(picked))
+    leaves = [told.group(group) for group in divider.divide(left, len(picked), quick=True)] if picked else []
+    best = told.machine.choose([*available, *must], must, len(picked), later=False)
     candidates = [
         told.group(found.group, found.total + divider.least * _pairs(len({*available, *must}), len(picked)))
-        for found in divider.candidates([*available, *must], must, len(picked), _CANDIDATES)
+        for found in divider.candidates(best, [*available, *must], must, len(picked), _CANDIDATES)
     ]
     if candidates and not reasons:
-        reasons.append(_decided(candidates, len(picked)))
+        reasons.append(_decided(candidates, len(picked), everything=not left))
     if not best.exact:
-        reasons.append("so many GPUs in irregular groups that not every division was looked at")
+        reasons.append(_UNPROVEN)
     return Explanation(
         "aligned", tuple(chosen), tuple(reasons), tuple(candidates), tuple(leaves), (), best.steps, best.exact
     )
@@ -130,8 +134,10 @@ def _pairs(count: int, size: int) -> int:
     return whole * (size * (size - 1) // 2) + rest * (rest - 1) // 2
 
 
-def _decided(candidates: Sequence[Group], size: int) -> str:
+def _decided(candidates: Sequence[Group], size: int, everything: bool) -> str:
     """What set the first apart from the second."""
+    if len(candidates) == 1 and everything:
+        return "all that is available is asked for"
     if len(candidates) == 1:
         return "every other group is as good: the lowest indices" if size else "nothing was asked for"
     first, second = candidates[:2]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from math import gcd
 
 from gpunode.plugin.placement.modules import Classes
 
@@ -10,16 +12,32 @@ _Slices = list[tuple[int, int, int]]
 """(start of an earlier branch, start of an equal one, width of both)."""
 
 
-class Steps:
-    """How many groups were looked at, of `most`."""
+_BREATH = 200  # steps: about a millisecond
 
-    def __init__(self, most: int) -> None:
+
+class Steps:
+    """How many groups were looked at, of `most`. After each few of them others have `pause` seconds: a
+    search in Python would hold up all threads of its process, those that tell the kubelet of a fault too.
+    """
+
+    def __init__(self, most: int, pause: float = 0.0) -> None:
         self.most = most
         self.taken = 0
+        self.due = most
+        """When `breathe` is to be called."""
+        self._pause = pause
+        if pause:
+            self.due = min(most, _BREATH)
 
-    @property
     def over(self) -> bool:
         return self.taken >= self.most
+
+    def breathe(self) -> bool:
+        """Let others go first; True if the steps are over."""
+        if not self.over():
+            time.sleep(self._pause)
+            self.due = min(self.most, self.taken + _BREATH)
+        return self.over()
 
 
 class Groups:
@@ -28,6 +46,8 @@ class Groups:
     def __init__(self, classes: Classes, near: Sequence[Sequence[int]]) -> None:
         self.classes = classes
         self.near = near
+        self.grain = gcd(*(nearness for row in near for nearness in row)) or 1
+        """All worths are multiples of it."""
 
     def worth(self, counts: bytes) -> int:
         """Nearness of all pairs."""
@@ -68,7 +88,7 @@ class Groups:
                 elif not (within[at] and _turned(group, within[at])):
                     found.append((now, bytes(group)))
                     steps.taken += 1
-                if steps.taken >= steps.most and found:
+                if steps.taken >= steps.due and steps.breathe() and found:
                     break
             group[at] = 0
 

@@ -4,7 +4,8 @@ GPUs that are equally near to every other one are *twins*: only how many of a cl
 matters. Twins taken together may be twins of another class, and so on: a machine of two sockets with four
 PCIe switches each is a tree, whose equal branches may be exchanged for each other. So a set of GPUs is
 written as one count per class, in an order that is the same for all that can be exchanged; there are a few
-hundred such sets on sixteen GPUs, not 65536. Where nothing is regular each GPU is a class of its own.
+hundred such sets on sixteen GPUs, not 65536. Where that ends, blocks are looked for that can be exchanged
+as a whole (`exchange`). Where nothing is regular each GPU is a class of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+from gpunode.plugin.placement.exchange import exchangeable, families
 
 Matrix = Sequence[Sequence[int]]
 """Nearness of each two GPUs by position: symmetric, not negative, higher is nearer."""
@@ -79,7 +82,7 @@ def classes_of(matrix: Matrix) -> Classes:
     while len(items) > 1:
         merged = _merge(items, matrix)
         if len(merged) == len(items):
-            items = [_Node((), children=tuple(items), regular=False)]
+            items = [_Node((), children=tuple(_blocks(items, matrix)), regular=False)]
             break
         items = merged
     layout = _Layout()
@@ -109,6 +112,35 @@ def _twins(rows: Sequence[list[int]], a: int, b: int) -> bool:
     """Whether every third one is as far from `a` as from `b`."""
     one, other = rows[a], rows[b]
     return one[:a] == other[:a] and one[a + 1 : b] == other[a + 1 : b] and one[b + 1 :] == other[b + 1 :]
+
+
+def _blocks(items: Sequence[_Node], matrix: Matrix) -> list[_Node]:
+    """Items without twins: those that can be exchanged in blocks together, families of blocks likewise."""
+    first = [item.members[0] for item in items]
+    rows = [[matrix[a][b] for b in first] for a in first]
+    shapes = [item.shape for item in items]
+    alike: list[list[list[tuple[int, ...]]]] = []
+    for family in families(rows, shapes):
+        flat = tuple(at for block in family for at in block)
+        for others in alike:
+            same = tuple(at for block in others[0] for at in block)
+            if len(others[0]) == len(family) and exchangeable(rows, shapes, same, flat):
+                others.append(family)
+                break
+        else:
+            alike.append([family])
+    nodes = []
+    for number, found in enumerate(alike):
+        made = [_family([[items[at] for at in block] for block in family], number) for family in found]
+        nodes.append(made[0] if len(made) == 1 else _Node((-1, number), children=tuple(made)))
+    taken = {at for found in alike for family in found for block in family for at in block}
+    return nodes + [item for at, item in enumerate(items) if at not in taken]
+
+
+def _family(blocks: Sequence[Sequence[_Node]], number: int) -> _Node:
+    """Blocks side by side; each is laid out in the order in which the exchange pairs its items."""
+    made = [_Node((-2, number), children=tuple(block), regular=False) for block in blocks]
+    return _Node((-3, number), children=tuple(made))
 
 
 def _joined(nodes: Sequence[_Node], weight: int) -> _Node:

@@ -12,6 +12,7 @@ from gpunode.plugin.placement.bounds import Bounds
 from gpunode.plugin.placement.groups import Groups, Steps
 
 MOST_REMEMBERED = 20_000
+_HEAVY = 5_000
 
 
 class Worths:
@@ -25,6 +26,16 @@ class Worths:
         self._canonical: dict[bytes, bytes] = {}
         self._bounded: dict[bytes, int] = {}
         self._bounds = Bounds(groups, size)
+
+    def patiently(self) -> None:
+        """Bound better from now on, however long that takes."""
+        if self._bounds.patiently():
+            self._bounded = {}
+
+    @property
+    def heavy(self) -> bool:
+        """Whether much is remembered: a megabyte or more."""
+        return len(self._bounded) > _HEAVY
 
     def bound(self, counts: bytes) -> int:
         """What these can't be worth more than."""
@@ -43,17 +54,17 @@ class Worths:
         known, exact = self._known.get(counts, (-1, False))
         if exact or 0 <= known <= floor:
             return known
-        if steps.over:
+        if steps.over():
             return self.groups.obvious(counts, self.size)
         top = floor
         beaten = False
         for bound, worth, rest in self._branches(counts, steps):
-            if bound <= top:
+            if bound <= top or (steps.over() and beaten):
                 break
             found = worth + self.best(rest, top - worth, steps)
             if found > top:
                 top, beaten = found, True
-        if not steps.over:
+        if not steps.over():
             self._remember(counts, top, beaten)
         return top
 

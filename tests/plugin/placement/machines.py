@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import combinations
+from random import Random
 
 from gpunode.gpu.model import Pair, Topology
 from gpunode.plugin.model import Device, Resource, Snapshot, Unit
@@ -91,7 +92,29 @@ MACHINES = {
     "l40s": Machine(10, _PLX_OF_FIVE),
     "t4": Machine(16, _t4),
     "nvswitch-16": Machine(16, tree(8, NODE), switch=18),
+    "plx-16": Machine(16, tree(4, PIX, 8, NODE)),
+    "bridged-16": Machine(16, tree(8, NODE), links={(a, a + 1): 4 for a in range(0, 16, 2)}),
+    "bridged-across-16": Machine(16, tree(8, NODE), links={(a, a + 8): 4 for a in range(8)}),
+    "bridged-across-plx": Machine(
+        16, tree(4, PIX, 8, NODE), links={(a + b, a + b + 4): 4 for a in range(4) for b in (0, 8)}
+    ),
+    "islands": Machine(
+        16,
+        tree(2, PIX, 4, PXB, 8, NODE),
+        links={(a, b): 18 for a, b in combinations(range(16), 2) if a // 8 == b // 8},
+    ),
 }
+
+
+def random_matrix(seed: int, count: int = 16) -> Matrix:
+    """Links at random: no such machine is sold."""
+    random = Random(seed)
+    matrix = [[0] * count for _ in range(count)]
+    for a, b in combinations(range(count), 2):
+        matrix[a][b] = matrix[b][a] = random.choice([10, 20, 30, 40, 50]) + 100 * random.choice(
+            [0, 0, 0, 1, 2]
+        )
+    return matrix
 
 
 def brute_force(matrix: Matrix, free: Iterable[int], must: Sequence[int], size: int) -> tuple[int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -16,8 +17,10 @@ from gpunode.plugin.model import Device, Problem, Resource, Snapshot, Unit
 from gpunode.plugin.placement import aligned
 from gpunode.plugin.placement.choose import prefer
 from gpunode.plugin.placement.explain import explain
+from gpunode.plugin.placement.later import Later
 from gpunode.plugin.settings import Settings
-from tests.plugin.placement.machines import MACHINES, RESOURCE, ids, unit, uuid
+from tests.plugin.nodes import eventually
+from tests.plugin.placement.machines import MACHINES, RESOURCE, ids, random_matrix, unit, uuid
 
 PACKED = Settings(shared_devices_allocation_policy="packed")
 
@@ -83,6 +86,32 @@ def test_a_machine_is_worked_out_once_until_its_links_change() -> None:
     assert aligned.machine_of(worse, replace(found.topology), aligned_scores()) is first
     fewer = replace(found.topology, switch_links={})
     assert aligned.machine_of(worse, fewer, aligned_scores()) is not first
+
+
+def test_what_takes_long_is_answered_at_once_and_better_when_it_is_asked_again() -> None:
+    matrix = random_matrix(2)
+    machine = aligned.Machine(tuple(map(unit, range(16))), lambda a, b: matrix[int(a.index)][int(b.index)])
+    first = machine.choose(range(16), (), 4)
+    assert not first.exact
+    assert machine.choose(range(16), (), 4).total == first.total or machine.choose(range(16), (), 4).exact
+    assert eventually(lambda: machine.choose(range(16), (), 4).exact, 20.0)
+    assert machine.choose(range(16), (), 4).total >= first.total
+    assert eventually(lambda: not any(one.name == "placement" for one in threading.enumerate()), 5.0)
+
+
+def test_work_for_later_outlives_a_bug_and_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    later, done, go = Later(), [], threading.Event()
+    later.put("a", go.wait)
+    later.put("b", lambda: 1 / 0)
+    go.set()
+    assert eventually(lambda: not any(one.name == "placement" for one in threading.enumerate()), 5.0)
+    go.clear()
+    later.put("a", go.wait)
+    for _ in range(3):
+        later.put("b", lambda: done.append("b"))
+    go.set()
+    assert eventually(lambda: done == ["b"], 5.0)
 
 
 def aligned_scores():
