@@ -73,6 +73,7 @@ def refused(kind: str, problems: tuple[Problem, ...], data: Mapping[str, Any] | 
 def _serve(service: PluginService, asked: _Asked, stop: Event | None) -> None:
     asked.wake = lambda: service.ended.put(None)
     asked.let_go = service.backend.let_go
+    asked.look = service.wake
     service.start()
     while service.running and not asked and not (stop is not None and stop.is_set()):
         if stop is None:
@@ -110,12 +111,13 @@ def _told(device: Device) -> dict[str, object]:
 
 
 class _Asked(list[str]):
-    """The signals that came. `wake` is a queue's put: a handler may use that while others wait for it."""
+    """The signals that came. `wake` and `look` put into a queue: a handler may, while others wait for it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.wake: Callable[[], None] = lambda: None
         self.let_go: Callable[[], None] = lambda: None
+        self.look: Callable[[], None] = lambda: None
 
 
 @contextmanager
@@ -135,6 +137,7 @@ def until_signal(hangup: Hangup) -> Iterator[_Asked]:
 
     def look_again(number: int, frame: FrameType | None) -> None:
         hangup.asked = True
+        asked.look()
 
     ends = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
     before = {number: signal.signal(number, end) for number in ends}

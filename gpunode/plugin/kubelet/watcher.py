@@ -26,9 +26,9 @@ from gpunode.plugin.settings import Settings
 
 PLUGIN_REGISTRATION = "pluginregistration.Registration"
 DEVICE_PLUGIN_TYPE = "DevicePlugin"
-_SOON = 1.0  # after a stream that this very kubelet has ended: it won't come again by itself
+_SOON = 1.0  # after a refusal, or a stream that this very kubelet has ended: it won't come again by itself
 _STEADY_SECONDS = 30.0  # a stream that lasted this long clears the record of failures
-_MOST_RENEWALS = 5  # doublings of the patience
+_LONGEST = 60.0
 
 rpc.METHODS[PLUGIN_REGISTRATION] = {
     "GetInfo": (pb.InfoRequest, pb.PluginInfo),
@@ -154,16 +154,18 @@ class WatcherLink:
         kubelet = identity(self._host, self._settings.kubelet_socket)
         before, situation = self._situation, (kubelet, self._serving.generation, watched)
         if situation != before:
-            ended = before == (kubelet, self._serving.generation, True)
-            self._patience = (_SOON if ended else self._usual) * 2**self._renewals
+            self._ended = before == (kubelet, self._serving.generation, True)
+            if kubelet != before[0]:
+                self._renewals = 0
             self._situation, self._since = situation, now
         lasted = now - self._since
+        first = _SOON if self._ended or self._answer is not None else self._usual
         if watched:
             if lasted > _STEADY_SECONDS:
                 self._renewals = 0
-        elif kubelet is not None and lasted > self._patience:
+        elif kubelet is not None and lasted > min(first * 2**self._renewals, _LONGEST):
             self._log.warning("nobody watches: making the socket anew", resource=self._resource)
-            self._renewals = min(self._renewals + 1, _MOST_RENEWALS)
+            self._renewals = min(self._renewals + 1, 10)
             self._serving.renew()
 
     def _wait(self, reason: str) -> None:
