@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.kubelet import rpc
-from gpunode.plugin.kubelet.directory import check_directory, is_directory
+from gpunode.plugin.kubelet.directory import check_directory, identity, is_directory
 from gpunode.plugin.kubelet.handlers import DevicePlugin, Observer, Policy
 from gpunode.plugin.kubelet.server import PluginServer, clear_stale
 from gpunode.plugin.kubelet.streams import Streams
@@ -64,7 +64,7 @@ class Serving:
         """
         rpc.target(self._host.path(self.socket))
         try:
-            if self._host.path(other, follow=False).is_socket():
+            if identity(self._host, other) is not None:
                 clear_stale(self._host, other)
         except GpunodeError as error:
             if "another device plugin" in error.message:
