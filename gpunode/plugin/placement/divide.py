@@ -117,7 +117,10 @@ class Divider:
             )
             chosen = tuple(sorted({*nearest}.difference(fixed)))
             return Choice((*fixed, *chosen), self.worth(nearest), best[0], steps.taken, exact=False)
-        chosen = min(self._realised(group, free) for group in ties)
+        both = self.classes.counts(free), held
+        chosen = min(
+            self._realised(group, free) for tie in ties for group in self.classes.arrangements(tie, *both)
+        )
         return Choice((*fixed, *chosen), best[1], best[0], steps.taken, not steps.over())
 
     def candidates(

@@ -10,15 +10,18 @@ as a whole (`exchange`). Where nothing is regular each GPU is a class of its own
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations, pairwise
 from typing import Any
 
 from gpunode.plugin.placement.exchange import exchangeable, families
 
 Matrix = Sequence[Sequence[int]]
 """Nearness of each two GPUs by position: symmetric, not negative, higher is nearer."""
+
+_MOST_ARRANGEMENTS = 500
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,33 @@ class Classes:
                 part = b"".join(sorted(slices, reverse=True))
             counts = counts[:start] + part + counts[end:]
         return counts
+
+    @cached_property
+    def _scattered(self) -> tuple[Siblings, ...]:
+        """Those whose GPUs aren't numbered in the order of their classes."""
+        return tuple(
+            group
+            for group in self.siblings
+            if (span := self.members[group.start : group.start + group.width * group.count])
+            if any(one[-1] > other[0] for one, other in pairwise(span))
+        )
+
+    def arrangements(self, counts: bytes, *others: bytes) -> Iterator[bytes]:
+        """`counts` and what it becomes when branches that are equal in all `others` are exchanged, where
+        that may lead to lower positions.
+        """
+        seen, queue = {counts}, [counts]
+        for here in queue:
+            yield here
+            for group in self._scattered if len(seen) < _MOST_ARRANGEMENTS else ():
+                width, end = group.width, group.start + group.width * group.count
+                for a, b in combinations(range(group.start, end, width), 2):
+                    one, other = slice(a, a + width), slice(b, b + width)
+                    if here[one] != here[other] and all(some[one] == some[other] for some in others):
+                        made = here[:a] + here[other] + here[a + width : b] + here[one] + here[b + width :]
+                        if made not in seen:
+                            seen.add(made)
+                            queue.append(made)
 
 
 def classes_of(matrix: Matrix) -> Classes:
