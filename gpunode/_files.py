@@ -36,13 +36,25 @@ def read_regular(path: Path) -> bytes:
         return stream.read()
 
 
-def write_atomic(target: Path, data: bytes, mode: int, expect: bytes | None) -> None:
-    """Write `data` to `target` through a temporary file beside it. Raises OSError, target untouched."""
+def refuse_dangling(target: Path, path: str) -> None:
+    """`ConfigError` if it is a symlink to nothing: it can't be written through."""
+    if target.is_symlink() and not target.exists():
+        raise ConfigError(
+            f"{path} is a symlink to {target.readlink()}, which does not exist",
+            hint=f"create its target or remove the link: rm {path}",
+        )
+
+
+def write_atomic(target: Path, data: bytes, mode: int, expect: bytes | None, *, keep: bool = True) -> None:
+    """Write `data` to `target` through a temporary file beside it. Raises OSError, target untouched.
+
+    Without `keep` neither what a symlink leads to is looked at nor mode and owner of what is there.
+    """
     import tempfile
 
-    if target.is_dir():
+    if target.is_dir() and (keep or not target.is_symlink()):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-    before = target.stat() if target.exists() else None
+    before = target.stat() if keep and target.exists() else None
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".gpunode", dir=target.parent)
     temporary = Path(name)
     try:

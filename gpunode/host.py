@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from gpunode._files import explain_os_error, holds, read_regular, resolve_in_root
 from gpunode._process import COMMAND_NOT_FOUND, Completed, run_process
 from gpunode._recording import RECORDING, parse_recording
-from gpunode.errors import ConfigError, DaemonError, PreconditionError, Unreadable
+from gpunode.errors import DaemonError, PreconditionError, Unreadable
 
 if TYPE_CHECKING:
     import socket
@@ -308,22 +308,23 @@ class Host:
             real = real.parent
         return os.access(real, os.W_OK)
 
-    def write_atomic(self, path: str, data: bytes, *, mode: int = 0o644, expect: bytes | None = None) -> None:
+    def write_atomic(
+        self, path: str, data: bytes, *, mode: int = 0o644, expect: bytes | None = None, keep: bool = True
+    ) -> None:
         """Replace a file in one step: temporary file beside it, fsync, rename, fsync of the directory.
 
         Mode, owner and extended attributes (SELinux label, ACL) of an existing file are kept; a symlink is
-        written through. With `expect` the write is refused if the file no longer holds those bytes.
+        written through. With `expect` the write is refused if the file no longer holds those bytes. Without
+        `keep` nothing of what was there is kept, a symlink included: for files that are ours alone, where
+        whatever else lies in their place was planted.
         """
-        from gpunode._files import write_atomic
+        from gpunode._files import refuse_dangling, write_atomic
 
-        real = self.path(path)
-        if real.is_symlink() and not real.exists():
-            raise ConfigError(
-                f"{path} is a symlink to {real.readlink()}, which does not exist",
-                hint=f"create its target or remove the link: rm {path}",
-            )
+        real = self.path(path, follow=keep)
+        if keep:
+            refuse_dangling(real, path)
         try:
-            write_atomic(real.resolve() if self.live else real, data, mode, expect)
+            write_atomic(real.resolve() if self.live and keep else real, data, mode, expect, keep=keep)
         except OSError as error:
             raise explain_os_error(error, path, "write") from error
 

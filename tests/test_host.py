@@ -70,6 +70,21 @@ def test_write_keeps_mode_and_goes_through_a_symlink(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "real.json"]
 
 
+def test_a_file_of_our_own_replaces_whatever_was_planted(tmp_path: Path) -> None:
+    precious, link = tmp_path / "shadow", tmp_path / "status.json"
+    precious.write_text("secret")
+    link.symlink_to(precious)
+    Host().write_atomic(str(link), b"ours", keep=False)
+    assert (precious.read_text(), link.is_symlink(), link.read_text()) == ("secret", False, "ours")
+    link.chmod(0o666)
+    Host().write_atomic(str(link), b"again", keep=False)
+    assert (link.read_text(), stat.S_IMODE(link.stat().st_mode)) == ("again", 0o644)
+    link.unlink()
+    link.symlink_to(tmp_path)
+    Host().write_atomic(str(link), b"ours", keep=False)
+    assert link.read_text() == "ours"
+
+
 def test_write_keeps_extended_attributes(tmp_path: Path) -> None:
     target = tmp_path / "labelled"
     target.write_text("old")

@@ -82,7 +82,8 @@ class HealthMemory:
         }
         try:
             self._host.make_dirs(self._path.rpartition("/")[0])
-            self._host.write_atomic(self._path, (json.dumps(document, indent=1) + "\n").encode())
+            data = (json.dumps(document, indent=1) + "\n").encode()
+            self._host.write_atomic(self._path, data, keep=False)
             self._written = marks
             self._say.reset()
         except (GpunodeError, OSError) as error:

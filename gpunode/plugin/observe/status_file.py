@@ -87,7 +87,7 @@ class StatusFile:
     def _replace(self, data: bytes) -> None:
         try:
             self._host.make_dirs(self._service.settings.state_dir)
-            self._host.write_atomic(self._path, data)
+            self._host.write_atomic(self._path, data, keep=False)
             self._trouble = ""
         except GpunodeError as error:
             if error.message != self._trouble:
