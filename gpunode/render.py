@@ -128,8 +128,10 @@ def plain_lines(block: Block) -> list[str]:
     ]
 
 
-def _text(cell: Cell | str) -> str:
-    return cell if isinstance(cell, str) else cell.text
+def _text(cell: Cell | str, narrow: bool = False) -> str:
+    if isinstance(cell, str):
+        return cell
+    return cell.short if narrow and cell.short else cell.text
 
 
 def _render_rich(blocks: tuple[Block, ...]) -> None:
@@ -166,13 +168,16 @@ def _rich_table(block: Table, width: int) -> Any:
 
     table = RichTable(box=None, show_header=any(block.columns), header_style="bold", pad_edge=False)
     first = max((len(_text(row[0])) for row in block.rows), default=0)
+    narrow = max(map(len, plain_lines(block)), default=0) > width
     for number, column in enumerate(block.columns):
         whole = number == 0 and first <= width * _FIRST_COLUMN
         table.add_column(column, overflow="fold", no_wrap=whole)
     for row in block.rows:
         styles = (cell.style if isinstance(cell, Cell) else Style.PLAIN for cell in row)
         pairs = zip(row, styles, strict=True)
-        table.add_row(*(RichText(printable(_text(cell)), _RICH_STYLES[style]) for cell, style in pairs))
+        table.add_row(
+            *(RichText(printable(_text(cell, narrow)), _RICH_STYLES[style]) for cell, style in pairs)
+        )
     return table
 
 

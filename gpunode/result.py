@@ -49,10 +49,11 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One table cell with a meaning."""
+    """One table cell with a meaning. `short` stands for it where the terminal is too narrow for all."""
 
     text: str
     style: Style = Style.PLAIN
+    short: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -157,6 +157,18 @@ def test_what_names_a_row_stays_whole_where_there_is_room(
     assert (name in capsys.readouterr().out) == whole
 
 
+@pytest.mark.parametrize(("columns", "shown"), [("80", "GPU-c276364b-35d6"), ("20", "GPU-c276364b")])
+def test_a_cell_is_short_where_the_table_is_wider_than_the_terminal(
+    columns: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    table = Table(("GPU", "DEVICE"), (("0", Cell("GPU-c276364b-35d6", short="GPU-c276364b")),))
+    render(Result("X", blocks=(table,)), Output.TABLE, Color.ALWAYS)
+    assert shown in capsys.readouterr().out.split()
+    render(Result("X", blocks=(table,)), Output.TABLE, Color.NEVER)
+    assert "GPU-c276364b-35d6" in capsys.readouterr().out.split()
+
+
 def test_messages_on_a_terminal_break_between_words_and_hints_nowhere() -> None:
     message, hint = "a word " * 20, "run this command " * 10
     script = (

@@ -32,6 +32,7 @@ from gpunode.plugin.observe.status_file import status_path
 from gpunode.plugin.settings import KUBELET_SOCKET, Settings
 from gpunode.result import Progress, Result
 
+_NEWS_SECONDS = 1.2  # the plugin writes once a second at most
 _Found = TypeVar("_Found")
 
 
@@ -97,7 +98,23 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     from gpunode.commands.plugin_status_blocks import blocks
 
     data = _gather(host, options, progress)
+    if host.live and _between_news(data):
+        host.sleep(_NEWS_SECONDS)
+        data = _gather(host, options, progress)
     return Result("PluginStatus", data, "ok" if _fine(data) else "warn", blocks=blocks(data))
+
+
+def _between_news(data: PluginStatus) -> bool:
+    """Whether the kubelet already knows of something that our plugin hasn't written down yet, or the other
+    way round: seen together they would make a GPU fail for no reason."""
+    if data.plugin is None or data.plugin.state != "serving":
+        return False
+    ours = {one.name for one in data.resources if one.plugin == "gpunode"}
+    return any(
+        unit.resource in ours
+        and (unit.health == "not-allocatable" or (unit.health == "unhealthy" and unit.allocatable))
+        for unit in data.units
+    )
 
 
 def _fine(data: PluginStatus) -> bool:

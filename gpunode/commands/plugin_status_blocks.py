@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 _RESOURCES = ("RESOURCE", "CAPACITY", "ALLOCATABLE", "HELD", "SERVED BY")
 _UNITS = ("GPU", "MODEL", "DEVICE", "RESOURCE", "HEALTH", "HELD BY")
+_UUID = re.compile(r"((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f-]{27}")
+_MODEL, _RESOURCE = 1, 3
 _HEALTH = {
     "healthy": Style.GOOD,
     "unhealthy": Style.BAD,
@@ -36,7 +39,7 @@ def blocks(data: PluginStatus) -> tuple[Block, ...]:
     if data.resources:
         found.append(Table(_RESOURCES, tuple(_resource(data, one) for one in data.resources)))
     if data.units:
-        found.append(Table(_UNITS, tuple(_rows(data.units))))
+        found += _units(data.units)
     found += _wrong(data)
     if not data.resources and not data.units:
         found.append(Text("no GPU resource is registered with the kubelet", Style.WARN))
@@ -95,6 +98,21 @@ def _server(data: PluginStatus, one: ResourceStatus) -> Cell:
     return Cell(who if socket.state == "listening" else f"{who} ({socket.state})")
 
 
+def _units(units: tuple[UnitStatus, ...]) -> Iterator[Block]:
+    """What is the same of every GPU is said once: eighty columns have no room for it in each row."""
+    models = {unit.model or "?" for unit in units}
+    resources = {unit.resource or "-" for unit in units}
+    gone = {
+        *((_MODEL,) if len(models) == 1 and not any(unit.profile for unit in units) else ()),
+        *((_RESOURCE,) if len(resources) == 1 else ()),
+    }
+    if _MODEL in gone:
+        yield Text(f"model: {models.pop()}")
+    kept = [number for number in range(len(_UNITS)) if number not in gone]
+    rows = tuple(tuple(row[number] for number in kept) for row in _rows(units))
+    yield Table(tuple(_UNITS[number] for number in kept), rows)
+
+
 def _rows(units: tuple[UnitStatus, ...]) -> Iterator[tuple[Cell | str, ...]]:
     """MIG devices under their GPU, which has a row of its own even if it isn't offered itself."""
     whole = {unit.index for unit in units}
@@ -102,15 +120,21 @@ def _rows(units: tuple[UnitStatus, ...]) -> Iterator[tuple[Cell | str, ...]]:
         parent, part, _ = unit.index.partition(":")
         if part and parent not in whole:
             whole.add(parent)
-            yield (parent, unit.model, Cell(unit.gpu, Style.DIM), "", "", "")
+            yield (parent, unit.model, Cell(unit.gpu, Style.DIM, _short(unit.gpu)), "", "", "")
         yield (
             unit.index or "?",
             f"  MIG {unit.profile}" if unit.profile else unit.model or "?",
-            unit.id,
+            Cell(unit.id, short=_short(unit.id)),
             unit.resource or "-",
             Cell(_health(unit), _HEALTH.get(unit.health, Style.PLAIN)),
             _held(unit),
         )
+
+
+def _short(device: str) -> str:
+    """The first group of a UUID tells the GPUs of a node apart; for other ids nothing."""
+    found = _UUID.fullmatch(device)
+    return found[1] if found else ""
 
 
 def _health(unit: UnitStatus) -> str:

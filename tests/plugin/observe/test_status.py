@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,8 +50,7 @@ def test_who_holds_what_and_who_is_ill(node) -> None:
     held = stub.admit("ml/train-0", "main", {GPU: 2})
     inject(serving, "xid", "79", "--gpu", "3")
     assert stub.wait_allocatable(GPU, 3, 10), serving.log()
-    assert eventually(lambda: "xid-79" in (place / "state/status.json").read_text())
-    found = status(place)
+    found = status(place)  # at once: what the kubelet knows and the file doesn't is waited for
     assert (found["kind"], found["status"], found["exitCode"]) == ("PluginStatus", "warn", 0)
     data = found["data"]
     assert data["kubelet"] == "listening"
@@ -87,9 +88,43 @@ def test_the_table_says_it_for_people(node) -> None:
     done = command("plugin", "status", "--state-dir", f"{place}/state")
     assert done.returncode == 0, done.stderr
     [row] = [line for line in done.stdout.splitlines() if held.ids[0] in line]
+    assert "model: NVIDIA H100 80GB HBM3" in done.stdout
+    assert row.split()[:2] == [row[0], held.ids[0]]
     assert "unhealthy (xid-79)" in row and "ml/train-0/main" in row
     assert "XID 79: the GPU has fallen off the bus, since 20" in done.stdout
     assert "reboot the node" in done.stdout
+
+
+def test_a_narrow_terminal_has_room_for_a_line_each(node, monkeypatch) -> None:
+    place, stub, start = node
+    serving = start("--simulate", "h100:4", *QUICK)
+    assert stub.wait_allocatable(GPU, 4, 15), serving.log()
+    stub.admit("ml/train-0", "main", {GPU: 2})
+    monkeypatch.setenv("COLUMNS", "60")
+    given = ("--kubelet-socket", f"{place}/dp/kubelet.sock", "--state-dir", serving.state, "--no-nvml")
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", command("plugin", "status", *given, "--color", "always").stdout)
+    rows = [line for line in lines.splitlines() if line[:1].isdigit()]
+    assert [row.split()[0] for row in rows] == ["0", "1", "2", "3"]
+    assert all(re.search(r" GPU-[0-9a-f]{8} ", row) and len(row) <= 60 for row in rows)
+    assert sum("ml/train-0/main" in row for row in rows) == 2
+
+
+def test_a_planted_link_is_not_written_through(node) -> None:
+    place, stub, start = node
+    precious = place / "precious"
+    precious.write_text("root's own")
+    (place / "state").mkdir()
+    for name in ("status.json", "health.json"):
+        (place / "state" / name).symlink_to(precious)
+    serving = start("--simulate", "h100:1", *QUICK)
+    assert stub.wait_allocatable(GPU, 1, 15), serving.log()
+    inject(serving, "xid", "79", "--gpu", "0")
+    assert eventually(lambda: "xid-79" in (place / "state/status.json").read_text(), 10)
+    assert serving.end() == 0
+    assert precious.read_text() == "root's own"
+    for name in ("status.json", "health.json"):
+        kept = (place / "state" / name).lstat()
+        assert (stat.S_ISREG(kept.st_mode), kept.st_mode & 0o022) == (True, 0)
 
 
 def test_shares_are_counted_on_their_gpu(node) -> None:
