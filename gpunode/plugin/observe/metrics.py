@@ -68,7 +68,7 @@ class ServiceCollector(Collector):
         holdings = self._pods.holdings()
         samples = [
             *of_service(self._service, *self._times()),
-            *of_counts(counts),
+            *of_counts(counts, tuple(self._service.snapshots)),
             *of_gpus(self._service),
             Sample("gpunode_plugin_pod_resources_up", (), holdings is not None),
             *of_containers(self._service, holdings or ()),

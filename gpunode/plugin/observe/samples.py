@@ -6,7 +6,7 @@ device only its memory's size is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpunode import __version__
@@ -67,9 +67,13 @@ def _driver_gone(service: PluginService) -> bool:
     return bool(devices) and all(device.problem and device.problem.code == "driver" for device in devices)
 
 
-def of_counts(counts: Counts) -> Iterator[Sample]:
-    """Calls and events; the histogram is not among them."""
-    outcomes: dict[tuple[str, str], int] = {}
+def of_counts(counts: Counts, resources: Collection[str] = ()) -> Iterator[Sample]:
+    """Calls and events; the histogram is not among them.
+
+    What is counted of `resources` is there from the start, as 0: Prometheus' increase() doesn't see the step
+    to the first value of a counter that wasn't there before.
+    """
+    outcomes = {(name, outcome): 0 for name in resources for outcome in (*_OUTCOMES.values(), "error")}
     for (resource, method, code), number in counts.calls.items():
         yield Sample("gpunode_plugin_rpcs_total", (resource, method, code), number)
         if method == "Allocate":
@@ -77,9 +81,9 @@ def of_counts(counts: Counts) -> Iterator[Sample]:
             outcomes[key] = outcomes.get(key, 0) + number
     for key, number in outcomes.items():
         yield Sample("gpunode_plugin_allocations_total", key, number)
-    for resource, number in counts.devices.items():
+    for resource, number in {**dict.fromkeys(resources, 0), **counts.devices}.items():
         yield Sample("gpunode_plugin_allocated_devices_total", (resource,), number)
-    for resource, number in counts.fallbacks.items():
+    for resource, number in {**dict.fromkeys(resources, 0), **counts.fallbacks}.items():
         yield Sample("gpunode_plugin_preference_fallbacks_total", (resource,), number)
     for key, number in counts.events.items():
         yield Sample("gpunode_plugin_events_total", key, number)

@@ -58,6 +58,8 @@ def test_what_is_advertised_allocated_and_ill(node) -> None:
     assert since > (value(found, "gpunode_plugin_start_time_seconds") or 0)
     assert value(found, "gpunode_plugin_allocations_total", resource=GPU, outcome="ok") == 1
     assert value(found, "gpunode_plugin_allocations_total", outcome="not-found") == 1
+    assert value(found, "gpunode_plugin_allocations_total", outcome="unhealthy") == 0  # for increase()
+    assert value(found, "gpunode_plugin_preference_fallbacks_total", resource=GPU) == 0
     assert value(found, "gpunode_plugin_allocated_devices_total", resource=GPU) == 2
     assert value(found, "gpunode_plugin_rpc_duration_seconds_count", method="Allocate") == 2
     assert value(found, "gpunode_plugin_rpc_duration_seconds_bucket", method="Allocate", le="+Inf") == 2
