@@ -117,10 +117,7 @@ class Divider:
             )
             chosen = tuple(sorted({*nearest}.difference(fixed)))
             return Choice((*fixed, *chosen), self.worth(nearest), best[0], steps.taken, exact=False)
-        both = self.classes.counts(free), held
-        chosen = min(
-            self._realised(group, free) for tie in ties for group in self.classes.arrangements(tie, *both)
-        )
+        chosen = min(self._lowest(group, held, free) for group in ties)
         return Choice((*fixed, *chosen), best[1], best[0], steps.taken, not steps.over())
 
     def candidates(
@@ -157,6 +154,19 @@ class Divider:
         chosen = self._realised(group, free)
         left = set(free).difference(chosen)
         return -sum(self.matrix[a][b] for a in (*fixed, *chosen) for b in left)
+
+    def _lowest(self, group: bytes, held: bytes, free: Sequence[int]) -> tuple[int, ...]:
+        """The lowest positions that make this group or one that can be exchanged for it."""
+        there = self.classes.counts(free)
+        best, lower = self._realised(group, free), True
+        while lower:
+            lower = False
+            for other in self.classes.exchanged(group, there, held):
+                found = self._realised(other, free)
+                if found < best:
+                    best, group, lower = found, other, True
+                    break
+        return best
 
     def _realised(self, group: bytes, free: Sequence[int]) -> tuple[int, ...]:
         """The lowest positions that make this group."""

@@ -21,8 +21,6 @@ from gpunode.plugin.placement.exchange import exchangeable, families
 Matrix = Sequence[Sequence[int]]
 """Nearness of each two GPUs by position: symmetric, not negative, higher is nearer."""
 
-_MOST_ARRANGEMENTS = 500
-
 
 @dataclass(frozen=True)
 class _Node:
@@ -88,22 +86,18 @@ class Classes:
             if any(one[-1] > other[0] for one, other in pairwise(span))
         )
 
-    def arrangements(self, counts: bytes, *others: bytes) -> Iterator[bytes]:
-        """`counts` and what it becomes when branches that are equal in all `others` are exchanged, where
-        that may lead to lower positions.
+    def exchanged(self, counts: bytes, *others: bytes) -> Iterator[bytes]:
+        """What `counts` become when two branches that are equal in all `others` are exchanged, where that
+        may lead to lower positions.
         """
-        seen, queue = {counts}, [counts]
-        for here in queue:
-            yield here
-            for group in self._scattered if len(seen) < _MOST_ARRANGEMENTS else ():
-                width, end = group.width, group.start + group.width * group.count
-                for a, b in combinations(range(group.start, end, width), 2):
-                    one, other = slice(a, a + width), slice(b, b + width)
-                    if here[one] != here[other] and all(some[one] == some[other] for some in others):
-                        made = here[:a] + here[other] + here[a + width : b] + here[one] + here[b + width :]
-                        if made not in seen:
-                            seen.add(made)
-                            queue.append(made)
+        for group in self._scattered:
+            width, end = group.width, group.start + group.width * group.count
+            for a, b in combinations(range(group.start, end, width), 2):
+                one, other = slice(a, a + width), slice(b, b + width)
+                if counts[one] != counts[other] and all(some[one] == some[other] for some in others):
+                    yield (
+                        counts[:a] + counts[other] + counts[a + width : b] + counts[one] + counts[b + width :]
+                    )
 
 
 def classes_of(matrix: Matrix) -> Classes:
