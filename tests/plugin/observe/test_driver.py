@@ -1,0 +1,93 @@
+"""Metrics that come from the driver and from MPS daemons: their C and Python stand-ins, nothing simulated."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fixtures.scenario import machine
+from fixtures.stubs import StubNode, have_compiler, stub_node
+from gpunode.plugin.kubelet_stub import KubeletStub
+from tests.plugin.mps.conftest import MpsNode
+from tests.plugin.mps.conftest import node as mps_node  # noqa: F401 - a fixture
+from tests.plugin.mps.test_serve import pid_of, serve
+from tests.plugin.nodes import eventually
+from tests.plugin.observe.node import GPU, LISTEN, QUICK, port_of, scrape, value
+from tests.plugin.serving import Serving, Start, kubelet
+
+pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+
+
+@pytest.fixture
+def node(short: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[StubNode, KubeletStub, Start]]:
+    stub = stub_node(short, machine(2), libraries="nvml")
+    for name, text in stub.env.items():
+        monkeypatch.setenv(name, text)
+    with kubelet(short) as (made, start):
+        yield stub, made, start
+
+
+def children(serving: Serving) -> list[list[str]]:
+    """The command lines of a process' children."""
+    pid = serving.process.pid
+    pids = [one for path in Path(f"/proc/{pid}/task").glob("*/children") for one in path.read_text().split()]
+    return [Path(f"/proc/{one}/cmdline").read_text().split("\0") for one in pids]
+
+
+def test_use_is_what_nvml_says_of_the_gpu_that_a_container_holds(node) -> None:
+    stub, stand_in, start = node
+    busy = machine(2).with_gpu(0, busy=42, used=5 << 30).with_gpu(1, busy=None, used=7 << 30)
+    stub.write(busy)
+    serving = start(*LISTEN, *QUICK)
+    assert stand_in.wait_allocatable(GPU, 2, 15), serving.log()
+    held = {stand_in.admit(f"ml/{name}", "main", {GPU: 1}).ids[0]: name for name in ("a", "b")}
+    port = port_of(serving)
+    uuids = [gpu.uuid for gpu in busy.gpus]
+    assert eventually(lambda: value(scrape(port), DUTY, uuid=uuids[0]) == 0.42)
+    found = scrape(port)
+    assert value(found, DUTY, uuid=uuids[1]) is None  # a GPU that doesn't tell is not idle
+    assert [value(found, USED, uuid=uuid) for uuid in uuids] == [5 << 30, 7 << 30]
+    first, second = (held[uuid] for uuid in uuids)
+    assert value(found, "gpunode_container_gpu_duty_cycle_ratio", pod=first) == 0.42
+    assert value(found, "gpunode_container_gpu_duty_cycle_ratio", pod=second) is None
+    assert value(found, "gpunode_container_gpu_memory_used_bytes", pod=second) == 7 << 30
+    stub.write(busy.with_gpu(0, busy=0, used=0))
+    assert eventually(lambda: value(scrape(port), DUTY, uuid=uuids[0]) == 0, 10)
+    assert any("--use" in argv for argv in children(serving))
+
+
+DUTY, USED = "gpunode_gpu_duty_cycle_ratio", "gpunode_gpu_memory_used_bytes"
+
+
+def test_nobody_asks_for_use_that_nobody_reads(node) -> None:
+    _, stand_in, start = node
+    serving = start(*QUICK)
+    assert stand_in.wait_allocatable(GPU, 2, 15), serving.log()
+    asking = [argv for argv in children(serving) if "gpunode.gpu.sentinel" in " ".join(argv)]
+    assert asking and not any("--use" in argv for argv in asking)
+
+
+def test_mps_is_up_while_every_daemon_serves(mps_node: MpsNode) -> None:  # noqa: F811
+    up = "gpunode_plugin_mps_up"
+    with kubelet(mps_node.place) as (stand_in, start):
+        mps_node.mps.behave(deaf=True)
+        serving = serve(mps_node, start, mps_node.config(2), *LISTEN)
+        assert eventually(lambda: stand_in.capacity(GPU) == 8, 15), serving.log()
+        port = port_of(serving)
+        found = scrape(port)
+        assert value(found, up, resource=GPU) == 0
+        assert value(found, "gpunode_plugin_devices", health="unhealthy", reason="mps") == 8
+        mps_node.mps.behave()
+        assert stand_in.wait_allocatable(GPU, 8, 15), serving.log()
+        assert value(scrape(port), up, resource=GPU) == 1
+        mps_node.mps.behave(deaf=True)  # the next one doesn't answer
+        os.kill(pid_of(mps_node, 3), signal.SIGKILL)
+        assert eventually(lambda: value(scrape(port), up, resource=GPU) == 0), serving.log()
+        found = scrape(port)
+        assert value(found, "gpunode_plugin_devices", health="unhealthy", reason="mps") == 2
+        mps_node.mps.behave()
+        assert eventually(lambda: value(scrape(port), up, resource=GPU) == 1, 15), serving.log()
