@@ -38,6 +38,7 @@ from gpunode.result import plain
 BEAT_SECONDS = 5.0
 _TRACE_SECONDS = 2.0
 _SECOND_LOOK_SECONDS = 2.0  # after a change: what has come back whole must be seen so twice
+_LINK_LOOKS = 10  # looks at the inventory for one at the links: one that dies needn't change anything else
 _EVENT_PAUSE_SECONDS = 1.0  # at most so often do events make us read
 _STDIN = 0
 _SKIPPED = "NVML hung or crashed when it was asked about this GPU"
@@ -95,7 +96,7 @@ class Sentinel:
         self._traces = driver_traces(host, self._library)
         self._generation = generation(host, nvml.driver_version())
         self.listener = Listener(nvml, tell)
-        self._due = dict.fromkeys(("look", "read", "traces"), 0.0)
+        self._due = dict.fromkeys(("look", "read", "traces", "links"), 0.0)
         self._done = dict(self._due)
 
     def turn(self, now: float) -> str:
@@ -114,6 +115,8 @@ class Sentinel:
             if self.read():
                 self._due["look"] = now
                 self._told = 0  # whoever doubts that GPU must see it whole twice
+        if now >= self._due["links"]:
+            self.look_at_links(now)
         return self.listener.stuck(now)
 
     def hurry(self, *what: str, pause: float = 0.0) -> None:
@@ -133,6 +136,7 @@ class Sentinel:
         if changed:
             self._inventory, self._told = seen, 0
             self._topology = read_topology(self._nvml, seen)
+            self._due["links"] = now + self._options.rediscover * _LINK_LOOKS
         self.listener.watch(seen)
         if not self._told or (self._told == 1 and now >= self._told_at + self._second_look / 2):
             self._told += 1
@@ -140,6 +144,16 @@ class Sentinel:
             self._tell(inventory=plain(seen), topology=plain(self._topology))
         if changed:
             self._due["read"] = 0.0
+
+    def look_at_links(self, now: float) -> None:
+        """How the GPUs hang together, told if that has changed; then once more soon, as it may pass."""
+        assert self._inventory is not None  # `look` comes first
+        links = read_topology(self._nvml, self._inventory)
+        changed = links != self._topology
+        self._due["links"] = now + self._options.rediscover * (1 if changed else _LINK_LOOKS)
+        if changed:
+            self._topology = links
+            self._tell(inventory=plain(self._inventory), topology=plain(links))
 
     def read(self) -> bool:
         """All readings, those told that are other ones; True if a GPU has failed or come back."""

@@ -170,6 +170,23 @@ def test_a_lost_gpu_costs_itself_only_and_is_watched_again_when_it_is_back(start
     sentinel.watching(3)
 
 
+def test_a_link_that_dies_is_told_though_nothing_else_changes(start: Start) -> None:
+    whole = with_nvswitch(machine(2))
+    sentinel = start(whole, "--rediscover", "0.05")
+    sentinel.hear(lambda document: "inventory" in document)
+    fewer = {place: pci for place, pci in whole.nvlinks.items() if place != (1, 5)}
+    for scenario, count in ((replace(whole, nvlinks=fewer), 17), (whole, 18)):
+        sentinel.node.write(scenario)
+        told = sentinel.hear(lambda document, count=count: switch_links(document, 1) == count)
+        assert switch_links(told, 0) == 18
+
+
+def switch_links(document: dict[str, Any], index: int) -> int | None:
+    if "topology" not in document:
+        return None
+    return topology_from_json(document["topology"]).switch_links.get(gpu_uuid(index))
+
+
 def test_gpus_and_mig_devices_come_and_go(start: Start) -> None:
     sentinel = start(machine(1))
     sentinel.inventory()
