@@ -88,6 +88,7 @@ class _Node:
         self, host: Host, log: Log, given: Sources, settings: Settings, only: tuple[str, ...]
     ) -> None:
         from gpunode.plugin.compose import make_backend
+        from gpunode.plugin.errand import Errand
         from gpunode.plugin.logfmt import OnChange
 
         self._host = host
@@ -100,6 +101,8 @@ class _Node:
         self._inventory: Inventory | None = None
         self._plan: Plan | None = None
         self._next = 0.0
+        self._again = False
+        self._errand = Errand("probe")
 
     def source(self) -> tuple[Settings, Plan] | None:
         return None if self._plan is None else (self._settings, self._plan)
@@ -113,17 +116,21 @@ class _Node:
             return
         self._settings = _others(resolved.settings)
         self._log.info("config file read again")
-        self._next = 0.0
+        self._again = True
 
     def look(self) -> None:
-        """Ask NVML again when it is time to."""
+        """Ask NVML again when it is time to, beside the thread that must hear signals: it may hang."""
+        if self._errand.busy or not (self._again or self._host.monotonic() >= self._next):
+            return
+        self._again = False
+        self._errand.start(self._look)
+
+    def _look(self) -> None:
         from gpunode.errors import GpunodeError
         from gpunode.gpu.isolated import probe
         from gpunode.plugin.nvidia.library import nvml_library
         from gpunode.plugin.remember import remembered
 
-        if self._host.monotonic() < self._next:
-            return
         library = nvml_library(self._host, self._settings)
         seen = probe(self._host, self._settings.probe_seconds, library=library)
         self._next = self._host.monotonic() + (

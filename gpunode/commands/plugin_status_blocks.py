@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from gpunode.plugin.mending import how_to_mend
 from gpunode.plugin.observe.report import ResourceStatus, UnitStatus
 from gpunode.result import Block, Cell, Style, Table, Text
 
@@ -24,12 +25,6 @@ _HEALTH = {
     "not-allocatable": Style.BAD,
     "not-advertised": Style.WARN,
     "unknown": Style.DIM,
-}
-_MEND = {
-    "restart-app": "restart the application that failed",
-    "reset": "reset the GPU: nvidia-smi --gpu-reset -i ",
-    "reboot": "reboot the node",
-    "replace": "have the GPU replaced",
 }
 _DEAD = "nobody listens on it; the kubelet removes it at its next start"
 
@@ -154,16 +149,14 @@ def _held(unit: UnitStatus) -> str:
 
 def _wrong(data: PluginStatus) -> Iterator[Block]:
     told = set()
+    pid = data.plugin.pid if data.plugin is not None and data.plugin.state == "serving" else 0
     for unit in data.units:
         if unit.problem and (unit.index, unit.problem.code) not in told:
             told.add((unit.index, unit.problem.code))
             since = f", since {unit.problem.since}" if unit.problem.since else ""
             bad = Style.BAD if unit.health == "unhealthy" else Style.WARN
             yield Text(f"GPU {unit.index or unit.id}: {unit.problem.reason}{since}", bad)
-            if unit.problem.mend in _MEND:
-                mend = _MEND[unit.problem.mend]
-                if unit.problem.mend == "reset":
-                    mend += unit.index.partition(":")[0]
+            if mend := how_to_mend(unit.problem.mend, unit.index, pid):
                 yield Text(f"  {mend}", Style.COMMAND)
     known = {(unit.id, unit.index) for unit in data.units if unit.problem}
     for item in data.left_out:

@@ -9,6 +9,7 @@ devices any more is shown empty, as ending its stream would make the kubelet dou
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from threading import Condition, Lock
@@ -18,6 +19,7 @@ from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.plugin.backend import Backend
 from gpunode.plugin.logfmt import Log, OnChange
+from gpunode.plugin.mending import how_to_mend
 from gpunode.plugin.model import Device, Plan, Problem, Resource, Snapshot, Unit
 from gpunode.plugin.remember import remembered
 from gpunode.plugin.settings import HealthSettings, Settings
@@ -254,10 +256,18 @@ class Ledger:
                 self._told[unit_id] = now
             where = {"device": unit_id, "index": device.unit.index}
             if now and (before is None or before.reason != now.reason):
-                more = {"mend": now.mend} if now.mend else {}
-                self._log.error("GPU is unhealthy", **where, code=now.code, reason=now.reason, **more)
+                self._report_problem(now, where)
             elif before and not now:
-                self._log.info("GPU is healthy again", **where)
+                self._log.info("GPU is ready" if before.starting else "GPU is healthy again", **where)
+
+    def _report_problem(self, problem: Problem, where: Mapping[str, object]) -> None:
+        told = {**where, "code": problem.code, "reason": problem.reason}
+        if problem.starting:
+            self._log.info("GPU is not ready yet", **told)
+            return
+        hint = how_to_mend(problem.mend, str(where["index"]), os.getpid())
+        more = {"mend": problem.mend, "hint": hint} if problem.mend else {}
+        self._log.error("GPU is unhealthy", **told, **more)
 
     def _report_left_out(self) -> None:
         found = {item.id or item.index: item.reason for item in self.plan.left_out}

@@ -61,13 +61,14 @@ class Problem:
     `code` is short and stable, for metrics and JSON: ``xid-79``, ``ecc``, ``row-remap``, ``lost``,
     ``fabric``, ``recovery-action``, ``driver``, ``mig-mode``, ``mps``... `reason` is for people. `since` is
     seconds since the epoch. `mend` says what brings the device back: ``restart-app``, ``reset``, ``reboot``,
-    ``replace``, "" if unknown or if it comes back by itself.
+    ``replace``, "" if unknown or if it comes back by itself. `starting` is no failure: it is not ready yet.
     """
 
     code: str
     reason: str
     since: float = 0.0
     mend: str = ""
+    starting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

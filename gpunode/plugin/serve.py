@@ -40,8 +40,8 @@ PartMaker = Callable[["PluginService"], Part]
 
 
 def steady_clock() -> Callable[[], float]:
-    """Seconds since the epoch by the clock of now, which go on evenly whatever that is set to: a hold time must
-    neither end early nor last for years."""
+    """Seconds since the epoch by the clock of now, which go on evenly whatever that is set to: a hold time
+    must neither end early nor last for years."""
     ahead = time.time() - time.monotonic()
     return lambda: ahead + time.monotonic()
 

@@ -12,7 +12,7 @@ from gpunode.plugin.settings import Settings
 
 PROGRAM = "nvidia-cuda-mps-control"
 _ELSEWHERE = ("/usr/local/nvidia/bin", "/opt/nvidia/bin")  # where node images without packages put drivers
-_SECONDS = 5.0
+_SECONDS = 3.0
 
 
 def find_program(host: Host, settings: Settings) -> str:
@@ -39,6 +39,7 @@ class Control:
         self._host = host
         self.program = program
         self._pipe = pipe
+        self.deaf = False  # the last question was not answered in time
 
     def ask(self, *commands: str) -> list[str]:
         """Send commands and give back the lines of the answer. `DaemonError` if nobody answers in time."""
@@ -53,16 +54,18 @@ class Control:
     def send(self, *commands: str, seconds: float | None = None) -> Completed:
         """Like `ask`, without judging the answer; other limits than the usual one in `seconds`."""
         text = "".join(f"{command}\n" for command in commands)
-        return self._host.run(
+        done = self._host.run(
             [self.program],
             stdin=text,
             timeout=seconds or _SECONDS,
             env={"CUDA_MPS_PIPE_DIRECTORY": self._pipe},
         )
+        self.deaf = done.timed_out
+        return done
 
-    def answers(self) -> bool:
+    def answers(self, seconds: float | None = None) -> bool:
         """Whether the daemon is there and listens."""
-        return self.send("get_default_active_thread_percentage").ok
+        return self.send("get_default_active_thread_percentage", seconds=seconds).ok
 
 
 def taken(host: Host, pipe: str) -> bool:

@@ -7,6 +7,7 @@ Everything here may take seconds: NVML, a daemon that hangs. Nobody waits for it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from threading import Event, Thread, main_thread
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from gpunode.plugin.model import Problem
 from gpunode.plugin.mps.control import PROGRAM, Control, find_program
 from gpunode.plugin.mps.control_log import ControlLog
 from gpunode.plugin.mps.ground import prepare
-from gpunode.plugin.mps.layout import DaemonSpec, root_of
+from gpunode.plugin.mps.layout import NOT_YET, DaemonSpec, root_of
 from gpunode.plugin.mps.modes import ComputeModes
 from gpunode.plugin.mps.process import Adopted, Running, end, forget, left_behind, start
 from gpunode.plugin.settings import Settings
@@ -25,15 +26,20 @@ from gpunode.plugin.settings import Settings
 _TURN_SECONDS = 0.25  # while it isn't up
 _CALM_SECONDS = 1.0  # while it is: each turn costs a tenth of a millisecond
 _ASK_SECONDS = 30.0  # how often the daemon must answer
+_FIRST_SECONDS = 1.0  # for an answer until then
 _UP_SECONDS = 10.0  # how long it may take until it answers first
 _BACK_OFF = (0.5, 2.0, 5.0, 15.0, 30.0, 60.0)
 _STEADY_SECONDS = 120.0  # after which a failure is a first one again
 _SERVER_SECONDS = 30.0  # how often a server that doesn't come up is tried again
+_BEFORE_SECONDS = 30.0  # how long another may take to give its GPUs back
 _ROOT = "0"  # the user whose server is tried
 
 
 class Joinable(Protocol):
     """Something that ends, like a keeper."""
+
+    @property
+    def alive(self) -> bool: ...
 
     def join(self, seconds: float) -> None: ...
 
@@ -43,12 +49,14 @@ class Keeper:
 
     def __init__(self, host: Host, settings: Settings, spec: DaemonSpec, log: Log) -> None:
         self.spec = self._wanted = spec
-        self.problem: Problem | None = self._problem_of(host, "the MPS control daemon is not up yet")
+        self.problem: Problem | None = replace(NOT_YET, since=host.now())
         self.gpu_problems: Mapping[str, Problem] = {}
         self._host = host
         self._settings = settings
         self._log = log
-        self._modes = ComputeModes(host, spec.directory)
+        self._stop = Event()
+        self._hurry = False
+        self._modes = ComputeModes(host, spec.directory, self._stop)
         self._tail = ControlLog(host, spec, log)
         self._control = Control(host, "", spec.pipe)
         self._running: Running | None = None
@@ -56,7 +64,6 @@ class Keeper:
         self._next_start = self._next_ask = self._next_server = self._up_since = 0.0
         self._silent = False
         self._server_failures = 0
-        self._stop = Event()
         self._after: Sequence[Joinable] = ()
         # no daemon thread: the interpreter waits for it at its end, so that no GPU stays as MPS needs it
         self._thread = Thread(target=self._run, name=f"mps {spec.resource}", daemon=False)
@@ -70,8 +77,9 @@ class Keeper:
         """Other limits, same GPUs: they hold for the next MPS server, which comes with the next client."""
         self._wanted = spec
 
-    def stop(self) -> None:
-        """Ask it to end its daemon and itself; returns at once."""
+    def stop(self, *, hurry: bool = False) -> None:
+        """Ask it to end its daemon and itself; returns at once. With `hurry` within ten seconds."""
+        self._hurry = self._hurry or hurry
         self._stop.set()
 
     def join(self, seconds: float) -> None:
@@ -84,8 +92,10 @@ class Keeper:
     # --- the thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        deadline = self._host.monotonic() + _BEFORE_SECONDS
         for other in self._after:
-            other.join(30.0)
+            while other.alive and not self._stop.is_set() and self._host.monotonic() < deadline:
+                other.join(_TURN_SECONDS)
         try:
             while not self._stop.is_set() and main_thread().is_alive():
                 self._turn()
@@ -101,6 +111,8 @@ class Keeper:
                 return
             self._watch(self._running)
         except (GpunodeError, OSError) as error:
+            if self._stop.is_set():
+                return  # whatever it was, it ends now
             hint = error.hint if isinstance(error, GpunodeError) else ""
             self._fail(error.message if isinstance(error, GpunodeError) else str(error), hint)
 
@@ -156,7 +168,7 @@ class Keeper:
         return daemon
 
     def _listens(self) -> bool:
-        return self._host.exists(f"{self.spec.pipe}/control") and self._control.answers()
+        return self._host.exists(f"{self.spec.pipe}/control") and self._control.answers(_FIRST_SECONDS)
 
     def _set_limits(self) -> None:
         """One share for everybody, or no limit. By number: the daemon ignores limits for a UUID."""
@@ -245,17 +257,26 @@ class Keeper:
             running = Adopted(self._host, found) if found else self._running
             if running is not None:
                 self._host.remove(self.spec.started)
-                program = find_program(self._host, self._settings)
-                end(self._host, Control(self._host, program, self.spec.pipe), running)
+                end(self._host, self._ender(), running)
                 self._tail.follow()
                 self._log.info("MPS control daemon has ended", **self._names)
             self._restore()
             forget(self._host, self.spec, root_of(self._settings))
         except (GpunodeError, OSError) as error:
-            self._log.error("MPS has not ended cleanly", **self._names, reason=str(error))
+            hint = "the next start puts compute modes back; by hand: nvidia-smi -c DEFAULT"
+            self._log.error("MPS has not ended cleanly", **self._names, reason=str(error), hint=hint)
+
+    def _ender(self) -> Control:
+        if self._control.program:
+            return self._control
+        try:
+            return Control(self._host, find_program(self._host, self._settings), self.spec.pipe)
+        except DaemonError:  # uninstalled meanwhile: a signal must do
+            self._control.deaf = True
+            return self._control
 
     def _restore(self) -> None:
-        for uuid, reason in self._modes.restore().items():
+        for uuid, reason in self._modes.restore(hurry=self._hurry).items():
             self._log.error(
                 "the compute mode is still EXCLUSIVE_PROCESS",
                 device=uuid,

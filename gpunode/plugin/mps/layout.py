@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpunode.plugin.model import Resource, Unit
+from gpunode.plugin.model import Problem, Resource, Unit
 from gpunode.plugin.settings import Settings
 
 MPS = "mps"
@@ -26,6 +26,7 @@ DEFAULT_ROOT = "/run/nvidia/mps"
 MAX_SOCKET = 107  # bytes of a unix socket's path, unix(7)
 _LONGEST_SOCKET = "control_privileged"  # of the four that the daemon makes
 _MIB = 1 << 20
+NOT_YET = Problem("mps", "the MPS control daemon is not up yet", starting=True)
 _SHORT = 12  # "GPU-" and the first block of the UUID
 
 

@@ -8,9 +8,11 @@ changed, so that whoever comes after a crash still knows.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Event
 
+from gpunode._process import LineChild
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.gpu.child import module_argv
 from gpunode.gpu.nvml_errors import NO_PERMISSION
@@ -19,6 +21,8 @@ from gpunode.host import Host
 DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS = 0, 2, 3  # nvmlComputeMode_t
 FILE = "compute-modes.json"
 _SECONDS = 20.0
+_HURRIED_SECONDS = 4.0  # what is left of systemd's patience when a daemon had to be killed before
+_LOOK_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -30,15 +34,18 @@ class Modes:
 
 
 class ComputeModes:
-    """The modes of one daemon's GPUs. `directory` is the daemon's; methods take seconds."""
+    """The modes of one daemon's GPUs. `directory` is the daemon's; methods take seconds, and `make_exclusive`
+    gives up with `DaemonError` once `stop` is set."""
 
-    def __init__(self, host: Host, directory: str) -> None:
+    def __init__(self, host: Host, directory: str, stop: Event) -> None:
         self._host = host
+        self._stop = stop
         self._path = f"{directory}/{FILE}"
 
     def make_exclusive(self, uuids: Sequence[str]) -> Mapping[str, str]:
         """Why, by UUID, a GPU can't be used: it couldn't be set, or nobody may compute on it."""
-        before = self._ask("get", uuids)
+        wanted = self._stop.is_set
+        before = self._ask("get", uuids, _SECONDS, wanted)
         usable = {uuid: mode for uuid, mode in before.modes.items() if mode != PROHIBITED}
         refused = {
             uuid: "its compute mode is PROHIBITED: nvidia-smi -i "
@@ -47,15 +54,16 @@ class ComputeModes:
         }
         self._remember({**usable, **self.remembered})
         change = [f"{uuid}={EXCLUSIVE_PROCESS}" for uuid, mode in usable.items() if mode != EXCLUSIVE_PROCESS]
-        after = self._ask("set", change) if change else Modes()
+        after = self._ask("set", change, _SECONDS, wanted) if change else Modes()
         return {**before.errors, **refused, **after.errors}
 
-    def restore(self) -> Mapping[str, str]:
+    def restore(self, *, hurry: bool = False) -> Mapping[str, str]:
         """Put back what was written down, and forget it. Tells, by UUID, what failed and is still known."""
+        seconds = _HURRIED_SECONDS if hurry else _SECONDS
         kept = self.remembered
         if not kept:
             return {}
-        done = self._ask("restore", [f"{uuid}={mode}" for uuid, mode in kept.items()])
+        done = self._ask("restore", [f"{uuid}={mode}" for uuid, mode in kept.items()], seconds)
         left = {uuid: mode for uuid, mode in kept.items() if uuid in done.errors}
         self._remember(left)
         return done.errors
@@ -77,14 +85,25 @@ class ComputeModes:
         else:
             self._host.remove(self._path)
 
-    def _ask(self, action: str, gpus: Sequence[str]) -> Modes:
-        done = self._host.run(module_argv("gpunode.gpu.compute_mode", action, *gpus), timeout=_SECONDS)
-        if done.timed_out:
-            raise DaemonError(f"NVML did not answer within {_SECONDS:g} s", hint="gpunode doctor")
+    def _ask(
+        self, action: str, gpus: Sequence[str], seconds: float, stopped: Callable[[], bool] = lambda: False
+    ) -> Modes:
+        argv = module_argv("gpunode.gpu.compute_mode", action, *gpus)
+        child = LineChild(argv, {**self._host.environ, "LC_ALL": "C.UTF-8"})
+        deadline = self._host.monotonic() + seconds
+        line = None
         try:
-            answer = json.loads(done.stdout)
+            while line is None and self._host.monotonic() < deadline and not stopped():
+                line = child.read_line(_LOOK_SECONDS)
+        finally:
+            code = child.end()
+        if line is None:
+            reason = "was asked to stop" if stopped() else f"NVML did not answer within {seconds:g} s"
+            raise DaemonError(reason, hint="gpunode doctor")
+        try:
+            answer = json.loads(line)
         except ValueError:
-            last = (done.stderr.strip().splitlines() or [f"exit status {done.code}"])[-1]
+            last = child.last_words or f"exit status {code}"
             raise DaemonError(f"the compute mode can't be set: {last}", hint="gpunode doctor") from None
         if "error" in answer:
             raise DaemonError(f"the compute mode can't be set: {_reason(answer)}", hint="gpunode doctor")

@@ -41,7 +41,7 @@ class Onlooker:
         """Limits are the keeper's business."""
         self.spec = spec
 
-    def stop(self) -> None:
+    def stop(self, *, hurry: bool = False) -> None:
         self._stop.set()
 
     def join(self, seconds: float) -> None:

@@ -13,7 +13,7 @@ from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.logfmt import Log, OnChange
 from gpunode.plugin.model import Plan, Problem, Resource, Unit
-from gpunode.plugin.mps.layout import MPS, DaemonSpec, daemon_specs, root_of
+from gpunode.plugin.mps.layout import MPS, NOT_YET, DaemonSpec, daemon_specs, root_of
 from gpunode.plugin.settings import Settings
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Source = Callable[[], tuple[Settings, Plan] | None]
 """Settings and plan of this moment; None while it isn't known which GPUs there are: nothing is ended then."""
 
-_NOT_YET = Problem("mps", "the MPS control daemon is not up yet")
 _LOCK_SECONDS = 1.0
 _CLOSE_SECONDS = 1.0
 
@@ -71,7 +70,7 @@ class Supervisor:
             return None
         keeper = self._by_gpu.get((resource.name, unit.id))
         if keeper is None:
-            return self._foreign or _NOT_YET
+            return self._foreign or NOT_YET
         return keeper.gpu_problems.get(unit.id) or keeper.problem
 
     @property
@@ -124,7 +123,7 @@ class Supervisor:
         """Ask the keepers to end; what takes longer than a second ends with the process, which waits."""
         keepers = [*self._keepers.values(), *self._ending]
         for keeper in keepers:
-            keeper.stop()
+            keeper.stop(hurry=True)
         deadline = self._host.monotonic() + _CLOSE_SECONDS
         for keeper in keepers:
             keeper.join(max(0.0, deadline - self._host.monotonic()))

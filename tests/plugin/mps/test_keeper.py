@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -69,7 +70,7 @@ def test_a_daemon_comes_up_with_its_limits_and_goes_without_a_trace(node: MpsNod
         assert Path(wanted.started).exists()
         assert Path(f"{node.root}/shm").readlink() == Path("/dev/shm")
         process = pid(node)
-    assert node.mps.commands()[-1] == "quit -t 3"
+    assert node.mps.commands()[-1] == "quit -t 2"
     assert node.gpus.compute_modes() == {gpu_uuid(1): DEFAULT, gpu_uuid(3): DEFAULT}
     assert not Path(wanted.directory).exists()
     with pytest.raises(ProcessLookupError):
@@ -222,6 +223,38 @@ def test_somebody_elses_daemon_is_not_touched(node: MpsNode) -> None:
     finally:
         other.signal("TERM")
         assert eventually(lambda: other.ended() is not None)
+
+
+def test_stopping_does_not_wait_for_an_nvml_that_hangs(node: MpsNode) -> None:
+    node.gpus.write(machine(4).with_faults(Fault("nvmlInitWithFlags", hang=60.0)))
+    log = MemoryLog()
+    with kept(node, spec(node), log) as made:
+        time.sleep(0.2)  # it is inside NVML, or about to be: either way it must not be waited for
+        begun = time.monotonic()
+        made.stop(hurry=True)
+        made.join(10.0)
+        assert time.monotonic() - begun < 2.0
+    assert log.messages("error") == []
+
+
+def test_stopping_a_deaf_daemon_under_an_nvml_that_hangs_takes_less_than_systemd_waits(
+    node: MpsNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpunode.plugin.mps.modes._HURRIED_SECONDS", 0.5)
+    monkeypatch.setattr("gpunode.plugin.mps.process._QUIT_SECONDS", 0.5)
+    log = MemoryLog()
+    with kept(node, spec(node), log) as made:
+        assert up(made)
+        process = pid(node)
+        node.mps.behave(deaf=True)
+        node.gpus.write(machine(4).with_faults(Fault("nvmlInitWithFlags", hang=60.0)))
+        begun = time.monotonic()
+        made.stop(hurry=True)
+        made.join(10.0)
+        assert time.monotonic() - begun < 4.0
+    assert Identity.of(node.host, process, ()) is None
+    assert "MPS has not ended cleanly" in log.messages("error")
+    assert remains(node.host, node.root) != []  # the next start puts the modes back
 
 
 def test_a_lost_gpu_costs_the_others_nothing(node: MpsNode) -> None:

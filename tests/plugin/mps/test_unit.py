@@ -1,0 +1,69 @@
+"""The systemd unit of `gpunode mps serve`."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpunode.plugin.mps.layout import DEFAULT_ROOT
+
+UNIT = Path(__file__).parents[3] / "packaging/gpunode-mps.service"
+
+
+def settings() -> list[tuple[str, str]]:
+    """(key, value) of every line; anything that is none of comment, section or setting fails."""
+    found = []
+    for line in UNIT.read_text().splitlines():
+        if not line or line.startswith("#") or re.fullmatch(r"\[(Unit|Service|Install)\]", line):
+            continue
+        setting = re.fullmatch(r"(\w+)=(.*)", line)
+        assert setting, line
+        found.append((setting[1], setting[2]))
+    return found
+
+
+def value(key: str) -> str:
+    (only,) = [given for name, given in settings() if name == key]
+    return only
+
+
+def test_no_setting_is_given_twice() -> None:
+    keys = [key for key, _ in settings() if key != "ExecStartPre"]
+    assert len(keys) == len(set(keys))
+
+
+def test_it_is_supervised_and_always_comes_back() -> None:
+    assert (value("Type"), value("NotifyAccess"), value("Restart")) == ("notify", "main", "always")
+    assert value("StartLimitIntervalSec") == "0"
+    assert value("ExecReload") == "/bin/kill -HUP $MAINPID"
+
+
+def test_the_daemons_outlive_it_and_it_has_the_time_to_end_them() -> None:
+    assert value("KillMode") == "process"
+    assert int(value("TimeoutStopSec")) > 10
+
+
+def test_it_may_write_its_root_and_sees_the_nodes_shared_memory() -> None:
+    assert value("ReadWritePaths").split() == [DEFAULT_ROOT, "/dev/shm"]
+    assert any(f"mkdir -p -m 0755 {DEFAULT_ROOT}" in given for key, given in settings() if "Pre" in key)
+    assert not {"PrivateTmp", "PrivateIPC", "PrivateUsers"} & {key for key, _ in settings()}
+
+
+def test_it_may_set_compute_modes_and_reach_the_gpus() -> None:
+    assert "CAP_SYS_ADMIN" in value("CapabilityBoundingSet").split()
+    forbidden = {"PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock", "ProcSubset"}
+    assert forbidden & {key for key, _ in settings()} == set()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+    copy = tmp_path / UNIT.name
+    copy.write_text(UNIT.read_text().replace("/usr/local/bin/gpunode", shutil.which("true") or "/bin/true"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

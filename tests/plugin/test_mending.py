@@ -1,0 +1,67 @@
+"""What people are told to do, and that it is told where the trouble is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpunode.gpu.events import GpuEvent
+from gpunode.gpu.model import Topology
+from gpunode.host import Host
+from gpunode.plugin.health.judge import HealthJudge
+from gpunode.plugin.ledger import Ledger
+from gpunode.plugin.mending import how_to_mend
+from gpunode.plugin.model import Problem
+from gpunode.plugin.nvidia.backend import NvidiaBackend
+from gpunode.plugin.settings import Settings
+from tests.plugin.nodes import MemoryLog, inventory, recorded_host, uuid
+
+
+@pytest.mark.parametrize(
+    ("mend", "index", "told"),
+    [
+        ("reset", "1:4", "nvidia-smi --gpu-reset -i 1"),
+        ("reset", "1:4", "kill -USR1 77 (closes NVML for 2 min)"),
+        ("reboot", "1", "reboot the node"),
+        ("replace", "1", "replaced"),
+    ],
+)
+def test_it_is_a_command_where_there_is_one(mend: str, index: str, told: str) -> None:
+    assert told in how_to_mend(mend, index, 77)
+
+
+def test_nothing_is_to_be_done_about_what_mends_itself() -> None:
+    assert how_to_mend("", "1", 77) == ""
+    assert "USR1" not in how_to_mend("reset", "1")
+
+
+class Starting:
+    """Somebody who isn't ready until told."""
+
+    problem_now: Problem | None = Problem("mps", "not up yet", starting=True)
+
+    def problem(self, resource: object, unit: object) -> Problem | None:
+        return self.problem_now
+
+
+def test_the_log_tells_it_and_a_start_is_no_alarm(tmp_path: Path) -> None:
+    host: Host = recorded_host(tmp_path, 2)
+    log = MemoryLog()
+    settings = Settings()
+    ledger = Ledger(
+        NvidiaBackend(host, settings, log), settings, HealthJudge(settings.health), log, lambda: 1e9
+    )
+    starting = Starting()
+    ledger.condemners.append(starting)
+    ledger.seen(inventory(2), Topology())
+    assert log.messages("error") == []
+    assert log.messages("info").count("GPU is not ready yet") == 2
+    starting.problem_now = None
+    ledger.tick()
+    assert log.messages("info").count("GPU is ready") == 2
+    ledger.event(GpuEvent("xid", uuid(1), 119))
+    (fields,) = [fields for level, _, fields in log.lines if level == "error"]
+    assert fields["mend"] == "reset"
+    assert f"kill -USR1 {os.getpid()} " in str(fields["hint"])
