@@ -76,6 +76,7 @@ class KubeletStub:
 
     def stop(self) -> None:
         """Go away: every connection to a plugin ends, and so does kubelet.sock."""
+        self._save()
         self._watcher.stop()
         servers, self._servers = self._servers, []
         for server in servers:
@@ -132,13 +133,12 @@ class KubeletStub:
         return merged([held])
 
     def release(self, resource: str, ids: Sequence[str]) -> None:
-        """The pods that hold any of these are gone."""
+        """The pods that hold any of these are gone; written when something else is, as the real one does."""
         gone = set(ids)
         with self._changed:
             self._held = [
                 one for one in self._held if one.resource != resource or not gone.intersection(one.ids)
             ]
-        self._save()
 
     def admit(self, pod: str, container: str, requests: Mapping[str, int]) -> Allocation:
         """A container with several resources. One that was admitted before gets what it had, unasked.
