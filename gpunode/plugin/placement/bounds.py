@@ -20,7 +20,7 @@ from gpunode.plugin.placement.groups import Groups, Steps
 
 _MOST_LISTED = 1_500
 _MOST_LISTED_PATIENTLY = 20_000
-_PAUSE_SECONDS = 0.001
+_PAUSE_SECONDS = 0.003
 _ROUNDS = 40
 _FEW = 300  # groups: looking at all of them is quicker than all the rounds
 _LOOKED_AT = 100  # the groups that are worth most, in every round; all of them only in the end
@@ -45,28 +45,30 @@ class Bounds:
         self._size = size
         self._full = bytes(len(members) for members in groups.classes.members)
         self._prices: dict[int, Prices] = {}
-        self._patient = False
+        self._good: set[int] = set()
 
-    def patiently(self) -> bool:
-        """From now on look for good prices where nobody waits for them; True if that changes the bounds."""
-        if self._patient:
+    def improve(self, rest: int) -> bool:
+        """Find good prices, for which nobody should wait, where `rest` are left over; True if that changes
+        the bounds.
+        """
+        if rest in self._good:
             return False
-        self._patient = True
-        before, self._prices = self._prices, {}
-        return bool(before)
+        self._prices[rest] = self._price(rest, patient=True)
+        self._good.add(rest)
+        return True
 
     def bound(self, counts: bytes) -> int:
         """What these can't be worth more than."""
         number, rest = divmod(sum(counts), self._size)
         prices = self._prices.get(rest)
         if prices is None:
-            prices = self._prices[rest] = self._price(rest)
+            prices = self._prices.setdefault(rest, self._price(rest))
         total: float = sum(map(mul, counts, prices.each)) + number * prices.whole
         total += (prices.small if rest else 0.0) + _EPSILON
         return floor(total / self._groups.grain) * self._groups.grain
 
-    def _price(self, rest: int) -> Prices:
-        whole, small = self._listed(self._size), self._listed(rest)
+    def _price(self, rest: int, patient: bool = False) -> Prices:
+        whole, small = self._listed(self._size, patient), self._listed(rest, patient)
         if whole is None or small is None:  # too many to look at: half of what is nearest to each
             return Prices(tuple(self._nearest(at) / 2 for at in range(len(self._full))))
         prices = self._start(whole)
@@ -84,15 +86,15 @@ class Bounds:
             step = (worth - aim) / (sum(one * one for one in excess) or 1.0)
             if step * max(map(abs, excess)) < _EPSILON:
                 break
-            if self._patient:
+            if patient:
                 time.sleep(_PAUSE_SECONDS)
             prices = self._alike([one - step * more for one, more in zip(prices, excess, strict=True)])
         return Prices(tuple(best), _dearest(whole, best)[0], _dearest(small, best)[0])
 
-    def _listed(self, size: int) -> _Listed | None:
+    def _listed(self, size: int, patient: bool) -> _Listed | None:
         """Every group of the whole machine, those worth most first; None if there are too many."""
-        pause = _PAUSE_SECONDS if self._patient else 0.0
-        steps = Steps(_MOST_LISTED_PATIENTLY if self._patient else _MOST_LISTED, pause)
+        most = _MOST_LISTED_PATIENTLY if patient else _MOST_LISTED
+        steps = Steps(most, _PAUSE_SECONDS if patient else 0.0)
         found = self._groups.listed(self._full, size, steps)
         found.sort(key=lambda one: -one[0])
         return None if steps.over() else found

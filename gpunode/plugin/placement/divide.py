@@ -24,7 +24,7 @@ MOST_STEPS_BEYOND = 100_000
 """The same for more GPUs, where a search might never end."""
 QUICK_STEPS = 4_000
 """While a pod waits: 50 ms. With more than 16 GPUs each step takes longer."""
-_PAUSE_SECONDS = 0.001
+_PAUSE_SECONDS = 0.003
 _QUICK_PAUSE_SECONDS = 0.00005
 _MOST_GPUS = 255  # a count is a byte
 
@@ -91,7 +91,7 @@ class Divider:
         """Best division, then the nearest group, then the one whose loss hurts the others least."""
         steps, worths = self._steps(len(fixed) + len(free), quick), self._worths(size)
         if not quick:
-            worths.patiently()
+            worths.improve_bounds(len(fixed) + len(free))
         held = self.classes.counts(fixed)
         start = seed(self.matrix, fixed, free, size)
         best = (sum(map(self.worth, start)), -1, 0)

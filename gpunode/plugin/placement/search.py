@@ -27,9 +27,10 @@ class Worths:
         self._bounded: dict[bytes, int] = {}
         self._bounds = Bounds(groups, size)
 
-    def patiently(self) -> None:
-        """Bound better from now on, however long that takes."""
-        if self._bounds.patiently():
+    def improve_bounds(self, gpus: int) -> None:
+        """Bound sets of so many GPUs better from now on, and parts of them; that may take a while."""
+        changed = [self._bounds.improve(rest) for rest in sorted({gpus % self.size, 0})]
+        if any(changed):
             self._bounded = {}
 
     @property
