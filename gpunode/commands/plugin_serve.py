@@ -11,13 +11,14 @@ from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from gpunode.commands.plugin_options import sources
+from gpunode.commands.plugin_options import OPTIONS, sources, value_text
 from gpunode.host import Host
 from gpunode.plugin.config.watch import ConfigWatch, Hangup
 from gpunode.result import ExitCode, Progress, Result, Text
 
 if TYPE_CHECKING:
     from gpunode.plugin.config.problems import Problem
+    from gpunode.plugin.config.resolve import Resolved
     from gpunode.plugin.model import Device
     from gpunode.plugin.serve import PluginService
     from gpunode.plugin.settings import Settings
@@ -49,6 +50,7 @@ def run(host: Host, options: Options, progress: Progress, stop: Event | None = N
         from gpunode.plugin.logfmt import LogfmtLog
 
         log = LogfmtLog(sys.stderr, host.environ)
+        log.info("configuration", **dict(_chosen(resolved)))
         for warning in resolved.warnings:
             log.warning(warning.text, **warning.fields)
 
@@ -60,6 +62,19 @@ def run(host: Host, options: Options, progress: Progress, stop: Event | None = N
     for name in asked:
         log.info("stopped", signal=name)
     return _result(resolved.settings, service)
+
+
+def _chosen(resolved: Resolved) -> Iterator[tuple[str, str]]:
+    """What isn't the default; `check-config` tells all, and where it comes from."""
+    settings = resolved.settings
+    for option in OPTIONS:
+        if option.field in resolved.origins:
+            yield option.flags[0].removeprefix("--"), value_text(option, settings)
+    if settings.rules:
+        yield "rules", ", ".join(f"{rule.pattern} {rule.name}" for rule in settings.rules)
+    if settings.sharing is not None:
+        shares = (f"{entry.name} by {entry.replicas}" for entry in settings.sharing.resources)
+        yield settings.sharing.strategy, ", ".join(shares)
 
 
 def refused(kind: str, problems: tuple[Problem, ...], data: Mapping[str, Any] | None = None) -> Result:

@@ -102,7 +102,7 @@ def _unique(candidates: Iterable[Candidate], notes: _Notes) -> Iterable[Candidat
 def _problems_of_all(settings: Settings, site: Site, notes: _Notes) -> Problem | None:
     if settings.pass_device_specs and (lacking := [one for one in NEEDED if one not in site.common.nodes]):
         notes.warnings.append(
-            f"pass-device-specs: containers don't get {' and '.join(lacking)}, which aren't there: "
+            f"pass-device-specs: containers go without {' and '.join(lacking)}, as there is no such file: "
             "nvidia-modprobe -c 0 -u makes them; a plugin in a container sees them if it is privileged"
         )
     if not site.imex_missing:

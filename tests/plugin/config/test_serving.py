@@ -40,6 +40,7 @@ def serving(short: Path, kubelet: KubeletStub) -> Iterator[Serving]:
 def test_edits_take_effect_and_bad_ones_dont(serving: Serving, kubelet: KubeletStub, short: Path) -> None:
     file = short / "config.yaml"
     assert kubelet.wait_allocatable(GPU, 8, 10), serving.log()
+    assert 'simulate=h100:4 time-slicing="nvidia.com/gpu by 2"' in serving.log()
     registered = list(kubelet.registrations)
     file.write_text(SLICED.format(4))
     assert kubelet.wait_allocatable(GPU, 16, 2), serving.log()
