@@ -14,6 +14,7 @@ from gpunode.plugin.model import SHARE_MARK, Device, Resource, Snapshot
 from gpunode.plugin.placement.aligned import machine_of
 from gpunode.plugin.placement.scores import Nearness, by_links
 from gpunode.plugin.placement.shares import choose_shares
+from gpunode.plugin.placement.together import choose_together
 from gpunode.plugin.settings import Settings
 
 
@@ -32,8 +33,8 @@ def prefer(
 
     Of `available`, unknown ids and unhealthy devices are passed over; an unknown id that must be included is
     given back. `nearness` is another vendor's view of the links; pass the same function every time, as what
-    is worked out for a machine is kept by it. With `together` partitions are aligned as whole GPUs are, those
-    of one GPU being nearest to each other, whatever the policy. `later`: see `Machine.choose`.
+    is worked out for a machine is kept by it. With `together` partitions come from as few GPUs as will do,
+    whatever the policy. `later`: see `Machine.choose`.
     """
     known = snapshot.by_id
     must = set(must_include)
@@ -50,7 +51,9 @@ def prefer(
     ]
     if need >= len(free):
         chosen = sorted(free, key=_order)
-    elif divisible(snapshot.resource, together):
+    elif together and divisible(snapshot.resource) and not shared(snapshot.resource):
+        chosen = choose_together(free, fixed, need, nearness(topology), _order)
+    elif divisible(snapshot.resource):
         packed = settings.shared_devices_allocation_policy == "packed"
         chosen = choose_shares(snapshot.resource, free, fixed, need, packed)
     else:
@@ -67,11 +70,14 @@ def prefer(
     return told + tuple(device.id for device in chosen)
 
 
-def divisible(resource: Resource, together: bool = False) -> bool:
-    """Whether shares or, unless `together`, partitions are among its devices: those aren't aligned."""
-    return resource.shares > 1 or any(
-        (device.unit.partition and not together) or SHARE_MARK in device.id for device in resource.devices
-    )
+def divisible(resource: Resource) -> bool:
+    """Whether shares or partitions are among its devices: those aren't aligned."""
+    return shared(resource) or any(device.unit.partition for device in resource.devices)
+
+
+def shared(resource: Resource) -> bool:
+    """Whether shares are among its devices."""
+    return resource.shares > 1 or any(SHARE_MARK in device.id for device in resource.devices)
 
 
 def _order(device: Device) -> tuple[tuple[int, ...], str, int, str]:

@@ -9,7 +9,7 @@ from itertools import combinations
 from gpunode.gpu.model import Topology
 from gpunode.plugin.model import Snapshot, Unit
 from gpunode.plugin.placement.aligned import Machine, machine_of
-from gpunode.plugin.placement.choose import divisible, prefer
+from gpunode.plugin.placement.choose import divisible, prefer, shared
 from gpunode.plugin.placement.scores import Links, Near, by_links
 from gpunode.plugin.settings import Settings
 
@@ -44,11 +44,18 @@ class Use:
     chosen: int
 
 
+_POLICIES = {
+    "packed": "the GPU that is used most first",
+    "distributed": "a GPU that this container has nothing of first, then the one that is used least",
+    "together": "as few GPUs as will do, those the nearest, and of one GPU what just suffices",
+}
+
+
 @dataclass(frozen=True)
 class Explanation:
-    """`policy` is aligned, distributed or packed. `candidates` are the best groups, the chosen one first;
-    `leaves` how what remains would be divided for requests of the same size. `exact` is False if the search
-    was given up.
+    """`policy` is aligned, distributed, packed or together. `candidates` are the best groups, the chosen
+    one first; `leaves` how what remains would be divided for requests of the same size. `exact` is False if
+    the search was given up.
     """
 
     policy: str
@@ -70,7 +77,10 @@ def explain(
     size: int,
 ) -> Explanation:
     """What `prefer` answers for the same arguments, and why."""
-    chosen = prefer(settings, snapshot, topology, available, must_include, size, later=False)
+    together = settings.vendor == "amd"
+    chosen = prefer(
+        settings, snapshot, topology, available, must_include, size, together=together, later=False
+    )
     missing = size - len(chosen)
     reasons = [f"{missing} of {size} can't be had: too few are available and healthy"] if missing > 0 else []
     if divisible(snapshot.resource):
@@ -173,6 +183,8 @@ def _shared(
     reasons: list[str],
 ) -> Explanation:
     policy = settings.shared_devices_allocation_policy
+    if settings.vendor == "amd" and not shared(snapshot.resource):
+        policy = "together"
     total = _by_unit(snapshot, [device.id for device in snapshot.devices])
     free = _by_unit(snapshot, set(available) | set(chosen))
     got = _by_unit(snapshot, chosen)
@@ -180,11 +192,7 @@ def _shared(
         Use(unit.id, unit.index, total[unit.id], total[unit.id] - free.get(unit.id, 0), got.get(unit.id, 0))
         for unit in sorted(snapshot.resource.units, key=lambda unit: (unit.order, unit.id))
     )
-    reasons.append(
-        "packed: the GPU that is used most first"
-        if policy == "packed"
-        else "distributed: a GPU that this container has nothing of first, then the one that is used least"
-    )
+    reasons.append(f"{policy}: {_POLICIES[policy]}")
     return Explanation(policy, tuple(chosen), tuple(reasons), uses=uses)
 
 

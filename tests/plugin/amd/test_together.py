@@ -1,0 +1,104 @@
+"""Which partitions a container gets: those of few GPUs, near to each other."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.gpu.model import Pair, Topology
+from gpunode.plugin.model import Device, Resource, Snapshot, Unit
+from gpunode.plugin.placement.choose import prefer
+from gpunode.plugin.placement.explain import explain
+from gpunode.plugin.placement.scores import Nearness
+from gpunode.plugin.settings import Settings
+
+AMD = Settings(vendor="amd")
+
+
+def node(gpus: int, parts: int = 8, numa: int = 2) -> tuple[Snapshot, dict[str, str]]:
+    """Every GPU in `parts` partitions, and which GPU each belongs to."""
+    units = [
+        Unit(
+            f"gpu{gpu}" if part == 0 else f"xcp{gpu}-{part}",
+            f"gpu{gpu}",
+            f"{gpu}:{part}",
+            numa=gpu * numa // gpus,
+        )
+        for gpu in range(gpus)
+        for part in range(parts)
+    ]
+    resource = Resource("amd.com/gpu", tuple(Device(unit.id, unit) for unit in units))
+    return Snapshot(1, resource), {unit.id: unit.gpu for unit in units}
+
+
+def hives(gpus: int, size: int) -> Topology:
+    """XGMI within a hive and nothing between them."""
+    pairs = combinations(range(gpus), 2)
+    return Topology(
+        tuple(Pair(f"gpu{a}", f"gpu{b}", 40, 1 if a // size == b // size else 0) for a, b in pairs)
+    )
+
+
+@given(st.data())
+def test_it_is_always_an_answer_on_the_fewest_gpus(data: st.DataObject) -> None:
+    gpus = data.draw(st.integers(1, 5))
+    snapshot, parent = node(gpus, 4, 1)
+    ids = list(parent)
+    available = data.draw(st.lists(st.sampled_from(ids), min_size=1, unique=True))
+    size = data.draw(st.integers(1, len(available)))
+    must = data.draw(st.lists(st.sampled_from(available), max_size=size, unique=True))
+    found = prefer(AMD, snapshot, hives(gpus, 2), available, must, size, together=True)
+    assert len(set(found)) == size
+    assert set(must) <= set(found) <= set(available)
+    used = {parent[one] for one in found}
+    begun = {parent[one] for one in must}
+    room = {gpu: sum(parent[one] == gpu for one in available) for gpu in set(parent.values())}
+    fewest = next(
+        count
+        for count in range(len(begun), gpus + 1)
+        for more in combinations(sorted(room.keys() - begun), count - len(begun))
+        if sum(room[gpu] for gpu in (*begun, *more)) >= size
+    )
+    assert len(used) == fewest
+    assert found == prefer(AMD, snapshot, hives(gpus, 2), available[::-1], must[::-1], size, together=True)
+
+
+def test_two_gpus_of_one_hive_are_taken_rather_than_the_first_two() -> None:
+    snapshot, parent = node(4, numa=1)
+    available = [one for one, gpu in parent.items() if gpu != "gpu0"]
+    found = prefer(AMD, snapshot, hives(4, 2), available, (), 12, together=True)
+    assert {parent[one] for one in found} == {"gpu2", "gpu3"}
+
+
+def test_a_gpu_that_is_begun_is_filled_before_another_is_touched() -> None:
+    snapshot, parent = node(2)
+    available = [one for one in parent if one not in ("gpu0", "xcp0-1")]
+    found = prefer(AMD, snapshot, hives(2, 2), available, ("xcp1-3",), 8, together=True)
+    assert {parent[one] for one in found} == {"gpu1"}
+
+
+def test_many_gpus_are_no_long_search() -> None:
+    snapshot, parent = node(40, 2, 8)
+    asked = []
+
+    def counted(a: Unit, b: Unit) -> int:
+        asked.append((a, b))
+        return 0
+
+    def nearness(topology: Topology) -> Nearness:
+        return counted
+
+    found = prefer(AMD, snapshot, Topology(), list(parent), (), 10, nearness, together=True)
+    assert len(found) == 10 and len({parent[one] for one in found}) == 5
+    assert len(asked) <= 10 * 1000
+
+
+def test_the_explanation_is_of_what_is_served() -> None:
+    snapshot, parent = node(4, numa=1)
+    available = [one for one, gpu in parent.items() if gpu != "gpu0"]
+    told = explain(AMD, snapshot, hives(4, 2), available, (), 12)
+    assert told.chosen == prefer(AMD, snapshot, hives(4, 2), available, (), 12, together=True)
+    assert told.policy == "together"
+    assert told.reasons[0].startswith("together: as few GPUs")
