@@ -8,6 +8,7 @@ limit.
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -67,6 +68,10 @@ def main() -> int:
     parser.add_argument("--idle-seconds", type=float, default=10.0, help="how long to watch it idle (10)")
     parser.add_argument("-o", dest="output", choices=("text", "json"), default="text")
     given = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(
+            number, lambda number, _: sys.exit(128 + number)
+        )  # the plugins are ended on the way out
     rows = measure(Measure(given.rounds, given.starts, given.idle_seconds, given.peer))
     kept = all(row.kept for row in rows)
     if given.output == "json":

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from gpunode.gpu.model import Topology
 from gpunode.plugin.model import Resource, Unit
-from gpunode.plugin.placement.divide import Choice, Divider
+from gpunode.plugin.placement.divide import EXACT_GPUS, Choice, Divider
 from gpunode.plugin.placement.later import Later
 from gpunode.plugin.placement.scores import Nearness
 
@@ -29,6 +29,7 @@ class Machine:
         self.positions = {unit.id: position for position, unit in enumerate(self.units)}
         self._nearness = nearness
         self._answers: dict[tuple[int, int, int], Choice] = {}
+        self._warm = False
 
     @cached_property
     def divider(self) -> Divider:
@@ -52,10 +53,18 @@ class Machine:
         if found is None:
             found = self.divider.choose(available, must, size, quick=True)
             self._remember(key, found)
+            if later and not self._warm:
+                self._warm = True
+                _later.put((id(self), "warm"), self._warm_up)
             if later and not found.exact:
                 asked = (tuple(available), tuple(must), size)
                 _later.put((id(self), key), lambda: self._remember(key, self.divider.choose(*asked)))
         return found
+
+    def _warm_up(self) -> None:
+        """What is worked out once for each size, before it is asked for."""
+        for size in range(2, len(self.units)) if len(self.units) <= EXACT_GPUS else ():
+            self.divider.choose(range(len(self.units)), (), size, quick=True)
 
     def _remember(self, key: tuple[int, int, int], found: Choice) -> None:
         if len(self._answers) >= _MOST_ANSWERS:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from fixtures.stubs import have_compiler
+from tests.plugin.nodes import eventually
 
 PEER = f"{sys.executable} -m tests.plugin.placement.tiny_peer {{kubelet_socket}}"
 SMALL = ("--rounds", "24", "--starts", "1", "--idle-seconds", "0.3", "-o", "json")
@@ -37,6 +42,38 @@ def test_every_row_is_measured_of_both() -> None:
         assert row["kept"] == (row["ours"] <= row["limit"]), what
     assert document["kept"] == all(row["kept"] for row in rows.values())
     assert done.returncode == (0 if document["kept"] else 1)
+
+
+@pytest.mark.skipif(not have_compiler() or not shutil.which("setpriv"), reason="needs gcc and setpriv")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_benchmark_that_is_killed_leaves_no_plugin_behind(number: signal.Signals, short: Path) -> None:
+    environ = {**os.environ, "TMPDIR": str(short)}
+    started = subprocess.Popen(
+        [sys.executable, "-m", "scripts.bench_plugin", *SMALL],
+        env=environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def left() -> list[str]:
+        lines = [_cmdline(entry) for entry in Path("/proc").glob("[0-9]*")]
+        return [line for line in lines if str(short) in line]
+
+    try:
+        assert eventually(lambda: any("serve" in line for line in left()), 20.0)
+        started.send_signal(number)
+        assert started.wait(20.0) == (128 + number if number == signal.SIGTERM else -number)
+        assert eventually(lambda: not left(), 10.0), left()
+    finally:
+        started.kill()
+        started.wait()
+
+
+def _cmdline(entry: Path) -> str:
+    try:
+        return (entry / "cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
 
 
 @pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
