@@ -21,6 +21,8 @@ def plugin_serve(session: Session, **given: Any) -> "Result":
 
     Takes the flags, variables and config file of NVIDIA's device plugin. SIGHUP reads the file again.
 
+    Every option is also a variable of its own: --mig-strategy is GPUNODE_PLUGIN_SERVE_MIG_STRATEGY.
+
     gpunode plugin serve
 
     gpunode plugin serve --config-file /etc/gpunode/plugin.yaml --device-list-strategy cdi-cri

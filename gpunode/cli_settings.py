@@ -3,6 +3,7 @@
 The table is read when such a command runs or shows its help, not at every start.
 """
 
+import copy
 from typing import Any
 
 import typer.core
@@ -22,13 +23,20 @@ class SettingOption(typer.core.TyperOption):
         )
         self.variable = row.variable
         self.envvar = [row.variable, *row.variables]
+        self.foreign = list(row.variables)
 
     def resolve_envvar_value(self, ctx: Any) -> None:
         """Left to the command."""
 
+    def get_help_record(self, ctx: Any) -> Any:
+        """Our own variable follows from the name, and so many would bury what the options mean."""
+        shown = copy.copy(self)
+        shown.envvar, shown.show_envvar = self.foreign, bool(self.foreign)
+        return super(SettingOption, shown).get_help_record(ctx)
+
 
 class SettingsCommand(typer.core.TyperCommand):
-    """Has every option of the table, before its own."""
+    """Has every option of the table, behind its own and before those that all commands have."""
 
     _settings: list[SettingOption] | None = None
 
@@ -37,7 +45,9 @@ class SettingsCommand(typer.core.TyperCommand):
             from gpunode.commands.plugin_options import OPTIONS, default_text, metavar
 
             self._settings = [SettingOption(row, metavar(row), default_text(row)) for row in OPTIONS]
-        return [*self._settings, *super().get_params(ctx)]
+        named = super().get_params(ctx)
+        own = [one for one in named if one.name != "help" and getattr(one, "rich_help_panel", "") != "Global"]
+        return [*own, *self._settings, *(one for one in named if one not in own)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from gpunode.commands.plugin_options import with_go_words
