@@ -64,7 +64,11 @@ def listen_tcp(address: str, port: int) -> socket.socket:
             f"can't listen on {shown}: {error.strerror or error}", hint="give an address of this node's own"
         ) from error
     family, kind, protocol, _, where = found[0]
-    listening = socket.socket(family, kind, protocol)
+    try:
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        hint = "under systemd RestrictAddressFamilies forbids it: see docs/metrics.md"
+        raise PreconditionError(f"can't listen on {shown}: {error.strerror or error}", hint=hint) from error
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(where)

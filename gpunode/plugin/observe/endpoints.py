@@ -30,7 +30,8 @@ class Endpoints:
         if find_spec("prometheus_client") is None:
             raise PreconditionError(
                 "--listen needs the package prometheus-client, which is not installed",
-                hint="pip install 'gpunode[metrics]'",
+                hint="put it beside gpunode: pipx inject --global gpunode prometheus-client; or with the pip "
+                "of its virtual environment",
             )
         address, port = listen_address(service.settings.listen)
         listening = service.host.listen_tcp(address, port)

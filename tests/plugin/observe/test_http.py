@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import threading
 import time
@@ -10,6 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from gpunode.errors import PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.observe import http
 from gpunode.plugin.observe.endpoints import listen_address
@@ -156,3 +159,13 @@ def test_an_ipv6_address_can_be_listened_on() -> None:
             assert listening.family == socket.AF_INET6
     except Exception as error:  # noqa: BLE001 - a machine without ::1
         pytest.skip(str(error))
+
+
+def test_a_service_without_network_is_told_where_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*given: object) -> None:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+    monkeypatch.setattr("socket.socket", forbidden)
+    with pytest.raises(PreconditionError, match="Address family not supported") as refused:
+        Host().listen_tcp("127.0.0.1", 0)
+    assert "docs/metrics.md" in refused.value.hint
