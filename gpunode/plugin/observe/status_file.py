@@ -113,9 +113,12 @@ def boot_id(host: Host) -> str:
 
 
 def start_ticks(host: Host, pid: int | str) -> int | None:
-    """When a process started, in clock ticks since the boot (proc(5)); None if it is not there."""
+    """When a process started, in clock ticks since the boot (proc(5)); None if it is not there, or is
+    a zombie that nobody has waited for, as in a container without an init."""
     text = host.read_text(f"/proc/{pid}/stat") or ""
     after_name = text.rpartition(")")[2].split()
+    if after_name[:1] == ["Z"]:
+        return None
     return int(after_name[19]) if len(after_name) > 19 and after_name[19].isdecimal() else None
 
 
