@@ -111,8 +111,8 @@ def _state(host: Host, data: Mapping[str, Any], resources: tuple[OwnResource, ..
         return "gone"
     namespace = _text(data, "pidNamespace")
     if host.live and namespace and namespace == host.readlink("/proc/self/ns/pid"):
-        alive = start_ticks(host, _number(data, "pid")) == data.get("startTicks")
-        return "serving" if alive else "gone"
+        began = start_ticks(host, _number(data, "pid"))  # another process may have got the number
+        return "serving" if began is not None and began == data.get("startTicks") else "gone"
     states = {host.socket_state(resource.socket) for resource in resources if resource.socket}
     if "listening" in states:
         return "serving"

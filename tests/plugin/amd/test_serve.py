@@ -101,6 +101,8 @@ def test_uncorrectable_errors_reach_every_partition_of_their_gpu_and_no_other(no
     machine.errors(0, 2)
     assert stub.wait_allocatable("amd.com/cpx_nps4", 0, 10), serving.log()
     assert eventually(lambda: stub.allocatable("amd.com/spx_nps1") == 1)
+    machine.errors(1, 1)  # news reaches every resource, not the first one's server alone
+    assert stub.wait_allocatable("amd.com/spx_nps1", 0, 10), serving.log()
 
 
 def test_neighbours_by_xgmi_are_preferred(node) -> None:

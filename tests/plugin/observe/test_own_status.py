@@ -1,0 +1,57 @@
+"""Whether the process that wrote a status file still lives, and what is never taken for it."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.host import Host
+from gpunode.plugin.observe.own_status import read_own_status
+from gpunode.plugin.observe.status_file import own_identity
+
+
+def state(place: Path, **changes: Any) -> str:
+    """What is made of this process' own status file with these changes."""
+    told = {**own_identity(Host()), "started": 1.0, "resources": [], **changes}
+    (place / "status.json").write_text(json.dumps(told))
+    found = read_own_status(Host(), str(place))
+    assert found is not None
+    return found.state
+
+
+def test_the_process_that_wrote_it_serves(short: Path) -> None:
+    assert state(short) == "serving"
+    assert state(short, stopped=2.0) == "ended"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"startTicks": 1},  # its number was given to another process
+        {"bootId": "another boot"},
+        {"pid": 1 << 30},
+        {"pid": 1 << 30, "startTicks": None},
+        {"pid": "1", "startTicks": None},
+        {"startTicks": None},
+    ],
+)
+def test_another_process_is_not_taken_for_it(short: Path, changes: dict[str, Any]) -> None:
+    assert state(short, **changes) == "gone"
+
+
+def test_of_another_container_only_its_sockets_tell(short: Path) -> None:
+    """Its process number means another process here, or none."""
+    path = short / "nvidia-gpu.sock"
+    there = {"pidNamespace": "pid:[1]", "pid": 1, "resources": [{"name": "a/b", "socket": str(path)}]}
+    assert state(short, **there) == "gone"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        assert state(short, **there) == "gone"
+        listening.listen()
+        assert state(short, **there) == "serving"
+        assert state(short, **there, bootId="another boot") == "gone"
+    assert state(short, pidNamespace="pid:[1]") == "unknown"
