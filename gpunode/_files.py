@@ -229,3 +229,38 @@ def empty_file(path: Path) -> None:
 def make_link(path: Path, target: str) -> None:
     """A symlink to `target` at `path`. OSError if something is there."""
     path.symlink_to(target)
+
+
+class LogReader:
+    """What is appended to the kernel's log, /dev/kmsg, or to a file like it. OSError if it may not be read.
+
+    Each read(2) of /dev/kmsg gives one record, EPIPE where records were overwritten before they were read,
+    and EAGAIN at the end (the kernel's Documentation/ABI/testing/dev-kmsg).
+    """
+
+    _RECORD = 8192
+    _MOST = 20_000  # records: more than the kernel's own buffer has
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        self.skip()
+
+    def skip(self) -> None:
+        """What is there by now is no news."""
+        os.lseek(self._descriptor, 0, os.SEEK_END)
+
+    def news(self) -> Iterator[str]:
+        """Lines that have come since."""
+        for _ in range(self._MOST):
+            try:
+                data = os.read(self._descriptor, self._RECORD)
+            except BrokenPipeError:
+                continue
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            yield from data.decode("utf-8", "replace").splitlines()
+
+    def close(self) -> None:
+        os.close(self._descriptor)

@@ -75,6 +75,9 @@ class Rooted(Host):
     def live(self) -> bool:
         return True
 
+    def path(self, path: str | Path, *, follow: bool = True) -> Path:
+        return Host(self.root, {}).path(path, follow=follow)
+
     def stat(self, path: str) -> os.stat_result | None:
         return Host(self.root, {}).stat(path)
 

@@ -13,6 +13,7 @@ from gpunode.gpu.model import Inventory, inventory_from_json
 from gpunode.gpu.wire import event_from_json, readings_from_json, topology_from_json
 from gpunode.plugin.backend import Sink
 from gpunode.plugin.logfmt import Log, Rarely
+from gpunode.plugin.nvidia.missed import MissedXids
 
 _CHECK_SECONDS = 2.0  # how often `wanted` is asked while nothing comes
 
@@ -49,6 +50,7 @@ class Hearing:
         found: Callable[[str], None],
         clock: Callable[[], float],
         rarely: Rarely,
+        missed: MissedXids,
     ) -> None:
         self._child = child
         self._sink = sink
@@ -60,6 +62,10 @@ class Hearing:
         self._asking: int | None = None
         self._count = -1
         self._readings: dict[str, Any] = {}
+        self._missed = missed
+        self._seen: Inventory | None = None
+        self._watching = False
+        self._whole = False  # GPUs and their events are known, and what was missed was told
 
     def run(self, stopped: Callable[[], bool]) -> Outcome:
         """Until it ends, is silent for too long, or `stopped`."""
@@ -83,9 +89,21 @@ class Hearing:
             document = json.loads(line)
             if not isinstance(document, dict):
                 raise TypeError(line[:100])
-            return self._document(document)
+            outcome = self._document(document)
+            self._catch_up()
+            return outcome
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return self._end("crashed", f"the process that asks NVML said {line[:100]!r}")
+
+    def _catch_up(self) -> None:
+        """Tell what happened between two children, once this one watches the GPUs."""
+        if self._whole:
+            self._missed.heard()
+        elif self._watching and self._seen is not None:
+            self._whole = True
+            for event in self._missed.take(self._seen):
+                self._log.warning("XID while NVML was opened anew", device=event.uuid, xid=event.xid)
+                self._sink.event(event)
 
     def _document(self, document: dict[str, Any]) -> Outcome | None:
         if "event" in document:
@@ -97,6 +115,7 @@ class Hearing:
         elif "inventory" in document:
             self._inventory(document)
         elif "watching" in document:
+            self._watching = "error" not in document["watching"]
             self._tell_watching(document["watching"])
         elif "asking" in document:
             self._asking = int(document["asking"])
@@ -113,6 +132,7 @@ class Hearing:
             for uuid, reading in self._readings.items()
             if uuid in {gpu.uuid for gpu in seen.gpus}
         }
+        self._seen = seen
         self._sink.seen(seen, topology_from_json(document["topology"]))
         reason = _none(seen)
         self._found(reason)

@@ -22,6 +22,7 @@ from gpunode.plugin.backend import Sink
 from gpunode.plugin.logfmt import Log, OnChange, Rarely
 from gpunode.plugin.nvidia.hearing import Hearing, Outcome
 from gpunode.plugin.nvidia.library import nvml_library
+from gpunode.plugin.nvidia.missed import MissedXids
 from gpunode.plugin.nvidia.platform import TEGRA
 from gpunode.plugin.settings import Settings
 
@@ -46,6 +47,7 @@ class Watch:
         self._log = log
         self._say = OnChange(log)
         self._rarely = Rarely()
+        self._missed = MissedXids(host, log)
         self._start = start or self._spawn
         self._soon = Event()
         self._lock = Lock()
@@ -96,6 +98,7 @@ class Watch:
         if not self._host.live:
             self._replay(sink, stop)
             return
+        self._missed.open()
         try:
             while not stop.is_set():
                 if self._away:
@@ -111,6 +114,7 @@ class Watch:
                 self._pause(stop, before, pause)
         finally:
             self._end_child()
+            self._missed.close()
 
     def _listen(self, sink: Sink, stop: Event) -> Outcome:
         """One child's life."""
@@ -124,8 +128,9 @@ class Watch:
         with self._lock:
             self._child = child
         seconds, clock = self._settings.probe_seconds, self._host.monotonic
-        hearing = Hearing(child, sink, self._log, seconds, self._found, clock, self._rarely)
+        hearing = Hearing(child, sink, self._log, seconds, self._found, clock, self._rarely, self._missed)
         outcome = hearing.run(lambda: stop.is_set() or self._away or self._anew or self._due_again())
+        self._missed.ended()
         code = self._end_child()
         return outcome.ended(code)
 
@@ -213,6 +218,7 @@ class Watch:
             self._soon.wait(_LOOK_SECONDS)
             if module(self._host) not in (0, before):
                 break
+        self._missed.heard()  # whoever asked for this was at work on the GPUs
         self._away = False
 
     # --- a child ---------------------------------------------------------------------------------------
