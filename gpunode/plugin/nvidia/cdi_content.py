@@ -11,7 +11,7 @@ from gpunode.cdi.features import feature_nodes, feature_spec, gds_mounts
 from gpunode.cdi.hooks import HookProgram
 from gpunode.cdi.model import Spec
 from gpunode.cdi.nodes import read_nodes
-from gpunode.errors import GpunodeError
+from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
 from gpunode.plugin.model import Common, Plan, Unit
@@ -20,6 +20,10 @@ from gpunode.plugin.nvidia.site import Roots, imex_node
 from gpunode.plugin.settings import Settings
 
 DIRECTORY = "/var/run/cdi"
+_NO_LIBCUDA = (
+    "find out why it is missing: gpunode doctor --only driver-lib-mismatch --only libcuda-missing; "
+    "say with --driver-root where a driver lies that isn't installed on the node itself"
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,10 @@ def _common(plan: Plan) -> Common:
 
 def _driver_files(host: Host, settings: Settings, inventory: Inventory, roots: Roots) -> DriverFiles:
     """Looked for where this process sees them, named as the node does."""
-    files = read_driver_files(host, inventory.driver_version, roots.driver_here)
+    try:
+        files = read_driver_files(host, inventory.driver_version, roots.driver_here)
+    except PreconditionError as error:
+        raise PreconditionError(error.message, hint=_NO_LIBCUDA, code=error.code) from error
     sockets = files.sockets
     if roots.mounted:  # the plugin's own /run isn't the node's
         sockets = () if roots.driver else tuple(daemon_sockets(Host(host.path(roots.driver_here), {})))
