@@ -34,15 +34,24 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
             host.sleep(max(0.0, started + fault.at - host.monotonic()))
             client.send(fault)
             if options.script:
-                progress.note(f"{host.monotonic() - started:.1f} s: {fault.line}")
+                progress.note(f"{host.monotonic() - started:.1f} s: {_words(fault)}")
     finally:
         client.close()
     told = [
         {key: getattr(fault, key) for key in ("name", "value", "gpu", "gi", "ci", "at")} for fault in faults
     ]
     return Result(
-        "InjectedFault", {"faults": told}, blocks=tuple(Text(f"injected {one.line}") for one in faults)
+        "InjectedFault", {"faults": told}, blocks=tuple(Text(f"injected {_words(one)}") for one in faults)
     )
+
+
+def _words(fault: Fault) -> str:
+    """xid 79, GPU 3, GPU instance 1"""
+    parts = [f"{fault.name} {fault.value}".strip()]
+    parts += [f"GPU {fault.gpu}"] if fault.gpu else []
+    parts += [f"GPU instance {fault.gi}"] if fault.gi is not None else []
+    parts += [f"compute instance {fault.ci}"] if fault.ci is not None else []
+    return ", ".join(parts)
 
 
 def _faults(host: Host, options: Options) -> tuple[Fault, ...]:

@@ -66,7 +66,7 @@ def test_a_fault_is_seen_and_healed(node) -> None:
     serving = start("--simulate", "h100:4", *QUICK)
     assert stub.wait_allocatable(GPU, 4, 15), serving.log()
     done = inject(serving, "lost", "--gpu", "2")
-    assert (done.returncode, done.stdout.strip()) == (0, 'injected {"lost": true, "gpu": "2"}'), done.stderr
+    assert (done.returncode, done.stdout.strip()) == (0, "injected lost, GPU 2"), done.stderr
     assert stub.wait_allocatable(GPU, 3, 10), serving.log()
     assert inject(serving, "return", "--gpu", "2").returncode == 0
     assert stub.wait_allocatable(GPU, 4, 10), serving.log()
