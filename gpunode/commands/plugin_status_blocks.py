@@ -26,6 +26,11 @@ _HEALTH = {
     "not-advertised": Style.WARN,
     "unknown": Style.DIM,
 }
+_NO_KUBELET = {
+    "absent": "systemctl status kubelet; another kubelet's directory: --kubelet-socket",
+    "refused": "systemctl status kubelet",
+    "denied": "run as root, for example with sudo",
+}
 _DEAD = "nobody listens on it; the kubelet removes it at its next start"
 
 
@@ -38,6 +43,8 @@ def blocks(data: PluginStatus) -> tuple[Block, ...]:
     found += _wrong(data)
     if not data.resources and not data.units:
         found.append(Text("no GPU resource is registered with the kubelet", Style.WARN))
+        if data.kubelet == "listening" and (data.plugin is None or data.plugin.state in ("ended", "gone")):
+            found.append(Text("  gpunode plugin serve", Style.COMMAND))
     return tuple(found)
 
 
@@ -45,6 +52,8 @@ def _heads(data: PluginStatus) -> Iterator[Text]:
     state = "not asked" if data.kubelet == "unknown" else data.kubelet
     style = {"listening": Style.PLAIN, "unknown": Style.DIM}.get(data.kubelet, Style.WARN)
     yield Text(f"kubelet: {state} ({data.kubelet_socket})", style)
+    if data.kubelet in _NO_KUBELET:
+        yield Text(f"  {_NO_KUBELET[data.kubelet]}", Style.COMMAND)
     if data.plugin is not None:
         yield _plugin(data.plugin)
         if data.plugin.config_error:

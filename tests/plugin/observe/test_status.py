@@ -109,6 +109,17 @@ def test_a_narrow_terminal_has_room_for_a_line_each(node, monkeypatch) -> None:
     assert sum("ml/train-0/main" in row for row in rows) == 2
 
 
+def test_an_empty_node_names_the_next_step(node) -> None:
+    place, stub, _ = node
+    given = ("--kubelet-socket", f"{place}/dp/kubelet.sock", "--state-dir", f"{place}/state", "--no-nvml")
+    done = command("plugin", "status", *given)
+    assert (done.returncode, "gpunode plugin serve" in done.stdout) == (0, True), done.stdout
+    stub.stop()
+    told = command("plugin", "status", *given).stdout
+    assert "systemctl status kubelet" in told
+    assert "gpunode plugin serve" not in told  # which would find nobody to register with
+
+
 def test_a_planted_link_is_not_written_through(node) -> None:
     place, stub, start = node
     precious = place / "precious"
