@@ -19,7 +19,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from gpunode.errors import DaemonError
+from gpunode.errors import GpunodeError
 from gpunode.plugin.logfmt import OnChange
 from gpunode.plugin.observe.counters import BOUNDS, Counters
 from gpunode.plugin.observe.families import FAMILIES
@@ -126,7 +126,7 @@ class Pods:
         socket = pod_resources_socket(settings.kubelet_socket, settings.pod_resources_socket)
         try:
             found = list_pods(self._service.host, socket, _ASK_SECONDS)
-        except DaemonError as error:
+        except GpunodeError as error:
             self._say.warning("no metrics per container", reason=error.message, hint=error.hint)
             return None
         self._say.reset()
