@@ -12,7 +12,7 @@ Nothing here waits or reacts to events; `tick` compares what should be with what
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import grpc
@@ -22,6 +22,7 @@ from gpunode.host import Host
 from gpunode.plugin.kubelet import rpc
 from gpunode.plugin.kubelet.directory import identity, registry_socket
 from gpunode.plugin.kubelet.handlers import Observer, Policy, plugin_options
+from gpunode.plugin.kubelet.rival import Rival
 from gpunode.plugin.kubelet.serving import READ_ONLY, Serving
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.logfmt import Log, OnChange
@@ -49,11 +50,14 @@ class KubeletLink:
         log: Log,
         observe: Observer,
         news: Callable[[], None],
+        own: Callable[[], Collection[str]] = frozenset,
     ) -> None:
         self._host = host
         self._settings = settings
         self._resource = resource
         self._serving = Serving(host, settings.socket(resource), feed, policy, log, observe, news)
+        self._rival = Rival(host, settings, resource, feed, own)
+        self._taken = ""
         self._log = log
         self._news = news
         self._say = OnChange(log)
@@ -156,6 +160,7 @@ class KubeletLink:
                 self._tell("the kubelet watches")
             elif now - self._streaming_since > _STEADY_SECONDS:
                 self._recovered()
+            self._check_rival(now)
             return
         waited = self._settings.stream_wait_seconds
         if self._streaming_since is not None:
@@ -164,6 +169,21 @@ class KubeletLink:
             reason = f"the kubelet opened no ListAndWatch stream within {waited:g} s"
         else:
             return
+        self._register_again(now, reason)
+
+    def _check_rival(self, now: float) -> None:
+        """Say who has taken our name, and take it back when they are gone: nobody else will tell us."""
+        taken = self._rival.look(now)
+        if self._rival.gone:
+            self._register_again(now, f"the other plugin that had registered {self._resource} is gone")
+        elif taken != self._taken:
+            self._taken = taken
+            self.status = taken or "registered with the kubelet"
+            if taken:
+                hint = f"one of them has to go: ss -xlp src {self._settings.directory}/*"
+                self._log.warning(taken, resource=self._resource, hint=hint)
+
+    def _register_again(self, now: float, reason: str) -> None:
         if self._failures < _QUIET_AFTER:
             self._log.warning("registering again", resource=self._resource, reason=reason)
         elif self._failures == _QUIET_AFTER:
@@ -175,8 +195,7 @@ class KubeletLink:
                 f"ls {self._settings.directory}; journalctl -u kubelet",
             )
         self.status = f"not registered: {reason}"
-        self._registered_at = None
-        self._streaming_since = None
+        self._unregister()
         self._retry(now)
 
     def _recovered(self) -> None:
@@ -191,10 +210,15 @@ class KubeletLink:
     def _forget(self) -> None:
         """Another kubelet, or another socket of ours: what was agreed is void, and so is the waiting."""
         self._drop_call()
-        self._registered_at = None
-        self._streaming_since = None
+        self._unregister()
         self._failures = 0
         self._next_try = 0.0
+
+    def _unregister(self) -> None:
+        self._registered_at = None
+        self._streaming_since = None
+        self._taken = ""
+        self._rival.forget()
 
     def _drop_call(self) -> None:
         if self._call is not None:

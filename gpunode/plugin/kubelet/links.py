@@ -89,8 +89,19 @@ class Links:
         from gpunode.plugin.kubelet.link import KubeletLink
 
         return KubeletLink(
-            self._host, self._settings, name, feed, self._policy, self._log, self._observe, self._news
+            self._host,
+            self._settings,
+            name,
+            feed,
+            self._policy,
+            self._log,
+            self._observe,
+            self._news,
+            self._own,
         )
+
+    def _own(self) -> frozenset[str]:
+        return frozenset(map(self._settings.endpoint, self.by_name))
 
     def _claim(self, link: Link, first: bool) -> None:
         try:
