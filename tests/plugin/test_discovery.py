@@ -141,6 +141,13 @@ class Node:
             assert not thread.is_alive()
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look around ten times as often as in earnest."""
+    monkeypatch.setattr("gpunode.plugin.nvidia.watch._LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("gpunode.plugin.nvidia.hearing._CHECK_SECONDS", 0.2)
+
+
 def test_what_the_child_tells_is_handed_on(tmp_path: Path) -> None:
     topology = Topology((Pair(uuid(0), uuid(1), 10, 4),), {uuid(0): 18})
     first, second = Reading(uuid(0), ecc_volatile=1), Reading(uuid(1), error="lost")

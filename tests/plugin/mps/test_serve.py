@@ -136,9 +136,11 @@ def test_switching_mps_off_and_on_in_the_config_file(
     serving = serve(node, start, config)
     assert stub.wait_allocatable(RESOURCE, 16, 15.0), serving.log()
     Path(config).write_text("version: v1\n")
+    serving.process.send_signal(signal.SIGHUP)
     assert stub.wait_allocatable(RESOURCE, 4, 10.0), serving.log()
     assert eventually(lambda: set(node.gpus.compute_modes().values()) == {0}), serving.log()
     node.config(2)
+    serving.process.send_signal(signal.SIGHUP)
     assert stub.wait_allocatable(RESOURCE, 8, 10.0), serving.log()
     assert set(node.gpus.compute_modes().values()) == {EXCLUSIVE}
 
@@ -266,6 +268,7 @@ def test_mps_serve_waits_for_the_driver_and_takes_an_edited_file(node: MpsNode) 
     with mps(node, "--config-file", config, "--mps-root", node.root) as keeper:
         assert keeper.says("waiting for the NVIDIA driver")
         node.gpus.write(machine(4))
+        keeper.process.send_signal(signal.SIGHUP)  # looks at once
         assert keeper.says("MPS control daemon is up")
         node.config(10)
         keeper.process.send_signal(signal.SIGHUP)
