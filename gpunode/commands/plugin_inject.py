@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpunode.errors import ConfigError, UsageError
 from gpunode.host import Host
 from gpunode.plugin.simulate.control import Client
-from gpunode.plugin.simulate.faults import Fault, make_fault, parse_script
+from gpunode.plugin.simulate.faults import ALL, Fault, make_fault, parse_script
 from gpunode.result import Progress, Result, Text
 
 
@@ -48,7 +48,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 def _words(fault: Fault) -> str:
     """xid 79, GPU 3, GPU instance 1"""
     parts = [f"{fault.name} {fault.value}".strip()]
-    parts += [f"GPU {fault.gpu}"] if fault.gpu else []
+    parts += ["all GPUs" if fault.gpu == ALL else f"GPU {fault.gpu}"] if fault.gpu else []
     parts += [f"GPU instance {fault.gi}"] if fault.gi is not None else []
     parts += [f"compute instance {fault.ci}"] if fault.ci is not None else []
     return ", ".join(parts)

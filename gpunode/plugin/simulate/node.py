@@ -94,6 +94,8 @@ class SimulatedNode:
             self.driver_gone = DRIVER_GONE if fault.value == "gone" else ""
             return ()
         chosen = self._chosen(fault.gpu)
+        for slot in chosen:
+            _check_instance(slot, fault)
         events: list[GpuEvent] = []
         for slot in chosen:
             events += self._strike(slot, fault)
@@ -127,6 +129,19 @@ class SimulatedNode:
         else:
             self._conditions[index] = _CHANGES[fault.name](now, fault.value)
         return []
+
+
+def _check_instance(slot: profiles.Slot, fault: Fault) -> None:
+    """`UsageError` if the fault names an instance that this GPU doesn't have: it would concern nothing."""
+    if fault.gi is None and fault.ci is None:
+        return
+    there = {(mig.gi, mig.ci) for mig in slot.gpu.mig}
+    if not any(fault.gi in (None, gi) and fault.ci in (None, ci) for gi, ci in there):
+        gpu_instances = ", ".join(str(gi) for gi, _ in sorted(there))
+        raise UsageError(
+            f"GPU {slot.gpu.index} has no such MIG instance",
+            hint=f"--gi is one of {gpu_instances}, --ci 0" if there else f"mig LAYOUT --gpu {slot.gpu.index}",
+        )
 
 
 def _after_reset(remap: str) -> str:

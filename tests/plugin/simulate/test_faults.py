@@ -28,7 +28,7 @@ def test_an_xid_is_an_event_and_the_driver_asks_for_what_its_class_needs() -> No
     node = SimulatedNode("h100:4")
     before = node.inventory
     uuid = before.gpus[2].uuid
-    assert node.apply(make_fault("xid", "31", "2", gi=3, ci=0)) == (GpuEvent("xid", uuid, 31, 3, 0),)
+    assert happen(node, "xid", "31", "2") == (GpuEvent("xid", uuid, 31),)
     assert [reading.recovery_action for reading in node.readings] == ["none"] * 4
     happen(node, "xid", "95", "2")
     assert [reading.recovery_action for reading in node.readings] == ["none", "none", "reset", "none"]
@@ -114,6 +114,21 @@ def test_a_reloaded_driver_is_another_generation() -> None:
 def test_what_makes_no_sense_is_refused(words: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         happen(SimulatedNode("h100:2"), *words)
+
+
+def test_an_xid_names_an_instance_that_is_there() -> None:
+    node = SimulatedNode("a100:2,mig=3g.20gb/1g.5gb")
+    gpu = node.inventory.gpus[1]
+    uuid, instance = gpu.uuid, gpu.mig[0].gi
+    instances = ", ".join(str(gi) for gi in sorted(mig.gi for mig in gpu.mig))
+    fault = make_fault("xid", "94", "1", gi=instance, ci=0)
+    assert node.apply(fault) == (GpuEvent("xid", uuid, 94, instance, 0),)
+    for wrong in (make_fault("xid", "94", "1", gi=3), make_fault("xid", "94", "1", gi=instance, ci=3)):
+        with pytest.raises(UsageError, match="GPU 1 has no such MIG instance") as refused:
+            node.apply(wrong)
+        assert refused.value.hint == f"--gi is one of {instances}, --ci 0"
+    with pytest.raises(UsageError, match="GPU 0 has no such MIG instance"):
+        SimulatedNode("t4:1").apply(make_fault("xid", "94", "0", gi=1))
 
 
 def test_a_script_is_played_in_the_order_of_its_times() -> None:
