@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from gpunode.plugin.settings import Settings
 
 _KIND = "PlacementExplanation"
+_LEGEND = {
+    "NV": "NVLinks",
+    "INT": "one board",
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PHB": "a host bridge",
+    "NODE": "a NUMA node",
+    "SYS": "nothing but the system",
+}
 
 
 @dataclass(frozen=True)
@@ -140,6 +149,7 @@ def _blocks(resource: Resource, topology: Topology, found: Explanation) -> Itera
     chosen = {device.unit.index for device in resource.devices if device.id in found.chosen}
     if found.policy == "aligned":
         yield _matrix(resource.units, topology, chosen)
+        yield Text(_legend(resource.units, topology), Style.DIM)
         yield Text("")
         yield _candidates(found.candidates)
     else:
@@ -197,6 +207,16 @@ def _matrix(units: Sequence[Unit], topology: Topology, chosen: set[str]) -> Tabl
             for unit in units
         ),
     )
+
+
+def _legend(units: Sequence[Unit], topology: Topology) -> str:
+    """The words in the table, and which way the scores go."""
+    from gpunode.plugin.placement.scores import Links
+
+    links = Links(topology)
+    there = {links.near(a, b).word.rstrip("0123456789") for a, b in combinations(units, 2)}
+    words = [f"{word} {meaning}" for word, meaning in _LEGEND.items() if word in there]
+    return "; ".join(("in common: " + ", ".join(words), "a higher score is nearer") if words else ())
 
 
 def _candidates(groups: Sequence[Group]) -> Table:

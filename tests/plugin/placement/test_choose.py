@@ -102,12 +102,19 @@ def test_what_takes_long_is_answered_at_once_and_better_when_it_is_asked_again()
 def test_work_for_later_outlives_a_bug_and_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     later, done, go = Later(), [], threading.Event()
-    later.put("a", go.wait)
-    later.put("b", lambda: 1 / 0)
+
+    def wait() -> None:
+        go.wait(5.0)
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    later.put("a", wait)
+    later.put("b", fail)
     go.set()
     assert eventually(lambda: not any(one.name == "placement" for one in threading.enumerate()), 5.0)
     go.clear()
-    later.put("a", go.wait)
+    later.put("a", wait)
     for _ in range(3):
         later.put("b", lambda: done.append("b"))
     go.set()

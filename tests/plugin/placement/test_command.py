@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from fixtures.scenario import gpu_uuid, machine, with_nvswitch
 from fixtures.stubs import have_compiler, stub_node
+from tests.plugin.placement.machines import random_matrix
 
 SPEC = ("--simulate", "h100:8,node=test")
 
@@ -34,6 +36,33 @@ def test_links_groups_and_what_is_left_are_told_of_a_simulated_node() -> None:
     assert "NV18 through NVSwitch" in done.stdout
     assert "chosen of nvidia.com/gpu (aligned): 0, 2, 3, 5" in done.stdout
     assert "left for others: 6,7" in done.stdout
+    assert "in common: NV NVLinks; a higher score is nearer" in done.stdout
+
+
+def test_who_asks_for_all_there_is_gets_it_and_an_irregular_machine_is_told_to_be_unproven(
+    tmp_path: Path,
+) -> None:
+    assert "all that is available is asked for" in run("--size", "8", *SPEC).stdout
+    gpus = [{"index": n, "uuid": f"GPU-{n}", "name": "A40", "pci": f"0000:{n:02x}:00.0"} for n in range(16)]
+    links = random_matrix(1)
+    pairs = [
+        {
+            "first": f"GPU-{a}",
+            "second": f"GPU-{b}",
+            "level": 60 - links[a][b] % 100,
+            "nvlinks": links[a][b] // 100,
+        }
+        for a, b in combinations(range(16), 2)
+    ]
+    (tmp_path / ".gpunode").mkdir()
+    seen = {"inventory": {"driverVersion": "550.1", "gpus": gpus}, "topology": {"pairs": pairs}}
+    (tmp_path / ".gpunode/recording.json").write_text(json.dumps({"nvml": seen}))
+    done = run("--root", str(tmp_path), "--size", "4")
+    assert done.returncode == 0, done.stderr
+    assert "not proven to be the best" in done.stdout
+    assert (
+        json.loads(run("--root", str(tmp_path), "--size", "4", "-o", "json").stdout)["data"]["exact"] is False
+    )
 
 
 def test_json_has_the_whole_decision() -> None:

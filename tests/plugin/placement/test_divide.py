@@ -58,10 +58,9 @@ def questions(draw: st.DrawFn) -> tuple[Matrix, list[int], list[int], int]:
         made = [[0] * count for _ in range(count)]
         for a, b in combinations(range(count), 2):
             one, other = a % width, b % width
-            near = within if a // width == b // width else across
-            made[order[a]][order[b]] = made[order[b]][order[a]] = (
-                near[one][other] if one != other else itself[one]
-            )
+            part = within if a // width == b // width else across
+            weight = part[one][other] if one != other else itself[one]
+            made[order[a]][order[b]] = made[order[b]][order[a]] = weight
         free = draw(st.lists(st.sampled_from(range(count)), min_size=1, unique=True))
         size = draw(st.integers(1, len(free)))
         return made, free, draw(st.lists(st.sampled_from(free), max_size=size, unique=True)), size
