@@ -11,6 +11,7 @@ from gpunode.gpu.model import Reading
 from gpunode.plugin.health.judge import HealthJudge
 from gpunode.plugin.health.marks import Mark
 from gpunode.plugin.model import Unit
+from gpunode.plugin.serve import steady_clock
 from gpunode.plugin.settings import ALL_XIDS, HealthSettings
 from tests.plugin.nodes import MemoryLog, inventory, uuid
 
@@ -217,6 +218,14 @@ def test_joining_the_fabric_at_start_needs_no_hold_time_and_falling_out_again_do
     assert node.later(1).why() == ""
     node.reads(fabric_state="in-progress").later(5).reads(fabric_state="completed")
     assert node.later(1).why() == "fabric"
+
+
+def test_a_clock_that_is_set_neither_ends_nor_lengthens_a_hold_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = steady_clock()
+    before = clock()
+    for jump in (-1e9, 1e9):
+        monkeypatch.setattr("time.time", lambda jump=jump: NOW + jump)
+        assert 0 <= clock() - before < 10
 
 
 # --- healing ---------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Node:
 
     def serve(self, scenario: Scenario, *given: str) -> Serving:
         self.write(scenario)
-        return self.start("--rediscover-seconds", "0.3", "--health-hold-down", "1s", *given)
+        return self.start("--rediscover-seconds", "0.3", "--health-hold-down", "500ms", *given)
 
     def ready(self, count: int, resource: str = RESOURCE, seconds: float = 10.0) -> bool:
         return self.kubelet.wait_allocatable(resource, count, seconds)
@@ -168,7 +168,7 @@ def test_a_bad_gpu_is_remembered_over_a_restart_and_healed_by_a_new_driver(node:
 
 
 def test_a_reading_condemns_without_any_event(node: Node) -> None:
-    serving = node.serve(machine(2), "--health-poll-interval", "1s")
+    serving = node.serve(machine(2), "--health-poll-interval", "300ms")
     assert node.ready(2), serving.log()
     node.write(machine(2).with_gpu(1, remap=(1, 0)))
     assert node.ready(1), serving.log()
