@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -107,10 +108,18 @@ def test_eight_gpus_are_allocatable_and_sigterm_is_a_clean_end(node: Node) -> No
     assert node.kubelet.capacity(RESOURCE) == 8
 
 
-def test_ctrl_c_is_a_clean_end_too(node: Node) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+def test_ctrl_c_is_a_clean_end_too_however_often(node: Node, number: int) -> None:
     serve, _ = node.serve(machine(1))
     assert node.ready(1), serve.log()
-    assert serve.end(signal.SIGINT) == 0
+
+    def again() -> bool:
+        serve.process.send_signal(number)
+        return serve.process.poll() is not None
+
+    assert eventually(again, 3.0), serve.log()
+    assert serve.process.returncode == 0
+    assert "Traceback" not in serve.log()
     assert not serve.socket.exists()
 
 
@@ -123,6 +132,18 @@ def test_a_signal_that_comes_while_it_starts_does_not_end_it(node: Node, number:
     serve.process.send_signal(number)
     assert node.ready(1, 20.0), serve.log()
     assert serve.process.poll() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_an_end_that_is_asked_for_while_it_starts_is_a_clean_one(node: Node, number: int) -> None:
+    serve, _ = node.serve(machine(1))
+    command = Path(f"/proc/{serve.process.pid}/cmdline")
+    assert eventually(lambda: b"gpunode.light" in command.read_bytes())
+    assert serve.end(number) == 0, serve.log()
+    assert serve.process.stdout is not None
+    assert json.loads(serve.process.stdout.read())["status"] == "ok"
+    assert "Traceback" not in serve.log()
+    assert not serve.socket.exists()
 
 
 def test_an_xid_marks_exactly_its_gpu_within_two_seconds(node: Node) -> None:
