@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from gpunode.plugin.mending import how_to_mend
-from gpunode.plugin.observe.report import ResourceStatus, UnitStatus
+from gpunode.plugin.observe.report import ResourceStatus, Trouble, UnitStatus
 from gpunode.result import Block, Cell, Style, Table, Text
 
 if TYPE_CHECKING:
@@ -157,16 +157,14 @@ def _held(unit: UnitStatus) -> str:
 
 
 def _wrong(data: PluginStatus) -> Iterator[Block]:
-    told = set()
     pid = data.plugin.pid if data.plugin is not None and data.plugin.state == "serving" else 0
-    for unit in data.units:
-        if unit.problem and (unit.index, unit.problem.code) not in told:
-            told.add((unit.index, unit.problem.code))
-            since = f", since {unit.problem.since}" if unit.problem.since else ""
-            bad = Style.BAD if unit.health == "unhealthy" else Style.WARN
-            yield Text(f"GPU {unit.index or unit.id}: {unit.problem.reason}{since}", bad)
-            if mend := how_to_mend(unit.problem.mend, unit.index, pid):
-                yield Text(f"  {mend}", Style.COMMAND)
+    for (problem, health), units in troubles(data.units).items():
+        since = f", since {problem.since}" if problem.since else ""
+        bad = Style.BAD if health == "unhealthy" else Style.WARN
+        yield Text(f"GPU {', '.join(unit.index or unit.id for unit in units)}: {problem.reason}{since}", bad)
+        gpus = dict.fromkeys(unit.index.partition(":")[0] for unit in units)
+        if mend := how_to_mend(problem.mend, ",".join(gpus), pid):
+            yield Text(f"  {mend}", Style.COMMAND)
     known = {(unit.id, unit.index) for unit in data.units if unit.problem}
     for item in data.left_out:
         if not any(item.id == unit_id or item.index == index for unit_id, index in known):
@@ -177,6 +175,17 @@ def _wrong(data: PluginStatus) -> Iterator[Block]:
             yield Text(f"{source.name}: {source.problem}", Style.WARN)
             if source.hint:
                 yield Text(f"  {source.hint}", Style.COMMAND)
+
+
+def troubles(units: tuple[UnitStatus, ...]) -> dict[tuple[Trouble, str], list[UnitStatus]]:
+    """What is wrong, and with which GPUs: a cause that all of them share is told once."""
+    found: dict[tuple[Trouble, str], list[UnitStatus]] = {}
+    told = set()
+    for unit in units:
+        if unit.problem and (unit.index or unit.id, unit.problem.code) not in told:
+            told.add((unit.index or unit.id, unit.problem.code))
+            found.setdefault((unit.problem, unit.health), []).append(unit)
+    return found
 
 
 def _socket(one: PluginSocket) -> Text:

@@ -1,0 +1,26 @@
+"""What is wrong, as `plugin status` tells it to people."""
+
+from __future__ import annotations
+
+from gpunode.commands.plugin_status_blocks import troubles
+from gpunode.plugin.observe.report import Trouble, UnitStatus
+
+SINCE = "2026-05-01T13:37:00Z"
+
+
+def unit(index: str, problem: Trouble | None, resource: str = "nvidia.com/gpu") -> UnitStatus:
+    health = "unhealthy" if problem else "healthy"
+    return UnitStatus(resource, f"GPU-{index}", f"GPU-{index}", index, "T4", "", 1, 0, health, problem)
+
+
+def test_a_cause_that_gpus_share_is_told_once_and_another_by_itself() -> None:
+    gone, fell = Trouble("driver", "the driver is not loaded", SINCE), Trouble("xid-79", "XID 79", SINCE)
+    units = (
+        unit("0", gone),
+        unit("1", fell),
+        unit("2", gone),
+        unit("3", None),
+        unit("2", gone, "other.com/a"),
+    )
+    told = {problem: [one.index for one in shared] for (problem, _), shared in troubles(units).items()}
+    assert told == {gone: ["0", "2"], fell: ["1"]}
