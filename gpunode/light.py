@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from gpunode.outcome import Session
 
-LATER = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1)
+_LATER = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1)
 """Blocked, and so kept, from before execve until the command has its handlers: until then a service would die
 of SIGHUP, and Ctrl-C would end in the middle of an import. Whatever the command is, it unblocks them."""
 _ARENAS = "MALLOC_ARENA_MAX"  # one heap for all threads of glibc's malloc: they are idle
@@ -43,7 +43,7 @@ def hand_over(session: Session, command: str, given: Mapping[str, Any]) -> NoRet
     descriptor = os.memfd_create("gpunode", 0)  # without MFD_CLOEXEC: it is for the next program
     os.write(descriptor, json.dumps(order).encode())
     os.lseek(descriptor, 0, os.SEEK_SET)
-    signal.pthread_sigmask(signal.SIG_BLOCK, LATER)  # stays so over execve, unlike a handler
+    signal.pthread_sigmask(signal.SIG_BLOCK, _LATER)  # stays so over execve, unlike a handler
     sys.stdout.flush()
     sys.stderr.flush()
     # the words of the command line only make it readable in `ps`
@@ -72,13 +72,13 @@ def main() -> int:
     command = import_module(f"gpunode.commands.{order['command']}")
 
     def run(session: Session) -> Any:
-        for number in LATER:
+        for number in _LATER:
             # once the command has let go of them none may spoil its outcome; SIG_IGN would forget those kept
             signal.signal(number, lambda *_: None)
         return command.run(session.host, command.Options(order["given"]), session.progress)
 
     code = run_command(order["kind"], chosen, run)
-    signal.pthread_sigmask(signal.SIG_BLOCK, LATER)  # Python forgets its handlers on the way out
+    signal.pthread_sigmask(signal.SIG_BLOCK, _LATER)  # Python forgets its handlers on the way out
     return code
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpunode.commands.plugin_options import OPTIONS, sources, value_text
 from gpunode.host import Host
-from gpunode.light import LATER
 from gpunode.plugin.config.watch import ConfigWatch, Hangup
 from gpunode.result import ExitCode, Progress, Result, Text
 
@@ -159,7 +158,7 @@ def until_signal(hangup: Hangup) -> Iterator[_Asked]:
     before = {number: signal.signal(number, end) for number in ends}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, look_again)
     before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, let_go)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, LATER)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, before)  # light.py has kept those that came
     try:
         yield asked
     finally:
