@@ -78,7 +78,12 @@ def run(host: Host, options: Options, progress: Progress, stop: Event | None = N
             supervisor.close()
     for name in asked:
         log.info("stopped", signal=name)
-    return Result("MpsRun", {"daemons": told}, blocks=(Text(f"kept {len(told)} MPS control daemons"),))
+    count = f"{len(told)} MPS control {'daemon' if len(told) == 1 else 'daemons'}"
+    return Result(
+        "MpsRun",
+        {"daemons": told},
+        blocks=(Text(f"ended {count}" if told else "no MPS daemon was asked for"),),
+    )
 
 
 class _Node:

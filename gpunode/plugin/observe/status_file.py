@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 NAME = "status.json"
 FORMAT = 1
 _LEAST_SECONDS = 1.0
+_AGAIN_SECONDS = 30.0  # after a write that failed: the disk may have room by then
 _LAST_SECONDS = 1.0
 
 
@@ -43,7 +44,7 @@ class StatusFile:
         self._path = status_path(service.settings.state_dir)
         self._identity = own_identity(service.host) | {"started": service.host.now()}
         self._shown: object = None
-        self._next = 0.0
+        self._next = self._again = 0.0
         self._writer: Thread | None = None
         self._trouble = ""
 
@@ -51,9 +52,10 @@ class StatusFile:
         if now < self._next or (self._writer is not None and self._writer.is_alive()):
             return
         seen = self._seen()
-        if seen != self._shown:
+        if seen != self._shown or (self._trouble and now >= self._again):
             self._shown = seen
             self._next = now + _LEAST_SECONDS
+            self._again = now + _AGAIN_SECONDS
             self._write(describe(self._service))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether the process that wrote the status file still lives."""
+"""The status file: written again where a write failed, and whether its writer still lives."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 from gpunode.host import Host
-from gpunode.plugin.observe.status_file import start_ticks
-from tests.plugin.nodes import eventually
+from gpunode.plugin.compose import make_service
+from gpunode.plugin.observe.status_file import StatusFile, start_ticks
+from gpunode.plugin.settings import Settings
+from tests.plugin.nodes import MemoryLog, eventually, recorded_host
 
 
 def test_a_process_that_has_died_and_that_nobody_waited_for_does_not_live() -> None:
@@ -24,3 +26,18 @@ def test_a_process_that_has_died_and_that_nobody_waited_for_does_not_live() -> N
     finally:
         child.communicate()
     assert start_ticks(host, child.pid) is None
+
+
+def test_a_write_that_failed_is_made_again_without_news(tmp_path: Path) -> None:
+    blocked = tmp_path / "state"
+    blocked.write_text("no directory")
+    log = MemoryLog()
+    status = StatusFile(make_service(recorded_host(tmp_path), Settings(state_dir="/state"), log))
+    status.tick(100.0)
+    assert eventually(lambda: log.messages("warning") == ["plugin status can't be told the reasons"])
+    blocked.unlink()
+    status.tick(110.0)
+    assert not blocked.exists()
+    status.tick(131.0)
+    assert eventually((blocked / "status.json").exists)
+    assert len(log.messages("warning")) == 1
