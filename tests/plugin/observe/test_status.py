@@ -103,7 +103,7 @@ def test_a_narrow_terminal_has_room_for_a_line_each(node, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     given = ("--kubelet-socket", f"{place}/dp/kubelet.sock", "--state-dir", serving.state, "--no-nvml")
     lines = re.sub(r"\x1b\[[0-9;]*m", "", command("plugin", "status", *given, "--color", "always").stdout)
-    rows = [line for line in lines.splitlines() if line[:1].isdigit()]
+    rows = [line for line in lines.splitlines() if re.match(r"\d+ ", line)]
     assert [row.split()[0] for row in rows] == ["0", "1", "2", "3"]
     assert all(re.search(r" GPU-[0-9a-f]{8} ", row) and len(row) <= 60 for row in rows)
     assert sum("ml/train-0/main" in row for row in rows) == 2
