@@ -114,8 +114,9 @@ def test_no_tree_gives_a_traceback(tree: Any) -> None:
 @QUICK
 @given(some.binary(max_size=200) | some.text(max_size=200).map(lambda text: text.encode("utf-8", "replace")))
 def test_no_bytes_give_a_traceback(data: bytes) -> None:
-    read_file(data, "c")
-    read_file(data, "c", lenient=True)
+    for lenient in (False, True):
+        found = read_file(data, "c", lenient=lenient)
+        assert all(one.where and one.message for one in found.problems)
 
 
 @QUICK
@@ -124,5 +125,5 @@ def test_no_truncated_or_scrambled_file_gives_a_traceback(data: some.DataObject)
     text = data.draw(some.sampled_from(sorted(FILES.iterdir()))).read_bytes()
     start = data.draw(some.integers(0, len(text)))
     end = data.draw(some.integers(start, len(text)))
-    read_file(text[:start] + data.draw(some.binary(max_size=3)) + text[end:], "c")
-    read_file(text[:end], "c")
+    for bad in (text[:start] + data.draw(some.binary(max_size=3)) + text[end:], text[:end]):
+        assert all(one.where and one.message for one in read_file(bad, "c").problems)

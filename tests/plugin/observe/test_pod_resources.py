@@ -60,9 +60,10 @@ def test_by_numbers_reads_what_the_generated_code_wrote(pods: Any) -> None:
 @given(st.binary(max_size=60))
 def test_arbitrary_bytes_are_an_error_or_nothing(data: bytes) -> None:
     try:
-        list(pod_resources._holdings(data))
+        found = list(pod_resources._holdings(data))
     except (ValueError, TypeError):
         return
+    assert all(isinstance(holding, Holding) for holding in found)
 
 
 @contextmanager
