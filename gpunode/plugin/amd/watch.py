@@ -7,7 +7,7 @@ from threading import Event
 
 from gpunode.gpu.amd import missing, read_condition, read_inventory, trace
 from gpunode.gpu.amd_kfd import read_nodes, read_topology
-from gpunode.gpu.model import Inventory
+from gpunode.gpu.model import Inventory, Reading
 from gpunode.host import Host
 from gpunode.plugin.backend import Sink
 from gpunode.plugin.logfmt import Log, OnChange
@@ -56,17 +56,28 @@ class Watch:
         now, seen = self._host.monotonic(), trace(self._host)
         if seen != self._trace or now >= self._next_look:
             self._trace = seen
-            self._next_look = now + self._look(sink)
-        if self._inventory is not None and now >= self._next_reading:
-            self._next_reading = now + self._settings.health.poll_seconds
-            sink.readings([read_condition(self._host, gpu) for gpu in self._inventory.gpus])
+            self._next_look = now + self._look(sink, now)
+        elif self._inventory is not None and now >= self._next_reading:
+            self._read(sink, self._conditions(self._inventory), now)
 
-    def _look(self, sink: Sink) -> float:
-        """In how many seconds to look again, if nothing changes meanwhile: news is looked at twice."""
+    def _conditions(self, inventory: Inventory) -> list[Reading]:
+        return [read_condition(self._host, gpu) for gpu in inventory.gpus]
+
+    def _read(self, sink: Sink, readings: list[Reading], now: float) -> None:
+        self._next_reading = now + self._settings.health.poll_seconds
+        sink.readings(readings)
+
+    def _look(self, sink: Sink, now: float) -> float:
+        """In how many seconds to look again, if nothing changes meanwhile: news is looked at twice.
+
+        Errors are counted from what there was before the GPUs are advertised: none that a container meets is
+        passed over.
+        """
         before, nodes = self._inventory, read_nodes(self._host)
         seen = self._inventory = read_inventory(self._host, nodes)
-        self._next_reading = 0.0
+        conditions = self._conditions(seen)
         sink.seen(seen, read_topology(seen, nodes))
+        self._read(sink, conditions, now)
         self.waiting = ""
         self._say.reset()
         if seen != before:

@@ -95,7 +95,8 @@ def test_a_gpu_that_is_divided_anew_is_served_so(node) -> None:
 def test_uncorrectable_errors_reach_every_partition_of_their_gpu_and_no_other(node) -> None:
     root, stub, start = node
     machine = AmdMachine(root, [MI300X_CPX, MI300X], [0, 1])
-    serving = start(*AMD, "--resource-naming-strategy", "mixed", "--health-poll-interval", "1s")
+    staying = ("--health-hold-down", "1h", "--health-poll-interval", "1s")  # until it has been looked at
+    serving = start(*AMD, *staying, "--resource-naming-strategy", "mixed")
     assert stub.wait_allocatable("amd.com/cpx_nps4", 8, 15), serving.log()
     assert stub.wait_allocatable("amd.com/spx_nps1", 1, 5), serving.log()
     machine.errors(0, 2)
