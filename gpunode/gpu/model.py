@@ -96,7 +96,8 @@ class Reading:
     since the last reset, `ecc_aggregate` of its life. `recovery_action` is one of
     `readings.RECOVERY_ACTIONS`. `fabric_state` is not-started, in-progress or completed; `fabric_error` is
     empty for success and for GPUs without a fabric. `busy_percent` and `memory_used_bytes` are the present
-    use. `generation` is another one after a reboot, a reload or an exchange of the driver.
+    use, `parts_used_bytes` that of MIG devices by UUID, as far as it is theirs alone. `generation` is another
+    one after a reboot, a reload or an exchange of the driver.
     """
 
     uuid: str
@@ -112,6 +113,7 @@ class Reading:
     busy_percent: int | None = None
     memory_used_bytes: int | None = None
     generation: str = ""
+    parts_used_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ field value NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which drivers tell from 570 on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TypeVar
 
 from gpunode.gpu.model import Reading
@@ -54,7 +56,7 @@ class _Questions:
 
 
 def read_gpu(nvml: Nvml, device: Handle, uuid: str, *, use: bool = False, generation: str = "") -> Reading:
-    """One GPU's reading; `use` asks for utilisation and memory, too. Never raises."""
+    """One GPU's reading; `use` asks for utilisation and memory, too, MIG devices' included. Never raises."""
     questions = _Questions()
     ask = questions.ask
     volatile = ask(lambda: nvml.uncorrectable_errors(device, aggregate=False))
@@ -79,7 +81,20 @@ def read_gpu(nvml: Nvml, device: Handle, uuid: str, *, use: bool = False, genera
         busy_percent=busy,
         memory_used_bytes=used,
         generation=generation,
+        parts_used_bytes=_parts(nvml, device) if use and not questions.error else {},
     )
+
+
+def _parts(nvml: Nvml, gpu: Handle) -> Mapping[str, int]:
+    """Memory in use by MIG device. Compute instances of one GPU instance share its memory, so that nobody's
+    part of it can be told; a MIG device that goes meanwhile is no news about its GPU."""
+    found: dict[str, tuple[int, int]] = {}
+    with suppress(NvmlError):
+        for _, mig in nvml.mig_handles(gpu) if nvml.mig_enabled(gpu) else ():
+            with suppress(NvmlError):
+                found[nvml.uuid(mig)] = nvml.mig_instances(mig)[0], nvml.memory_used(mig)
+    shared = Counter(gi for gi, _ in found.values())
+    return {uuid: used for uuid, (gi, used) in found.items() if shared[gi] == 1}
 
 
 def _action(number: int) -> str:

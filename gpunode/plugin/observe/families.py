@@ -153,7 +153,7 @@ FAMILIES = {
             "gpunode_container_gpu_memory_used_bytes",
             "gauge",
             _CONTAINER,
-            "Memory in use on a GPU that a container holds alone.",
+            "Memory in use on a GPU or partition that a container holds alone.",
         ),
     )
 }

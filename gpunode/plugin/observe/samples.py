@@ -1,7 +1,7 @@
 """The present values of the metrics in families.py, gathered from the service, in no exposition format yet.
 
-What can't be attributed isn't invented: a shared GPU's use is nobody's in particular, and of a MIG
-device only its memory's size is known.
+What can't be attributed isn't invented: a shared GPU's use is nobody's in particular, and NVML doesn't tell
+how busy a MIG device is.
 """
 
 from __future__ import annotations
@@ -160,9 +160,10 @@ def _use_of_device(device: Device, labels: tuple[str, ...], reading: Reading | N
     unit = device.unit
     if unit.memory_bytes:
         yield Sample("gpunode_container_gpu_memory_total_bytes", labels, unit.memory_bytes)
-    if reading is None or reading.error or unit.partition:
-        return  # a reading is a whole GPU's
-    if reading.busy_percent is not None:
+    if reading is None or reading.error:
+        return
+    used = reading.parts_used_bytes.get(unit.id) if unit.partition else reading.memory_used_bytes
+    if reading.busy_percent is not None and not unit.partition:
         yield Sample("gpunode_container_gpu_duty_cycle_ratio", labels, reading.busy_percent / 100)
-    if reading.memory_used_bytes is not None:
-        yield Sample("gpunode_container_gpu_memory_used_bytes", labels, reading.memory_used_bytes)
+    if used is not None:
+        yield Sample("gpunode_container_gpu_memory_used_bytes", labels, used)

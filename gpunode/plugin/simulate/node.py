@@ -84,6 +84,7 @@ class SimulatedNode:
             fabric_state=now.fabric if switched else None,
             busy_percent=0,
             memory_used_bytes=0,
+            parts_used_bytes={mig.uuid: 0 for mig in slot.gpu.mig},
             generation=f"simulated-{self._loads}",
         )
 

@@ -1,4 +1,4 @@
-"""Each cause that makes a GPU unhealthy, and where a person finds it: the log, `plugin status`, the metrics."""
+"""Each cause that makes a GPU unhealthy, and where it is told: the log, `plugin status`, the metrics."""
 
 from __future__ import annotations
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fixtures.scenario import machine
+from fixtures.scenario import machine, mig_uuid, mixed_layout, with_mig
 from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.plugin.kubelet_stub import KubeletStub
 from tests.plugin.mps.conftest import MpsNode
@@ -61,6 +62,28 @@ def test_use_is_what_nvml_says_of_the_gpu_that_a_container_holds(node) -> None:
 
 
 DUTY, USED = "gpunode_gpu_duty_cycle_ratio", "gpunode_gpu_memory_used_bytes"
+
+
+def test_a_mig_devices_memory_in_use_is_its_containers_unless_others_share_it(node) -> None:
+    stub, stand_in, start = node
+    layout = [replace(part, used=(1 + part.index) << 30) for part in mixed_layout(1)]
+    halves = [
+        replace(layout[0], index=5 + ci, uuid=mig_uuid(1, 5 + ci), gi=5, ci=ci, cslices=1) for ci in (0, 1)
+    ]
+    stub.write(with_mig(machine(2), 1, [*layout, *halves]))
+    serving = start(*LISTEN, "--mig-strategy", "mixed")
+    alone, shared = "nvidia.com/mig-2g.20gb", "nvidia.com/mig-1c.3g.40gb"
+    assert stand_in.wait_allocatable(alone, 1, 15), serving.log()
+    assert stand_in.wait_allocatable(shared, 2, 15), serving.log()
+    stand_in.admit("ml/a", "main", {alone: 1})
+    stand_in.admit("ml/b", "main", {shared: 1})
+    port = port_of(serving)
+    assert eventually(
+        lambda: value(scrape(port), "gpunode_container_gpu_memory_used_bytes", pod="a") == 2 << 30
+    )
+    found = scrape(port)
+    assert value(found, "gpunode_container_gpu_memory_used_bytes", pod="b") is None
+    assert value(found, "gpunode_container_gpu_memory_total_bytes", pod="b") == 40448 << 20
 
 
 def test_nobody_asks_for_use_that_nobody_reads(node) -> None:

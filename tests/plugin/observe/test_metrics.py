@@ -109,14 +109,14 @@ def test_shares_are_counted_and_their_use_is_not_invented(node) -> None:
     assert "gpunode_gpu_memory_used_bytes" in names
 
 
-def test_of_a_mig_device_only_its_size_is_told(node) -> None:
+def test_of_a_mig_device_its_memory_is_told_and_not_how_busy_it_is(node) -> None:
     _, stub, start = node
     serving = start("--simulate", "a100:1,mig=3g.20gb*2", "--mig-strategy", "mixed", *LISTEN, *QUICK)
     assert stub.wait_allocatable("nvidia.com/mig-3g.20gb", 2, 15), serving.log()
     held = stub.admit("ml/a", "main", {"nvidia.com/mig-3g.20gb": 1})
     found = scrape(port_of(serving))
-    [mine] = [name for name, labels in found if ("accelerator_id", held.ids[0]) in labels]
-    assert mine == "gpunode_container_gpu_memory_total_bytes"
+    mine = {name for name, labels in found if ("accelerator_id", held.ids[0]) in labels}
+    assert mine == {"gpunode_container_gpu_memory_total_bytes", "gpunode_container_gpu_memory_used_bytes"}
 
 
 def test_without_pod_resources_the_rest_is_told(node) -> None:
