@@ -1,7 +1,8 @@
 """A config file's text as a tree in which everything knows its line. Untrusted: bounded in size and depth.
 
 YAML 1.1 and thus JSON. Nothing is constructed from tags; scalars stay text, as only the schema knows what
-they are to mean.
+they are to mean. What NVIDIA's plugin passes over, a second document and all but the last of several values
+of a key, is passed over here as well, but noted.
 """
 
 from __future__ import annotations
@@ -46,10 +47,12 @@ class Item(NamedTuple):
 
 
 EMPTY = Item(1, "null")
+Notes = list[tuple[int, str]]
+"""(line, what is passed over there)."""
 
 
-def read(data: bytes) -> Item:
-    """The tree. `DocumentError` for what is no single, plain YAML document."""
+def read(data: bytes, notes: Notes) -> Item:
+    """The tree. `DocumentError` for what is no plain YAML document. `notes` grow."""
     if len(data) > MAX_BYTES:
         raise DocumentError(0, f"{len(data)} bytes are more than the {MAX_BYTES} allowed for a config file")
     try:
@@ -60,8 +63,8 @@ def read(data: bytes) -> Item:
     if text.lstrip()[:1] == "{":
         text = text.replace("\t", " ")  # JSON may be indented with tabs, YAML not
     _refuse_nesting(text)
-    node = _compose(text)
-    return EMPTY if node is None else _Tree().item(node, ())
+    node = _compose(text, notes)
+    return EMPTY if node is None else _Tree(notes).item(node, ())
 
 
 def _refuse_nesting(text: str) -> None:
@@ -71,7 +74,7 @@ def _refuse_nesting(text: str) -> None:
         raise DocumentError(0, "nested too deeply")
 
 
-def _compose(text: str) -> Any:
+def _compose(text: str, notes: Notes) -> Any:
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -86,7 +89,8 @@ def _compose(text: str) -> Any:
     except (yaml.YAMLError, RecursionError) as error:
         raise DocumentError(0, f"not YAML: {' '.join(str(error).split())}") from error
     if len(documents) > 1:
-        raise DocumentError(documents[1].start_mark.line + 1, "a second document; one file is one document")
+        line = documents[1].start_mark.line + 1
+        notes.append((line, "a second document, which has no effect: one file is one document"))
     return documents[0] if documents else None
 
 
@@ -115,8 +119,9 @@ def _is_null(node: Any) -> bool:
 class _Tree:
     """Walks the composed nodes; aliases count each time, so that a bomb ends early."""
 
-    def __init__(self) -> None:
+    def __init__(self, notes: Notes) -> None:
         self._left = _MAX_ITEMS
+        self._notes = notes
 
     def item(self, node: Any, above: tuple[int, ...]) -> Item:
         line = node.start_mark.line + 1
@@ -135,7 +140,7 @@ class _Tree:
         return Item(line, "null") if _is_null(node) else Item(line, "scalar", node.value)
 
     def _pairs(self, node: Any, above: tuple[int, ...]) -> Iterator[tuple[str, int, Item]]:
-        own: dict[str, int] = {}
+        own: dict[str, tuple[str, int, Item]] = {}
         merged: list[tuple[str, int, Item]] = []
         for key, value in node.value:
             line = key.start_mark.line + 1
@@ -144,16 +149,15 @@ class _Tree:
             if key.tag.endswith(":merge"):
                 merged += self._merged(value, above)
                 continue
-            if key.value in own:
-                raise DocumentError(
-                    line, f"the key {key.value} stands here twice, first on line {own[key.value]}"
-                )
-            own[key.value] = line
-            yield key.value, line, self.item(value, above)
+            if (before := own.pop(key.value, None)) is not None:
+                message = f"the key {key.value} stands here again, and counts; on line {before[1]} it doesn't"
+                self._notes.append((line, message))
+            own[key.value] = key.value, line, self.item(value, above)
+        yield from own.values()
         for name, line, item in merged:
             if name not in own:
-                own[name] = line
-                yield name, line, item
+                own[name] = name, line, item
+                yield own[name]
 
     def _merged(self, node: Any, above: tuple[int, ...]) -> list[tuple[str, int, Item]]:
         found = self.item(node, above)

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from gpunode.plugin.config import sharing as sections
-from gpunode.plugin.config.document import EMPTY, DocumentError, Item, read
+from gpunode.plugin.config.document import EMPTY, DocumentError, Item, Notes, read
 from gpunode.plugin.config.options import OPTIONS, Option
 from gpunode.plugin.config.problems import Problem
 from gpunode.plugin.config.reader import Reader, joined
@@ -59,11 +59,14 @@ def known_keys() -> tuple[str, ...]:
 def read_file(data: bytes, name: str, *, vendor: str = "", lenient: bool = False) -> FileConfig:
     """Everything in the file, with every problem. `vendor` is what flag or variable say, if they do."""
     reader = Reader(name, known_keys(), lenient)
+    notes: Notes = []
     try:
-        tree = read(data)
+        tree = read(data, notes)
     except DocumentError as error:
         reader.wrong(error.line, "", error.message)
         return FileConfig(problems=tuple(reader.problems))
+    for line, message in notes:
+        reader.warn(line, "", message)
     if wrong_thing := _other_kind(tree):
         reader.wrong(1, "", *wrong_thing)
         return FileConfig(problems=tuple(reader.problems))

@@ -22,16 +22,16 @@ _LEAST_REPLICAS = {"timeSlicing": 2, "mps": 1}
 
 
 def read_sharing(reader: Reader, item: Item, vendor: str) -> Sharing | None:
-    """None without a section; an empty section is none."""
+    """None without a section; an empty section is none. Of two MPS counts, as with NVIDIA's plugin."""
     found: dict[str, tuple[int, Sharing | None]] = {}
     for name, line, section in reader.fields(item, "sharing", SECTIONS):
         if section.kind != "null" and (section.kind != "map" or section.pairs):
             found[name] = line, _section(reader, name, section, vendor)
     if len(found) > 1:
-        (first, (line, _)), (second, (later, _)) = found.items()
-        message = f"a node shares in one way; sharing.{first} on line {line} is another"
-        reader.wrong(later, f"sharing.{second}", message, "take one of the two out")
-    return next((sharing for _, sharing in found.values() if sharing is not None), None)
+        line = found["timeSlicing"][0]
+        message = "a node shares in one way: sharing.mps counts, and this has no effect"
+        reader.warn(line, "sharing.timeSlicing", message, "take one of the two out")
+    return next((found[name][1] for name in ("mps", "timeSlicing") if name in found), None)
 
 
 def _section(reader: Reader, name: str, item: Item, vendor: str) -> Sharing | None:

@@ -144,12 +144,10 @@ WRONG = {
     f"{SHARED}    - {{name: a, replicas: 2, devices: [x]}}": "resources[1].devices[0]: 'x' is no index",
     f"{SHARED}    - {{name: a, replicas: 2, devices: [[0]]}}": "resources[1].devices[0]: expected an index",
     f"{SHARED}    - {{name: {'n' * 64}, replicas: 2}}": "resources[1].name: ",
-    f"{SHARED}  mps:\n    resources: [{{name: a, replicas: 2}}]": "5: sharing.mps: a node shares in one way",
     "resources:\n  gpus:\n  - {name: a}": "3: resources.gpus[0].pattern: pattern is needed",
     "resources:\n  gpus:\n  - {pattern: a}": "3: resources.gpus[0].name: name is needed",
     "resources:\n  mig:\n  - {pattern: a, name: A/b}": "3: resources.mig[0].name: 'A/b': ",
     "resources:\n  exclude: [tpyo]": "2: resources.exclude: 'tpyo' is no index",
-    "version: v1\nversion: v1": "2: the key version stands here twice, first on line 1",
     "flags: {}\nFlags: {}": "2: Flags: the same key as on line 1, in other case",
     "flags:\n\tmigStrategy: none": "2: not YAML: a tab can't indent YAML; use spaces",
     "flags: {": "not YAML: ",
@@ -157,7 +155,6 @@ WRONG = {
     "a:\n  b: 1\n   c: 2": "3: not YAML: a second ':' on a line, or a line that is indented further",
     "a: 1\nb: \x1b": "2: not YAML: the character U+001B can't stand in a file",
     "flags: *nothing": "1: not YAML: ",
-    "version: v1\n---\nversion: v1": "3: a second document",
     "? [a]\n: b": "1: a key must be a word",
     "flags: !!python/object:os.system {}": "1: the tag !!python/object:os.system isn't allowed",
     "a: &a [*a]": "nested too deeply",
@@ -177,6 +174,24 @@ WRONG = {
 def test_a_mistake_is_named_with_line_and_key(text: str, tmp_path: Path) -> None:
     resolved = resolve_text(text, tmp_path / "c")
     assert any(WRONG[text] in one for one in told(resolved, tmp_path / "c")), told(resolved, tmp_path / "c")
+
+
+def test_what_the_other_plugin_passes_over_is_passed_over_and_told(tmp_path: Path) -> None:
+    """The last value of a key counts, the first document, and MPS of two ways to share."""
+    file = tmp_path / "c"
+    mps = "  mps:\n    resources: [{name: gpu, replicas: 3}]\n"
+    text = f"flags: {{migStrategy: mixed}}\nflags: {{migStrategy: single}}\n{SHARED}{mps}---\nversion: v2\n"
+    resolved = resolve_text(text, file, mps="true")
+    assert resolved.problems == ()
+    assert [one.text.replace(f"{file}:", "") for one in resolved.warnings] == [
+        "2: the key flags stands here again, and counts; on line 1 it doesn't",
+        "4: sharing.timeSlicing: a node shares in one way: sharing.mps counts, and this has no effect",
+        "10: a second document, which has no effect: one file is one document",
+    ]
+    assert resolved.settings.mig_strategy == "single"
+    assert resolved.settings.sharing is not None
+    assert resolved.settings.sharing.strategy == "mps"
+    assert resolved.settings.sharing.resources == (SharedResource(GPU, 3),)
 
 
 def test_a_name_that_grows_too_long_by_renaming_is_an_error(tmp_path: Path) -> None:
