@@ -11,7 +11,7 @@ from dataclasses import replace
 from gpunode.gpu.amd import AmdGpu, AmdPartition
 from gpunode.gpu.model import Inventory
 from gpunode.plugin.model import Common, Device, LeftOut, Plan, Unit
-from gpunode.plugin.naming import ruled_name
+from gpunode.plugin.naming import idle_rules, ruled_name
 from gpunode.plugin.select import deselected
 from gpunode.plugin.settings import Settings, resource_name_problem
 from gpunode.plugin.sharing import share
@@ -29,6 +29,9 @@ def plan(settings: Settings, inventory: Inventory) -> Plan:
     reasons, warnings = deselected(settings, units)
     left_out += [LeftOut(unit.index, unit.id, reasons[unit.id]) for unit in units if unit.id in reasons]
     chosen = [unit for unit in units if unit.id not in reasons]
+    for kind in ("gpu", "mig"):
+        told = [_told(unit) for unit in chosen if _kind(unit) == kind]
+        warnings += idle_rules(settings.rules, kind, told)
     named = _named(settings, chosen, {gpu.uuid: gpu.partition_type for gpu in known}, left_out)
     shared = share(named, settings.sharing, lambda unit, entry: _refusal(settings))
     resources = tuple(replace(resource, common=Common((KFD_NODE,))) for resource in shared.resources)
@@ -95,7 +98,7 @@ def _named(
     standard: list[Unit] = []
     for unit in units:
         kind = types[unit.gpu]
-        name = ruled_name(settings.rules, "mig" if unit.profile else "gpu", unit.profile or unit.name)
+        name = ruled_name(settings.rules, _kind(unit), _told(unit))
         if not name and settings.resource_naming_strategy == "mixed" and kind:
             name = f"{DOMAIN}/{kind}"
         problem = resource_name_problem(name) if name else ""
@@ -109,6 +112,15 @@ def _named(
     if kept:
         named.setdefault(base_name(settings), []).extend(Device(unit.id, unit) for unit in kept)
     return named
+
+
+def _kind(unit: Unit) -> str:
+    return "mig" if unit.profile else "gpu"
+
+
+def _told(unit: Unit) -> str:
+    """What naming rules go by."""
+    return unit.profile or unit.name
 
 
 def _alike(

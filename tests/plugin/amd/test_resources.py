@@ -68,6 +68,11 @@ def test_selection_rules_and_shares_work_as_for_nvidia(tmp_path: Path) -> None:
     made = plan(settings, inventory(tmp_path))
     assert counts(made) == {"amd.com/radeon": 3}
     assert [one.reason for one in made.left_out] == ["exclude names it"]
+    idle = replace(settings, rules=(*settings.rules, NameRule("gpu", "MI210", "amd.com/mi210")))
+    assert (
+        "MI210: no model here is called so; there is AMD Radeon"
+        in plan(idle, inventory(tmp_path)).warnings[0]
+    )
     mps = replace(settings, sharing=Sharing("mps", (SharedResource("amd.com/radeon", 3),)))
     assert "MPS is NVIDIA's" in plan(mps, inventory(tmp_path)).left_out[-1].reason
 
