@@ -183,11 +183,11 @@ def _rows(resolved: Resolved) -> Iterator[tuple[Cell | str, ...]]:
 
 def _devices(plan: Plan) -> Iterator[tuple[Cell | str, ...]]:
     for resource in plan.resources:
-        shares = Counter(device.unit.id for device in resource.devices)
+        shares = Counter(device.unit.id for device in resource.devices if device.id != device.unit.id)
         problems = {device.unit.id: device.problem for device in resource.devices}
         for number, unit in enumerate(resource.units):
             first = (resource.name, str(len(resource.devices))) if number == 0 else ("", "")
             problem = problems[unit.id]
             model = f"{unit.name} {unit.profile}".strip()
-            count = "" if resource.sharing == "none" else f"{shares[unit.id]} by {resource.sharing}"
+            count = f"{shares[unit.id]} by {resource.sharing}" if unit.id in shares else ""
             yield *first, unit.index, unit.id, model, count, f"unhealthy: {problem.reason}" if problem else ""

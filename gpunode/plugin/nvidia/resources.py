@@ -105,7 +105,7 @@ def _problems_of_all(settings: Settings, site: Site, notes: _Notes) -> Problem |
             f"pass-device-specs: containers go without {' and '.join(lacking)}, as there is no such file: "
             "nvidia-modprobe -c 0 -u makes them; a plugin in a container sees them if it is privileged"
         )
-    if not site.imex_missing:
+    if not site.imex_missing or not settings.imex_channel_ids:
         return None
     nodes = " and ".join(imex_node(channel) for channel in settings.imex_channel_ids)
     how = f"{nodes} isn't there; load the module nvidia with NVreg_CreateImexChannel0=1"

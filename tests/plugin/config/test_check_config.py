@@ -57,6 +57,23 @@ def test_the_devices_that_would_be_advertised_are_told(tmp_path: Path) -> None:
     assert f"{file}: valid" in table.out
 
 
+def test_whole_devices_beside_shares_have_no_number_of_shares(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2, devices: [1]}]}}\n"
+    )
+    out = gpunode("plugin", "check-config", str(file), *H100).out
+    assert re.search(r"nvidia.com/gpu +5 +0 +GPU-\S+ +NVIDIA H100 80GB HBM3\s*$", out, re.MULTILINE)
+    assert re.search(r"^ +1 +GPU-\S+ +NVIDIA H100 80GB HBM3 +2 by time-slicing", out, re.MULTILINE)
+
+
+def test_a_simulated_node_lacks_no_imex_channel() -> None:
+    found = check(*H100, "--imex-channel-ids", "0", "--imex-required")
+    devices = found.document["data"]["resources"][0]["devices"]
+    assert [one["problem"] for one in devices] == [""] * 4
+    assert "IMEX" not in found.out
+
+
 def test_a_recorded_machine_is_asked(tmp_path: Path) -> None:
     recorded_host("containerd-not-restarted", tmp_path)
     ran = gpunode("--root", str(tmp_path), "-o", "json", "plugin", "check-config")
