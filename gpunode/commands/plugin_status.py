@@ -109,7 +109,7 @@ def _between_news(data: PluginStatus) -> bool:
     way round: seen together they would make a GPU fail for no reason."""
     if data.plugin is None or data.plugin.state != "serving":
         return False
-    ours = {one.name for one in data.resources if one.plugin == "gpunode"}
+    ours = {one.name for one in data.resources if one.plugin}  # an old list of ours looks like another's
     return any(
         unit.resource in ours
         and (unit.health == "not-allocatable" or (unit.health == "unhealthy" and unit.allocatable))

@@ -91,7 +91,8 @@ def _count(number: int | None) -> str:
 
 def _server(data: PluginStatus, one: ResourceStatus) -> Cell:
     """Who listens on the resource's socket."""
-    socket = next((item for item in data.sockets if item.resource == one.name), None)
+    own = data.plugin.pid if data.plugin is not None else 0
+    socket = next((item for item in data.sockets if item.resource == one.name and item.pid != own), None)
     if one.registered is False:
         return Cell(f"not registered: {one.status}" if one.status else "not registered", Style.BAD)
     if one.plugin == "gpunode":

@@ -86,7 +86,7 @@ class ResourceStatus:
     """`plugin` is gpunode, other or, of nobody who could be seen, empty.
 
     `capacity` is None for another plugin's: the kubelet tells nobody. `registered` is whether the kubelet has
-    it, None if that could not be asked. `status` is what our plugin says of it.
+    it, None if that could not be asked. `status` is what our plugin says of it, if it serves it.
     """
 
     name: str
@@ -157,16 +157,23 @@ def _resource(
     mine = [unit for unit in units if unit.resource == name]
     told = known.allocatable
     registered = None if told is None else bool(told.get(name)) or bool(own and own.watched)
+    ours = own is not None and not _taken(own, told)
     return ResourceStatus(
         name,
-        "gpunode" if own else "" if registered is False else "other",
+        "gpunode" if ours else "" if registered is False else "other",
         registered,
-        sum(unit.devices for unit in own.units) if own else None,
+        sum(unit.devices for unit in own.units) if own and ours else None,
         None if told is None else len(told.get(name, ())),
         sum(unit.held for unit in mine),
         own.sharing if own else _sharing(unit.devices for unit in mine),
         own.status if own else "",
     )
+
+
+def _taken(own: OwnResource, told: Mapping[str, Sequence[str]] | None) -> bool:
+    """Whether another plugin has registered our resource's name: the kubelet takes whoever comes last."""
+    known = {unit_of(device) for device in (told or {}).get(own.name, ())}
+    return bool(known) and bool(own.units) and known.isdisjoint(unit.id for unit in own.units)
 
 
 def _sharing(devices: Iterable[int]) -> str:

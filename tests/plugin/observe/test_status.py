@@ -192,6 +192,28 @@ def test_another_plugin_is_seen_and_its_stream_left_alone(node) -> None:
     assert (listening["state"], listening["resource"]) == ("listening", GPU)
 
 
+def test_a_name_that_another_plugin_has_taken_is_not_told_as_ours(node) -> None:
+    place, stub, start = node
+    serving = start("--simulate", "h100:2", *QUICK)
+    assert stub.wait_allocatable(GPU, 2, 15), serving.log()
+    shares = [f"{nodes.uuid(7)}::{number}" for number in range(3)]
+    with another_plugin(place / "dp", "other-gpu.sock", GPU, shares):
+        assert stub.wait_allocatable(GPU, 3, 10)
+        stub.admit("ml/train-0", "main", {GPU: 1})
+        assert serving.says("another device plugin has registered")
+        found = status(place)
+        table = command("plugin", "status", "--state-dir", f"{place}/state", "--no-nvml").stdout
+    assert found["status"] == "warn"
+    [resource] = found["data"]["resources"]
+    assert (resource["plugin"], resource["capacity"], resource["allocatable"]) == ("other", None, 3)
+    health = {unit["id"]: (unit["health"], len(unit["holders"])) for unit in found["data"]["units"]}
+    assert health.pop(nodes.uuid(7)) == ("healthy", 1)
+    assert list(health.values()) == [("not-allocatable", 0)] * 2
+    assert "another device plugin has registered" in table
+    [row] = [line for line in table.splitlines() if line.startswith(f"{GPU} ")]
+    assert row.rstrip().endswith("another plugin")
+
+
 def test_other_devices_are_shown_on_request_only(node) -> None:
     place, stub, _ = node
     with another_plugin(place / "dp", "kvm.sock", "devices.kubevirt.io/kvm", ["kvm0"]):
