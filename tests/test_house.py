@@ -58,7 +58,7 @@ def room_of(module: str) -> str:
     part = module.removeprefix("gpunode").removeprefix(".").partition(".")[0] or "__init__"
     if part == "_manifest":
         return "journal"
-    if part in {"_files", "_process", "_recording", "_sockets"}:
+    if part in {"_files", "_process", "_reading", "_recording", "_sockets", "_waiting"}:
         return "host"
     return "cli" if part.startswith("cli_") else part
 

@@ -1,0 +1,187 @@
+"""`Host`'s first drawer: where things lie below the root, and reading them. Nothing here changes anything."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gpunode._files import explain_os_error, holds, read_regular, resolve_in_root
+from gpunode._recording import RECORDING, parse_recording
+from gpunode.errors import Unreadable
+
+_SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+
+@dataclass(frozen=True)
+class DeviceNode:
+    """A character device: numbers as the kernel gives them, `mode` holds permission bits only."""
+
+    path: str
+    major: int
+    minor: int
+    mode: int
+
+
+@dataclass(frozen=True)
+class ReadingHost:
+    """See `Host`."""
+
+    root: Path = Path("/")
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    trace: Callable[[str], None] | None = None
+
+    @cached_property
+    def live(self) -> bool:
+        """Whether daemons, NVML and processes of this machine may be contacted."""
+        return self.root == Path("/")
+
+    @property
+    def uid(self) -> int:
+        """Who runs gpunode: the effective user id."""
+        return os.geteuid()
+
+    @property
+    def is_root(self) -> bool:
+        return self.uid == 0
+
+    # --- paths -----------------------------------------------------------------------------------------
+
+    def path(self, path: str | Path, *, follow: bool = True) -> Path:
+        """Where a node path lies on this machine; symlinks are resolved inside the root, never out of it."""
+        if self.live:
+            return Path(path)
+        return resolve_in_root(self.root, path, follow)
+
+    def node_path(self, real: Path) -> str:
+        """The inverse of `path`: what the node itself calls this file."""
+        return str(real) if self.live else "/" + str(real.relative_to(self.root))
+
+    def realpath(self, path: str) -> str:
+        """The node path behind a chain of symlinks."""
+        return str(Path(path).resolve()) if self.live else self.node_path(self.path(path))
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    def read_bytes(self, path: str) -> bytes | None:
+        """The bytes, None if nothing is there. `Unreadable` if this user may not, else `ConfigError`.
+
+        A pipe, a socket or a device is refused, since reading one may never end; so is a file above 512 MiB.
+        """
+        try:
+            return read_regular(self.path(path))
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None  # a name with a NUL byte, a ValueError, is nobody's
+        except OSError as error:
+            raise explain_os_error(error, path, "read") from error
+
+    def read_text(self, path: str) -> str | None:
+        """Like `read_bytes`, decoded; bytes that are no UTF-8 are kept as surrogates."""
+        data = self.read_bytes(path)
+        return None if data is None else data.decode("utf-8", "surrogateescape")
+
+    def exists(self, path: str) -> bool:
+        return holds(Path.exists, self.path, path)
+
+    def is_file(self, path: str) -> bool:
+        return holds(Path.is_file, self.path, path)
+
+    def is_dir(self, path: str) -> bool:
+        return holds(Path.is_dir, self.path, path)
+
+    def is_symlink(self, path: str) -> bool:
+        return holds(Path.is_symlink, lambda name: self.path(name, follow=False), path)
+
+    def readlink(self, path: str) -> str | None:
+        """The link's own text, None if it is no link."""
+        try:
+            real = self.path(path, follow=False)
+            return str(real.readlink()) if real.is_symlink() else None
+        except OSError as error:
+            raise explain_os_error(error, path, "look at") from error
+
+    def listdir(self, path: str) -> tuple[str, ...]:
+        """Sorted names; empty if there is no such directory."""
+        try:
+            return tuple(sorted(os.listdir(self.path(path))))  # noqa: PTH208 - names, not paths
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return ()
+        except OSError as error:
+            raise explain_os_error(error, path, "list") from error
+
+    def glob(self, directory: str, pattern: str) -> tuple[str, ...]:
+        """Sorted node paths in one directory whose names match (no recursion)."""
+        from fnmatch import fnmatchcase
+
+        names = (name for name in self.listdir(directory) if fnmatchcase(name, pattern))
+        return tuple(f"{directory.rstrip('/')}/{name}" for name in names)
+
+    def stat(self, path: str) -> os.stat_result | None:
+        """`stat` of what the path leads to, None if there is nothing."""
+        try:
+            return os.stat(path if self.live else self.path(path))  # noqa: PTH116 - some ask all day
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None
+        except OSError as error:
+            raise explain_os_error(error, path, "look at") from error
+
+    def executable(self, path: str) -> bool:
+        """A file of more than zero bytes that may be executed; a truncated install counts as missing."""
+        found = self.stat(path)
+        return (
+            found is not None
+            and stat.S_ISREG(found.st_mode)
+            and found.st_size > 0
+            and found.st_mode & 0o111 != 0
+        )
+
+    def which(self, name: str) -> str | None:
+        """Node path of a program: PATH on the live node, the system directories in any other root."""
+        if name.startswith("/"):
+            return name if self.executable(name) else None
+        own = self.environ.get("PATH", "").split(":") if self.live else []
+        for directory in dict.fromkeys([*filter(None, own), *_SYSTEM_PATH]):
+            with suppress(Unreadable):  # one that is closed to this user; a shell passes it over, too
+                if self.executable(f"{directory}/{name}"):
+                    return f"{directory}/{name}"
+        return None
+
+    def device(self, path: str) -> DeviceNode | None:
+        """The character device at `path`, None if there is none."""
+        if not self.live:
+            seen = self.recorded("devices", path)
+            return DeviceNode(path, seen["major"], seen["minor"], int(seen["mode"], 8)) if seen else None
+        found = self.stat(path)
+        if found is None or not stat.S_ISCHR(found.st_mode):
+            return None
+        return DeviceNode(path, os.major(found.st_rdev), os.minor(found.st_rdev), stat.S_IMODE(found.st_mode))
+
+    def devices(self, directory: str) -> tuple[DeviceNode, ...]:
+        """Character devices directly in a directory, by name."""
+        if not self.live:
+            names: list[str] = [
+                name for name in self.recording.get("devices", {}) if Path(name).parent == Path(directory)
+            ]
+            found = (self.device(name) for name in sorted(names))
+        else:
+            found = (self.device(f"{directory}/{name}") for name in self.listdir(directory))
+        return tuple(node for node in found if node is not None)
+
+    # --- recorded machines -----------------------------------------------------------------------------
+
+    @cached_property
+    def recording(self) -> dict[str, Any]:
+        """What a recorded machine holds that can't be a file; empty for a live one."""
+        text = None if self.live else self.read_text("/" + RECORDING)
+        if not text:
+            return {}
+        return parse_recording(text)
+
+    def recorded(self, section: str, key: str) -> Any:
+        """One recorded value, None where nothing was recorded."""
+        return self.recording.get(section, {}).get(key)

@@ -1,0 +1,115 @@
+"""`_waiting.Waiter` on real directories: a word or a change ends the wait, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpunode._waiting import Waiter
+
+LONG = 5.0
+
+
+@pytest.fixture
+def waiter() -> Iterator[Waiter]:
+    made = Waiter()
+    yield made
+    made.close()
+
+
+def waited(waiter: Waiter, seconds: float) -> float:
+    start = time.monotonic()
+    waiter.wait(seconds)
+    return time.monotonic() - start
+
+
+def test_a_word_ends_the_wait_and_only_one(waiter: Waiter) -> None:
+    for _ in range(3):
+        waiter.wake()
+    assert waited(waiter, LONG) < 1.0
+    assert waited(waiter, 0.1) >= 0.09
+
+
+def test_a_word_of_another_thread_ends_it(waiter: Waiter) -> None:
+    timer = threading.Timer(0.1, waiter.wake)
+    timer.start()
+    assert waited(waiter, LONG) < 2.0
+    timer.join()
+
+
+@pytest.mark.parametrize("change", ["come", "go", "rename", "anew", "directory goes"])
+def test_a_name_that_comes_or_goes_ends_it(waiter: Waiter, tmp_path: Path, change: str) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "there").touch()
+    assert waiter.watch([place])
+    waiter.wait(0.0)
+    if change == "come":
+        (place / "new").touch()
+    elif change == "go":
+        (place / "there").unlink()
+    elif change == "rename":
+        (place / "there").rename(tmp_path / "away")
+    elif change == "anew":
+        os.utime(place / "there")
+    else:
+        place.rename(tmp_path / "elsewhere")
+    assert waited(waiter, LONG) < 1.0
+    assert waited(waiter, 0.1) >= 0.09
+
+
+def test_reading_and_writing_files_is_no_news(waiter: Waiter, tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("one")
+    assert waiter.watch([tmp_path])
+    with (tmp_path / "there").open("r+") as stream:
+        stream.read()
+        stream.write("two")
+    assert waited(waiter, 0.1) >= 0.09
+
+
+def test_a_directory_made_anew_is_watched_by_the_next_call(waiter: Waiter, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    assert waiter.watch([place])
+    place.rmdir()
+    waiter.wait(0.0)
+    assert not waiter.watch([place])
+    place.mkdir()
+    assert waiter.watch([place])
+    (place / "new").touch()
+    assert waited(waiter, LONG) < 1.0
+
+
+def test_without_another_inotify_instance_it_says_so_and_words_still_end_it(tmp_path: Path) -> None:
+    waiter = Waiter()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    fill = [os.open("/dev/null", os.O_RDONLY)]
+    while fill[-1] < used + 1:  # every number below the limit is taken, so that the kernel says EMFILE
+        fill.append(os.open("/dev/null", os.O_RDONLY))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (fill[-1] + 1, before[1]))
+        assert not waiter.watch([tmp_path])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for descriptor in fill:
+            os.close(descriptor)
+    waiter.wake()
+    assert waited(waiter, LONG) < 1.0
+    waiter.close()
+
+
+def test_a_word_after_the_end_is_nobodys(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    waiter = Waiter()
+    assert waiter.watch([tmp_path])
+    waiter.close()
+    waiter.close()
+    waiter.wake()
+    assert len(os.listdir("/proc/self/fd")) == before
