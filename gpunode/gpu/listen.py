@@ -14,7 +14,7 @@ from gpunode.gpu.nvml import Nvml
 from gpunode.gpu.nvml_errors import GPU_IS_LOST, NvmlError
 from gpunode.result import plain
 
-_WAIT_SECONDS = 1.0  # how late it notices that other GPUs are to be watched
+_WAIT_SECONDS = 2.0  # how late it notices that other GPUs are to be watched
 _PAUSE_SECONDS = 0.5  # a lost GPU ends every wait at once
 _LONGEST_PAUSE_SECONDS = 30.0
 _STUCK_SECONDS = 60.0

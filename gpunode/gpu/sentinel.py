@@ -36,7 +36,8 @@ from gpunode.host import Host
 from gpunode.result import plain
 
 BEAT_SECONDS = 5.0
-_TRACE_SECONDS = 2.0
+_TRACE_SECONDS = 2.5
+_BEAT_EARLY_SECONDS = 0.5  # a beat that is due so soon need not wake us a second time
 _SECOND_LOOK_SECONDS = 2.0  # after a change: what has come back whole must be seen so twice
 _LINK_LOOKS = 10  # looks at the inventory for one at the links: one that dies needn't change anything else
 _EVENT_PAUSE_SECONDS = 1.0  # at most so often do events make us read
@@ -202,7 +203,7 @@ def run(sentinel: Sentinel, teller: Teller) -> None:
         if again:
             teller.tell(again=again)
             return
-        if time.monotonic() - teller.last >= BEAT_SECONDS:
+        if time.monotonic() - teller.last >= BEAT_SECONDS - _BEAT_EARLY_SECONDS:
             teller.tell(beat=1)
         now = time.monotonic()
         limit = min(sentinel.wait(now), max(0.0, teller.last + BEAT_SECONDS - now))

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from gpunode.host import Host
 from gpunode.plugin.backend import Backend
-from gpunode.plugin.kubelet.directory import check_directory
+from gpunode.plugin.kubelet.directory import check_directory, socket_directories
 from gpunode.plugin.ledger import Judge, Ledger
 from gpunode.plugin.logfmt import Log, Rarely
 from gpunode.plugin.model import Answer, Snapshot
@@ -26,11 +25,13 @@ from gpunode.plugin.settings import Settings
 from gpunode.plugin.systemd import Systemd
 
 if TYPE_CHECKING:
+    from gpunode._waiting import Waiter
     from gpunode.plugin.kubelet.handlers import Call, Observer
     from gpunode.plugin.kubelet.links import Link, Links
 
 TICK_SECONDS = 0.25
-_CALM_SECONDS = 0.5  # the end of a stream wakes us; only a socket that is deleted under a living one does not
+_CALM_SECONDS = 3.0  # the end of a stream wakes us, and so does a socket that comes or goes
+_UNWATCHED_SECONDS = 0.5  # where the kernel doesn't tell of sockets
 _EAGER_SECONDS = 0.05  # a kubelet has just gone, and is likely to be back in a moment
 _EAGER_FOR = 30.0
 _HEALTH_SECONDS = 1.0
@@ -71,7 +72,7 @@ class PluginService:
         self.ended: SimpleQueue[None] = SimpleQueue()
         self._links: Links | None = None
         self._rarely = Rarely()
-        self._news: SimpleQueue[None] = SimpleQueue()
+        self._waiter: Waiter | None = None
         self._stop = Event()
         self._failure: Exception | None = None
         self._next_health = 0.0
@@ -118,13 +119,15 @@ class PluginService:
     def start(self) -> None:
         """Serve from now on. `PreconditionError` if we never could: not root."""
         check_directory(self.host, self.settings.directory)
+        self._waiter = self.host.waiter()
         for thread in self._threads:
             thread.start()
         self._systemd.tell("READY=1")
 
     def wake(self) -> None:
-        """There is news: the next turn comes at once. Signal handlers may call it: the queue allows that."""
-        self._news.put(None)
+        """There is news: the next turn comes at once. Signal handlers may call it."""
+        if self._waiter is not None:
+            self._waiter.wake()
 
     def stop(self) -> None:
         """Ask everything to end; returns at once."""
@@ -173,27 +176,24 @@ class PluginService:
     def _run_link(self) -> None:
         from gpunode.plugin.kubelet.links import Links
 
+        assert self._waiter is not None  # `start` has made it
         links = self._links = Links(self.host, self.settings, self, self.log, self._observed, self.wake)
         try:
             while not self._stop.is_set():
-                self._turn(links)
-                self._pause()
+                told = self._waiter.watch(map(self.host.path, socket_directories(self.settings)))
+                self._turn(links)  # after `watch`, so that nothing changes between the two unseen
+                self._waiter.wait(self._patience(told))
         finally:
             self._systemd.tell("STOPPING=1")
             self._close(links)
+            self._waiter.close()
 
-    def _pause(self) -> None:
-        """Until there is news, half a second at most; all the news so far is seen by one turn."""
-        with suppress(Empty):
-            self._news.get(timeout=self._patience())
-            while True:
-                self._news.get_nowait()
-
-    def _patience(self) -> float:
+    def _patience(self, told: bool) -> float:
+        """Seconds until the next turn without news; `told` whether sockets that come or go are news."""
         now = self.host.monotonic()
         if self.ready:
             self._eager_until = now + _EAGER_FOR
-            return _CALM_SECONDS
+            return _CALM_SECONDS if told else _UNWATCHED_SECONDS
         return _EAGER_SECONDS if now < self._eager_until else TICK_SECONDS
 
     def _turn(self, links: Links) -> None:

@@ -42,3 +42,10 @@ def registry(settings: Settings) -> str:
 def registry_socket(settings: Settings, resource: str) -> str:
     """A resource's socket for the plugin watcher."""
     return f"{registry(settings)}/{settings.endpoint(resource)}"
+
+
+def socket_directories(settings: Settings) -> tuple[str, ...]:
+    """Where the kubelet's socket and ours lie."""
+    kubelet = str(PurePosixPath(settings.kubelet_socket).parent) if settings.kubelet_socket else ""
+    ours = registry(settings) if settings.registration == "watcher" else settings.directory
+    return tuple(dict.fromkeys(path for path in (kubelet, ours) if path))

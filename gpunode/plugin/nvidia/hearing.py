@@ -15,7 +15,7 @@ from gpunode.plugin.backend import Sink
 from gpunode.plugin.logfmt import Log, Rarely
 from gpunode.plugin.nvidia.missed import MissedXids
 
-_CHECK_SECONDS = 2.0  # how often `wanted` is asked while nothing comes
+_CHECK_SECONDS = 5.0  # how often `stopped` is asked while nothing comes and nobody wakes the child
 
 
 @dataclass(frozen=True)

@@ -83,9 +83,12 @@ class Watch:
     def let_go(self) -> None:
         """Close NVML for a while, so that the driver can be unloaded or a GPU be reset.
 
-        Takes no lock, as a signal handler may call it; `run` sees it within some seconds.
+        Takes no lock, as a signal handler may call it.
         """
         self._away = True
+        child = self._child
+        if child is not None:
+            child.wake()
 
     # --- the loop --------------------------------------------------------------------------------------
 
