@@ -30,7 +30,7 @@ from gpunode.plugin.proto import deviceplugin_pb2 as pb
 from gpunode.plugin.settings import Settings
 
 _REGISTER_SECONDS = 15.0  # the kubelet dials back during the call and gives that 10 s
-_FIRST_DELAY = 0.5
+_FIRST_DELAY = 0.1  # the kubelet's clean-up after a stream that ended is over by then, mostly
 _LONGEST_DELAY = 15.0
 _STEADY_SECONDS = 30.0  # a stream that lasted this long clears the record of failures
 _QUIET_AFTER = 6  # failed registrations in a row
