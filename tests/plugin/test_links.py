@@ -201,6 +201,7 @@ def test_whoever_asks_the_socket_what_it_is_changes_nothing(host: Host, kubelet:
 def test_a_watched_socket_that_was_deleted_is_made_again(host: Host, kubelet: KubeletStub) -> None:
     with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
         assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert eventually(lambda: made.service.registrations == 1)  # it notifies us after it has the list
         host.remove(f"{REGISTRY}/nvidia-gpu.sock")
         assert eventually(lambda: len(kubelet.registrations) == 2, 2)
         assert kubelet.wait_allocatable(GPU, 2, 1)

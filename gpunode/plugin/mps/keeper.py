@@ -155,6 +155,8 @@ class Keeper:
         return None
 
     def _start(self) -> Running:
+        if self._listens():  # what we start would end, and whatever we ask until then goes to the other
+            raise self._other(f"another MPS control daemon is already running on {self.spec.pipe}")
         self._tail.skip()
         daemon = start(self._host, self._control.program, self.spec)
         self._running = daemon
@@ -287,13 +289,14 @@ class Keeper:
     def _ended_early(self, code: int | None) -> DaemonError:
         self._tail.follow()
         said = f": {self._tail.last}" if self._tail.last else ""
-        other = "already running" in said
-        return DaemonError(
-            f"the MPS control daemon ends at once (exit status {code}){said}",
-            hint=f"end the other one: echo quit | CUDA_MPS_PIPE_DIRECTORY={self.spec.pipe} {PROGRAM}"
-            if other
-            else f"gpunode doctor; {self.spec.log}/control.log",
-        )
+        reason = f"the MPS control daemon ends at once (exit status {code}){said}"
+        if "already running" in said:
+            return self._other(reason)
+        return DaemonError(reason, hint=f"gpunode doctor; {self.spec.log}/control.log")
+
+    def _other(self, reason: str) -> DaemonError:
+        hint = f"end the other one: echo quit | CUDA_MPS_PIPE_DIRECTORY={self.spec.pipe} {PROGRAM}"
+        return DaemonError(reason, hint=hint)
 
     @property
     def _names(self) -> dict[str, object]:

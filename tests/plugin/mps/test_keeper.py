@@ -220,6 +220,7 @@ def test_somebody_elses_daemon_is_not_touched(node: MpsNode) -> None:
             assert "echo quit | CUDA_MPS_PIPE_DIRECTORY=" in str(log.lines[-1][2]["hint"])
         assert other.ended() is None
         assert Path(f"{wanted.pipe}/control").exists()
+        assert not [line for line in node.mps.commands() if "set_default" in line]
     finally:
         other.signal("TERM")
         assert eventually(lambda: other.ended() is not None)
