@@ -19,8 +19,8 @@ from uuid import uuid4
 
 import pytest
 
-from gpunode.errors import PreconditionError
 from gpunode._waiting import Waiter
+from gpunode.errors import PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.compose import make_service
 from gpunode.plugin.kubelet.link import KubeletLink
