@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
+from gpunode.commands.plugin_options import default_text
 from gpunode.plugin.config.options import BY_FIELD, OPTIONS
 from gpunode.plugin.config.resolve import told
 from gpunode.plugin.config.values import parse, value_problem
@@ -14,6 +16,65 @@ from gpunode.plugin.settings import ALL_XIDS, Settings
 
 def value(field: str, *texts: str) -> object:
     return parse(BY_FIELD[field], texts)
+
+
+THEIRS = """
+--mig-strategy | MIG_STRATEGY
+  flags.migStrategy | none
+--fail-on-init-error | FAIL_ON_INIT_ERROR
+  flags.failOnInitError | true
+--driver-root --nvidia-driver-root | NVIDIA_DRIVER_ROOT
+  flags.nvidiaDriverRoot | /
+--dev-root --nvidia-dev-root | NVIDIA_DEV_ROOT
+  flags.nvidiaDevRoot |
+--driver-root-ctr-path --container-driver-root | DRIVER_ROOT_CTR_PATH CONTAINER_DRIVER_ROOT
+  flags.plugin.containerDriverRoot | /driver-root
+--pass-device-specs | PASS_DEVICE_SPECS
+  flags.plugin.passDeviceSpecs | false
+--device-list-strategy | DEVICE_LIST_STRATEGY
+  flags.plugin.deviceListStrategy | envvar
+--device-id-strategy | DEVICE_ID_STRATEGY
+  flags.plugin.deviceIDStrategy | uuid
+--gdrcopy-enabled | GDRCOPY_ENABLED
+  flags.gdrcopyEnabled | false
+--gds-enabled | GDS_ENABLED
+  flags.gdsEnabled | false
+--mofed-enabled | MOFED_ENABLED
+  flags.mofedEnabled | false
+--cdi-annotation-prefix | CDI_ANNOTATION_PREFIX
+  flags.plugin.cdiAnnotationPrefix | cdi.k8s.io/
+--nvidia-cdi-hook-path --nvidia-ctk-path | NVIDIA_CDI_HOOK_PATH NVIDIA_CTK_PATH
+  flags.plugin.nvidiaCTKPath | /usr/bin/nvidia-ctk
+--mps-root | MPS_ROOT
+  flags.mpsRoot |
+--shared-devices-allocation-policy | SHARED_DEVICES_ALLOCATION_POLICY
+  flags.plugin.sharedDevicesAllocationPolicy | distributed
+--device-discovery-strategy | DEVICE_DISCOVERY_STRATEGY
+  flags.deviceDiscoveryStrategy | auto
+--imex-channel-ids | IMEX_CHANNEL_IDS
+  imex.channelIDs |
+--imex-required | IMEX_REQUIRED
+  imex.required | false
+--kubelet-socket | KUBELET_SOCKET
+  flags.gpunode.kubeletSocket | /var/lib/kubelet/device-plugins/kubelet.sock
+--config-file | CONFIG_FILE
+   |
+--cdi-feature-flags | CDI_FEATURE_FLAGS
+  flags.gpunode.cdiFeatureFlags |
+--cdi-disable-hooks | CDI_DISABLE_HOOKS
+  flags.gpunode.cdiDisableHooks |
+"""
+"""NVIDIA's plugin 0.20: flags | variables, then key | default. Keys in flags.gpunode are ours alone."""
+
+
+def test_every_option_of_the_other_plugin_is_there_with_its_default() -> None:
+    there = (
+        f"{' '.join(one.flags)} | {' '.join(one.variables)}\n  {one.key} | {default_text(one)}".rstrip()
+        for one in OPTIONS
+    )
+    theirs = set(re.findall(r"^--.*\n  .*", THEIRS, re.MULTILINE))
+    assert len(theirs) == 22
+    assert theirs <= set(there)
 
 
 def test_names_are_given_once() -> None:
