@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpunode.plugin.settings import Settings
 
 _POLL_SECONDS = 0.25
+_LATE_SECONDS = 1.0  # Python runs no handler for a signal that came just before its thread began to wait
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def _serve(service: PluginService, asked: _Asked, stop: Event | None) -> None:
     service.start()
     while service.running and not asked and not (stop is not None and stop.is_set()):
         if stop is None:
-            service.wait()
+            service.wait(_LATE_SECONDS)
         else:
             stop.wait(_POLL_SECONDS)
     service.stop()
