@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 # sys/inotify.h
-_IN_ATTRIB, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x4, 0x40, 0x80, 0x100, 0x200
-_IN_DELETE_SELF, _IN_MOVE_SELF, _IN_ONLYDIR = 0x400, 0x800, 0x1000000
+_IN_ATTRIB, _IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE = 0x4, 0x8, 0x40, 0x80, 0x100
+_IN_DELETE, _IN_DELETE_SELF, _IN_MOVE_SELF, _IN_ONLYDIR = 0x200, 0x400, 0x800, 0x1000000
 _NAMES = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_DELETE_SELF | _IN_MOVE_SELF
-_CHANGES = _NAMES | _IN_ATTRIB  # a socket that was made anew in the same inode shows no more than that
+# a socket that was made anew in the same inode shows no more than other attributes
+_CHANGES = _NAMES | _IN_ATTRIB | _IN_CLOSE_WRITE
 _ONE = (1).to_bytes(8, sys.byteorder)
 
 
@@ -39,17 +40,20 @@ class Waiter:
             self._word.write(_ONE)
 
     def watch(self, directories: Iterable[Path]) -> bool:
-        """Wake when a name in one of them comes or goes, or itself does; False if that can't be had.
+        """Wake when a name in one of them comes or goes, or it itself, or a file in it has been written.
+
+        False if that can't be had of all of them.
 
         To be called again before each wait: what lies at the path may be another directory by then.
         """
         if self._inotify is None:
             return False
         library, descriptor = self._inotify
-        return all(
-            library.inotify_add_watch(descriptor, os.fsencode(path), _CHANGES | _IN_ONLYDIR) >= 0
+        made = [
+            library.inotify_add_watch(descriptor, os.fsencode(path), _CHANGES | _IN_ONLYDIR)
             for path in directories
-        )
+        ]
+        return min(made, default=0) >= 0
 
     def wait(self, seconds: float) -> None:
         """Until a word or a change, `seconds` at most; what has come until then is over."""

@@ -64,13 +64,22 @@ def test_a_name_that_comes_or_goes_ends_it(waiter: Waiter, tmp_path: Path, chang
     assert waited(waiter, 0.1) >= 0.09
 
 
-def test_reading_and_writing_files_is_no_news(waiter: Waiter, tmp_path: Path) -> None:
+def test_reading_a_file_is_no_news_and_having_written_it_is(waiter: Waiter, tmp_path: Path) -> None:
     (tmp_path / "there").write_text("one")
     assert waiter.watch([tmp_path])
-    with (tmp_path / "there").open("r+") as stream:
-        stream.read()
-        stream.write("two")
+    assert (tmp_path / "there").read_text() == "one"
     assert waited(waiter, 0.1) >= 0.09
+    with (tmp_path / "there").open("a") as stream:
+        stream.write("two")
+        stream.flush()
+        assert waited(waiter, 0.1) >= 0.09
+    assert waited(waiter, LONG) < 1.0
+
+
+def test_one_directory_that_is_not_there_costs_the_others_nothing(waiter: Waiter, tmp_path: Path) -> None:
+    assert not waiter.watch([tmp_path / "absent", tmp_path])
+    (tmp_path / "new").touch()
+    assert waited(waiter, LONG) < 1.0
 
 
 def test_a_directory_made_anew_is_watched_by_the_next_call(waiter: Waiter, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def make_mps(service: PluginService) -> Part:
     def source() -> tuple[Settings, Plan] | None:
         return None if ledger.inventory is None or ledger.trouble else (ledger.settings, ledger.plan)
 
-    supervisor = Supervisor(service.host, service.log, source, ledger.tick)
+    supervisor = Supervisor(service.host, service.log, source, ledger.tick, soon=service.again_within)
     ledger.condemners.append(supervisor)
     return supervisor
 

@@ -73,6 +73,8 @@ class PluginService:
         self._links: Links | None = None
         self._rarely = Rarely()
         self._waiter: Waiter | None = None
+        self._followed: tuple[str, ...] = ()
+        self._soon = _CALM_SECONDS
         self._stop = Event()
         self._failure: Exception | None = None
         self._next_health = 0.0
@@ -129,6 +131,14 @@ class PluginService:
         if self._waiter is not None:
             self._waiter.wake()
 
+    def follow(self, directory: str) -> None:
+        """For parts: a turn comes when a name in this directory does, or a file in it is written."""
+        self._followed = (*self._followed, directory)
+
+    def again_within(self, seconds: float) -> None:
+        """For a part in its turn: the next one comes so soon. To be said each time."""
+        self._soon = min(self._soon, seconds)
+
     def stop(self) -> None:
         """Ask everything to end; returns at once."""
         self._stop.set()
@@ -180,9 +190,11 @@ class PluginService:
         links = self._links = Links(self.host, self.settings, self, self.log, self._observed, self.wake)
         try:
             while not self._stop.is_set():
-                told = self._waiter.watch(map(self.host.path, socket_directories(self.settings)))
+                places = (*socket_directories(self.settings), *self._followed)
+                told = self._waiter.watch([self.host.path(place) for place in places])
+                self._soon = _CALM_SECONDS
                 self._turn(links)  # after `watch`, so that nothing changes between the two unseen
-                self._waiter.wait(self._patience(told))
+                self._waiter.wait(min(self._soon, self._patience(told)))
         finally:
             self._systemd.tell("STOPPING=1")
             self._close(links)

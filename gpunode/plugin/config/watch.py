@@ -1,8 +1,9 @@
 """The config file while we serve: edits and SIGHUP take effect, and a bad edit changes nothing.
 
-A look is one stat twice a second, so symlinks that are swapped (a ConfigMap's ``..data``, config-manager's
-link) count as edits. A file is taken once two looks have read the same: a half-written one is not complained
-about. Taking it is not done in the part's turn, as it may mean writing CDI specifications first.
+A look is one stat, when something changes in the file's directory and every few seconds besides, so symlinks
+that are swapped (a ConfigMap's ``..data``, config-manager's link) count as edits. A file is taken once two
+looks have read the same: a half-written one is not complained about. Taking it is not done in the part's
+turn, as it may mean writing CDI specifications first.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from gpunode.errors import GpunodeError
@@ -22,7 +24,6 @@ from gpunode.plugin.settings import Settings
 if TYPE_CHECKING:
     from gpunode.plugin.serve import PluginService
 
-LOOK_SECONDS = 0.5
 AGAIN_SECONDS = 0.2
 
 
@@ -56,6 +57,8 @@ class ConfigWatch:
         self._hangup = hangup
         self._errand = errand or Errand("config")
         self._path = sources.file
+        if self._path:
+            service.follow(str(PurePath(self._path).parent))
         self._considered: bytes | str = taken
         self._pending: bytes | str | None = None
         self._signature: object = None
@@ -71,7 +74,9 @@ class ConfigWatch:
             self._service.backend.hurry()
         if self._path and (told or now >= self._next):
             self._look(told)
-            self._next = now + (AGAIN_SECONDS if self._pending is not None else LOOK_SECONDS)
+            self._next = now + (AGAIN_SECONDS if self._pending is not None else 0.0)
+        if self._pending is not None:
+            self._service.again_within(max(0.0, self._next - now))
 
     def close(self) -> None:
         """Nothing was taken."""

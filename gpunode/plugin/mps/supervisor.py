@@ -24,6 +24,7 @@ Source = Callable[[], tuple[Settings, Plan] | None]
 """Settings and plan of this moment; None while it isn't known which GPUs there are: nothing is ended then."""
 
 _LOCK_SECONDS = 1.0
+_TURN_SECONDS = 0.5
 _CLOSE_SECONDS = 1.0
 
 
@@ -31,7 +32,8 @@ class Supervisor:
     """A `Part` and a `Condemner`. `changed` is called when a device's health may be another.
 
     With `own` it keeps the daemons itself, otherwise it watches somebody else's; None is as the settings say.
-    `limits` overrides who limits the clients, see `daemon_specs`.
+    `limits` overrides who limits the clients, see `daemon_specs`. `soon` is told within how many seconds the
+    next turn must come.
     """
 
     def __init__(
@@ -42,8 +44,10 @@ class Supervisor:
         changed: Callable[[], None],
         own: bool | None = None,
         limits: bool | None = None,
+        soon: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._host = host
+        self._soon = soon
         self._log = log
         self._say = OnChange(log)
         self._source = source
@@ -107,6 +111,8 @@ class Supervisor:
         if found is None:
             return
         settings, plan = found
+        if self._keepers or self._ours(settings):
+            self._soon(_TURN_SECONDS)  # a keeper's thread has no other way to say that something happened
         if self._seen is None or self._seen[0] is not settings or self._seen[1] is not plan:
             first, self._seen, self._due = self._seen is None, (settings, plan), True
             if not first:
