@@ -16,6 +16,7 @@ import typer.core  # noqa: E402
 
 from gpunode import __version__  # noqa: E402
 from gpunode.cli_cdi import cdi_app  # noqa: E402
+from gpunode.cli_doctor import doctor_app  # noqa: E402
 from gpunode.cli_mps import mps_app  # noqa: E402
 from gpunode.cli_options import (  # noqa: E402
     CdiOption,
@@ -25,7 +26,6 @@ from gpunode.cli_options import (  # noqa: E402
     RestartCommandOption,
     RuntimeOption,
     SocketOption,
-    Strings,
     YesOption,
 )
 from gpunode.cli_plugin import plugin_app  # noqa: E402
@@ -116,45 +116,7 @@ def _main(
 app.callback()(takes_globals(_main))
 
 
-@verb(app, "doctor", "DoctorReport")
-def doctor(
-    session: Session,
-    only: Annotated[
-        Strings, typer.Option("--only", metavar="ID", help="Run this check (repeatable).")
-    ] = None,
-    skip: Annotated[
-        Strings, typer.Option("--skip", metavar="ID", help="Leave this check out (repeatable).")
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Let warnings count: exit 1.")] = False,
-) -> "Result":
-    """Find out why GPUs don't work on this node. Tells the root cause and the command that mends it.
-
-    Changes nothing. Without root, what it can't read is skipped and named.
-
-    gpunode doctor
-
-    gpunode doctor -o json --only driver-lib-mismatch
-    """
-    from gpunode.commands import doctor as command
-
-    options = command.Options(strict=strict, only=tuple(only or ()), skip=tuple(skip or ()))
-    return command.run(session.host, options, session.progress)
-
-
-@verb(app, "explain", "CheckExplanation")
-def explain(
-    session: Session,
-    check: Annotated[str, typer.Argument(metavar="[ID]", help="A check's id; all are listed without.")] = "",
-) -> "Result":
-    """Explain one check, or list them all. What it looks at, why, how to mend it on each distribution.
-
-    gpunode explain driver-lib-mismatch
-    """
-    from gpunode.commands import explain as command
-
-    return command.run(session.host, command.Options(id=check), session.progress)
-
-
+app.add_typer(doctor_app)
 app.add_typer(runtime_app)
 
 

@@ -109,12 +109,33 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True)
+class Step:
+    """One thing that a fix does, as it is carried out: a program without a shell, or a file or a link.
+
+    Either `argv`, or `path` with `content` (the whole file) or `link` (what the symlink shows). `disruptive`
+    as `Fix` has it.
+    """
+
+    argv: tuple[str, ...] = ()
+    path: str = ""
+    content: str = ""
+    link: str = ""
+    disruptive: str = "none"
+
+
+@dataclasses.dataclass(frozen=True)
 class Fix:
-    """One command that mends a finding. `disruptive` is none, restart, drain or reboot."""
+    """One command that mends a finding. `disruptive` is none, restart, drain or reboot.
+
+    A fix with `steps` can be carried out by `doctor --fix --apply`; one that is also `safe` disturbs nothing
+    that runs, can be undone, and needs no further leave.
+    """
 
     command: str
     needs_root: bool = True
     disruptive: str = "none"
+    safe: bool = False
+    steps: tuple[Step, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +159,12 @@ class FindingStatus(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The outcome of one check, in the JSON contract's field order. `severity`: error, warning or info."""
+    """The outcome of one check, in the JSON contract's field order. `severity`: error, warning or info.
+
+    A `note` has passed and is worth knowing. `skipped` is why there is no judgement: not-applicable, blocked,
+    unreadable, left-out, hangs or nothing-to-judge; empty if there is one. `ignored` is the reason for which
+    an error only counts as a warning. `reboot`: it belongs to the section "Safe to reboot?".
+    """
 
     id: str
     title: str
@@ -152,6 +178,10 @@ class Finding:
     refs: tuple[str, ...] = ()
     milliseconds: float = 0.0
     layer: str = ""
+    note: bool = False
+    skipped: str = ""
+    ignored: str | None = None
+    reboot: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

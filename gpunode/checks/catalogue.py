@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from gpunode.checks import cdi, containerd, devices, docker, driver, hardware, kubelet, toolkit, userspace
+from gpunode.checks import (
+    cdi,
+    containerd,
+    crio,
+    cuda,
+    devices,
+    docker,
+    driver,
+    fabric,
+    hardware,
+    health,
+    kubelet,
+    platform,
+    podman,
+    security,
+    toolkit,
+)
 from gpunode.checks.model import LAYERS, Check
 from gpunode.errors import UsageError
 
-_MODULES = (hardware, driver, userspace, devices, toolkit, docker, containerd, cdi, kubelet)
+_ROOMS = (
+    *(hardware, driver, devices, health, fabric, toolkit, cdi),
+    *(docker, containerd, crio, podman, kubelet, cuda, platform, security),
+)
 ALL_CHECKS: tuple[Check, ...] = tuple(
-    sorted(
-        (check for module in _MODULES for check in module.CHECKS), key=lambda check: LAYERS.index(check.layer)
-    )
+    sorted((check for room in _ROOMS for check in room.CHECKS), key=lambda check: LAYERS.index(check.layer))
 )
 BY_ID = {check.id: check for check in ALL_CHECKS}
 
@@ -22,6 +39,6 @@ def find_check(identifier: str) -> Check:
         from difflib import get_close_matches
 
         near = get_close_matches(identifier, BY_ID, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}?" if near else "gpunode explain lists all of them"
+        hint = f"did you mean {' or '.join(near)}?" if near else "gpunode doctor --list shows all of them"
         raise UsageError(f"there is no check {identifier!r}", hint=hint)
     return check

@@ -22,10 +22,11 @@ def _lines() -> Iterator[str]:
     yield "explains those that wait for it: they are skipped and name it."
     yield "See [adding a check](adding-a-check.md)."
     for layer in LAYERS:
-        yield f"\n## {layer}"
-        for check in ALL_CHECKS:
-            if check.layer == layer:
-                yield from _check(check)
+        here = [check for check in ALL_CHECKS if check.layer == layer]
+        if here:
+            yield f"\n## {layer}"
+        for check in here:
+            yield from _check(check)
 
 
 def _check(check: Check) -> Iterator[str]:

@@ -10,31 +10,48 @@ from gpunode.facts.node import Node
 from gpunode.facts.system import BARE_METAL, CONTAINER, VM, WSL2
 from gpunode.result import Evidence, FindingStatus, Fix
 
-LAYERS = ("hardware", "driver", "devices", "toolkit", "docker", "containerd", "cdi", "kubelet")
+LAYERS = (
+    *("hardware", "driver", "devices", "health", "fabric", "toolkit", "cdi", "docker", "containerd"),
+    *("crio", "podman", "kubelet", "cuda", "platform", "security"),
+)
 
 # where a check can be judged at all; node classes are facts/system.py's
 HOST = (BARE_METAL, VM)
 HOST_OR_CONTAINER = (BARE_METAL, VM, CONTAINER)
 EVERYWHERE_BUT_TEGRA = (BARE_METAL, VM, CONTAINER, WSL2)
 
+# what an installation is of, for `Check.preflight`
+PREFLIGHTS = ("docker", "containerd", "crio", "podman", "kubernetes")
+ANY_ENGINE = PREFLIGHTS
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one check came to. `fix` replaces the check's own remedy where the facts allow a closer one."""
+    """What one check came to. `fix` replaces the check's own remedy where the facts allow a closer one.
+
+    A `note` has passed and is worth a line all the same. `skipped` says why there is no judgement, as
+    `Finding.skipped` has it.
+    """
 
     status: FindingStatus
     summary: str
     evidence: tuple[Evidence, ...] = ()
     fix: Fix | None = None
+    note: bool = False
+    skipped: str = ""
 
 
 @dataclass(frozen=True)
 class Check:
     """One rule of the doctor.
 
-    `severity` is what a failure counts as (error or warning); `blocked_by` are the checks whose failure
-    explains this one; `classes` are the kinds of node that it can be judged on. `looks_at` and `why` are for
-    people; `refs` are public addresses to read on.
+    `severity` is what a failure counts as (error, warning, or info for one that only ever notes);
+    `blocked_by` are the checks whose failure explains this one. `classes` are the kinds of node that it can
+    be judged on, `needs` the traits (facts/traits.py) that such a node must have and `unless` those that it
+    must not have: elsewhere it is not applicable. `preflight` are the installations that a failure of it
+    blocks (`PREFLIGHTS`). With `reboot` it belongs to the section "Safe to reboot?", with `deep` it is only
+    judged on --deep. `table` is the reference table (tables/) that it judges by, if any. `looks_at` and `why`
+    are for people; `refs` are public addresses to read on.
     """
 
     id: str
@@ -48,10 +65,21 @@ class Check:
     blocked_by: tuple[str, ...] = ()
     classes: tuple[str, ...] = HOST
     refs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+    preflight: tuple[str, ...] = ()
+    reboot: bool = False
+    deep: bool = False
+    table: str = ""
 
 
 def ok(summary: str, *evidence: Evidence) -> Verdict:
     return Verdict(FindingStatus.PASS, summary, evidence)
+
+
+def note(summary: str, *evidence: Evidence, fix: Fix | None = None) -> Verdict:
+    """No fault, but worth knowing: one quiet line."""
+    return Verdict(FindingStatus.PASS, summary, evidence, fix, note=True)
 
 
 def warn(summary: str, *evidence: Evidence, fix: Fix | None = None) -> Verdict:
@@ -64,9 +92,9 @@ def fail(summary: str, *evidence: Evidence, fix: Fix | None = None) -> Verdict:
     return Verdict(FindingStatus.FAIL, summary, evidence, fix)
 
 
-def skip(reason: str) -> Verdict:
+def skip(reason: str, skipped: str = "nothing-to-judge") -> Verdict:
     """Can't be judged here, or there is nothing to judge."""
-    return Verdict(FindingStatus.SKIP, reason)
+    return Verdict(FindingStatus.SKIP, reason, skipped=skipped)
 
 
 def seen(source: str, value: object, line: int | None = None) -> Evidence:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from gpunode.checks.chains import chains
 from gpunode.checks.model import LAYERS
 from gpunode.result import Block, Cell, Evidence, Finding, FindingStatus, Fix, Style, Table, Text
 
@@ -25,15 +26,31 @@ _RESTARTS = {
 }
 
 
-def blocks(node: dict[str, Any], findings: tuple[Finding, ...]) -> tuple[Block, ...]:
-    """Everything that the table form shows."""
+def blocks(node: dict[str, Any], findings: tuple[Finding, ...], explain: bool = False) -> tuple[Block, ...]:
+    """Everything that the table form shows; with `explain` also which check waits for which."""
     return (
         *_verdict(node, findings),
         _layers(findings),
         *(block for finding in _ordered(findings) for block in _problem(finding)),
+        *_notes(findings),
+        *(chains(findings) if explain else ()),
         *_waiting(findings),
+        *_reboot(findings),
         *_first(findings),
     )
+
+
+def first(findings: tuple[Finding, ...]) -> str | None:
+    """The id of the finding to mend first: a root cause, or the first warning. None if there is none."""
+    return next((finding.id for finding in _ordered(findings) if finding.fix), None)
+
+
+def reboot(findings: tuple[Finding, ...]) -> dict[str, Any]:
+    """``{"safe": true|false|null, "findings": [ids]}``: null if nothing of it could be judged."""
+    here = [finding for finding in findings if finding.reboot]
+    bad = [finding.id for finding in here if finding.status in _BAD]
+    judged = any(finding.status is FindingStatus.PASS for finding in here)
+    return {"safe": False if bad else (True if judged else None), "findings": bad}
 
 
 def _ordered(findings: tuple[Finding, ...]) -> list[Finding]:
@@ -71,7 +88,7 @@ def _no_fault(findings: tuple[Finding, ...], passed: int) -> Text:
 
 
 def _unread(finding: Finding) -> bool:
-    return finding.status is FindingStatus.SKIP and finding.summary.startswith("needs root")
+    return finding.skipped == "unreadable"
 
 
 def _machine(node: dict[str, Any]) -> str:
@@ -128,6 +145,8 @@ def _word(status: FindingStatus) -> str:
 def _problem(finding: Finding) -> Iterator[Block]:
     yield Text("")
     yield Text(f"{_word(finding.status)} {finding.id}: {finding.summary}", _STYLES[finding.status])
+    if finding.ignored is not None:
+        yield Text(f"  an error, but ignored: {finding.ignored}", Style.DIM)
     for evidence in finding.evidence:
         yield Text(f"  {_place(evidence)}: {evidence.value}")
     if finding.why:
@@ -159,6 +178,30 @@ def _waiting(findings: tuple[Finding, ...]) -> Iterator[Block]:
     for reason, names in unread.items():
         yield Text(f"not judged, {reason}", Style.DIM)
         yield Text(f"  {', '.join(names)}", Style.DIM)
+
+
+def _notes(findings: tuple[Finding, ...]) -> Iterator[Block]:
+    notes = [finding for finding in findings if finding.note]
+    if notes:
+        yield Text("")
+    for finding in notes:
+        yield Text(f"NOTE {finding.id}: {finding.summary}", Style.DIM)
+
+
+def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
+    """The section that is only about what the next boot brings."""
+    verdict = reboot(findings)
+    if verdict["safe"] is None:
+        return
+    yield Text("")
+    if verdict["safe"]:
+        yield Text("Safe to reboot? Yes: nothing was found that a reboot would break", Style.GOOD)
+        return
+    yield Text("Safe to reboot? No, mend this first:", Style.WARN)
+    for finding in findings:
+        if finding.id in verdict["findings"]:
+            yield Text(f"  {finding.id}: {finding.summary}", Style.WARN)
+            yield from (Text(f"    {fix.command}", Style.COMMAND) for fix in finding.fix)
 
 
 def _first(findings: tuple[Finding, ...]) -> Iterator[Block]:

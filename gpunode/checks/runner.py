@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
 from gpunode.checks.model import Check, Verdict, skip
+from gpunode.checks.patience import Patience
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.facts.node import Node
+from gpunode.facts.topic import Stuck
+from gpunode.facts.traits import TRAITS
 from gpunode.result import Finding, FindingStatus
 
+EVERY = "all"
 
-def run_checks(node: Node, only: Collection[str] = (), left_out: Collection[str] = ()) -> tuple[Finding, ...]:
-    """Findings in the catalogue's order. With `only`, those and the failures that explain a skipped one."""
-    walk = _Walk(node, frozenset(left_out))
-    wanted = [check for check in ALL_CHECKS if not only or check.id in only]
+
+@dataclass(frozen=True)
+class Selection:
+    """Which checks to run, and how their failures count; ids are known ones.
+
+    With `only`, those, and the failures that explain a skipped one. `skip` and `ignore` hold the reason that
+    was given, if any: a skipped check isn't run, an ignored one's error becomes a warning; `ignore` may name
+    `EVERY`. `preflight` is the installation whose obstacles are wanted, empty for everything.
+    """
+
+    only: Collection[str] = ()
+    skip: Mapping[str, str] = field(default_factory=dict)
+    ignore: Mapping[str, str] = field(default_factory=dict)
+    preflight: str = ""
+
+
+def run_checks(node: Node, selection: Selection | None = None) -> tuple[Finding, ...]:
+    """Findings in the catalogue's order."""
+    selection = selection or Selection()
+    walk = _Walk(node, selection)
+    try:
+        return _run(walk, selection)
+    finally:
+        walk.patience.close()
+
+
+def _run(walk: _Walk, selection: Selection) -> tuple[Finding, ...]:
+    wanted = [check for check in ALL_CHECKS if not selection.only or check.id in selection.only]
+    if selection.preflight:
+        wanted = [check for check in wanted if selection.preflight in check.preflight]
     findings = {check.id: walk.finding(check) for check in wanted}
     for finding in tuple(findings.values()):
         if finding.blocked_by is not None:
@@ -28,44 +58,93 @@ class _Walk:
     """One run; `done` remembers findings, so that every check runs once."""
 
     node: Node
-    left_out: frozenset[str]
+    selection: Selection
     done: dict[str, Finding] = field(default_factory=dict)
+    patience: Patience = field(default_factory=Patience)
 
     def finding(self, check: Check) -> Finding:
         if check.id not in self.done:
-            self.done[check.id] = self._judge(check)
+            self.done[check.id] = self._ignored(check, self._judge(check))
         return self.done[check.id]
 
+    def _ignored(self, check: Check, finding: Finding) -> Finding:
+        """An error that was to be ignored stays to be seen, as a warning. It still explains what waits."""
+        ignore = self.selection.ignore
+        if finding.status not in (FindingStatus.FAIL, FindingStatus.ERROR):
+            return finding
+        if check.id not in ignore and EVERY not in ignore:
+            return finding
+        reason = ignore.get(check.id, "") or ignore.get(EVERY, "")
+        return replace(
+            finding, status=FindingStatus.WARN, severity="warning", ignored=reason or "ignored by --ignore"
+        )
+
     def _judge(self, check: Check) -> Finding:
-        if check.id in self.left_out:
-            return _finding(check, skip("left out by --skip"))
-        cause = self._root_cause(check)
-        if cause is not None:
-            return _finding(check, skip(f"waits for {cause}"), blocked_by=cause)
+        if check.id in self.selection.skip:
+            reason = self.selection.skip[check.id]
+            return _finding(check, skip(f"left out{f': {reason}' if reason else ' by --skip'}", "left-out"))
         started = self.node.host.monotonic()
-        verdict = self._verdict(check)
+        verdict = self._not_here(check)
+        if verdict is None:
+            cause = self._root_cause(check)
+            if cause is not None:
+                return _finding(check, skip(f"waits for {cause}", "blocked"), blocked_by=cause)
+            verdict = self._verdict(check)
         milliseconds = round((self.node.host.monotonic() - started) * 1000, 1)
         return _finding(check, verdict, self._family(), milliseconds=milliseconds)
 
+    def _not_here(self, check: Check) -> Verdict | None:
+        """Why this check doesn't apply to this node, None if it does."""
+        return self._guarded(lambda: self._applies(check))
+
+    def _applies(self, check: Check) -> Verdict | None:
+        node = self.node
+        if node.kind not in check.classes:
+            return skip(f"not applicable on this kind of node ({node.kind})", "not-applicable")
+        if check.deep and not node.questions.deep:
+            return skip("only with --deep", "left-out")
+        for name in check.needs:
+            if not TRAITS[name].holds(node):
+                return skip(f"not applicable: {TRAITS[name].absent}", "not-applicable")
+        for name in check.unless:
+            if TRAITS[name].holds(node):
+                return skip(f"not applicable: {TRAITS[name].present}", "not-applicable")
+        return None
+
     def _root_cause(self, check: Check) -> str | None:
-        """The check that failed and explains this one, through any number of skipped ones between."""
+        """The check that failed and explains this one, through any number of skipped ones between, also such
+        as don't apply to this node or were left out."""
         for blocker in check.blocked_by:
             before = self.finding(BY_ID[blocker])
-            if before.status is FindingStatus.FAIL:
+            if before.status is FindingStatus.FAIL or (
+                before.ignored is not None and before.status is FindingStatus.WARN
+            ):
                 return before.id
             if before.blocked_by is not None:
                 return before.blocked_by
+            if before.skipped in ("not-applicable", "left-out"):
+                cause = self._root_cause(BY_ID[blocker])
+                if cause is not None:
+                    return cause
         return None
 
     def _verdict(self, check: Check) -> Verdict:
+        found = self._guarded(lambda: check.run(self.node))
+        assert found is not None  # a check always has a verdict
+        return found
+
+    def _guarded(self, question: Callable[[], Verdict | None]) -> Verdict | None:
         try:
-            if self.node.kind not in check.classes:
-                return skip(f"not applicable on this kind of node ({self.node.kind})")
-            return check.run(self.node)
+            answer: Verdict | None = self.patience.ask(question)
+            return answer
+        except Stuck as error:
+            return (
+                Verdict(FindingStatus.ERROR, error.message) if error.first else skip(error.message, "hangs")
+            )
         except Unreadable as error:
-            return skip(f"needs root: {error.message}")
+            return skip(f"needs root: {error.message}", "unreadable")
         except PermissionError as error:
-            return skip(f"needs root to read {error.filename}")
+            return skip(f"needs root to read {error.filename}", "unreadable")
         except GpunodeError as error:
             return Verdict(FindingStatus.ERROR, error.message)
         except Exception as error:  # noqa: BLE001 - a broken check is a finding and never ends the doctor
@@ -87,17 +166,21 @@ def _finding(
 ) -> Finding:
     bad = verdict.status in (FindingStatus.FAIL, FindingStatus.WARN)
     fix = (verdict.fix or check.remedy.for_family(family),) if bad else ()
+    severity = "warning" if verdict.status is FindingStatus.WARN else check.severity
     return Finding(
         id=check.id,
         title=check.title,
         status=verdict.status,
-        severity="warning" if verdict.status is FindingStatus.WARN else check.severity,
+        severity="info" if verdict.note else severity,
         summary=verdict.summary,
         evidence=verdict.evidence,
-        why=check.why if bad else "",
-        fix=fix,
+        why=check.why if bad or verdict.note else "",
+        fix=(verdict.fix,) if verdict.note and verdict.fix else fix,
         blocked_by=blocked_by,
         refs=check.refs,
         milliseconds=milliseconds,
         layer=check.layer,
+        note=verdict.note,
+        skipped=verdict.skipped,
+        reboot=check.reboot,
     )

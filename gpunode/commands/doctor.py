@@ -6,41 +6,79 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.checks.catalogue import find_check
-from gpunode.checks.report import blocks
-from gpunode.checks.runner import run_checks
-from gpunode.errors import GpunodeError
-from gpunode.facts.node import Node
+from gpunode.checks.model import PREFLIGHTS
+from gpunode.checks.report import blocks, first, reboot
+from gpunode.checks.runner import EVERY, Selection, run_checks
+from gpunode.errors import GpunodeError, UsageError
+from gpunode.facts.node import Node, Questions
 from gpunode.host import Host
 from gpunode.result import ExitCode, Finding, FindingStatus, Progress, Result
 
 
 @dataclass(frozen=True)
 class Options:
-    """`strict` lets warnings count; `only` and `skip` are check ids."""
+    """`strict` lets warnings count. `only` are check ids; `skip` and `ignore` are ids, each with ``:REASON``
+    behind it if there is one; `ignore` may be ``all``. `preflight` is one of `PREFLIGHTS`, empty for a whole
+    diagnosis. What lies between is `facts.about.Questions`; `explain` shows what waits for what."""
 
     strict: bool = False
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    preflight: str = ""
+    expect_gpus: int | None = None
+    cuda: str = ""
+    image: str = ""
+    deep: bool = False
+    explain: bool = False
 
 
 def run(host: Host, options: Options, progress: Progress) -> Result:
     """Judge the node; exit 1 for an error (`strict`: for a warning too). `UsageError`: unknown id."""
-    for identifier in (*options.only, *options.skip):
-        find_check(identifier)
-    node = Node(host)
-    findings = run_checks(node, options.only, options.skip)
+    selection = selected(options)
+    node = Node(host, Questions(options.expect_gpus, options.cuda, options.image, options.deep))
+    findings = run_checks(node, selection)
     counts = {status.value: sum(finding.status is status for finding in findings) for status in FindingStatus}
     status = overall(findings)
     failed = status in ("fail", "error") or (options.strict and status == "warn")
     about = describe(node)
-    data = {"node": about, "findings": findings, "counts": counts}
+    data = {
+        "node": about,
+        "findings": findings,
+        "counts": counts,
+        "first": first(findings),
+        "reboot": reboot(findings),
+    }
     return Result(
         "DoctorReport",
         data,
         status=status,
         exit_code=ExitCode.FAILED if failed else ExitCode.OK,
-        blocks=blocks(about, findings),
+        blocks=blocks(about, findings, options.explain),
     )
+
+
+def selected(options: Options) -> Selection:
+    """The options as the runner takes them. `UsageError` names the nearest ids for an unknown one."""
+    skip, ignore = _reasons(options.skip), _reasons(options.ignore)
+    for identifier in (*options.only, *skip, *ignore):
+        if not (identifier == EVERY and identifier in ignore):
+            find_check(identifier)
+    if options.preflight and options.preflight not in PREFLIGHTS:
+        raise UsageError(
+            f"there is no preflight {options.preflight!r}", hint=f"one of {', '.join(PREFLIGHTS)}"
+        )
+    return Selection(options.only, skip, ignore, options.preflight)
+
+
+def _reasons(given: tuple[str, ...]) -> dict[str, str]:
+    """``ID`` or ``ID:REASON``, several ids with commas between."""
+    found = {}
+    for item in given:
+        identifier, _, reason = item.partition(":")
+        for one in identifier.split(","):
+            found[one.strip()] = reason.strip()
+    return found
 
 
 def overall(findings: tuple[Finding, ...]) -> str:

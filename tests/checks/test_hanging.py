@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpunode.checks.catalogue import BY_ID
-from gpunode.facts import node as node_module
+from gpunode.facts import about
 from gpunode.facts.containerd import ContainerdConfig
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.node import Node
@@ -27,7 +27,7 @@ def silent_socket(path):
 
 def node_with(name, address, monkeypatch):
     """A live node whose only engine is behind `address`; everything else is left as not there."""
-    monkeypatch.setattr(node_module, "DAEMON_SECONDS", 0.4)
+    monkeypatch.setattr(about, "DAEMON_SECONDS", 0.4)
     daemon = Daemon(name, None, (1, 7, 2), "/nonexistent", "", address, None, (), Process(1, (name,), 0.0))
     node = Node(Host())
     known: dict[str, Any] = {

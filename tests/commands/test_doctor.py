@@ -37,7 +37,8 @@ def test_the_json_contract(tmp_path):
         "value": "550.54.14 (loaded module)",
         "line": None,
     }
-    assert finding["fix"] == [{"command": "reboot", "needsRoot": True, "disruptive": "reboot"}]
+    fix = {"command": "reboot", "needsRoot": True, "disruptive": "reboot", "safe": False, "steps": []}
+    assert finding["fix"] == [fix]
     assert sum(document["data"]["counts"].values()) == len(document["data"]["findings"])
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpunode.checks import fixes, packages
+from gpunode.checks import fixes
+from gpunode.checks.driver import packages
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, Check, Verdict, fail, ok, seen, skip
 from gpunode.facts import libraries
 from gpunode.facts.node import Node

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpunode.checks import fixes, packages
+from gpunode.checks import fixes
+from gpunode.checks.driver import packages
 from gpunode.checks.model import HOST, HOST_OR_CONTAINER, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.facts import driver
 from gpunode.facts.node import Node

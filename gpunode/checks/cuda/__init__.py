@@ -1,0 +1,7 @@
+"""Which CUDA programs this driver can run."""
+
+from __future__ import annotations
+
+from gpunode.checks.model import Check
+
+CHECKS: tuple[Check, ...] = ()

@@ -1,0 +1,7 @@
+"""NVSwitch fabrics, MIG layouts, vGPU, confidential computing."""
+
+from __future__ import annotations
+
+from gpunode.checks.model import Check
+
+CHECKS: tuple[Check, ...] = ()

@@ -1,0 +1,8 @@
+"""What is on the PCI bus, and who owns it."""
+
+from __future__ import annotations
+
+from gpunode.checks.hardware import bus
+from gpunode.checks.model import Check
+
+CHECKS: tuple[Check, ...] = (*bus.CHECKS,)

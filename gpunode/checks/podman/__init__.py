@@ -1,0 +1,7 @@
+"""podman."""
+
+from __future__ import annotations
+
+from gpunode.checks.model import Check
+
+CHECKS: tuple[Check, ...] = ()

@@ -1,0 +1,126 @@
+"""The verbs that only look: what is wrong with this node, and what a check is about."""
+
+# no `from __future__ import annotations`: Typer reads these annotations as objects
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpunode.cli_options import Strings
+from gpunode.session import Session, verb
+
+if TYPE_CHECKING:
+    from gpunode.result import Result
+
+doctor_app = typer.Typer(rich_markup_mode=None)
+
+
+class Preflight(StrEnum):
+    """What `doctor --preflight` clears the way for."""
+
+    DOCKER = "docker"
+    CONTAINERD = "containerd"
+    CRIO = "crio"
+    PODMAN = "podman"
+    KUBERNETES = "kubernetes"
+
+
+OnlyOption = Annotated[Strings, typer.Option("--only", metavar="ID", help="Run this check (repeatable).")]
+SkipOption = Annotated[
+    Strings, typer.Option("--skip", metavar="ID[:REASON]", help="Leave this check out (repeatable).")
+]
+IgnoreOption = Annotated[
+    Strings,
+    typer.Option(
+        "--ignore",
+        metavar="ID[:REASON]|all",
+        help="Count this check's error as a warning; it is still shown (repeatable).",
+    ),
+]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Let warnings count: exit 1.")]
+PreflightOption = Annotated[
+    Preflight | None, typer.Option("--preflight", help="Only what would block the installation of this.")
+]
+ExpectOption = Annotated[
+    int | None,
+    typer.Option("--expect-gpus", metavar="N", min=0, help="How many GPUs this node should have."),
+]
+CudaOption = Annotated[
+    str, typer.Option("--cuda", metavar="X.Y", help="Also ask whether programs of this CUDA run here.")
+]
+ImageOption = Annotated[
+    str,
+    typer.Option(
+        "--image", metavar="REF", help="Also compare what this container image requires; none is pulled."
+    ),
+]
+DeepOption = Annotated[
+    bool, typer.Option("--deep", help="Also run something: a container, the device plugin's RPCs.")
+]
+ExplainOption = Annotated[
+    bool, typer.Option("--explain", help="Show which check waits for which root cause.")
+]
+ListOption = Annotated[bool, typer.Option("--list", help="List every check and look at nothing.")]
+
+
+@verb(doctor_app, "doctor", "DoctorReport")
+def doctor(
+    session: Session,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    ignore: IgnoreOption = None,
+    strict: StrictOption = False,
+    preflight: PreflightOption = None,
+    expect_gpus: ExpectOption = None,
+    cuda: CudaOption = "",
+    image: ImageOption = "",
+    deep: DeepOption = False,
+    explain: ExplainOption = False,
+    list_: ListOption = False,
+) -> "Result":
+    """Find out why GPUs don't work on this node. Tells the root cause and the command that mends it.
+
+    Changes nothing. Without root, what it can't read is skipped and named.
+
+    gpunode doctor
+
+    gpunode doctor -o json --only driver-lib-mismatch
+
+    gpunode doctor --preflight containerd --expect-gpus 8
+    """
+    from gpunode.commands import doctor as command
+
+    if list_:
+        return _explain(session, "")
+    options = command.Options(
+        strict=strict,
+        only=tuple(only or ()),
+        skip=tuple(skip or ()),
+        ignore=tuple(ignore or ()),
+        preflight=preflight.value if preflight else "",
+        expect_gpus=expect_gpus,
+        cuda=cuda,
+        image=image,
+        deep=deep,
+        explain=explain,
+    )
+    return command.run(session.host, options, session.progress)
+
+
+@verb(doctor_app, "explain", "CheckExplanation")
+def explain(
+    session: Session,
+    check: Annotated[str, typer.Argument(metavar="[ID]", help="A check's id; all are listed without.")] = "",
+) -> "Result":
+    """Explain one check, or list them all. What it looks at, why, how to mend it on each distribution.
+
+    gpunode explain driver-lib-mismatch
+    """
+    return _explain(session, check)
+
+
+def _explain(session: Session, check: str) -> "Result":
+    from gpunode.commands import explain as command
+
+    return command.run(session.host, command.Options(id=check), session.progress)

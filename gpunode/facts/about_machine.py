@@ -1,0 +1,36 @@
+"""Topics of `Node`: the machine, its kernel and what is on the PCI bus."""
+
+from __future__ import annotations
+
+from gpunode.facts import pci, processes, system
+from gpunode.facts.about import About
+from gpunode.facts.topic import topic
+
+
+class AboutMachine(About):
+    """See `Node`."""
+
+    @topic
+    def distribution(self) -> system.Distribution:
+        return system.read_distribution(self.host)
+
+    @topic
+    def kind(self) -> str:
+        """bare-metal, vm, wsl2, tegra or container."""
+        return system.node_class(self.host)
+
+    @topic
+    def kernel(self) -> str:
+        return system.kernel_release(self.host)
+
+    @topic
+    def secure_boot(self) -> bool | None:
+        return system.secure_boot(self.host)
+
+    @topic
+    def gpus(self) -> tuple[pci.PciGpu, ...]:
+        return pci.read_gpus(self.host)
+
+    @topic
+    def processes(self) -> tuple[processes.Process, ...]:
+        return processes.running(self.host)

@@ -1,0 +1,51 @@
+"""`topic`: one thing to know of a machine, read when first asked for and kept.
+
+Unlike functools.cached_property it is never waited for twice: where one thread hangs inside a topic (a stuck
+file system, a process table that blocks), the next one that asks is told so at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any, Generic, TypeVar, overload
+
+from gpunode.errors import GpunodeError
+
+_Value = TypeVar("_Value")
+_BUSY = "_busy_topics"
+
+
+class Stuck(GpunodeError):
+    """Something gives no answer; `first` if it was waited for in vain, not if that was known before."""
+
+    def __init__(self, message: str, *, first: bool = False) -> None:
+        super().__init__(message)
+        self.first = first
+
+
+class topic(Generic[_Value]):
+    """Decorates a method without arguments; whoever sets the name in the instance's dictionary wins."""
+
+    def __init__(self, read: Callable[[Any], _Value]) -> None:
+        self._read = read
+        self._name = read.__name__
+        self.__doc__ = read.__doc__
+
+    @overload
+    def __get__(self, node: None, owner: type[Any]) -> topic[_Value]: ...
+
+    @overload
+    def __get__(self, node: object, owner: type[Any]) -> _Value: ...
+
+    def __get__(self, node: object | None, owner: type[Any]) -> topic[_Value] | _Value:
+        if node is None:
+            return self
+        busy: dict[str, int] = node.__dict__.setdefault(_BUSY, {})
+        if busy.setdefault(self._name, get_ident()) != get_ident():
+            raise Stuck(f"waits for what hangs: {self._name.replace('_', ' ').strip()}")
+        try:
+            value = node.__dict__[self._name] = self._read(node)
+        finally:
+            del busy[self._name]
+        return value
