@@ -2,24 +2,24 @@
 
 import pytest
 
-from fixtures.machines import HEALTHY, expected, machine, names, recorded_host
+from fixtures.machines import HEALTHY, expected, machine, names, options, recorded_host
 from gpunode.checks.catalogue import ALL_CHECKS
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
 from gpunode.facts.machine_file import build_machine
-from gpunode.facts.node import Node
+from gpunode.facts.node import Node, Questions
 from gpunode.host import Host
 from gpunode.render import SilentProgress, plain_lines
 from gpunode.result import ExitCode, FindingStatus
 
 
-def findings_of(host):
-    return {finding.id: finding for finding in run_checks(Node(host))}
+def findings_of(host, **asked):
+    return {finding.id: finding for finding in run_checks(Node(host, Questions(**asked)))}
 
 
 @pytest.mark.parametrize("name", names())
 def test_machine_has_exactly_the_expected_findings(name, tmp_path):
-    findings = findings_of(recorded_host(name, tmp_path))
+    findings = findings_of(recorded_host(name, tmp_path), **options(name))
     fine = (FindingStatus.PASS, FindingStatus.SKIP)
     found = {one.id: one.status.value for one in findings.values() if one.status not in fine}
     assert found == expected(name), [findings[one] for one in found]
@@ -27,14 +27,14 @@ def test_machine_has_exactly_the_expected_findings(name, tmp_path):
 
 @pytest.mark.parametrize("name", names())
 def test_what_waits_names_the_root_cause_and_not_a_check_in_between(name, tmp_path):
-    findings = findings_of(recorded_host(name, tmp_path))
+    findings = findings_of(recorded_host(name, tmp_path), **options(name))
     failed = {name for name, status in expected(name).items() if status == "fail"}
     assert {one.blocked_by for one in findings.values() if one.blocked_by} <= failed
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_problem_says_what_was_seen_why_it_matters_and_one_command(name, tmp_path):
-    for finding in findings_of(recorded_host(name, tmp_path)).values():
+    for finding in findings_of(recorded_host(name, tmp_path), **options(name)).values():
         if finding.status in (FindingStatus.FAIL, FindingStatus.WARN):
             assert finding.evidence and finding.why and len(finding.fix) == 1
             assert all(evidence.source and evidence.value for evidence in finding.evidence)
@@ -83,7 +83,7 @@ CHAINS = {
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_root_cause_explains_what_follows_from_it(name, tmp_path):
     cause, explained = CHAINS[name]
-    findings = findings_of(recorded_host(name, tmp_path))
+    findings = findings_of(recorded_host(name, tmp_path), **options(name))
     assert {one for one in explained if findings[one].blocked_by == cause} == explained
 
 
@@ -107,7 +107,9 @@ FIXES = {
 @pytest.mark.parametrize("name", FIXES)
 def test_the_first_command_fits_what_was_seen(name, tmp_path):
     (identifier,) = expected(name)
-    assert findings_of(recorded_host(name, tmp_path))[identifier].fix[0].command == FIXES[name]
+    assert (
+        findings_of(recorded_host(name, tmp_path), **options(name))[identifier].fix[0].command == FIXES[name]
+    )
 
 
 LINES = {
@@ -122,7 +124,7 @@ LINES = {
 @pytest.mark.parametrize("name", LINES)
 def test_evidence_names_the_file_and_the_line(name, tmp_path):
     (identifier,) = expected(name)
-    evidence = findings_of(recorded_host(name, tmp_path))[identifier].evidence[0]
+    evidence = findings_of(recorded_host(name, tmp_path), **options(name))[identifier].evidence[0]
     assert (evidence.source, evidence.line) == LINES[name]
 
 
