@@ -249,6 +249,10 @@ class LogReader:
         """What is there by now is no news."""
         os.lseek(self._descriptor, 0, os.SEEK_END)
 
+    def rewind(self) -> None:
+        """Everything that is still there is news."""
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+
     def news(self) -> Iterator[str]:
         """Lines that have come since."""
         for _ in range(self._MOST):

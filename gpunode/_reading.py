@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode._files import explain_os_error, holds, read_regular, resolve_in_root
-from gpunode._recording import RECORDING, parse_recording
+from gpunode._recording import KERNEL_LOG, RECORDING, parse_recording
 from gpunode.errors import Unreadable
 
 _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -171,6 +171,28 @@ class ReadingHost:
         else:
             found = (self.device(f"{directory}/{name}") for name in self.listdir(directory))
         return tuple(node for node in found if node is not None)
+
+    def kernel_log(self) -> tuple[str, ...] | None:
+        """The kernel's log of this boot as far as it is kept, lines as /dev/kmsg has them or, from a recorded
+        machine, as dmesg(1) prints them. None if there is none; `Unreadable` if this user may not."""
+        from gpunode._files import LogReader
+
+        if not self.live:
+            text = self.read_text("/" + KERNEL_LOG)
+            return None if text is None else tuple(text.splitlines())
+        try:
+            reader = LogReader(self.path("/dev/kmsg"))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise explain_os_error(error, "/dev/kmsg", "read") from error
+        try:
+            reader.rewind()
+            return tuple(reader.news())
+        except OSError as error:
+            raise explain_os_error(error, "/dev/kmsg", "read") from error
+        finally:
+            reader.close()
 
     # --- recorded machines -----------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 from gpunode.errors import ConfigError
 
 RECORDING = ".gpunode/recording.json"
+KERNEL_LOG = ".gpunode/kernel.log"
 SECTIONS = ("commands", "devices", "sockets", "daemons", "nvml")
 _OCTAL = re.compile(r"[0-7]{1,4}")
 

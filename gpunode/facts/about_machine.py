@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.facts import pci, processes, system
+from gpunode.facts import kernel_log, pci, processes, system
 from gpunode.facts.about import About
 from gpunode.facts.topic import topic
 
@@ -26,6 +26,11 @@ class AboutMachine(About):
     @topic
     def secure_boot(self) -> bool | None:
         return system.secure_boot(self.host)
+
+    @topic
+    def kernel_log(self) -> tuple[kernel_log.KernelLine, ...]:
+        """`Unreadable` for an ordinary user where the kernel restricts it (kernel.dmesg_restrict)."""
+        return kernel_log.read_kernel_log(self.host)
 
     @topic
     def gpus(self) -> tuple[pci.PciGpu, ...]:

@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 
@@ -6,27 +7,29 @@ import pytest
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID, find_check
 from gpunode.checks.document import markdown
 from gpunode.checks.fixes import FAMILIES
-from gpunode.checks.model import LAYERS
+from gpunode.checks.model import LAYERS, PREFLIGHTS
 from gpunode.commands import explain
 from gpunode.errors import UsageError
+from gpunode.facts.traits import TRAITS
 from gpunode.host import Host
 from gpunode.render import SilentProgress, plain_lines
 
-REQUIRED = {
-    "pci-no-gpu", "gpu-bound-other-driver", "nouveau-loaded", "driver-not-installed",
-    "module-not-loaded", "driver-too-old", "driver-lib-mismatch", "driver-upgrade-pending",
-    "libnvidia-ml-missing", "libcuda-missing", "nvml-hang", "dev-nodes-missing",
-    "dev-node-major-stale", "uvm-not-loaded", "dkms-not-built", "secureboot-unsigned",
-    "toolkit-missing", "toolkit-too-old", "docker-not-running", "docker-config-invalid-json",
-    "docker-flag-file-conflict", "docker-runtime-missing", "docker-not-restarted",
-    "containerd-cri-disabled", "containerd-config-version", "containerd-runtime-missing",
-    "containerd-not-restarted", "containerd-systemdcgroup", "cdi-spec-stale", "kubelet-not-running",
-    "kubelet-device-plugin-dir", "plugin-socket-dead",
-}  # fmt: skip
+LEDGER = Path(__file__).parent / "catalogue.json"
 
 
-def test_the_catalogue_has_the_promised_ids_once():
-    assert sorted(check.id for check in ALL_CHECKS) == sorted(REQUIRED)
+def test_every_failure_mode_of_the_catalogue_has_a_check_or_a_reason():
+    """catalogue.json: by section, id to "" for a check, to "in ID" where another check tells it too, or to the
+    reason why a node can't tell."""
+    known = {
+        name: why for section in json.loads(LEDGER.read_text()).values() for name, why in section.items()
+    }
+    assert {name for name, why in known.items() if not why} - set(BY_ID) == set()
+    assert {name for name, why in known.items() if why} & set(BY_ID) == set()
+    assert {why.removeprefix("in ") for why in known.values() if why.startswith("in ")} <= set(BY_ID)
+
+
+def test_ids_are_given_once():
+    assert len(BY_ID) == len(ALL_CHECKS)
 
 
 def test_blockers_exist_and_the_graph_has_no_circle():
@@ -40,7 +43,9 @@ def test_blockers_exist_and_the_graph_has_no_circle():
 @pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.id)
 def test_a_check_says_all_that_people_need(check):
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", check.id)
-    assert check.layer in LAYERS and check.severity in ("error", "warning") and check.classes
+    assert check.layer in LAYERS and check.severity in ("error", "warning", "info") and check.classes
+    assert set(check.needs) | set(check.unless) <= set(TRAITS)
+    assert set(check.preflight) <= set(PREFLIGHTS)
     assert len(check.looks_at) > 20 and len(check.why) > 40
     for family in FAMILIES:
         fix = check.remedy.for_family(family)

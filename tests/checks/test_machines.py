@@ -17,31 +17,29 @@ def findings_of(host, **asked):
     return {finding.id: finding for finding in run_checks(Node(host, Questions(**asked)))}
 
 
-@pytest.mark.parametrize("name", names())
-def test_machine_has_exactly_the_expected_findings(name, tmp_path):
-    findings = findings_of(recorded_host(name, tmp_path), **options(name))
+def unusual(findings):
     fine = (FindingStatus.PASS, FindingStatus.SKIP)
-    found = {one.id: one.status.value for one in findings.values() if one.status not in fine}
-    assert found == expected(name), [findings[one] for one in found]
+    bad = {one.id: one.status.value for one in findings.values() if one.status not in fine}
+    return bad | {one.id: "note" for one in findings.values() if one.note}
 
 
 @pytest.mark.parametrize("name", names())
-def test_what_waits_names_the_root_cause_and_not_a_check_in_between(name, tmp_path):
+def test_machine(name, tmp_path):
+    """Exactly what it was made for, the root cause of what waits, and all that a person needs."""
     findings = findings_of(recorded_host(name, tmp_path), **options(name))
-    failed = {name for name, status in expected(name).items() if status == "fail"}
+    found = unusual(findings)
+    assert found == expected(name), [findings[one] for one in found]
+    failed = {name for name, status in found.items() if status == "fail"}
     assert {one.blocked_by for one in findings.values() if one.blocked_by} <= failed
-
-
-@pytest.mark.parametrize("name", names())
-def test_every_problem_says_what_was_seen_why_it_matters_and_one_command(name, tmp_path):
-    for finding in findings_of(recorded_host(name, tmp_path), **options(name)).values():
+    for finding in findings.values():
         if finding.status in (FindingStatus.FAIL, FindingStatus.WARN):
-            assert finding.evidence and finding.why and len(finding.fix) == 1
-            assert all(evidence.source and evidence.value for evidence in finding.evidence)
+            assert finding.evidence and finding.why and len(finding.fix) == 1, finding
+            assert all(evidence.source and evidence.value for evidence in finding.evidence), finding
 
 
-def test_every_check_fails_on_some_machine():
-    assert {one for name in names() for one in expected(name)} == {check.id for check in ALL_CHECKS}
+def test_every_check_has_something_to_say_on_some_machine():
+    said = {one for name in names() for one in expected(name)}
+    assert {check.id for check in ALL_CHECKS if not check.deep} - said == set()
 
 
 @pytest.mark.parametrize("name", HEALTHY)
