@@ -10,7 +10,7 @@ from gpunode.host import Host
 SOURCE = "dmesg"
 """How a person finds these lines again."""
 
-# /dev/kmsg (Documentation/ABI/testing/dev-kmsg): level,sequence,microseconds,flags;text; dmesg: [seconds] text
+# /dev/kmsg: level,sequence,microseconds,flags;text (ABI/testing/dev-kmsg); dmesg: [seconds] text
 _KMSG = re.compile(r"(?P<level>\d+),\d+,(?P<microseconds>\d+),[^;]*;(?P<text>.*)", re.DOTALL)
 _DMESG = re.compile(r"\[\s*(?P<seconds>\d+\.\d+)\]\s?(?P<text>.*)", re.DOTALL)
 
