@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpunode.plugin.settings import Settings
 
 _POLL_SECONDS = 0.25
-_LATE_SECONDS = 1.0  # Python runs no handler for a signal that came just before its thread began to wait
+_LATE_SECONDS = 2.0  # Python runs no handler for a signal that came just before its thread began to wait
 
 
 @dataclass(frozen=True)
