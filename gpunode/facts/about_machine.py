@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.facts import kernel_log, pci, processes, system
+from gpunode.facts import kernel_log, packages, pci, processes, system
 from gpunode.facts.about import About
 from gpunode.facts.topic import topic
 
@@ -31,6 +31,11 @@ class AboutMachine(About):
     def kernel_log(self) -> tuple[kernel_log.KernelLine, ...]:
         """`Unreadable` for an ordinary user where the kernel restricts it (kernel.dmesg_restrict)."""
         return kernel_log.read_kernel_log(self.host)
+
+    @topic
+    def packages(self) -> packages.Packages:
+        """Installed packages. Where rpm has to be asked it takes half a second: ask files first."""
+        return packages.read_packages(self.host)
 
     @topic
     def gpus(self) -> tuple[pci.PciGpu, ...]:
