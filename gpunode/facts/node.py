@@ -1,9 +1,9 @@
 """`Node`: everything the checks may know of one machine, each topic read once, when first asked for.
 
-The topics lie in four rooms: the machine (about_machine.py), the driver and its GPUs (about_driver.py), the
-container engines (about_engines.py) and Kubernetes (about_kubernetes.py). A topic raises `Unreadable` if this
-user may not look, and `ConfigError` for a file that can't be parsed; a check that needs it is skipped or says
-so.
+The topics lie in five rooms: the machine (about_machine.py), the driver and its GPUs (about_driver.py), the
+services beside it (about_services.py), the container engines (about_engines.py) and Kubernetes
+(about_kubernetes.py). A topic raises `Unreadable` if this user may not look, and `ConfigError` for a file
+that can't be parsed; a check that needs it is skipped or says so.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpunode.facts.about import Questions
-from gpunode.facts.about_driver import AboutDriver
 from gpunode.facts.about_engines import AboutEngines
+from gpunode.facts.about_services import AboutServices
 
 __all__ = ["Node", "Questions"]
 
 
 @dataclass(frozen=True)
-class Node(AboutEngines, AboutDriver):
+class Node(AboutEngines, AboutServices):
     """A lazily read snapshot of `host`."""

@@ -1,0 +1,86 @@
+"""systemd's answer for many units at once."""
+
+import json
+
+import pytest
+
+from gpunode.facts.node import Node
+from gpunode.facts.topic import Stuck
+from gpunode.facts.unit_states import COMMAND, UNITS, parse_unit_states, read_unit_states
+from gpunode.host import RECORDING, Completed, Host
+
+# what systemctl show prints for a running unit, a failed one that has an alias, and one that isn't there
+SAID = """\
+Result=success
+Id=docker.service
+Names=docker.service
+LoadState=loaded
+ActiveState=active
+SubState=running
+UnitFileState=enabled
+
+Result=exit-code
+Id=chrony.service
+Names=chrony.service chronyd.service
+LoadState=loaded
+ActiveState=failed
+SubState=failed
+UnitFileState=disabled
+
+Result=success
+Id=nvlsm.service
+Names=nvlsm.service
+LoadState=not-found
+ActiveState=inactive
+SubState=dead
+UnitFileState=
+"""
+
+
+def test_units_are_known_by_all_their_names():
+    states = parse_unit_states(SAID)
+    assert sorted(states) == ["chrony.service", "chronyd.service", "docker.service", "nvlsm.service"]
+    assert states["docker.service"].runs and states["docker.service"].at_boot
+    assert str(states["docker.service"]) == "active (running), enabled"
+    assert str(states["chronyd.service"]) == "failed (failed), disabled, exit-code"
+    assert not states["chronyd.service"].runs and states["chronyd.service"].installed
+    assert not states["nvlsm.service"].installed
+
+
+@pytest.mark.parametrize("text", ["", "\n\n\n", "garbage", "=\n=", "Id=\n", "Failed to connect to bus"])
+def test_what_is_no_answer_tells_nothing(text):
+    assert parse_unit_states(text) == {}
+
+
+def test_a_recorded_machine_needs_no_more_than_the_units_it_recorded(tmp_path):
+    recording = tmp_path / RECORDING
+    recording.parent.mkdir()
+    commands = {f"{' '.join(COMMAND)} docker.service chrony.service nvlsm.service": {"stdout": SAID}}
+    recording.write_text(json.dumps({"commands": commands}))
+    assert len(read_unit_states(Host(tmp_path))) == 4
+    assert read_unit_states(Host(tmp_path / "nothing")) == {}
+
+
+ASKED = []
+
+
+class Hanging(Host):
+    live = True
+
+    def is_dir(self, path):
+        return True
+
+    def run(self, argv, **_):
+        ASKED.append(argv)
+        assert tuple(argv) == (*COMMAND, *UNITS)
+        return Completed(tuple(argv), -9, "", "", timed_out=True)
+
+
+def test_a_systemd_that_hangs_is_waited_for_once():
+    node = Node(Hanging())
+    with pytest.raises(Stuck) as raised:
+        _ = node.units
+    assert raised.value.first
+    with pytest.raises(Stuck) as again:
+        _ = node.units
+    assert not again.value.first and len(ASKED) == 1
