@@ -19,16 +19,17 @@ ROOM_MAY_IMPORT = {
     "journal": {"errors", "host", "result"},
     "gpu": {"errors", "host", "result"},
     "daemons": {"errors", "host", "result"},
-    "facts": {"daemons", "gpu", "errors", "host", "result"},
+    "tables": set(),
+    "facts": {"daemons", "gpu", "tables", "errors", "host", "result"},
     "cdi": {"facts", "daemons", "gpu", "errors", "host", "result"},
-    "checks": {"cdi", "facts", "gpu", "errors", "host", "result"},
+    "checks": {"cdi", "facts", "gpu", "tables", "errors", "host", "result"},
     "runtime": {"cdi", "facts", "daemons", "gpu", "journal", "errors", "host", "result"},
-    "plugin": {"cdi", "facts", "daemons", "gpu", "errors", "host", "result"},  # daemons: asking by gRPC
+    "plugin": {"cdi", "facts", "daemons", "gpu", "tables", "errors", "host", "result"},  # daemons: gRPC
     "output": set(),
     "render": {"errors", "output", "result"},
     "commands": {
         *("checks", "runtime", "plugin", "cdi", "gpu", "facts", "daemons", "journal", "host", "errors"),
-        "result",
+        *("tables", "result"),
     },
     "outcome": {"errors", "host", "output", "render", "result"},
     "session": {"outcome", "errors", "output", "render", "result"},

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpunode.checks.chains import chains
 from gpunode.checks.model import LAYERS
 from gpunode.result import Block, Cell, Evidence, Finding, FindingStatus, Fix, Style, Table, Text
+from gpunode.tables import OLD_DAYS
 
 _BAD = (FindingStatus.FAIL, FindingStatus.WARN, FindingStatus.ERROR)
 _STYLES = {
@@ -26,8 +27,14 @@ _RESTARTS = {
 }
 
 
-def blocks(node: dict[str, Any], findings: tuple[Finding, ...], explain: bool = False) -> tuple[Block, ...]:
-    """Everything that the table form shows; with `explain` also which check waits for which."""
+def blocks(
+    node: dict[str, Any],
+    findings: tuple[Finding, ...],
+    explain: bool = False,
+    tables: Sequence[dict[str, Any]] = (),
+) -> tuple[Block, ...]:
+    """Everything that the table form shows; with `explain` also which check waits for which. `tables` are the
+    reference tables as the report has them."""
     return (
         *_verdict(node, findings),
         _layers(findings),
@@ -36,6 +43,7 @@ def blocks(node: dict[str, Any], findings: tuple[Finding, ...], explain: bool = 
         *(chains(findings) if explain else ()),
         *_waiting(findings),
         *_reboot(findings),
+        *_tables(tables),
         *_first(findings),
     )
 
@@ -214,6 +222,15 @@ def _first(findings: tuple[Finding, ...]) -> Iterator[Block]:
                 yield Text(f"({_disturbs(finding, fix)})", Style.DIM)
             yield Text(f"More: gpunode explain {finding.id}", Style.DIM)
             return
+
+
+def _tables(tables: Sequence[dict[str, Any]]) -> Iterator[Block]:
+    """How old the oldest of the reference tables is: what was published since isn't in it."""
+    if tables:
+        oldest = min(tables, key=lambda one: str(one["date"]))
+        late = ": newer bulletins and releases aren't known" if oldest["ageDays"] > OLD_DAYS else ""
+        age = _many(oldest["ageDays"], "day")
+        yield Text(f"Reference tables as of {oldest['date']} ({age} old){late}", Style.DIM)
 
 
 def _many(number: int, noun: str) -> str:

@@ -13,6 +13,7 @@ from gpunode.errors import GpunodeError, UsageError
 from gpunode.facts.node import Node, Questions
 from gpunode.host import Host
 from gpunode.result import ExitCode, Finding, FindingStatus, Progress, Result
+from gpunode.tables import all_tables
 
 
 @dataclass(frozen=True)
@@ -41,20 +42,21 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     counts = {status.value: sum(finding.status is status for finding in findings) for status in FindingStatus}
     status = overall(findings)
     failed = status in ("fail", "error") or (options.strict and status == "warn")
-    about = describe(node)
+    about, tables = describe(node), reference(host.now())
     data = {
         "node": about,
         "findings": findings,
         "counts": counts,
         "first": first(findings),
         "reboot": reboot(findings),
+        "tables": tables,
     }
     return Result(
         "DoctorReport",
         data,
         status=status,
         exit_code=ExitCode.FAILED if failed else ExitCode.OK,
-        blocks=blocks(about, findings, options.explain),
+        blocks=blocks(about, findings, options.explain, tables),
     )
 
 
@@ -88,6 +90,14 @@ def overall(findings: tuple[Finding, ...]) -> str:
         if status in statuses:
             return status.value
     return "ok"
+
+
+def reference(now: float) -> list[dict[str, Any]]:
+    """The reference tables that checks judge by, and how many days old they are at `now`."""
+    return [
+        {"name": one.name, "date": one.date, "source": one.source, "ageDays": one.age_days(now)}
+        for one in all_tables()
+    ]
 
 
 def describe(node: Node) -> dict[str, Any]:

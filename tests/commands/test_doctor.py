@@ -145,3 +145,15 @@ def test_a_command_says_what_it_restarts(tmp_path):
     (tmp_path / "other").mkdir()
     shown = lines(report(recorded_host("docker-not-running", tmp_path / "other")))
     assert any(line.startswith("First, as root: systemctl restart docker") for line in shown), shown[-4:]
+
+
+def test_the_report_says_how_old_its_reference_tables_are(tmp_path, monkeypatch):
+    """Nothing is called up to date: what was published since isn't in a table."""
+    host = recorded_host("healthy-h100", tmp_path)
+    result = report(host)
+    (oldest, *_) = sorted(result.data["tables"], key=lambda one: one["date"])
+    assert {"name", "date", "source", "ageDays"} == set(oldest)
+    assert lines(result)[-1].startswith(f"Reference tables as of {oldest['date']} ({oldest['ageDays']} day")
+    monkeypatch.setattr(Host, "now", lambda host: 4102444800.0)  # 2100
+    assert lines(report(host))[-1].endswith(" days old): newer bulletins and releases aren't known")
+    assert not any("up to date" in line for line in lines(report(host)))

@@ -1,0 +1,50 @@
+"""Reference tables: what others have published, such as security bulletins and minimum versions, with a date.
+
+Each is a JSON file beside this one: ``{"source": [addresses], "date": "YYYY-MM-DD", "about": a sentence,
+"rows": [...]}``. The date is when the file was compared with its sources. What came out later isn't in it, so
+nothing may be called up to date by a table.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+OLD_DAYS = 180
+"""Beyond this age people are told that newer bulletins aren't known."""
+
+_HERE = Path(__file__).parent
+_DAY_SECONDS = 86400
+
+
+@dataclass(frozen=True)
+class Table:
+    """One file. `date` is ``YYYY-MM-DD``; `rows` are as the file has them: objects, or what `about` says."""
+
+    name: str
+    source: tuple[str, ...]
+    date: str
+    about: str
+    rows: tuple[Any, ...]
+
+    def age_days(self, now: float) -> int:
+        """Whole days from its date until `now`, seconds since the epoch; 0 for a clock that is behind."""
+        from datetime import UTC, datetime
+
+        made = datetime.fromisoformat(self.date).replace(tzinfo=UTC).timestamp()
+        return max(0, int((now - made) // _DAY_SECONDS))
+
+
+@cache
+def table(name: str) -> Table:
+    """The table in NAME.json."""
+    tree = json.loads((_HERE / f"{name}.json").read_text())
+    return Table(name, tuple(tree["source"]), tree["date"], tree["about"], tuple(tree["rows"]))
+
+
+def all_tables() -> tuple[Table, ...]:
+    """Every table there is, by name."""
+    return tuple(table(path.stem) for path in sorted(_HERE.glob("*.json")))
