@@ -105,7 +105,7 @@ def test_a_driver_of_the_run_file_is_built_by_the_run_file(tmp_path):
     spec = next_kernel("kernel/drivers/video/nvidia.ko:\n")
     spec["executables"].append("/usr/bin/nvidia-uninstall")
     command = commands(spec, tmp_path)["dkms-not-built"]
-    assert command == "sh NVIDIA-Linux-$(uname -m)-550.54.14.run --kernel-name=5.15.0-124-generic"
+    assert command == "sh NVIDIA-Linux-$(uname -m)-580.159.03.run --kernel-name=5.15.0-124-generic"
 
 
 @pytest.mark.parametrize("key", ["/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub"])
@@ -119,7 +119,7 @@ def test_an_unsigned_module_is_built_again_before_its_key_is_enrolled(tmp_path):
     spec = machine("secureboot-unsigned")
     spec["files"]["/var/lib/dkms/mok.pub"] = "certificate"
     command = commands(spec, tmp_path)["secureboot-unsigned"]
-    assert command.startswith("dkms build --force nvidia/550.54.14 -k $(uname -r) && dkms install")
+    assert command.startswith("dkms build --force nvidia/580.159.03 -k $(uname -r) && dkms install")
 
 
 def test_every_missing_device_file_is_made(tmp_path):

@@ -88,7 +88,7 @@ def test_a_root_cause_explains_what_follows_from_it(name, tmp_path):
 FIXES = {
     "driver-lib-mismatch": "reboot",
     "driver-not-installed": "apt install ubuntu-drivers-common && ubuntu-drivers install --gpgpu && reboot",
-    "libcuda-missing": "apt install libnvidia-compute-550 nvidia-utils-550 && ldconfig",
+    "libcuda-missing": "apt install libnvidia-compute-580 nvidia-utils-580 && ldconfig",
     "libraries-not-linked": "ldconfig",
     "dkms-next-kernel": (
         "apt install linux-headers-5.15.0-124-generic && dkms autoinstall -k 5.15.0-124-generic"

@@ -34,7 +34,7 @@ def test_the_json_contract(tmp_path):
     assert set(fields.split()) <= set(finding)
     assert finding["evidence"][0] == {
         "source": "/sys/module/nvidia/version",
-        "value": "550.54.14 (loaded module)",
+        "value": "580.159.03 (loaded module)",
         "line": None,
     }
     fix = {"command": "reboot", "needsRoot": True, "disruptive": "reboot", "safe": False, "steps": []}
