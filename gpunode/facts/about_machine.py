@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.facts import kernel_log, packages, pci, processes, system
+from gpunode.facts import kernel_log, module_options, packages, pci, processes, system
 from gpunode.facts.about import About
 from gpunode.facts.topic import topic
 
@@ -36,6 +36,11 @@ class AboutMachine(About):
     def packages(self) -> packages.Packages:
         """Installed packages. Where rpm has to be asked it takes half a second: ask files first."""
         return packages.read_packages(self.host)
+
+    @topic
+    def module_options(self) -> module_options.ModuleOptions:
+        """What modprobe.d and the command line say of modules. `Unreadable` if a file of it is closed."""
+        return module_options.read_module_options(self.host)
 
     @topic
     def gpus(self) -> tuple[pci.PciGpu, ...]:
