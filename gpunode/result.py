@@ -210,7 +210,7 @@ def plain(value: Any) -> Any:
     """Dataclasses, enums, paths and tuples as JSON values; field names become camelCase."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
-        return {_camel(field.name): plain(getattr(value, field.name)) for field in fields}
+        return {camel(field.name): plain(getattr(value, field.name)) for field in fields}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, PurePath):
@@ -222,6 +222,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _camel(name: str) -> str:
+def camel(name: str) -> str:
+    """``memory_used`` as JSON has it: ``memoryUsed``."""
     head, *rest = name.split("_")
     return head + "".join(part.capitalize() for part in rest)

@@ -11,6 +11,7 @@ from gpunode.facts.topic import topic
 from gpunode.host import DeviceNode
 
 if TYPE_CHECKING:
+    from gpunode.gpu.condition import Condition
     from gpunode.gpu.isolated import NvmlProbe
 
 
@@ -63,4 +64,11 @@ class AboutDriver(AboutMachine):
         """What NVML says, asked in a child process. Ask only when module and library are there."""
         from gpunode.gpu.isolated import probe
 
-        return probe(self.host, NVML_SECONDS)
+        return probe(self.host, NVML_SECONDS, condition=True)
+
+    @topic
+    def conditions(self) -> tuple[Condition, ...]:
+        """How each GPU is, as NVML tells; () where NVML isn't there or doesn't answer."""
+        if self.module is None or self.nvml_library is None:
+            return ()
+        return self.nvml.conditions

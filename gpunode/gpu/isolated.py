@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpunode.errors import ConfigError
 from gpunode.gpu.child import module_argv, signal_name
 from gpunode.gpu.model import Inventory, Topology, inventory_from_json, topology_from_json
 from gpunode.host import RECORDING, Completed, Host
+
+if TYPE_CHECKING:
+    from gpunode.gpu.condition import Condition
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,9 @@ class NvmlProbe:
     """What NVML said: the inventory, or why there is none.
 
     `code` is NVML's return code, None if NVML didn't get to say one: then it hung (`timed_out`) or the child
-    crashed, which `message` tells. `seconds` is how long it took. `topology` is there if it was asked for.
+    crashed, which `message` tells. `seconds` is how long it took. `topology` and `conditions` are there if
+    they were asked for. NVML may hang or crash over a condition alone: `untold` says so, and for which GPU;
+    what was told before stays.
     """
 
     inventory: Inventory | None
@@ -26,43 +31,74 @@ class NvmlProbe:
     timed_out: bool = False
     seconds: float = 0.0
     topology: Topology | None = None
+    conditions: tuple[Condition, ...] = ()
+    untold: str = ""
 
 
-def probe(host: Host, timeout: float = 15.0, topology: bool = False, library: str = "") -> NvmlProbe:
+def probe(
+    host: Host,
+    timeout: float = 15.0,
+    topology: bool = False,
+    library: str = "",
+    *,
+    condition: bool = False,
+) -> NvmlProbe:
     """The inventory of this node, within `timeout` seconds; never raises for NVML's failure.
 
     With persistence mode off, eight GPUs may well take ten seconds. With `topology` NVML is also asked how
-    they hang together. `library` is where NVML is loaded from, if not from where the dynamic loader finds it.
-    `ConfigError` for a malformed recording.
+    they hang together, with `condition` how each of them is. `library` is where NVML is loaded from, if not
+    from where the dynamic loader finds it. `ConfigError` for a malformed recording.
     """
     if not host.live:
         return _recorded(host)
     start = host.monotonic()
-    words = (*(("--topology",) if topology else ()), *(("--library", library) if library else ()))
+    words = (
+        *(("--topology",) if topology else ()),
+        *(("--condition",) if condition else ()),
+        *(("--library", library) if library else ()),
+    )
     done = host.run(module_argv("gpunode.gpu.probe", *words), timeout=timeout)
-    return _read(done, timeout, host.monotonic() - start)
+    return _read(done, timeout, host.monotonic() - start, condition)
 
 
-def _read(done: Completed, timeout: float, seconds: float) -> NvmlProbe:
+def _read(done: Completed, timeout: float, seconds: float, condition: bool) -> NvmlProbe:
+    problem = ""
     if done.timed_out:
-        message = f"NVML did not answer within {timeout:g} s"
-        return NvmlProbe(None, None, message, timed_out=True, seconds=seconds)
-    if done.code < 0:
-        message = f"NVML crashed the process that asked it ({signal_name(done.code)})"
-        return NvmlProbe(None, None, message, seconds=seconds)
+        problem = f"NVML did not answer within {timeout:g} s"
+    elif done.code < 0:
+        problem = f"NVML crashed the process that asked it ({signal_name(done.code)})"
+    first, _, rest = done.stdout.partition("\n")
+    if problem and not (condition and done.stdout.count("\n")):
+        return NvmlProbe(None, None, problem, done.timed_out, seconds)
     try:
-        return _answer(json.loads(done.stdout), seconds)
+        answer = json.loads(first)
+        if condition:
+            answer["conditions"] = dict(json.loads(line) for line in rest.split("\n")[:-1])
+        return _answer(answer, seconds, problem)
     except (ValueError, KeyError, TypeError, AttributeError):
         last = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
         return NvmlProbe(None, None, f"the NVML probe gave no usable answer: {last}", seconds=seconds)
 
 
-def _answer(answer: dict[str, Any], seconds: float = 0.0) -> NvmlProbe:
+def _answer(answer: dict[str, Any], seconds: float = 0.0, problem: str = "") -> NvmlProbe:
     error = answer.get("error")
     if error is not None:
         return NvmlProbe(None, int(error["code"]), str(error.get("message", "")), seconds=seconds)
+    inventory = inventory_from_json(answer["inventory"])
     links = topology_from_json(answer["topology"]) if "topology" in answer else None
-    return NvmlProbe(inventory_from_json(answer["inventory"]), seconds=seconds, topology=links)
+    conditions, untold = _conditions(answer, inventory, problem) if "conditions" in answer else ((), "")
+    return NvmlProbe(inventory, seconds=seconds, topology=links, conditions=conditions, untold=untold)
+
+
+def _conditions(
+    answer: dict[str, Any], inventory: Inventory, problem: str
+) -> tuple[tuple[Condition, ...], str]:
+    """What was told, and the first GPU of which NVML didn't tell any more."""
+    from gpunode.gpu.condition import conditions_from_json
+
+    told = conditions_from_json(answer["conditions"], inventory)
+    left = sorted({gpu.index for gpu in inventory.gpus} - {one.index for one in told})
+    return told, f"{problem}: the condition of GPU {left[0]}" if problem and left else ""
 
 
 def _recorded(host: Host) -> NvmlProbe:
