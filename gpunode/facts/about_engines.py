@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import about, toolkit
 from gpunode.facts.about import or_raise
-from gpunode.facts.about_kubernetes import AboutKubernetes
+from gpunode.facts.about_runtimes import AboutRuntimes
 from gpunode.facts.containerd import DEFAULT_SOCKET, ContainerdConfig, find_containerd, load_config
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import distribution_at
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpunode.facts.cdi import CdiSpec
 
 
-class AboutEngines(AboutKubernetes):
+class AboutEngines(AboutRuntimes):
     """See `Node`."""
 
     @topic

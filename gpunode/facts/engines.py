@@ -53,5 +53,31 @@ def containerd_role(node: Node) -> Role:
     )
 
 
+def crio_role(node: Node) -> Role:
+    """CRI-O counts if the kubelet talks to it, or if it is the only engine here."""
+    if node.crio is None:
+        return Role(False, "CRI-O isn't installed on this node")
+    kubelet = node.kubelet
+    if kubelet is None or not kubelet.joined:
+        if node.docker is None and node.containerd is None:
+            return Role(True, "CRI-O is the only container engine of this node")
+        return Role(False, "no kubelet uses CRI-O here")
+    if kubelet.engine == "crio":
+        return Role(True, f"the kubelet uses CRI-O ({kubelet.endpoint})")
+    return Role(False, f"the kubelet uses {kubelet.engine} ({kubelet.endpoint}), not CRI-O")
+
+
+def podman_role(node: Node) -> Role:
+    """Podman comes with some distributions: it counts where there is nothing else to run containers with."""
+    kubelet = node.kubelet
+    if kubelet is not None and kubelet.joined:
+        return Role(False, f"the kubelet uses {kubelet.engine} ({kubelet.endpoint}), not podman")
+    if node.docker is not None or node.containerd is not None or node.crio is not None:
+        return Role(False, "podman isn't the container engine of this node: there is a daemon")
+    if node.podman is None:
+        return Role(False, "podman isn't installed on this node")
+    return Role(True, "podman is the only container engine of this node")
+
+
 def _same_socket(one: str, other: str) -> bool:
     return one.replace("/var/run/", "/run/") == other.replace("/var/run/", "/run/")

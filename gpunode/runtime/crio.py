@@ -16,12 +16,12 @@ from typing import Any
 from gpunode.errors import ConfigError, DaemonError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.containerd import dig
 from gpunode.facts.crio import CrioConfig, CrioFile, compiled_default, drop_in_directory, load_crio, load_file
+from gpunode.facts.crio_programs import is_nvidias
 from gpunode.facts.daemons import Daemon, same_file
 from gpunode.facts.processes import option_value, option_values
 from gpunode.host import Host
 from gpunode.runtime import crio_check, crio_plan
 from gpunode.runtime.cdi_ready import hook_removals, injects_twice, reads_none
-from gpunode.runtime.crio_handlers import is_nvidias
 from gpunode.runtime.crio_plan import DROP_IN_NAME, Draft, State
 from gpunode.runtime.crio_toolkit import toolkit_edit
 from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode

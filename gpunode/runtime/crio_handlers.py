@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Collection
 from typing import Any
 
 from gpunode.facts.crio import CrioConfig, CrioFile, compiled_default
-from gpunode.facts.writers import is_nvidia_program
+from gpunode.facts.crio_programs import NVIDIA_NAMES, is_low_level, is_nvidias
 from gpunode.runtime.engine import Handler
 from gpunode.runtime.trees import Tree, same
 
-NAMES = ("nvidia", "nvidia-cdi", "nvidia-legacy")
-_LOW_LEVEL = re.compile(r"crun|runc|youki")
 # what says where or what a handler's program is, and so never goes from one handler to another.
 # inherit_default_runtime (1.31 and up) copies the default's runtime_path over the handler's own: no use here
 _OWN = (
@@ -35,15 +32,9 @@ def base_handler(config: CrioConfig, version: tuple[int, ...], new: Collection[s
     compiled = compiled_default(version)
     for name in (config.named_default, compiled, "crun", "runc", *sorted(config.handlers)):
         table = config.handlers.get(name)
-        if table is not None and name not in (*new, *NAMES) and is_low_level(name, table):
+        if table is not None and name not in (*new, *NVIDIA_NAMES) and is_low_level(name, table):
             return dict(table)
     return {}
-
-
-def is_low_level(name: str, table: Tree) -> bool:
-    """Whether a handler starts ordinary containers through crun or runc."""
-    program = str(table.get("runtime_path") or name).rpartition("/")[2]
-    return table.get("runtime_type", "") in ("", "oci") and _LOW_LEVEL.fullmatch(program) is not None
 
 
 def handler_table(base: Tree, existing: Tree, handler: Handler, missing: Collection[str]) -> Tree:
@@ -68,12 +59,6 @@ def _type(table: Tree) -> Tree:
     return {"runtime_type": table.get("runtime_type") or "oci"}
 
 
-def is_nvidias(name: str, table: Any) -> bool:
-    """Whether a handler is NVIDIA's, by its name or its program."""
-    program = table.get("runtime_path") if isinstance(table, dict) else None
-    return name in NAMES or (isinstance(program, str) and is_nvidia_program(program))
-
-
 def only_nvidias(file: CrioFile) -> bool:
     """Whether a file holds nothing but NVIDIA's handlers, and perhaps one of them as the default."""
     runtime = dict(file.runtime)
@@ -81,5 +66,5 @@ def only_nvidias(file: CrioFile) -> bool:
     runtime.pop("runtimes", None)
     alone = set(file.tree) <= {"crio"} and set(file.tree.get("crio", {})) <= {"runtime"} and not runtime
     handlers = file.handlers
-    named = default is None or default in handlers or default in NAMES
+    named = default is None or default in handlers or default in NVIDIA_NAMES
     return bool(handlers or default) and alone and named and all(is_nvidias(*one) for one in handlers.items())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gpunode.errors import PreconditionError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker_rootless import account, environment, places
+from gpunode.facts.docker_rootless_gpus import CONFIG_VARIABLE, hook_injects
 from gpunode.facts.processes import owner, running
 from gpunode.facts.toolkit_config import DEFAULT_PATH
 from gpunode.facts.units import read_unit
@@ -21,9 +22,6 @@ from gpunode.runtime.engine import FileEdit, Unwanted, Wanted, decode
 
 DROP_IN = "gpunode.conf"
 _SETTING: dict[tuple[str, ...], bool] = {("nvidia-container-cli", "no-cgroups"): True}
-_OVERRIDE = "NVIDIA_CTK_CONFIG_FILE_PATH"
-_JIT_CDI = (1, 18)  # the toolkit's mode auto means legacy before it, jit-cdi from it on
-_GPUS_BY_CDI = (29, 2)  # `docker run --gpus` uses the toolkit's hook, whatever the mode, before it
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,17 @@ NONE = UserFiles()
 
 def wanted_files(host: Host, daemon: Daemon, wanted: Wanted) -> UserFiles:
     """The user's toolkit configuration with ``no-cgroups``, and how dockerd comes to hand it down."""
-    if not daemon.user or not wanted.handlers or not _needs_it(host, daemon, wanted):
+    if (
+        not daemon.user
+        or not wanted.handlers
+        or not hook_injects(host, daemon, tuple(handler.path for handler in wanted.handlers))
+    ):
         return NONE
     from gpunode.runtime.toolkit_file import with_settings
 
     place = places(host, daemon.process)
     inherited = environment(host, daemon.process) if daemon.process else {}
-    path = inherited.get(_OVERRIDE) or place.toolkit_config
+    path = inherited.get(CONFIG_VARIABLE) or place.toolkit_config
     before = host.read_bytes(path)
     text = decode(before if before is not None else host.read_bytes(DEFAULT_PATH), path)
     after = with_settings(text, path, _SETTING).encode()
@@ -57,7 +59,7 @@ def wanted_files(host: Host, daemon: Daemon, wanted: Wanted) -> UserFiles:
             f"{path} is what {daemon.user}'s containers get their GPUs by;"
             f" later changes of {DEFAULT_PATH} don't reach them"
         )
-    if inherited.get("XDG_CONFIG_HOME") or inherited.get(_OVERRIDE):
+    if inherited.get("XDG_CONFIG_HOME") or inherited.get(CONFIG_VARIABLE):
         return UserFiles(tuple(edits), "", tuple(notes))
     if daemon.unit is None:
         notes.append(
@@ -99,34 +101,6 @@ def _drop_in(host: Host, daemon: Daemon, config_home: str) -> FileEdit:
         f'[Service]\nEnvironment="XDG_CONFIG_HOME={value}"\n'
     )
     return FileEdit(path, host.read_bytes(path), text.encode(), beside=True)
-
-
-def _needs_it(host: Host, daemon: Daemon, wanted: Wanted) -> bool:
-    """Whether a container may get its GPUs by the hook: in mode legacy, or by ``--gpus``."""
-    if any(handler.path.endswith(".legacy") for handler in wanted.handlers):
-        return True
-    mode = _mode(host, daemon)
-    if mode != "auto":
-        return mode == "legacy"  # in cdi, jit-cdi and csv the hook refuses, so --gpus doesn't use it either
-    from gpunode.facts.toolkit import find_toolkit
-
-    toolkit = find_toolkit(host)
-    hook = "nvidia-container-runtime-hook" in toolkit.programs
-    return toolkit.version < _JIT_CDI or (hook and daemon.version < _GPUS_BY_CDI)
-
-
-def _mode(host: Host, daemon: Daemon) -> str:
-    import tomllib
-
-    from gpunode.facts.containerd import dig
-
-    path = places(host, daemon.process).toolkit_config
-    text = host.read_text(path) or host.read_text(DEFAULT_PATH) or ""
-    try:
-        mode = dig(tomllib.loads(text), "nvidia-container-runtime", "mode")
-    except tomllib.TOMLDecodeError:
-        return "auto"  # whoever edits the file says what is wrong with it
-    return mode if isinstance(mode, str) and mode else "auto"
 
 
 def refuse_another_users(host: Host, daemon: Daemon | None, config: str) -> None:

@@ -1,0 +1,53 @@
+"""Docker Desktop for Linux, whose containers live in a virtual machine, and whose `docker` command means it.
+
+It runs ``com.docker.backend`` as the user; the command line follows `currentContext` of the user's
+~/.docker/config.json, which Desktop sets to ``desktop-linux``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.errors import GpunodeError
+from gpunode.facts.docker_rootless import account
+from gpunode.facts.processes import Process, owner
+from gpunode.host import Host
+
+CONTEXT = "desktop-linux"
+_PROGRAM = "com.docker.backend"
+
+
+@dataclass(frozen=True)
+class Desktop:
+    """One user's running Docker Desktop. `context` is what their docker command talks to, None if it can't be
+    told; `config` is the file that says so."""
+
+    user: str
+    pid: int
+    config: str
+    context: str | None
+
+
+def running_desktops(host: Host, processes: Iterable[Process]) -> tuple[Desktop, ...]:
+    """One for each user; only homes of users whose Desktop runs are looked into."""
+    found: dict[str, Desktop] = {}
+    for process in processes:
+        if process.name == _PROGRAM:
+            who = account(host, owner(host, process))
+            config = f"{who.home.rstrip('/')}/.docker/config.json"
+            found.setdefault(who.name, Desktop(who.name, process.pid, config, _context(host, config)))
+    return tuple(found.values())
+
+
+def _context(host: Host, path: str) -> str | None:
+    import json
+
+    try:
+        text = host.read_text(path)
+        tree: Any = json.loads(text) if text is not None else {}
+    except (GpunodeError, ValueError, RecursionError):
+        return None
+    name = tree.get("currentContext", "default") if isinstance(tree, dict) else None
+    return name if isinstance(name, str) else None
