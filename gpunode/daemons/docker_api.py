@@ -78,6 +78,17 @@ class DockerApi:
             raise
         return True
 
+    def image_config(self, reference: str) -> dict[str, Any] | None:
+        """The image's own settings (Env, Labels, Cmd, ...), None if the daemon doesn't hold it."""
+        try:
+            told = self._object("GET", f"/images/{_quoted(reference)}/json")
+        except DaemonError as error:
+            if error.code == "not-found":
+                return None
+            raise
+        config = told.get("Config")
+        return config if isinstance(config, dict) else {}
+
     def image_names(self, repository: str) -> tuple[str, ...]:
         """Every tag of one repository, sorted."""
         images = self._listing("/images/json", {"reference": [repository]})

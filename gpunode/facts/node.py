@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpunode.facts.about import Questions
-from gpunode.facts.about_engines import AboutEngines
+from gpunode.facts.about_images import AboutImages
 from gpunode.facts.about_services import AboutServices
 
 __all__ = ["Node", "Questions"]
 
 
 @dataclass(frozen=True)
-class Node(AboutEngines, AboutServices):
+class Node(AboutImages, AboutServices):
     """A lazily read snapshot of `host`."""

@@ -1,0 +1,115 @@
+"""NVIDIA_REQUIRE_*: what NVIDIA's images say, and properties that any reader of the language must have."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.facts.image_requirements import Condition, numbers, parse, satisfied
+
+IMAGE = (  # nvidia/cuda:12.6.3-base, shortened
+    "cuda>=12.6 brand=unknown,driver>=470,driver<471 brand=nvidia,driver>=470,driver<471 "
+    "brand=tesla,driver>=535,driver<536 brand=nvidia,driver>=535,driver<536"
+)
+
+
+def judged(text, **facts):
+    return satisfied(
+        parse(text), {name: (value,) if isinstance(value, str) else value for name, value in facts.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "answer"),
+    [
+        ({"cuda": "12.6"}, True),
+        ({"cuda": "13.0", "driver": "580.65.06"}, True),
+        ({"cuda": "12.4", "driver": "550.54.14", "brand": "nvidia"}, False),
+        ({"cuda": "12.4", "driver": "550.54.14"}, False),  # no brand would help
+        ({"cuda": "12.2", "driver": "535.54.03", "brand": "nvidia"}, True),
+        ({"cuda": "12.2", "driver": "535.54.03", "brand": "geforce"}, False),
+        ({"cuda": "12.2", "driver": "535.54.03", "brand": ("geforce", "geforcertx")}, False),
+        ({"cuda": "12.2", "driver": "535.54.03"}, None),
+        ({"cuda": "12.2", "driver": "535.54.03", "brand": ("geforce", "nvidia")}, None),
+        ({}, None),
+    ],
+)
+def test_an_image_of_nvidia(facts, answer):
+    assert judged(IMAGE, **facts) is answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("", True),
+        ("   ", True),
+        (",", True),
+        ("driver=550.54.14", True),
+        ("driver=550.54.14.0", True),
+        ("driver!=550.54", True),
+        ("driver>550.54", True),
+        ("driver<551", True),
+        ("driver<=550.54", False),
+        ("driver>=550.54.15", False),
+        ("DRIVER>=550", True),
+        ("arch>=9.0,cuda>=12", True),
+        ("arch=9", True),
+        ("brand!=GeForce", True),
+        ("brand=Tesla", True),
+    ],
+)
+def test_conditions(text, answer):
+    assert judged(text, driver="550.54.14", cuda="12.4", arch="9.0", brand="tesla") is answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["cuda", "cuda>=", ">=12", "cuda=>12", "cuda==12", "cuda>=12.x", "brand>tesla", "colour=red", "cuda>=.",
+     "cuda>=" + "9" * 5000, "cuda>=12 " * 5000, "cuda>=٣", "cuda>=1=2"],
+)  # fmt: skip
+def test_what_the_runtime_refuses_is_refused(text):
+    with pytest.raises(ValueError, match=r"no condition|no version|no order|longer"):
+        parse(text)
+
+
+VERSION = st.lists(st.integers(0, 999), min_size=1, max_size=4).map(lambda parts: ".".join(map(str, parts)))
+COMPARED = st.builds(
+    Condition,
+    st.sampled_from(["cuda", "driver", "arch"]),
+    st.sampled_from(["=", "!=", "<", "<=", ">", ">="]),
+    VERSION,
+)
+BRANDED = st.builds(Condition, st.just("brand"), st.sampled_from(["=", "!="]), st.sampled_from(["a", "b"]))
+GROUPS = st.lists(st.lists(COMPARED | BRANDED, min_size=1, max_size=3).map(tuple), max_size=4).map(tuple)
+FACTS = st.fixed_dictionaries(
+    {"cuda": VERSION, "driver": VERSION, "arch": VERSION, "brand": st.sampled_from(["a", "b"])}
+)
+
+
+@given(GROUPS)
+def test_what_is_written_is_read_back(groups):
+    assert parse(" ".join(",".join(map(str, group)) for group in groups)) == groups
+
+
+@given(COMPARED, VERSION)
+def test_a_condition_and_its_opposite_exclude_each_other(condition, version):
+    opposite = {"=": "!=", "!=": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}[condition.operator]
+    facts = {condition.name: (version,)}
+    other = Condition(condition.name, opposite, condition.value)
+    assert satisfied(((condition,),), facts) is not satisfied(((other,),), facts)
+
+
+@given(GROUPS, FACTS, st.sets(st.sampled_from(["cuda", "driver", "arch", "brand"])))
+def test_not_knowing_a_property_never_turns_the_answer_around(groups, facts, unknown):
+    told = {name: (value,) for name, value in facts.items()}
+    full = satisfied(groups, told)
+    assert full is not None
+    assert satisfied(groups, {name: told[name] for name in told if name not in unknown}) in (full, None)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_read_or_refused(text):
+    try:
+        parse(text)
+        numbers(text)
+    except ValueError:
+        pass
