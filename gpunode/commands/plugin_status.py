@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TypeVar
 
+from gpunode.daemons.pod_resources import Holding, allocatable, list_pods
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
+from gpunode.facts.device_checkpoint import NAME, Checkpoint, read_checkpoint
 from gpunode.gpu.isolated import probe
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host
 from gpunode.plugin.model import LeftOut
-from gpunode.plugin.observe.checkpoint import NAME, Checkpoint, read_checkpoint
 from gpunode.plugin.observe.own_status import OwnStatus, read_own_status
-from gpunode.plugin.observe.pod_resources import Holding, allocatable, list_pods, pod_resources_socket
 from gpunode.plugin.observe.report import (
     Known,
     ResourceStatus,
@@ -27,7 +27,7 @@ from gpunode.plugin.observe.report import (
     make_report,
     told_time,
 )
-from gpunode.plugin.observe.sockets import PluginSocket, plugin_sockets
+from gpunode.plugin.observe.sockets import PluginSocket, plugin_sockets, pod_resources_socket
 from gpunode.plugin.observe.status_file import status_path
 from gpunode.plugin.settings import KUBELET_SOCKET, Settings
 from gpunode.result import Progress, Result

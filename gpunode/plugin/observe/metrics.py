@@ -19,12 +19,13 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from gpunode.daemons.pod_resources import Holding, list_pods
 from gpunode.errors import GpunodeError
 from gpunode.plugin.logfmt import OnChange
 from gpunode.plugin.observe.counters import BOUNDS, Counters
 from gpunode.plugin.observe.families import FAMILIES
-from gpunode.plugin.observe.pod_resources import Holding, list_pods, pod_resources_socket
 from gpunode.plugin.observe.samples import Sample, of_containers, of_counts, of_gpus, of_service
+from gpunode.plugin.observe.sockets import pod_resources_socket
 
 if TYPE_CHECKING:
     from gpunode.plugin.serve import PluginService

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from gpunode.daemons.pod_resources import Holding
 from gpunode.gpu.model import Inventory
 from gpunode.plugin.model import SHARE_MARK, LeftOut, Problem
 from gpunode.plugin.observe.own_status import OwnResource, OwnStatus, OwnUnit
-from gpunode.plugin.observe.pod_resources import Holding
 
 _GPU_IDS = ("GPU-", "MIG-")
 _GKE_SHARE = "/vgpu"  # how GKE's plugin marks a share: nvidia0/vgpu1

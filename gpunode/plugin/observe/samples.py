@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpunode import __version__
+from gpunode.daemons.pod_resources import Holding
 from gpunode.gpu.model import Gpu, Reading
 from gpunode.plugin.model import Device, Problem
 from gpunode.plugin.observe.counters import Counts
-from gpunode.plugin.observe.pod_resources import Holding
 
 if TYPE_CHECKING:
     from gpunode.plugin.serve import PluginService

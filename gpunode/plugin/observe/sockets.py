@@ -8,10 +8,11 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from gpunode.errors import Unreadable
 from gpunode.host import Host
-from gpunode.plugin.settings import Settings
+from gpunode.plugin.settings import KUBELET_SOCKET, Settings
 
 _KUBELET = "kubelet.sock"
 
@@ -28,6 +29,13 @@ class PluginSocket:
     pid: int
     program: str
     resource: str
+
+
+def pod_resources_socket(kubelet_socket: str, given: str) -> str:
+    """Where to ask: as given, or for a kubelet in another place than usual beside its other sockets."""
+    if given != Settings.pod_resources_socket or kubelet_socket in ("", KUBELET_SOCKET):
+        return given
+    return str(PurePosixPath(kubelet_socket).parent.parent / "pod-resources/kubelet.sock")
 
 
 def plugin_sockets(host: Host, directory: str, resources: Iterable[str]) -> tuple[PluginSocket, ...]:

@@ -17,7 +17,7 @@ from gpunode import __version__
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.model import Resource
-from gpunode.plugin.observe.pod_resources import pod_resources_socket
+from gpunode.plugin.observe.sockets import pod_resources_socket
 from gpunode.plugin.settings import Settings
 from gpunode.result import plain
 

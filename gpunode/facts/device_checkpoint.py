@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpunode.daemons.pod_resources import Holding
 from gpunode.errors import ConfigError
 from gpunode.host import Host
-from gpunode.plugin.observe.pod_resources import Holding
 
 NAME = "kubelet_internal_checkpoint"
 _LOGS = "/var/log/pods"

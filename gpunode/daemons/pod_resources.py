@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 from gpunode.daemons.grpc_unary import fields, unary_call
 from gpunode.errors import DaemonError
 from gpunode.host import Host
-from gpunode.plugin.settings import KUBELET_SOCKET, Settings
 
 _SERVICE = "/v1.PodResourcesLister"
 _RUN_AS_ROOT = "run as root, for example with sudo"
@@ -37,18 +35,13 @@ class Holding:
     pod_uid: str = ""
 
 
-def pod_resources_socket(kubelet_socket: str, given: str) -> str:
-    """Where to ask: as given, or for a kubelet in another place than usual beside its other sockets."""
-    if given != Settings.pod_resources_socket or kubelet_socket in ("", KUBELET_SOCKET):
-        return given
-    return str(PurePosixPath(kubelet_socket).parent.parent / "pod-resources/kubelet.sock")
-
-
 def list_pods(host: Host, socket: str, timeout: float = 2.0) -> tuple[Holding, ...]:
     """What the containers of this node hold, in the kubelet's order; takes at most about twice `timeout`.
 
     `DaemonError` says why it can't be told: no socket, no permission, nobody there, no answer in time.
     """
+    if not host.live:
+        return tuple(map(_recorded_holding, _recalled(host, socket, "pods")))
     answer = _ask(host, socket, "List", timeout)
     try:
         return tuple(_holdings(answer))
@@ -62,6 +55,11 @@ def allocatable(host: Host, socket: str, timeout: float = 2.0) -> dict[str, tupl
     `DaemonError` as for `list_pods`; its code is ``unsupported`` for a kubelet older than 1.23 (or with the
     feature gate KubeletPodResourcesGetAllocatable off).
     """
+    if not host.live:
+        table = dict(_recalled(host, socket, "allocatable"))
+        return {
+            str(name): tuple(map(str, ids)) if isinstance(ids, list) else () for name, ids in table.items()
+        }
     answer = _ask(host, socket, "GetAllocatableResources", timeout)
     try:
         return _devices(value for number, value in fields(answer) if number == 1)
@@ -69,9 +67,29 @@ def allocatable(host: Host, socket: str, timeout: float = 2.0) -> dict[str, tupl
         raise _nonsense(socket, error) from error
 
 
-def _ask(host: Host, socket: str, method: str, timeout: float) -> bytes:
-    if not host.live:
+def _recalled(host: Host, socket: str, what: str) -> Any:
+    """What a recorded machine says that the kubelet answers (docs/recorded-machines.md)."""
+    seen = host.recorded("daemons", socket)
+    answer = seen.get(what) if isinstance(seen, dict) else None
+    if not isinstance(answer, list if what == "pods" else dict):
         raise DaemonError(f"no socket is contacted under --root {host.root}", code="not-live")
+    return answer
+
+
+def _recorded_holding(entry: Any) -> Holding:
+    """An object with the fields of `Holding`; what has another type counts as absent."""
+    known = entry if isinstance(entry, dict) else {}
+    namespace, pod, container, resource = (
+        str(known.get(key, "")) for key in ("namespace", "pod", "container", "resource")
+    )
+    return Holding(namespace, pod, container, resource, _recorded_ids(known.get("ids")))
+
+
+def _recorded_ids(ids: Any) -> tuple[str, ...]:
+    return tuple(map(str, ids)) if isinstance(ids, list) else ()
+
+
+def _ask(host: Host, socket: str, method: str, timeout: float) -> bytes:
     state = host.socket_state(socket)
     if state != "listening":
         reasons = {
@@ -92,9 +110,9 @@ def _ask_again(host: Host, socket: str, method: str, timeout: float) -> bytes:
     """With gRPC's library, which knows why not."""
     import grpc
 
-    from gpunode.plugin.kubelet.rpc import channel
-
-    with channel(host.path(socket)) as opened:
+    # no connection, and no memory of failed ones, is shared with another channel
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"unix:{host.path(socket)}", options=options) as opened:
         ask: Any = opened.unary_unary(f"{_SERVICE}/{method}")  # bytes in, bytes out
         try:
             return bytes(ask(b"", timeout=timeout))
