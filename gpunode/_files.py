@@ -36,6 +36,17 @@ def read_regular(path: Path) -> bytes:
         return stream.read()
 
 
+def read_end(path: Path, limit: int) -> bytes:
+    """The last `limit` bytes of a regular file; errors as for `read_regular`, without its limit of size."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        stream.seek(max(0, found.st_size - limit))
+        return stream.read(limit)
+
+
 def refuse_dangling(target: Path, path: str) -> None:
     """`ConfigError` if it is a symlink to nothing: it can't be written through."""
     if target.is_symlink() and not target.exists():

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gpunode._files import explain_os_error, holds, read_regular, resolve_in_root
+from gpunode._files import explain_os_error, holds, read_end, read_regular, resolve_in_root
 from gpunode._recording import KERNEL_LOG, RECORDING, parse_recording
 from gpunode.errors import Unreadable
 
@@ -26,6 +26,22 @@ class DeviceNode:
     major: int
     minor: int
     mode: int
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """Sizes in bytes, `left` for ordinary users; `inodes` is 0 for a file system that has no fixed number."""
+
+    size: int
+    left: int
+    inodes: int
+    inodes_left: int
+
+
+def _recorded_file_system(seen: Any) -> FileSystem | None:
+    if not isinstance(seen, dict):
+        return None
+    return FileSystem(*(int(seen.get(key, 0)) for key in ("size", "left", "inodes", "inodesLeft")))
 
 
 @dataclass(frozen=True)
@@ -84,6 +100,15 @@ class ReadingHost:
         """Like `read_bytes`, decoded; bytes that are no UTF-8 are kept as surrogates."""
         data = self.read_bytes(path)
         return None if data is None else data.decode("utf-8", "surrogateescape")
+
+    def read_tail(self, path: str, limit: int) -> str:
+        """The last `limit` bytes of a file that may be large, decoded like `read_text`; empty if it is gone."""
+        try:
+            return read_end(self.path(path), limit).decode("utf-8", "surrogateescape")
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return ""
+        except OSError as error:
+            raise explain_os_error(error, path, "read") from error
 
     def exists(self, path: str) -> bool:
         return holds(Path.exists, self.path, path)
@@ -160,6 +185,19 @@ class ReadingHost:
         if found is None or not stat.S_ISCHR(found.st_mode):
             return None
         return DeviceNode(path, os.major(found.st_rdev), os.minor(found.st_rdev), stat.S_IMODE(found.st_mode))
+
+    def file_system(self, path: str) -> FileSystem | None:
+        """What is left where `path` lies (statvfs(3)); None if nothing is there. Waits for a stuck one."""
+        if not self.live:
+            return _recorded_file_system(self.recorded("filesystems", path))
+        try:
+            found = os.statvfs(path)
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None
+        except OSError as error:
+            raise explain_os_error(error, path, "look at") from error
+        size, left = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+        return FileSystem(size, left, found.f_files, found.f_favail)
 
     def devices(self, directory: str) -> tuple[DeviceNode, ...]:
         """Character devices directly in a directory, by name."""

@@ -9,7 +9,7 @@ from gpunode.errors import ConfigError
 
 RECORDING = ".gpunode/recording.json"
 KERNEL_LOG = ".gpunode/kernel.log"
-SECTIONS = ("commands", "devices", "sockets", "daemons", "nvml")
+SECTIONS = ("commands", "devices", "sockets", "daemons", "nvml", "filesystems")
 _OCTAL = re.compile(r"[0-7]{1,4}")
 
 
@@ -42,6 +42,9 @@ def _problem(section: str, value: Any) -> str:
         return ""
     if not isinstance(value, dict):
         return "not a JSON object"
+    if section == "filesystems":
+        whole = all(type(number) is int and number >= 0 for number in value.values())
+        return "" if whole else "size, left, inodes and inodesLeft are whole numbers"
     if section == "commands":
         texts = all(isinstance(value.get(name, ""), str) for name in ("stdout", "stderr"))
         return (

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from gpunode._files import explain_os_error
 from gpunode._process import COMMAND_NOT_FOUND, Completed, run_process
-from gpunode._reading import DeviceNode, ReadingHost
+from gpunode._reading import DeviceNode, FileSystem, ReadingHost
 from gpunode._recording import RECORDING
 from gpunode.errors import DaemonError, PreconditionError
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from gpunode._waiting import Waiter
 
-__all__ = ["COMMAND_NOT_FOUND", "RECORDING", "Completed", "DeviceNode", "Host"]
+__all__ = ["COMMAND_NOT_FOUND", "RECORDING", "Completed", "DeviceNode", "FileSystem", "Host"]
 
 
 @dataclass(frozen=True)
