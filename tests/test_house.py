@@ -21,7 +21,7 @@ ROOM_MAY_IMPORT = {
     "daemons": {"errors", "host", "result"},
     "tables": set(),
     "facts": {"daemons", "gpu", "tables", "errors", "host", "result"},
-    "cdi": {"facts", "daemons", "gpu", "errors", "host", "result"},
+    "cdi": {"facts", "daemons", "gpu", "tables", "errors", "host", "result"},
     "checks": {"cdi", "facts", "gpu", "tables", "errors", "host", "result"},
     "runtime": {"cdi", "facts", "daemons", "gpu", "journal", "errors", "host", "result"},
     "plugin": {"cdi", "facts", "daemons", "gpu", "tables", "errors", "host", "result"},  # daemons: gRPC

@@ -48,3 +48,17 @@ def table(name: str) -> Table:
 def all_tables() -> tuple[Table, ...]:
     """Every table there is, by name."""
     return tuple(table(path.stem) for path in sorted(_HERE.glob("*.json")))
+
+
+def numbers(version: str) -> tuple[int, int, int]:
+    """``1.17.8`` as a table has it, to compare; what a release doesn't name is 0."""
+    first, second, third = (*map(int, version.split(".")), 0, 0)[:3]
+    return first, second, third
+
+
+@cache
+def gate(component: str, name: str) -> tuple[int, int, int]:
+    """The release from which on a program has something, by version_gates.json."""
+    rows = table("version_gates").rows
+    found = next(row for row in rows if row["component"] == component and row["gate"] == name)
+    return numbers(found["since"])
