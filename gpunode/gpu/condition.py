@@ -19,6 +19,9 @@ COMPUTE_MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process
 VIRTUALIZATION = ("none", "passthrough", "vgpu", "host-vgpu", "host-vsga")
 """NVML_GPU_VIRTUALIZATION_MODE_* from 0 on; vgpu is a virtual GPU as its guest sees it."""
 
+ADDRESSING = ("none", "hmm", "ats")
+"""NVML_DEVICE_ADDRESSING_MODE_* from 0 on: how GPU and host share memory addresses."""
+
 SLOWDOWNS = {0x8: "hw-slowdown", 0x20: "sw-thermal", 0x40: "hw-thermal", 0x80: "hw-power-brake"}
 """Bits of nvmlClocksEventReasons that say that something holds a GPU back. Idle clocks, chosen clocks, the
 power cap and the like are no such reason."""
@@ -65,7 +68,7 @@ class Condition:
     degrees Celsius, power in milliwatts, memory in bytes. `remapped` and `retired` count memory rows and
     pages that were taken out of use for uncorrectable errors, `retired_pages` those of either cause.
     `ecc_mode`, `mig_mode`: on or off now, with `_next` after the next reset. `slowdowns` are `SLOWDOWNS` that
-    held in two samples. `nvlinks` are the states of links 0, 1, ... `addressing` is none, hmm or ats.
+    held in two samples. `nvlinks` are the states of links 0, 1, ... `addressing` is one of `ADDRESSING`.
     `cc_enabled` and `cc_ready` are the whole node's: confidential computing, and whether its GPUs take work.
     """
 
@@ -129,7 +132,7 @@ def conditions_from_json(data: Any, inventory: Inventory) -> tuple[Condition, ..
 def _condition(item: Mapping[str, Any], gpu: Gpu) -> Condition:
     told = {**_told(Condition, item), "index": gpu.index, "uuid": gpu.uuid, "pci": gpu.pci}
     processes = item.get("processes")
-    if isinstance(processes, list):
+    if isinstance(processes, list) and all(isinstance(one, dict) for one in processes):
         told["processes"] = tuple(GpuProcess(**{"pid": 0} | _told(GpuProcess, one)) for one in processes)
     return Condition(
         **told,

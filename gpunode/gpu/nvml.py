@@ -53,6 +53,18 @@ class MigAttributes:
     memory_mib: int
 
 
+@dataclass(frozen=True)
+class FabricInfo:
+    """nvmlGpuFabricInfo: NVML_GPU_FABRIC_STATE_*, the training's return code, the cluster's UUID in
+    hexadecimal, the clique, and NVML_GPU_FABRIC_HEALTH_MASK_* where the driver tells."""
+
+    state: int
+    status: int
+    cluster: str
+    clique: int
+    health: int | None
+
+
 def sysfs_address(bus_id: bytes | str) -> str:
     """NVML's ``00000000:3B:00.0`` as sysfs spells it, ``0000:3b:00.0``."""
     text = (bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else bus_id).lower()
@@ -180,18 +192,36 @@ class Nvml:
 
     def fabric(self, device: Handle) -> tuple[int, str]:
         """NVML_GPU_FABRIC_STATE_* of the NVLink fabric, and what is wrong with it ("" for nothing)."""
-        info = self._library.c_nvmlGpuFabricInfo_v2_t()
+        info = self.fabric_info(device)
+        if info.state == _FABRIC_COMPLETED and info.status:
+            return info.state, str(NvmlError(info.status))
+        # NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY; 1 is true
+        unhealthy = (info.health or 0) >> 4 & 3 == 1
+        return info.state, "a route through the NVLink fabric is unhealthy" if unhealthy else ""
+
+    def fabric_info(self, device: Handle) -> FabricInfo:
+        """How the GPU stands in the NVLink fabric."""
+        info, health = self._library.c_nvmlGpuFabricInfo_v2_t(), True
         try:
             self.call("nvmlDeviceGetGpuFabricInfoV", device.raw, ctypes.byref(info))
-            route = info.healthMask >> 4 & 3  # NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY; 1 is true
         except NvmlError as error:
             if error.code != FUNCTION_NOT_FOUND:
                 raise
-            info, route = self._library.c_nvmlGpuFabricInfo_t(), 0
+            info, health = self._library.c_nvmlGpuFabricInfo_t(), False
             self.call("nvmlDeviceGetGpuFabricInfo", device.raw, ctypes.byref(info))
-        if info.state == _FABRIC_COMPLETED and info.status:
-            return int(info.state), str(NvmlError(int(info.status)))
-        return int(info.state), "a route through the NVLink fabric is unhealthy" if route == 1 else ""
+        return FabricInfo(
+            int(info.state),
+            int(info.status),
+            bytes(info.clusterUuid).hex(),
+            int(info.cliqueId),
+            int(info.healthMask) if health else None,
+        )
+
+    def sram_threshold_exceeded(self, device: Handle) -> bool:
+        """Whether errors of the chip's own memory have passed what NVIDIA allows it; Ampere and newer."""
+        status = self._library.c_nvmlEccSramErrorStatus_v1_t()
+        self.call("nvmlDeviceGetSramEccErrorStatus", device.raw, ctypes.byref(status))
+        return bool(status.bThresholdExceeded)
 
     def busy_percent(self, device: Handle) -> int:
         """How much of the last sample period something ran; not supported in MIG mode."""

@@ -3,6 +3,9 @@
 ``{"inventory": {...}}`` as `gpunode gpus -o json` has it under `data`, with ``"topology"`` beside it if the
 argument --topology asks for it, or
 ``{"error": {"code": 18, "message": "..."}}``. ``--library PATH`` names the library to load.
+
+With --condition a line ``[INDEX, {...}]`` follows for each GPU, as soon as it is known: a GPU over which NVML
+hangs or crashes doesn't take the inventory with it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import signal
 import sys
 
 from gpunode.gpu.discover import discover
+from gpunode.gpu.model import Inventory
 from gpunode.gpu.nvml import Nvml
 from gpunode.gpu.nvml_errors import NvmlError
 from gpunode.gpu.topology import read_topology
@@ -31,10 +35,24 @@ def main() -> int:
             answer = {"inventory": plain(inventory)}
             if "--topology" in sys.argv[1:]:
                 answer["topology"] = plain(read_topology(nvml, inventory))
+            _say(answer)
+            if "--condition" in sys.argv[1:]:
+                _say_conditions(nvml, inventory)
     except NvmlError as error:
-        answer = {"error": {"code": error.code, "message": error.message}}
-    sys.stdout.write(json.dumps(answer) + "\n")
+        _say({"error": {"code": error.code, "message": error.message}})
     return 0
+
+
+def _say(answer: object) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def _say_conditions(nvml: Nvml, inventory: Inventory) -> None:
+    from gpunode.gpu.condition_reader import read_conditions
+
+    for condition in read_conditions(nvml, inventory):
+        _say([condition.index, plain(condition)])
 
 
 def _library(arguments: list[str]) -> str:

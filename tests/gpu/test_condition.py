@@ -1,0 +1,177 @@
+"""How each GPU is: the real pynvml in a real child, over stand-in libraries."""
+
+import pytest
+
+from fixtures.scenario import Fault, Process, gpu_uuid, machine, with_nvswitch
+from gpunode.errors import ConfigError
+from gpunode.gpu.condition import Condition, Fabric, GpuProcess, Licence, conditions_from_json
+from gpunode.gpu.isolated import probe
+from gpunode.gpu.model import Gpu, Inventory
+from gpunode.host import RECORDING, Host
+from gpunode.result import plain
+from tests.gpu.conftest import host_of
+
+TOLD = {
+    **{"persistence": 1, "slowdowns": 0x1, "temperature": 41, "temperature_slowdown": 87},
+    **{"power_limit": 700000, "power_limit_default": 700000, "pcie_width": 16, "pcie_width_max": 16},
+    **{"pcie_generation": 1, "pcie_generation_max": 5, "pcie_replays": 0, "virtualization": 0},
+    **{"display_active": 0, "inforom_valid": 1, "gsp": 1, "gsp_default": 1, "channel_repair": 0},
+    **{"tpc_repair": 0, "sram_exceeded": 0, "reserved": 500 << 20, "addressing": 1, "remapped": 0},
+}
+
+
+def conditions(make_node, scenario, **how):
+    return probe(host_of(make_node(scenario)), condition=True, **how).conditions
+
+
+def test_a_gpu_tells_all_of_its_condition(make_node):
+    scenario = with_nvswitch(machine(1).with_gpu(0, told=TOLD, fabric=(3, 0, 0x5A), used=3 << 30))
+    (one,) = conditions(make_node, scenario)
+    assert (one.index, one.uuid, one.error, one.error_code) == (0, gpu_uuid(0), "", None)
+    assert (one.reading.ecc_volatile, one.reading.remap_pending, one.reading.recovery_action) == (
+        *(0, False),
+        "none",
+    )
+    assert (one.persistence, one.compute_mode, one.virtualization) == (True, "default", "none")
+    assert (one.ecc_mode, one.ecc_mode_next, one.mig_mode, one.mig_mode_next) == (True, True, False, False)
+    assert (one.gsp_enabled, one.gsp_default, one.gsp_version) == (True, True, "535.104.05")
+    assert (one.temperature, one.temperature_slowdown) == (41, 87)
+    assert (one.power_limit, one.power_limit_default) == (700000, 700000)
+    assert (one.pcie_width, one.pcie_width_max, one.pcie_generation, one.pcie_generation_max) == (
+        16,
+        16,
+        1,
+        5,
+    )
+    assert (one.memory_used, one.memory_reserved) == (3 << 30, 500 << 20)
+    assert (one.inforom_valid, one.sram_threshold_exceeded, one.channel_repair_pending) == (
+        True,
+        False,
+        False,
+    )
+    assert (one.slowdowns, one.addressing, one.display_active) == ((), "hmm", False)
+    assert one.nvlinks == (True,) * 18
+    assert one.fabric == Fabric("completed", 0, "00" * 16, 0, 0x5A)
+    assert (one.processes, one.licence, one.cc_enabled) == ((), Licence(), None)
+
+
+def test_an_old_gpu_tells_little_and_nothing_is_made_up(make_node):
+    scenario = machine(1, cc="6.0").with_gpu(0, ecc=None, remap=None, recovery=None, told={"links": 0})
+    (one,) = conditions(make_node, scenario)
+    told = plain(one)
+    known = {"index", "uuid", "pci", "reading", "fabric", "licence", "processes", "nvlinks", "computeMode"}
+    known |= {"memoryTotal", "memoryUsed", "error"}
+    assert {key for key, value in told.items() if value is not None} == known
+    assert one.nvlinks == () and one.processes == ()
+
+
+def test_what_is_wrong_is_told(make_node):
+    bad = {"inforom_valid": 0, "retired_single": 60, "retired_double": 3, "ecc_mode_next": 0, "mig_next": 1}
+    bad |= {
+        "channel_repair": 1,
+        "slowdowns": 0x44,
+        "virtualization": 2,
+        "licensed": 0,
+        "cc": 1,
+        "cc_ready": 0,
+    }
+    scenario = machine(1).with_gpu(0, told=bad, compute_mode=3)
+    (one,) = conditions(make_node, scenario)
+    assert (one.inforom_valid, one.retired, one.retired_pages, one.channel_repair_pending) == (
+        False,
+        3,
+        63,
+        True,
+    )
+    assert (one.ecc_mode, one.ecc_mode_next, one.mig_mode, one.mig_mode_next) == (True, False, False, True)
+    assert (one.slowdowns, one.compute_mode) == (("hw-thermal",), "exclusive-process")
+    assert one.licence == Licence(True, False, ("NVIDIA Virtual Compute Server",))
+    assert (one.cc_enabled, one.cc_ready) == (True, False)
+
+
+def test_processes_of_both_kinds(make_node):
+    import dataclasses
+
+    scenario = dataclasses.replace(machine(1), processes=(Process(0, 7), Process(0, 9, graphics=True)))
+    (one,) = conditions(make_node, scenario)
+    assert one.processes == (GpuProcess(7, False, 1 << 20), GpuProcess(9, True, 1 << 20))
+
+
+def test_a_lost_gpu_has_its_code_and_hides_no_other(make_node):
+    first, second = conditions(make_node, machine(2).with_gpu(0, lost=True))
+    assert (first.error_code, first.persistence) == (15, None)
+    assert (second.error_code, second.compute_mode) == (None, "default")
+
+
+def test_a_gpu_that_is_lost_meanwhile_ends_its_own_questions(make_node):
+    scenario = machine(2).with_faults(Fault("nvmlDeviceGetPersistenceMode", 16, gpu_uuid(0)))
+    first, second = conditions(make_node, scenario)
+    assert (first.error_code, second.error_code) == (16, None)
+    assert first.reading.ecc_volatile == 0
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 4, 13, 21, 25, 27, 29, 999])
+def test_any_other_answer_costs_its_own_item(make_node, code):
+    scenario = machine(1).with_gpu(0, told=TOLD).with_faults(Fault("nvmlDeviceGetPersistenceMode", code))
+    (one,) = conditions(make_node, scenario)
+    assert (one.persistence, one.error_code, one.temperature) == (None, None, 41)
+
+
+def test_a_hang_over_a_condition_leaves_the_inventory(make_node):
+    scenario = machine(2).with_faults(Fault("nvmlDeviceValidateInforom", uuid=gpu_uuid(1), hang=30))
+    answer = probe(host_of(make_node(scenario)), 2.0, condition=True)
+    assert answer.inventory is not None and len(answer.inventory.gpus) == 2
+    assert [one.index for one in answer.conditions] == [0]
+    assert answer.untold == "NVML did not answer within 2 s: the condition of GPU 1"
+    assert not answer.timed_out
+
+
+def test_a_crash_over_a_condition_leaves_the_inventory(make_node):
+    scenario = machine(1).with_faults(Fault("nvmlDeviceValidateInforom", abort=True))
+    answer = probe(host_of(make_node(scenario)), condition=True)
+    assert answer.inventory is not None and answer.conditions == ()
+    assert answer.untold == "NVML crashed the process that asked it (SIGABRT): the condition of GPU 0"
+
+
+def test_nobody_else_is_kept_waiting(make_node):
+    scenario = machine(1).with_faults(Fault("nvmlDeviceValidateInforom", hang=30))
+    answer = probe(host_of(make_node(scenario)), 3.0)
+    assert (answer.inventory is not None, answer.conditions, answer.untold) == (True, (), "")
+
+
+INVENTORY = Inventory("1", gpus=(Gpu(1, "GPU-1", "x", "0000:01:00.0"), Gpu(0, "GPU-0", "x", "0000:00:00.0")))
+
+
+def test_what_was_said_is_read_back():
+    one = Condition(
+        1,
+        "GPU-1",
+        "0000:01:00.0",
+        nvlinks=(True, False),
+        processes=(GpuProcess(1),),
+        fabric=Fabric("completed", 0, "ab", 1, None),
+        licence=Licence(True, False, ("x",)),
+        slowdowns=("hw-thermal",),
+        mig_mode=True,
+    )
+    (back,) = conditions_from_json({"1": plain(one)}, INVENTORY)
+    assert plain(back) == {**plain(one), "reading": {**plain(one.reading), "uuid": "GPU-1"}}
+
+
+@pytest.mark.parametrize("value", ["x", -1.5, [], {}, None, ["x", 1], [{}]])
+def test_an_item_of_a_wrong_type_counts_as_untold(value):
+    keys = {key: value for key in plain(Condition()) if key not in ("reading", "fabric", "licence")}
+    (one,) = conditions_from_json({"0": {**keys, "reading": {"eccVolatile": value}}}, INVENTORY)
+    assert (one.index, one.uuid, one.mig_mode, one.temperature) == (0, "GPU-0", None, None)
+    assert one.reading.ecc_volatile is None
+
+
+@pytest.mark.parametrize("value", [3, ["x"], {"x": {}}, {"0": 3}, {"0": {"reading": 3}}])
+def test_a_malformed_recording_says_so(value, tmp_path):
+    (tmp_path / RECORDING).parent.mkdir()
+    import json
+
+    nvml = {"inventory": {"driverVersion": "1"}, "conditions": value}
+    (tmp_path / RECORDING).write_text(json.dumps({"nvml": nvml}))
+    with pytest.raises(ConfigError):
+        probe(Host(tmp_path))
