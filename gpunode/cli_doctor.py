@@ -11,6 +11,7 @@ from gpunode.cli_options import Strings
 from gpunode.session import Session, verb
 
 if TYPE_CHECKING:
+    from gpunode.commands.doctor import Options
     from gpunode.result import Result
 
 doctor_app = typer.Typer(rich_markup_mode=None)
@@ -61,12 +62,30 @@ DeepOption = Annotated[
 ExplainOption = Annotated[
     bool, typer.Option("--explain", help="Show which check waits for which root cause.")
 ]
+FixOption = Annotated[
+    bool, typer.Option("--fix", help="Show the plan that mends what is found, or only the named checks.")
+]
+ApplyOption = Annotated[
+    bool, typer.Option("--apply", help="With --fix: carry out what is safe, and look again.")
+]
+AllowOption = Annotated[
+    Strings,
+    typer.Option(
+        "--allow",
+        metavar="restart|drain|reboot",
+        help="With --apply: also what restarts daemons, stops GPU work, or reboots (repeatable).",
+    ),
+]
+ChecksArgument = Annotated[
+    Strings, typer.Argument(metavar="[ID]...", help="Only these checks, as with --only.")
+]
 ListOption = Annotated[bool, typer.Option("--list", help="List every check and look at nothing.")]
 
 
 @verb(doctor_app, "doctor", "DoctorReport")
 def doctor(
     session: Session,
+    checks: ChecksArgument = None,
     only: OnlyOption = None,
     skip: SkipOption = None,
     ignore: IgnoreOption = None,
@@ -78,16 +97,21 @@ def doctor(
     deep: DeepOption = False,
     explain: ExplainOption = False,
     list_: ListOption = False,
+    fix: FixOption = False,
+    apply: ApplyOption = False,
+    allow: AllowOption = None,
 ) -> "Result":
     """Find out why GPUs don't work on this node. Tells the root cause and the command that mends it.
 
-    Changes nothing. Without root, what it can't read is skipped and named.
+    Changes nothing without --fix --apply. Without root, what it can't read is skipped and named.
 
     gpunode doctor
 
     gpunode doctor -o json --only driver-lib-mismatch
 
     gpunode doctor --preflight containerd --expect-gpus 8
+
+    gpunode doctor --fix uvm-not-loaded --apply
     """
     from gpunode.commands import doctor as command
 
@@ -95,7 +119,7 @@ def doctor(
         return _explain(session, "")
     options = command.Options(
         strict=strict,
-        only=tuple(only or ()),
+        only=(*(checks or ()), *(only or ())),
         skip=tuple(skip or ()),
         ignore=tuple(ignore or ()),
         preflight=preflight.value if preflight else "",
@@ -105,6 +129,15 @@ def doctor(
         deep=deep,
         explain=explain,
     )
+    if fix or apply or allow:
+        return _fix(session, options, fix, apply, tuple(allow or ()))
+    return command.run(session.host, options, session.progress)
+
+
+def _fix(session: Session, looked: "Options", fix: bool, apply: bool, allow: tuple[str, ...]) -> "Result":
+    from gpunode.commands import doctor_fix as command
+
+    options = command.Options(looked, fix, apply, tuple(one for given in allow for one in given.split(",")))
     return command.run(session.host, options, session.progress)
 
 

@@ -71,8 +71,8 @@ class Entry:
 
     @property
     def undoable(self) -> bool:
-        """A rollback isn't rolled back again: the next one goes further back."""
-        return self.manifest.get("operation") != "rollback"
+        """A rollback isn't rolled back again: the next one goes further back. Nor is what wrote no file."""
+        return self.manifest.get("operation") != "rollback" and bool(self.files)
 
     @property
     def of_engine(self) -> bool:

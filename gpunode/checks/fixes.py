@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpunode.result import Fix
+from gpunode.result import Fix, Step
 
 FAMILIES = ("debian", "rhel", "suse", "other")
 
@@ -28,9 +28,11 @@ class Remedy:
         return known.get(family, self.other)
 
 
-def everywhere(command: str, disruptive: str = "none", *, needs_root: bool = True) -> Remedy:
-    """The same command on every distribution."""
-    fix = Fix(command, needs_root, disruptive)
+def everywhere(
+    command: str, disruptive: str = "none", *, needs_root: bool = True, safe: bool = False
+) -> Remedy:
+    """The same command on every distribution; `safe` as `Fix` has it."""
+    fix = Fix(command, needs_root, disruptive, safe)
     return Remedy(fix, fix, fix, fix)
 
 
@@ -61,28 +63,46 @@ UPGRADE_DRIVER = per_family(
     "reboot",
 )
 
-_BLACKLIST = (
-    "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/blacklist-nouveau.conf"
-)
+_INITRAMFS = {
+    "debian": (("update-initramfs", "-u", "-k", "all"),),
+    "rhel": (
+        ("dracut", "-f", "--regenerate-all"),
+        ("grubby", "--update-kernel=ALL", "--args=rd.driver.blacklist=nouveau modprobe.blacklist=nouveau"),
+    ),
+    "suse": (("dracut", "-f", "--regenerate-all"),),
+}
 
-BLACKLIST_NOUVEAU = per_family(
-    f"{_BLACKLIST} && update-initramfs -u -k all && reboot",
-    f"{_BLACKLIST} && dracut -f --regenerate-all && "
-    'grubby --update-kernel=ALL --args="rd.driver.blacklist=nouveau modprobe.blacklist=nouveau" && reboot',
-    f"{_BLACKLIST} && dracut -f --regenerate-all && reboot",
-    f"{_BLACKLIST} && reboot",
-    "reboot",
-)
 
-_NOVA = "printf 'blacklist nova_core\\nblacklist nova_drm\\n' > /etc/modprobe.d/blacklist-nova.conf"
+def _blacklist(path: str, content: str, commands: tuple[tuple[str, ...], ...]) -> Fix:
+    """Write the file, have the next boot know it, and boot: only the last disturbs anybody."""
+    text = content.replace("\n", "\\n")
+    shown = [f"printf '{text}' > {path}", *(_shown(argv) for argv in commands), "reboot"]
+    steps = (
+        Step(path=path, content=content),
+        *(Step(argv=argv) for argv in commands),
+        Step(argv=("systemctl", "reboot"), disruptive="reboot"),
+    )
+    return Fix(" && ".join(shown), True, "reboot", safe=True, steps=steps)
 
-BLACKLIST_NOVA = per_family(
-    f"{_NOVA} && update-initramfs -u -k all && reboot",
-    f"{_NOVA} && dracut -f --regenerate-all && reboot",
-    f"{_NOVA} && dracut -f --regenerate-all && reboot",
-    f"{_NOVA} && reboot",
-    "reboot",
-)
+
+def _shown(argv: tuple[str, ...]) -> str:
+    return " ".join(f'"{word}"' if " " in word else word for word in argv)
+
+
+def blacklist(name: str, content: str) -> Remedy:
+    """Keep kernel modules from being loaded at boot, from /etc/modprobe.d/NAME on."""
+    path = f"/etc/modprobe.d/{name}"
+    rhel = _INITRAMFS["rhel"] if "nouveau" in content else _INITRAMFS["rhel"][:1]
+    return Remedy(
+        _blacklist(path, content, _INITRAMFS["debian"]),
+        _blacklist(path, content, rhel),
+        _blacklist(path, content, _INITRAMFS["suse"]),
+        _blacklist(path, content, ()),
+    )
+
+
+BLACKLIST_NOUVEAU = blacklist("blacklist-nouveau.conf", "blacklist nouveau\noptions nouveau modeset=0\n")
+BLACKLIST_NOVA = blacklist("blacklist-nova.conf", "blacklist nova_core\nblacklist nova_drm\n")
 
 
 def rebind(*addresses: str) -> Remedy:
@@ -121,7 +141,7 @@ ENROL_KEY = per_family(
     "reboot",
 )
 
-LOAD_MODULE = everywhere("modprobe nvidia && modprobe nvidia-uvm")
+LOAD_MODULE = everywhere("modprobe nvidia && modprobe nvidia-uvm", safe=True)
 
 REBOOT = everywhere("reboot", "reboot")
 
@@ -134,16 +154,16 @@ INSTALL_LIBRARIES = per_family(
 
 READ_KERNEL_LOG = everywhere("dmesg | grep -i -e nvrm -e nvidia | tail -n 20")
 
-MAKE_NODES = everywhere("nvidia-modprobe -c0 -u")
+MAKE_NODES = everywhere("nvidia-modprobe -c0 -u", safe=True)
 
 
 def make_nodes(minors: tuple[int, ...]) -> Fix:
     """Device files with these minors (255 is /dev/nvidiactl), and those of unified memory."""
     options = " ".join(f"-c{minor}" for minor in minors)
-    return Fix(f"nvidia-modprobe {options} && nvidia-modprobe -c0 -u")
+    return Fix(f"nvidia-modprobe {options} && nvidia-modprobe -c0 -u", safe=True)
 
 
-LOAD_UVM = everywhere("modprobe nvidia-uvm && nvidia-modprobe -c0 -u")
+LOAD_UVM = everywhere("modprobe nvidia-uvm && nvidia-modprobe -c0 -u", safe=True)
 
 _TOOLKIT_REPOSITORY = "https://nvidia.github.io/libnvidia-container"
 _KEYRING = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
@@ -193,7 +213,7 @@ def restart_managed(manager: str, unit: str | None) -> str:
     return f"systemctl restart {(unit or manager).removesuffix('.service')}"
 
 
-REFRESH_CDI = everywhere("gpunode cdi refresh")
+REFRESH_CDI = everywhere("gpunode cdi refresh", safe=True)
 _STANDARD_CDI = "/var/run/cdi/nvidia.yaml"
 # specifications of things that aren't GPUs, by class: nvidia-ctk's modes that make them
 _OTHER_CDI = {

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gpunode import __version__
 from gpunode.checks.catalogue import find_check
+from gpunode.checks.chains import behind
 from gpunode.checks.model import PREFLIGHTS
 from gpunode.checks.report import blocks, first, reboot
 from gpunode.checks.runner import EVERY, Selection, run_checks
-from gpunode.errors import GpunodeError, UsageError
+from gpunode.errors import UsageError
 from gpunode.facts.node import Node, Questions
+from gpunode.facts.summary import describe
 from gpunode.host import Host
 from gpunode.result import ExitCode, Finding, FindingStatus, Progress, Result
 from gpunode.tables import all_tables
@@ -37,7 +40,8 @@ class Options:
 def run(host: Host, options: Options, progress: Progress) -> Result:
     """Judge the node; exit 1 for an error (`strict`: for a warning too). `UsageError`: unknown id."""
     selection = selected(options)
-    node = Node(host, Questions(options.expect_gpus, options.cuda, options.image, options.deep))
+    started = host.monotonic()
+    node = Node(host, questions(options))
     findings = run_checks(node, selection)
     counts = {status.value: sum(finding.status is status for finding in findings) for status in FindingStatus}
     status = overall(findings)
@@ -48,8 +52,12 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         "findings": findings,
         "counts": counts,
         "first": first(findings),
+        "chains": behind(findings),
         "reboot": reboot(findings),
         "tables": tables,
+        "at": round(host.now(), 3),
+        "seconds": round(host.monotonic() - started, 3),
+        "version": __version__,
     }
     return Result(
         "DoctorReport",
@@ -57,7 +65,25 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         status=status,
         exit_code=ExitCode.FAILED if failed else ExitCode.OK,
         blocks=blocks(about, findings, options.explain, tables),
+        documents={"html": _page, "prometheus": _metrics},
     )
+
+
+def _page(envelope: dict[str, Any]) -> str:
+    from gpunode.pages.html import page
+
+    return page(envelope)
+
+
+def _metrics(envelope: dict[str, Any]) -> str:
+    from gpunode.pages.prometheus import metrics
+
+    return metrics(envelope)
+
+
+def questions(options: Options) -> Questions:
+    """What the user wants to know beyond the usual."""
+    return Questions(options.expect_gpus, options.cuda, options.image, options.deep)
 
 
 def selected(options: Options) -> Selection:
@@ -97,61 +123,4 @@ def reference(now: float) -> list[dict[str, Any]]:
     return [
         {"name": one.name, "date": one.date, "source": one.source, "ageDays": one.age_days(now)}
         for one in all_tables()
-    ]
-
-
-def describe(node: Node) -> dict[str, Any]:
-    """The node in the report: class, distro, kernel, engines, gpus. What can't be read is left empty."""
-    return {
-        "class": _topic(lambda: node.kind, "unknown"),
-        "distro": _topic(lambda: node.distribution, None),
-        "kernel": _topic(lambda: node.kernel, ""),
-        "driver": _topic(lambda: node.module.version if node.module else None, None),
-        "engines": [
-            engine for read in (_docker, _containerd) for engine in _topic(lambda r=read: r(node), [])
-        ],
-        "gpus": _topic(lambda: _gpus(node), []),
-    }
-
-
-def _topic(read: Any, otherwise: Any) -> Any:
-    """A topic of a damaged recording or an unreadable machine must not take the report with it."""
-    try:
-        return read()
-    except (GpunodeError, OSError, ValueError, TypeError, AttributeError, LookupError):
-        return otherwise
-
-
-def _docker(node: Node) -> list[dict[str, Any]]:
-    return [_engine(node.docker)] if node.docker else []
-
-
-def _containerd(node: Node) -> list[dict[str, Any]]:
-    return [_engine(node.containerd)] if node.containerd else []
-
-
-def _engine(daemon: Any) -> dict[str, Any]:
-    return {
-        "name": daemon.name,
-        "version": ".".join(map(str, daemon.version)),
-        "running": daemon.process is not None,
-        "config": daemon.config_path,
-        "socket": daemon.socket,
-    }
-
-
-def _gpus(node: Node) -> list[dict[str, Any]]:
-    """From the bus; names and UUIDs where NVML was asked anyway."""
-    probe = node.__dict__.get("nvml")
-    known = {str(gpu.pci): gpu for gpu in probe.inventory.gpus} if probe and probe.inventory else {}
-    return [
-        {
-            "pci": gpu.address,
-            "deviceId": gpu.device_id,
-            "driver": gpu.driver,
-            "numa": gpu.numa,
-            "name": str(known[gpu.address].name) if gpu.address in known else "",
-            "uuid": str(known[gpu.address].uuid) if gpu.address in known else "",
-        }
-        for gpu in node.gpus
     ]

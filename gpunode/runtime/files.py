@@ -36,6 +36,7 @@ def change_files(
     *,
     context: Mapping[str, Any] | None = None,
     named_units: Sequence[str] = (),
+    activate: Callable[[], None] = lambda: None,
     done: Callable[[], None] = lambda: None,
     dry_run: bool = False,
 ) -> FilesChanged:
@@ -43,7 +44,8 @@ def change_files(
 
     `context` goes into the journal's manifest, where ``engine`` is empty: a rollback restores files only.
     Of `named_units` those are enabled whose files come, and those disabled whose files go.
-    `done` is called after success, still under the lock.
+    `activate` is called when the files are written: what it raises takes them back. `done` is called after
+    success, still under the lock.
     `PreconditionError` for files that this user may not write; whatever fails while writing leaves all of
     them as they were.
     """
@@ -57,7 +59,7 @@ def change_files(
         if dry_run or not changed:
             return FilesChanged(edits, "", notes)
         manifest = {"engine": "", "units": list(named_units), **(context or {})}
-        written = _apply(host, journal, operation, changed, manifest)
+        written = _apply(host, journal, operation, changed, manifest, activate)
         done()
         return FilesChanged(edits, written, notes)
 
@@ -70,7 +72,12 @@ def _require_rights(host: Host, edits: Sequence[FileEdit]) -> None:
 
 
 def _apply(
-    host: Host, journal: Journal, operation: str, edits: Sequence[FileEdit], context: Mapping[str, Any]
+    host: Host,
+    journal: Journal,
+    operation: str,
+    edits: Sequence[FileEdit],
+    context: Mapping[str, Any],
+    activate: Callable[[], None],
 ) -> str:
     entry: Entry | None = None
     try:
@@ -80,6 +87,7 @@ def _apply(
         for edit in edits:
             write(host, edit, edit.after, edit.before)
         moves.settle(host)
+        activate()
         with uninterrupted():
             journal.mark(entry, "committed")
             journal.prune()
@@ -99,6 +107,5 @@ def _take_back(host: Host, journal: Journal, entry: Entry, error: BaseException)
         moves.settle(host)
     journal.mark(entry, "rolled-back")
     if isinstance(error, DaemonError):
-        raise RolledBackError(
-            f"{error}; the files are as before", hint=f"look at it: systemctl status {' '.join(entry.units)}"
-        ) from error
+        hint = f"look at it: systemctl status {' '.join(entry.units)}" if entry.units else error.hint
+        raise RolledBackError(f"{error}; the files are as before", hint=hint) from error

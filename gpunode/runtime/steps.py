@@ -1,0 +1,103 @@
+"""Carrying out a fix's steps: files through the journal, programs without a shell, links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpunode._files import make_link
+from gpunode.errors import DaemonError, PreconditionError
+from gpunode.gpu.child import module_argv
+from gpunode.host import Host
+from gpunode.journal import Journal, lock_path
+from gpunode.result import Change, Progress, Step
+from gpunode.runtime.engine import FileEdit
+from gpunode.runtime.files import LOCK_SECONDS, change_files
+
+_OPERATION = "doctor-fix"
+_SECONDS = 120.0  # an initramfs, or a daemon that takes its time to stop
+_OURS = "gpunode"
+
+
+@dataclass(frozen=True)
+class CarriedOut:
+    """What was done. `journal` is the entry that undoes the files, empty if none was written."""
+
+    changes: tuple[Change, ...] = ()
+    commands: tuple[str, ...] = ()
+    journal: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def carry_out(host: Host, check: str, steps: Sequence[Step], progress: Progress) -> CarriedOut:
+    """Files first, then links and programs in their order. What fails takes files and links back.
+
+    `DaemonError` for a program that fails, or `RolledBackError` if files were taken back for it.
+    `PreconditionError` if this user may not.
+    """
+    if not host.live:
+        raise PreconditionError("a fix is only carried out on the node itself", hint="leave --root out")
+    files = [step for step in steps if step.path and not step.link]
+    rest = [step for step in steps if step.argv or step.link]
+    shown = tuple(" ".join(step.argv) if step.argv else f"ln -s {step.link} {step.path}" for step in rest)
+
+    def plan() -> tuple[FileEdit, ...]:
+        return tuple(FileEdit(step.path, host.read_bytes(step.path), step.content.encode()) for step in files)
+
+    def activate() -> None:
+        _run(host, rest, progress)
+
+    if not files:
+        activate()
+        _note(host, check, shown)
+        return CarriedOut((), shown)
+    context = {"check": check, "commands": list(shown)}
+    done = change_files(host, _OPERATION, plan, progress, context=context, activate=activate)
+    if not done.journal:  # the files were as they should be already
+        activate()
+    return CarriedOut(tuple(edit.change() for edit in done.edits), shown, done.journal, done.notes)
+
+
+def _note(host: Host, check: str, commands: tuple[str, ...]) -> None:
+    """Have the journal tell what was run; there is no file to put back."""
+    journal = Journal.of(host)
+    context = {"engine": "", "units": [], "check": check, "commands": list(commands)}
+    with host.lock(lock_path(host), LOCK_SECONDS):
+        journal.mark(journal.begin(_OPERATION, (), context), "committed")
+        journal.prune()
+
+
+def _run(host: Host, steps: Sequence[Step], progress: Progress) -> None:
+    made: list[str] = []
+    try:
+        for step in steps:
+            if step.link:
+                made += _link(host, step)
+            else:
+                _call(host, step.argv, progress)
+    except BaseException:
+        for path in made:
+            host.remove(path)
+        raise
+
+
+def _link(host: Host, step: Step) -> list[str]:
+    if host.readlink(step.path) == step.link:
+        return []
+    if host.is_symlink(step.path) or host.exists(step.path):
+        raise PreconditionError(
+            f"{step.path} is there already and is something else", hint=f"look at it: ls -l {step.path}"
+        )
+    host.make_dirs(step.path.rpartition("/")[0])
+    make_link(host.path(step.path, follow=False), step.link)
+    return [step.path]
+
+
+def _call(host: Host, argv: tuple[str, ...], progress: Progress) -> None:
+    words = module_argv(_OURS, *argv[1:]) if argv[0] == _OURS else argv
+    with progress.step(" ".join(argv)):
+        done = host.run(words, timeout=_SECONDS)
+    if not done.ok:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        reason = "took too long" if done.timed_out else (said[-1] if said else f"exit code {done.code}")
+        raise DaemonError(f"{' '.join(argv)}: {reason}", hint="run it by hand to see all that it says")

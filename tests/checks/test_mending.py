@@ -1,0 +1,71 @@
+"""What of a fix gpunode may do itself, and what is left to people."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from gpunode.checks import fixes
+from gpunode.checks.catalogue import ALL_CHECKS
+from gpunode.checks.fixes import FAMILIES
+from gpunode.checks.mending import due, mends, steps_of
+from gpunode.result import Finding, FindingStatus, Fix
+
+
+def finding(fix: Fix, status: FindingStatus = FindingStatus.FAIL, name: str = "one") -> Finding:
+    return Finding(name, "", status, "error", "it is broken", fix=(fix,))
+
+
+@pytest.mark.parametrize(
+    ("fix", "way", "without", "allowed"),
+    [
+        (fixes.LOAD_UVM.other, "safe", 2, 2),
+        (fixes.REFRESH_CDI.other, "safe", 1, 1),
+        (fixes.BLACKLIST_NOUVEAU.debian, "safe", 2, 3),
+        (fixes.BLACKLIST_NOUVEAU.rhel, "safe", 3, 4),
+        (fixes.START_KUBELET.other, "allow", 0, 1),
+        (fixes.CONFIGURE_DOCKER.other, "allow", 0, 1),
+        (fixes.REBOOT.other, "allow", 0, 1),
+        (fixes.INSTALL_DRIVER.debian, "hand", 0, 0),
+        (fixes.READ_KERNEL_LOG.other, "hand", 0, 0),
+        (fixes.EDIT_DAEMON_JSON.other, "hand", 0, 0),
+        (fixes.rebind("0000:3b:00.0").other, "hand", 0, 0),
+    ],
+    ids=lambda value: getattr(value, "command", None),
+)
+def test_only_what_disturbs_nobody_is_done_unasked(fix: Fix, way: str, without: int, allowed: int) -> None:
+    (mend,) = mends([finding(fix)])
+    assert mend.way == way
+    assert len(due(mend, ())) == without
+    assert len(due(mend, ("restart", "drain", "reboot"))) == allowed
+
+
+def test_errors_come_before_warnings_and_the_rest_is_left_out() -> None:
+    fix = fixes.LOAD_UVM.other
+    found = [
+        finding(fix, FindingStatus.PASS, "fine"),
+        finding(fix, FindingStatus.WARN, "fragile"),
+        finding(fix, FindingStatus.FAIL, "broken"),
+    ]
+    assert [mend.id for mend in mends(found)] == ["broken", "fragile"]
+
+
+@pytest.mark.parametrize(
+    "command", ["modprobe a; rm -rf /", "modprobe $(cat x)", "modprobe a && rm x", "systemctl a > b"]
+)
+def test_nothing_that_needs_a_shell_or_another_program_is_carried_out(command: str) -> None:
+    assert steps_of(Fix(command)) == ()
+
+
+@pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.id)
+def test_what_is_carried_out_is_what_is_shown(check) -> None:
+    for family in FAMILIES:
+        fix = check.remedy.for_family(family)
+        steps = steps_of(fix)
+        assert not fix.safe or steps
+        for step in steps:
+            if step.argv and step.argv != ("systemctl", "reboot"):
+                assert all(word in shlex.split(fix.command) or word in fix.command for word in step.argv)
+            elif step.path:
+                assert step.path in fix.command

@@ -1,0 +1,97 @@
+"""A fix is carried out through the journal, and what fails leaves the node as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.commands import rollback
+from gpunode.errors import DaemonError, PreconditionError, RolledBackError
+from gpunode.host import Host
+from gpunode.render import SilentProgress
+from gpunode.result import Step
+from gpunode.runtime.steps import carry_out
+
+QUIET = SilentProgress()
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    monkeypatch.setenv("GPUNODE_STATE_DIR", str(tmp_path / "state"))
+    return Host()
+
+
+def journal(tmp_path: Path) -> list[dict[str, Any]]:
+    found = sorted(tmp_path.glob("state/journal/*/manifest.json"))
+    return [json.loads(path.read_text()) for path in found]
+
+
+def test_a_file_is_written_before_programs_run_and_a_rollback_takes_it_back(
+    host: Host, tmp_path: Path
+) -> None:
+    path, copy = tmp_path / "new" / "blacklist.conf", tmp_path / "copy"
+    steps = (Step(argv=("cp", str(path), str(copy))), Step(path=str(path), content="blacklist nouveau\n"))
+    did = carry_out(host, "nouveau-loaded", steps, QUIET)
+    assert path.read_text() == copy.read_text() == "blacklist nouveau\n"
+    assert [change.action for change in did.changes] == ["created"]
+    (entry,) = journal(tmp_path)
+    assert (entry["id"], entry["check"], entry["commands"]) == (
+        did.journal,
+        "nouveau-loaded",
+        [f"cp {path} {copy}"],
+    )
+    rollback.run(host, rollback.Options(id=did.journal), QUIET)
+    assert not path.parent.exists()
+
+
+def test_a_program_that_fails_takes_files_and_links_back(host: Host, tmp_path: Path) -> None:
+    path, link = tmp_path / "there.conf", tmp_path / "link"
+    path.write_text("as it was\n")
+    steps = (
+        Step(path=str(path), content="other\n"),
+        Step(path=str(link), link="/dev/null"),
+        Step(argv=("sh", "-c", "echo no space left >&2; exit 1")),
+    )
+    with pytest.raises(RolledBackError, match="no space left; the files are as before"):
+        carry_out(host, "one", steps, QUIET)
+    assert path.read_text() == "as it was\n"
+    assert not link.is_symlink()
+    assert [entry["state"] for entry in journal(tmp_path)] == ["rolled-back"]
+
+
+def test_programs_alone_are_told_by_the_journal_but_not_rolled_back(host: Host, tmp_path: Path) -> None:
+    did = carry_out(host, "uvm-not-loaded", (Step(argv=("true",)),), QUIET)
+    assert (did.commands, did.journal) == (("true",), "")
+    assert [entry["commands"] for entry in journal(tmp_path)] == [["true"]]
+    with pytest.raises(Exception, match="nothing to roll back"):
+        rollback.run(host, rollback.Options(), QUIET)
+
+
+def test_a_failed_program_leaves_no_entry(host: Host, tmp_path: Path) -> None:
+    with pytest.raises(DaemonError, match=r"^false: exit code 1$"):
+        carry_out(host, "one", (Step(argv=("false",)),), QUIET)
+    with pytest.raises(DaemonError, match="not-a-program"):
+        carry_out(host, "one", (Step(argv=("not-a-program", "x")),), QUIET)
+    assert journal(tmp_path) == []
+
+
+def test_a_link_is_made_once_and_never_over_something_else(host: Host, tmp_path: Path) -> None:
+    link = tmp_path / "char" / "195:0"
+    step = Step(path=str(link), link="../nvidia0")
+    for _ in range(2):
+        carry_out(host, "dev-char-symlinks", (step,), QUIET)
+    assert str(link.readlink()) == "../nvidia0"
+    link.unlink()
+    link.write_text("something else")
+    with pytest.raises(PreconditionError, match="is something else"):
+        carry_out(host, "dev-char-symlinks", (step,), QUIET)
+    assert link.read_text() == "something else"
+
+
+def test_a_recorded_machine_is_never_changed(tmp_path: Path) -> None:
+    with pytest.raises(PreconditionError, match="only carried out on the node itself"):
+        carry_out(Host(tmp_path), "one", (Step(path="/etc/x", content="x"),), QUIET)
+    assert not (tmp_path / "etc").exists()
