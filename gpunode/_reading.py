@@ -102,7 +102,7 @@ class ReadingHost:
         return None if data is None else data.decode("utf-8", "surrogateescape")
 
     def read_tail(self, path: str, limit: int) -> str:
-        """The last `limit` bytes of a file that may be large, decoded like `read_text`; empty if it is gone."""
+        """The last `limit` bytes of a file, however large, decoded like `read_text`; empty if it is gone."""
         try:
             return read_end(self.path(path), limit).decode("utf-8", "surrogateescape")
         except (FileNotFoundError, NotADirectoryError, ValueError):

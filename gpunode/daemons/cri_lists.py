@@ -44,7 +44,7 @@ def running_containers(host: Host, socket: str, timeout: float) -> tuple[CriCont
     try:
         return parse_lists(containers, sandboxes)
     except ValueError as error:
-        raise DaemonError(f"{socket} gave an answer that is no CRI message: {error}", code="protocol") from error
+        raise DaemonError(f"{socket} answered with no CRI message: {error}", code="protocol") from error
 
 
 def parse_lists(containers: bytes, sandboxes: bytes) -> tuple[CriContainer, ...]:

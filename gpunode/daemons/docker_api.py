@@ -121,6 +121,19 @@ class DockerApi:
             if one.get("Id") and isinstance(one.get("Labels"), dict)
         }
 
+    def running_containers(self) -> tuple[tuple[str, str, str], ...]:
+        """Id, name and image of every container that runs."""
+        if self.host.live:
+            listed = self._listing("/containers/json", {})
+        else:
+            listed = [one for one in self._http.recall("containers", list) if isinstance(one, dict)]
+        found = []
+        for one in listed:
+            names = one.get("Names")
+            name = str(names[0]).removeprefix("/") if isinstance(names, list) and names else ""
+            found.append((str(one.get("Id", "")), name, str(one.get("Image", ""))))
+        return tuple(found)
+
     def containers_of(self, runtimes: Sequence[str], most: int) -> tuple[tuple[str, bool], ...]:
         """Name and whether it runs, of those of the newest `most` containers that were made with `runtimes`.
 

@@ -11,6 +11,8 @@ from gpunode.facts.processes import Process, option_value
 from gpunode.facts.units import read_unit
 from gpunode.host import Host
 
+ROOT = "/var/lib/kubelet"
+_SNAP_ROOT = "/var/snap/microk8s/common/var/lib/kubelet"
 CONFIG = "/var/lib/kubelet/config.yaml"
 FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
 # hard-coded in the kubelet (pkg/kubelet/apis/deviceplugin/v1beta1), whatever its --root-dir is
@@ -126,3 +128,17 @@ def sockets_in(host: Host, directory: str) -> tuple[str, ...]:
         recorded = host.recording.get("sockets", {})
         names |= {path.rpartition("/")[2] for path in recorded if path.rpartition("/")[0] == directory}
     return tuple(sorted(name for name in names if name.endswith(".sock") and name != "kubelet.sock"))
+
+
+def pod_resources_socket(kubelet: Kubelet | None) -> str:
+    """Where PodResources listens: unlike device plugins' sockets it follows the kubelet's --root-dir."""
+    return f"{root_directory(kubelet)}/pod-resources/kubelet.sock"
+
+
+def root_directory(kubelet: Kubelet | None) -> str:
+    """The kubelet's --root-dir. Those of microk8s (kubelite) stand in a file of its own."""
+    process = kubelet.process if kubelet else None
+    if process is None:
+        return ROOT
+    given = process.option("--root-dir") or process.option("--kubelet-root-dir")
+    return given or (_SNAP_ROOT if process.name == "kubelite" else ROOT)

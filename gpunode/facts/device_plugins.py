@@ -1,0 +1,103 @@
+"""The device plugins that run on this node: their processes, settings and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpunode.daemons.grpc_unary import unary_call
+from gpunode.errors import GpunodeError
+from gpunode.facts.processes import Process
+from gpunode.facts.workloads import container_of
+from gpunode.host import Host
+
+_PROGRAMS = ("nvidia-device-plugin", "nvidia_gpu_device_plugin", "nvidia-gpu-device-plugin")
+POD_LOGS = "/var/log/pods"
+_LOG_BYTES = 64 << 10
+_OPTIONS = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
+_SECONDS = 2.0  # what the kubelet itself allows
+
+
+@dataclass(frozen=True)
+class PluginProcess:
+    """`container` is the id of the container that it runs in, empty for a service of the node."""
+
+    process: Process
+    container: str
+    environment: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        return "gpunode" if "serve" in self.process.argv else self.process.name
+
+    def setting(self, flag: str, variable: str) -> str:
+        """A flag's value, else its environment variable's; empty if neither is given."""
+        return self.process.option(flag) or self.environment.get(variable, "")
+
+    def switched(self, flag: str, variable: str) -> bool:
+        """A flag without a value is on."""
+        word = self.setting(flag, variable) or ("true" if flag in self.process.argv else "")
+        return word.lower() in ("true", "1", "t")
+
+
+@dataclass(frozen=True)
+class PluginLog:
+    """The end of a plugin container's log. `pod` and `namespace` are of its directory's name."""
+
+    path: str
+    namespace: str
+    pod: str
+    lines: tuple[str, ...]
+
+
+def plugin_processes(host: Host, processes: Sequence[Process]) -> tuple[PluginProcess, ...]:
+    """Every device plugin for NVIDIA GPUs, gpunode's included; settings of others' processes need root."""
+    return tuple(
+        PluginProcess(one, container_of(host, one.pid)[0], environment(host, one.pid))
+        for one in processes
+        if one.name in _PROGRAMS or _is_ours(one.argv)
+    )
+
+
+def _is_ours(argv: tuple[str, ...]) -> bool:
+    named = any(argument.rpartition("/")[2] == "gpunode" for argument in argv)
+    return named and ("plugin", "serve") in zip(argv, argv[1:], strict=False)  # noqa: RUF007 - light
+
+
+def environment(host: Host, pid: int) -> Mapping[str, str]:
+    """A process's environment as it was started; {} where this user may not see it."""
+    try:
+        text = host.read_text(f"/proc/{pid}/environ") or ""
+    except GpunodeError:
+        return {}
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+
+
+def plugin_logs(host: Host) -> tuple[PluginLog, ...]:
+    """The newest log of each plugin container whose pod is still on this node, at most the last 64 KiB.
+
+    The kubelet keeps them in /var/log/pods/NAMESPACE_POD_UID/CONTAINER/RESTARTS.log.
+    """
+    found = []
+    for directory in host.listdir(POD_LOGS):
+        if "nvidia-device-plugin" not in directory:
+            continue
+        namespace, pod, _ = (*directory.split("_"), "", "")[:3]
+        for container in host.listdir(f"{POD_LOGS}/{directory}"):
+            place = f"{POD_LOGS}/{directory}/{container}"
+            numbered = [name for name in host.listdir(place) if name.removesuffix(".log").isdecimal()]
+            if "init" in container or "config" in container or "mps" in container or not numbered:
+                continue
+            path = f"{place}/{max(numbered, key=lambda name: int(name.removesuffix('.log')))}"
+            found.append(
+                PluginLog(path, namespace, pod, tuple(host.read_tail(path, _LOG_BYTES).splitlines()))
+            )
+    return tuple(found)
+
+
+def plugin_answers(host: Host, socket: str) -> bool | None:
+    """Whether a plugin answers GetDevicePluginOptions within two seconds; None where nobody may be asked."""
+    if not host.live:
+        seen = host.recorded("daemons", socket)
+        return seen.get("options") is not None if isinstance(seen, dict) else None
+    return unary_call(host, socket, _OPTIONS, b"", _SECONDS) is not None

@@ -1,0 +1,155 @@
+"""Containers that run now and have NVIDIA's device files, and whether they may still open them.
+
+Nothing is executed in a container and none is asked of its engine but for its name: /proc/PID/cgroup tells a
+container's processes, /proc/PID/root/dev the device files that it sees. Whether its control group still lets
+it open them can be read where the kernel shows it (cgroup v1, devices.list). In cgroup v2 that is a BPF program
+which no file shows; there systemd's own list for the container's scope (DeviceAllow) is what it enforces from
+its next daemon-reload on, and the directory of its generators is made anew by each reload.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from gpunode.errors import GpunodeError
+from gpunode.facts.processes import Process
+from gpunode.host import DeviceNode, Host
+
+_ID = re.compile(r"[0-9a-f]{64}")
+_NEEDED = re.compile(r"nvidia(\d+|ctl|-uvm)")
+_V1_DEVICES = "/sys/fs/cgroup/devices"
+# systemd.generator(7): flushed and filled anew whenever systemd reloads
+_GENERATORS = ("/run/systemd/generator", "/run/systemd/generator.early", "/run/systemd/generator.late")
+RULES = ("systemctl", "show", "--property=Id,DevicePolicy,DeviceAllow")
+_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class GpuContainer:
+    """`pid` is its first process, `id` the engine's. `group` is its control group (v2), `devices_group` that
+    of the devices controller (v1), each empty where there is none. `nodes` are NVIDIA's files in its /dev,
+    only those that every CUDA program opens."""
+
+    pid: int
+    id: str
+    started: float
+    group: str
+    devices_group: str
+    nodes: tuple[DeviceNode, ...]
+
+    @property
+    def scope(self) -> str:
+        """systemd's unit for it; empty where the runtime makes control groups itself (cgroupfs)."""
+        parts = (part for part in self.group.split("/") if self.id in part)
+        return next((part for part in parts if part.endswith(".scope")), "")
+
+
+@dataclass(frozen=True)
+class DeviceRule:
+    """What systemd lets a unit open: `policy` is auto, closed or strict, `allow` the entries of DeviceAllow."""
+
+    policy: str
+    allow: tuple[str, ...]
+
+    def allows(self, major: int, minor: int, majors: Mapping[str, int]) -> bool:
+        """Whether a character device is allowed; `majors` is driver name to number (/proc/devices).
+
+        An entry is a path such as /dev/char/195:0, or char-NAME with shell wildcards (systemd.resource-control(5)).
+        """
+        if self.policy == "auto" and not self.allow:
+            return True
+        drivers = [name for name, number in majors.items() if number == major]
+        for entry in self.allow:
+            path = entry.partition(" ")[0]
+            if path in (f"/dev/char/{major}:{minor}", f"/dev/char/{major}:*", f"char-{major}"):
+                return True
+            if path.startswith("char-") and any(fnmatchcase(name, path[5:]) for name in drivers):
+                return True
+            if "nvidia" in path and not path.startswith("char-"):
+                return True  # named by its path: which one isn't worth a false alarm
+        return False
+
+
+def gpu_containers(host: Host, processes: Sequence[Process]) -> tuple[GpuContainer, ...]:
+    """One for each running container with GPU device files. `Unreadable` without root, if there is any."""
+    found: dict[str, GpuContainer] = {}
+    for process in sorted(processes, key=lambda one: one.pid):
+        identifier, group, devices_group = container_of(host, process.pid)
+        if identifier and identifier not in found:
+            nodes = _nodes(host, process.pid)
+            found[identifier] = GpuContainer(
+                process.pid, identifier, process.started, group, devices_group, nodes
+            )
+    return tuple(one for one in found.values() if one.nodes)
+
+
+def container_of(host: Host, pid: int) -> tuple[str, str, str]:
+    """The id of the container that a process is in, its group in v2 and that of v1's devices; or empty."""
+    try:
+        text = host.read_text(f"/proc/{pid}/cgroup") or ""
+    except GpunodeError:
+        return "", "", ""
+    unified = devices = ""
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            unified = path
+        elif "devices" in controllers.split(","):
+            devices = path
+    ids = _ID.findall(devices or unified)
+    return (ids[-1] if ids else ""), unified, devices
+
+
+def _nodes(host: Host, pid: int) -> tuple[DeviceNode, ...]:
+    directory = f"/proc/{pid}/root/dev"
+    return tuple(one for one in host.devices(directory) if _NEEDED.fullmatch(one.path.rpartition("/")[2]))
+
+
+def v1_allows(host: Host, container: GpuContainer) -> Sequence[tuple[int, int]] | None:
+    """Device numbers that v1's devices controller lets it open, -1 for any; None where that can't be read."""
+    if not container.devices_group:
+        return None
+    text = host.read_text(f"{_V1_DEVICES}{container.devices_group}/devices.list")
+    return None if text is None else parse_devices_list(text)
+
+
+def parse_devices_list(text: str) -> tuple[tuple[int, int], ...]:
+    """``c 195:0 rwm``, ``c 195:* rwm`` or ``a *:* rwm`` a line; -1 stands for any number."""
+    found = []
+    for line in text.splitlines():
+        match = re.match(r"[ac] (\d{1,7}|\*):(\d{1,7}|\*) ", line, re.ASCII)
+        if match:
+            major, minor = (-1 if part == "*" else int(part) for part in match.groups())
+            found.append((major, minor))
+    return tuple(found)
+
+
+def device_rules(host: Host, scopes: Iterable[str]) -> Mapping[str, DeviceRule]:
+    """systemd's rules by unit, asked once for all; {} if it says nothing."""
+    names = sorted(set(scopes))
+    if not names:
+        return {}
+    done = host.run([*RULES, *names], timeout=_SECONDS)
+    return parse_rules(done.stdout) if done.ok else {}
+
+
+def parse_rules(text: str) -> dict[str, DeviceRule]:
+    """Blocks of KEY=VALUE, one a unit, divided by an empty line; DeviceAllow comes once for each entry."""
+    found = {}
+    for block in text.split("\n\n"):
+        pairs = [line.split("=", 1) for line in block.splitlines() if "=" in line]
+        fields = {key: value for key, value in pairs if key != "DeviceAllow"}
+        if fields.get("Id") and fields.get("DevicePolicy"):
+            allow = tuple(value for key, value in pairs if key == "DeviceAllow" and value)
+            found[fields["Id"]] = DeviceRule(fields["DevicePolicy"], allow)
+    return found
+
+
+def last_reload(host: Host) -> float:
+    """When systemd last read its units (seconds since the epoch), 0 if it can't be told."""
+    times = [found.st_mtime for found in map(host.stat, _GENERATORS) if found is not None]
+    return max(times, default=0.0)

@@ -1,0 +1,99 @@
+"""Containers that use GPUs, from /proc alone; what systemd and cgroup v1 let them open."""
+
+import pytest
+
+from gpunode.daemons.cri_lists import CriContainer, parse_lists
+from gpunode.facts.device_plugins import plugin_processes
+from gpunode.facts.processes import Process
+from gpunode.facts.workloads import DeviceRule, container_of, parse_devices_list, parse_rules
+from gpunode.host import Host
+
+ID = "4f" * 32
+MAJORS = {"nvidia": 195, "nvidiactl": 195, "nvidia-uvm": 508, "pts": 136}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{ID}.scope\n", ID),
+        (f"0::/system.slice/docker-{ID}.scope/init.scope\n", ID),
+        (f"0::/docker/{ID}\n", ID),
+        (f"11:cpuset,devices:/kubepods/besteffort/podx/{ID}\n0::/\n", ID),
+        ("0::/user.slice/user-1000.slice\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_control_group_names_the_container(text, found, tmp_path):
+    place = tmp_path / "proc/77"
+    place.mkdir(parents=True)
+    (place / "cgroup").write_text(text)
+    assert container_of(Host(tmp_path, environ={}), 77)[0] == found
+
+
+@pytest.mark.parametrize(
+    ("allow", "allowed"),
+    [
+        (("/dev/char/195:255 rwm", "/dev/char/195:0 rw"), True),
+        (("/dev/char/195:* rwm",), True),
+        (("char-nvidia rwm",), True),
+        (("char-nvidia* rwm",), True),
+        (("char-* rwm",), True),
+        (("char-195 rwm",), True),
+        (("/dev/nvidia0 rw",), True),
+        (("char-pts rwm", "/dev/char/1:3 rwm", "/dev/char/195:1 rw"), False),
+    ],
+)
+def test_what_systemd_allows(allow, allowed):
+    assert DeviceRule("strict", allow).allows(195, 0, MAJORS) is allowed
+
+
+def test_a_unit_without_rules_may_open_everything():
+    assert DeviceRule("auto", ()).allows(195, 0, MAJORS)
+    assert not DeviceRule("closed", ()).allows(195, 0, MAJORS)
+
+
+def test_rules_are_read_by_unit():
+    text = (
+        "Id=a.scope\nDevicePolicy=strict\nDeviceAllow=char-pts rwm\nDeviceAllow=/dev/char/1:3 rwm\n\n"
+        "Id=b.scope\nDevicePolicy=auto\nDeviceAllow=\n\nId=\nDevicePolicy=auto\n"
+    )
+    assert parse_rules(text) == {
+        "a.scope": DeviceRule("strict", ("char-pts rwm", "/dev/char/1:3 rwm")),
+        "b.scope": DeviceRule("auto", ()),
+    }
+
+
+def test_devices_list_of_cgroup_v1():
+    assert parse_devices_list("a *:* rwm\nc 195:* rw\nb 8:0 r\nc 508:0 rwm\nnonsense\n") == (
+        (-1, -1),
+        (195, -1),
+        (508, 0),
+    )
+
+
+def _field(number, data):
+    return bytes([number << 3 | 2, len(data)]) + data
+
+
+def test_the_cri_lists_are_put_together():
+    sandbox = _field(1, b"s1") + _field(2, _field(1, b"train-0") + _field(3, b"ml")) + _field(7, b"nvidia")
+    container = _field(1, b"c1") + _field(2, b"s1") + _field(3, _field(1, b"main")) + b"\x30\x01"
+    container += _field(4, _field(1, b"pytorch:2"))
+    lists = parse_lists(_field(1, container), _field(1, sandbox))
+    assert lists == (CriContainer("c1", "main", "train-0", "ml", "pytorch:2", "nvidia"),)
+    with pytest.raises(ValueError, match="field"):
+        parse_lists(b"\x0a\x09x", b"")
+
+
+def test_device_plugins_are_known_by_their_programs(tmp_path):
+    ran = [
+        ("/usr/bin/nvidia-device-plugin", "--pass-device-specs"),
+        ("/usr/bin/python3", "/usr/bin/gpunode", "plugin", "serve"),
+        ("/usr/bin/python3", "/usr/bin/gpunode", "plugin", "status"),
+        ("gpu-feature-discovery",),
+    ]
+    processes = [Process(number, argv, 0.0) for number, argv in enumerate(ran, 1)]
+    found = plugin_processes(Host(tmp_path, environ={}), processes)
+    assert [one.name for one in found] == ["nvidia-device-plugin", "gpunode"]
+    assert found[0].switched("--pass-device-specs", "PASS_DEVICE_SPECS")
+    assert not found[1].switched("--pass-device-specs", "PASS_DEVICE_SPECS")
