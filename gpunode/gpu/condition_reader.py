@@ -212,7 +212,7 @@ def _memory(gpu: _Gpu) -> tuple[int | None, int | None, int | None]:
 
 def _nvlinks(gpu: _Gpu) -> tuple[bool, ...] | None:
     """The states of the links that this GPU has; () if it has none, None if it doesn't tell."""
-    found = []
+    found: list[bool] = []
     for link in range(_MOST_LINKS):
         try:
             state = gpu.nvml.call("nvmlDeviceGetNvLinkState", gpu.device.raw, link)

@@ -67,14 +67,8 @@ def test_an_old_gpu_tells_little_and_nothing_is_made_up(make_node):
 
 def test_what_is_wrong_is_told(make_node):
     bad = {"inforom_valid": 0, "retired_single": 60, "retired_double": 3, "ecc_mode_next": 0, "mig_next": 1}
-    bad |= {
-        "channel_repair": 1,
-        "slowdowns": 0x44,
-        "virtualization": 2,
-        "licensed": 0,
-        "cc": 1,
-        "cc_ready": 0,
-    }
+    bad |= {"channel_repair": 1, "slowdowns": 0x44, "virtualization": 2, "licensed": 0}
+    bad |= {"confidential": 1, "confidential_ready": 0}
     scenario = machine(1).with_gpu(0, told=bad, compute_mode=3)
     (one,) = conditions(make_node, scenario)
     assert (one.inforom_valid, one.retired, one.retired_pages, one.channel_repair_pending) == (
