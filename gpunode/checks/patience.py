@@ -16,6 +16,7 @@ from typing import Any
 from gpunode.facts.topic import Stuck
 
 CHECK_SECONDS = 25.0  # NVML alone may take 15 (facts/node.py), and a daemon 3 on the way
+DEEP_SECONDS = 90.0  # a container is started, and ended after half of that
 _AFTER_ONE_SECONDS = 5.0  # once something has hung, so that ten such don't take minutes
 
 
@@ -26,16 +27,18 @@ class Patience:
         self._seconds = seconds or CHECK_SECONDS
         self._worker: _Worker | None = None
 
-    def ask(self, question: Callable[[], Any]) -> Any:
-        """The answer. `Stuck` if there is none in time; what the question raises is raised here."""
+    def ask(self, question: Callable[[], Any], least: float = 0.0) -> Any:
+        """The answer. `Stuck` if there is none in time; what the question raises is raised here. It is waited
+        for `least` seconds, whatever has hung before."""
         if self._worker is None:
             self._worker = _Worker()
         worker = self._worker
         worker.questions.put(question)
         try:
-            answer, error = worker.answers.get(timeout=self._seconds)
+            waited = max(self._seconds, least)
+            answer, error = worker.answers.get(timeout=waited)
         except Empty:
-            waited, self._worker = self._seconds, None
+            self._worker = None
             self._seconds = min(self._seconds, _AFTER_ONE_SECONDS)
             raise Stuck(f"gave no answer within {waited:g} s: {worker.doing()}", first=True) from None
         if error is not None:

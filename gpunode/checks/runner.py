@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
 from gpunode.checks.model import Check, Verdict, skip
-from gpunode.checks.patience import Patience
+from gpunode.checks.patience import DEEP_SECONDS, Patience
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.facts.node import Node
 from gpunode.facts.topic import Stuck
@@ -129,13 +129,13 @@ class _Walk:
         return None
 
     def _verdict(self, check: Check) -> Verdict:
-        found = self._guarded(lambda: check.run(self.node))
+        found = self._guarded(lambda: check.run(self.node), DEEP_SECONDS if check.deep else 0.0)
         assert found is not None  # a check always has a verdict
         return found
 
-    def _guarded(self, question: Callable[[], Verdict | None]) -> Verdict | None:
+    def _guarded(self, question: Callable[[], Verdict | None], least: float = 0.0) -> Verdict | None:
         try:
-            answer: Verdict | None = self.patience.ask(question)
+            answer: Verdict | None = self.patience.ask(question, least)
             return answer
         except Stuck as error:
             return (

@@ -79,7 +79,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
             if options.on == "host":
                 answer = _on_host(host, options, wanted)
             else:
-                answer, via = _in_container(host, options, wanted, progress)
+                answer, via = in_container(host, options, wanted.uuids, progress)
     messages = () if known.inventory else (f"NVML: {known.message}; CUDA itself was asked for the devices",)
     data = Verification(options.on, targets.merge(wanted, answer.devices), via=via)
     return _report(data, answer, messages)
@@ -115,14 +115,19 @@ def _on_host(host: Host, options: Options, wanted: Plan) -> Answer:
     return _read(done.code, done.stdout, done.stderr)
 
 
-def _in_container(host: Host, options: Options, wanted: Plan, progress: Progress) -> tuple[Answer, str]:
-    """The answer, and how the container got its GPUs. `GpunodeError` if the driver isn't in it."""
+def in_container(
+    host: Host, options: Options, uuids: Sequence[str], progress: Progress
+) -> tuple[Answer, str]:
+    """The answer for these GPUs, all that CUDA sees for none, and how the container got its GPUs.
+
+    `GpunodeError` if the driver isn't in it.
+    """
     from gpunode.runtime.container_run import run_program
 
     request = dataclasses.replace(
         _request(options),
-        argv=("-m", program.MODULE, *program.arguments(wanted.uuids, options.timeout)),
-        timeout=program.longest_run(len(wanted.uuids), options.timeout),
+        argv=("-m", program.MODULE, *program.arguments(uuids, options.timeout)),
+        timeout=program.longest_run(len(uuids), options.timeout),
     )
     done = run_program(host, request, progress)
     answer = _read(done.exit_code, done.stdout, done.stderr)

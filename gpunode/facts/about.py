@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -30,11 +31,20 @@ class Questions:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """What came of something that was tried; `passed` is None if it couldn't be, and `text` says why."""
+
+    passed: bool | None
+    text: str
+
+
+@dataclass(frozen=True)
 class About:
-    """The ground of `Node`."""
+    """The ground of `Node`. `trials` are what a deep check may run, by engine, each on the GPU of a UUID."""
 
     host: Host
     questions: Questions = field(default_factory=Questions)
+    trials: Mapping[str, Callable[[Host, str], Trial]] = field(default_factory=dict)
 
 
 def or_raise(answer: _Answer | DaemonError) -> _Answer:

@@ -55,10 +55,16 @@ def settings_of(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 def flag_conflicts(argv: tuple[str, ...], config: Mapping[str, Any]) -> tuple[str, ...]:
     """Keys of daemon.json that dockerd was also given as a flag; it refuses to start with any of them."""
-    keys: set[str] = set()
-    for key, value in config.items():
-        keys |= set(value) if isinstance(value, dict) and key not in WHOLE else {key}
+    keys = file_settings(config)
     return tuple(key for key in settings_of(argv) if key in keys and key not in _BOTH_ALLOWED)
+
+
+def file_settings(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a daemon.json sets: its keys, and in place of an object that only groups some, their keys."""
+    found: list[str] = []
+    for key, value in config.items():
+        found += value if isinstance(value, dict) and key not in WHOLE else [key]
+    return tuple(dict.fromkeys(found))
 
 
 def flag_features(argv: tuple[str, ...]) -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""What dockerd 20.10 takes in its file: the only release that can't check a file without starting.
+"""What dockerd takes in its file: 20.10 can't check a file without starting, later releases are asked.
 
 The names and types are those of moby v20.10.24, cmd/dockerd and daemon/config: a key must be one of its
 flags, or the plural under which a repeatable flag stands in the file.
@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpunode.facts.docker_flags import WHOLE
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.docker_flags import WHOLE, file_settings
+from gpunode.host import Host
+from gpunode.tables import table
+
+TABLE = "docker_keys"
+_UNKNOWN = "don't match any configuration option: "  # dockerd's own words, with the keys behind them
+_LISTED, _VALIDATES = (20, 10), (23,)
+_SECONDS = 5.0
 
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "bool": ((bool,), "true or false"),
@@ -40,6 +48,28 @@ _KEYS = {
     " help host insecure-registry label log-opt node-generic-resource registry-mirror storage-opt version",
 }
 _KIND_OF = {name: kind for kind, names in _KEYS.items() for name in names.split()}
+
+
+def unknown_keys(host: Host, daemon: Daemon, tree: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Settings in a file that this dockerd doesn't know; None if that can't be told.
+
+    What is in no list is put to dockerd itself (``--validate``, 23.0 and up), which then only reads the file.
+    """
+    strange = tuple(
+        key for key in file_settings(tree) if key not in _KIND_OF and key not in table(TABLE).rows
+    )
+    if daemon.version and _LISTED <= daemon.version < _VALIDATES:
+        return tuple(key for key in file_settings(tree) if key not in _KIND_OF)
+    if not strange:
+        return ()
+    if daemon.version < _VALIDATES or daemon.binary is None:
+        return None
+    answer = host.run([daemon.binary, "--validate", f"--config-file={daemon.config_path}"], timeout=_SECONDS)
+    _, found, keys = (answer.stderr + answer.stdout).partition(_UNKNOWN)
+    if answer.ok:
+        return ()
+    named = tuple(key.strip() for key in keys.split("\n")[0].split(","))
+    return tuple(key for key in strange if key in named) or None if found else None
 
 
 def refused_by_20(tree: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:

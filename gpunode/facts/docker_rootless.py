@@ -158,3 +158,9 @@ def account(host: Host, uid: int) -> Account:
             return Account(fields[0], uid, fields[5])
     own = host.environ if uid == host.uid else {}
     return Account(own.get("USER") or str(uid), uid, own.get("HOME") or "/")
+
+
+def as_user(who: Account) -> str:
+    """The command that prepares a user's rootless Docker, as root gives it."""
+    runtime = f"XDG_RUNTIME_DIR={who.runtime_directory}"
+    return f"sudo -Hu {who.name} {runtime} gpunode configure-runtime --runtime docker"

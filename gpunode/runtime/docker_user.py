@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpunode.errors import PreconditionError
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.docker_rootless import account, environment, places
+from gpunode.facts.docker_rootless import account, as_user, environment, places
 from gpunode.facts.docker_rootless_gpus import CONFIG_VARIABLE, hook_injects
 from gpunode.facts.processes import owner, running
 from gpunode.facts.toolkit_config import DEFAULT_PATH
@@ -125,16 +125,12 @@ def refuse_another_users(host: Host, daemon: Daemon | None, config: str) -> None
             else f"only {who.name}'s rootless Docker (pid {process.pid}) runs here, the system's doesn't"
         )
         others = "" if config else "; the system's: --config /etc/docker/daemon.json"
-        raise PreconditionError(problem, hint=f"run it as that user: {_as_user(who.name, who.uid)}{others}")
+        raise PreconditionError(problem, hint=f"run it as that user: {as_user(who)}{others}")
     if config.endswith("/.config/docker/daemon.json"):
         found = host.stat(config) or host.stat(config.removesuffix("/.config/docker/daemon.json"))
         if found is not None and found.st_uid != 0:
             who = account(host, found.st_uid)
             raise PreconditionError(
                 f"{config} belongs to {who.name}'s rootless Docker",
-                hint=f"run it as that user: {_as_user(who.name, who.uid)}",
+                hint=f"run it as that user: {as_user(who)}",
             )
-
-
-def _as_user(name: str, uid: int) -> str:
-    return f"sudo -Hu {name} XDG_RUNTIME_DIR=/run/user/{uid} gpunode configure-runtime --runtime docker"

@@ -8,12 +8,12 @@ from gpunode.checks import fixes
 from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts.docker_flags import flag_conflicts
+from gpunode.facts.docker_runtimes import nvidia_programs, programs
 from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
 from gpunode.result import Evidence, Fix
 
 _UNPARSABLE = "Docker's file can't be parsed: see docker-config-invalid-json"
-_RUNTIME_PROGRAM = "nvidia-container-runtime"
 
 
 def docker_config_invalid_json(node: Node) -> Verdict:
@@ -132,7 +132,7 @@ def docker_not_restarted(node: Node) -> Verdict:
     config = _readable(node)
     if config is None:
         return skip(_UNPARSABLE)
-    wanted = _runtimes(config)
+    wanted = programs(config)
     try:
         info = node.docker_info
     except DaemonError as error:
@@ -161,9 +161,9 @@ def docker_runtime_missing(node: Node) -> Verdict:
         info = node.docker_info
     except DaemonError as error:
         return skip(f"Docker doesn't say what it runs with: {error.message}")
-    active = _runtimes({"runtimes": info.get("Runtimes")})
+    active = programs(info, "Runtimes")
     told = f"{node.docker.socket} /info"
-    nvidia = {name: path for name, path in active.items() if _is_nvidia(name, path)}
+    nvidia = nvidia_programs(info, "Runtimes")
     if not nvidia:
         return _not_registered(node, info, seen(told, f"runtimes {', '.join(sorted(active)) or 'none'}"))
     for name, path in nvidia.items():
@@ -184,19 +184,9 @@ def _not_registered(node: Node, info: dict[str, Any], evidence: Evidence) -> Ver
     return fail("the nvidia runtime isn't registered", evidence)
 
 
-def _runtimes(config: dict[str, Any]) -> dict[str, str]:
-    """Runtime names and program paths, from daemon.json or /info alike."""
-    entries = _table(config, "runtimes").items()
-    return {name: str(entry.get("path") or "") if isinstance(entry, dict) else "" for name, entry in entries}
-
-
 def _table(tree: dict[str, Any], key: str) -> dict[str, Any]:
     value = tree.get(key)
     return value if isinstance(value, dict) else {}
-
-
-def _is_nvidia(name: str, path: str) -> bool:
-    return name == "nvidia" or path.rpartition("/")[2].startswith(_RUNTIME_PROGRAM)
 
 
 CHECKS = (
@@ -216,6 +206,7 @@ CHECKS = (
         remedy=fixes.EDIT_DAEMON_JSON,
         run=docker_config_invalid_json,
         blocked_by=("pci-no-gpu",),
+        preflight=("docker",),
     ),
     Check(
         id="docker-flag-file-conflict",
@@ -234,6 +225,7 @@ CHECKS = (
         remedy=fixes.EDIT_DAEMON_JSON,
         run=docker_flag_file_conflict,
         blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
+        preflight=("docker",),
         refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
     ),
     Check(
@@ -249,7 +241,13 @@ CHECKS = (
         why="Containers can't start while the daemon is down or hangs.",
         remedy=fixes.START_DOCKER,
         run=docker_not_running,
-        blocked_by=("pci-no-gpu", "docker-config-invalid-json", "docker-flag-file-conflict"),
+        blocked_by=(
+            "pci-no-gpu",
+            "docker-config-invalid-json",
+            "docker-unknown-key",
+            "docker-flag-file-conflict",
+        ),
+        preflight=("docker",),
     ),
     Check(
         id="docker-not-restarted",
@@ -268,7 +266,9 @@ CHECKS = (
         run=docker_not_restarted,
         blocked_by=(
             "pci-no-gpu",
+            "docker-snap",
             "docker-config-invalid-json",
+            "docker-unknown-key",
             "docker-flag-file-conflict",
             "docker-not-running",
         ),
@@ -292,8 +292,10 @@ CHECKS = (
         blocked_by=(
             "pci-no-gpu",
             "toolkit-missing",
+            "docker-snap",
             "docker-not-running",
             "docker-not-restarted",
+            "docker-default-runtime",
             "docker-config-invalid-json",
         ),
         refs=("https://docs.docker.com/engine/containers/resource_constraints/#gpu",),

@@ -1,0 +1,32 @@
+"""What mends Docker itself."""
+
+from __future__ import annotations
+
+from gpunode.checks.fixes import everywhere, per_family
+
+_GUIDE = "https://docs.docker.com/engine/install/"
+
+UPGRADE = per_family(
+    "apt update && apt install --only-upgrade docker-ce docker.io",
+    "dnf upgrade docker-ce",
+    "zypper update docker",
+    f"follow {_GUIDE}",
+    "restart",
+)
+
+# the snap's containers and images stay in a snapshot of the snap
+_CONFIGURE = "gpunode configure-runtime --runtime docker"
+REPLACE_SNAP = per_family(
+    f"snap remove docker && apt install docker.io && {_CONFIGURE}",
+    f"snap remove docker && dnf install docker-ce && {_CONFIGURE}",
+    f"snap remove docker && zypper install docker && {_CONFIGURE}",
+    f"follow {_GUIDE}",
+    "drain",
+)
+CONFIGURE_DEFAULT = everywhere(f"{_CONFIGURE} --set-as-default", "restart")
+INSTALL = per_family(
+    f"apt install docker.io && docker context use default && {_CONFIGURE}",
+    f"dnf install docker-ce && docker context use default && {_CONFIGURE}",
+    f"zypper install docker && docker context use default && {_CONFIGURE}",
+    f"follow {_GUIDE}",
+)
