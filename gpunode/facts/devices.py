@@ -13,11 +13,16 @@ _GPUS = "/proc/driver/nvidia/gpus"
 
 @dataclass(frozen=True)
 class DriverGpu:
-    """One GPU as the loaded driver lists it; `minor` is N of /dev/nvidiaN, None if it doesn't say."""
+    """One GPU as the loaded driver lists it; `minor` is N of /dev/nvidiaN, None if it doesn't say.
+
+    `video_bios` is its version, ``00.00.00.00.00`` for a virtual GPU.
+    """
 
     address: str
     minor: int | None
     uuid: str
+    model: str = ""
+    video_bios: str = ""
 
 
 def driver_gpus(host: Host) -> tuple[DriverGpu, ...]:
@@ -35,6 +40,8 @@ def driver_gpus(host: Host) -> tuple[DriverGpu, ...]:
                 address,
                 int(minor) if re.fullmatch(r"\d{1,5}", minor, re.ASCII) else None,
                 fields.get("GPU UUID", ""),
+                fields.get("Model", ""),
+                fields.get("Video BIOS", ""),
             )
         )
     return tuple(found)

@@ -48,6 +48,11 @@ def find_library(host: Host, soname: str) -> Library | None:
     return None
 
 
+def is_compat(path: str) -> bool:
+    """Whether a library is one of cuda-compat, which stands in for the driver's own and has another version."""
+    return "compat" in path.split("/")[:-1] or "/cuda-compat" in path
+
+
 def _library(host: Host, soname: str, path: str, *, linked: bool) -> Library:
     real = host.realpath(path)
     version = _VERSION.search(real)

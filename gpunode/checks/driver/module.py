@@ -6,6 +6,7 @@ from gpunode.checks import fixes
 from gpunode.checks.driver import packages
 from gpunode.checks.model import HOST, HOST_OR_CONTAINER, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.facts import driver
+from gpunode.facts.libraries import is_compat
 from gpunode.facts.node import Node
 from gpunode.result import Fix
 
@@ -135,7 +136,8 @@ def driver_too_old(node: Node) -> Verdict:
 
 def driver_lib_mismatch(node: Node) -> Verdict:
     module = node.module
-    found = [library for library in (node.nvml_library, node.cuda_library) if library and library.version]
+    both = (node.nvml_library, node.cuda_library)
+    found = [one for one in both if one and one.version and not is_compat(one.path)]
     if module is None or not module.version or not found:
         return skip("the module or its libraries don't tell their version")
     evidence = [seen(f"/sys/module/{module.name}/version", f"{module.version} (loaded module)")]
