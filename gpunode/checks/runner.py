@@ -15,6 +15,7 @@ from gpunode.facts.traits import TRAITS
 from gpunode.result import Finding, FindingStatus
 
 EVERY = "all"
+_NO_GPU = "pci-no-gpu"
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ class _Walk:
         node = self.node
         if node.kind not in check.classes:
             return skip(f"not applicable on this kind of node ({node.kind})", "not-applicable")
+        if node.questions.expect_gpus == 0 and check.id != _NO_GPU and not node.gpus:
+            return skip("not applicable: no GPU is meant to be here", "not-applicable")
         if check.deep and not node.questions.deep:
             return skip("only with --deep", "left-out")
         for name in check.needs:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
+from gpunode.facts.packages import Packages
 from gpunode.host import Host
 
+PARAMETERS = "/proc/driver/nvidia/params"
 # Debian builds the same module as nvidia-current and the kernel shows it with an underscore
 MODULE_NAMES = ("nvidia", "nvidia_current")
 _IN_MODULES_DEP = re.compile(r"^[^:\s]*/nvidia(?:-current)?\.ko(?:\.\w+)?:", re.MULTILINE)
@@ -60,6 +63,25 @@ def loaded_module(host: Host) -> LoadedModule | None:
 def module_loaded(host: Host, name: str) -> bool:
     """Whether the kernel has a module of this name (with underscores), built in or loaded."""
     return host.is_dir(f"/sys/module/{name}")
+
+
+def parameters(host: Host) -> dict[str, str]:
+    """The settings that the loaded driver runs with, names without NVreg_, strings without their quotes; {}
+    where /proc/driver/nvidia/params isn't there."""
+    pairs = (line.partition(":") for line in (host.read_text(PARAMETERS) or "").splitlines())
+    return {name.strip(): value.strip().strip('"') for name, colon, value in pairs if colon}
+
+
+def has_module_file(host: Host, release: str, name: str) -> bool:
+    """Whether a kernel has a module of this name (as its file is called) on disk."""
+    index = host.read_text(f"/lib/modules/{release}/modules.dep") or ""
+    return any(f"/{name}.ko{end}" in index for end in (":", ".gz:", ".xz:", ".zst:"))
+
+
+def initramfs_of(host: Host, release: str) -> os.stat_result | None:
+    """The initramfs of a kernel, as update-initramfs(8), dracut(8) or kernel-install(8) names it."""
+    names = (f"initrd.img-{release}", f"initramfs-{release}.img", f"initrd-{release}")
+    return next((found for name in names if (found := host.stat(f"/boot/{name}"))), None)
 
 
 def installed_kernels(host: Host) -> tuple[Kernel, ...]:
@@ -120,21 +142,63 @@ def module_file(host: Host) -> ModuleFile | None:
     return None
 
 
+def module_license(host: Host) -> str:
+    """The license of the module on disk: ``Dual MIT/GPL`` for the open one, ``NVIDIA``; empty if unknown."""
+    for name in ("nvidia", "nvidia-current"):
+        answer = host.run(["modinfo", "-F", "license", name], timeout=5.0)
+        if answer.ok and answer.stdout.strip():
+            return answer.stdout.strip()
+    return ""
+
+
+def next_version(host: Host, release: str) -> str:
+    """The version of the module that kernel `release` would load; empty if modinfo finds none."""
+    for name in ("nvidia", "nvidia-current"):
+        answer = host.run(["modinfo", "-k", release, "-F", "version", name], timeout=5.0)
+        if answer.ok and answer.stdout.strip():
+            return answer.stdout.strip()
+    return ""
+
+
+def has_headers(host: Host, release: str) -> bool:
+    """Whether modules can be built for this kernel: its build directory is there and configured."""
+    return host.stat(f"/lib/modules/{release}/build/include/generated/autoconf.h") is not None
+
+
+def build_error(host: Host, release: str) -> tuple[str, int, str] | None:
+    """What DKMS's last attempt to build for this kernel ended with: log, line number, line."""
+    for module in host.listdir("/var/lib/dkms"):
+        if not module.startswith("nvidia"):
+            continue
+        for version in host.listdir(f"/var/lib/dkms/{module}"):
+            path = f"/var/lib/dkms/{module}/{version}/build/make.log"
+            text = host.read_text(path) or ""
+            lines = text.splitlines()
+            if release not in text or "rror" not in text:
+                continue
+            for number, line in enumerate(lines, 1):
+                if "error:" in line.lower():
+                    return path, number, line.strip()[:200]
+    return None
+
+
+def waiting_keys(host: Host) -> bytes | None:
+    """Certificates that MokManager asks about during the next boot (mokutil --import); None if none waits.
+
+    shim keeps them in the variable MokNew of its vendor's GUID, which mokutil writes.
+    """
+    return host.read_bytes("/sys/firmware/efi/efivars/MokNew-605dab50-e046-4300-abb6-3dd810dd8b23")
+
+
 def enrolled_keys(host: Host) -> str | None:
     """The certificates that Secure Boot accepts beside the firmware's, as mokutil(1) prints them."""
     answer = host.run(["mokutil", "--list-enrolled"], timeout=5.0)
     return answer.stdout if answer.ok else None
 
 
-def driver_packages(host: Host) -> tuple[str, ...]:
-    """Installed driver packages by name, from dpkg's status file or rpm; asked when no module is there."""
-    status = host.read_text("/var/lib/dpkg/status")
-    if status is not None:
-        blocks = (block for block in status.split("\n\n") if "\nStatus: install ok installed" in block)
-        names = (block.partition("\n")[0].removeprefix("Package: ") for block in blocks)
-        return tuple(name for name in names if _is_driver(name))
-    answer = host.run(["rpm", "-qa", "--qf", "%{NAME}\\n", "*nvidia*"], timeout=5.0)
-    return tuple(name for name in answer.stdout.split() if answer.ok and _is_driver(name))
+def driver_packages(packages: Packages) -> tuple[str, ...]:
+    """Installed driver packages by name; libraries and tools aren't the driver."""
+    return tuple(package.name for package in packages.containing("nvidia") if _is_driver(package.name))
 
 
 def _is_driver(package: str) -> bool:

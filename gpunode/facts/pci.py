@@ -10,6 +10,7 @@ from gpunode.host import Host
 DEVICES = "/sys/bus/pci/devices"
 NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")  # VGA controller, 3D controller
+_AUDIO_CLASS = "0x0403"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,19 @@ def read_gpus(host: Host) -> tuple[PciGpu, ...]:
         driver = host.readlink(f"{place}/driver")
         name = driver.rstrip("/").rpartition("/")[2] if driver else None
         found.append(PciGpu(address, _word(host, f"{place}/device"), name, _numa(host, place)))
+    return tuple(found)
+
+
+def lone_audio(host: Host) -> tuple[str, ...]:
+    """Audio functions of NVIDIA cards whose display function is not there."""
+    found = []
+    for address in host.listdir(DEVICES):
+        place = f"{DEVICES}/{address}"
+        if (
+            _word(host, f"{place}/class").startswith(_AUDIO_CLASS)
+            and _word(host, f"{place}/vendor") == NVIDIA
+        ):
+            found.append(address)
     return tuple(found)
 
 

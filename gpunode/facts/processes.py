@@ -71,6 +71,12 @@ def boot_time(host: Host) -> float:
     return 0.0
 
 
+def uptime(host: Host) -> float:
+    """Seconds since the boot (/proc/uptime); 0 if unknown."""
+    first = (host.read_text("/proc/uptime") or "").partition(" ")[0]
+    return float(first) if first.replace(".", "", 1).isdecimal() and len(first) < 16 else 0.0
+
+
 def running(host: Host, *names: str) -> tuple[Process, ...]:
     """Every process of this node with a command line, or only those of the programs `names`.
 

@@ -32,7 +32,11 @@ _FAMILIES = {
     "suse": {"suse", "sles", "sled", "opensuse", "opensuse-leap", "opensuse-tumbleweed"},
 }
 # their root file systems are read-only or declared elsewhere, so package commands would mislead
-_IMMUTABLE = {"nixos", "flatcar", "bottlerocket", "talos", "rhcos", "coreos"}
+_IMMUTABLE = {
+    *("nixos", "flatcar", "bottlerocket", "talos", "rhcos", "coreos", "cos", "ubuntu-core"),
+    *("sle-micro", "sl-micro", "opensuse-microos", "guix"),
+}
+_OSTREE = "/run/ostree-booted"  # rpm-ostree and bootc: Fedora CoreOS, Silverblue, image mode of RHEL
 _OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")
 _SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 _VM_VENDORS = (
@@ -45,12 +49,14 @@ _BARE_METAL_PRODUCTS = ("metal", "surface")
 
 @dataclass(frozen=True)
 class Distribution:
-    """`id` and `version` as os-release spells them; `family` is debian, rhel, suse or other."""
+    """`id` and `version` as os-release spells them; `family` is debian, rhel, suse or other. Where the system
+    is an image or declared as a whole (`immutable`), packages are no way, and the family is other."""
 
     id: str
     version: str
     name: str
     family: str
+    immutable: bool = False
 
 
 def family_of(identifier: str, like: str) -> str:
@@ -83,7 +89,9 @@ def read_distribution(host: Host) -> Distribution:
         )
         identifier = found.id()
         name = found.name(pretty=True)
-        return Distribution(identifier, found.version(), name, family_of(identifier, found.like()))
+        whole = identifier in _IMMUTABLE or host.exists(_OSTREE)
+        family = "other" if whole else family_of(identifier, found.like())
+        return Distribution(identifier, found.version(), name, family, whole)
     except PermissionError as error:
         raise Unreadable("can't read /etc/os-release: permission denied", hint="run as root") from error
     except (OSError, ValueError):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpunode.facts.node import Node
+from gpunode.facts.system import VM
 
 OPERATOR_DRIVER = "/run/nvidia/driver/usr"  # where the GPU operator mounts its driver container
 
@@ -27,18 +29,51 @@ def _vfio_host(node: Node) -> bool:
     return bool(node.gpus) and all(gpu.driver == "vfio-pci" for gpu in node.gpus)
 
 
+def _vgpu_guest(node: Node) -> bool:
+    """A virtual GPU has no video BIOS of its own, and only a virtual machine has one."""
+    return node.kind == VM and any(gpu.video_bios == "00.00.00.00.00" for gpu in node.driver_gpus)
+
+
+def _mig(node: Node) -> bool:
+    """As NVML says, which is only asked where the driver is there to answer."""
+    if node.module is None or node.nvml_library is None or node.nvml.inventory is None:
+        return False
+    return any(gpu.mig_enabled for gpu in node.nvml.inventory.gpus)
+
+
 def _kubelet(node: Node) -> bool:
     return node.kubelet is not None and node.kubelet.joined
 
 
+def _coherent(node: Node) -> bool:
+    """Grace with its own GPU: the driver names it GH200, GB200, GB300."""
+    return any(re.search(r"\bG[HB]\d00\b", gpu.model) for gpu in node.driver_gpus)
+
+
 TRAITS = {
     "gpu": Trait(lambda node: bool(node.gpus), "there are GPUs on the bus", "no GPU is on the bus"),
+    "multi-gpu": Trait(
+        lambda node: len(node.gpus) > 1, "there are several GPUs", "there are not several GPUs"
+    ),
+    "coherent-gpu": Trait(
+        _coherent, "GPUs share the processor's memory", "no GPU shares the processor's memory"
+    ),
+    "immutable": Trait(
+        lambda node: node.distribution.immutable,
+        "this distribution takes no packages",
+        "this distribution takes packages",
+    ),
     "driver": Trait(
         lambda node: node.module is not None, "the driver is loaded", "the NVIDIA driver isn't loaded"
     ),
     "operator-driver": Trait(
         _operator_driver, "the GPU operator's container brings the driver", "the driver is the host's own"
     ),
+    "nvswitch": Trait(
+        lambda node: bool(node.switches), "there are NVSwitches", "no NVSwitch is on this node"
+    ),
+    "mig": Trait(_mig, "MIG is on", "no GPU has MIG on"),
+    "vgpu-guest": Trait(_vgpu_guest, "the GPUs are virtual (vGPU)", "the GPUs are no virtual ones"),
     "vfio-host": Trait(
         _vfio_host, "every GPU is kept for virtual machines", "the GPUs aren't kept for virtual machines"
     ),

@@ -106,6 +106,7 @@ CHECKS = (
             "driver-lib-mismatch",
             "dev-nodes-missing",
             "dev-node-major-stale",
+            "aux-power",
         ),
         classes=EVERYWHERE_BUT_TEGRA,
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.checks.hardware import bus
+from gpunode.checks.hardware import bus, memory, nouveau, pcie
 from gpunode.checks.model import Check
 
-CHECKS: tuple[Check, ...] = (*bus.CHECKS,)
+CHECKS: tuple[Check, ...] = (*bus.CHECKS, *nouveau.CHECKS, *pcie.CHECKS, *memory.CHECKS)

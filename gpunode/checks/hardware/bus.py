@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from gpunode.checks import fixes
-from gpunode.checks.model import HOST, HOST_OR_CONTAINER, Check, Verdict, fail, ok, seen, skip, warn
-from gpunode.facts.driver import module_loaded
+from gpunode.checks.model import (
+    ANY_ENGINE,
+    HOST_OR_CONTAINER,
+    Check,
+    Verdict,
+    fail,
+    note,
+    ok,
+    seen,
+    skip,
+    warn,
+)
 from gpunode.facts.node import Node
-from gpunode.facts.pci import DEVICES, PciGpu
-from gpunode.result import Evidence
+from gpunode.facts.pci import DEVICES, PciGpu, lone_audio
+from gpunode.result import Evidence, Fix
 
 _NVIDIA = "nvidia"
 _FOR_VMS = "vfio-pci"
@@ -15,58 +25,84 @@ _FOR_VMS = "vfio-pci"
 
 def pci_no_gpu(node: Node) -> Verdict:
     if node.gpus:
-        owners = sorted({gpu.driver or "nobody" for gpu in node.gpus})
-        return ok(f"{_count(len(node.gpus))} on the PCI bus", seen(DEVICES, f"driver: {', '.join(owners)}"))
+        drivers = ", ".join(sorted({gpu.driver or "nobody" for gpu in node.gpus}))
+        return ok(f"{count(len(node.gpus))} on the PCI bus", seen(DEVICES, f"driver: {drivers}"))
     functions = node.host.listdir(DEVICES)
-    return fail(
-        "no NVIDIA GPU on the PCI bus",
-        seen(DEVICES, f"{len(functions)} functions, none with vendor 0x10de and class 0x0300 or 0x0302"),
-    )
+    evidence = [
+        seen(DEVICES, f"{len(functions)} functions, none with vendor 0x10de and class 0x0300 or 0x0302")
+    ]
+    if node.questions.expect_gpus == 0:
+        return note("no NVIDIA GPU, and none is meant to be here", *evidence)
+    evidence += [seen(f"{DEVICES}/{address}", "a GPU's audio function") for address in lone_audio(node.host)]
+    return fail("no NVIDIA GPU on the PCI bus", *evidence)
+
+
+def pci_gpu_count_mismatch(node: Node) -> Verdict:
+    expected, there = node.questions.expect_gpus, len(node.gpus)
+    if expected is not None and there != expected:
+        log = fixes.RESCAN_PCI if there < expected else fixes.everywhere("lspci -nnk -d 10de:")
+        return warn(
+            f"{count(there)} on the PCI bus, {expected} expected",
+            *owners(node.gpus),
+            fix=log.for_family(node.distribution.family),
+        )
+    ours = {gpu.address for gpu in node.gpus if gpu.driver == _NVIDIA}
+    if node.module is None or node.nvml_library is None or node.nvml.inventory is None:
+        return ok(f"{count(there)} on the PCI bus") if expected is not None else skip("NVML tells no number")
+    listed = {_short(gpu.pci) for gpu in node.nvml.inventory.gpus}
+    missing = sorted(address for address in ours if _short(address) not in listed)
+    if missing and len(listed) < len(ours):
+        return warn(
+            f"NVML lists {len(listed)} of the {count(len(ours))} that the driver owns",
+            *(seen(f"{DEVICES}/{address}", "owned by nvidia, not listed by NVML") for address in missing),
+            fix=Fix(f"dmesg | grep -i -e {' -e '.join(missing)} -e RmInitAdapter"),
+        )
+    return ok(f"bus and NVML agree on {count(len(ours))}")
+
+
+def _short(address: str) -> str:
+    """NVML writes domains with eight digits, sysfs with four."""
+    domain, _, rest = address.lower().partition(":")
+    return f"{domain.lstrip('0') or '0'}:{rest}"
 
 
 def gpu_bound_other_driver(node: Node) -> Verdict:
-    others = tuple(gpu for gpu in node.gpus if gpu.driver not in (_NVIDIA, "nouveau", None))
+    others = tuple(
+        gpu for gpu in node.gpus if gpu.driver not in (_NVIDIA, "nouveau", None) and not is_nova(gpu)
+    )
     # a display function without an owner is normal until the driver is loaded
     orphans = tuple(gpu for gpu in node.gpus if gpu.driver is None) if node.module else ()
     ours = sum(gpu.driver == _NVIDIA for gpu in node.gpus)
     if not others and not orphans:
         return ok("no foreign driver owns a GPU")
     if ours and all(gpu.driver == _FOR_VMS for gpu in (*others, *orphans)):
-        return ok(f"{_of(others, node)} kept for virtual machines", *_owners(others))
+        return ok(f"{of(others, node)} kept for virtual machines", *owners(others))
     names = ", ".join(sorted({gpu.driver or "no driver" for gpu in (*others, *orphans)}))
-    summary = f"{_of((*others, *orphans), node)} held by {names}, not by nvidia"
     if not others:
-        log = fixes.READ_KERNEL_LOG.other
-        summary = f"the driver is loaded, but has not taken {_of(orphans, node)}"
-        return (warn if ours else fail)(summary, *_owners(orphans), fix=log)
-    nova = any((gpu.driver or "").lower().startswith("nova") for gpu in others)
-    remedy = fixes.BLACKLIST_NOVA if nova else fixes.rebind(*(gpu.address for gpu in others))
-    fix = remedy.for_family(node.distribution.family)
-    return (warn if ours else fail)(summary, *_owners((*others, *orphans)), fix=fix)
+        summary = f"the driver is loaded, but has not taken {of(orphans, node)}"
+        return (warn if ours else fail)(summary, *owners(orphans), fix=fixes.READ_KERNEL_LOG.other)
+    bound = node.module_options.option("vfio_pci", "ids") if _FOR_VMS in names else None
+    evidence = [*owners((*others, *orphans))]
+    evidence += [seen(bound.source, f"vfio-pci ids={bound.value}", bound.line)] if bound else []
+    fix = fixes.rebind(*(gpu.address for gpu in others)).for_family(node.distribution.family)
+    summary = f"{of((*others, *orphans), node)} held by {names}, not by nvidia"
+    return (warn if ours else fail)(summary, *evidence, fix=fix)
 
 
-def nouveau_loaded(node: Node) -> Verdict:
-    held = tuple(gpu for gpu in node.gpus if gpu.driver == "nouveau")
-    ours = any(gpu.driver == _NVIDIA for gpu in node.gpus)
-    if held:
-        summary = f"nouveau owns {_of(held, node)}"
-        return (warn if ours else fail)(summary, *_owners(held))
-    if module_loaded(node.host, "nouveau") and node.module is None:
-        return warn("nouveau is loaded and nvidia is not", seen("/sys/module/nouveau", "loaded"))
-    if not node.gpus:
-        return skip("there is no GPU that nouveau could take")
-    return ok("nouveau owns no GPU")
-
-
-def _count(number: int) -> str:
+def count(number: int) -> str:
     return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
-def _of(gpus: tuple[PciGpu, ...], node: Node) -> str:
-    return f"{len(gpus)} of {_count(len(node.gpus))}"
+def of(gpus: tuple[PciGpu, ...], node: Node) -> str:
+    return f"{len(gpus)} of {count(len(node.gpus))}"
 
 
-def _owners(gpus: tuple[PciGpu, ...]) -> tuple[Evidence, ...]:
+def is_nova(gpu: PciGpu) -> bool:
+    """The kernel's Rust driver; its name was NovaCore for a while."""
+    return (gpu.driver or "").lower().startswith("nova")
+
+
+def owners(gpus: tuple[PciGpu, ...]) -> tuple[Evidence, ...]:
     return tuple(
         seen(f"{DEVICES}/{gpu.address}/driver", gpu.driver or "no link: nobody owns it") for gpu in gpus
     )
@@ -85,7 +121,26 @@ CHECKS = (
         ),
         remedy=fixes.RESCAN_PCI,
         run=pci_no_gpu,
+        preflight=ANY_ENGINE,
         classes=HOST_OR_CONTAINER,
+    ),
+    Check(
+        id="pci-gpu-count-mismatch",
+        title="Every GPU is listed",
+        layer="hardware",
+        severity="warning",
+        looks_at=(
+            "the GPUs in /sys/bus/pci/devices against --expect-gpus, and those that nvidia owns against what "
+            "NVML lists."
+        ),
+        why=(
+            "A GPU that the bus or NVML doesn't list is handed to no container: the node offers fewer GPUs "
+            "than it has. A GPU that failed to start often needs the power to be off for a moment, which a "
+            "warm reboot doesn't do."
+        ),
+        remedy=fixes.READ_KERNEL_LOG,
+        run=pci_gpu_count_mismatch,
+        blocked_by=("pci-no-gpu", "nvml-hang"),
     ),
     Check(
         id="gpu-bound-other-driver",
@@ -93,35 +148,17 @@ CHECKS = (
         layer="hardware",
         severity="error",
         looks_at=(
-            "the driver link of every GPU in /sys/bus/pci/devices; nouveau has its own check. GPUs that "
-            "vfio-pci keeps for virtual machines beside others that nvidia owns are fine."
+            "the driver link of every GPU in /sys/bus/pci/devices; nouveau and nova have their own checks. "
+            "GPUs that vfio-pci keeps for virtual machines beside others that nvidia owns are fine."
         ),
         why=(
-            "One driver at a time owns a PCI function. While vfio-pci, nova or another driver holds it, "
+            "One driver at a time owns a PCI function. While vfio-pci or another driver holds it, "
             "nvidia.ko can't use it and NVML doesn't list it."
         ),
         remedy=fixes.rebind("0000:3b:00.0"),
         run=gpu_bound_other_driver,
-        blocked_by=("pci-no-gpu",),
+        blocked_by=("pci-no-gpu", "bar-too-small", "nova-core-loaded"),
+        preflight=ANY_ENGINE,
         classes=HOST_OR_CONTAINER,
-    ),
-    Check(
-        id="nouveau-loaded",
-        title="nouveau leaves the GPUs alone",
-        layer="hardware",
-        severity="error",
-        looks_at=(
-            "the driver link of every GPU in /sys/bus/pci/devices, and /sys/module/nouveau. A warning if it "
-            "only holds some GPUs (an old display card, say) or is merely loaded."
-        ),
-        why=(
-            "nouveau, the kernel's own driver, takes the GPUs at boot, and nvidia.ko then finds none. "
-            "Driver packages blacklist it; the initramfs must be built again for that to count."
-        ),
-        remedy=fixes.BLACKLIST_NOUVEAU,
-        run=nouveau_loaded,
-        blocked_by=("pci-no-gpu", "driver-not-installed"),
-        classes=HOST,
-        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
     ),
 )
