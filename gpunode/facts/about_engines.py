@@ -18,6 +18,7 @@ from gpunode.facts.topic import topic
 if TYPE_CHECKING:
     from gpunode.daemons.cri import CriStatus
     from gpunode.facts.cdi import CdiSpec
+    from gpunode.facts.toolkit_settings import Settings
 
 
 class AboutEngines(AboutRuntimes):
@@ -26,6 +27,13 @@ class AboutEngines(AboutRuntimes):
     @topic
     def toolkit(self) -> toolkit.Toolkit:
         return toolkit.find_toolkit(self.host)
+
+    @topic
+    def toolkit_settings(self) -> Settings:
+        """config.toml with its defaults; `ConfigError` if it can't be parsed."""
+        from gpunode.facts.toolkit_settings import read_settings
+
+        return read_settings(self.host, self.toolkit)
 
     @topic
     def cdi_specs(self) -> tuple[CdiSpec, ...]:

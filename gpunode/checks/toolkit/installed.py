@@ -5,9 +5,9 @@ from __future__ import annotations
 from gpunode.checks import fixes
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, Check, Verdict, fail, ok, seen, skip
 from gpunode.facts.node import Node
-from gpunode.facts.system import CONTAINER
+from gpunode.facts.system import CONTAINER, TEGRA
+from gpunode.tables import gate
 
-MINIMUM = (1, 7, 0)
 # one of these starts containers; the others are helpers and leftovers
 _NEEDED = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-cdi-hook")
 
@@ -33,9 +33,17 @@ def toolkit_too_old(node: Node) -> Verdict:
         return skip("the toolkit's version can't be told")
     text = ".".join(map(str, version))
     evidence = seen(node.toolkit.version_source, text)
-    if version < MINIMUM:
-        return fail(f"toolkit {text} is older than 1.7.0", evidence)
+    for name in _gates(node):
+        least = gate("toolkit", name)
+        if version < least:
+            return fail(f"toolkit {text} is older than {'.'.join(map(str, least))}", evidence)
     return ok(f"toolkit {text} is new enough", evidence)
+
+
+def _gates(node: Node) -> tuple[str, ...]:
+    """The gates of version_gates.json that this node asks for."""
+    cgroup = ("cgroup-v2",) if node.host.is_file("/sys/fs/cgroup/cgroup.controllers") else ()
+    return ("device-plugin", *cgroup, *(("tegra",) if node.kind == TEGRA else ()))
 
 
 CHECKS = (
@@ -65,8 +73,8 @@ CHECKS = (
         layer="toolkit",
         severity="error",
         looks_at=(
-            "nvidia-ctk --version, else that of nvidia-container-cli or nvidia-container-runtime; 1.7.0 is "
-            "the least."
+            "nvidia-ctk --version, else that of nvidia-container-cli or nvidia-container-runtime. The least "
+            "is 1.7.0, with cgroup v2 1.8.0, on Tegra 1.11.0."
         ),
         why=(
             "Device plugins need toolkit 1.7.0; older ones also fail on cgroup v2 with 'cgroup subsystem "
@@ -75,7 +83,8 @@ CHECKS = (
         remedy=fixes.UPGRADE_TOOLKIT,
         run=toolkit_too_old,
         blocked_by=("toolkit-missing",),
-        classes=EVERYWHERE_BUT_TEGRA,
+        classes=(*EVERYWHERE_BUT_TEGRA, TEGRA),
+        table="version_gates",
         refs=("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",),
     ),
 )
