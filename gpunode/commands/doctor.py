@@ -11,6 +11,7 @@ from gpunode.checks.chains import behind
 from gpunode.checks.model import PREFLIGHTS
 from gpunode.checks.report import blocks, first, reboot
 from gpunode.checks.runner import EVERY, Selection, run_checks
+from gpunode.commands.trials import trials
 from gpunode.errors import UsageError
 from gpunode.facts.node import Node, Questions
 from gpunode.facts.summary import describe
@@ -41,7 +42,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     """Judge the node; exit 1 for an error (`strict`: for a warning too). `UsageError`: unknown id."""
     selection = selected(options)
     started = host.monotonic()
-    node = Node(host, questions(options))
+    node = Node(host, questions(options), trials(progress) if options.deep else {})
     findings = run_checks(node, selection)
     counts = {status.value: sum(finding.status is status for finding in findings) for status in FindingStatus}
     status = overall(findings)
