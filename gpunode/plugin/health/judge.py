@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from gpunode.facts.xids import BY_DRIVER, HARDWARE, xid
 from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Inventory, Reading
 from gpunode.plugin.health.conditions import FABRIC, conditions
 from gpunode.plugin.health.marks import STANDING, Mark, asks_reset, healed, with_reading, worst
 from gpunode.plugin.health.rules import counts, readings_count
 from gpunode.plugin.health.state import GpuState
-from gpunode.plugin.health.xids import BY_DRIVER, HARDWARE, xid
 from gpunode.plugin.logfmt import Log, Rarely
 from gpunode.plugin.model import Problem, Unit
 from gpunode.plugin.settings import HealthSettings

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from gpunode.facts.xids import APPLICATION, BY_DRIVER, HARDWARE, IGNORE, REBOOT, RESET, RESTART_APP
 from gpunode.gpu.model import Reading
-from gpunode.plugin.health.xids import APPLICATION, BY_DRIVER, HARDWARE, IGNORE, REBOOT, RESET, RESTART_APP
 from gpunode.plugin.model import Problem, Unit
 
 STANDING = "standing"

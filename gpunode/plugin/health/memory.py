@@ -13,10 +13,10 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from gpunode.errors import GpunodeError
+from gpunode.facts.xids import HARDWARE
 from gpunode.gpu.traces import boot_id
 from gpunode.host import Host
 from gpunode.plugin.health.marks import Mark
-from gpunode.plugin.health.xids import HARDWARE
 from gpunode.plugin.logfmt import Log, OnChange
 
 VERSION = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.plugin.health.xids import xid
+from gpunode.facts.xids import xid
 from gpunode.plugin.settings import ALL_XIDS, HealthSettings
 
 

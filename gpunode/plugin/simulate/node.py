@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from gpunode.errors import UsageError
+from gpunode.facts.xids import HARDWARE, REBOOT, RESET, xid
 from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Gpu, Inventory, Reading, Topology
 from gpunode.host import Host
-from gpunode.plugin.health.xids import HARDWARE, REBOOT, RESET, xid
 from gpunode.plugin.simulate import profiles
 from gpunode.plugin.simulate.faults import ALL, Fault
 

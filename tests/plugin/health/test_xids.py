@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpunode.facts.xids import catalogue, xid
 from gpunode.plugin.health.rules import counts, readings_count
-from gpunode.plugin.health.xids import catalogue, xid
 from gpunode.plugin.settings import ALL_XIDS, HealthSettings
 
 NVIDIAS_SIX = {13, 31, 43, 45, 68, 109}
