@@ -3,6 +3,7 @@
 # no `from __future__ import annotations`: Typer reads these annotations as objects
 
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -79,6 +80,17 @@ AllowOption = Annotated[
 ChecksArgument = Annotated[
     Strings, typer.Argument(metavar="[ID]...", help="Only these checks, as with --only.")
 ]
+FileOption = Annotated[
+    str,
+    typer.Option(
+        "--output-file",
+        metavar="PATH",
+        help="Write the report to this file in one step; -o or its ending says in which form.",
+    ),
+]
+CompareOption = Annotated[
+    bool, typer.Option("--compare", help="Show where the nodes of these reports or bundles differ.")
+]
 ListOption = Annotated[bool, typer.Option("--list", help="List every check and look at nothing.")]
 
 
@@ -100,6 +112,8 @@ def doctor(
     fix: FixOption = False,
     apply: ApplyOption = False,
     allow: AllowOption = None,
+    compare: CompareOption = False,
+    output_file: FileOption = "",
 ) -> "Result":
     """Find out why GPUs don't work on this node. Tells the root cause and the command that mends it.
 
@@ -112,11 +126,18 @@ def doctor(
     gpunode doctor --preflight containerd --expect-gpus 8
 
     gpunode doctor --fix uvm-not-loaded --apply
+
+    gpunode doctor --output-file node7.html
+
+    gpunode doctor --compare node1.json node2.json node3.tar.gz
     """
     from gpunode.commands import doctor as command
 
+    _only_whole(session, output_file, list_=list_, compare=compare, fix=fix)
     if list_:
         return _explain(session, "")
+    if compare:
+        return _compare(session, tuple(checks or ()))
     options = command.Options(
         strict=strict,
         only=(*(checks or ()), *(only or ())),
@@ -131,7 +152,34 @@ def doctor(
     )
     if fix or apply or allow:
         return _fix(session, options, fix, apply, tuple(allow or ()))
-    return command.run(session.host, options, session.progress)
+    from dataclasses import replace
+
+    result = command.run(session.host, options, session.progress)
+    return replace(result, file=output_file) if output_file not in ("", "-") else result
+
+
+def _only_whole(session: Session, path: str, **others: bool) -> None:
+    """What is only for a whole report is refused beside the rest, and a file that can't be one before work."""
+    from gpunode.errors import UsageError
+    from gpunode.output import ENVELOPES, Output
+
+    output = session.chosen["output"] or Output.TABLE
+    other = next((f"--{name.rstrip('_')}" for name, given in others.items() if given), "")
+    if other and output not in (Output.TABLE, *ENVELOPES):
+        raise UsageError(f"-o {output} is for a whole report, not for {other}", hint="use -o json")
+    if other and path:
+        raise UsageError(f"--output-file is for a whole report, not for {other}", hint="use a redirection: >")
+    place = Path(path)
+    if path not in ("", "-") and place.exists() and not place.is_file():
+        raise UsageError(f"--output-file {path} is there and no file", hint="name another one")
+    if path not in ("", "-") and not place.absolute().parent.is_dir():
+        raise UsageError(f"--output-file {path}: there is no such directory", hint="make it first: mkdir -p")
+
+
+def _compare(session: Session, paths: tuple[str, ...]) -> "Result":
+    from gpunode.commands import doctor_compare as command
+
+    return command.run(session.host, command.Options(paths), session.progress)
 
 
 def _fix(session: Session, looked: "Options", fix: bool, apply: bool, allow: tuple[str, ...]) -> "Result":

@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from gpunode.output import Color, Output
+from gpunode.output import ENVELOPES, Color, Output
 
 if TYPE_CHECKING:
     from gpunode.errors import GpunodeError
     from gpunode.host import Host
     from gpunode.render import StderrProgress
     from gpunode.result import ExitCode, Result
+
+
+DOCUMENTED = ("DoctorReport",)
+"""Kinds of result that are also drawn as a page and as metrics."""
+READING = ("DoctorReport", "CheckExplanation", "GpuInventory", "RuntimeStatus", "CdiDevices", "CdiSpec")
+"""Kinds of result for which a support bundle may stand for a machine: nothing is changed for them."""
 
 
 class Session(NamedTuple):
@@ -49,7 +56,11 @@ def run_command(kind: str, chosen: dict[str, Any], command: Callable[[Session], 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
-        result = command(_session(kind, chosen))
+        _refuse(kind, form.output)
+        with _session(kind, chosen) as session:
+            result = command(session)
+        if result.file:
+            _write(result, form)
     except GpunodeError as error:
         return _report(form, error)
     except KeyboardInterrupt:
@@ -62,32 +73,77 @@ def run_command(kind: str, chosen: dict[str, Any], command: Callable[[Session], 
             hint="this is a bug in gpunode; run the same command with --debug and report what it prints",
         )
         return _report(form, bug)
-    render(result, form.output, form.color)
+    if not result.file:
+        render(result, form.output, form.color)
     for info in result.errors:
         render_error(GpunodeError(info.message, hint=info.hint))
     return result.exit_code
 
 
-def _session(kind: str, chosen: dict[str, Any]) -> Session:
+def _refuse(kind: str, output: Output) -> None:
+    """Before anything is done: nobody wants a changed node and then no result."""
     from gpunode.errors import UsageError
+
+    if output not in (Output.TABLE, *ENVELOPES) and kind not in DOCUMENTED:
+        raise UsageError(f"this command has no -o {output}", hint="only gpunode doctor has; use -o json")
+
+
+def _write(result: Result, form: Form) -> None:
+    """Into the file that was asked for, on this machine whatever --root is."""
+    from gpunode.host import Host
+    from gpunode.output import output_for
+    from gpunode.render import document, say
+
+    output = form.output
+    if output is Output.TABLE:
+        output = output_for(result.file) or output
+    text = document(result, output)
+    Host(Path("/")).write_atomic(
+        str(Path(result.file).absolute()), text.encode("utf-8", "backslashreplace"), mode=0o644
+    )
+    say(f"wrote {result.file}")
+
+
+@contextmanager
+def _session(kind: str, chosen: dict[str, Any]) -> Iterator[Session]:
     from gpunode.host import Host
     from gpunode.render import StderrProgress
 
     progress = StderrProgress(int(chosen["verbose"] or 0))
-    root = (chosen["root"] or Path("/")).absolute().resolve()
+    with _root(kind, (chosen["root"] or Path("/")).absolute().resolve()) as root:
+        host = Host(root, dict(os.environ), progress.trace)
+        _ = host.recording  # a malformed recording is one error now, not one in every check
+        yield Session(host, progress, kind, chosen)
+
+
+@contextmanager
+def _root(kind: str, root: Path) -> Iterator[Path]:
+    """The directory to act on; a support bundle is unpacked, for as long as the command looks at it."""
+    from gpunode.errors import UsageError
+
     try:
-        found = root.is_dir()
+        found, packed = root.is_dir(), root.is_file()
     except PermissionError as error:
         raise UsageError(
             f"--root {root} can't be read by this user", hint="run as root, with sudo"
         ) from error
+    if packed:
+        from gpunode._bundle import unpacked
+
+        if kind not in READING:
+            raise UsageError(
+                f"--root {root} is a file, and a support bundle can only be looked at",
+                hint=f"gpunode doctor --root {root}",
+            )
+        with unpacked(root) as machine:
+            yield machine
+        return
     if not found:
         raise UsageError(
-            f"--root {root} is no directory", hint="give the directory that holds etc, sys and proc"
+            f"--root {root} is no directory",
+            hint="give the directory that holds etc, sys and proc, or a bundle of gpunode report",
         )
-    host = Host(root, dict(os.environ), progress.trace)
-    _ = host.recording  # a malformed recording is one error now, not one in every check
-    return Session(host, progress, kind, chosen)
+    yield root
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
@@ -104,7 +160,7 @@ def _report(form: Form, error: GpunodeError) -> ExitCode:
 
         traceback.print_exc()
     render_error(error)
-    if form.output is not Output.TABLE:
+    if form.output in ENVELOPES:
         failed = Result(form.kind, status="error", exit_code=error.exit_code, errors=(error.info(),))
         render(failed, form.output, form.color)
     return error.exit_code

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from gpunode.errors import GpunodeError
-from gpunode.output import Color, Output
+from gpunode.output import ENVELOPES, Color, Output
 from gpunode.result import Block, Cell, Diff, Result, Style, Table, Text
 
 _RICH_STYLES = {
@@ -52,7 +52,7 @@ def render(result: Result, output: Output, color: Color) -> None:
             sys.stdout.flush()
             _render_blocks(result.blocks, wants_color(color, sys.stdout, os.environ))
         else:
-            sys.stdout.write(_document(result.envelope(), output))
+            sys.stdout.write(document(result, output))
         sys.stdout.flush()
     except BrokenPipeError:
         # the reader has seen enough (`| head`); keep Python from complaining again at exit
@@ -73,14 +73,21 @@ def say(text: str) -> None:
     _say(text)
 
 
-def _document(envelope: dict[str, Any], output: Output) -> str:
+def document(result: Result, output: Output) -> str:
+    """The whole result as one text, ending in a newline, without colour; empty if it has no such form."""
+    if output is Output.TABLE:
+        lines = [printable(line) for block in result.blocks for line in plain_lines(block)]
+        return "".join(f"{line}\n" for line in lines)
+    if output not in ENVELOPES:
+        draw = result.documents.get(output)
+        return draw(result.envelope()) if draw else ""
     if output is Output.JSON:
         import json
 
-        return json.dumps(envelope, indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(result.envelope(), indent=2, ensure_ascii=False) + "\n"
     import yaml
 
-    return str(yaml.safe_dump(envelope, sort_keys=False, allow_unicode=True, width=110))
+    return str(yaml.safe_dump(result.envelope(), sort_keys=False, allow_unicode=True, width=110))
 
 
 def _say(text: str) -> None:

@@ -7,7 +7,7 @@ JSON contract (``apiVersion: gpunode/v1``): fields are added within v1, never re
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from enum import Enum, IntEnum, StrEnum
 from pathlib import PurePath
@@ -85,7 +85,11 @@ class ErrorInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One command's outcome. `status` is ok, warn, fail or error; `data` is plain JSON or dataclasses."""
+    """One command's outcome. `status` is ok, warn, fail or error; `data` is plain JSON or dataclasses.
+
+    `documents` are the forms that only some results have (html, prometheus): by name, what draws each from
+    the envelope. With `file` the result is written to that path of this machine, and not to stdout.
+    """
 
     kind: str
     data: Any = dataclasses.field(default_factory=dict)
@@ -94,6 +98,8 @@ class Result:
     messages: tuple[str, ...] = ()
     errors: tuple[ErrorInfo, ...] = ()
     blocks: tuple[Block, ...] = ()
+    documents: Mapping[str, Callable[[dict[str, Any]], str]] = dataclasses.field(default_factory=dict)
+    file: str = ""
 
     def envelope(self) -> dict[str, Any]:
         """The versioned JSON document."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpunode.outcome import Session, run_command
-from gpunode.output import Color, Output
+from gpunode.outcome import DOCUMENTED, Session, run_command
+from gpunode.output import ENVELOPES, Color, Output, PlainOutput
 
 if TYPE_CHECKING:
     from gpunode.result import Result
@@ -44,9 +44,13 @@ def _global_options(
     """Only its signature is used: the options that every command takes."""
 
 
+def _with_output(annotation: Any) -> list[inspect.Parameter]:
+    return [p.replace(annotation=annotation) if p.name == "output" else p for p in _GLOBALS.values()]
+
+
 _GLOBALS = inspect.signature(_global_options).parameters
-_SHORT = Annotated[Output | None, _option("-o", env="OUTPUT", text="How to print.")]
-_OWN_OUTPUT = [p.replace(annotation=_SHORT) if p.name == "output" else p for p in _GLOBALS.values()]
+_SHORT = Annotated[PlainOutput | None, _option("-o", env="OUTPUT", text="How to print.")]
+_PLAIN = Annotated[PlainOutput | None, _option("-o", "--output", env="OUTPUT", text="How to print.")]
 
 
 def takes_globals(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +75,8 @@ def verb(
     With `own_output` the command has an ``--output`` of its own, as nvidia-ctk's does; ours is ``-o`` then.
     A command class `cls` may have options that the signature doesn't name; they come as keywords.
     """
-    globals_ = _OWN_OUTPUT if own_output else list(_GLOBALS.values())
+    documented = list(_GLOBALS.values())
+    globals_ = documented if kind in DOCUMENTED else _with_output(_SHORT if own_output else _PLAIN)
 
     def register(function: Command) -> Command:
         named = list(inspect.signature(function).parameters.values())[1:]
@@ -82,6 +87,7 @@ def verb(
             local = {option: given.pop(option) for option in _GLOBALS}
             outer = context.find_root().obj or {}
             chosen = {option: local[option] or outer.get(option) for option in _GLOBALS}
+            chosen["output"] = Output(chosen["output"]) if chosen["output"] else None
             raise SystemExit(run_command(kind, chosen, lambda session: function(session, **given)))
 
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -148,7 +154,7 @@ def _usage(error: Any, argv: Sequence[str]) -> int:
     say(f"error: {message[:1].lower() + message[1:]}")
     say(f"hint: {hint}")
     output = _asked_output(argv)
-    if output is not Output.TABLE:
+    if output in ENVELOPES:
         info = ErrorInfo("usage", message, hint)
         render(Result("Error", status="error", exit_code=ExitCode.USAGE, errors=(info,)), output, Color.NEVER)
     return ExitCode.USAGE

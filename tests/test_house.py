@@ -25,16 +25,18 @@ ROOM_MAY_IMPORT = {
     "checks": {"cdi", "facts", "gpu", "tables", "errors", "host", "result"},
     "runtime": {"cdi", "facts", "daemons", "gpu", "journal", "errors", "host", "result"},
     "plugin": {"cdi", "facts", "daemons", "gpu", "tables", "errors", "host", "result"},  # daemons: gRPC
+    "pages": set(),  # drawn from the JSON envelope alone
+    "support": {"facts", "errors", "host", "result"},
     "output": set(),
     "render": {"errors", "output", "result"},
     "commands": {
         *("checks", "runtime", "plugin", "cdi", "gpu", "facts", "daemons", "journal", "host", "errors"),
-        *("tables", "result"),
+        *("tables", "pages", "support", "result"),
     },
     "outcome": {"errors", "host", "output", "render", "result"},
     "session": {"outcome", "errors", "output", "render", "result"},
     "light": {"outcome", "output", "gpu"},
-    "cli": {"session", "commands", "result", "light"},
+    "cli": {"session", "commands", "output", "errors", "result", "light"},
     "__main__": {"cli"},
     "__init__": set(),
 }
@@ -59,7 +61,16 @@ def room_of(module: str) -> str:
     part = module.removeprefix("gpunode").removeprefix(".").partition(".")[0] or "__init__"
     if part == "_manifest":
         return "journal"
-    if part in {"_files", "_process", "_reading", "_recording", "_sockets", "_waiting"}:
+    if part in {
+        "_bundle",
+        "_files",
+        "_process",
+        "_reading",
+        "_recorder",
+        "_recording",
+        "_sockets",
+        "_waiting",
+    }:
         return "host"
     return "cli" if part.startswith("cli_") else part
 

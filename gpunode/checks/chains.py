@@ -10,13 +10,20 @@ from gpunode.result import Block, Finding, Style, Text
 
 def chains(findings: tuple[Finding, ...]) -> Iterator[Block]:
     """A tree below each cause: a check stands below the last of its blockers that waits for that cause."""
-    waiting = {finding.id: finding.blocked_by for finding in findings if finding.blocked_by}
-    for cause in dict.fromkeys(waiting.values()):
-        behind = [identifier for identifier, of in waiting.items() if of == cause]
-        parents = {one: _nearest(one, behind, str(cause)) for one in behind}
+    for cause, parents in behind(findings).items():
         yield Text("")
-        yield Text(f"{cause} explains {len(behind)} more:", Style.HEADING)
-        yield from _below(str(cause), parents, "  ")
+        yield Text(f"{cause} explains {len(parents)} more:", Style.HEADING)
+        yield from _below(cause, parents, "  ")
+
+
+def behind(findings: tuple[Finding, ...]) -> dict[str, dict[str, str]]:
+    """For each cause the checks that wait for it, and the one that each stands below."""
+    waiting = {finding.id: finding.blocked_by for finding in findings if finding.blocked_by}
+    found: dict[str, dict[str, str]] = {}
+    for cause in dict.fromkeys(waiting.values()):
+        here = [identifier for identifier, of in waiting.items() if of == cause]
+        found[cause] = {one: _nearest(one, here, cause) for one in here}
+    return found
 
 
 def _nearest(identifier: str, behind: list[str], cause: str) -> str:

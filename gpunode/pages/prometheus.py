@@ -1,0 +1,123 @@
+"""A DoctorReport as metrics, in Prometheus' text format, for the textfile collector of its node exporter.
+
+No sample carries a time: the collector refuses a file with one. docs/doctor.md lists the metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+_PROBLEMS = ("fail", "error", "warn")
+
+
+class Sample(NamedTuple):
+    """One line: the labels and the value."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+class Family(NamedTuple):
+    """One gauge with its meaning; one without samples isn't written."""
+
+    name: str
+    text: str
+    samples: list[Sample]
+
+
+def metrics(envelope: Mapping[str, Any]) -> str:
+    """The whole file, each line ending in a newline."""
+    lines: list[str] = []
+    for family in _families(envelope):
+        if family.samples:
+            lines += [f"# HELP {family.name} {family.text}", f"# TYPE {family.name} gauge"]
+            lines += [f"{family.name}{_labels(one.labels)} {_number(one.value)}" for one in family.samples]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _families(envelope: Mapping[str, Any]) -> Iterator[Family]:
+    data = envelope["data"]
+    findings = data["findings"]
+    yield Family(
+        "gpunode_doctor_finding",
+        "Always 1: an error, a broken check (status error) or a warning that was found.",
+        [
+            Sample({name: one[name] for name in ("id", "layer", "status", "severity")}, 1)
+            for one in findings
+            if one["status"] in _PROBLEMS
+        ],
+    )
+    yield Family(
+        "gpunode_doctor_checks",
+        "How many checks came to each status.",
+        [Sample({"status": status}, number) for status, number in data["counts"].items()],
+    )
+    waiting = sum(one["blockedBy"] is not None for one in findings)
+    yield _single("gpunode_doctor_checks_waiting", "Checks that wait for a root cause.", waiting)
+    ok = envelope["status"] in ("ok", "warn")
+    yield _single("gpunode_doctor_ok", "1 if no check found an error.", float(ok))
+    if data["reboot"]["safe"] is not None:
+        safe = float(data["reboot"]["safe"])
+        yield _single(
+            "gpunode_doctor_reboot_safe", "0 if something was found that a reboot would break.", safe
+        )
+    yield Family(
+        "gpunode_doctor_table_age_seconds",
+        "How old each reference table is that checks judge by.",
+        [Sample({"table": one["name"]}, one["ageDays"] * 86400) for one in data["tables"]],
+    )
+    yield _single("gpunode_doctor_duration_seconds", "How long the checks took.", data["seconds"])
+    yield _single("gpunode_doctor_last_run_timestamp_seconds", "When they ran.", data["at"])
+    yield from _node(data)
+
+
+def _node(data: Mapping[str, Any]) -> Iterator[Family]:
+    node = data["node"]
+    labels = {
+        "class": node["class"],
+        "distribution": (node["distro"] or {}).get("name", ""),
+        "kernel": node["kernel"],
+        "driver": node["driver"] or "",
+        "toolkit": node["toolkit"],
+        "version": data["version"],
+    }
+    yield Family("gpunode_node_info", "Always 1: the node, and gpunode's own version.", [Sample(labels, 1)])
+    models: dict[str, int] = {}
+    for gpu in node["gpus"]:
+        name = gpu["name"] or gpu["deviceId"]
+        models[name] = models.get(name, 0) + 1
+    yield Family(
+        "gpunode_node_gpus",
+        "GPUs on the bus, by model, or by PCI id where NVML wasn't asked.",
+        [Sample({"model": model}, number) for model, number in models.items()],
+    )
+    yield Family(
+        "gpunode_node_engine_info",
+        "Always 1: a container engine of this node.",
+        [Sample({"engine": one["name"], "version": one["version"]}, 1) for one in _engines(node)],
+    )
+
+
+def _engines(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Each name and version once: two rootless daemons would be the same series twice."""
+    return list({(one["name"], one["version"]): one for one in node["engines"]}.values())
+
+
+def _single(name: str, text: str, value: float) -> Family:
+    return Family(name, text, [Sample({}, value)])
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    pairs = [f'{name}="{_escaped(str(value))}"' for name, value in labels.items()]
+    return "{" + ",".join(pairs) + "}" if pairs else ""
+
+
+def _escaped(value: str) -> str:
+    """Prometheus' three escapes; bytes that are no UTF-8 are shown, since the file has to be."""
+    value = value.encode("utf-8", "backslashreplace").decode()
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", " ")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else f"{value:.6g}" if value < 1e6 else f"{value:.3f}"
