@@ -1,0 +1,103 @@
+"""Whatever hangs is a finding that names what it waits for, and is waited for once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fixtures.machines import recorded_host
+from gpunode.checks import patience
+from gpunode.checks.patience import Patience
+from gpunode.checks.runner import run_checks
+from gpunode.facts.node import Node
+from gpunode.facts.topic import Stuck, topic
+from gpunode.host import Host
+from gpunode.result import Finding, FindingStatus
+
+
+class Stalled(Host):
+    """A machine on which reading below one place never ends until it is let go."""
+
+    place = "/proc/1"
+    let_go = threading.Event()
+
+    def read_bytes(self, path: str) -> bytes | None:
+        if path.startswith(self.place):
+            self.let_go.wait()
+        return super().read_bytes(path)
+
+
+@pytest.fixture
+def stalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stalled]:
+    monkeypatch.setattr(patience, "CHECK_SECONDS", 0.3)
+    Stalled.let_go.clear()
+    yield Stalled(recorded_host("healthy-h100", tmp_path).root, environ={})
+    Stalled.let_go.set()
+
+
+def by_id(findings: tuple[Finding, ...]) -> dict[str, Finding]:
+    return {finding.id: finding for finding in findings}
+
+
+def test_a_stuck_process_table_is_one_error_and_the_others_go_on(stalled: Stalled) -> None:
+    processes = [path for path in stalled.listdir("/proc") if path.isdecimal()]
+    Stalled.place = f"/proc/{processes[0]}/"
+    started = time.monotonic()
+    findings = by_id(run_checks(Node(stalled)))
+    assert time.monotonic() - started < 5.0
+    errors = [finding for finding in findings.values() if finding.status is FindingStatus.ERROR]
+    assert len(errors) >= 1
+    assert all(f"reading /proc/{processes[0]}/" in finding.summary for finding in errors)
+    assert findings["pci-no-gpu"].status is FindingStatus.PASS
+    assert findings["driver-lib-mismatch"].status is FindingStatus.PASS
+
+
+def test_what_hangs_is_waited_for_once() -> None:
+    class Thing:
+        let_go = threading.Event()
+
+        @topic
+        def slow(self) -> int:
+            self.let_go.wait()
+            return 1
+
+    thing, asked = Thing(), Patience(0.1)
+    with pytest.raises(Stuck, match=r"gave no answer within 0\.1 s") as raised:
+        asked.ask(lambda: thing.slow)
+    assert raised.value.first
+    with pytest.raises(Stuck, match="waits for what hangs: slow") as raised:
+        asked.ask(lambda: thing.slow)
+    assert not raised.value.first
+    asked.close()
+    Thing.let_go.set()
+
+
+def test_a_topic_that_fails_is_read_again_by_whoever_asks_next() -> None:
+    class Thing:
+        count = 0
+
+        @topic
+        def shy(self) -> int:
+            Thing.count += 1
+            if Thing.count == 1:
+                raise PermissionError
+            return Thing.count
+
+    thing, asked = Thing(), Patience(1.0)
+    with pytest.raises(PermissionError):
+        asked.ask(lambda: thing.shy)
+    assert thing.shy == thing.shy == 2
+    asked.close()
+
+
+def test_nobody_is_left_behind_where_nothing_hangs(tmp_path: Path) -> None:
+    before = threading.active_count()
+    run_checks(Node(recorded_host("healthy-h100", tmp_path)))
+    deadline = time.monotonic() + 2.0
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
