@@ -38,7 +38,7 @@ def _starts() -> bool:
         configure = (*on_it, "configure-runtime", "--dry-run", "--runtime")
         cases = {
             "--version": Case((GPUNODE, "--version"), 7.0),
-            "doctor -o json": Case((*on_it, "doctor", "-o", "json"), 14.0, exit_codes=(0, 1)),
+            "doctor -o json": Case((*on_it, "doctor", "-o", "json"), 16.0, exit_codes=(0, 1)),
             "plugin status -o json": Case((*on_it, "plugin", "status", "-o", "json"), 14.0),
             "configure-runtime --dry-run": Case((*configure, "containerd"), NOTHING_TO_CHANGE),
             "configure-runtime --dry-run, docker": Case((*configure, "docker"), NOTHING_TO_CHANGE),
