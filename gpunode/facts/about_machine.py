@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.facts import kernel_log, module_options, packages, pci, processes, system
+from gpunode.facts import kernel_log, module_options, packages, pci, processes, system, xid_log
 from gpunode.facts.about import About
 from gpunode.facts.topic import topic
 
@@ -31,6 +31,11 @@ class AboutMachine(About):
     def kernel_log(self) -> tuple[kernel_log.KernelLine, ...]:
         """`Unreadable` for an ordinary user where the kernel restricts it (kernel.dmesg_restrict)."""
         return kernel_log.read_kernel_log(self.host)
+
+    @topic
+    def xids(self) -> tuple[xid_log.XidLine, ...]:
+        """Of this boot, oldest first; `Unreadable` as `kernel_log` is."""
+        return xid_log.xid_lines(self.kernel_log)
 
     @topic
     def packages(self) -> packages.Packages:
