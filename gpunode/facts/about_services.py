@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpunode.facts import unit_states
+from gpunode.facts import fabric_manager, nvswitch, unit_states
 from gpunode.facts.about_driver import AboutDriver
 from gpunode.facts.topic import Stuck, topic
 
@@ -27,3 +27,13 @@ class AboutServices(AboutDriver):
     @topic
     def _units_hang(self) -> list[str]:
         return []
+
+    @topic
+    def switches(self) -> tuple[nvswitch.NvSwitch, ...]:
+        """`Unreadable` for an ordinary user on a Blackwell baseboard."""
+        return nvswitch.read_switches(self.host, self.gpus)
+
+    @topic
+    def fabric_log(self) -> tuple[fabric_manager.LogFinding, ...]:
+        """Since the fabric manager was last started, in whichever boot that was."""
+        return fabric_manager.read_log(self.host)

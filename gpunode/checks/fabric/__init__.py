@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpunode.checks.fabric import switches
 from gpunode.checks.model import Check
 
-CHECKS: tuple[Check, ...] = ()
+CHECKS: tuple[Check, ...] = (*switches.CHECKS,)
