@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpunode.checks import fixes
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, Check, Verdict, fail, ok, seen, skip
+from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, TEGRA
 from gpunode.tables import gate
@@ -20,6 +21,8 @@ def toolkit_missing(node: Node) -> Verdict:
         return ok("the container toolkit is installed", *(seen(path, name) for name, path in found.items()))
     if node.docker is None and node.containerd is None and node.kubelet is None:
         return skip("there is no container engine on this node that would use it")
+    if node.docker is not None and node.docker.manager == "snap" and docker_role(node).used:
+        return skip("Docker is a snap, which brings a toolkit of its own: see docker-snap")
     alone = [spec.path for spec in node.cdi_specs if spec.serves_gpus and not spec.has_hooks]
     if alone:
         return ok("no container toolkit, and none is needed: GPUs come by CDI", seen(alone[0], "no hooks"))
