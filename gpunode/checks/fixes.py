@@ -230,7 +230,8 @@ def rewrite_cdi(path: str, kind: str) -> Fix:
     mode = _OTHER_CDI.get(kind.partition("/")[2])
     if mode is not None:
         return Fix(f"nvidia-ctk cdi generate --mode={mode} --output={path}")
-    return Fix("gpunode cdi refresh" if path == _STANDARD_CDI else f"gpunode cdi generate --output={path}")
+    standard = path == _STANDARD_CDI
+    return Fix("gpunode cdi refresh" if standard else f"gpunode cdi generate --output={path}", safe=True)
 
 
 START_KUBELET = everywhere("systemctl restart kubelet", "restart")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.checks.cdi import specs
+from gpunode.checks.cdi import contents, specs, supply
 from gpunode.checks.model import Check
 
-CHECKS: tuple[Check, ...] = (*specs.CHECKS,)
+CHECKS: tuple[Check, ...] = (*supply.CHECKS, *specs.CHECKS, *contents.CHECKS)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gpunode.checks import fixes
+from gpunode.checks.cdi.shadows import hidden_by
 from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip
 from gpunode.facts.cdi import CdiSpec, lacking
 from gpunode.facts.node import Node
@@ -16,7 +17,7 @@ _SHOWN = 6
 
 
 def cdi_spec_stale(node: Node) -> Verdict:
-    specs = node.cdi_specs
+    specs = tuple(spec for spec in node.cdi_specs if hidden_by(node.cdi_specs, spec) is None)
     if not specs:
         return skip("there is no CDI specification for NVIDIA devices")
     for spec in specs:
@@ -40,6 +41,19 @@ def _wrong(node: Node, spec: CdiSpec) -> Iterator[Evidence]:
     for path, problem in lacking(node.host, spec.everything):
         if path not in others:
             yield seen(spec.path, problem)
+    yield from (seen(spec.path, f"{name}: there is no such GPU now") for name in _unknown(node, spec))
+
+
+def _unknown(node: Node, spec: CdiSpec) -> Iterator[str]:
+    """Devices named after GPUs that NVML doesn't know: another card lies in the slot. MIG's names change with
+    the layout, and are told by their device files."""
+    inventory = node.nvml.inventory if spec.kind == "nvidia.com/gpu" and node.module is not None else None
+    if inventory is None or not inventory.gpus or any(gpu.error for gpu in inventory.gpus):
+        return
+    known = {str(gpu.uuid) for gpu in inventory.gpus}
+    for name in spec.names:
+        if name.startswith("GPU-") and name not in known:
+            yield name
 
 
 CHECKS = (
@@ -49,8 +63,9 @@ CHECKS = (
         layer="cdi",
         severity="error",
         looks_at=(
-            "every specification of kind nvidia.com/... in /etc/cdi and /var/run/cdi: mounted files, device "
-            "files and their numbers, hooks, and the driver version in library names."
+            "every specification of kind nvidia.com/... in /etc/cdi and /var/run/cdi that no other hides: "
+            "mounted files, device files and their numbers, hooks, the driver version in library names, and "
+            "the GPUs that devices are named after."
         ),
         why=(
             "A specification lists files of the driver that it was made for. After an upgrade or a reboot "
@@ -65,6 +80,7 @@ CHECKS = (
             "dev-nodes-missing",
             "dev-node-major-stale",
             "uvm-not-loaded",
+            "nvml-hang",
         ),
         classes=HOST,
         refs=("https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md",),
