@@ -78,7 +78,8 @@ AllowOption = Annotated[
     ),
 ]
 ChecksArgument = Annotated[
-    Strings, typer.Argument(metavar="[ID]...", help="Only these checks, as with --only.")
+    Strings,
+    typer.Argument(metavar="[ID]...", help="Only these checks, as with --only; with --compare, files."),
 ]
 FileOption = Annotated[
     str,
@@ -137,7 +138,7 @@ def doctor(
     if list_:
         return _explain(session, "")
     if compare:
-        return _compare(session, tuple(checks or ()))
+        return _compare(session, tuple(checks or ()), strict)
     options = command.Options(
         strict=strict,
         only=(*(checks or ()), *(only or ())),
@@ -159,7 +160,7 @@ def doctor(
 
 
 def _only_whole(session: Session, path: str, **others: bool) -> None:
-    """What is only for a whole report is refused beside the rest, and a file that can't be one before work."""
+    """What is only for a whole report is refused beside the rest, and an impossible path at once."""
     from gpunode.errors import UsageError
     from gpunode.output import ENVELOPES, Output
 
@@ -176,10 +177,10 @@ def _only_whole(session: Session, path: str, **others: bool) -> None:
         raise UsageError(f"--output-file {path}: there is no such directory", hint="make it first: mkdir -p")
 
 
-def _compare(session: Session, paths: tuple[str, ...]) -> "Result":
+def _compare(session: Session, paths: tuple[str, ...], strict: bool) -> "Result":
     from gpunode.commands import doctor_compare as command
 
-    return command.run(session.host, command.Options(paths), session.progress)
+    return command.run(session.host, command.Options(paths, strict), session.progress)
 
 
 def _fix(session: Session, looked: "Options", fix: bool, apply: bool, allow: tuple[str, ...]) -> "Result":

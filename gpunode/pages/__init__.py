@@ -1,4 +1,4 @@
 """A doctor's report in the forms that others read: a page for a browser, metrics for Prometheus.
 
-Both are drawn from the JSON envelope (docs/json.md) and nothing else, so that a saved report can be drawn again.
+Both are drawn from the JSON envelope (docs/json.md) and nothing else: a saved report can be drawn again.
 """

@@ -1,4 +1,4 @@
-"""The sections of the doctor's page as HTML, every value escaped. Top to bottom: what a person needs first."""
+"""The sections of the doctor's page as HTML, every value escaped; what a person needs first is on top."""
 
 from __future__ import annotations
 
@@ -142,7 +142,8 @@ def _first(report: Report) -> Iterator[str]:
     yield f'<p><a href="#{escaped(cause["id"])}">{escaped(cause["id"])}</a>: {escaped(cause["summary"])}</p>'
     yield from _fixes(cause)
     if waiting:
-        yield f'<p class="quiet">{_many(waiting, "check")} {"waits" if waiting == 1 else "wait"} for this.</p>'
+        verb = "waits" if waiting == 1 else "wait"
+        yield f'<p class="quiet">{_many(waiting, "check")} {verb} for this.</p>'
     yield "</section>"
 
 
@@ -314,7 +315,8 @@ def _footer(report: Report) -> Iterator[str]:
         yield f"{_many(oldest, 'day')} old: what was published since isn't known to it.</p>"
     yield f"<p>gpunode {escaped(report.data['version'])} · {_many(len(report.findings), 'check')} in "
     yield f"{report.data['seconds']:.1f} s · this page loads nothing and sends nothing</p>"
-    yield '<p><button type="button" class="copy" id="json" hidden>Copy the report as JSON</button></p></footer>'
+    yield '<p><button type="button" class="copy" id="json" hidden>Copy the report as JSON</button></p>'
+    yield "</footer>"
 
 
 def _many(number: int, noun: str) -> str:

@@ -1,0 +1,220 @@
+"""`gpunode doctor --compare`: where the nodes of several saved reports differ, grouped by value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.errors import ConfigError, UsageError
+from gpunode.host import Host
+from gpunode.result import Block, Cell, ExitCode, Progress, Result, Style, Table, Text
+
+_BAD = ("fail", "error", "warn")
+_STYLES = {"fail": Style.BAD, "error": Style.BAD, "warn": Style.WARN, "pass": Style.GOOD}
+_WORDS = {"fail": "error", "error": "broken check", "warn": "warning", "pass": "passed", "skip": "not judged"}
+_MOST_NAMES = 6  # on a line of the table; JSON has them all
+
+
+@dataclass(frozen=True)
+class Options:
+    """`paths` are reports as JSON or YAML, or support bundles. With `strict` a difference is exit 1."""
+
+    paths: tuple[str, ...]
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class Member:
+    """One node: its name (the file's beside it where two have the same), and what is compared of it."""
+
+    name: str
+    file: str
+    at: float
+    status: str
+    aspects: Mapping[str, str]
+    findings: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes with the same value, the most common value first."""
+
+    value: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that isn't the same everywhere. `what` is an aspect or a check's id."""
+
+    what: str
+    groups: tuple[Group, ...]
+
+
+def run(host: Host, options: Options, progress: Progress) -> Result:
+    """Compare; `UsageError` for fewer than two files, `ConfigError` names a file that is no report."""
+    if len(options.paths) < 2:
+        raise UsageError(
+            "--compare needs the reports of two nodes or more",
+            hint="gpunode doctor --output-file NODE.json on each, then gpunode doctor --compare *.json",
+        )
+    from gpunode.commands.saved_reports import saved_report
+
+    members = _named([_member(path, saved_report(path)) for path in options.paths])
+    differences = tuple(_differing({one.name: one.aspects for one in members}))
+    findings = tuple(_differing({one.name: _filled(one, members) for one in members}))
+    common = _common(members)
+    data = {
+        "nodes": [
+            {"name": one.name, "file": one.file, "at": one.at, "status": one.status} for one in members
+        ],
+        "differences": differences,
+        "findings": findings,
+        "common": common,
+        "same": _same(members),
+    }
+    differ = bool(differences or findings)
+    return Result(
+        "DoctorComparison",
+        data,
+        status="warn" if differ else "ok",
+        exit_code=ExitCode.FAILED if differ and options.strict else ExitCode.OK,
+        blocks=tuple(_blocks(members, differences, findings, common)),
+    )
+
+
+def _member(path: str, report: Mapping[str, Any]) -> Member:
+    """The report is a stranger's: whatever is missing or of another type in it is a malformed file."""
+    try:
+        data = report["data"]
+        node = data["node"]
+        return Member(
+            str(node.get("name") or ""),
+            path,
+            float(data.get("at", 0)),
+            str(report["status"]),
+            dict(_aspects(node, str(data.get("version", "")))),
+            {str(one["id"]): str(one["status"]) for one in data["findings"]},
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{path} is no whole DoctorReport: {type(error).__name__}: {error}",
+            hint="make it again: gpunode doctor --output-file NODE.json",
+        ) from error
+
+
+def _aspects(node: Mapping[str, Any], version: str) -> Iterator[tuple[str, str]]:
+    """What is compared, each as text; an empty one is told as none."""
+    yield "driver", str(node.get("driver") or "none")
+    yield "toolkit", str(node.get("toolkit") or "none")
+    engines: dict[str, list[str]] = {}
+    for one in node.get("engines") or ():
+        engines.setdefault(str(one["name"]), []).append(str(one["version"]) or "unknown release")
+    for name in ("docker", "containerd", "crio", "podman", *sorted(engines)):
+        yield name, ", ".join(sorted(engines.get(name, ["none"])))
+    yield "kernel", str(node.get("kernel") or "unknown")
+    yield "distribution", str((node.get("distro") or {}).get("name") or "unknown")
+    yield "GPUs", _gpus(node.get("gpus") or ())
+    yield "kind of node", str(node.get("class") or "unknown")
+    yield "gpunode", version or "unknown"
+
+
+def _gpus(gpus: Sequence[Mapping[str, Any]]) -> str:
+    """By the bus where one of the names isn't known: a node whose NVML is silent has the same GPUs."""
+    counted: dict[str, int] = {}
+    for one in gpus:
+        name = str(one["deviceId"])
+        counted[name] = counted.get(name, 0) + 1
+    names = {str(one["deviceId"]): str(one.get("name") or f"GPU {one['deviceId']}") for one in gpus}
+    return ", ".join(f"{number} × {names[one]}" for one, number in sorted(counted.items())) or "none"
+
+
+def _named(members: Sequence[Member]) -> list[Member]:
+    """Two nodes of one name, or without any, are told apart by their files."""
+    from dataclasses import replace
+
+    names = [one.name for one in members]
+    return [
+        one
+        if one.name and names.count(one.name) == 1
+        else replace(one, name=f"{one.name} ({one.file})" if one.name else one.file)
+        for one in members
+    ]
+
+
+def _filled(member: Member, members: Sequence[Member]) -> dict[str, str]:
+    """The checks in which some node has a fault; one that a report doesn't have wasn't judged there."""
+    bad = {name for one in members for name, state in one.findings.items() if state in _BAD}
+    return {name: member.findings.get(name, "skip") for name in sorted(bad)}
+
+
+def _differing(values: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]:
+    """Aspects that haven't one value everywhere, in the order of the first node."""
+    for what in dict.fromkeys(name for one in values.values() for name in one):
+        nodes: dict[str, list[str]] = {}
+        for name, one in values.items():
+            nodes.setdefault(one.get(what, "none"), []).append(name)
+        if len(nodes) > 1:
+            groups = sorted(nodes.items(), key=lambda item: (-len(item[1]), item[0]))
+            yield Difference(what, tuple(Group(value, tuple(some)) for value, some in groups))
+
+
+def _common(members: Sequence[Member]) -> dict[str, str]:
+    """Faults that every node has in the same way: id to status."""
+    first = members[0].findings
+    return {
+        name: state
+        for name, state in first.items()
+        if state in _BAD and all(one.findings.get(name) == state for one in members)
+    }
+
+
+def _same(members: Sequence[Member]) -> dict[str, str]:
+    """Aspects with one value everywhere."""
+    first = members[0].aspects
+    return {
+        what: value for what, value in first.items() if all(one.aspects.get(what) == value for one in members)
+    }
+
+
+def _blocks(
+    members: Sequence[Member],
+    differences: Sequence[Difference],
+    findings: Sequence[Difference],
+    common: Mapping[str, str],
+) -> Iterator[Block]:
+    number = len(differences) + len(findings)
+    if not number:
+        yield Text(f"{len(members)} nodes, and they don't differ", Style.GOOD)
+    else:
+        told = f"{number} {'difference' if number == 1 else 'differences'}"
+        yield Text(f"{len(members)} nodes, {told}", Style.WARN)
+    for one in differences:
+        yield Text("")
+        yield Text(one.what, Style.HEADING)
+        yield _table(one, {})
+    for one in findings:
+        yield Text("")
+        yield Text(one.what, Style.HEADING)
+        yield _table(one, _WORDS)
+    if common:
+        yield Text("")
+        yield Text("on every node", Style.HEADING)
+        rows = ((Cell(f"  {_WORDS[state]}", _STYLES[state]), name) for name, state in common.items())
+        yield Table(("", ""), tuple(rows))
+
+
+def _table(difference: Difference, words: Mapping[str, str]) -> Table:
+    rows = []
+    for group in difference.groups:
+        value = words.get(group.value, group.value)
+        style = _STYLES.get(group.value, Style.PLAIN) if words else Style.PLAIN
+        rows.append((Cell(f"  {value}", style), str(len(group.nodes)), _few(group.nodes)))
+    return Table(("", "", ""), tuple(rows))
+
+
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    shown = ", ".join(names[:_MOST_NAMES])
+    return f"{shown} and {more} more" if more > 0 else shown
