@@ -23,18 +23,24 @@ from gpunode.gpu.condition import (
 )
 from gpunode.gpu.model import Inventory
 from gpunode.gpu.nvml import Handle, Nvml
-from gpunode.gpu.nvml_errors import GPU_IS_LOST, INVALID_ARGUMENT, NOT_SUPPORTED, TIMEOUT, NvmlError
+from gpunode.gpu.nvml_errors import (
+    CORRUPTED_INFOROM,
+    GPU_IS_LOST,
+    INVALID_ARGUMENT,
+    NOT_SUPPORTED,
+    RESET_REQUIRED,
+    TIMEOUT,
+    NvmlError,
+)
 from gpunode.gpu.readings import FABRIC_STATES, read_gpu
 
 SAMPLE_SECONDS = 0.1  # between two looks at what holds the clocks back
 _MOST_SECONDS = 5.0  # for all GPUs: what isn't told by then isn't asked
 _MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of 2025's nvml.h
-_CORRUPTED_INFOROM = 14  # NVML_ERROR_CORRUPTED_INFOROM
 _SLOWDOWN_THRESHOLD = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
 _RETIRED_FOR = (0, 1)  # NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS, _DOUBLE_BIT_ECC_ERROR
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2: with what the driver keeps for itself
-_RESET_REQUIRED = 16  # NVML_ERROR_RESET_REQUIRED
-_THE_GPU_ITSELF = (TIMEOUT, GPU_IS_LOST, _RESET_REQUIRED)
+_THE_GPU_ITSELF = (TIMEOUT, GPU_IS_LOST, RESET_REQUIRED)
 _T = TypeVar("_T")
 
 
@@ -184,7 +190,7 @@ def _inforom(gpu: _Gpu) -> bool | None:
         try:
             gpu.nvml.call("nvmlDeviceValidateInforom", gpu.device.raw)
         except NvmlError as error:
-            if error.code != _CORRUPTED_INFOROM:
+            if error.code != CORRUPTED_INFOROM:
                 raise
             return False
         return True

@@ -10,7 +10,9 @@ DRIVER_NOT_LOADED = 9
 TIMEOUT = 10
 LIBRARY_NOT_FOUND = 12
 FUNCTION_NOT_FOUND = 13
+CORRUPTED_INFOROM = 14
 GPU_IS_LOST = 15
+RESET_REQUIRED = 16
 VERSION_MISMATCH = 18
 UNKNOWN = 999
 
@@ -27,9 +29,9 @@ _MEANINGS = {
     11: "the kernel has a problem with the GPU's interrupts",
     LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found",
     FUNCTION_NOT_FOUND: "the driver's NVML lacks a function: the driver is too old",
-    14: "the GPU's infoROM is corrupted",
+    CORRUPTED_INFOROM: "the GPU's infoROM is corrupted",
     GPU_IS_LOST: "the GPU is lost: it fell off the bus or can't be reached",
-    16: "the GPU must be reset before it can be used",
+    RESET_REQUIRED: "the GPU must be reset before it can be used",
     17: "the operating system (a cgroup, for example) blocks access to the GPU",
     VERSION_MISMATCH: "the driver's library and kernel module have different versions",
     19: "the GPU is in use",
