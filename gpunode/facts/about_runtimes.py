@@ -8,7 +8,7 @@ from gpunode.errors import DaemonError
 from gpunode.facts import about
 from gpunode.facts.about import or_raise
 from gpunode.facts.about_kubernetes import AboutKubernetes
-from gpunode.facts.daemons import Daemon
+from gpunode.facts.daemons import Daemon, daemon_version
 from gpunode.facts.processes import owner
 from gpunode.facts.topic import topic
 from gpunode.facts.units import read_unit
@@ -93,3 +93,11 @@ class AboutRuntimes(AboutKubernetes):
         from gpunode.facts.podman import load_podman
 
         return load_podman(self.host)
+
+    @topic
+    def kubelet_version(self) -> tuple[int, ...]:
+        """Of the kubelet that runs, () if none does or it doesn't say. It takes a start of its program."""
+        process = self.kubelet.process if self.kubelet else None
+        if process is None or process.name != "kubelet":
+            return ()
+        return daemon_version(self.host, "kubelet", process.argv[0], process)

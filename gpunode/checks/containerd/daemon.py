@@ -16,7 +16,7 @@ from gpunode.result import Evidence, Fix
 
 # containerd's docs: the newest configuration version that each release reads
 _NEWEST = (((2, 3), 4), ((2, 0), 3), ((1, 3), 2), ((1, 0), 1))
-_HANDLER = "nvidia"
+HANDLER = "nvidia"
 
 
 def containerd_config_version(node: Node) -> Verdict:
@@ -35,10 +35,23 @@ def containerd_config_version(node: Node) -> Verdict:
     if config is None or not config.exists:
         return ok(f"{path} is absent: containerd runs with its defaults")
     return (
-        _too_new(node, config)
+        _missing_import(node, config)
+        or _too_new(node, config)
         or _mixed(node, config)
         or _misplaced(config)
         or ok(f"configuration version {config.version} suits containerd {_dotted(node)}")
+    )
+
+
+def _missing_import(node: Node, config: ContainerdConfig) -> Verdict | None:
+    """A pattern may match nothing; without a file that is named containerd doesn't start."""
+    if not config.missing_imports:
+        return None
+    one = config.missing_imports[0]
+    line = line_of(node.host.read_text(one.importer) or "", one.pattern)
+    evidence = seen(one.importer, f"imports {one.pattern}", line)
+    return fail(
+        f"containerd imports {one.path}, which isn't there", evidence, fix=_edit(node, one.importer, line)
     )
 
 
@@ -100,13 +113,13 @@ def _dotted(node: Node) -> str:
     return ".".join(map(str, node.containerd.version if node.containerd else ())) or "(unknown)"
 
 
-def _judged(node: Node) -> ContainerdConfig | None:
+def judged(node: Node) -> ContainerdConfig | None:
     """The configuration, where anybody uses this containerd's CRI; one that nobody uses isn't even read."""
     return node.containerd_config if containerd_role(node).used else None
 
 
 def containerd_cri_disabled(node: Node) -> Verdict:
-    config = _judged(node)
+    config = judged(node)
     if node.containerd is None or config is None:
         return skip(containerd_role(node).reason)
     if not config.disabled:
@@ -117,11 +130,11 @@ def containerd_cri_disabled(node: Node) -> Verdict:
     path = where or config.path
     line = line_of(node.host.read_text(path) or "", "disabled_plugins")
     evidence = seen(path, f"disabled_plugins has {', '.join(config.disabled)}", line)
-    return fail("containerd's CRI is switched off", evidence, fix=_configure(node))
+    return fail("containerd's CRI is switched off", evidence, fix=configure(node))
 
 
 def containerd_not_restarted(node: Node) -> Verdict:
-    config = _judged(node)
+    config = judged(node)
     if node.containerd is None or config is None:
         return skip(containerd_role(node).reason)
     socket = node.containerd.socket
@@ -130,7 +143,7 @@ def containerd_not_restarted(node: Node) -> Verdict:
         return skip(f"needs root to talk to {socket}")
     if state != "listening":
         return fail("containerd isn't running", seen(socket, state), fix=_managed(node))
-    handlers = _handlers(node)
+    handlers = told_handlers(node)
     if handlers is None:
         return _silent(node, socket)
     missing = sorted(set(map(str, config.runtimes)) - set(handlers))
@@ -150,7 +163,7 @@ def _managed(node: Node) -> Fix | None:
     return Fix(fixes.restart_managed(daemon.manager, daemon.unit), True, "restart")
 
 
-def _configure(node: Node) -> Fix | None:
+def configure(node: Node) -> Fix | None:
     """The same as for the system's, by the distribution's name; None for the system's."""
     manager = node.containerd.manager if node.containerd else ""
     command = f"gpunode configure-runtime --runtime {manager}"
@@ -184,85 +197,21 @@ def _in_file(node: Node, config: ContainerdConfig, name: str) -> Evidence:
     return seen(config.path, f'runtime "{name}"')
 
 
-def _handlers(node: Node) -> tuple[str, ...] | None:
+def told_handlers(node: Node) -> tuple[str, ...] | None:
     try:
         return tuple(name for name in node.cri.handlers if name)
     except DaemonError:
         return None
 
 
-def containerd_runtime_missing(node: Node) -> Verdict:
-    role = containerd_role(node)
-    if node.containerd is None or not role.used:
-        return skip(role.reason)
-    handlers = _handlers(node)
-    if handlers is None:
-        return skip(f"containerd doesn't say what it runs with at {node.containerd.socket}")
-    told = seen(f"CRI Status at {node.containerd.socket}", f"handlers {', '.join(handlers) or 'none'}")
-    ours = [name for name in handlers if name.startswith(_HANDLER)]
-    if not ours:
-        return _without_handler(node, told)
-    config = node.containerd_config
-    for name in ours:
-        binary = dig(config.runtimes, name, "options", "BinaryName") if config else None
-        if isinstance(binary, str) and binary and not node.host.which(binary):
-            evidence = seen(config.path if config else "", f"{name}: BinaryName {binary}")
-            return fail(f'the program of the handler "{name}" is missing', evidence, told)
-    return ok(f"containerd runs with the handler {', '.join(ours)}", told)
-
-
-def _without_handler(node: Node, told: Evidence) -> Verdict:
-    """A containerd whose CDI is on needs none, as long as whoever asks for GPUs asks by CDI."""
-    serving = [spec.path for spec in node.cdi_specs if spec.serves_gpus]
-    if serving and _running_config(node).get("enableCDI") is True:
-        return ok(
-            "no nvidia handler: containers get their GPUs by CDI", told, seen(serving[0], "its CDI is on")
-        )
-    return fail("containerd has no nvidia handler", told, fix=_configure(node))
-
-
-def containerd_systemdcgroup(node: Node) -> Verdict:
-    config = _judged(node)
-    if node.containerd is None or config is None:
-        return skip(containerd_role(node).reason)
-    running = _running_config(node)
-    flags = {name: _systemd(running, config, name) for name in ("runc", _HANDLER)}
-    known = {name: flag for name, flag in flags.items() if flag is not None}
-    if _HANDLER not in known:
-        return skip("the nvidia handler's SystemdCgroup can't be told")
-    kubelet = node.kubelet
-    if kubelet is not None and kubelet.cgroup_driver is not None:
-        known["kubelet"] = kubelet.cgroup_driver == "systemd"
-    evidence = [seen(_source(name, config), f"{name}: {_driver(flag)}") for name, flag in known.items()]
-    if len(set(known.values())) > 1:
-        return fail("containerd's handlers and the kubelet don't use the same cgroup driver", *evidence)
-    return ok(f"all use the cgroup driver {_driver(known[_HANDLER])}", *evidence)
-
-
-def _running_config(node: Node) -> dict[str, Any]:
+def running_config(node: Node) -> dict[str, Any]:
     try:
         return dict(node.cri.config)
     except DaemonError:
         return {}
 
 
-def _systemd(running: dict[str, Any], config: ContainerdConfig, name: str) -> bool | None:
-    """SystemdCgroup of a handler: the running daemon's word, else the file's; unset is false."""
-    for runtimes in (dig(running, "containerd", "runtimes"), config.runtimes):
-        if isinstance(dig(runtimes, name), dict):
-            return dig(runtimes, name, "options", "SystemdCgroup") is True
-    return None
-
-
-def _source(name: str, config: ContainerdConfig) -> str:
-    return "KubeletConfiguration cgroupDriver" if name == "kubelet" else f"{config.path} runtimes.{name}"
-
-
-def _driver(systemd: bool) -> str:
-    return "systemd" if systemd else "cgroupfs"
-
-
-_WHERE = (
+WHERE = (
     " Judged where the kubelet talks to this containerd, or where it is the node's only engine; beside "
     "Docker without a kubelet its CRI isn't needed."
 )
@@ -274,7 +223,8 @@ CHECKS = (
         layer="containerd",
         severity="error",
         looks_at="the file that containerd reads and its imports: valid TOML, a version that it knows, "
-        "the same version in imported files, and runtimes in the table that this version reads." + _WHERE,
+        "files for all imports, the same version in them, and runtimes in the table that this version reads."
+        + WHERE,
         why=(
             "containerd ignores runtimes in another version's table without a word, refuses a version newer "
             "than itself, and loses settings when an imported file has another version."
@@ -282,6 +232,7 @@ CHECKS = (
         remedy=fixes.EDIT_CONTAINERD,
         run=containerd_config_version,
         blocked_by=("pci-no-gpu",),
+        preflight=("containerd", "kubernetes"),
         refs=("https://github.com/containerd/containerd/blob/main/docs/man/containerd-config.toml.5.md",),
     ),
     Check(
@@ -289,7 +240,7 @@ CHECKS = (
         title="containerd's CRI is switched on",
         layer="containerd",
         severity="error",
-        looks_at="disabled_plugins in containerd's file and its imports." + _WHERE,
+        looks_at="disabled_plugins in containerd's file and its imports." + WHERE,
         why=(
             "Docker's containerd.io package switches the CRI off. The kubelet then fails with 'unknown "
             "service runtime.v1.RuntimeService', and a runtime added to the file is never read."
@@ -304,56 +255,15 @@ CHECKS = (
         layer="containerd",
         severity="error",
         looks_at="containerd's socket, whether its CRI answers within 3 seconds, and the runtimes in its "
-        "file against the handlers that the daemon names (CRI Status)." + _WHERE,
+        "file against the handlers that the daemon names (CRI Status)." + WHERE,
         why=(
             "containerd reads its file only when it starts. Until then the handler exists on disk alone: no "
             'runtime for "nvidia" is configured. Running containers survive a restart.'
         ),
         remedy=fixes.RESTART_CONTAINERD,
         run=containerd_not_restarted,
-        blocked_by=("pci-no-gpu", "containerd-config-version", "containerd-cri-disabled"),
-    ),
-    Check(
-        id="containerd-runtime-missing",
-        title="containerd has the nvidia handler",
-        layer="containerd",
-        severity="error",
-        looks_at="the handlers that the running daemon names (CRI Status), and whether their program exists."
-        + _WHERE,
-        why=(
-            "A pod with runtimeClassName nvidia can't start ('no runtime for \"nvidia\" is configured'), and "
-            "without it pods see no GPU."
-        ),
-        remedy=fixes.CONFIGURE_CONTAINERD,
-        run=containerd_runtime_missing,
         blocked_by=(
-            "pci-no-gpu",
-            "toolkit-missing",
-            "containerd-config-version",
-            "containerd-cri-disabled",
-            "containerd-not-restarted",
-        ),
-    ),
-    Check(
-        id="containerd-systemdcgroup",
-        title="Everyone uses one cgroup driver",
-        layer="containerd",
-        severity="error",
-        looks_at="SystemdCgroup of the handlers runc and nvidia (the running daemon's, else the file's) and "
-        "the kubelet's cgroupDriver." + _WHERE,
-        why=(
-            "With two cgroup drivers on one node, systemd and the kubelet kill each other's containers: "
-            "pods restart without end or fail with 'expected cgroupsPath to be of format "
-            "slice:prefix:name'."
-        ),
-        remedy=fixes.CONFIGURE_CONTAINERD,
-        run=containerd_systemdcgroup,
-        blocked_by=(
-            "pci-no-gpu",
-            "containerd-runtime-missing",
-            "containerd-not-restarted",
-            "containerd-config-version",
-            "containerd-cri-disabled",
+            *("pci-no-gpu", "containerd-config-version", "containerd-cri-disabled", "k3s-edited-generated"),
         ),
     ),
 )

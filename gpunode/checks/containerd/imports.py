@@ -1,0 +1,113 @@
+"""containerd's imported files: what they take away, and a file that nobody reads."""
+
+from __future__ import annotations
+
+from gpunode.checks import fixes
+from gpunode.checks.containerd.daemon import WHERE, judged, running_config
+from gpunode.checks.docker.daemon import line_of
+from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.facts import gates
+from gpunode.facts.containerd import DEFAULT_CONFIG
+from gpunode.facts.containerd_lost import Lost, in_force, lost_settings
+from gpunode.facts.distributions import DISTRIBUTIONS, manager
+from gpunode.facts.engines import containerd_role
+from gpunode.facts.node import Node
+from gpunode.result import Fix
+
+_PROGRAM = "nvidia-container-runtime"
+# without these, pods other than those with GPUs fail
+_VITAL = ("sandbox_image", "SystemdCgroup", "snapshotter", "config_path", "bin_dir", "conf_dir", "mirrors")
+_MOST = 8
+
+
+def containerd_imports_clobber(node: Node) -> Verdict:
+    config = judged(node)
+    if node.containerd is None or config is None:
+        return skip(containerd_role(node).reason)
+    lost = lost_settings(config)
+    if not lost:
+        return ok("no imported file takes settings away")
+    running = running_config(node)
+    if not running:
+        return skip("containerd doesn't tell its configuration")
+    gone = [one for one in lost if _without(in_force(running, one.keys), one)]
+    if not gone:
+        return ok("imported files replace tables, and nothing of them is lost")
+    told = (seen(one.file, str(one), _line(node, one)) for one in gone[:_MOST])
+    line = line_of(node.host.read_text(gone[0].by) or "", config.plugin)
+    table = seen(gone[0].by, f'a table "{config.plugin}" without them', line)
+    vital = any(key in one.keys for one in gone for key in _VITAL)
+    judge = fail if vital else warn
+    names = ", ".join(one.name for one in gone[:3]) + (" and more" if len(gone) > 3 else "")
+    edit = f"${{EDITOR:-vi}} {f'+{line} ' if line else ''}{gone[0].by} && systemctl restart containerd"
+    return judge(
+        f"an imported file takes settings away: {names}", *told, table, fix=Fix(edit, True, "restart")
+    )
+
+
+def _without(value: object, one: Lost) -> bool:
+    """Whether the daemon runs with another value; one that it doesn't tell counts as kept."""
+    return value is not None and value != one.value
+
+
+def _line(node: Node, one: Lost) -> int | None:
+    return line_of(node.host.read_text(one.file) or "", one.keys[-1])
+
+
+def containerd_config_drift(node: Node) -> Verdict:
+    daemon = node.containerd
+    if daemon is None or daemon.manager not in DISTRIBUTIONS or not containerd_role(node).used:
+        return skip("the kubelet's containerd is no Kubernetes distribution's")
+    text = node.host.read_text(DEFAULT_CONFIG) or ""
+    if _PROGRAM not in text:
+        return ok(f"nothing of NVIDIA's is in {DEFAULT_CONFIG}, which {daemon.manager} doesn't read")
+    if any(one.name == "containerd" and not manager(node.host, one) for one in node.processes):
+        return ok(f"another containerd reads {DEFAULT_CONFIG}")
+    return note(
+        f"{DEFAULT_CONFIG} has the nvidia handler, and nobody reads it: {daemon.manager} has its own",
+        seen(DEFAULT_CONFIG, _PROGRAM, line_of(text, _PROGRAM)),
+        seen(daemon.config_path, daemon.config_source),
+        fix=Fix(f"gpunode configure-runtime --runtime {daemon.manager}", True, "restart"),
+    )
+
+
+CHECKS = (
+    Check(
+        id="containerd-imports-clobber",
+        title="Imported files take nothing away",
+        layer="containerd",
+        severity="error",
+        looks_at="settings of containerd's file that an imported one replaces with its whole table, against "
+        "what the running daemon has (CRI Status). From 2.1 on files are merged key by key." + WHERE,
+        why=(
+            "An older containerd takes a plugin's table from the last file alone. A file that only adds the "
+            "nvidia handler drops the pause image, the registries and the cgroup driver: other pods fail."
+        ),
+        remedy=fixes.CONFIGURE_CONTAINERD,
+        run=containerd_imports_clobber,
+        blocked_by=(
+            "pci-no-gpu",
+            "containerd-config-version",
+            "containerd-cri-disabled",
+            "containerd-not-restarted",
+        ),
+        refs=("https://github.com/containerd/containerd/issues/5837",),
+        table=gates.TABLE,
+    ),
+    Check(
+        id="containerd-config-drift",
+        title="The file with the nvidia handler is the one that is read",
+        layer="containerd",
+        severity="info",
+        looks_at=f"{DEFAULT_CONFIG} where k3s, rke2, k0s or microk8s brings the kubelet's containerd and no "
+        "other one runs.",
+        why=(
+            "A distribution's containerd reads its own file. What was written into the "
+            "system's changes nothing there."
+        ),
+        remedy=fixes.CONFIGURE_CONTAINERD,
+        run=containerd_config_drift,
+        blocked_by=("pci-no-gpu", "containerd-runtime-missing"),
+        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/982",),
+    ),
+)
