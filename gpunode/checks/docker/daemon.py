@@ -297,6 +297,7 @@ CHECKS = (
             "docker-not-restarted",
             "docker-default-runtime",
             "docker-config-invalid-json",
+            "cdi-disabled",
         ),
         refs=("https://docs.docker.com/engine/containers/resource_constraints/#gpu",),
     ),

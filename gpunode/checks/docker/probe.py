@@ -44,6 +44,8 @@ CHECKS = (
         run=docker_gpus_run_probe,
         blocked_by=(
             *("pci-no-gpu", "nvml-hang", "toolkit-missing", "docker-snap", "docker-desktop"),
+            *("toolkit-versions-mixed", "toolkit-config-invalid", "ldconfig-fails", "no-cgroups-wrong"),
+            *("cdi-disabled", "cdi-spec-stale", "cdi-uvm-absent-in-spec"),
             *(
                 "docker-not-running",
                 "docker-default-runtime",
