@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from gpunode.errors import ConfigError, DaemonError, GpunodeError
-from gpunode.facts.daemons import daemon_version, parse_version, socket_path
-from gpunode.facts.processes import Process
+from gpunode.facts.daemons import as_recorded, daemon_version, parse_version, socket_path
+from gpunode.facts.processes import Process, option_value
 from gpunode.host import Host
 
 DEFAULT_SOCKET = "/run/docker.sock"
@@ -17,7 +17,7 @@ _VERSION_SECONDS = 1.0  # a dockerd that runs answers in 2 ms
 
 def socket_of(host: Host, argv: tuple[str, ...], config: str, default: str = DEFAULT_SOCKET) -> str:
     """The first unix socket that dockerd listens on: from -H/--host, else `hosts` in its file."""
-    for address in (*_hosts(argv), *_hosts_in_file(host, config)):
+    for address in addresses(host, argv, config):
         if address.startswith("fd://"):
             return default  # docker.socket of the package listens there for it
         path = socket_path(address)
@@ -26,10 +26,27 @@ def socket_of(host: Host, argv: tuple[str, ...], config: str, default: str = DEF
     return default
 
 
+def addresses(host: Host, argv: tuple[str, ...], config: str) -> tuple[str, ...]:
+    """What dockerd was told to listen on: -H/--host, and `hosts` in its file (a file that can't be read has
+    none)."""
+    return (*_hosts(argv), *_hosts_in_file(host, config))
+
+
+def verifies_clients(host: Host, argv: tuple[str, ...], config: str) -> bool:
+    """Whether dockerd asks whoever comes over the network for a certificate (--tlsverify)."""
+    word = option_value((*argv[1:], ""), "--tlsverify")
+    if word is not None:
+        return word.lower() not in ("false", "0", "f")
+    try:
+        return parse_daemon_json(host.read_text(config) or "", config).get("tlsverify") is True
+    except GpunodeError:
+        return False
+
+
 def listens_there(host: Host, argv: tuple[str, ...], config: str) -> bool:
     """Whether the socket of `socket_of` is this dockerd's: one that listens on TCP alone has none."""
-    addresses = (*_hosts(argv), *_hosts_in_file(host, config))
-    return not addresses or any(one.startswith("fd://") or socket_path(one) for one in addresses)
+    found = addresses(host, argv, config)
+    return not found or any(one.startswith("fd://") or socket_path(one) for one in found)
 
 
 def docker_version(host: Host, binary: str | None, process: Process | None, socket: str) -> tuple[int, ...]:
@@ -40,6 +57,7 @@ def docker_version(host: Host, binary: str | None, process: Process | None, sock
         with suppress(DaemonError):
             told = parse_version(DockerApi(host, socket, _VERSION_SECONDS).program_version())
             if told:
+                as_recorded(host, "dockerd", told)
                 return told
     return daemon_version(host, "dockerd", binary, process)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.toolkit import Toolkit
 from gpunode.facts.toolkit_config import DEFAULT_PATH, Key, keys_for, wrong
@@ -17,6 +17,8 @@ MODE = "nvidia-container-runtime.mode"
 NO_CGROUPS = "nvidia-container-cli.no-cgroups"
 LDCONFIG = "nvidia-container-cli.ldconfig"
 RUNTIMES = "nvidia-container-runtime.runtimes"
+BY_ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
 
 @dataclass(frozen=True)

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from gpunode.checks.model import Check
+from gpunode.checks.security import doors, holes
 
-CHECKS: tuple[Check, ...] = ()
+CHECKS: tuple[Check, ...] = (*holes.CHECKS, *doors.CHECKS)
