@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpunode.facts import lxc, mac
 from gpunode.facts.node import Node
 from gpunode.facts.system import VM
 
@@ -58,6 +59,10 @@ TRAITS = {
     "coherent-gpu": Trait(
         _coherent, "GPUs share the processor's memory", "no GPU shares the processor's memory"
     ),
+    "selinux-enforcing": Trait(
+        lambda node: mac.selinux_enforcing(node.host), "SELinux enforces", "SELinux doesn't enforce here"
+    ),
+    "lxc": Trait(lambda node: lxc.in_lxc(node.host), "this is an LXC container", "this is no LXC container"),
     "immutable": Trait(
         lambda node: node.distribution.immutable,
         "this distribution takes no packages",

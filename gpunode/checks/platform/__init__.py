@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from gpunode.checks.model import Check
+from gpunode.checks.platform import special, system
 
-CHECKS: tuple[Check, ...] = ()
+CHECKS: tuple[Check, ...] = (*system.CHECKS, *special.CHECKS)

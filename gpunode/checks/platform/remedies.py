@@ -1,0 +1,67 @@
+"""What mends the platform's findings, beside the shared remedies of fixes.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpunode.checks.fixes import everywhere
+from gpunode.checks.hardware.remedies import kernel_argument
+from gpunode.result import Fix
+
+ALLOW_DEVICES = everywhere("setsebool -P container_use_devices on")
+TEACH_APPARMOR = everywhere("aa-logprof")
+# packages can't be verified while the clock is wrong, so nothing is installed for it
+SET_CLOCK = everywhere("timedatectl set-ntp true")
+UNIFIED_CGROUPS = kernel_argument("systemd.unified_cgroup_hierarchy=1")
+UPDATE_WSL = everywhere("wsl.exe --update && wsl.exe --shutdown", "restart", needs_root=False)
+NO_CGROUPS = Fix("gpunode toolkit config set nvidia-container-cli.no-cgroups=true")
+# the package that owns the lists (NVIDIA/nvidia-container-runtime#123)
+RESTORE_LISTS = everywhere("apt install --reinstall nvidia-l4t-init")
+
+
+def pass_devices(paths: Sequence[str]) -> Fix:
+    """On the machine that runs the LXC container, with its number (Proxmox VE's pct(1))."""
+    options = " ".join(f"-dev{number} {path}" for number, path in enumerate(paths))
+    return Fix(f"pct set 100 {options} && pct reboot 100", disruptive="restart")
+
+
+PASS_DEVICES = everywhere(
+    pass_devices(("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")).command, "restart"
+)
+
+_REMOVE = {"debian": "apt remove", "rhel": "dnf remove", "suse": "zypper remove"}
+
+
+def remove_packages(family: str, packages: Sequence[str]) -> Fix:
+    """Packages that shouldn't be here, and what the loader finds without them."""
+    if not packages or family not in _REMOVE:
+        return Fix("ldconfig")
+    return Fix(f"{_REMOVE[family]} {' '.join(packages)} && ldconfig")
+
+
+# where a system is declared or built as a whole: what brings driver and toolkit there (its own manual)
+WHOLE = {
+    "nixos": (
+        "its configuration sets services.xserver.videoDrivers, hardware.nvidia.open and "
+        "hardware.nvidia-container-toolkit.enable",
+        "nixos-rebuild switch",
+    ),
+    "flatcar": (
+        "Flatcar builds the driver itself; NVIDIA_DRIVER_VERSION in /etc/flatcar/nvidia-metadata chooses it",
+        "systemctl restart nvidia.service",
+    ),
+    "talos": (
+        "Talos takes the extensions nvidia-open-gpu-kernel-modules and nvidia-container-toolkit",
+        "talosctl upgrade --image factory.talos.dev/installer/SCHEMATIC:VERSION",
+    ),
+    "bottlerocket": (
+        "Bottlerocket has variants for NVIDIA GPUs",
+        "follow https://bottlerocket.dev/en/os/latest/#/concepts/variants/",
+    ),
+    "cos": ("Container-Optimized OS has an installer for the driver", "cos-extensions install gpu"),
+}
+OTHER_WHOLE = (
+    "this system is an image: driver and toolkit belong into it, or come with NVIDIA's GPU operator",
+    "follow https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/",
+)
+OTHER_WAY = everywhere(OTHER_WHOLE[1])

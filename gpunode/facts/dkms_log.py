@@ -1,0 +1,45 @@
+"""Why DKMS couldn't build the module: what the compiler said, from the log that a failed build leaves."""
+
+from __future__ import annotations
+
+import re
+
+from gpunode.dataclass import dataclass
+from gpunode.host import Host
+
+_TREE = "/var/lib/dkms"
+_TAIL_BYTES = 1 << 20
+_REALTIME = "is a PREEMPT_RT kernel"  # NVIDIA's conftest.sh
+# of the driver's sources, or of the kernel's headers below them; a compiler that fails itself isn't meant
+_ERROR = re.compile(r"^\S+\.[ch]:\d+:\d+: error: ", re.ASCII)
+
+
+@dataclass(frozen=True)
+class FailedBuild:
+    """The first line that says why, with its number (None in a log too long to be read from its beginning);
+    `realtime` if the driver refuses the kernel as a realtime one."""
+
+    path: str
+    line: int | None
+    text: str
+    version: str
+    realtime: bool
+
+
+def failed_build(host: Host, release: str) -> FailedBuild | None:
+    """Of the last try for this kernel, None if there was none, or no compiler's error in it."""
+    for module in host.listdir(_TREE):
+        if not module.startswith("nvidia"):
+            continue
+        for version in host.listdir(f"{_TREE}/{module}"):
+            path = f"{_TREE}/{module}/{version}/build/make.log"
+            text = host.read_tail(path, _TAIL_BYTES)
+            lines = text.splitlines()
+            if not any(f"for kernel {release} " in f"{line} " for line in lines[:3]):
+                continue
+            for number, line in enumerate(lines, 1):
+                realtime = _REALTIME in line
+                if realtime or _ERROR.match(line):
+                    whole = number if len(text) < _TAIL_BYTES else None
+                    return FailedBuild(path, whole, line.strip()[:200], version, realtime)
+    return None

@@ -1,0 +1,25 @@
+"""Kernels that wait for a reboot, as the distribution itself tells: Debian's list, RHEL's chosen entry."""
+
+from __future__ import annotations
+
+from gpunode.facts.driver import Kernel, newer_kernels
+from gpunode.host import Host
+
+PACKAGES = "/run/reboot-required.pkgs"
+GRUB = "/boot/grub2/grubenv"
+
+
+def kernel_waiting(host: Host, kernels: tuple[Kernel, ...], running: str) -> str | None:
+    """The installed kernel for which update-notifier asks for a reboot; None if it asks for none. Other
+    packages on its list don't touch GPUs, and a driver's are compared with what is loaded."""
+    lines = (host.read_text(PACKAGES) or "").splitlines()
+    asked = {line.strip().removeprefix("linux-image-").removeprefix("unsigned-") for line in lines}
+    newer = newer_kernels(kernels, running)
+    return next((one.release for one in reversed(newer) if one.release in asked), None)
+
+
+def chosen_kernel(host: Host) -> str:
+    """The boot entry that grubby or grub2-set-default chose, such as ``MACHINEID-5.14.0-503.el9.x86_64``;
+    empty if nobody did. `Unreadable` for an ordinary user where /boot is closed."""
+    lines = (host.read_text(GRUB) or "").splitlines()
+    return next((line.partition("=")[2].strip() for line in lines if line.startswith("saved_entry=")), "")
