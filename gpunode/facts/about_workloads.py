@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError
 from gpunode.facts import about, kubelet
 from gpunode.facts.about import or_raise
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpunode.daemons.cri_lists import CriContainer
     from gpunode.daemons.pod_resources import Holding
     from gpunode.facts.device_plugins import PluginLog, PluginProcess
-    from gpunode.facts.workloads import DeviceRule, GpuContainer
+    from gpunode.facts.workloads import Container, DeviceRule
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,16 @@ class AboutWorkloads(AboutEngines):
             return ()
 
     @topic
-    def gpu_containers(self) -> tuple[GpuContainer, ...]:
-        from gpunode.facts.workloads import gpu_containers
+    def containers(self) -> tuple[Container, ...]:
+        """What runs in a container on this node, whatever its engine."""
+        from gpunode.facts.workloads import containers
 
-        return gpu_containers(self.host, self.processes)
+        return containers(self.host, self.processes)
+
+    @topic
+    def gpu_containers(self) -> tuple[Container, ...]:
+        """Those with NVIDIA's device files in their /dev."""
+        return tuple(one for one in self.containers if one.nodes)
 
     @topic
     def device_rules(self) -> Mapping[str, DeviceRule]:

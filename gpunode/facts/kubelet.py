@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import Unreadable
 from gpunode.facts.processes import Process, option_value
 from gpunode.facts.units import read_unit
 from gpunode.host import Host
 
 ROOT = "/var/lib/kubelet"
-_SNAP_ROOT = "/var/snap/microk8s/common/var/lib/kubelet"
+SNAP_ROOT = "/var/snap/microk8s/common/var/lib/kubelet"
 CONFIG = "/var/lib/kubelet/config.yaml"
 FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
 # hard-coded in the kubelet (pkg/kubelet/apis/deviceplugin/v1beta1), whatever its --root-dir is
@@ -141,4 +141,4 @@ def root_directory(kubelet: Kubelet | None) -> str:
     if process is None:
         return ROOT
     given = process.option("--root-dir") or process.option("--kubelet-root-dir")
-    return given or (_SNAP_ROOT if process.name == "kubelite" else ROOT)
+    return given or (SNAP_ROOT if process.name == "kubelite" else ROOT)

@@ -1,19 +1,19 @@
-"""Containers that run now and have NVIDIA's device files, and whether they may still open them.
+"""Containers that run now, which have NVIDIA's device files, and whether they may still open them.
 
 Nothing is executed in a container and none is asked of its engine but for its name: /proc/PID/cgroup tells a
 container's processes, /proc/PID/root/dev the device files that it sees. Whether its control group still lets
-it open them can be read where the kernel shows it (cgroup v1, devices.list). In cgroup v2 that is a BPF program
-which no file shows; there systemd's own list for the container's scope (DeviceAllow) is what it enforces from
-its next daemon-reload on, and the directory of its generators is made anew by each reload.
+it open them can be read where the kernel shows it (cgroup v1, devices.list). In cgroup v2 that is a BPF
+program which no file shows; there systemd's own list for the container's scope (DeviceAllow) is what it
+enforces from its next daemon-reload on, and the directory of its generators is made anew by each reload.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.processes import Process
 from gpunode.host import DeviceNode, Host
@@ -28,10 +28,10 @@ _SECONDS = 3.0
 
 
 @dataclass(frozen=True)
-class GpuContainer:
-    """`pid` is its first process, `id` the engine's. `group` is its control group (v2), `devices_group` that
-    of the devices controller (v1), each empty where there is none. `nodes` are NVIDIA's files in its /dev,
-    only those that every CUDA program opens."""
+class Container:
+    """A running container. `pid` is its first process, `id` the engine's. `group` is its control group (v2),
+    `devices_group` that of the devices controller (v1), each empty where there is none. `nodes` are NVIDIA's
+    files in its /dev, only those that every CUDA program opens."""
 
     pid: int
     id: str
@@ -49,7 +49,7 @@ class GpuContainer:
 
 @dataclass(frozen=True)
 class DeviceRule:
-    """What systemd lets a unit open: `policy` is auto, closed or strict, `allow` the entries of DeviceAllow."""
+    """What systemd lets a unit open: `policy` is auto, closed or strict, `allow` DeviceAllow's entries."""
 
     policy: str
     allow: tuple[str, ...]
@@ -57,7 +57,8 @@ class DeviceRule:
     def allows(self, major: int, minor: int, majors: Mapping[str, int]) -> bool:
         """Whether a character device is allowed; `majors` is driver name to number (/proc/devices).
 
-        An entry is a path such as /dev/char/195:0, or char-NAME with shell wildcards (systemd.resource-control(5)).
+        An entry is a path such as /dev/char/195:0, or char-NAME with shell wildcards
+        (systemd.resource-control(5)).
         """
         if self.policy == "auto" and not self.allow:
             return True
@@ -73,17 +74,17 @@ class DeviceRule:
         return False
 
 
-def gpu_containers(host: Host, processes: Sequence[Process]) -> tuple[GpuContainer, ...]:
-    """One for each running container with GPU device files. `Unreadable` without root, if there is any."""
-    found: dict[str, GpuContainer] = {}
+def containers(host: Host, processes: Sequence[Process]) -> tuple[Container, ...]:
+    """Every container that runs. `Unreadable` without root, if there is any."""
+    found: dict[str, Container] = {}
     for process in sorted(processes, key=lambda one: one.pid):
         identifier, group, devices_group = container_of(host, process.pid)
         if identifier and identifier not in found:
             nodes = _nodes(host, process.pid)
-            found[identifier] = GpuContainer(
+            found[identifier] = Container(
                 process.pid, identifier, process.started, group, devices_group, nodes
             )
-    return tuple(one for one in found.values() if one.nodes)
+    return tuple(found.values())
 
 
 def container_of(host: Host, pid: int) -> tuple[str, str, str]:
@@ -109,7 +110,7 @@ def _nodes(host: Host, pid: int) -> tuple[DeviceNode, ...]:
     return tuple(one for one in host.devices(directory) if _NEEDED.fullmatch(one.path.rpartition("/")[2]))
 
 
-def v1_allows(host: Host, container: GpuContainer) -> Sequence[tuple[int, int]] | None:
+def v1_allows(host: Host, container: Container) -> Sequence[tuple[int, int]] | None:
     """Device numbers that v1's devices controller lets it open, -1 for any; None where that can't be read."""
     if not container.devices_group:
         return None

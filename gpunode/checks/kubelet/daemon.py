@@ -63,7 +63,22 @@ def plugin_socket_dead(node: Node) -> Verdict:
         # gpunode's plugin and NVIDIA's give their sockets the same name
         fix = None if read_unit(node.host, _OUR_UNIT) else fixes.RESTART_PLUGIN_POD
         return fail("a device plugin died and left its socket", *evidence, fix=fix)
-    return ok(f"{len(names)} device plugin socket{'s' if len(names) > 1 else ''} answer")
+    return _silent(node, names) or ok(
+        f"{len(names)} device plugin socket{'s' if len(names) > 1 else ''} answer"
+    )
+
+
+def _silent(node: Node, names: list[str]) -> Verdict | None:
+    """A plugin that listens and answers nothing; it is only asked where that was asked for."""
+    from gpunode.facts.device_plugins import plugin_answers
+
+    for name in names if node.questions.deep else ():
+        path = f"{DEVICE_PLUGINS}/{name}"
+        if node.host.socket_state(path) == "listening" and plugin_answers(node.host, path) is False:
+            fix = None if read_unit(node.host, _OUR_UNIT) else fixes.RESTART_PLUGIN_POD
+            told = seen(path, "no answer to GetDevicePluginOptions within 2 seconds")
+            return fail("a device plugin listens, but doesn't answer", told, fix=fix)
+    return None
 
 
 CHECKS = (
@@ -79,7 +94,7 @@ CHECKS = (
         why="Without the kubelet this node runs no pods and no device plugin can offer its GPUs.",
         remedy=fixes.START_KUBELET,
         run=kubelet_not_running,
-        blocked_by=("pci-no-gpu",),
+        blocked_by=("pci-no-gpu", "memory-cgroup-v1"),
     ),
     Check(
         id="kubelet-device-plugin-dir",
@@ -93,14 +108,17 @@ CHECKS = (
         ),
         remedy=fixes.START_KUBELET,
         run=kubelet_device_plugin_dir,
-        blocked_by=("pci-no-gpu", "kubelet-not-running"),
+        blocked_by=("pci-no-gpu", "kubelet-not-running", "microk8s-paths"),
     ),
     Check(
         id="plugin-socket-dead",
         title="The device plugin's socket answers",
         layer="kubelet",
         severity="error",
-        looks_at=f"nvidia*.sock and gpunode*.sock in {DEVICE_PLUGINS}; one that refuses connections is dead.",
+        looks_at=(
+            f"nvidia*.sock and gpunode*.sock in {DEVICE_PLUGINS}; one that refuses connections is dead. With "
+            "--deep also whether the plugin answers GetDevicePluginOptions within 2 seconds."
+        ),
         why=(
             "The kubelet keeps the resource of a dead plugin at capacity N and allocatable 0: pods that ask "
             "for GPUs stay pending until the plugin runs again."

@@ -1,0 +1,162 @@
+"""NVIDIA's GPU operator: how far it has come, and what it has left behind."""
+
+from __future__ import annotations
+
+import re
+
+from gpunode.checks.fixes import everywhere
+from gpunode.checks.kubelet.plugin import shown
+from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.errors import ConfigError
+from gpunode.facts.node import Node
+from gpunode.facts.traits import OPERATOR_DRIVER
+from gpunode.result import Fix
+
+_PATIENCE = 1200.0  # a driver container that compiles its module takes up to 20 minutes
+_LIBRARIES = ("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "lib")
+
+
+def operator_validations(node: Node) -> Verdict:
+    from gpunode.facts.gpu_operator import VALIDATIONS, stage_log
+
+    operator = node.operator
+    if not operator.validators:
+        return skip("no validator of the GPU operator runs on this node")
+    stage = operator.missing
+    if not stage:
+        return ok("the GPU operator's validator has passed every stage")
+    if stage == "plugin" and not (node.allocatable and node.allocatable.nvidia):
+        return skip("the GPU operator's validator waits for a device plugin")
+    log = stage_log(node.host, operator, stage)
+    if log is None:
+        return skip(f"the GPU operator's validator hasn't begun with {stage}")
+    path, lines, since = log
+    if node.host.now() - since < _PATIENCE:
+        return skip(f"the GPU operator's validator is busy with {stage}")
+    told = seen(f"{VALIDATIONS}/{stage}-ready", "isn't there")
+    last = [seen(path, shown(line)) for line in lines[-1:]]
+    judge = fail if stage in ("driver", "toolkit") else warn
+    summary = f"the GPU operator's validator doesn't get past {stage}"
+    return judge(summary, told, *last, fix=Fix(f"tail -n 50 {path}"))
+
+
+def operator_host_driver_conflict(node: Node) -> Verdict:
+    theirs = _container_driver(node)
+    if theirs is None:
+        return skip("the version of the GPU operator's driver can't be told")
+    path, version = theirs
+    loaded = node.module.version if node.module else None
+    if not loaded or loaded == version:
+        return ok(f"the module and the GPU operator's driver are both {version}")
+    return fail(
+        f"the module of another driver is loaded than the GPU operator's: {loaded}, not {version}",
+        seen("/sys/module/nvidia/version", loaded),
+        seen(path, version),
+    )
+
+
+def _container_driver(node: Node) -> tuple[str, str] | None:
+    for place in _LIBRARIES:
+        for path in node.host.glob(f"{OPERATOR_DRIVER}/{place}", "libnvidia-ml.so.*"):
+            found = re.search(r"\.so\.(\d+\.\d[\d.]*)$", path)
+            if found:
+                return path, found[1]
+    return None
+
+
+def operator_leftovers(node: Node) -> Verdict:
+    from gpunode.facts.device_plugins import POD_LOGS
+    from gpunode.facts.gpu_operator import TOOLKIT
+
+    if not node.host.is_dir(TOOLKIT):
+        return ok(f"there is no {TOOLKIT}")
+    if node.kubelet is None or node.kubelet.process is None or not node.host.is_dir(POD_LOGS):
+        return skip("which pods are on this node can't be told")
+    if node.operator.pods:
+        return ok("the GPU operator is on this node")
+    try:
+        config = node.containerd_config
+    except ConfigError:
+        config = None
+    for path in config.files if config else ():
+        lines = (node.host.read_text(path) or "").splitlines()
+        for number, line in enumerate(lines, 1):
+            if f'"{TOOLKIT}/' in line or f"'{TOOLKIT}/" in line:
+                gone = seen(POD_LOGS, "no pod of the GPU operator")
+                return warn(
+                    "containerd still uses the toolkit that the GPU operator left",
+                    seen(path, line.strip(), number),
+                    gone,
+                )
+    return ok(f"nothing refers to {TOOLKIT}")
+
+
+_BELOW = (
+    *("pci-no-gpu", "driver-not-installed", "module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
+    *("kubelet-not-running", "containerd-not-restarted", "containerd-runtime-missing"),
+)
+_REFS = ("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html",)
+CHECKS = (
+    Check(
+        id="operator-host-driver-conflict",
+        title="The GPU operator's driver is the one that is loaded",
+        layer="kubelet",
+        severity="error",
+        looks_at=f"the version of the loaded module against that of the libraries in {OPERATOR_DRIVER}.",
+        why=(
+            "The operator gives pods its own driver's libraries. With the module of a driver that this node "
+            "has loaded itself they fail with Driver/library version mismatch."
+        ),
+        remedy=everywhere(
+            "helm upgrade gpu-operator gpu-operator --repo https://helm.ngc.nvidia.com/nvidia "
+            "--namespace gpu-operator --reuse-values --set driver.enabled=false && reboot",
+            "reboot",
+        ),
+        run=operator_host_driver_conflict,
+        blocked_by=("pci-no-gpu",),
+        needs=("operator-driver",),
+        refs=_REFS,
+    ),
+    Check(
+        id="operator-validations",
+        title="The GPU operator has found everything in order",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            "the marks of its validator in /run/nvidia/validations (driver, toolkit, cuda, plugin; "
+            "the first that is missing) and its log, once it has tried for 20 minutes."
+        ),
+        why=(
+            "Every other pod of the operator waits for these stages in an init container (Init:0/1), the "
+            "device plugin among them. What the stage's log says last is the reason."
+        ),
+        remedy=everywhere("kubectl get pods --namespace gpu-operator"),
+        run=operator_validations,
+        blocked_by=(*_BELOW, "operator-host-driver-conflict"),
+        needs=("kubelet",),
+        refs=_REFS,
+    ),
+    Check(
+        id="operator-leftovers",
+        title="Nothing uses what a GPU operator left behind",
+        layer="kubelet",
+        severity="warning",
+        looks_at=(
+            "/usr/local/nvidia/toolkit and containerd's files that name it, where no pod of the operator is "
+            "on this node."
+        ),
+        why=(
+            "The operator's toolkit stays on the node after the operator is removed, and nothing updates it. "
+            "Whoever deletes the directory stops every pod that uses the nvidia runtime."
+        ),
+        remedy=everywhere(
+            "mv /usr/local/nvidia/toolkit /usr/local/nvidia/toolkit.old && "
+            "gpunode configure-runtime --runtime containerd",
+            "restart",
+        ),
+        run=operator_leftovers,
+        blocked_by=("pci-no-gpu", "kubelet-not-running", "containerd-runtime-missing"),
+        needs=("kubelet", "containerd"),
+        refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/uninstall.html",),
+    ),
+)

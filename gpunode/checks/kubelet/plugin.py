@@ -1,0 +1,197 @@
+"""What the device plugin has offered to the kubelet, and why it couldn't."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpunode.checks import fixes
+from gpunode.checks.fixes import everywhere
+from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.facts.node import Node
+from gpunode.result import Evidence, Fix
+
+if TYPE_CHECKING:
+    from gpunode.facts.device_plugins import PluginLog
+
+_DRA = "/var/lib/kubelet/plugins/gpu.nvidia.com"  # NVIDIA's driver for dynamic resource allocation
+_YOUNG_SECONDS = 90.0  # plugins register within seconds of the kubelet's start
+# what NVIDIA's plugin logs when it finds no GPUs (cmd/nvidia-device-plugin, internal/rm, factory.go)
+_BLIND = (
+    *("Incompatible strategy detected", "could not load NVML library", "Detected non-NVML platform"),
+    *("nvml init failed", "failed to initialize NVML", "No devices found. Waiting indefinitely"),
+    "driver/library version mismatch",
+)
+_SEEING = "Registered device plugin"
+_PLUGIN = "nvidia-device-plugin"
+_DEPLOY = everywhere(
+    "helm upgrade --install nvidia-device-plugin nvidia-device-plugin "
+    "--repo https://nvidia.github.io/k8s-device-plugin --namespace nvidia-device-plugin --create-namespace"
+)
+_BELOW = (
+    *("pci-no-gpu", "driver-lib-mismatch", "nvml-hang", "kubelet-not-running", "kubelet-device-plugin-dir"),
+    *("containerd-not-restarted", "containerd-runtime-missing"),
+)
+
+
+def _starting(node: Node) -> bool:
+    process = node.kubelet.process if node.kubelet else None
+    return process is not None and 0 <= node.host.now() - process.started < _YOUNG_SECONDS
+
+
+def plugin_not_registered(node: Node) -> Verdict:
+    allocatable = node.allocatable
+    if allocatable is None:
+        return skip("the kubelet doesn't tell which devices were offered to it")
+    if allocatable.nvidia:
+        return ok(f"offered to the kubelet: {', '.join(sorted(allocatable.nvidia))}")
+    if node.host.is_dir(_DRA):
+        return skip("GPUs are handed out by NVIDIA's DRA driver here, which needs no device plugin")
+    if _starting(node):
+        return skip("the kubelet has just started, and plugins are about to register")
+    others = ", ".join(sorted(allocatable.resources)) or "none at all"
+    evidence = [seen(allocatable.source, f"no resource nvidia.com/...; it knows {others}")]
+    for plugin in node.plugin_processes:
+        evidence.append(seen(f"/proc/{plugin.process.pid}", f"{plugin.name} runs, but has not registered"))
+    fix = fixes.RESTART_PLUGIN_POD if node.plugin_processes else None
+    return fail("no device plugin has offered GPUs to the kubelet", *evidence, fix=fix)
+
+
+def allocatable_zero(node: Node) -> Verdict:
+    allocatable = node.allocatable
+    if allocatable is None or not allocatable.nvidia:
+        return skip("no device plugin has offered GPUs to the kubelet")
+    counts = {name: len(ids) for name, ids in sorted(allocatable.nvidia.items())}
+    told = seen(allocatable.source, ", ".join(f"{name}: {count}" for name, count in counts.items()))
+    if _starting(node):
+        return skip("the kubelet has just started, and plugins are about to register")
+    if not any(counts.values()):
+        return fail("the kubelet can hand out none of this node's GPUs", told, *_last_words(node))
+    usual = sum(gpu.driver == "nvidia" for gpu in node.gpus)
+    # one that is divided or shared has ids of its own: UUID::3 is the fourth share of one GPU
+    ids = {one.partition("::")[0] for some in allocatable.nvidia.values() for one in some}
+    parts = any("mig" in name.lower() for name in (*ids, *counts))
+    if parts or len(ids) >= usual or _chosen(node):
+        return ok(f"{len(ids)} devices can be handed out", told)
+    here = seen("/sys/bus/pci/devices", f"{usual} GPUs with the driver nvidia")
+    return warn(f"the kubelet can hand out {len(ids)} of {usual} GPUs", told, here, *_last_words(node))
+
+
+def _chosen(node: Node) -> bool:
+    """Whether the plugin was given some of the GPUs only, or nobody can tell."""
+    given = [one.environment.get("NVIDIA_VISIBLE_DEVICES", "all") for one in node.plugin_processes]
+    return any(value not in ("all", "void", "") for value in given)
+
+
+def _last_words(node: Node) -> tuple[Evidence, ...]:
+    marks = ("unhealthy", "error", "Error", *_BLIND)
+    for log in node.plugin_logs:
+        lines = [line for line in log.lines if any(mark in line for mark in marks)]
+        if lines:
+            return (seen(log.path, shown(lines[-1])),)
+    return ()
+
+
+def plugin_cannot_see_nvml(node: Node) -> Verdict:
+    if not node.plugin_logs:
+        return skip("no pod of NVIDIA's device plugin has a log here")
+    for log in node.plugin_logs:
+        line = _blind_line(log)
+        if line is not None:
+            evidence, fix = _handler(node, log)
+            return fail("the device plugin finds no GPUs", seen(log.path, shown(line)), *evidence, fix=fix)
+    return ok("the device plugin's log tells of no trouble with NVML")
+
+
+def _blind_line(log: PluginLog) -> str | None:
+    """The last line that says so, unless it registered after that."""
+    found = None
+    for line in log.lines:
+        if _SEEING in line:
+            found = None
+        elif any(mark in line for mark in _BLIND):
+            found = line
+    return found
+
+
+def _handler(node: Node, log: PluginLog) -> tuple[tuple[Evidence, ...], Fix | None]:
+    """Which runtime handler the pod runs under, if the engine tells: without nvidia it gets no libraries."""
+    pods = [one for one in node.cri_containers if one.pod == log.pod]
+    named = [one for one in pods if _PLUGIN in one.name or _PLUGIN in one.pod]
+    if not named or named[0].handler.startswith("nvidia"):
+        return (), None
+    shown = named[0].handler or "the default one"
+    where = node.kubelet.endpoint if node.kubelet else "the CRI"
+    owner = log.pod.rpartition("-")[0]
+    patch = '{"spec":{"template":{"spec":{"runtimeClassName":"nvidia"}}}}'
+    command = f"kubectl --namespace {log.namespace} patch daemonset {owner} --patch '{patch}'"
+    return (seen(where, f"pod {log.pod} runs under the handler {shown}"),), Fix(command, False, "restart")
+
+
+def shown(line: str) -> str:
+    """A CRI log's line without time and stream, cut."""
+    words = line.split(" ", 3)
+    text = words[3] if len(words) == 4 and words[1] in ("stdout", "stderr") else line
+    return text.strip()[:200]
+
+
+_REFS = ("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",)
+CHECKS = (
+    Check(
+        id="plugin-cannot-see-nvml",
+        title="The device plugin finds the GPUs",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            "the end of the newest log of NVIDIA's device plugin in /var/log/pods, and the runtime handler "
+            "of its pod (CRI). A log that tells of a registration after the error is fine."
+        ),
+        why=(
+            "The plugin's pod gets the driver's libraries from the nvidia runtime. Under another one it "
+            "can't load NVML, offers no GPUs and only asks whether the toolkit is set up."
+        ),
+        remedy=everywhere(fixes.RESTART_PLUGIN_POD.command, "restart"),
+        run=plugin_cannot_see_nvml,
+        blocked_by=_BELOW,
+        needs=("kubelet",),
+        refs=_REFS,
+    ),
+    Check(
+        id="plugin-not-registered",
+        title="A device plugin has offered the GPUs",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            "the resources nvidia.com/... that the running kubelet knows (PodResources), else those in its "
+            "checkpoint. Where NVIDIA's DRA driver hands out GPUs none is needed."
+        ),
+        why="Kubernetes knows no GPUs by itself: 'Insufficient nvidia.com/gpu' until a plugin offers them.",
+        remedy=_DEPLOY,
+        run=plugin_not_registered,
+        blocked_by=(
+            *(*_BELOW, "toolkit-missing", "operator-validations", "plugin-socket-dead"),
+            *("plugin-mount-mismatch", "plugin-cannot-see-nvml"),
+        ),
+        needs=("kubelet",),
+        refs=_REFS,
+    ),
+    Check(
+        id="allocatable-zero",
+        title="The kubelet can hand out every GPU",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            "how many devices of nvidia.com/... the running kubelet counts as healthy (PodResources, else "
+            "its checkpoint) against the GPUs on the bus. Shares and MIG devices may be more; a plugin that "
+            "was given some of the GPUs only is fine."
+        ),
+        why=(
+            "Pods that ask for GPUs stay pending: 'Insufficient nvidia.com/gpu'. A plugin calls a GPU "
+            "unhealthy after an XID error and says otherwise only once it runs anew."
+        ),
+        remedy=everywhere(fixes.RESTART_PLUGIN_POD.command, "restart"),
+        run=allocatable_zero,
+        blocked_by=(*_BELOW, "plugin-socket-dead", "plugin-not-registered", "plugin-cannot-see-nvml"),
+        needs=("kubelet",),
+        refs=_REFS,
+    ),
+)

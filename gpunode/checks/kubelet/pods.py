@@ -1,0 +1,142 @@
+"""Pods that hold GPUs: whether they got what the kubelet gave them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpunode.checks.fixes import everywhere
+from gpunode.checks.model import Check, Verdict, note, ok, seen, skip, warn
+from gpunode.errors import DaemonError
+from gpunode.facts.node import Node
+from gpunode.result import Fix
+
+if TYPE_CHECKING:
+    from gpunode.facts.workloads import Container
+
+_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
+
+
+def _holders(node: Node) -> list[tuple[str, str, Container]]:
+    """Name, runtime handler and running container of whoever holds GPUs, as far as it runs on this kernel."""
+    try:
+        held = {(one.namespace, one.pod, one.container) for one in node.gpu_holdings}
+    except DaemonError:
+        return []
+    running = {one.id: one for one in node.containers} if held else {}
+    return [
+        (f"pod {one.namespace}/{one.pod}, container {one.name}", one.handler, running[one.id])
+        for one in (node.cri_containers if held else ())
+        if (one.namespace, one.pod, one.name) in held and one.id in running
+    ]
+
+
+def runtimeclass_missing(node: Node) -> Verdict:
+    holders = _holders(node)
+    if not holders:
+        return skip("no running container is known to hold a GPU")
+    without = [(name, handler, one) for name, handler, one in holders if not one.nodes]
+    if not without:
+        return ok(f"all {len(holders)} containers that hold GPUs have device files for them")
+    evidence = [
+        seen(
+            f"/proc/{one.pid}/root/dev",
+            f"{name}: no NVIDIA device file; its handler is {handler or 'the default'}",
+        )
+        for name, handler, one in without
+    ]
+    named = [name for name, handler, _ in without if handler.startswith("nvidia")]
+    fix = Fix("gpunode verify --runtime containerd") if named else None
+    return warn(f"{len(without)} containers hold GPUs and see none of them", *evidence[:8], fix=fix)
+
+
+def pod_driver_capabilities(node: Node) -> Verdict:
+    from gpunode.facts.device_plugins import environment
+
+    holders = _holders(node)
+    if not holders:
+        return skip("no running container is known to hold a GPU")
+    found = []
+    for name, _, one in holders:
+        value = environment(node.host, one.pid).get(_CAPABILITIES, "")
+        if value and not {"all", "compute"} & set(value.split(",")):
+            found.append(seen(f"/proc/{one.pid}/environ", f"{name}: {_CAPABILITIES}={value}"))
+    if found:
+        return note(f"{len(found)} containers that hold GPUs asked for no CUDA libraries", *found[:8])
+    return ok("whoever holds GPUs has CUDA's libraries")
+
+
+def hostusers_false(node: Node) -> Verdict:
+    from gpunode.facts.toolkit_settings import runtime_mode
+
+    if runtime_mode(node.toolkit_settings, node.toolkit.version) != "legacy":
+        return ok("the nvidia runtime works in pods with a user namespace")
+    named = {one.id: one for one in node.cri_containers}
+    found = []
+    for one in node.containers if named else ():
+        pod = named.get(one.id)
+        path = f"/proc/{one.pid}/uid_map"
+        first = (node.host.read_text(path) or "0 0").split()[:2]
+        if pod is not None and first != ["0", "0"]:
+            found.append(seen(path, f"pod {pod.namespace}/{pod.pod} has user ids from {first[1]} on"))
+    if found:
+        return note("pods have user namespaces here, which the toolkit's hook can't give GPUs", *found[:4])
+    return ok("no pod here has a user namespace")
+
+
+CHECKS = (
+    Check(
+        id="hostusers-false",
+        title="Pods with a user namespace can have GPUs",
+        layer="kubelet",
+        severity="info",
+        looks_at="pods with a user namespace (/proc/PID/uid_map) where the nvidia runtime is in mode legacy.",
+        why=(
+            "With hostUsers: false a pod's processes are nobody on the node, and the hook of mode legacy "
+            "fails: 'read status from sync socket'. In mode cdi there is no such hook."
+        ),
+        remedy=everywhere("gpunode toolkit config set nvidia-container-runtime.mode=cdi"),
+        run=hostusers_false,
+        blocked_by=("pci-no-gpu", "kubelet-not-running", "toolkit-missing", "toolkit-config-invalid"),
+        needs=("kubelet",),
+        refs=("https://kubernetes.io/docs/concepts/workloads/pods/user-namespaces/",),
+    ),
+    Check(
+        id="runtimeclass-missing",
+        title="Pods that hold GPUs run under the nvidia runtime",
+        layer="kubelet",
+        severity="warning",
+        looks_at=(
+            "the containers that hold nvidia.com/... (PodResources), their runtime handlers (CRI) and "
+            "whether NVIDIA's files are in their /dev (/proc/PID/root/dev)."
+        ),
+        why=(
+            "Under the default handler a pod gets GPUs on paper only. CUDA programs then say 'CUDA driver "
+            "version is insufficient for CUDA runtime version', which is no matter of versions. Their pods "
+            "need runtimeClassName: nvidia."
+        ),
+        remedy=everywhere("gpunode manifests runtime-class | kubectl apply --filename -"),
+        run=runtimeclass_missing,
+        blocked_by=("pci-no-gpu", "kubelet-not-running", "containerd-runtime-missing"),
+        needs=("kubelet",),
+        refs=("https://kubernetes.io/docs/concepts/containers/runtime-class/",),
+    ),
+    Check(
+        id="pod-driver-capabilities",
+        title="Pods that hold GPUs asked for CUDA",
+        layer="kubelet",
+        severity="info",
+        looks_at=f"{_CAPABILITIES} in the environment of containers that hold GPUs.",
+        why=(
+            "The toolkit mounts what this variable names. Without compute (or all) libcuda.so.1 isn't in the "
+            "container; programs that only draw or encode don't need it."
+        ),
+        remedy=everywhere(f"kubectl set env deployment/NAME {_CAPABILITIES}=compute,utility"),
+        run=pod_driver_capabilities,
+        blocked_by=("pci-no-gpu", "kubelet-not-running"),
+        needs=("kubelet",),
+        refs=(
+            "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/"
+            "docker-specialized.html#driver-capabilities",
+        ),
+    ),
+)

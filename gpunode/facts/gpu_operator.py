@@ -1,0 +1,60 @@
+"""What NVIDIA's GPU operator has left on this node: its pods' logs and its validator's marks.
+
+Pods are known by the kubelet's log directories, NAMESPACE_POD_UID, which go with the pod. The validator
+writes a file for each stage that it has passed, and takes it away when it ends (gpu-operator,
+cmd/nvidia-validator).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpunode.facts.device_plugins import POD_LOGS
+from gpunode.host import Host
+
+VALIDATIONS = "/run/nvidia/validations"
+TOOLKIT = "/usr/local/nvidia/toolkit"  # where its toolkit container installs the runtime
+STAGES = ("driver", "toolkit", "cuda", "plugin")
+_PARTS = (
+    *("nvidia-operator-validator", "nvidia-container-toolkit-daemonset", "nvidia-driver-daemonset"),
+    *("gpu-operator", "nvidia-cuda-validator"),
+)
+_VALIDATOR = _PARTS[0]
+_LOG_BYTES = 16 << 10
+
+
+@dataclass(frozen=True)
+class Operator:
+    """`pods` are the log directories of its pods, `validators` those of its validator's; `ready` the stages
+    that have passed."""
+
+    pods: tuple[str, ...]
+    validators: tuple[str, ...]
+    ready: tuple[str, ...]
+
+    @property
+    def missing(self) -> str:
+        """The first stage that hasn't passed; empty if all have."""
+        return next((stage for stage in STAGES if stage not in self.ready), "")
+
+
+def find_operator(host: Host) -> Operator:
+    """`Unreadable` where this user may not list the kubelet's logs."""
+    pods = tuple(name for name in host.listdir(POD_LOGS) if any(part in name for part in _PARTS))
+    done = host.listdir(VALIDATIONS) if pods else ()
+    ready = tuple(stage for stage in STAGES if f"{stage}-ready" in done)
+    return Operator(pods, tuple(name for name in pods if _VALIDATOR in name), ready)
+
+
+def stage_log(host: Host, operator: Operator, stage: str) -> tuple[str, tuple[str, ...], float] | None:
+    """The newest log of a stage's container, the end of it, and since when the container is there (seconds
+    since the epoch, 0 on a recorded machine); None if it has none yet."""
+    for pod in operator.validators:
+        place = f"{POD_LOGS}/{pod}/{stage}-validation"
+        numbers = [int(name[:-4]) for name in host.listdir(place) if name[:-4].isdecimal()]
+        if numbers:
+            path = f"{place}/{max(numbers)}.log"
+            found = host.stat(place)
+            since = found.st_mtime if found is not None and host.live else 0.0
+            return path, tuple(host.read_tail(path, _LOG_BYTES).splitlines()), since
+    return None
