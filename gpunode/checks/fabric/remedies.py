@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gpunode.checks import fixes
 from gpunode.facts.driver import version_numbers
+from gpunode.facts.fabric_manager import package_version
 from gpunode.facts.node import Node
+from gpunode.gpu.condition import Condition
 from gpunode.result import Fix
 
 _ENABLE = "systemctl enable --now nvidia-fabricmanager"
+_HOLDERS = ("nvidia-persistenced", "nvidia-dcgm")
 _VERSION = "$(cat /sys/module/nvidia/version)"
 
 # apt takes a pattern for the packager's revision
@@ -19,13 +24,40 @@ MATCHING_MANAGER = fixes.per_family(
     "restart",
 )
 START_MANAGER = fixes.everywhere(_ENABLE, "restart")
+KEEP_LAYOUT = fixes.everywhere("follow https://github.com/NVIDIA/mig-parted/tree/main/deployments/systemd")
+MIXED_STRATEGY = fixes.everywhere(
+    "kubectl set env --all-namespaces daemonset --selector app.kubernetes.io/name=nvidia-device-plugin "
+    "MIG_STRATEGY=mixed",
+    needs_root=False,
+)
+# guests get their driver from whoever runs the host, not from a public repository
+GUEST_DRIVER = fixes.everywhere("follow https://docs.nvidia.com/vgpu/#driver-compatibility")
+RESET = fixes.everywhere("nvidia-smi --gpu-reset", "drain")
 READ_MANAGER_LOG = fixes.everywhere("journalctl -b -u nvidia-fabricmanager -n 50")
 
 
 def matching_manager(node: Node, version: str) -> Fix | None:
-    """The package of exactly the loaded driver's version. Ubuntu's name carries the branch up to 580."""
-    numbers = version_numbers(version)
-    if not numbers or node.distribution.family != "debian":
+    """The package of exactly the loaded driver's version, under the name that it has here; None where that
+    can't be told. Ubuntu's name carries the branch up to 580."""
+    numbers, family = version_numbers(version), node.distribution.family
+    installed = package_version(node.packages)
+    if not numbers or (installed is None and family != "debian"):
         return None
-    branch = f"-{numbers[0]}" if numbers[0] <= 580 else ""
-    return Fix(f"apt install 'nvidia-fabricmanager{branch}={version}*' && {_ENABLE}", True, "restart")
+    name = (
+        installed[0] if installed else f"nvidia-fabricmanager{f'-{numbers[0]}' if numbers[0] <= 580 else ''}"
+    )
+    command = {
+        "debian": f"apt install '{name}={version}*'",
+        "rhel": f"dnf install {name}-{version}",
+        "suse": f"zypper install --oldpackage {name}={version}",
+    }.get(family)
+    return Fix(f"{command} && {_ENABLE}", True, "restart") if command else None
+
+
+def reset(node: Node, gpus: Iterable[Condition]) -> Fix:
+    """Reset these, once nobody uses them: services that only watch GPUs hold them as well."""
+    units = (node.units.get(f"{name}.service") for name in _HOLDERS)
+    running = " ".join(unit.name.removesuffix(".service") for unit in units if unit is not None and unit.runs)
+    resets = " && ".join(f"nvidia-smi --gpu-reset -i {gpu.pci}" for gpu in gpus)
+    command = f"systemctl stop {running} && {resets}; systemctl start {running}" if running else resets
+    return Fix(command, True, "drain")

@@ -101,7 +101,10 @@ def _switch_errors(node: Node) -> tuple[list[Evidence], list[Evidence]]:
 
 
 def fabric_training(node: Node) -> Verdict:
-    known = [one for one in node.conditions if one.fabric.state not in (None, "not-supported")]
+    if "NvLinkDisable: 1" in (node.host.read_text("/proc/driver/nvidia/params") or ""):
+        return skip("NVLink is switched off (NVreg_NvLinkDisable=1)")
+    # a GPU that is partitioned computes without its fabric
+    known = [one for one in node.conditions if one.fabric.state is not None and not one.mig_mode]
     if not known:
         return skip("NVML tells of no fabric on this node")
     waiting = [one for one in known if one.fabric.state != "completed"]
@@ -113,8 +116,9 @@ def fabric_training(node: Node) -> Verdict:
         return fail(f"{len(evidence)} of {len(known)} GPUs aren't part of their NVLink fabric", *evidence)
     ill = [(one, problem) for one in known if (problem := _health(one.fabric.health))]
     if ill:
+        whose = "one GPU" if len(ill) == 1 else f"{len(ill)} GPUs"
         return warn(
-            f"the NVLink fabric of {len(ill)} GPUs is impaired", *(seen(_gpu(one), what) for one, what in ill)
+            f"the NVLink fabric of {whose} is impaired", *(seen(_gpu(one), what) for one, what in ill)
         )
     return ok(f"{len(known)} GPUs are part of their NVLink fabric")
 

@@ -140,7 +140,7 @@ CHECKS = (
         ),
         remedy=fixes.READ_KERNEL_LOG,
         run=pci_gpu_count_mismatch,
-        blocked_by=("pci-no-gpu", "nvml-hang"),
+        blocked_by=("pci-no-gpu", "nvml-hang", "vgpu-driver-mismatch"),
     ),
     Check(
         id="gpu-bound-other-driver",

@@ -1,0 +1,234 @@
+"""MIG: modes that wait for a reset, GPUs without instances, layouts that a reboot takes away."""
+
+from __future__ import annotations
+
+from gpunode.checks import fixes
+from gpunode.checks.fabric import remedies
+from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.facts import mig_layout
+from gpunode.facts.node import Node
+from gpunode.gpu.model import Gpu
+from gpunode.result import Evidence, Fix
+
+_GUIDE = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
+_PARTED = "https://github.com/NVIDIA/mig-parted"
+_UNTOLD = "NVML doesn't tell the MIG mode of these GPUs"
+_ASKED = ("module-not-loaded", "driver-lib-mismatch", "nvml-hang")
+
+
+def mig_mode_pending(node: Node) -> Verdict:
+    known = [one for one in node.conditions if None not in (one.mig_mode, one.mig_mode_next)]
+    if not known:
+        return skip(_UNTOLD)
+    waiting = [one for one in known if one.mig_mode != one.mig_mode_next]
+    if not waiting:
+        return ok("no GPU waits for a change of its MIG mode")
+    words = {True: "on", False: "off"}
+    return warn(
+        f"the MIG mode of {_gpus(len(waiting))} changes with the next reset",
+        *(
+            seen(
+                f"NVML, GPU {one.index} ({one.pci})",
+                f"MIG is {words[bool(one.mig_mode)]}, to be {words[bool(one.mig_mode_next)]}",
+            )
+            for one in waiting[:8]
+        ),
+        fix=remedies.reset(node, waiting),
+    )
+
+
+def mig_enabled_no_instances(node: Node) -> Verdict:
+    gpus = mig_layout.partitioned(node)
+    empty = [gpu for gpu in gpus if not gpu.mig]
+    if not empty:
+        return ok(f"{sum(len(gpu.mig) for gpu in gpus)} MIG devices are on {_gpus(len(gpus))}")
+    evidence = [_nvml(gpu, "MIG is on, no MIG device") for gpu in empty[:8]]
+    unit = node.units.get(mig_layout.UNIT)
+    if unit is not None and unit.installed:
+        evidence.append(seen(mig_layout.UNIT, unit))
+    fix = _instances(node, empty)
+    what = f"no MIG device is on {_gpus(len(empty))} with MIG on, so nobody can compute there"
+    every = node.nvml.inventory.gpus if node.nvml.inventory else ()
+    # NVIDIA's device plugin gives up altogether over one such GPU
+    if len(empty) == len(every) or any(one.name != "gpunode" for one in node.plugin_processes):
+        return fail(what, *evidence, fix=fix)
+    return warn(what, *evidence, fix=fix)
+
+
+def _instances(node: Node, empty: list[Gpu]) -> Fix:
+    """What makes the instances again where somebody has written down which; else the finest cut of each."""
+    unit = node.units.get(mig_layout.UNIT)
+    if unit is not None and unit.at_boot:
+        return Fix(f"systemctl restart {mig_layout.UNIT}", True, "drain")
+    numbers = ",".join(str(gpu.index) for gpu in empty)
+    return Fix(f"nvidia-smi mig -i {numbers} -cgi 19,19,19,19,19,19,19 -C")
+
+
+def mig_config_lost(node: Node) -> Verdict:
+    gpus = [gpu for gpu in mig_layout.partitioned(node) if gpu.mig]
+    if not gpus:
+        return skip("there are no MIG devices")
+    keeper = mig_layout.keeper(node)
+    if keeper:
+        return ok("the MIG layout comes back after a reboot", seen(keeper, "makes MIG devices"))
+    if mig_layout.UNIT not in node.units:
+        return skip(f"systemd doesn't tell of {mig_layout.UNIT}")
+    count = sum(len(gpu.mig) for gpu in gpus)
+    return warn(
+        f"nothing makes the {count} MIG devices of this node again after a reboot",
+        *(_nvml(gpu, ", ".join(sorted({one.profile for one in gpu.mig}))) for gpu in gpus[:8]),
+        seen(mig_layout.UNIT, node.units[mig_layout.UNIT]),
+        fix=_keep(node),
+    )
+
+
+def _keep(node: Node) -> Fix | None:
+    unit = node.units[mig_layout.UNIT]
+    return Fix(f"systemctl enable {mig_layout.UNIT}") if unit.installed else None
+
+
+def mig_cdi_stale(node: Node) -> Verdict:
+    specs = [spec for spec in node.cdi_specs if spec.serves_gpus]
+    gpus = [gpu for gpu in mig_layout.partitioned(node) if gpu.mig]
+    if not specs or not gpus:
+        return skip("there is no CDI specification for GPUs" if not specs else "there are no MIG devices")
+    named = {name for spec in specs for name in spec.names}
+    if any(name.startswith("MIG-") for name in named):
+        wanted = {one.uuid: gpu for gpu in gpus for one in gpu.mig}
+    else:
+        wanted = {f"{gpu.index}:{one.index}": gpu for gpu in gpus for one in gpu.mig}
+    missing = [name for name in wanted if name not in named]
+    if not missing:
+        return ok(f"{specs[0].path} has every MIG device")
+    known = {str(gpu.uuid) for gpu in gpus}
+    gone = [name for name in named if name.startswith("MIG-") and name not in wanted]
+    gone += [name for name in named if name in known]
+    shown = [seen(specs[0].path, f"lacks {name}") for name in missing[:3]]
+    shown += [seen(specs[0].path, f"has {name}: no such device now") for name in sorted(gone)[:3]]
+    return fail(
+        f"{specs[0].path} is of another MIG layout: it lacks {len(missing)} of {len(wanted)} MIG devices",
+        *shown,
+        fix=fixes.rewrite_cdi(specs[0].path, specs[0].kind),
+    )
+
+
+def mig_nvml_regression(node: Node) -> Verdict:
+    inventory = node.nvml.inventory
+    gpus = [gpu for gpu in inventory.gpus if not gpu.error] if inventory else []
+    whole = [gpu for gpu in gpus if not gpu.mig_enabled]
+    if not whole:
+        return ok("every GPU is partitioned")
+    driver = node.module.version if node.module else ""
+    fault = mig_layout.known_fault(driver)
+    if fault is None:
+        return ok(f"driver {driver} has no known fault with such a mixture")
+    return warn(
+        f"driver {driver} miscounts GPUs where only some of them have MIG on",
+        seen("the loaded driver", driver),
+        *(_nvml(gpu, "MIG on" if gpu.mig_enabled else "MIG off") for gpu in gpus[:8]),
+        seen(f"table {mig_layout.FAULTS}", f"mended in {fault}"),
+    )
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}"
+
+
+def _nvml(gpu: Gpu, what: str) -> Evidence:
+    return seen(f"NVML, GPU {gpu.index} ({gpu.pci})", what)
+
+
+CHECKS = (
+    Check(
+        id="mig-mode-pending",
+        title="The MIG mode is what it was set to",
+        layer="fabric",
+        severity="warning",
+        looks_at="each GPU's MIG mode as NVML tells it: now, and after the next reset.",
+        why=(
+            "A GPU that is in use keeps its old mode until it is reset: partitions can't be made before "
+            "that, and a reboot changes what the node offers."
+        ),
+        remedy=remedies.RESET,
+        run=mig_mode_pending,
+        blocked_by=_ASKED,
+        classes=HOST,
+        refs=(_GUIDE,),
+        reboot=True,
+    ),
+    Check(
+        id="mig-enabled-no-instances",
+        title="GPUs with MIG on have MIG devices",
+        layer="fabric",
+        severity="error",
+        looks_at="the MIG devices that NVML lists on each GPU with MIG on.",
+        why=(
+            "Such a GPU computes through its MIG devices only. Without any, CUDA finds no device there and "
+            "NVIDIA's device plugin stops with 'has no MIG devices configured'. Instances don't survive a "
+            "reboot."
+        ),
+        remedy=fixes.everywhere("nvidia-smi mig -cgi 19,19,19,19,19,19,19 -C"),
+        run=mig_enabled_no_instances,
+        blocked_by=(*_ASKED, "mig-mode-pending"),
+        classes=HOST,
+        refs=(_GUIDE, _PARTED),
+        needs=("mig",),
+    ),
+    Check(
+        id="mig-config-lost",
+        title="The MIG layout comes back after a reboot",
+        layer="fabric",
+        severity="warning",
+        looks_at=(
+            f"{mig_layout.UNIT}, a running MIG manager of the GPU operator, and the node's own units and "
+            "start scripts that make MIG devices."
+        ),
+        why=(
+            "The driver keeps the MIG mode over a reboot and forgets the instances: the node comes back "
+            "without a single GPU that can compute, and the next layout has other UUIDs."
+        ),
+        remedy=remedies.KEEP_LAYOUT,
+        run=mig_config_lost,
+        blocked_by=(*_ASKED, "mig-enabled-no-instances"),
+        classes=HOST,
+        refs=(_PARTED,),
+        needs=("mig",),
+        reboot=True,
+    ),
+    Check(
+        id="mig-cdi-stale",
+        title="CDI specifications have the MIG devices of now",
+        layer="fabric",
+        severity="error",
+        looks_at="the names of devices in CDI specifications against the MIG devices that NVML lists.",
+        why=(
+            "Each change of the layout gives MIG devices new UUIDs, and nothing makes the specification "
+            "anew by itself. Engines answer 'unresolvable CDI devices', or give a container a partition "
+            "that is gone."
+        ),
+        remedy=fixes.REFRESH_CDI,
+        run=mig_cdi_stale,
+        blocked_by=(*_ASKED, "mig-enabled-no-instances", "cdi-spec-stale"),
+        classes=HOST,
+        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
+        needs=("mig",),
+    ),
+    Check(
+        id="mig-nvml-regression",
+        title="The driver counts partitioned and whole GPUs correctly",
+        layer="fabric",
+        severity="warning",
+        looks_at="the driver's version on a Kubernetes node where some GPUs have MIG on and others don't.",
+        why=(
+            "Some releases of 570 tell the device plugin of too few GPUs in such a mixture: pods that ask "
+            "for a whole GPU wait for ever beside a free one."
+        ),
+        remedy=fixes.UPGRADE_DRIVER,
+        run=mig_nvml_regression,
+        blocked_by=_ASKED,
+        classes=HOST,
+        refs=("https://github.com/NVIDIA/gpu-operator/issues/1361",),
+        needs=("mig", "kubelet"),
+        table=mig_layout.FAULTS,
+    ),
+)

@@ -1,0 +1,121 @@
+"""MIG layouts against what the device plugin was told to make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpunode.checks import fixes
+from gpunode.checks.fabric import remedies
+from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.facts.node import Node
+from gpunode.facts.plugin_configuration import mig_strategy, shares_by_mps
+from gpunode.result import Evidence
+
+_NONE = "no device plugin for NVIDIA GPUs runs here"
+_README = "https://github.com/NVIDIA/k8s-device-plugin#as-a-configuration-file"
+# NVIDIA's plugin, when it gives up over a layout that its strategy can't name
+_REFUSALS = ("must be configured with the same migEnabled value", "more than one MIG device type present")
+_MPS_REFUSAL = "sharing using MPS is not supported for MIG devices"
+_MPS_DAEMON = "mps-control-daemon"  # of NVIDIA's plugin; CUDA's own knows MIG
+
+
+def mig_strategy_mismatch(node: Node) -> Verdict:
+    gpus = node.nvml.inventory.gpus if node.nvml.inventory else ()
+    known = [gpu for gpu in gpus if not gpu.error]
+    profiles = sorted({one.profile for gpu in known for one in gpu.mig})
+    whole = [gpu for gpu in known if not gpu.mig_enabled]
+    if len(profiles) < 2 and not whole:
+        return ok("every GPU is partitioned alike")
+    told = tuple(_single(node))
+    if not told:
+        hidden = any(not one.environment for one in node.plugin_processes)
+        if hidden:
+            return skip("needs root to see the device plugin's settings", "unreadable")
+        return ok("no device plugin with the strategy single runs here")
+    if whole:
+        what = f"MIG is on for {len(known) - len(whole)} of {len(known)} GPUs"
+    else:
+        what = f"there are MIG devices {', '.join(profiles)}"
+    layout = [
+        seen(
+            f"NVML, GPU {gpu.index} ({gpu.pci})",
+            ", ".join(sorted(one.profile for one in gpu.mig)) or "MIG off",
+        )
+        for gpu in known[:8]
+    ]
+    return fail(f"{what}, and the device plugin's MIG strategy is single", *told, *layout)
+
+
+def _single(node: Node) -> Iterator[Evidence]:
+    """Who says that all MIG devices are alike: a running plugin's settings, or one's log as it gave up."""
+    for plugin in node.plugin_processes:
+        if mig_strategy(node.host, plugin) == "single":
+            yield seen(f"{plugin.name}, process {plugin.process.pid}", "MIG strategy single")
+    if not node.plugin_processes:
+        for log in node.plugin_logs:
+            for number, line in enumerate(log.lines, 1):
+                if any(words in line for words in _REFUSALS):
+                    yield seen(log.path, line[-300:], number)
+                    break
+
+
+def mps_mig_mixed(node: Node) -> Verdict:
+    for plugin in node.plugin_processes:
+        if shares_by_mps(node.host, plugin):
+            return _mixed(node, seen(f"{plugin.name}, process {plugin.process.pid}", "shares GPUs by MPS"))
+    for process in node.processes:
+        if process.name == _MPS_DAEMON:
+            return _mixed(node, seen(f"/proc/{process.pid}", _MPS_DAEMON))
+    for log in node.plugin_logs if not node.plugin_processes else ():
+        for number, line in enumerate(log.lines, 1):
+            if _MPS_REFUSAL in line:
+                return _mixed(node, seen(log.path, line[-300:], number))
+    return ok("no device plugin shares GPUs by MPS here")
+
+
+def _mixed(node: Node, told: Evidence) -> Verdict:
+    gpus = node.nvml.inventory.gpus if node.nvml.inventory else ()
+    on = [seen(f"NVML, GPU {gpu.index} ({gpu.pci})", "MIG is on") for gpu in gpus if gpu.mig_enabled]
+    return warn("the device plugin shares GPUs by MPS, which it can't where MIG is on", told, *on[:8])
+
+
+CHECKS = (
+    Check(
+        id="mig-strategy-mismatch",
+        title="The device plugin can name this MIG layout",
+        layer="fabric",
+        severity="error",
+        looks_at=(
+            "MIG devices and whole GPUs as NVML lists them, and the MIG strategy of the device plugin: its "
+            "flags, environment and file, or what its log says."
+        ),
+        why=(
+            "With the strategy single every MIG device is called nvidia.com/gpu, so all GPUs must be cut "
+            "alike. Else NVIDIA's device plugin gives up and the node offers no GPU; mixed has a name for "
+            "each profile."
+        ),
+        remedy=remedies.MIXED_STRATEGY,
+        run=mig_strategy_mismatch,
+        blocked_by=("module-not-loaded", "nvml-hang", "mig-mode-pending", "mig-enabled-no-instances"),
+        classes=HOST,
+        refs=(_README,),
+        needs=("mig", "kubelet"),
+    ),
+    Check(
+        id="mps-mig-mixed",
+        title="GPUs are shared by MIG or by MPS",
+        layer="fabric",
+        severity="warning",
+        looks_at="the device plugin's sharing by MPS (its file, daemon and log) on a node with MIG on.",
+        why=(
+            "The device plugin's MPS serves whole GPUs. It refuses MIG devices, and pods then wait for GPUs "
+            "that nobody offers."
+        ),
+        remedy=fixes.everywhere("kubectl get configmap --all-namespaces | grep -i device-plugin"),
+        run=mps_mig_mixed,
+        blocked_by=("module-not-loaded", "nvml-hang"),
+        classes=HOST,
+        refs=(_README,),
+        needs=("mig", "kubelet"),
+    ),
+)
