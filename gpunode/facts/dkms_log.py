@@ -10,8 +10,9 @@ from gpunode.host import Host
 _TREE = "/var/lib/dkms"
 _TAIL_BYTES = 1 << 20
 _REALTIME = "is a PREEMPT_RT kernel"  # NVIDIA's conftest.sh
+_FORBIDDEN = "GPL-incompatible module nvidia"  # a symbol that this kernel keeps from the proprietary module
 # of the driver's sources, or of the kernel's headers below them; a compiler that fails itself isn't meant
-_ERROR = re.compile(r"^\S+\.[ch]:\d+:\d+: error: ", re.ASCII)
+_ERROR = r"\S+\.[ch]:\d+:\d+: error: "
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def failed_build(host: Host, release: str) -> FailedBuild | None:
                 continue
             for number, line in enumerate(lines, 1):
                 realtime = _REALTIME in line
-                if realtime or _ERROR.match(line):
+                if realtime or _FORBIDDEN in line or (" error: " in line and re.match(_ERROR, line)):
                     whole = number if len(text) < _TAIL_BYTES else None
                     return FailedBuild(path, whole, line.strip()[:200], version, realtime)
     return None

@@ -18,8 +18,8 @@ LEDGER = Path(__file__).parent / "catalogue.json"
 
 
 def test_every_failure_mode_of_the_catalogue_has_a_check_or_a_reason():
-    """catalogue.json: by section, id to "" for a check, to "in ID" where another check tells it too, or to the
-    reason why a node can't tell."""
+    """catalogue.json: by section, id to "" for a check, to "in ID" where another check tells it too, or to
+    the reason why a node can't tell."""
     known = {
         name: why for section in json.loads(LEDGER.read_text()).values() for name, why in section.items()
     }

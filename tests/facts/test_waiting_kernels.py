@@ -1,0 +1,81 @@
+import pytest
+
+from gpunode.facts.clock import clock
+from gpunode.facts.dkms_log import failed_build
+from gpunode.facts.driver import Kernel
+from gpunode.facts.pending_reboot import chosen_kernel, kernel_waiting
+from gpunode.host import Host
+
+RUNNING, NEWER = "5.15.0-122-generic", "5.15.0-124-generic"
+
+
+def put(root, path, text):
+    place = root / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("packages", "waits"),
+    [
+        (f"linux-image-{NEWER}\nlinux-base\n", NEWER),
+        (f"linux-image-unsigned-{NEWER}\n", NEWER),
+        ("libc6\ndbus\n", None),
+        (f"linux-image-{RUNNING}\n", None),
+        ("linux-image-5.15.0-999-generic\n", None),
+        ("", None),
+    ],
+)
+def test_only_an_installed_newer_kernel_waits(tmp_path, packages, waits):
+    put(tmp_path, "run/reboot-required.pkgs", packages)
+    kernels = (Kernel(RUNNING, True), Kernel(NEWER, True))
+    assert kernel_waiting(Host(tmp_path), kernels, RUNNING) == waits
+
+
+def test_grub_says_which_entry_was_chosen(tmp_path):
+    assert chosen_kernel(Host(tmp_path)) == ""
+    put(
+        tmp_path,
+        "boot/grub2/grubenv",
+        "# GRUB\nsaved_entry=0f0e-5.14.0-427.el9.x86_64\n#####",
+    )
+    assert chosen_kernel(Host(tmp_path)) == "0f0e-5.14.0-427.el9.x86_64"
+
+
+LOG = "var/lib/dkms/nvidia/580.95.05/build/make.log"
+SOURCE = "/var/lib/dkms/nvidia/580.95.05/build/nvidia/nv-mmap.c:512:5: error: too few arguments to function"
+
+
+@pytest.mark.parametrize(
+    ("head", "line", "found"),
+    [
+        (f"DKMS make.log for nvidia-580.95.05 for kernel {RUNNING} (x86_64)", SOURCE, True),
+        (f"DKMS (dkms-3.2.2) make.log for nvidia/580.95.05 for kernel {RUNNING} (x86_64)", SOURCE, True),
+        (f"DKMS make.log for nvidia-580.95.05 for kernel {NEWER} (x86_64)", SOURCE, False),
+        (f"DKMS make.log for nvidia-580.95.05 for kernel {RUNNING}-rt (x86_64)", SOURCE, False),
+        (
+            f"make.log for kernel {RUNNING} (x86_64)",
+            "gcc: error: unrecognized option '-fx'",
+            False,
+        ),
+        (f"make.log for kernel {RUNNING} (x86_64)", "nv.c:12:1: warning: -Werror= isn't an error: no", False),
+        (
+            f"make.log for kernel {RUNNING} (x86_64)",
+            "ERROR: modpost: GPL-incompatible module nvidia.ko uses GPL-only symbol '__rcu_read_lock'",
+            True,
+        ),
+    ],
+)
+def test_only_the_compilers_word_on_the_sources_counts(tmp_path, head, line, found):
+    put(tmp_path, LOG, f"{head}\ndate\nmake[1]: Entering directory '/usr/src'\n{line}\nmake: *** Error 2\n")
+    failed = failed_build(Host(tmp_path), RUNNING)
+    assert (failed is not None) == found
+    if failed is not None:
+        assert (failed.text, failed.version, failed.realtime) == (line, "580.95.05", False)
+
+
+def test_a_recording_has_the_time_of_its_own_machine(tmp_path):
+    assert clock(Host(tmp_path)) == 0.0
+    put(tmp_path, "proc/stat", "btime 1000\n")
+    put(tmp_path, "proc/uptime", "20.50 1.00\n")
+    assert clock(Host(tmp_path)) == 1020.5
