@@ -12,8 +12,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from gpunode.dataclass import dataclass
 
 COMMAND_NOT_FOUND = 127
 _GRACE_SECONDS = 1.0

@@ -6,13 +6,14 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from gpunode._files import explain_os_error, holds, read_end, read_regular, resolve_in_root
 from gpunode._recording import KERNEL_LOG, RECORDING, parse_recording
+from gpunode.dataclass import dataclass
 from gpunode.errors import Unreadable
 
 _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -72,6 +73,8 @@ class ReadingHost:
         """Where a node path lies on this machine; symlinks are resolved inside the root, never out of it."""
         if self.live:
             return Path(path)
+        if str(path) in self._unreadable:
+            raise Unreadable(self._unreadable[str(path)])
         return resolve_in_root(self.root, path, follow)
 
     def node_path(self, real: Path) -> str:
@@ -216,6 +219,7 @@ class ReadingHost:
         from gpunode._files import LogReader
 
         if not self.live:
+            self.path("/dev/kmsg")  # whoever recorded this machine may not have been allowed to read it
             text = self.read_text("/" + KERNEL_LOG)
             return None if text is None else tuple(text.splitlines())
         try:
@@ -237,11 +241,25 @@ class ReadingHost:
     @cached_property
     def recording(self) -> dict[str, Any]:
         """What a recorded machine holds that can't be a file; empty for a live one."""
-        text = None if self.live else self.read_text("/" + RECORDING)
-        if not text:
+        if self.live:
             return {}
-        return parse_recording(text)
+        try:
+            data = read_regular(resolve_in_root(self.root, RECORDING, follow=True))
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except OSError as error:
+            raise explain_os_error(error, "/" + RECORDING, "read") from error
+        return parse_recording(data.decode("utf-8", "surrogateescape")) if data else {}
+
+    @cached_property
+    def _unreadable(self) -> dict[str, str]:
+        """What the one who recorded this machine couldn't see, by path."""
+        found: dict[str, str] = self.recording.get("unreadable", {})
+        return found
 
     def recorded(self, section: str, key: str) -> Any:
         """One recorded value, None where nothing was recorded."""
         return self.recording.get(section, {}).get(key)
+
+    def heard(self, section: str, key: str, value: Any) -> None:
+        """Whoever asks a daemon or NVML says so, in a recording's terms; a `RecordingHost` keeps it."""

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from gpunode._files import explain_os_error
 from gpunode._process import COMMAND_NOT_FOUND, Completed, run_process
 from gpunode._reading import DeviceNode, FileSystem, ReadingHost
 from gpunode._recording import RECORDING
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError, PreconditionError
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ class Host(ReadingHost):
         seen = self.recorded("commands", shlex.join(argv))
         if seen is None:
             return Completed(tuple(argv), COMMAND_NOT_FOUND, "", "not recorded")
-        return Completed(tuple(argv), seen.get("code", 0), seen.get("stdout", ""), seen.get("stderr", ""))
+        out, err = seen.get("stdout", ""), seen.get("stderr", "")
+        return Completed(tuple(argv), seen.get("code", 0), out, err, seen.get("timedOut") is True)
 
     def signal(self, pid: int, name: str) -> None:
         """Send SIGHUP, SIGTERM, ... (`name` without SIG) to a process of this node."""

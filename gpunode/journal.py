@@ -13,10 +13,10 @@ import re
 import stat
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpunode._manifest import is_manifest
+from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, UsageError
 from gpunode.host import Host
 from gpunode.result import Change

@@ -11,9 +11,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TextIO
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.output import ENVELOPES, Color, Output
 from gpunode.result import Block, Cell, Diff, Result, Style, Table, Text

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpunode.cdi import refresh
 from gpunode.cdi.build import Form
 from gpunode.cdi.document import encode
@@ -18,6 +16,7 @@ from gpunode.cdi.places import (
     rivals,
 )
 from gpunode.cdi.versions import limit
+from gpunode.dataclass import dataclass
 from gpunode.facts.daemons import Daemon, systemd_runs
 from gpunode.host import Host
 

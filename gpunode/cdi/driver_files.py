@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpunode.cdi.graphics import graphics_files
+from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError
 from gpunode.facts.ld_cache import parse_ld_cache
 from gpunode.host import Host

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from gpunode.cdi.document import made_by_gpunode
 from gpunode.cdi.places import rank
 from gpunode.cdi.versions import reads, text
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.cdi import CdiDevice, CdiEdits, CdiSpec, lacking
 from gpunode.facts.daemons import Daemon

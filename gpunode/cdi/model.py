@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from gpunode.dataclass import dataclass
 
 Version = tuple[int, int, int]
 NEWEST: Version = (1, 1, 0)  # what gpunode knows of; it writes the lowest that will do

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpunode.cdi.document import made_by_gpunode
 from gpunode.cdi.model import Spec, Version
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.cdi import DIRECTORIES, CdiSpec, nvidia_specs
 from gpunode.facts.driver import version_numbers

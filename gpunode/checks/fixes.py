@@ -6,8 +6,7 @@ distributions; commands that set up a container engine are gpunode's own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from gpunode.dataclass import dataclass
 from gpunode.result import Fix, Step
 
 FAMILIES = ("debian", "rhel", "suse", "other")

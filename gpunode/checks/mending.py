@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.result import Finding, FindingStatus, Fix, Step
 
 _BAD = (FindingStatus.FAIL, FindingStatus.WARN)

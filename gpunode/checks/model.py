@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gpunode.checks.fixes import Remedy
+from gpunode.dataclass import dataclass
 from gpunode.facts.node import Node
 from gpunode.facts.system import BARE_METAL, CONTAINER, VM, WSL2
 from gpunode.result import Evidence, FindingStatus, Fix

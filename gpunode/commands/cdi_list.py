@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpunode.cdi.engines import installed
 from gpunode.cdi.listing import FileState, ListedDevice, files, listed
+from gpunode.dataclass import dataclass
 from gpunode.facts.cdi import DIRECTORIES, vendor_specs
 from gpunode.host import Host
 from gpunode.result import Block, Cell, Progress, Result, Style, Table, Text

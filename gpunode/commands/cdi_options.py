@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from gpunode.cdi.build import STRATEGIES, Built, Form
 from gpunode.cdi.engines import readable
 from gpunode.cdi.generate import Sources, generate
 from gpunode.cdi.model import Version
+from gpunode.dataclass import dataclass
 from gpunode.errors import UsageError
 from gpunode.host import Host
 from gpunode.result import Progress

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpunode.cdi import refresh
 from gpunode.cdi.places import NVIDIA_UNITS, nvidia_refreshes
 from gpunode.commands.cdi_refresh import CdiRefresh, blocks
+from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, PreconditionError, UsageError
 from gpunode.facts.daemons import systemd_runs
 from gpunode.host import Host

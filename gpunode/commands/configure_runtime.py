@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.journal import Journal

@@ -7,10 +7,10 @@ for the two engines when they are told to read their files again: nothing runs b
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.facts.containerd import load_config
 from gpunode.facts.docker_file import parse_daemon_json
 from gpunode.facts.machine_file import build_machine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode import __version__
@@ -12,6 +11,7 @@ from gpunode.checks.model import PREFLIGHTS
 from gpunode.checks.report import blocks, first, reboot
 from gpunode.checks.runner import EVERY, Selection, run_checks
 from gpunode.commands.trials import trials
+from gpunode.dataclass import dataclass
 from gpunode.errors import UsageError
 from gpunode.facts.node import Node, Questions
 from gpunode.facts.summary import describe

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from gpunode.checks.mending import Mend, due, mends
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.facts.node import Node
 from gpunode.host import Host

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError, Unreadable
 from gpunode.host import Host
 from gpunode.journal import OPEN_STATES, Entry, Journal

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.commands.journal_list import EntryLine, line, load
+from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.host import Host
 from gpunode.journal import LIST_HINT, Entry, Journal, digest

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import UsageError
 from gpunode.host import Host
 from gpunode.result import Progress, Result, Style, Text

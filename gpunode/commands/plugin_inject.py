@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, UsageError
 from gpunode.host import Host
 from gpunode.plugin.simulate.control import Client

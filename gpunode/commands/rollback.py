@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.host import Host
 from gpunode.journal import Entry, Journal, lock_path
 from gpunode.result import Block, Change, Diff, Progress, Result, Style, Text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.configured import ConfigFile
 from gpunode.facts.daemons import Daemon

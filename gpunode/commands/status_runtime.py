@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from gpunode.commands.status_blocks import blocks
 from gpunode.commands.status_files import StatusFile, journal_entries, status_file
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.cdi import nvidia_specs
 from gpunode.facts.configured import Configured, configured

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.facts import toolkit_config as facts
 from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.toolkit_config import Key

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.commands.toolkit_config import KIND, ToolkitConfig, settings_in
+from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.facts import toolkit_config as facts
 from gpunode.facts.containerd import parse_toml

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpunode.cdi import refresh
 from gpunode.cdi.document import made_by_gpunode
 from gpunode.cdi.places import STANDARD
 from gpunode.commands.configure_runtime import check_name
+from gpunode.dataclass import dataclass
 from gpunode.errors import ValidationError
 from gpunode.host import Host
 from gpunode.journal import Journal

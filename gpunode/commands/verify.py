@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.gpu import program, targets
 from gpunode.gpu.child import module_argv, signal_name

@@ -7,10 +7,11 @@ is needed; every call has a deadline. grpc takes 60 ms to import and is imported
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 
@@ -95,7 +96,9 @@ class Cri:
         from gpunode.daemons.proto import cri_pb2 as pb
 
         answer = self.call("RuntimeService", "Version", pb.VersionRequest(), pb.VersionResponse)
-        return answer.runtime_name, answer.runtime_version
+        told = (answer.runtime_name, answer.runtime_version)
+        self.host.heard("daemons", self.socket, {"version": list(told)})
+        return told
 
     def status(self) -> CriStatus:
         """What the running daemon has loaded (``Status`` with ``verbose``)."""
@@ -106,15 +109,22 @@ class Cri:
 
             quick = quick_status(self.host, self.socket, self.timeout)
             if quick is not None:
-                return parse_status(*quick)
+                return self._heard(parse_status(*quick))
         from gpunode.daemons.proto import cri_pb2 as pb
 
         answer = self.call("RuntimeService", "Status", pb.StatusRequest(verbose=True), pb.StatusResponse)
-        return parse_status(
+        status = parse_status(
             answer.info.get("config", ""),
             tuple(handler.name for handler in answer.runtime_handlers),
             {condition.type: condition.status for condition in answer.status.conditions},
         )
+        return self._heard(status)
+
+    def _heard(self, status: CriStatus) -> CriStatus:
+        told = {"handlers": list(status.handlers), "defaultHandler": status.default_handler}
+        told |= {"config": status.config, "conditions": status.conditions}
+        self.host.heard("daemons", self.socket, {"status": told})
+        return status
 
     def call(
         self, service: str, method: str, request: Message, answer: type[_Answer], timeout: float | None = None

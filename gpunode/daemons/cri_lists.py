@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.daemons.grpc_unary import fields, unary_call
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 
@@ -42,7 +42,9 @@ def running_containers(host: Host, socket: str, timeout: float) -> tuple[CriCont
     if containers is None or sandboxes is None:
         raise DaemonError(f"{socket} doesn't list its containers", code="daemon")
     try:
-        return parse_lists(containers, sandboxes)
+        found = parse_lists(containers, sandboxes)
+        host.heard("daemons", socket, {"containers": [vars(one) for one in found]})
+        return found
     except ValueError as error:
         raise DaemonError(f"{socket} answered with no CRI message: {error}", code="protocol") from error
 

@@ -6,10 +6,10 @@ CRI-O serves them beside the CRI's gRPC on one socket (server/inspect.go; ``crio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.daemons.http_unix import UnixHttp, decoded
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 
@@ -56,9 +56,8 @@ class CrioApi:
         if not self.host.live:
             return http.recall(what, kind)
         data = http.request("GET", f"/{what}", timeout=self.timeout)
-        if kind is str:
-            return data.decode("utf-8", "replace")
-        answer = decoded(data)
-        if not isinstance(answer, dict):
+        answer = data.decode("utf-8", "replace") if kind is str else decoded(data)
+        if not isinstance(answer, kind):
             raise http.not_an_object(f"/{what}")
+        self.host.heard("daemons", self.socket, {what: answer})
         return answer

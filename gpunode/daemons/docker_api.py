@@ -8,10 +8,10 @@ otherwise. What the daemon answers is checked for its type before anyone reads i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.daemons.http_unix import UnixHttp, decoded
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 
@@ -62,7 +62,9 @@ class DockerApi:
 
     def _ask_or_recall(self, what: str) -> dict[str, Any]:
         if self.host.live:
-            return self._object("GET", f"/{what}")
+            told = self._object("GET", f"/{what}")
+            self.host.heard("daemons", self.socket, {what: told})
+            return told
         recorded: dict[str, Any] = self._http.recall(what, dict)
         return recorded
 
@@ -132,6 +134,8 @@ class DockerApi:
             names = one.get("Names")
             name = str(names[0]).removeprefix("/") if isinstance(names, list) and names else ""
             found.append((str(one.get("Id", "")), name, str(one.get("Image", ""))))
+        kept = [{"Id": one, "Names": [f"/{name}"], "Image": image} for one, name, image in found]
+        self.host.heard("daemons", self.socket, {"containers": kept})
         return tuple(found)
 
     def containers_of(self, runtimes: Sequence[str], most: int) -> tuple[tuple[str, bool], ...]:

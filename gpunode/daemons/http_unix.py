@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.daemons.http_answer import Answer, read_answer
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.host import Host
 
 DIRECTORY = "/etc/apt/sources.list.d"

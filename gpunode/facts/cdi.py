@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.host import Host
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.facts.containerd import dig, load_config, parse_toml
 from gpunode.facts.daemons import Daemon

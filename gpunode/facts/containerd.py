@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.facts.containerd_imports import expand_import
 from gpunode.facts.daemons import (
     Daemon,
     Kind,
+    as_recorded,
     daemon_version,
     find_binary,
     locate,
@@ -82,6 +84,7 @@ def _version(host: Host, binary: str | None, process: Process | None, socket: st
 
         told = parse_version(quick_version(host, socket, _VERSION_SECONDS))
         if told:
+            as_recorded(host, "containerd", told)
             return told
     return daemon_version(host, "containerd", binary, process)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpunode.dataclass import dataclass
 from gpunode.facts.cuda_releases import newest_of, release_of
 from gpunode.facts.driver import version_numbers
 from gpunode.facts.image_requirements import numbers, parse, satisfied
@@ -95,7 +95,7 @@ def judge_requirements(node: Node, requirements: Mapping[str, str]) -> tuple[Jud
     cuda = driver_cuda(node)
     if cuda is not None:
         facts["cuda"] = (f"{cuda[0]}.{cuda[1]}",)
-    gpus = [gpu for gpu in known.gpus if not gpu.error] if known else []
+    gpus: list[Gpu | None] = [gpu for gpu in known.gpus if not gpu.error] if known else []
     return tuple(
         Judged(name, text, gpu, _holds(text, facts, gpu))
         for name, text in sorted(requirements.items())

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.processes import Process, option_value
 from gpunode.facts.units import Unit, read_unit
@@ -47,6 +47,11 @@ def parse_version(output: str) -> tuple[int, ...]:
     """
     found = re.search(r"(?<![\w.])v?(\d+)\.(\d+)(?:\.(\d+))?", output)
     return tuple(int(part) for part in found.groups() if part is not None) if found else ()
+
+
+def as_recorded(host: Host, name: str, version: tuple[int, ...]) -> None:
+    """What a daemon told of itself, as its program would print it: a recorded machine asks nothing else."""
+    host.heard("commands", f"{name} --version", {"stdout": f"{name} {'.'.join(map(str, version))}"})
 
 
 def daemon_version(host: Host, name: str, binary: str | None, process: Process | None) -> tuple[int, ...]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from gpunode.daemons.grpc_unary import unary_call
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.processes import Process
 from gpunode.facts.workloads import container_of
@@ -100,4 +100,6 @@ def plugin_answers(host: Host, socket: str) -> bool | None:
     if not host.live:
         seen = host.recorded("daemons", socket)
         return seen.get("options") is not None if isinstance(seen, dict) else None
-    return unary_call(host, socket, _OPTIONS, b"", _SECONDS) is not None
+    answers = unary_call(host, socket, _OPTIONS, b"", _SECONDS) is not None
+    host.heard("daemons", socket, {"options": {} if answers else None})
+    return answers

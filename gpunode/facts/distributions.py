@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.daemons import Daemon, parse_version, same_file, socket_path
 from gpunode.facts.processes import Process, option_value, running

@@ -7,9 +7,9 @@ It runs ``com.docker.backend`` as the user; the command line follows `currentCon
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.docker_rootless import account
 from gpunode.facts.processes import Process, owner

@@ -7,8 +7,8 @@ where RootlessKit started it (moby cmd/dockerd). The variables that count are th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.daemons import Daemon, find_binary, same_file
 from gpunode.facts.docker_file import docker_version, listens_there, socket_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.facts.packages import Packages
 from gpunode.host import Host
 
@@ -163,23 +163,6 @@ def next_version(host: Host, release: str) -> str:
 def has_headers(host: Host, release: str) -> bool:
     """Whether modules can be built for this kernel: its build directory is there and configured."""
     return host.stat(f"/lib/modules/{release}/build/include/generated/autoconf.h") is not None
-
-
-def build_error(host: Host, release: str) -> tuple[str, int, str] | None:
-    """What DKMS's last attempt to build for this kernel ended with: log, line number, line."""
-    for module in host.listdir("/var/lib/dkms"):
-        if not module.startswith("nvidia"):
-            continue
-        for version in host.listdir(f"/var/lib/dkms/{module}"):
-            path = f"/var/lib/dkms/{module}/{version}/build/make.log"
-            text = host.read_text(path) or ""
-            lines = text.splitlines()
-            if release not in text or "rror" not in text:
-                continue
-            for number, line in enumerate(lines, 1):
-                if "error:" in line.lower():
-                    return path, number, line.strip()[:200]
-    return None
 
 
 def waiting_keys(host: Host) -> bytes | None:

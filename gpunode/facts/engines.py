@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from gpunode.dataclass import dataclass
 from gpunode.facts.docker import rootless_docker
 from gpunode.facts.node import Node
 

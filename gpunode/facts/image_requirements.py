@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+
+from gpunode.dataclass import dataclass
 
 VERSIONS = ("cuda", "driver", "arch")
 PROPERTIES = (*VERSIONS, "brand")

@@ -8,7 +8,8 @@ table before it. Nothing in the file is trusted.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+
+from gpunode.dataclass import dataclass
 
 MAGIC = b"glibc-ld.so.cache1.1"
 _HEADER = struct.Struct("<20sII")

@@ -8,8 +8,7 @@ tells that, where the module shows its parameters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError
 from gpunode.host import Host
 

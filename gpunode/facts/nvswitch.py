@@ -7,8 +7,7 @@ trays of their own, whose fabric manager isn't the compute node's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.pci import DEVICES, NVIDIA, PciGpu
 from gpunode.host import Host

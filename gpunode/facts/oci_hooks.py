@@ -7,9 +7,9 @@ injects GPUs wherever NVIDIA_VISIBLE_DEVICES is set; beside CDI or the nvidia ru
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 

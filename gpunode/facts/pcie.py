@@ -7,8 +7,8 @@ or absent, never zero.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.pci import DEVICES
 from gpunode.host import Host

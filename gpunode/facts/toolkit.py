@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from gpunode.dataclass import dataclass
 from gpunode.facts.daemons import parse_version
 from gpunode.host import Host
 

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.facts.daemons import systemd_runs
 from gpunode.facts.topic import Stuck
 from gpunode.host import Host

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-from gpunode.errors import GpunodeError
+from gpunode.dataclass import dataclass
 from gpunode.facts.kernel_log import KernelLine
-from gpunode.host import Host
 
 _MARK = "NVRM: Xid ("
 _LOST = "fallen off the bus"
@@ -56,12 +54,3 @@ def address_of(text: str) -> str:
     domain = parts[0] if len(parts) == 3 else "0000"
     short = domain[-4:] if len(domain) == 8 and domain.startswith("0000") else domain
     return f"{short}:{':'.join(parts[-2:])}.0"
-
-
-def uptime(host: Host) -> float | None:
-    """Seconds since the boot (proc(5), /proc/uptime); None if it can't be told."""
-    try:
-        words = (host.read_text("/proc/uptime") or "").split()
-        return float(words[0]) if words else None
-    except (GpunodeError, ValueError):
-        return None

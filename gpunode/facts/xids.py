@@ -14,10 +14,10 @@ The codes are in tables/xids.json. Differences to NVIDIA's device plugin, which 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
+from gpunode.dataclass import dataclass
 from gpunode.tables import table
 
 APPLICATION, IGNORE, RESTART_APP = "application", "ignore", "restart-app"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.gpu.amd_kfd import KfdNode, read_nodes
 from gpunode.gpu.amd_sysfs import (

@@ -7,9 +7,10 @@ spelled with hyphens. condition_reader.py asks NVML, a recording holds the same 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.gpu.model import Gpu, Inventory, Reading
 from gpunode.result import camel
 

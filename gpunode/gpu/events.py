@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from gpunode.dataclass import dataclass
 from gpunode.gpu.nvml_errors import NOT_SUPPORTED, TIMEOUT, NvmlError
 
 if TYPE_CHECKING:

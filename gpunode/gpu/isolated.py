@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError
 from gpunode.gpu.child import module_argv, signal_name
 from gpunode.gpu.model import Inventory, Topology, inventory_from_json, topology_from_json
@@ -58,7 +58,27 @@ def probe(
         *(("--library", library) if library else ()),
     )
     done = host.run(module_argv("gpunode.gpu.probe", *words), timeout=timeout)
-    return _read(done, timeout, host.monotonic() - start, condition)
+    found = _read(done, timeout, host.monotonic() - start, condition)
+    _heard(host, done, found)
+    return found
+
+
+def _heard(host: Host, done: Completed, found: NvmlProbe) -> None:
+    """The child's own words, in a recording's form."""
+    if found.inventory is None:
+        if found.timed_out:
+            host.heard("nvml", "timeout", True)
+        elif found.code is not None:
+            host.heard("nvml", "error", {"code": found.code, "message": found.message})
+        host.heard("nvml", "problem", found.message)
+        return
+    first, _, rest = done.stdout.partition("\n")
+    for name, value in json.loads(first).items():
+        host.heard("nvml", name, value)
+    lines = [json.loads(line) for line in rest.split("\n")[:-1]]
+    host.heard("nvml", "conditions", {str(index): value for index, value in lines})
+    if found.untold:
+        host.heard("nvml", "problem", found.untold.rpartition(": ")[0])
 
 
 def _read(done: Completed, timeout: float, seconds: float, condition: bool) -> NvmlProbe:
@@ -108,7 +128,10 @@ def _recorded(host: Host) -> NvmlProbe:
     try:
         if recorded.get("timeout"):
             return NvmlProbe(None, None, "NVML did not answer", timed_out=True)
-        return _answer(recorded)
+        problem = str(recorded.get("problem", ""))
+        if problem and not {"error", "inventory"} & set(recorded):
+            return NvmlProbe(None, None, problem)
+        return _answer(recorded, problem=problem)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{RECORDING}: the section nvml is malformed ({error!r})", hint="see docs/recorded-machines.md"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.gpu.events import EventSet, GpuEvent
 from gpunode.gpu.nvml_errors import (
     FUNCTION_NOT_FOUND,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.gpu.vectors import DeviceResult
 
 MODULE = "gpunode.gpu.vectoradd"

@@ -19,10 +19,10 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.gpu.discover import discover
 from gpunode.gpu.listen import LOOK, Listener
 from gpunode.gpu.model import Inventory, Reading, Topology

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.gpu.vectors import DeviceResult
 

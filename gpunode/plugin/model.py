@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from types import MappingProxyType
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 
 SHARE_MARK = "::"

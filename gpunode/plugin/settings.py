@@ -6,9 +6,11 @@ Field names follow NVIDIA's flags; docs/device-plugin.md lists flag, variable an
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import PurePosixPath
 from zlib import crc32
+
+from gpunode.dataclass import dataclass
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")

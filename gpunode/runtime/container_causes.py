@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 from gpunode.runtime.container_way import Way

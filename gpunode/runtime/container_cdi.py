@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from gpunode.cdi.places import STANDARD
 from gpunode.cdi.versions import reads, text
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts.cdi import CdiSpec
 from gpunode.host import Host

@@ -7,9 +7,10 @@ command line.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.distributions import DISTRIBUTIONS
 from gpunode.host import Host

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.daemons.cri import Cri, CriStatus
+from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError
 from gpunode.facts.cdi import DIRECTORIES
 from gpunode.facts.daemons import Daemon, parse_version

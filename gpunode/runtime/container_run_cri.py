@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from gpunode.daemons import cri_pods
 from gpunode.daemons.cri import Cri
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError, PreconditionError
 from gpunode.host import Host
 from gpunode.result import Progress

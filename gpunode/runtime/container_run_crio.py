@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.daemons.cri import Cri, CriStatus
 from gpunode.daemons.crio_api import CrioApi
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
 from gpunode.facts.cdi import DIRECTORIES
 from gpunode.facts.containerd import dig

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpunode.cdi.places import STANDARD
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError, PreconditionError
 from gpunode.facts.cdi import DIRECTORIES, CdiSpec, nvidia_specs
 from gpunode.host import Host

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError, ValidationError
 from gpunode.facts.containerd import ContainerdConfig, dig, load_config, parse_toml
 from gpunode.facts.daemons import Daemon, systemd_runs

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, ValidationError
 from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, dig, parse_toml
 from gpunode.facts.daemons import Daemon

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.facts.containerd import ContainerdConfig
 from gpunode.runtime.trees import Tree
 

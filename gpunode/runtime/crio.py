@@ -10,9 +10,9 @@ handlers at all. A restart leaves containers running: they belong to conmon.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, DaemonError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.containerd import dig
 from gpunode.facts.crio import CrioConfig, CrioFile, compiled_default, drop_in_directory, load_crio, load_file

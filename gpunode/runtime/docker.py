@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker_file import parse_daemon_json

@@ -8,8 +8,7 @@ setting goes into the user's own file, and dockerd, whose environment they inher
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker_rootless import account, as_user, environment, places

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host

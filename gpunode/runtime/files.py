@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError, PreconditionError, RolledBackError
 from gpunode.host import Host
 from gpunode.journal import Entry, Journal, lock_path

@@ -7,8 +7,10 @@ are sorted, every time is zero, every owner is root.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from gpunode.dataclass import dataclass
 
 
 @dataclass(frozen=True)

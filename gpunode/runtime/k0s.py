@@ -9,9 +9,9 @@ say that k0s manages it is the administrator's, and k0s leaves it alone.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from functools import cached_property
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, PreconditionError
 from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig, parse_toml
 from gpunode.facts.daemons import Daemon

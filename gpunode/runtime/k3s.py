@@ -9,9 +9,9 @@ With containerd 2 a ``config-v3.toml.tmpl`` wins over a ``config.toml.tmpl``, wh
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from functools import cached_property
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, PreconditionError
 from gpunode.facts.containerd import CRI_PLUGINS, dig, parse_toml
 from gpunode.facts.daemons import Daemon

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError
 from gpunode.facts.containerd import ContainerdConfig, dig, parse_toml
 from gpunode.facts.daemons import Daemon

@@ -7,9 +7,9 @@ It comes with a handler nvidia-container-runtime, which is left as it is.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from functools import cached_property
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError
 from gpunode.facts.containerd import ContainerdConfig
 from gpunode.facts.daemons import Daemon

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.journal import Entry, Journal, state_of

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError, PreconditionError, UsageError, ValidationError
 from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.daemons import Daemon

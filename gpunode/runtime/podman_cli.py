@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError
 from gpunode.host import Completed, Host
 

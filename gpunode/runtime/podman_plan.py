@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError
 from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.podman import DROP_INS, PodmanConfig

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError, PreconditionError, UsageError
 from gpunode.facts.daemons import Daemon, systemd_runs
 from gpunode.facts.distributions import DISTRIBUTIONS

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpunode._files import make_link
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError, PreconditionError
 from gpunode.gpu.child import module_argv
 from gpunode.host import Host

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.journal import Entry, Journal, digest
 from gpunode.runtime.engine import Active, Engine, FileEdit, Plan
 from gpunode.runtime.find import name_of

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError
 from gpunode.facts.daemons import systemd_runs
 from gpunode.host import Host

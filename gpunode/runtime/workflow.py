@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.host import Host
 from gpunode.journal import Journal, lock_path

@@ -8,10 +8,11 @@ nothing may be called up to date by a table.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from gpunode.dataclass import dataclass
 
 OLD_DAYS = 180
 """Beyond this age people are told that newer bulletins aren't known."""

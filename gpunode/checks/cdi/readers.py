@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError
 from gpunode.facts.containerd import dig
 from gpunode.facts.engines import containerd_role, crio_role, docker_role, podman_role

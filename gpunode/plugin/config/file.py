@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.plugin.config import sharing as sections
 from gpunode.plugin.config.document import EMPTY, DocumentError, Item, Notes, read
 from gpunode.plugin.config.options import OPTIONS, Option

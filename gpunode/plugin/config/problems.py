@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError
 from gpunode.result import ErrorInfo, ExitCode
 

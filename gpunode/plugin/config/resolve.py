@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.config.checks import check

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar
 
+from gpunode.dataclass import dataclass
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 
 _Value = TypeVar("_Value")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import count as counter
 from pathlib import Path
 from threading import Condition
 
 import grpc
 
+from gpunode.dataclass import dataclass
 from gpunode.host import Host
 from gpunode.plugin.kubelet import rpc
 from gpunode.plugin.kubelet.server import listen_privately

@@ -16,8 +16,8 @@ other (nvidia-cuda-mps-control(1)), meet on the same GPU only.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.plugin.model import Problem, Resource, Unit
 from gpunode.plugin.settings import Settings
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from threading import Event
 
 from gpunode._process import LineChild
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.gpu.child import module_argv
 from gpunode.gpu.nvml_errors import NO_PERMISSION

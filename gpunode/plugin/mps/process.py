@@ -8,11 +8,12 @@ down as pid, start time and program; no process that isn't exactly that one is e
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import PurePosixPath
 from typing import Protocol
 
 from gpunode._process import Daemon, start_daemon
+from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.mps.control import Control, taken

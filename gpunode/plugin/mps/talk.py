@@ -6,7 +6,8 @@ The formats are those of nvidia-cuda-mps-control 535 to 580: ``[2026-01-31 10:05
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from gpunode.dataclass import dataclass
 
 _LINE = re.compile(r"\[\S+ \S+ +(?P<who>[A-Za-z ]+?) +\d+\] ?(?P<text>.*)")
 _EXITED = re.compile(r"Server (\d+) exited with status (-?\d+)")

@@ -6,11 +6,11 @@ They are never removed: the kubelet starts a container again without asking, and
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from threading import Lock
 
 from gpunode.cdi.document import encode
 from gpunode.cdi.model import Spec
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host

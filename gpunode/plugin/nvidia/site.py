@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpunode.cdi.nodes import MIG_MINORS, NodeFacts, mig_minors
+from gpunode.dataclass import dataclass
 from gpunode.facts.devices import driver_gpus
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host

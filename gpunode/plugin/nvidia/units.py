@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpunode.cdi.nodes import NodeFacts, gpu_node, mig_nodes
+from gpunode.dataclass import dataclass
 from gpunode.gpu.model import Gpu, MigDevice
 from gpunode.plugin.model import LeftOut, Problem, Unit
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
+
+from gpunode.dataclass import dataclass
 
 if TYPE_CHECKING:
     from gpunode.gpu.events import GpuEvent

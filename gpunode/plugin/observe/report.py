@@ -7,10 +7,11 @@ only: a container holds it although it isn't allocatable, or NVML lists a GPU th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 
 from gpunode.daemons.pod_resources import Holding
+from gpunode.dataclass import dataclass
 from gpunode.gpu.model import Inventory
 from gpunode.plugin.model import SHARE_MARK, LeftOut, Problem
 from gpunode.plugin.observe.own_status import OwnResource, OwnStatus, OwnUnit

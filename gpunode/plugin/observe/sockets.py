@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import Unreadable
 from gpunode.host import Host
 from gpunode.plugin.settings import KUBELET_SOCKET, Settings

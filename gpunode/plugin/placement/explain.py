@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
+from gpunode.dataclass import dataclass
 from gpunode.gpu.model import Topology
 from gpunode.plugin.model import Snapshot, Unit
 from gpunode.plugin.placement.aligned import Machine, machine_of

@@ -7,8 +7,8 @@ then the NUMA node. NVIDIA's plugin has the same scale, but gives links to switc
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.gpu.model import Pair, Topology
 from gpunode.plugin.model import Unit
 

@@ -6,7 +6,7 @@ NVIDIA's MIG user guide's, for the seven-slice GPUs after Hopper taken to be as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from gpunode.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import UsageError
 from gpunode.facts.xids import HARDWARE, REBOOT, RESET, xid
 from gpunode.gpu.events import GpuEvent

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import UsageError
 from gpunode.gpu.model import Gpu, Inventory, MigDevice, Pair, Topology
 from gpunode.host import Host
