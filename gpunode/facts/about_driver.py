@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpunode.facts import devices, driver, libraries
+from gpunode.facts import auto_upgrades, devices, driver, gpu_support, ld_cache, libraries
 from gpunode.facts.about import NVML_SECONDS
 from gpunode.facts.about_machine import AboutMachine
 from gpunode.facts.topic import topic
@@ -25,6 +25,49 @@ class AboutDriver(AboutMachine):
     @topic
     def module_file(self) -> driver.ModuleFile | None:
         return driver.module_file(self.host)
+
+    @topic
+    def module_open(self) -> bool | None:
+        """Whether the module, loaded or on disk, is the open one; None if that can't be told."""
+        if self.module is not None:
+            return self.module.open
+        license_ = driver.module_license(self.host)
+        return None if not license_ else "GPL" in license_
+
+    @topic
+    def driver_version(self) -> str:
+        """Of the loaded module, else of the one on disk; empty if neither tells."""
+        if self.module is not None:
+            return self.module.version
+        return self.module_file.version if self.module_file else ""
+
+    @topic
+    def unsuited_gpus(self) -> tuple[gpu_support.Unsuited, ...]:
+        """GPUs that nobody owns because this driver doesn't take them."""
+        return tuple(gpu_support.unsuited(self.gpus, self.driver_version, self.module_open))
+
+    @topic
+    def next_kernel(self) -> str:
+        """The kernel that boots next unless somebody chooses another: the newest of its kind."""
+        newer = driver.newer_kernels(self.kernels, self.kernel)
+        return max(newer, key=lambda one: driver.version_key(one.release)).release if newer else self.kernel
+
+    @topic
+    def next_version(self) -> str:
+        """Of the module that the next boot loads; empty if there is none, or if it doesn't tell."""
+        if self.next_kernel == self.kernel:
+            return self.module_file.version if self.module_file else ""
+        return driver.next_version(self.host, self.next_kernel)
+
+    @topic
+    def automatic_upgrades(self) -> auto_upgrades.Automatic | None:
+        """Who upgrades packages without being asked, None if nobody does."""
+        return auto_upgrades.automatic_upgrades(self.host, self.distribution.family)
+
+    @topic
+    def linked_libraries(self) -> tuple[ld_cache.CachedLibrary, ...]:
+        """What the dynamic linker's cache holds for 64-bit programs."""
+        return ld_cache.parse_ld_cache(self.host.read_bytes("/etc/ld.so.cache") or b"")
 
     @topic
     def kernels(self) -> tuple[driver.Kernel, ...]:

@@ -49,7 +49,7 @@ def find_library(host: Host, soname: str) -> Library | None:
 
 
 def is_compat(path: str) -> bool:
-    """Whether a library is one of cuda-compat, which stands in for the driver's own and has another version."""
+    """Whether a library is one of cuda-compat: it stands in for the driver's own and has another version."""
     return "compat" in path.split("/")[:-1] or "/cuda-compat" in path
 
 

@@ -1,6 +1,6 @@
 """The package database: what is installed in which version, from dpkg's status file or one query of rpm.
 
-The status file's fields are those of deb-control(5) and dpkg(1); a held package has ``hold`` as the first word
+The status file is dpkg(1)'s, with the fields of deb-control(5); a held package has ``hold`` as the first word
 of its Status. rpm's answer is the whole database, since rpm reads all of it for any pattern.
 """
 

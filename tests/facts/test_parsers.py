@@ -15,6 +15,7 @@ from gpunode.facts.driver import (
 from gpunode.facts.kubelet import find_kubelet, setting
 from gpunode.facts.libraries import find_library
 from gpunode.facts.machine_file import build_machine
+from gpunode.facts.packages import read_packages
 from gpunode.facts.pci import read_gpus
 from gpunode.facts.processes import Process
 from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2, family_of, node_class, secure_boot
@@ -140,9 +141,8 @@ def test_dpkg_names_driver_packages_and_not_libraries(tmp_path):
         status.format("libnvidia-compute-550", "install ok installed"),
         status.format("nvidia-container-toolkit", "install ok installed"),
     ]
-    assert driver_packages(host(tmp_path, files={"/var/lib/dpkg/status": "\n".join(blocks)})) == (
-        "nvidia-dkms-550",
-    )
+    machine = host(tmp_path, files={"/var/lib/dpkg/status": "\n".join(blocks)})
+    assert driver_packages(read_packages(machine)) == ("nvidia-dkms-550",)
 
 
 def test_majors_come_from_the_character_half(tmp_path):

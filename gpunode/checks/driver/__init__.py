@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from gpunode.checks.driver import libraries, module
+from gpunode.checks.driver import build, libraries, module, signature, support, upgrades, versions
 from gpunode.checks.model import Check
 
-CHECKS: tuple[Check, ...] = (*module.CHECKS, *libraries.CHECKS)
+CHECKS: tuple[Check, ...] = (
+    *build.CHECKS,
+    *signature.CHECKS,
+    *support.CHECKS,
+    *module.CHECKS,
+    *versions.CHECKS,
+    *libraries.CHECKS,
+    *upgrades.CHECKS,
+)

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from gpunode.checks import fixes
-from gpunode.checks.driver import packages
-from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, Check, Verdict, fail, ok, seen, skip
+from gpunode.checks.driver import packages, remedies
+from gpunode.checks.model import (
+    ANY_ENGINE,
+    EVERYWHERE_BUT_TEGRA,
+    HOST,
+    Check,
+    Verdict,
+    fail,
+    ok,
+    seen,
+    skip,
+    warn,
+)
 from gpunode.facts import libraries
 from gpunode.facts.node import Node
+from gpunode.facts.system import WSL2
 from gpunode.result import Fix
 
 _OPERATOR = "/run/nvidia/driver/usr"  # where the GPU operator mounts its driver container
+# where the GPU operator and nvidia-cdi-refresh.service look for it
+_SMI_DIRECTORIES = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/lib/wsl/lib", "/opt/bin")
 _NO_PERMISSION = 4  # NVML_ERROR_NO_PERMISSION, nvml.h
+_RESET_REQUIRED = "(NVML 16)"  # as NvmlError words it; gpu-reset-required tells it
 
 
 def libnvidia_ml_missing(node: Node) -> Verdict:
@@ -36,6 +51,33 @@ def _library(node: Node, library: libraries.Library | None, soname: str) -> Verd
     return ok(f"{soname} is {library.version or 'there'}", seen(library.path, library.real))
 
 
+def libcuda_stub(node: Node) -> Verdict:
+    library = node.cuda_library
+    if library is None:
+        return skip("there is no libcuda.so.1")
+    if "/stubs/" not in library.real and "/stubs/" not in library.path:
+        return ok("libcuda.so.1 is the driver's", seen(library.path, library.real))
+    return warn(
+        "libcuda.so.1 is the CUDA toolkit's stub, which drives nothing", seen(library.path, library.real)
+    )
+
+
+def nvidia_smi_missing(node: Node) -> Verdict:
+    for directory in _SMI_DIRECTORIES:
+        if node.host.executable(f"{directory}/nvidia-smi"):
+            return ok("nvidia-smi is there", seen(f"{directory}/nvidia-smi", "executable"))
+    elsewhere = node.host.which("nvidia-smi")
+    if elsewhere:
+        return ok("nvidia-smi is there", seen(elsewhere, "executable"))
+    broken = [f"{one}/nvidia-smi" for one in _SMI_DIRECTORIES if node.host.exists(f"{one}/nvidia-smi")]
+    evidence = [seen(path, "empty or not executable") for path in broken]
+    return warn(
+        "nvidia-smi is not on this node",
+        *(evidence or [seen(", ".join(_SMI_DIRECTORIES[:4]), "no nvidia-smi")]),
+        fix=packages.install_libraries(node),
+    )
+
+
 def nvml_hang(node: Node) -> Verdict:
     if node.nvml_library is None:
         return skip("there is no libnvidia-ml.so.1 to ask NVML with")
@@ -48,7 +90,7 @@ def nvml_hang(node: Node) -> Verdict:
     if probe.inventory is None:
         code = "" if probe.code is None else f" (code {probe.code})"
         return fail("NVML fails", seen(source, f"{probe.message}{code}"))
-    broken = [gpu for gpu in probe.inventory.gpus if gpu.error]
+    broken = [gpu for gpu in probe.inventory.gpus if gpu.error and _RESET_REQUIRED not in gpu.error]
     if broken:
         evidence = (seen(f"NVML, GPU {gpu.index} ({gpu.pci})", gpu.error) for gpu in broken)
         return fail(f"{len(broken)} of {len(probe.inventory.gpus)} GPUs don't answer NVML", *evidence)
@@ -68,7 +110,8 @@ CHECKS = (
         ),
         remedy=fixes.INSTALL_LIBRARIES,
         run=libnvidia_ml_missing,
-        blocked_by=("driver-not-installed",),
+        preflight=ANY_ENGINE,
+        blocked_by=("driver-not-installed", "wsl2"),
         classes=EVERYWHERE_BUT_TEGRA,
     ),
     Check(
@@ -83,8 +126,42 @@ CHECKS = (
         ),
         remedy=fixes.INSTALL_LIBRARIES,
         run=libcuda_missing,
+        preflight=ANY_ENGINE,
         blocked_by=("driver-not-installed", "libnvidia-ml-missing"),
         classes=EVERYWHERE_BUT_TEGRA,
+    ),
+    Check(
+        id="libcuda-stub",
+        title="libcuda.so.1 is the real one",
+        layer="driver",
+        severity="warning",
+        looks_at="whether libcuda.so.1 leads into a directory stubs/ of a CUDA toolkit.",
+        why=(
+            "The stub is for linking on machines without a driver. Programs of this node that load it get "
+            "CUDA error 34: stub library."
+        ),
+        remedy=remedies.DROP_STUBS,
+        run=libcuda_stub,
+        blocked_by=("libcuda-missing",),
+        classes=EVERYWHERE_BUT_TEGRA,
+    ),
+    Check(
+        id="nvidia-smi-missing",
+        title="nvidia-smi is there",
+        layer="driver",
+        severity="warning",
+        looks_at=(
+            "an executable nvidia-smi in the directories where the GPU operator looks for one, and in PATH."
+        ),
+        why=(
+            "NVIDIA's CDI refresh service starts only beside it, and the GPU operator takes a node without "
+            "it for one without a driver and installs a second one."
+        ),
+        remedy=fixes.INSTALL_LIBRARIES,
+        run=nvidia_smi_missing,
+        blocked_by=("driver-not-installed", "libnvidia-ml-missing"),
+        classes=(*HOST, WSL2),
+        unless=("operator-driver", "immutable"),
     ),
     Check(
         id="nvml-hang",
@@ -100,13 +177,17 @@ CHECKS = (
         ),
         remedy=fixes.READ_KERNEL_LOG,
         run=nvml_hang,
+        preflight=ANY_ENGINE,
         blocked_by=(
             "module-not-loaded",
             "libnvidia-ml-missing",
             "driver-lib-mismatch",
+            "gsp-firmware",
             "dev-nodes-missing",
+            "lxc-nested",
             "dev-node-major-stale",
             "aux-power",
+            "gpu-lost",
         ),
         classes=EVERYWHERE_BUT_TEGRA,
     ),

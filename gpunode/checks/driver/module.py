@@ -1,114 +1,41 @@
-"""The kernel module: installed, built, accepted, loaded, new enough, and one version with its libraries."""
+"""The kernel module: loaded, with its firmware and its options, and alive."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from gpunode.checks import fixes
-from gpunode.checks.driver import packages
-from gpunode.checks.model import HOST, HOST_OR_CONTAINER, Check, Verdict, fail, ok, seen, skip, warn
-from gpunode.facts import driver
-from gpunode.facts.libraries import is_compat
+from gpunode.checks.driver import packages, remedies
+from gpunode.checks.driver.logged import logged
+from gpunode.checks.model import (
+    ANY_ENGINE,
+    HOST_OR_CONTAINER,
+    Check,
+    Verdict,
+    fail,
+    note,
+    ok,
+    seen,
+    skip,
+    warn,
+)
+from gpunode.errors import GpunodeError
+from gpunode.facts import driver_state
+from gpunode.facts.module_options import COMMAND_LINE, Directive
 from gpunode.facts.node import Node
-from gpunode.result import Fix
-
-MINIMUM = (384, 81)
-_OPERATOR = "/run/nvidia/driver/usr"  # where the GPU operator mounts its driver container
-# whose certificates shim or the kernel carries, so that their modules need no enrolment
-_DISTRIBUTION_SIGNERS = (
-    "Canonical", "Ubuntu", "Debian Secure Boot", "Red Hat", "Fedora", "CentOS", "Rocky", "AlmaLinux",
-    "Oracle", "Amazon", "SUSE", "openSUSE",
-)  # fmt: skip
-
-
-def driver_not_installed(node: Node) -> Verdict:
-    if node.module is not None:
-        return ok(
-            "the NVIDIA module is loaded",
-            seen(f"/sys/module/{node.module.name}/version", node.module.version),
-        )
-    if node.module_built:
-        return ok(
-            "an NVIDIA module lies on disk", seen(f"/lib/modules/{node.kernel}/modules.dep", "nvidia.ko")
-        )
-    other = next((kernel.release for kernel in node.kernels if kernel.has_module), None)
-    if other or node.dkms or node.host.is_dir(_OPERATOR):
-        return ok("the driver is installed")
-    installed = driver.driver_packages(node.host)
-    if installed:
-        return ok("driver packages are installed", seen("package database", ", ".join(installed[:5])))
-    evidence = [
-        seen(f"/lib/modules/{node.kernel}/modules.dep", "no nvidia.ko"),
-        seen("/var/lib/dkms", "no nvidia"),
-    ]
-    if node.nvml_library:
-        evidence.append(seen(node.nvml_library.path, "libraries without a kernel module"))
-    return fail("no NVIDIA driver is installed", *evidence, fix=packages.install_driver(node))
-
-
-def dkms_not_built(node: Node) -> Verdict:
-    running = node.kernel
-    if node.module is None and node.host.is_dir(_OPERATOR) and not node.dkms:
-        return skip("the GPU operator's container builds and loads the module")
-    if node.module is None and not node.module_built:
-        with_module = [kernel.release for kernel in node.kernels if kernel.has_module]
-        evidence = [seen(f"/lib/modules/{running}/modules.dep", "no nvidia.ko")]
-        evidence += [seen("/var/lib/dkms", f"source of {version}") for version in node.dkms]
-        evidence += [seen(f"/lib/modules/{release}/modules.dep", "nvidia.ko") for release in with_module]
-        return fail(
-            f"no NVIDIA module was built for the running kernel {running}",
-            *evidence,
-            fix=packages.build_module(node, running) if running else None,
-        )
-    if node.host.stat("/usr/sbin/akmods") or not node.module_built:
-        return ok("the running kernel has its NVIDIA module")  # akmods builds for a new kernel while it boots
-    missing = [kernel for kernel in driver.newer_kernels(node.kernels, running) if not kernel.has_module]
-    if missing:
-        release = missing[-1].release
-        return warn(
-            f"the next reboot breaks the GPUs: kernel {release} has no NVIDIA module",
-            seen(f"/lib/modules/{release}/modules.dep", "no nvidia.ko"),
-            seen("/proc/sys/kernel/osrelease", f"{running} (running) has one"),
-            fix=packages.build_module(node, release),
-        )
-    return ok("every kernel that may boot next has its NVIDIA module")
-
-
-def secureboot_unsigned(node: Node) -> Verdict:
-    if not node.secure_boot:
-        return ok("Secure Boot is off")
-    if node.module is not None:
-        return ok("Secure Boot is on and the kernel accepted the module")
-    file = node.module_file
-    if file is None:
-        return skip("modinfo tells nothing of the module's signature")
-    state = seen("/sys/firmware/efi/efivars/SecureBoot-*", "1 (on)")
-    if not file.signer:
-        signature = seen("modinfo -F signer nvidia", "(not signed)")
-        fix = packages.enrol_key(node, signed=False)
-        return fail("Secure Boot is on and the NVIDIA module isn't signed", state, signature, fix=fix)
-    signed = seen("modinfo -F signer nvidia", file.signer)
-    if any(name in file.signer for name in _DISTRIBUTION_SIGNERS):
-        return ok("Secure Boot is on and the distribution signed the module", signed)
-    enrolled = driver.enrolled_keys(node.host)
-    if enrolled is None:
-        return skip("mokutil can't tell whether the module's key is enrolled")
-    if file.signer in enrolled:
-        return ok("Secure Boot is on and the module's key is enrolled", signed)
-    return fail(
-        "Secure Boot is on and the key that signed the NVIDIA module isn't enrolled",
-        state,
-        signed,
-        fix=packages.enrol_key(node, signed=True),
-    )
+from gpunode.facts.traits import OPERATOR_DRIVER
+from gpunode.result import Evidence, Fix
 
 
 def module_not_loaded(node: Node) -> Verdict:
     module = node.module
-    if module is None and node.host.is_dir(_OPERATOR) and not node.module_built:
-        where = seen(_OPERATOR, "the GPU operator's driver")
+    if module is None and node.host.is_dir(OPERATOR_DRIVER) and not node.module_built:
+        where = seen(OPERATOR_DRIVER, "the GPU operator's driver")
         fix = Fix("crictl ps --all --name nvidia-driver-ctr")
         return fail("the GPU operator's driver container hasn't loaded its module", where, fix=fix)
     if module is None:
-        return fail("the NVIDIA module is not loaded", seen("/sys/module/nvidia", "absent"))
+        evidence = [seen("/sys/module/nvidia", "absent"), *_obstacles(node)]
+        return fail("the NVIDIA module is not loaded", *evidence, fix=_allow(node))
     if not module.live:
         place = f"/sys/module/{module.name}/initstate"
         return fail(
@@ -123,104 +50,105 @@ def module_not_loaded(node: Node) -> Verdict:
     )
 
 
-def driver_too_old(node: Node) -> Verdict:
-    module = node.module
-    numbers = driver.version_numbers(module.version) if module else ()
-    if module is None or not numbers:
-        return skip("the module doesn't tell its version")
-    evidence = seen(f"/sys/module/{module.name}/version", module.version)
-    if numbers < MINIMUM:
-        return fail(f"driver {module.version} is older than 384.81", evidence)
-    return ok(f"driver {module.version} is new enough", evidence)
+def _refused(node: Node, *modules: str) -> tuple[Directive, ...]:
+    try:
+        return tuple(one for name in modules for one in node.module_options.refused(name))
+    except GpunodeError:
+        return ()
 
 
-def driver_lib_mismatch(node: Node) -> Verdict:
-    module = node.module
-    both = (node.nvml_library, node.cuda_library)
-    found = [one for one in both if one and one.version and not is_compat(one.path)]
-    if module is None or not module.version or not found:
-        return skip("the module or its libraries don't tell their version")
-    evidence = [seen(f"/sys/module/{module.name}/version", f"{module.version} (loaded module)")]
-    evidence += [seen(library.real, f"{library.version} ({library.soname})") for library in found]
-    wrong = [library for library in found if library.version != module.version]
-    if wrong:
-        return fail(f"the loaded module is {module.version}, the libraries are {wrong[0].version}", *evidence)
-    return ok(f"module and libraries are both {module.version}", *evidence)
+def _obstacles(node: Node) -> Iterator[Evidence]:
+    """Why nothing has loaded it, as far as this user may see."""
+    for one in _refused(node, "nvidia"):
+        yield seen(one.source, _shown(one), one.line)
+    if (node.host.read_text("/proc/sys/kernel/modules_disabled") or "").strip() == "1":
+        yield seen("/proc/sys/kernel/modules_disabled", "1 (no module can be loaded until the next boot)")
+    yield from logged(node, r"NVRM|nvidia: |Key was rejected|Lockdown: modprobe")[-1:]
 
 
-def driver_upgrade_pending(node: Node) -> Verdict:
-    module, file = node.module, node.module_file
-    if module is None or not module.version or file is None:
-        return skip("modinfo tells no version of the module on disk")
-    if file.version == module.version:
-        return ok(f"the module on disk is the loaded one, {module.version}")
+def _shown(one: Directive) -> str:
+    return one.value if one.source == COMMAND_LINE else f"{one.kind} {one.module} {one.value}".strip()
+
+
+def _allow(node: Node, last: str = " && modprobe nvidia && modprobe nvidia-uvm") -> Fix | None:
+    """Take the lines back that keep the module out; None where nothing that lies in a file does."""
+    lines = [one for one in _refused(node, "nvidia", "nvidia_uvm") if one.line is not None]
+    if not lines:
+        return None
+    edits = " && ".join(f"sed -i '{one.line}s/^/# /' {one.source}" for one in lines)
+    return Fix(edits + last)
+
+
+def module_disabled_next_boot(node: Node) -> Verdict:
+    refused = _refused(node, "nvidia", "nvidia_uvm")
+    # what is blacklisted can still be loaded by its name, as nvidia-modprobe and persistenced do
+    hard = [one for one in refused if one.kind in ("install", "alias")]
+    if not hard:
+        return ok("nothing keeps the NVIDIA module from being loaded")
+    evidence = [seen(one.source, _shown(one), one.line) for one in hard]
     return warn(
-        f"driver {file.version} is installed, {module.version} still runs until the next reboot",
-        seen("modinfo -F version nvidia", file.version),
-        seen(f"/sys/module/{module.name}/version", module.version),
+        "the next reboot breaks the GPUs: the module may not be loaded again", *evidence, fix=_allow(node, "")
     )
 
 
+def gsp_firmware(node: Node) -> Verdict:
+    module = node.module
+    if module is None or not module.version:
+        return skip("the module doesn't tell its version")
+    if not module.open and not driver_state.wants_firmware(node.host):
+        return ok("this module runs without GSP firmware")
+    there = driver_state.firmware(node.host, module.version, node.kernel)
+    if there:
+        return ok(f"the GSP firmware of {module.version} is there", seen(there[0], ", ".join(there[1:])))
+    if node.next_version not in ("", module.version):
+        return skip("the firmware is that of the driver which waits for a reboot")
+    place = f"/lib/firmware/nvidia/{module.version}"
+    failed = logged(node, r"firmware load for nvidia/\S*gsp\S* failed with error -2")
+    fix = packages.reinstall_firmware(node)
+    if failed:
+        return fail(
+            "the kernel found no GSP firmware for this driver",
+            *failed[-1:],
+            seen(place, "no gsp_*.bin"),
+            fix=fix,
+        )
+    others = driver_state.firmware_versions(node.host)
+    if not others:
+        return skip("no driver's firmware lies in /lib/firmware/nvidia")
+    return warn(
+        f"the GSP firmware of {module.version} is gone: GPUs that start anew fail",
+        seen(place, "no gsp_*.bin"),
+        seen("/lib/firmware/nvidia", f"that of {', '.join(others)}"),
+        fix=fix,
+    )
+
+
+def driver_persist_modprobe_conf(node: Node) -> Verdict:
+    odd = driver_state.odd_parameters(node.host, node.distribution.family)
+    if not odd:
+        return ok("the module runs with its usual parameters")
+    evidence = [seen("/proc/driver/nvidia/params", f"{name}: {value}") for name, value in odd.items()]
+    names = ", ".join(f"NVreg_{name}={value}" for name, value in odd.items())
+    return note(f"the module was loaded with {names}", *evidence)
+
+
+def driver_oops(node: Node) -> Verdict:
+    found = driver_state.crash(node.kernel_log)
+    if not found:
+        return ok("the kernel's log knows no crash in the NVIDIA module")
+    evidence = [seen("dmesg", f"[{line.seconds:.6f}] {line.text}") for line in found]
+    return warn("the NVIDIA module has crashed inside the kernel", *evidence)
+
+
 CHECKS = (
-    Check(
-        id="driver-not-installed",
-        title="The NVIDIA driver is installed",
-        layer="driver",
-        severity="error",
-        looks_at=(
-            "/sys/module/nvidia, modules.dep of every kernel in /lib/modules, /var/lib/dkms, the GPU "
-            "operator's /run/nvidia/driver and the package database."
-        ),
-        why=(
-            "Without the kernel module nothing on this node can talk to the GPUs; the CUDA toolkit or the "
-            "libraries alone are not the driver."
-        ),
-        remedy=fixes.INSTALL_DRIVER,
-        run=driver_not_installed,
-        blocked_by=("pci-no-gpu",),
-        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
-    ),
-    Check(
-        id="dkms-not-built",
-        title="The module is built for this kernel and the next",
-        layer="driver",
-        severity="error",
-        looks_at=(
-            "modules.dep of the running kernel and of every newer installed kernel of the same flavour, and "
-            "/var/lib/dkms. Only a newer kernel without the module is a warning."
-        ),
-        why=(
-            "A kernel module fits one kernel. After a kernel upgrade without headers DKMS builds nothing, "
-            "and the GPUs are gone after the next boot."
-        ),
-        remedy=fixes.BUILD_MODULE,
-        run=dkms_not_built,
-        blocked_by=("driver-not-installed",),
-    ),
-    Check(
-        id="secureboot-unsigned",
-        title="Secure Boot accepts the module",
-        layer="driver",
-        severity="error",
-        looks_at=(
-            "the efivar SecureBoot, the module's signer (modinfo) and the enrolled keys (mokutil). A loaded "
-            "module was accepted."
-        ),
-        why=(
-            "With Secure Boot the kernel refuses a module whose signature it can't trace to an enrolled "
-            "key: Key was rejected by service. Enrolling asks for a password at the console during the next "
-            "boot."
-        ),
-        remedy=fixes.ENROL_KEY,
-        run=secureboot_unsigned,
-        blocked_by=("driver-not-installed", "dkms-not-built"),
-    ),
     Check(
         id="module-not-loaded",
         title="The NVIDIA module is loaded",
         layer="driver",
         severity="error",
-        looks_at="/sys/module/nvidia and its initstate.",
+        looks_at=(
+            "/sys/module/nvidia and its initstate; modprobe.d and the kernel's log for what kept it out."
+        ),
         why=(
             "Until the module is loaded there are no device files, NVML answers 'driver not loaded' and "
             "every GPU container fails to start."
@@ -231,58 +159,81 @@ CHECKS = (
             "driver-not-installed",
             "gpu-bound-other-driver",
             "nouveau-loaded",
+            "gpu-arch-dropped",
+            "driver-too-old",
+            "kmod-flavour",
             "dkms-not-built",
             "secureboot-unsigned",
         ),
         classes=HOST_OR_CONTAINER,
+        preflight=ANY_ENGINE,
     ),
     Check(
-        id="driver-too-old",
-        title="The driver is new enough",
-        layer="driver",
-        severity="error",
-        looks_at="/sys/module/nvidia/version; 384.81 is the least.",
-        why="CUDA 9, the container toolkit and device plugins need at least driver 384.81.",
-        remedy=fixes.UPGRADE_DRIVER,
-        run=driver_too_old,
-        blocked_by=("module-not-loaded",),
-        classes=HOST_OR_CONTAINER,
-        refs=("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",),
-    ),
-    Check(
-        id="driver-lib-mismatch",
-        title="Module and libraries are one version",
-        layer="driver",
-        severity="error",
-        looks_at=(
-            "/sys/module/nvidia/version against the version in the real file names of libnvidia-ml.so.1 and "
-            "libcuda.so.1."
-        ),
-        why=(
-            "The libraries refuse a module of another version (NVML: Driver/library version mismatch, code "
-            "18). Usually an unattended upgrade replaced the libraries while the old module was still "
-            "loaded."
-        ),
-        remedy=fixes.REBOOT,
-        run=driver_lib_mismatch,
-        blocked_by=("module-not-loaded", "libnvidia-ml-missing"),
-        classes=HOST_OR_CONTAINER,
-    ),
-    Check(
-        id="driver-upgrade-pending",
-        title="No driver upgrade waits for a reboot",
+        id="module-disabled-next-boot",
+        title="The next boot may load the module",
         layer="driver",
         severity="warning",
         looks_at=(
-            "modinfo -F version nvidia (what loads next) against /sys/module/nvidia/version (what runs)."
+            "install lines that load nothing and aliases to off, for nvidia and nvidia_uvm in modprobe.d."
         ),
         why=(
-            "The GPUs work now, but anything that reloads the module or refreshes the libraries changes the "
-            "driver under running work. Reboot at a time of your choosing."
+            "modprobe obeys these lines also when somebody asks for the module by its name. It is loaded "
+            "now; after the next boot the GPUs are without a driver."
+        ),
+        remedy=remedies.SHOW_MODPROBE,
+        run=module_disabled_next_boot,
+        blocked_by=("module-not-loaded",),
+        unless=("operator-driver",),
+        reboot=True,
+    ),
+    Check(
+        id="gsp-firmware",
+        title="The GPUs' firmware fits the driver",
+        layer="driver",
+        severity="error",
+        looks_at=(
+            "gsp_*.bin of the loaded version in the kernel's firmware directories, and failed firmware "
+            "loads in its log; the open modules always need it, the proprietary one from Turing on."
+        ),
+        why=(
+            "The driver runs most of itself on the GPU's own processor and loads this firmware whenever a "
+            "GPU starts. Without the file of exactly its version the GPU stays down: RmInitAdapter failed."
+        ),
+        remedy=remedies.REINSTALL_FIRMWARE,
+        run=gsp_firmware,
+        blocked_by=("module-not-loaded",),
+        unless=("operator-driver", "vgpu-guest"),
+        preflight=ANY_ENGINE,
+        refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/446",),
+    ),
+    Check(
+        id="driver-persist-modprobe-conf",
+        title="The module has its usual parameters",
+        layer="driver",
+        severity="info",
+        looks_at="ModifyDeviceFiles, DeviceFileMode and EnableGpuFirmware in /proc/driver/nvidia/params.",
+        why=(
+            "Somebody chose these with an options line in modprobe.d. They decide who makes the device "
+            "files, who may open them, and where the driver runs."
+        ),
+        remedy=remedies.SHOW_MODPROBE,
+        run=driver_persist_modprobe_conf,
+        blocked_by=("module-not-loaded",),
+    ),
+    Check(
+        id="driver-oops",
+        title="The module has not crashed",
+        layer="driver",
+        severity="warning",
+        looks_at=(
+            "BUG, Oops and general protection faults of this boot that happened inside the NVIDIA modules."
+        ),
+        why=(
+            "After a crash the kernel goes on with whatever the module left behind: locks that are never "
+            "given back, processes that can't be ended. Only a reboot starts it clean."
         ),
         remedy=fixes.REBOOT,
-        run=driver_upgrade_pending,
-        blocked_by=("module-not-loaded", "driver-lib-mismatch"),
-        classes=HOST,
+        run=driver_oops,
+        blocked_by=("module-not-loaded",),
     ),
 )

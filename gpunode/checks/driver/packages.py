@@ -28,7 +28,7 @@ def install_driver(node: Node) -> Fix | None:
     name = _repository_name(node.distribution)
     if not install or not name:
         return None
-    repository = "" if _has_repository(node) else _add_repository(node, name)
+    repository = "" if has_repository(node) else _add_repository(node, name)
     return Fix(f"{repository}{install} && reboot", True, "reboot")
 
 
@@ -61,7 +61,8 @@ def _repository_name(system: Distribution) -> str:
     return f"{name}{major}" if name and major.isdigit() and len(major) < 5 else ""
 
 
-def _has_repository(node: Node) -> bool:
+def has_repository(node: Node) -> bool:
+    """Whether NVIDIA's repository is among this node's."""
     for directory in _REPOSITORY_DIRECTORIES:
         for path in node.host.glob(directory, "*"):
             try:
@@ -137,6 +138,21 @@ def install_libraries(node: Node) -> Fix | None:
     numbers = driver.version_numbers(node.module.version if node.module else next(iter(node.dkms), ""))
     if not numbers or numbers[0] >= 590:
         return None
-    server = any("-server" in name for name in driver.driver_packages(node.host))
+    server = any("-server" in name for name in driver.driver_packages(node.packages))
     branch = f"{numbers[0]}{'-server' if server else ''}"
     return Fix(f"apt install libnvidia-compute-{branch} nvidia-utils-{branch} && ldconfig")
+
+
+def reinstall_libraries(node: Node) -> Fix:
+    """The libraries again, in the version that the repositories have with the module."""
+    return install_libraries(node) or fixes.INSTALL_LIBRARIES.for_family(node.distribution.family)
+
+
+def reinstall_firmware(node: Node) -> Fix | None:
+    """Ubuntu has a package of firmware for each version; elsewhere names don't depend on it."""
+    version = node.module.version if node.module else ""
+    if node.distribution.id != "ubuntu" or not version:
+        return None
+    server = any("-server" in name for name in driver.driver_packages(node.packages))
+    name = f"nvidia-firmware-{driver.version_numbers(version)[0]}{'-server' if server else ''}-{version}"
+    return Fix(f"apt install --reinstall {name} && reboot", True, "reboot")

@@ -1,0 +1,187 @@
+"""The driver against the GPUs that it is to drive: its branch, and the kind of its kernel module."""
+
+from __future__ import annotations
+
+from gpunode.checks import fixes
+from gpunode.checks.driver import packages, remedies
+from gpunode.checks.driver.logged import logged
+from gpunode.checks.model import ANY_ENGINE, HOST_OR_CONTAINER, Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.facts import driver, gpu_support
+from gpunode.facts.auto_upgrades import apt_pins
+from gpunode.facts.node import Node
+from gpunode.result import Evidence, Fix
+
+MINIMUM = (384, 81)
+_UNSUPPORTED = (
+    r"is not supported by the NVIDIA|requires use of the NVIDIA open|not supported by open nvidia\.ko"
+)
+
+
+def driver_too_old(node: Node) -> Verdict:
+    version = node.driver_version
+    numbers = driver.version_numbers(version)
+    if not numbers:
+        return skip("the module doesn't tell its version")
+    evidence = _version(node)
+    if node.module is not None and numbers < MINIMUM:
+        return fail(f"driver {version} is older than 384.81", evidence)
+    fix = packages.install_driver(node)
+    needs = "a driver of branch {0.min} or newer"
+    return _judge(node, gpu_support.TOO_NEW, needs, fix) or ok(f"driver {version} is new enough", evidence)
+
+
+def gpu_arch_dropped(node: Node) -> Verdict:
+    if not node.driver_version:
+        return skip("the module doesn't tell its version")
+    needs = "a driver of branch {0.max} or older"
+    found = _judge(node, gpu_support.DROPPED, needs, packages.install_driver(node))
+    if found is not None:
+        return found
+    rows = (gpu_support.supports(gpu.device_id) for gpu in node.gpus)
+    last = next((row for row in rows if row and row.max), None)
+    if last is None:
+        return ok("no GPU here is left behind by newer drivers")
+    followed = node.packages.installed.get("cuda-drivers")
+    if followed is None or followed.held or "cuda-drivers" in apt_pins(node.host):
+        return ok(f"the driver stays within branch {last.max}, which a GPU here ({last.name}) needs")
+    return warn(
+        f"the next upgrade of cuda-drivers leaves branch {last.max}, the last for a GPU here ({last.name})",
+        seen("package database", f"cuda-drivers {followed.version}, which follows the newest branch"),
+        fix=remedies.HOLD_BRANCH.for_family(node.distribution.family),
+    )
+
+
+def kmod_flavour(node: Node) -> Verdict:
+    if node.module_open is None:
+        return skip("neither the module nor modinfo tells whether it is the open one")
+    kind = "open" if node.module_open else "proprietary"
+    needs = "the {0.module} kernel module"
+    found = _judge(node, gpu_support.FLAVOUR, needs, packages.install_driver(node))
+    return found or ok(f"the {kind} kernel module drives these GPUs")
+
+
+def _judge(node: Node, reason: str, needs: str, fix: Fix | None) -> Verdict | None:
+    """The GPUs that are left without a driver for this reason: an error if no other GPU has one."""
+    found = [one for one in node.unsuited_gpus if one.reason == reason]
+    if not found:
+        return None
+    first = found[0]
+    count = f"{len(found)} of {len(node.gpus)} GPUs" if len(node.gpus) > 1 else "the GPU"
+    verb = "need" if len(found) > 1 else "needs"
+    what = needs.format(first.supports)
+    evidence = [
+        seen(f"/sys/bus/pci/devices/{one.gpu.address}/device", f"{one.gpu.device_id} ({one.supports.name})")
+        for one in found
+    ]
+    flavour = {True: ", open", False: ", proprietary", None: ""}[node.module_open]
+    evidence += [_version(node, flavour), *logged(node, _UNSUPPORTED)[:2]]
+    driven = any(gpu.driver == "nvidia" for gpu in node.gpus)
+    return (warn if driven else fail)(f"{count} {verb} {what}", *evidence, fix=fix)
+
+
+def _version(node: Node, flavour: str = "") -> Evidence:
+    if node.module is not None:
+        return seen(f"/sys/module/{node.module.name}/version", f"{node.driver_version}{flavour}")
+    return seen("modinfo -F version nvidia", f"{node.driver_version}{flavour}")
+
+
+def driver_eol(node: Node) -> Verdict:
+    number = gpu_support.branch(node.driver_version)
+    if not number:
+        return skip("the module doesn't tell its version")
+    bulletin = gpu_support.ended(number)
+    if bulletin is None:
+        return ok(f"branch {number} still gets fixes", _version(node))
+    kept = ", ".join(str(one) for one in bulletin.branches)
+    return warn(
+        f"driver branch {number} gets no more security fixes",
+        _version(node),
+        seen(
+            f"NVIDIA's security bulletin {bulletin.number} of {bulletin.published}", f"fixes branches {kept}"
+        ),
+        fix=packages.install_driver(node),
+    )
+
+
+CHECKS = (
+    Check(
+        id="driver-too-old",
+        title="The driver is new enough",
+        layer="driver",
+        severity="error",
+        looks_at=(
+            "/sys/module/nvidia/version; 384.81 is the least, and GPUs that nobody drives may need a newer "
+            "branch."
+        ),
+        why=(
+            "CUDA 9, the container toolkit and device plugins need at least driver 384.81, and a driver "
+            "knows no GPU that is newer than itself."
+        ),
+        remedy=fixes.UPGRADE_DRIVER,
+        run=driver_too_old,
+        blocked_by=("driver-not-installed", "nouveau-loaded"),
+        classes=HOST_OR_CONTAINER,
+        refs=("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",),
+        preflight=ANY_ENGINE,
+        table=gpu_support.TABLE,
+    ),
+    Check(
+        id="gpu-arch-dropped",
+        title="The driver still knows these GPUs",
+        layer="driver",
+        severity="error",
+        looks_at=(
+            "PCI device ids of GPUs that nobody drives against the driver's branch; for GPUs whose last "
+            "branch is known, whether the package cuda-drivers would leave it."
+        ),
+        why=(
+            "Branch 580 is the last for Maxwell, Pascal and Volta. A newer driver loads and doesn't take "
+            "them: No devices were found."
+        ),
+        remedy=remedies.HOLD_BRANCH,
+        run=gpu_arch_dropped,
+        blocked_by=("driver-not-installed", "nouveau-loaded"),
+        unless=("operator-driver", "vfio-host"),
+        preflight=ANY_ENGINE,
+        table=gpu_support.TABLE,
+    ),
+    Check(
+        id="kmod-flavour",
+        title="Open or proprietary: the module fits the GPUs",
+        layer="driver",
+        severity="error",
+        looks_at=(
+            "PCI device ids of GPUs that nobody drives, and whether the module is the open one: "
+            "/proc/driver/nvidia/version, or its license where it isn't loaded."
+        ),
+        why=(
+            "GPUs before Turing are driven by the proprietary module alone, Blackwell and Grace Hopper by "
+            "the open one alone. The other module doesn't take them: No devices were found, with a card "
+            "that lspci shows."
+        ),
+        remedy=fixes.INSTALL_DRIVER,
+        run=kmod_flavour,
+        blocked_by=("driver-not-installed", "nouveau-loaded"),
+        unless=("operator-driver", "vfio-host"),
+        preflight=ANY_ENGINE,
+        refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/862",),
+        table=gpu_support.TABLE,
+    ),
+    Check(
+        id="driver-eol",
+        title="The driver's branch still gets fixes",
+        layer="driver",
+        severity="warning",
+        looks_at="the driver's branch against those that NVIDIA's last security bulletin has a fix for.",
+        why=(
+            "NVIDIA fixes a few branches and no others. What is found from now on in this one stays: plan "
+            "the change to a branch that is kept for the next maintenance window."
+        ),
+        remedy=fixes.UPGRADE_DRIVER,
+        run=driver_eol,
+        blocked_by=("module-not-loaded", "driver-too-old"),
+        unless=("operator-driver", "vgpu-guest"),
+        refs=("https://github.com/NVIDIA/product-security",),
+        table="driver_cves",
+    ),
+)

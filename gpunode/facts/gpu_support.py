@@ -1,0 +1,89 @@
+"""Which GPUs a driver drives: by the branch it belongs to and by the kind of its kernel module.
+
+The driver refuses others when it is offered them (`rm_is_supported_device` in the open modules' nv-pci.c), so
+that a GPU which it has taken is supported, whatever the table says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpunode.facts.driver import version_numbers
+from gpunode.facts.pci import PciGpu
+from gpunode.tables import table
+
+TABLE = "gpu_branches"
+DROPPED, TOO_NEW, FLAVOUR = "dropped", "too-new", "flavour"
+
+
+@dataclass(frozen=True)
+class Supports:
+    """A row of the table: branches are whole numbers, 0 for no limit; `module` is open, proprietary or empty
+    for both."""
+
+    name: str
+    min: int
+    max: int
+    module: str
+
+
+@dataclass(frozen=True)
+class Unsuited:
+    """A GPU that this driver doesn't take, and why: `DROPPED`, `TOO_NEW` or `FLAVOUR`."""
+
+    gpu: PciGpu
+    supports: Supports
+    reason: str
+
+
+def supports(device_id: str) -> Supports | None:
+    """What drives a GPU of this PCI device id (``0x2330``); None for one that the table doesn't know."""
+    try:
+        number = int(device_id, 16)
+    except ValueError:
+        return None
+    for row in table(TABLE).rows:
+        if int(row["first"], 16) <= number <= int(row["last"], 16):
+            return Supports(row["name"], row["min"], row["max"], row["module"])
+    return None
+
+
+def branch(version: str) -> int:
+    """580 of ``580.159.03``; 0 if it can't be told."""
+    return next(iter(version_numbers(version)), 0)
+
+
+def unsuited(gpus: tuple[PciGpu, ...], version: str, opened: bool | None) -> Iterator[Unsuited]:
+    """GPUs without an owner that a driver of this version, with an open module or not, doesn't take. `opened`
+    is None where that can't be told."""
+    number = branch(version)
+    for gpu in gpus:
+        row = supports(gpu.device_id) if gpu.driver is None and number else None
+        if row is None:
+            continue
+        if row.max and number > row.max:
+            yield Unsuited(gpu, row, DROPPED)
+        elif number < row.min:
+            yield Unsuited(gpu, row, TOO_NEW)
+        elif opened is not None and row.module == ("proprietary" if opened else "open"):
+            yield Unsuited(gpu, row, FLAVOUR)
+
+
+@dataclass(frozen=True)
+class Bulletin:
+    """A security bulletin for drivers: its number, its date, and the branches that it has a fix for."""
+
+    number: int
+    published: str
+    branches: tuple[int, ...]
+
+
+def ended(number: int) -> Bulletin | None:
+    """The last bulletin that we know, if it passes this driver branch over and has newer ones; else None."""
+    rows = table("driver_cves").rows
+    last = max(rows, key=lambda row: str(row["published"]))
+    branches = tuple(sorted({branch(version) for version in last["fixed"]}, reverse=True))
+    if number in branches or number > max(branches, default=0):
+        return None
+    return Bulletin(last["bulletin"], last["published"], branches)
