@@ -117,7 +117,10 @@ def _condition(gpu: _Gpu, names: tuple[int, str, str], cc: tuple[bool | None, bo
     first, looked = _slowdown_bits(gpu), time.monotonic()
     reading = read_gpu(gpu.nvml, gpu.device, names[1])
     remapped, pages = gpu.call("nvmlDeviceGetRemappedRows"), _retired_pages(gpu)
-    repair, memory = gpu.switches("nvmlDeviceGetRepairStatus"), _memory(gpu)
+    repair = gpu.switches("nvmlDeviceGetRepairStatus")
+    # in this order: a process that ends meanwhile must not leave memory that seems to be nobody's
+    processes = _processes(gpu)
+    memory = _memory(gpu)
     ecc, mig = gpu.switches("nvmlDeviceGetEccMode"), gpu.switches("nvmlDeviceGetMigMode")
     gsp = gpu.switches("nvmlDeviceGetGspFirmwareMode")
     virtualization = gpu.word("nvmlDeviceGetVirtualizationMode", VIRTUALIZATION)
@@ -156,7 +159,7 @@ def _condition(gpu: _Gpu, names: tuple[int, str, str], cc: tuple[bool | None, bo
         memory_total=memory[0],
         memory_used=memory[1],
         memory_reserved=memory[2],
-        processes=_processes(gpu),
+        processes=processes,
         display_active=gpu.switch("nvmlDeviceGetDisplayActive"),
         licence=_licence(gpu) if virtualization == "vgpu" else Licence(),
         cc_enabled=cc[0],
