@@ -7,7 +7,14 @@ from gpunode.checks.cuda import remedies
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.facts import cuda_releases as releases
 from gpunode.facts import sample_images
-from gpunode.facts.cuda_wanted import Judged, driver_cuda, driver_version, inventory, judge_requirements
+from gpunode.facts.cuda_wanted import (
+    Judged,
+    driver_cuda,
+    driver_version,
+    inventory,
+    judge_requirements,
+    wanted_release,
+)
 from gpunode.facts.images import Image, Search
 from gpunode.facts.node import Node
 from gpunode.result import Evidence, Fix
@@ -48,11 +55,12 @@ def _told(node: Node, judged: tuple[Judged, ...]) -> Verdict:
     first = wrong[0]
     evidence = (seen(f"{first.name} of {reference}", _shortened(first.text)), *_here(node))
     asked = first.text.split(" ")[0].replace(",", " and ")
+    wanted = wanted_release(node)
+    fix = remedies.newer_driver(node, wanted.release if wanted else None)
     if len(wrong) == len(judged) or first.gpu is None:
-        what = f"{reference} requires {asked}"
-        return fail(what, *evidence, fix=remedies.newer_driver(node))
+        return fail(f"{reference} requires {asked}, which this node hasn't", *evidence, fix=fix)
     name = f"GPU {first.gpu.index} ({first.gpu.name})"
-    return warn(f"{reference} requires {asked}, {name} hasn't it", *evidence, fix=remedies.newer_driver(node))
+    return warn(f"{reference} requires {asked}, which {name} hasn't", *evidence, fix=fix)
 
 
 def _here(node: Node) -> tuple[Evidence, ...]:
@@ -76,7 +84,7 @@ def _by_release(node: Node, image: Image) -> Verdict:
     if known.runs_on(driver):
         return ok(f"driver {driver} runs CUDA {image.cuda} of {reference}", *evidence)
     what = f"{reference} is of CUDA {image.cuda}, which needs driver {known.minimum} or later"
-    return fail(what, *evidence, fix=remedies.newer_driver(node))
+    return fail(what, *evidence, fix=remedies.newer_driver(node, built))
 
 
 def _nobody_holds_it(reference: str, search: Search) -> Verdict:

@@ -27,7 +27,7 @@ def cuda_driver_version(node: Node) -> Verdict:
     evidence = seen("the loaded driver", driver)
     if not known.runs_on(driver):
         what = f"CUDA {name} needs driver {known.minimum} or later, this is {driver}"
-        return fail(what, evidence, fix=remedies.newer_driver(node))
+        return fail(what, evidence, fix=remedies.newer_driver(node, asked))
     return ok(f"driver {driver} runs programs of CUDA {name}", evidence)
 
 
@@ -45,7 +45,7 @@ def ptx_unsupported_toolchain(node: Node) -> Verdict:
         f"the driver is of CUDA {offers}: programs of {wanted} that bring PTX alone won't start",
         seen("cuDriverGetVersion", offers),
         seen(wanted.source, str(wanted)),
-        fix=remedies.newer_driver(node),
+        fix=remedies.newer_driver(node, wanted.release),
     )
 
 
