@@ -5,9 +5,12 @@ from __future__ import annotations
 from gpunode.checks import fixes
 from gpunode.checks.model import HOST, Check, Verdict, ok, seen, skip, warn
 from gpunode.checks.security import remedies
+from gpunode.facts.driver import module_loaded
 from gpunode.facts.node import Node
 from gpunode.facts.system import WSL2
 from gpunode.tables import table
+
+_VGPU_MANAGER = "nvidia_vgpu_vfio"
 
 
 def toolkit_cve(node: Node) -> Verdict:
@@ -38,6 +41,8 @@ def driver_cve(node: Node) -> Verdict:
     number = branch(version)
     if not number:
         return skip("the module doesn't tell its version")
+    if module_loaded(node.host, _VGPU_MANAGER):
+        return skip("the vGPU manager has releases of its own")
     if ended(number) is not None:
         return skip(f"branch {number} gets no more fixes: see driver-eol")
     found = driver_bulletins(version)

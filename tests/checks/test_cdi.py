@@ -1,0 +1,150 @@
+"""Specifications that look odd and harm nobody are no finding, and a fault is as bad as what breaks by it."""
+
+import pytest
+
+from fixtures.machines import machine
+from gpunode.checks.catalogue import BY_ID
+from gpunode.facts.machine_file import build_machine
+from gpunode.facts.node import Node
+from gpunode.host import Host
+
+ROCKY, STATION = "healthy-docker-rocky9", "healthy-workstation"
+SPEC = """cdiVersion: 0.5.0
+kind: {kind}
+devices:
+- name: "0"
+  containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia0
+containerEdits:
+  deviceNodes:
+  - path: /dev/nvidiactl
+  - path: /dev/nvidia-uvm
+"""
+GPU = SPEC.format(kind="nvidia.com/gpu")
+
+
+def judged(tmp_path, identifier, name, files=(), change=lambda spec: None):
+    spec = machine(name)
+    spec["files"] |= dict(files)
+    change(spec)
+    return BY_ID[identifier].run(Node(Host(build_machine(spec, tmp_path), environ={})))
+
+
+def status(*arguments, **more):
+    verdict = judged(*arguments, **more)
+    return "note" if verdict.note else verdict.status.value
+
+
+def test_specifications_in_conflict_harm_only_those_who_read_them(tmp_path):
+    twice = {"/etc/cdi/a.yaml": GPU, "/etc/cdi/b.yaml": GPU}
+    assert status(tmp_path / "unread", "cdi-duplicate", ROCKY, twice) == "warn"
+    assert status(tmp_path / "read", "cdi-duplicate", STATION, twice) == "fail"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"/etc/cdi/a.yaml": GPU, "/etc/cdi/b.yaml": SPEC.format(kind="management.nvidia.com/gpu")},
+        {"/etc/cdi/a.yaml": GPU, "/var/run/cdi/b.yaml": GPU},
+        {"/etc/cdi/a.yaml": GPU, "/etc/cdi/b.yaml": GPU.replace('"0"', '"1"')},
+        {"/etc/cdi/a.yaml": GPU, "/etc/cdi/b.yml": GPU},
+        {"/etc/cdi/a.yaml": GPU, "/etc/cdi/b.yaml": SPEC.format(kind="amd.com/gpu")},
+    ],
+)
+def test_specifications_that_get_along(tmp_path, files):
+    assert status(tmp_path, "cdi-duplicate", ROCKY, files) == "pass"
+
+
+def test_without_unified_memory_no_specification_lacks_it(tmp_path):
+    def gone(spec):
+        del spec["recording"]["devices"]["/dev/nvidia-uvm"]
+
+    lacks = {"/etc/cdi/a.yaml": GPU.replace("  - path: /dev/nvidia-uvm\n", "")}
+    assert status(tmp_path, "cdi-uvm-absent-in-spec", ROCKY, lacks, gone) == "skip"
+
+
+def test_a_hidden_specification_is_not_judged_by_what_it_lists(tmp_path):
+    old = GPU.replace("/dev/nvidiactl", "/dev/nvidia-gone")
+    files = {"/etc/cdi/nvidia.yaml": old, "/var/run/cdi/nvidia.yaml": GPU}
+    assert status(tmp_path, "cdi-spec-stale", ROCKY, files) == "pass"
+
+
+def test_a_gpu_that_was_exchanged_makes_a_specification_stale(tmp_path):
+    named = GPU.replace('"0"', "GPU-00000000-0000-0000-0000-000000000000")
+    verdict = judged(tmp_path, "cdi-spec-stale", ROCKY, {"/etc/cdi/nvidia.yaml": named})
+    assert verdict.status.value == "fail"
+    assert "no such GPU" in verdict.evidence[0].value
+
+
+def test_a_gpu_that_nvml_cannot_name_makes_no_specification_stale(tmp_path):
+    def sick(spec):
+        spec["recording"]["nvml"]["inventory"]["gpus"][0]["error"] = "GPU is lost"
+
+    named = GPU.replace('"0"', "GPU-00000000-0000-0000-0000-000000000000")
+    files = {"/etc/cdi/nvidia.yaml": named}
+    assert status(tmp_path, "cdi-spec-stale", ROCKY, files, sick) == "pass"
+
+
+def test_a_docker_without_cdi_and_without_the_toolkit_needs_the_toolkit(tmp_path):
+    def old(spec):
+        spec["executables"] = [path for path in spec["executables"] if "nvidia" not in path]
+        spec["recording"]["commands"]["/usr/bin/dockerd --version"] = {"stdout": "Docker version 24.0.7\n"}
+
+    verdict = judged(tmp_path, "cdi-disabled", ROCKY, {"/etc/cdi/a.yaml": GPU}, old)
+    assert verdict.status.value == "fail"
+    assert "nvidia-container-toolkit" in verdict.fix.command
+
+
+def test_dockers_cdi_is_its_own_business_where_the_hook_serves(tmp_path):
+    assert status(tmp_path, "cdi-disabled", ROCKY, {"/etc/cdi/a.yaml": GPU}) == "pass"
+
+
+@pytest.mark.parametrize(
+    ("modes", "expected"),
+    [
+        ({}, "pass"),
+        ({"/etc/cdi": "0755", "/etc/cdi/a.yaml": "0644"}, "pass"),
+        ({"/etc/cdi": "0700", "/etc/cdi/a.yaml": "0644"}, "warn"),
+        ({"/etc/cdi": "0755", "/etc/cdi/a.yaml": "0640"}, "warn"),
+    ],
+)
+def test_rootless_engines_need_file_and_directory_open(tmp_path, modes, expected):
+    def podman(spec):
+        spec["executables"].append("/usr/bin/podman")
+        spec["recording"]["modes"] = modes
+
+    assert status(tmp_path, "cdi-perms", ROCKY, {"/etc/cdi/a.yaml": GPU}, podman) == expected
+
+
+UNIT = "Id={}\nLoadState={}\nActiveState={}\nSubState=x\nUnitFileState={}\nResult=success\n"
+
+
+@pytest.mark.parametrize(
+    ("units", "expected"),
+    [
+        ([], "skip"),
+        ([("nvidia-cdi-refresh.service", "not-found", "inactive", "")], "skip"),
+        ([("nvidia-cdi-refresh.service", "loaded", "inactive", "disabled")], "pass"),
+        (
+            [
+                ("nvidia-cdi-refresh.service", "loaded", "inactive", "enabled"),
+                ("nvidia-cdi-refresh.path", "loaded", "inactive", "disabled"),
+            ],
+            "warn",
+        ),
+        (
+            [
+                ("nvidia-cdi-refresh.service", "loaded", "failed", "enabled"),
+                ("gpunode-cdi-refresh.path", "loaded", "active", "enabled"),
+            ],
+            "pass",
+        ),
+    ],
+)
+def test_who_keeps_the_specification_true(tmp_path, units, expected):
+    def systemd(spec):
+        told = "\n".join(UNIT.format(*unit) for unit in units)
+        spec["recording"]["commands"]["systemctl show cdi"] = {"stdout": told}
+
+    assert status(tmp_path, "cdi-refresh-inactive", ROCKY, change=systemd) == expected
