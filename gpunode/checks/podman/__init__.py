@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from gpunode.checks.model import Check
+from gpunode.checks.podman import devices
 
-CHECKS: tuple[Check, ...] = ()
+CHECKS: tuple[Check, ...] = devices.CHECKS

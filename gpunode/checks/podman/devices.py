@@ -1,0 +1,85 @@
+"""Podman has no daemon to set up: it gets GPUs by CDI specifications alone, if it reads them at all."""
+
+from __future__ import annotations
+
+from gpunode.checks.fixes import per_family
+from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip
+from gpunode.errors import ConfigError
+from gpunode.facts import gates
+from gpunode.facts.configured import CDI_DIRECTORIES
+from gpunode.facts.engines import podman_role
+from gpunode.facts.node import Node
+from gpunode.facts.oci_hooks import SYSTEM_DIRECTORIES, nvidia_hooks
+from gpunode.facts.podman import PodmanConfig
+from gpunode.result import Evidence, Fix
+
+_KEY = "cdi_spec_dirs"
+
+
+def podman_cdi(node: Node) -> Verdict:
+    role = podman_role(node)
+    if node.podman is None or not role.used:
+        return skip(role.reason)
+    release = ".".join(map(str, node.podman.version))
+    if gates.can("podman", "cdi", node.podman.version) is False:
+        if nvidia_hooks(node.host, (*SYSTEM_DIRECTORIES, *_hooks_dir(node))):
+            return ok(f"podman {release} knows no CDI, and gets GPUs by an OCI hook")
+        text = f"podman {release} knows no CDI, which came with {gates.first('podman', 'cdi')}"
+        return fail(text, seen(node.podman.binary or "podman", release))
+    specs = [spec.path for spec in node.cdi_specs if spec.serves_gpus]
+    try:
+        named = node.podman_files.strings(_KEY)
+    except ConfigError:
+        return skip("podman's files can't be parsed, and podman passes over such a file")
+    directories = {one.rstrip("/") for one in named or CDI_DIRECTORIES}
+    here = {node.host.realpath(one) for one in directories}
+    unread = [path for path in specs if node.host.realpath(path.rpartition("/")[0]) not in here]
+    if not unread or len(unread) < len(specs):
+        return ok(f"podman reads specifications in {', '.join(sorted(directories))}")
+    place = _place(node.podman_files)
+    evidence = (place, *(seen(path, "not in these directories") for path in unread))
+    fix = Fix(f"gpunode cdi generate --output={sorted(directories)[0]}/nvidia.yaml")
+    return fail("podman doesn't look where the CDI specification is", *evidence, fix=fix)
+
+
+def _hooks_dir(node: Node) -> tuple[str, ...]:
+    try:
+        return node.podman_files.strings("hooks_dir")
+    except ConfigError:
+        return ()
+
+
+def _place(files: PodmanConfig) -> Evidence:
+    """Where the last file names the directories."""
+    for file in reversed(files.files):
+        lines = enumerate(file.text.splitlines(), start=1)
+        number = next((number for number, line in lines if line.strip().startswith(_KEY)), None)
+        if number:
+            return seen(file.path, f"{_KEY} = {list(files.strings(_KEY))}", number)
+    return seen("podman's default", ", ".join(CDI_DIRECTORIES))
+
+
+CHECKS = (
+    Check(
+        id="podman-cdi",
+        title="Podman reads the CDI specification",
+        layer="podman",
+        severity="error",
+        looks_at=(
+            f"podman's release and {_KEY} in containers.conf against where the specifications are, where "
+            "podman is the only engine."
+        ),
+        why="Podman gets GPUs by CDI: without it containers fail with 'unresolvable CDI devices'.",
+        remedy=per_family(
+            "apt update && apt install --only-upgrade podman",
+            "dnf upgrade podman",
+            "zypper update podman",
+            "follow https://podman.io/docs/installation",
+        ),
+        run=podman_cdi,
+        blocked_by=("pci-no-gpu", "toolkit-missing", "cdi-spec-missing"),
+        preflight=("podman",),
+        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
+        table=gates.TABLE,
+    ),
+)
