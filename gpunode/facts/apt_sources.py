@@ -58,7 +58,7 @@ def _deb822(text: str, path: str) -> Iterator[AptSource]:
             if line.startswith("#"):
                 continue
             if line[:1].isspace():
-                fields[name] = f"{fields.get(name, '')} {line.strip()}"
+                fields[name] = f"{fields.get(name, '')} {line.strip()}".strip()
                 continue
             name = line.partition(":")[0].strip().lower()
             fields[name] = line.partition(":")[2].strip()

@@ -85,10 +85,16 @@ def apt_signed_by(node: Node) -> Verdict:
 def _conflicting(sources: list[AptSource]) -> list[AptSource]:
     """Entries of the first repository that is to be signed by different keys; that of its own name first."""
     for source in sources:
-        same = [one for one in sources if (one.uri, one.suite) == (source.uri, source.suite)]
+        same = [one for one in sources if (_place(one), one.suite) == (_place(source), source.suite)]
         if len({one.signed_by for one in same}) > 1:
             return sorted(same, key=lambda one: (not one.signed_by, _MAIN not in one.path, one.path))
     return []
+
+
+def _place(source: AptSource) -> str:
+    """The address with apt's word for the machine's architecture, which guides write out or don't."""
+    head, slash, last = source.uri.rpartition("/")
+    return f"{head}{slash}$(ARCH)" if last in ("amd64", "arm64") else source.uri
 
 
 def _removal(sources: list[AptSource]) -> Fix:

@@ -1,0 +1,150 @@
+"""Toolkits that are set up in an odd way and work all the same, and how bad a fault is by who is here."""
+
+import pytest
+
+from fixtures.machines import machine
+from gpunode.checks.catalogue import BY_ID
+from gpunode.facts.machine_file import build_machine
+from gpunode.facts.node import Node
+from gpunode.host import Host
+
+CONFIG = "/etc/nvidia-container-runtime/config.toml"
+ROCKY, UBUNTU, SUSE = "healthy-docker-rocky9", "healthy-h100", "healthy-suse-kubelet"
+APT = "/etc/apt/sources.list.d"
+STANZA = (
+    "Types: deb\nURIs: https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)\nSuites: /\n"
+    "Signed-By:\n /k\n"
+)
+LATE = "deb https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH) /\n"
+REPOSITORY = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64"
+
+
+def judged(tmp_path, identifier, name, files=(), change=lambda spec: None):
+    spec = machine(name)
+    spec["files"] |= dict(files)
+    change(spec)
+    return BY_ID[identifier].run(Node(Host(build_machine(spec, tmp_path), environ={})))
+
+
+def status(*arguments, **more):
+    verdict = judged(*arguments, **more)
+    return "note" if verdict.note else verdict.status.value
+
+
+def toolkit(version):
+    def change(spec):
+        told = {"stdout": f"NVIDIA Container Toolkit CLI version {version}\n"}
+        spec["recording"]["commands"]["/usr/bin/nvidia-ctk --version"] = told
+
+    return change
+
+
+NO_CGROUPS = {CONFIG: "[nvidia-container-cli]\nno-cgroups = true\n"}
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "expected"),
+    [
+        (ROCKY, "1.20.0", "fail"),  # Docker 27 takes --gpus by the hook
+        (SUSE, "1.20.0", "pass"),  # containerd's runtime makes a specification for each container
+        (SUSE, "1.17.8", "fail"),  # before, it called nvidia-container-cli
+    ],
+)
+def test_no_cgroups_matters_where_somebody_calls_the_program(tmp_path, name, version, expected):
+    found = status(tmp_path, "no-cgroups-wrong", name, NO_CGROUPS, toolkit(version))
+    assert found == expected
+
+
+def test_no_cgroups_beside_a_rootless_docker_is_a_note(tmp_path):
+    def rootless(spec):
+        spec["files"] |= {
+            "/proc/4100/cmdline": "dockerd\0",
+            "/proc/4100/stat": spec["files"]["/proc/1210/stat"].replace("1210", "4100"),
+            "/proc/4100/status": "Name:\tdockerd\nUid:\t1000\t1000\t1000\t1000\n",
+        }
+
+    assert status(tmp_path, "no-cgroups-wrong", ROCKY, NO_CGROUPS, rootless) == "note"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "pass"),
+        ("# nothing\n", "pass"),
+        ("unknown-key = 1\n[other]\nx = 1\n", "pass"),
+        ('[nvidia-container-runtime]\nruntimes = ["/opt/none"]\n', "fail"),
+        ('[nvidia-container-runtime]\nmode = "quick"\n', "fail"),
+        ("[nvidia-container-cli\n", "fail"),
+    ],
+)
+def test_what_the_toolkit_takes_is_no_fault(tmp_path, text, expected):
+    assert status(tmp_path, "toolkit-config-invalid", ROCKY, {CONFIG: text}) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("1.17.0", "warn"), ("1.17.1", "pass"), ("1.18.1", "warn"), ("1.18.2", "pass")]
+)
+def test_a_release_is_bad_until_the_one_that_mends_it(tmp_path, version, expected):
+    assert status(tmp_path, "toolkit-known-bad-version", ROCKY, change=toolkit(version)) == expected
+
+
+def test_a_fault_with_an_engine_that_is_not_here_does_not_count(tmp_path):
+    """1.18.2 to 1.19.0 put CRI-O's file where CRI-O doesn't look."""
+    assert status(tmp_path / "docker", "toolkit-known-bad-version", ROCKY, change=toolkit("1.19.0")) == "pass"
+    found = status(tmp_path / "crio", "toolkit-known-bad-version", "healthy-crio", change=toolkit("1.19.0"))
+    assert found == "warn"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, "skip"),
+        ({"a.list": f"deb [signed-by=/k.gpg] {REPOSITORY} /\n"}, "pass"),
+        ({"a.list": f"deb {REPOSITORY} /\n", "b.list": f"# deb [signed-by=/k] {REPOSITORY} /\n"}, "pass"),
+        (dict.fromkeys(("a.list", "b.list"), f"deb [signed-by=/k.gpg] {REPOSITORY} /\n"), "pass"),
+        ({"a.list": f"deb {REPOSITORY} /\n", "b.list": f"deb [signed-by=/k] {REPOSITORY} /\n"}, "warn"),
+        ({"a.list": LATE, "b.list": f"deb [signed-by=/k] {REPOSITORY} /\n"}, "warn"),
+        ({"a.sources": STANZA, "b.list": f"deb [signed-by=/k] {REPOSITORY} /\n"}, "pass"),
+        ({"a.list": "deb https://nvidia.github.io/nvidia-docker/ubuntu18.04/amd64 /\n"}, "warn"),
+    ],
+)
+def test_sources_of_apt(tmp_path, files, expected):
+    found = {f"{APT}/{name}": text for name, text in files.items()}
+    assert status(tmp_path, "apt-signed-by", UBUNTU, found) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("", "skip"), ("/usr/bin:/bin", "pass"), ("/opt/docker/bin", "warn"), ("/sbin:/usr/local/bin", "warn")],
+)
+def test_where_dockerd_looks_for_the_toolkit(tmp_path, path, expected):
+    files = {"/proc/1210/environ": f"PATH={path}\0"} if path else {}
+    assert status(tmp_path, "toolkit-not-on-daemon-path", ROCKY, files) == expected
+
+
+def test_the_operators_toolkit_lies_beside_dockers_path_on_purpose(tmp_path):
+    def operator(spec):
+        spec["executables"] = [
+            path.replace("/usr/bin/nvidia", "/usr/local/nvidia/toolkit/nvidia")
+            for path in spec["executables"]
+        ]
+
+    files = {"/proc/1210/environ": "PATH=/usr/bin\0"}
+    assert status(tmp_path, "toolkit-not-on-daemon-path", ROCKY, files, operator) == "skip"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "means"),
+    [
+        ("initialization error: nvml error: driver not loaded", "kernel module"),
+        ("load library failed: libnvidia-ml.so.1: cannot open", "library of the driver"),
+        ("something else", "doesn't work with this driver"),
+    ],
+)
+def test_what_the_container_program_says_is_explained(tmp_path, stderr, means):
+    def told(spec):
+        answer = {"code": 1, "stderr": f"nvidia-container-cli: {stderr}\n"}
+        spec["recording"]["commands"]["/usr/bin/nvidia-container-cli info"] = answer
+
+    verdict = judged(tmp_path, "toolkit-cli-probe", ROCKY, change=told)
+    assert verdict.status.value == "fail" and means in verdict.summary
