@@ -101,7 +101,7 @@ def blacklist(name: str, content: str) -> Remedy:
 
 
 BLACKLIST_NOUVEAU = blacklist("blacklist-nouveau.conf", "blacklist nouveau\noptions nouveau modeset=0\n")
-BLACKLIST_NOVA = blacklist("blacklist-nova.conf", "blacklist nova_core\nblacklist nova_drm\n")
+BLACKLIST_NOVA = blacklist("blacklist-nova.conf", "blacklist nova_core\nblacklist nova_drm\nblacklist nova\n")
 
 
 def rebind(*addresses: str) -> Remedy:

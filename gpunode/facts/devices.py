@@ -15,7 +15,8 @@ _GPUS = "/proc/driver/nvidia/gpus"
 class DriverGpu:
     """One GPU as the loaded driver lists it; `minor` is N of /dev/nvidiaN, None if it doesn't say.
 
-    `video_bios` is its version, ``00.00.00.00.00`` for a virtual GPU.
+    `video_bios` is its version, ``00.00.00.00.00`` for a virtual GPU. `excluded` if the driver was told to
+    leave it alone (NVreg_ExcludedGpus): NVML doesn't list it then.
     """
 
     address: str
@@ -23,6 +24,7 @@ class DriverGpu:
     uuid: str
     model: str = ""
     video_bios: str = ""
+    excluded: bool = False
 
 
 def driver_gpus(host: Host) -> tuple[DriverGpu, ...]:
@@ -42,6 +44,7 @@ def driver_gpus(host: Host) -> tuple[DriverGpu, ...]:
                 fields.get("GPU UUID", ""),
                 fields.get("Model", ""),
                 fields.get("Video BIOS", ""),
+                fields.get("GPU Excluded", "") == "Yes",
             )
         )
     return tuple(found)

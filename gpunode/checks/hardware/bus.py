@@ -46,7 +46,8 @@ def pci_gpu_count_mismatch(node: Node) -> Verdict:
             *owners(node.gpus),
             fix=log.for_family(node.distribution.family),
         )
-    ours = {gpu.address for gpu in node.gpus if gpu.driver == _NVIDIA}
+    left_out = {gpu.address for gpu in node.driver_gpus if gpu.excluded}
+    ours = {gpu.address for gpu in node.gpus if gpu.driver == _NVIDIA} - left_out
     if node.module is None or node.nvml_library is None or node.nvml.inventory is None:
         return ok(f"{count(there)} on the PCI bus") if expected is not None else skip("NVML tells no number")
     listed = {_short(gpu.pci) for gpu in node.nvml.inventory.gpus}
@@ -70,8 +71,11 @@ def gpu_bound_other_driver(node: Node) -> Verdict:
     others = tuple(
         gpu for gpu in node.gpus if gpu.driver not in (_NVIDIA, "nouveau", None) and not is_nova(gpu)
     )
-    # a display function without an owner is normal until the driver is loaded
-    orphans = tuple(gpu for gpu in node.gpus if gpu.driver is None) if node.module else ()
+    # a display function without an owner is normal until the driver is loaded, and one that this driver isn't
+    # made for is a finding of its own
+    unsuited = {one.gpu.address for one in node.unsuited_gpus} if node.module else set()
+    free = (gpu for gpu in node.gpus if gpu.driver is None and gpu.address not in unsuited)
+    orphans = tuple(free) if node.module else ()
     ours = sum(gpu.driver == _NVIDIA for gpu in node.gpus)
     if not others and not orphans:
         return ok("no foreign driver owns a GPU")

@@ -20,7 +20,7 @@ def nouveau_loaded(node: Node) -> Verdict:
     held = tuple(gpu for gpu in node.gpus if gpu.driver == "nouveau")
     if held:
         return _held(node, held, "nouveau owns")
-    if module_loaded(node.host, "nouveau") and node.module is None:
+    if module_loaded(node.host, "nouveau") and node.module is None and _free(node):
         return warn("nouveau is loaded and nvidia is not", seen("/sys/module/nouveau", "loaded"))
     if not node.gpus:
         return skip("there is no GPU that nouveau could take")
@@ -31,9 +31,14 @@ def nova_core_loaded(node: Node) -> Verdict:
     held = tuple(gpu for gpu in node.gpus if is_nova(gpu))
     if held:
         return _held(node, held, "nova, the kernel's own driver, owns")
-    if module_loaded(node.host, "nova_core") and node.module is None and node.gpus:
+    if module_loaded(node.host, "nova_core") and node.module is None and _free(node):
         return warn("nova_core is loaded and nvidia is not", seen("/sys/module/nova_core", "loaded"))
     return ok("nova owns no GPU")
+
+
+def _free(node: Node) -> bool:
+    """Whether there is a GPU that nobody owns; one that is kept for a virtual machine isn't in question."""
+    return any(gpu.driver is None for gpu in node.gpus)
 
 
 def _held(node: Node, held: tuple[PciGpu, ...], who: str) -> Verdict:

@@ -10,8 +10,6 @@ from gpunode.result import Fix, Step
 _PARAMETERS = "https://docs.kernel.org/admin-guide/kernel-parameters.html"
 NOUVEAU_FILE = "/etc/modprobe.d/blacklist-nouveau.conf"
 NOUVEAU_TEXT = "blacklist nouveau\noptions nouveau modeset=0\n"
-NOVA_FILE = "/etc/modprobe.d/blacklist-nova.conf"
-NOVA_TEXT = "blacklist nova_core\nblacklist nova_drm\nblacklist nova\n"
 _REBUILD = {
     "debian": ("update-initramfs", "-u", "-k", "all"),
     "rhel": ("dracut", "-f", "--regenerate-all"),
@@ -23,8 +21,9 @@ def kernel_argument(words: str) -> Remedy:
     """Words added to the kernel's command line, for good."""
     line = f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {words}"'
     name = words.partition(" ")[0].partition("=")[0].replace(".", "-").replace("_", "-")
+    place = "/etc/default/grub.d"
     return per_family(
-        f"echo '{line}' > /etc/default/grub.d/90-{name}.cfg && update-grub && reboot",
+        f"mkdir -p {place} && echo '{line}' > {place}/90-{name}.cfg && update-grub && reboot",
         f'grubby --update-kernel=ALL --args="{words}" && reboot',
         f"echo '{line}' >> /etc/default/grub && grub2-mkconfig -o /boot/grub2/grub.cfg && reboot",
         f"follow {_PARAMETERS} to boot with {words}",
