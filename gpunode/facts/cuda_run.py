@@ -28,6 +28,9 @@ def run_cuda(host: Host) -> Answer | None:
     if not text:
         return None
     try:
-        return read_answer(text)
+        answer = read_answer(text)
+        if host.live:
+            host.heard("nvml", "cuda", json.loads(text.strip().rpartition("\n")[2]))
+        return answer
     except ValueError as error:
         raise GpunodeError(f"the vector-add gave no usable answer: {error}") from error

@@ -12,10 +12,11 @@ LOG = "/var/log/fabricmanager.log"
 UNIT = "nvidia-fabricmanager.service"
 PROGRAM = "nv-fabricmanager"
 _PACKAGES = ("nvidia-fabricmanager", "nvidia-fabric-manager")
-_NOT_IT = ("-dev", "-devel")
+_NOT_IT = "-dev"
 _START = "is running with the following configuration options"
-_TAIL_BYTES = 4 << 20  # its log may grow to a gigabyte
-_VERSIONS = r"driver interface version ([\d.]+)\s+don't match with driver version ([\d.]+)"
+_TAIL_BYTES = 1 << 20  # its log may grow to a gigabyte
+_NUMBER = r"(\d+(?:\.\d+)+)"
+_VERSIONS = rf"driver interface version {_NUMBER}\s+don't match with driver version {_NUMBER}"
 _TOPOLOGY = "detected number of NVSwitches don't match"
 _SWITCH_ERROR = r"detected NVSwitch (non-)?fatal error (\d+)"
 
@@ -25,14 +26,14 @@ class LogFinding:
     """One telling line of the log. `kind`: version, topology, fatal or non-fatal; `text` without its time."""
 
     kind: str
-    line: int
+    line: int | None
     text: str
 
 
 def package_version(packages: Packages) -> tuple[str, str] | None:
     """Name and upstream version of the installed fabric manager; None if no package brings one."""
     for package in packages.starting(*_PACKAGES):
-        if not package.name.endswith(_NOT_IT) and re.fullmatch(r"[\d.]+", package.upstream):
+        if _NOT_IT not in package.name and re.fullmatch(r"[\d.]+", package.upstream):
             return package.name, package.upstream
     return None
 
@@ -42,30 +43,28 @@ def read_log(host: Host) -> tuple[LogFinding, ...]:
 
     The border is the line that it writes when it starts: its times are local ones, which tell no boot.
     """
-    data = host.read_bytes(LOG)
-    return parse_log(data[-_TAIL_BYTES:].decode("utf-8", "replace"), _lines_before(data)) if data else ()
+    text = host.read_tail(LOG, _TAIL_BYTES)
+    found = host.stat(LOG) if text else None
+    return parse_log(text, whole=found is not None and found.st_size <= _TAIL_BYTES)
 
 
-def _lines_before(data: bytes) -> int:
-    return data[:-_TAIL_BYTES].count(b"\n") if len(data) > _TAIL_BYTES else 0
-
-
-def parse_log(text: str, skipped: int = 0) -> tuple[LogFinding, ...]:
-    """The findings of a log whose first `skipped` lines were left out."""
+def parse_log(text: str, *, whole: bool = True) -> tuple[LogFinding, ...]:
+    """The findings of a log; where only its end is there, nobody knows the number of a line."""
     lines = text.splitlines()
     start = max((number for number, line in enumerate(lines) if _START in line), default=0)
     found: dict[str, LogFinding] = {}
-    for number, line in enumerate(lines[start:], start + skipped + 1):
+    for number, line in enumerate(lines[start:], start + 1):
         kind = _kind(line)
         if kind:
-            found[kind] = LogFinding(kind, number, re.sub(r"^(?:\[[^\]]*\]\s*)+", "", line)[:300])
+            message = re.sub(r"^(?:\[[^\]]*\]\s*)+", "", line)[:300]
+            found[kind] = LogFinding(kind, number if whole else None, message)
     return tuple(found.values())
 
 
 def _kind(line: str) -> str:
     if _TOPOLOGY in line:
         return "topology"
-    if re.search(_VERSIONS, line):
+    if "driver version" in line and re.search(_VERSIONS, line):
         return "version"
     found = re.search(_SWITCH_ERROR, line) if "NVSwitch" in line else None
     return ("non-fatal" if found[1] else "fatal") if found else ""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 DAEMON_SECONDS = 3.0
 _PODMAN_SECONDS = 10.0
 _REQUIRE = "NVIDIA_REQUIRE_"
+_OURS = ("NVIDIA_", "CUDA_")
 # Tegra's own word for what is mounted, no condition
 _NO_CONDITION = "NVIDIA_REQUIRE_JETPACK"
 _TRUE = ("1", "t", "true", "all")  # NVIDIA_DISABLE_REQUIRE as the toolkit reads it (strconv.ParseBool)
@@ -87,7 +88,7 @@ def _of_docker(host: Host, socket: str, reference: str) -> dict[str, Any] | None
         return _recorded(host, socket, reference)
     from gpunode.daemons.docker_api import DockerApi
 
-    return DockerApi(host, socket, DAEMON_SECONDS).image_config(reference)
+    return _heard(host, socket, reference, DockerApi(host, socket, DAEMON_SECONDS).image_config(reference))
 
 
 def _of_cri(host: Host, socket: str, reference: str) -> dict[str, Any] | None:
@@ -95,7 +96,15 @@ def _of_cri(host: Host, socket: str, reference: str) -> dict[str, Any] | None:
         return _recorded(host, socket, reference)
     from gpunode.daemons.cri_images import image_config
 
-    return image_config(host, socket, reference, DAEMON_SECONDS)
+    return _heard(host, socket, reference, image_config(host, socket, reference, DAEMON_SECONDS))
+
+
+def _heard(host: Host, socket: str, reference: str, config: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Say it in a recording's terms, without variables that may hold an image's secrets."""
+    env = config.get("Env") if config else None
+    kept = [one for one in env if str(one).startswith(_OURS)] if isinstance(env, list) else []
+    host.heard("daemons", socket, {"images": {} if config is None else {reference: {"Env": kept}}})
+    return config
 
 
 def _of_podman(host: Host, reference: str) -> dict[str, Any] | None:

@@ -1,0 +1,196 @@
+"""CUDA releases, brands, and images against what a node has."""
+
+import pytest
+
+from fixtures.machines import machine
+from gpunode.errors import DaemonError
+from gpunode.facts import images
+from gpunode.facts.cuda_releases import first_for, last_for, makes_code_for, newest_of, release, release_of
+from gpunode.facts.cuda_wanted import brands_of, driver_cuda, driver_version, judge_requirements
+from gpunode.facts.images import Image, find_image
+from gpunode.facts.machine_file import build_machine
+from gpunode.facts.node import Node
+from gpunode.facts.sample_images import sample_cuda
+from gpunode.host import Completed, Host
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("12.8", (12, 8)),
+        (" 12.8.1 ", (12, 8)),
+        ("13.0.1.012", (13, 0)),
+        ("12.4.0-rc1", (12, 4)),
+        ("12", None),
+        ("", None),
+        ("cuda12.8", None),
+        ("١٢.٨", None),
+        ("12.8\n13.0", None),
+    ],
+)
+def test_releases_are_two_numbers(text, found):
+    assert release_of(text) == found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "driver", "runs"),
+    [
+        ((13, 0), "580.65.06", True),
+        ((13, 0), "575.57.08", False),
+        ((12, 8), "525.60.13", True),
+        ((12, 8), "525.60.11", False),
+        ((12, 99), "535.54.03", True),
+        ((11, 8), "450.80.02", True),
+        ((10, 2), "440.33", True),
+        ((10, 2), "418.39", False),
+    ],
+)
+def test_within_a_major_release_any_driver_of_it_will_do(wanted, driver, runs):
+    assert release(wanted).runs_on(driver) is runs
+
+
+def test_a_release_that_no_table_knows_is_not_judged():
+    assert release((99, 0)) is None
+    assert release((7, 5)) is None
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda"),
+    [("580.159.03", (13, 0)), ("550.54.14", (12, 4)), ("535.309.01", (12, 2)), ("1.2", None)],
+)
+def test_the_driver_tells_its_cuda_by_the_table(driver, cuda):
+    assert newest_of(driver) == cuda
+
+
+@pytest.mark.parametrize(
+    ("wanted", "capability", "answer"),
+    [
+        ((13, 0), "7.0", "dropped"),
+        ((12, 9), "7.0", "yes"),
+        ((12, 4), "12.0", "too-early"),
+        ((12, 8), "12.0", "yes"),
+        ((99, 9), "9.0", "yes"),
+        ((12, 8), "42.0", "unknown"),
+        ((12, 8), "", "unknown"),
+    ],
+)
+def test_gpus_that_a_release_makes_code_for(wanted, capability, answer):
+    assert makes_code_for(wanted, capability) == answer
+    assert (first_for("12.0"), last_for("7.0"), last_for("9.0")) == ("12.8", "12.9", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "brands"),
+    [
+        ("NVIDIA GeForce RTX 4090", ("geforce", "geforcertx")),
+        ("Tesla V100-PCIE-32GB", ("tesla", "nvidia")),
+        ("NVIDIA H100 80GB HBM3", ("nvidia", "tesla")),
+        ("GRID T4-8Q", ()),
+        ("", ()),
+    ],
+)
+def test_brands_follow_from_names(name, brands):
+    assert brands_of(name) == brands
+
+
+def test_samples_are_known_by_name_and_tag():
+    assert sample_cuda("nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda10.2") == "10.2"
+    assert sample_cuda("docker.io/nvidia/samples:vectoradd-cuda11.2.1") == "11.2"
+    assert sample_cuda("nvidia/cuda:13.0.0-base") == ""
+    assert sample_cuda("") == ""
+
+
+def test_an_image_may_switch_its_requirements_off():
+    named = {"NVIDIA_REQUIRE_CUDA": "cuda>=12.4", "NVIDIA_REQUIRE_JETPACK": "csv-mounts=all"}
+    assert Image("Docker", named).requirements == {"NVIDIA_REQUIRE_CUDA": "cuda>=12.4"}
+    assert Image("Docker", named | {"NVIDIA_DISABLE_REQUIRE": "true"}).requirements == {}
+    assert Image("Docker", named | {"NVIDIA_DISABLE_REQUIRE": "0"}).requirements != {}
+
+
+def node(root, name="healthy-h100", **recorded):
+    spec = machine(name)
+    for socket, answers in recorded.get("daemons", {}).items():
+        spec["recording"]["daemons"].setdefault(socket, {}).update(answers)
+    return Node(Host(build_machine(spec, root), environ={}))
+
+
+def test_each_engine_is_asked_and_the_first_that_holds_it_answers(tmp_path):
+    here = {
+        "/run/containerd/containerd.sock": {"images": {"a:1": {"Env": ["CUDA_VERSION=12.8.1", 7, "odd"]}}}
+    }
+    search = find_image(node(tmp_path, daemons=here), "a:1")
+    assert (search.held_not, search.silent) == (("Docker",), ())
+    assert search.image.engine == "containerd"
+    assert search.image.cuda == "12.8.1"
+
+
+@pytest.mark.parametrize("wrong", [[], {"a:1": []}, {"a:1": None}, {"b:1": {}}])
+def test_an_answer_that_is_none_is_no_image(wrong, tmp_path):
+    here = {
+        "/run/docker.sock": {"images": wrong},
+        "/run/containerd/containerd.sock": {"images": wrong},
+    }
+    search = find_image(node(tmp_path, daemons=here), "a:1")
+    assert search.image is None
+    assert search.held_not == ("Docker", "containerd")
+
+
+def test_an_engine_that_does_not_answer_is_named(tmp_path, monkeypatch):
+    def hangs(*_):
+        raise DaemonError("no answer within 3 s", code="timeout")
+
+    monkeypatch.setattr(images, "_of_docker", hangs)
+    search = find_image(node(tmp_path), "a:1")
+    assert search.silent == ("Docker: no answer within 3 s",)
+    assert search.held_not == ("containerd",)
+
+
+@pytest.mark.parametrize(
+    ("done", "found"),
+    [
+        (Completed((), 125, "", "no such image"), None),
+        (
+            Completed((), 0, '[{"Config": {"Env": ["CUDA_VERSION=12.8"]}}]', ""),
+            {"Env": ["CUDA_VERSION=12.8"]},
+        ),
+        (Completed((), 0, "[]", ""), {}),
+        (Completed((), 0, "garbled", ""), {}),
+        (Completed((), 0, '[{"Config": 3}]', ""), {}),
+    ],
+)
+def test_podman_answers_by_its_command(done, found, monkeypatch):
+    monkeypatch.setattr(Host, "run", lambda *_, **__: done)
+    assert images._of_podman(Host(), "a:1") == found
+
+
+def test_podman_that_hangs_says_nothing(monkeypatch):
+    monkeypatch.setattr(Host, "run", lambda *_, **__: Completed((), 124, "", "", timed_out=True))
+    with pytest.raises(DaemonError):
+        images._of_podman(Host(), "a:1")
+
+
+def test_a_node_has_a_driver_and_its_cuda(tmp_path):
+    found = node(tmp_path)
+    assert (driver_version(found), driver_cuda(found)) == ("580.159.03", (12, 4))  # NVML's own word counts
+
+
+@pytest.mark.parametrize(
+    ("text", "answers"),
+    [
+        ("cuda>=12.0", {True}),
+        ("cuda>=13.9", {False}),
+        ("cuda>=13.9 brand=tesla,driver>=535", {None}),  # an H100 is a Tesla to old drivers
+        ("cuda>=13.9 brand=geforce,driver>=535", {False}),
+        ("arch>=9.0", {True}),
+        ("arch>=10.0", {False}),
+    ],
+)
+def test_requirements_are_judged_for_every_gpu(text, answers, tmp_path):
+    judged = judge_requirements(node(tmp_path), {"NVIDIA_REQUIRE_CUDA": text})
+    assert len(judged) == 8
+    assert {one.holds for one in judged} == answers
+
+
+def test_an_expression_that_the_runtime_refuses_is_told(tmp_path):
+    with pytest.raises(ValueError, match="no condition"):
+        judge_requirements(node(tmp_path), {"NVIDIA_REQUIRE_CUDA": "gpu>=3"})

@@ -1,0 +1,117 @@
+"""Who makes MIG devices again after a reboot, and what a device plugin was told of them."""
+
+import json
+
+import pytest
+
+from fixtures.machines import machine
+from gpunode.checks.catalogue import BY_ID
+from gpunode.facts.device_plugins import PluginProcess
+from gpunode.facts.machine_file import build_machine
+from gpunode.facts.mig_layout import keeper, known_fault
+from gpunode.facts.node import Node
+from gpunode.facts.plugin_configuration import mig_strategy, shares_by_mps
+from gpunode.facts.processes import Process
+from gpunode.host import RECORDING, Host
+from gpunode.result import FindingStatus
+
+
+def node(root, **files):
+    """A MIG node whose own manager is off, with files of the administrator's."""
+    spec = machine("mig-config-lost")
+    spec["files"] |= files
+    return Node(Host(build_machine(spec, root), environ={}))
+
+
+def test_nobody_makes_the_layout_again(tmp_path):
+    assert keeper(node(tmp_path)) == ""
+
+
+CUT = "#!/bin/sh\nnvidia-smi mig -cgi 9,9 -C\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "files"),
+    [
+        (
+            "/etc/systemd/system/cut.service",
+            {"/etc/systemd/system/cut.service": "ExecStart=/bin/sh -c 'nvidia-smi mig -cgi 9 -C'\n"},
+        ),
+        (
+            "/etc/systemd/system/cut.service",
+            {"/etc/systemd/system/cut.service": "ExecStart=-/opt/cut.sh --all\n", "/opt/cut.sh": CUT},
+        ),
+        ("/etc/cron.d/mig", {"/etc/cron.d/mig": "@reboot root nvidia-mig-parted apply -f /etc/mig.yaml\n"}),
+        (
+            "/etc/rc.local",
+            {"/etc/rc.local": "#!/bin/sh\n/usr/local/sbin/gpus\n", "/usr/local/sbin/gpus": CUT},
+        ),
+    ],
+)
+def test_a_nodes_own_script_counts(path, files, tmp_path):
+    assert keeper(node(tmp_path, **files)) == path
+
+
+def test_a_script_that_does_something_else_does_not(tmp_path):
+    files = {
+        "/etc/systemd/system/app.service": "ExecStart=/opt/app/run\n",
+        "/opt/app/run": "#!/bin/sh\nexec python serve.py\n",
+    }
+    assert keeper(node(tmp_path, **files)) == ""
+
+
+def test_a_large_program_is_not_read(tmp_path):
+    files = {"/etc/systemd/system/app.service": "ExecStart=/opt/app\n", "/opt/app": CUT + "x" * (300 << 10)}
+    assert keeper(node(tmp_path, **files)) == ""
+
+
+def test_the_operators_manager_counts(tmp_path):
+    files = {
+        "/proc/77/cmdline": "/usr/bin/nvidia-mig-manager\0",
+        "/proc/77/stat": "77 (nvidia-mig-mana) S 1 77 77 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 30 0 6000 0 0\n",
+    }
+    assert keeper(node(tmp_path, **files)).endswith("nvidia-mig-manager")
+
+
+def test_without_an_answer_of_systemd_nothing_is_claimed(tmp_path):
+    node(tmp_path)
+    place = tmp_path / RECORDING
+    recording = json.loads(place.read_text())
+    kept = {name: told for name, told in recording["commands"].items() if "systemctl" not in name}
+    place.write_text(json.dumps(recording | {"commands": kept}))
+    assert BY_ID["mig-config-lost"].run(Node(Host(tmp_path, environ={}))).status is FindingStatus.SKIP
+
+
+@pytest.mark.parametrize(
+    ("version", "fixed"),
+    [
+        ("570.124.06", "570.172.08"),
+        ("570.158.01", "570.172.08"),
+        ("570.172.08", None),
+        ("570.86.15", None),
+        ("580.65.06", None),
+        ("", None),
+        ("garbled", None),
+    ],
+)
+def test_drivers_that_miscount(version, fixed):
+    assert known_fault(version) == fixed
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "text", "strategy", "mps"),
+    [
+        ((), {}, "", "", False),
+        (("--mig-strategy=single",), {"MIG_STRATEGY": "mixed"}, "", "single", False),
+        ((), {"MIG_STRATEGY": "mixed"}, "flags:\n  migStrategy: single\n", "mixed", False),
+        ((), {}, 'flags:\n  migStrategy: "single"\nsharing:\n  mps:\n    resources: []\n', "single", True),
+        ((), {}, "sharing:\n  timeSlicing:\n    resources: []\n", "", False),
+        ((), {}, "sharing:\n  timeSlicing: {}\nother:\n  mps: 1\n", "", False),
+    ],
+)
+def test_what_a_plugin_was_told(argv, environment, text, strategy, mps, tmp_path):
+    (tmp_path / "plugin.yaml").write_text(text)
+    process = Process(7, ("nvidia-device-plugin", *argv), 0.0)
+    plugin = PluginProcess(process, "", environment | {"CONFIG_FILE": "/plugin.yaml"})
+    host = Host(tmp_path)
+    assert (mig_strategy(host, plugin), shares_by_mps(host, plugin)) == (strategy, mps)
