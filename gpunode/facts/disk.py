@@ -59,7 +59,7 @@ def parse_flag(text: str) -> dict[str, str]:
 
 def amount(limit: str, whole: int) -> int | None:
     """A limit in absolute numbers: ``10%`` of `whole`, or ``1Gi``; None if it is neither."""
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)(%|[KMGT]i?|k)?", limit)
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)(%|[KMGT]i?|k)?", limit, re.ASCII)
     if not found:
         return None
     number, unit = float(found[1]), found[2] or ""

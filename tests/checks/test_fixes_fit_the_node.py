@@ -184,5 +184,8 @@ def test_a_file_that_k3s_renders_is_never_to_be_edited(tmp_path):
 
 
 def test_k3s_is_configured_by_its_own_name_even_beside_another_containerd(tmp_path):
-    found = commands(machine("k3s-runtime-missing"), tmp_path)
+    spec = machine("k3s-runtime-missing")
+    # a template of one's own: what k3s would find by itself doesn't count
+    spec["files"]["/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl"] = "# no runtime nvidia\n"
+    found = commands(spec, tmp_path)
     assert found["containerd-runtime-missing"] == "gpunode configure-runtime --runtime k3s"

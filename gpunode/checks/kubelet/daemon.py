@@ -94,6 +94,7 @@ CHECKS = (
         why="Without the kubelet this node runs no pods and no device plugin can offer its GPUs.",
         remedy=fixes.START_KUBELET,
         run=kubelet_not_running,
+        preflight=("kubernetes",),
         blocked_by=("pci-no-gpu", "memory-cgroup-v1"),
     ),
     Check(
@@ -108,6 +109,7 @@ CHECKS = (
         ),
         remedy=fixes.START_KUBELET,
         run=kubelet_device_plugin_dir,
+        preflight=("kubernetes",),
         blocked_by=("pci-no-gpu", "kubelet-not-running", "microk8s-paths"),
     ),
     Check(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.kubelet.plugin import shown
 from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
@@ -42,12 +43,12 @@ def operator_validations(node: Node) -> Verdict:
 
 def operator_host_driver_conflict(node: Node) -> Verdict:
     theirs = _container_driver(node)
-    if theirs is None:
+    if not theirs:
         return skip("the version of the GPU operator's driver can't be told")
-    path, version = theirs
     loaded = node.module.version if node.module else None
-    if not loaded or loaded == version:
-        return ok(f"the module and the GPU operator's driver are both {version}")
+    if not loaded or loaded in theirs:
+        return ok(f"the GPU operator's driver is {', '.join(theirs)}")
+    version, path = next(iter(theirs.items()))
     return fail(
         f"the module of another driver is loaded than the GPU operator's: {loaded}, not {version}",
         seen("/sys/module/nvidia/version", loaded),
@@ -55,13 +56,15 @@ def operator_host_driver_conflict(node: Node) -> Verdict:
     )
 
 
-def _container_driver(node: Node) -> tuple[str, str] | None:
+def _container_driver(node: Node) -> dict[str, str]:
+    """Paths by version of the NVML libraries in the driver's container."""
+    known: dict[str, str] = {}
     for place in _LIBRARIES:
         for path in node.host.glob(f"{OPERATOR_DRIVER}/{place}", "libnvidia-ml.so.*"):
             found = re.search(r"\.so\.(\d+\.\d[\d.]*)$", path)
             if found:
-                return path, found[1]
-    return None
+                known.setdefault(found[1], path)
+    return known
 
 
 def operator_leftovers(node: Node) -> Verdict:
@@ -87,10 +90,20 @@ def operator_leftovers(node: Node) -> Verdict:
                     "containerd still uses the toolkit that the GPU operator left",
                     seen(path, line.strip(), number),
                     gone,
+                    fix=_without(node),
                 )
     return ok(f"nothing refers to {TOOLKIT}")
 
 
+def _without(node: Node) -> Fix | None:
+    """On a node without a toolkit of its own, that comes first."""
+    if node.host.which("nvidia-container-runtime"):
+        return None
+    install = fixes.INSTALL_TOOLKIT.for_family(node.distribution.family)
+    return Fix(f"{install.command} && {_AGAIN}", True, "restart")
+
+
+_AGAIN = "gpunode configure-runtime --runtime containerd"
 _BELOW = (
     *("pci-no-gpu", "driver-not-installed", "module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
     *("kubelet-not-running", "containerd-not-restarted", "containerd-runtime-missing"),
@@ -150,8 +163,7 @@ CHECKS = (
             "Whoever deletes the directory stops every pod that uses the nvidia runtime."
         ),
         remedy=everywhere(
-            "mv /usr/local/nvidia/toolkit /usr/local/nvidia/toolkit.old && "
-            "gpunode configure-runtime --runtime containerd",
+            f"{_AGAIN} && mv /usr/local/nvidia/toolkit /usr/local/nvidia/toolkit.old",
             "restart",
         ),
         run=operator_leftovers,

@@ -15,7 +15,7 @@ _BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
 def microk8s_paths(node: Node) -> Verdict:
     kubelet = node.kubelet
-    if kubelet is None or not (kubelet.unit or "").startswith("snap.microk8s"):
+    if kubelet is None or kubelet.process is None or kubelet.process.name != "kubelite":
         return skip("this node's kubelet isn't microk8s'")
     listens = f"{SNAP_ROOT}/device-plugins/kubelet.sock"
     if node.host.socket_state(listens) != "listening":
@@ -72,8 +72,8 @@ def cri_dockerd(node: Node) -> Verdict:
         return skip(f"Docker doesn't say what it runs with: {error.message}")
     if not isinstance(default, str) or default.startswith("nvidia"):
         return ok(f"Docker's default runtime is {default}")
-    if node.gpu_containers:
-        return ok("containers with GPUs run here")
+    if (node.allocatable and node.allocatable.nvidia) or node.gpu_containers:
+        return ok("pods have got GPUs here all the same")
     return warn(
         f"the kubelet uses Docker, whose default runtime is {default}",
         seen(f"{kubelet.endpoint_source}", kubelet.endpoint),
@@ -87,6 +87,8 @@ def kind_nested(node: Node) -> Verdict:
     nodes = [(one, name) for one, name, image in node.docker_containers if image.startswith("kindest/node")]
     if not nodes:
         return ok("no node of a kind cluster runs here")
+    if not node.plugin_processes:
+        return ok("no device plugin runs in the kind cluster")
     seeing = {one.id for one in node.gpu_containers}
     blind = [name for one, name in nodes if one not in seeing]
     settings = node.toolkit_settings
@@ -112,6 +114,7 @@ CHECKS = (
         ),
         remedy=everywhere(f"mv {ROOT} {ROOT}.old && ln -s {SNAP_ROOT} {ROOT}"),
         run=microk8s_paths,
+        preflight=("kubernetes",),
         blocked_by=("pci-no-gpu", "kubelet-not-running"),
         needs=("kubelet",),
         refs=("https://microk8s.io/docs/addon-gpu",),
@@ -140,8 +143,8 @@ CHECKS = (
         layer="kubelet",
         severity="warning",
         looks_at=(
-            "Docker's default runtime (/info) where the kubelet's endpoint is cri-dockerd's and no container "
-            "with GPUs runs."
+            "Docker's default runtime (/info) where the kubelet's endpoint is cri-dockerd, no device plugin "
+            "has offered GPUs and no container with GPUs runs."
         ),
         why=(
             "cri-dockerd starts pods under Docker's default runtime unless they name another one. Under runc "
@@ -159,8 +162,8 @@ CHECKS = (
         layer="kubelet",
         severity="info",
         looks_at=(
-            f"running containers of kindest/node (Docker), whether they have GPUs, and {_BY_MOUNTS} of the "
-            "toolkit's config.toml."
+            "running containers of kindest/node (Docker) where a device plugin runs, whether they have GPUs, "
+            f"and {_BY_MOUNTS} of the toolkit's config.toml."
         ),
         why=(
             "A kind node is a container and gets GPUs only by a mount that names them, which the toolkit has "

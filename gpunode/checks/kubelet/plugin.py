@@ -29,7 +29,7 @@ _DEPLOY = everywhere(
 )
 _BELOW = (
     *("pci-no-gpu", "driver-lib-mismatch", "nvml-hang", "kubelet-not-running", "kubelet-device-plugin-dir"),
-    *("containerd-not-restarted", "containerd-runtime-missing"),
+    *("containerd-not-restarted", "containerd-runtime-missing", "containerd-runtime-binary"),
 )
 
 
@@ -48,6 +48,9 @@ def plugin_not_registered(node: Node) -> Verdict:
         return skip("GPUs are handed out by NVIDIA's DRA driver here, which needs no device plugin")
     if _starting(node):
         return skip("the kubelet has just started, and plugins are about to register")
+    shared = [name for name in sorted(allocatable.resources) if "gpu" in name.lower()]
+    if shared:
+        return ok(f"GPUs are offered under another name: {', '.join(shared)}")
     others = ", ".join(sorted(allocatable.resources)) or "none at all"
     evidence = [seen(allocatable.source, f"no resource nvidia.com/...; it knows {others}")]
     for plugin in node.plugin_processes:
@@ -94,6 +97,8 @@ def _last_words(node: Node) -> tuple[Evidence, ...]:
 def plugin_cannot_see_nvml(node: Node) -> Verdict:
     if not node.plugin_logs:
         return skip("no pod of NVIDIA's device plugin has a log here")
+    if node.allocatable is not None and any(node.allocatable.nvidia.values()):
+        return ok("a device plugin has offered GPUs")  # logs of pods that have ended stay for a while
     for log in node.plugin_logs:
         line = _blind_line(log)
         if line is not None:
@@ -167,6 +172,7 @@ CHECKS = (
         why="Kubernetes knows no GPUs by itself: 'Insufficient nvidia.com/gpu' until a plugin offers them.",
         remedy=_DEPLOY,
         run=plugin_not_registered,
+        unless=("vfio-host",),
         blocked_by=(
             *(*_BELOW, "toolkit-missing", "operator-validations", "plugin-socket-dead"),
             *("plugin-mount-mismatch", "plugin-cannot-see-nvml"),
@@ -190,8 +196,18 @@ CHECKS = (
         ),
         remedy=everywhere(fixes.RESTART_PLUGIN_POD.command, "restart"),
         run=allocatable_zero,
-        blocked_by=(*_BELOW, "plugin-socket-dead", "plugin-not-registered", "plugin-cannot-see-nvml"),
+        blocked_by=(
+            *(
+                *_BELOW,
+                "gpu-lost",
+                "gpu-reset-required",
+                "pci-gpu-count-mismatch",
+                "mig-enabled-no-instances",
+            ),
+            *("plugin-socket-dead", "plugin-cannot-see-nvml"),
+        ),
         needs=("kubelet",),
+        unless=("vfio-host",),
         refs=_REFS,
     ),
 )

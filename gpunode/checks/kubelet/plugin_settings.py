@@ -16,6 +16,7 @@ from gpunode.result import Evidence, Fix
 if TYPE_CHECKING:
     from gpunode.facts.device_plugins import PluginProcess
 
+_SETTLED_SECONDS = 90.0
 _ENVVAR, _MOUNTS, _CRI = "envvar", "volume-mounts", "cdi-cri"
 _BY_ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
@@ -87,6 +88,8 @@ def _refused(node: Node, strategies: tuple[str, ...]) -> tuple[Evidence, str] | 
 
 
 def plugin_device_specs(node: Node) -> Verdict:
+    from gpunode.facts.toolkit_settings import runtime_mode
+
     if not node.plugin_processes:
         return skip(_NONE)
     path = f"{root_directory(node.kubelet)}/cpu_manager_state"
@@ -99,6 +102,8 @@ def plugin_device_specs(node: Node) -> Verdict:
         return ok("the kubelet's CPU manager leaves running containers alone")
     if not all(one.environment for one in node.plugin_processes):
         return skip(_HIDDEN, "unreadable")
+    if runtime_mode(node.toolkit_settings, node.toolkit.version) != "legacy":
+        return ok("the toolkit puts device files into what the CPU manager updates")
     for plugin in node.plugin_processes:
         on = plugin.switched("--pass-device-specs", "PASS_DEVICE_SPECS")
         by_cdi = any(one.startswith("cdi-") for one in _strategies(node, plugin))
@@ -112,7 +117,10 @@ def plugin_device_specs(node: Node) -> Verdict:
 
 
 def plugin_multiple(node: Node) -> Verdict:
-    plugins = {one.container or str(one.process.pid): one for one in node.plugin_processes}
+    now = node.host.now()
+    # while a pod is being replaced, the old one and the new one both run
+    settled = [one for one in node.plugin_processes if now - one.process.started > _SETTLED_SECONDS]
+    plugins = {one.container or str(one.process.pid): one for one in settled}
     if len(plugins) < 2:
         return ok("one device plugin runs here") if plugins else skip(_NONE)
     names = {one.id: f", pod {one.namespace}/{one.pod}" for one in node.cri_containers}
@@ -204,8 +212,8 @@ CHECKS = (
         layer="kubelet",
         severity="warning",
         looks_at=(
-            "policyName in the kubelet's cpu_manager_state, and the running plugin's PASS_DEVICE_SPECS where "
-            "GPUs don't come by CDI."
+            "policyName in the kubelet's cpu_manager_state, and the plugin's PASS_DEVICE_SPECS, where "
+            "the nvidia runtime is in mode legacy and GPUs don't come by CDI."
         ),
         why=(
             "A static CPU manager updates running containers. Device files that the kubelet wasn't told of "

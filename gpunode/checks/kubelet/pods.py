@@ -13,6 +13,7 @@ from gpunode.result import Fix
 if TYPE_CHECKING:
     from gpunode.facts.workloads import Container
 
+_OWN_KERNELS = ("kata", "runsc", "gvisor")  # their containers have no device files that the node sees
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 
 
@@ -26,7 +27,9 @@ def _holders(node: Node) -> list[tuple[str, str, Container]]:
     return [
         (f"pod {one.namespace}/{one.pod}, container {one.name}", one.handler, running[one.id])
         for one in (node.cri_containers if held else ())
-        if (one.namespace, one.pod, one.name) in held and one.id in running
+        if (one.namespace, one.pod, one.name) in held
+        and one.id in running
+        and not one.handler.startswith(_OWN_KERNELS)
     ]
 
 

@@ -57,7 +57,7 @@ def k3s_nvidia_not_detected(node: Node) -> Verdict:
         return ok(f"{daemon.manager} has found the nvidia runtime")
     places = (f"{place}/{_RUNTIME}" for place in _SEARCHED)
     path = next((one for one in places if node.host.executable(one)), None)
-    if path is None or _templates(node, daemon):
+    if path is None or any(_BASE not in text for text in _templates(node, daemon).values()):
         return skip("nothing that it looks for by itself is here")
     # when it came here: a package keeps the time at which its file was built as the other one
     found = node.host.stat(path)
@@ -91,7 +91,7 @@ def k3s_wrong_template(node: Node) -> Verdict:
             f"{daemon.manager}'s template leaves out the nvidia runtime",
             seen(f"{directory}/{used}", f"neither includes {{{{ {_BASE} . }}}} nor has a runtime nvidia"),
             seen(f"CRI Status at {daemon.socket}", f"handlers {', '.join(handlers or ())}"),
-            fix=_edit(f"{directory}/{used}", daemon),
+            fix=Fix(f"${{EDITOR:-vi}} {directory}/{used} && {_restart(daemon).command}", True, "restart"),
         )
     unread = templates.get(_OLD, "") if used == _NEW else ""
     if "nvidia" in unread and "nvidia" not in text and _BASE not in text:
@@ -104,12 +104,12 @@ def _unread(node: Node, path: str, why: str, daemon: Daemon) -> Verdict:
     blind = handlers is not None and not any(name.startswith("nvidia") for name in handlers)
     judge = fail if blind and "nvidia" in (node.host.read_text(path) or "") else warn
     summary = f"{daemon.manager} doesn't read the template that is here"
-    return judge(summary, seen(path, f"unread with {why}"), fix=_edit(path, daemon))
+    fix = _configure(daemon) if judge is fail else Fix(f"mv {path} {path}.old")
+    return judge(summary, seen(path, f"unread with {why}"), fix=fix)
 
 
-def _edit(path: str, daemon: Daemon) -> Fix:
-    restart = fixes.restart_managed(daemon.manager, daemon.unit)
-    return Fix(f"mv {path} {path}.old && {restart}", True, "restart")
+def _configure(daemon: Daemon) -> Fix:
+    return Fix(f"gpunode configure-runtime --runtime {daemon.manager}", True, "restart")
 
 
 def k3s_edited_generated(node: Node) -> Verdict:
@@ -134,7 +134,7 @@ def k3s_edited_generated(node: Node) -> Verdict:
         f"{daemon.config_path} was edited, and {daemon.manager} writes it anew when it starts",
         seen(daemon.config_path, f"runtime {', '.join(added)}, which {daemon.manager} doesn't run with"),
         seen(f"CRI Status at {daemon.socket}", f"handlers {', '.join(handlers) or 'none'}"),
-        fix=Fix(f"gpunode configure-runtime --runtime {daemon.manager}", True, "restart"),
+        fix=_configure(daemon),
     )
 
 
@@ -160,7 +160,7 @@ def k3s_nvidia_wrong_root(node: Node) -> Verdict:
                     f"the nvidia runtime was set up for another containerd than {daemon.manager}'s",
                     seen(path, line.strip(), number),
                     seen(f"CRI Status at {daemon.socket}", f"handlers {', '.join(handlers) or 'none'}"),
-                    fix=Fix(f"gpunode configure-runtime --runtime {daemon.manager}", True, "restart"),
+                    fix=_configure(daemon),
                 )
     return ok(f"nothing is set up for a containerd other than {daemon.manager}'s")
 

@@ -86,6 +86,8 @@ def _limits(node: Node) -> Mapping[str, str]:
         return {}
     places = [kubelet.CONFIG, _MICROK8S_ARGS, *(one for place in _MORE for one in node.host.glob(place, "*"))]
     given = known.process.option("--config")
+    if more := known.process.option("--config-dir"):
+        places += node.host.glob(more, "*")
     texts = [node.host.read_text(path) or "" for path in ([given, *places] if given else places)]
     found = disk.limits(texts, known.process)
     return found or (disk.DEFAULTS if known.process.name == "kubelet" else {})

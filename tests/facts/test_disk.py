@@ -1,0 +1,52 @@
+"""What the kubelet calls too little room: its settings, in the forms in which they are given."""
+
+import pytest
+
+from gpunode.facts.disk import amount, limits, parse_eviction_hard, parse_flag
+from gpunode.facts.processes import Process
+
+YAML = """apiVersion: kubelet.config.k8s.io/v1beta1
+evictionHard:
+  imagefs.available: 15%
+  # of a file system, not of a disk
+  nodefs.available: "1Gi"
+  nodefs.inodesFree: '5%'
+evictionPressureTransitionPeriod: 0s
+memory.available: 1%
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (YAML, {"imagefs.available": "15%", "nodefs.available": "1Gi", "nodefs.inodesFree": "5%"}),
+        ('{"evictionHard": {"nodefs.available": "5%"}, "failSwapOn": false}', {"nodefs.available": "5%"}),
+        ('evictionHard: {nodefs.available: "0%"}\n', {"nodefs.available": "0%"}),
+        ('--root-dir=/x\n--eviction-hard="memory.available<100Mi,nodefs.available<1Gi"\n--v=2\n',
+         {"memory.available": "100Mi", "nodefs.available": "1Gi"}),
+        ("evictionHard:\nfailSwapOn: false\n", {}),
+        ("evictionSoft:\n  nodefs.available: 20%\n", {}),
+        ("", {}),
+    ],
+)  # fmt: skip
+def test_limits_of_a_file(text, found):
+    assert parse_eviction_hard(text) == found
+
+
+def test_the_flag_wins():
+    kubelet = Process(1, ("kubelet", "--eviction-hard=imagefs.available<5%,nodefs.available<5%"), 0.0)
+    assert limits([YAML], kubelet) == {"imagefs.available": "5%", "nodefs.available": "5%"}
+    assert limits([YAML], Process(1, ("kubelet",), 0.0)) == parse_eviction_hard(YAML)
+    assert limits([YAML], None) == parse_eviction_hard(YAML)
+    assert parse_flag("nonsense,=,nodefs.available<1Gi") == {"nodefs.available": "1Gi"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "number"),
+    [
+        ("10%", 100), ("12.5%", 125), ("1Gi", 1 << 30), ("100M", 10**8), ("5", 5), ("0%", 0),
+        ("", None), ("-1Gi", None), ("1e400", None), ("٣%", None), ("9" * 40, None),
+    ],
+)  # fmt: skip
+def test_amounts(limit, number):
+    assert amount(limit, 1000) == number
