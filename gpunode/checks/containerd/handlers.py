@@ -113,7 +113,7 @@ def containerd_systemdcgroup(node: Node) -> Verdict:
     known = {name: flag for name, flag in flags.items() if flag is not None}
     if HANDLER not in known:
         return skip("the nvidia handler's SystemdCgroup can't be told")
-    own = kubelets_own(node, "containerd", node.containerd.version)
+    own = kubelets_own(node, "containerd", node.containerd.version, _driver(known[HANDLER]))
     if own is not None:
         known["kubelet"] = own == "systemd"
     evidence = [seen(_source(name, config), f"{name}: {_driver(flag)}") for name, flag in known.items()]

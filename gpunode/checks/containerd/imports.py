@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gpunode.checks import fixes
 from gpunode.checks.containerd.daemon import WHERE, judged, running_config
 from gpunode.checks.docker.daemon import line_of
 from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
 from gpunode.facts import gates
 from gpunode.facts.containerd import DEFAULT_CONFIG
-from gpunode.facts.containerd_lost import Lost, in_force, lost_settings
 from gpunode.facts.distributions import DISTRIBUTIONS, manager
 from gpunode.facts.engines import containerd_role
 from gpunode.facts.node import Node
 from gpunode.result import Fix
+
+if TYPE_CHECKING:
+    from gpunode.facts.containerd_lost import Lost
 
 _PROGRAM = "nvidia-container-runtime"
 # without these, pods other than those with GPUs fail
@@ -24,6 +28,8 @@ def containerd_imports_clobber(node: Node) -> Verdict:
     config = judged(node)
     if node.containerd is None or config is None:
         return skip(containerd_role(node).reason)
+    from gpunode.facts.containerd_lost import in_force, lost_settings
+
     lost = lost_settings(config)
     if not lost:
         return ok("no imported file takes settings away")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gpunode.checks.crio import remedies
-from gpunode.checks.crio.handlers import hook_directories, running_runtime, unreadable
+from gpunode.checks.crio.handlers import hook_directories, nvidia_handlers, running_runtime, unreadable
 from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
-from gpunode.facts.crio import CrioConfig, CrioFile
-from gpunode.facts.crio_programs import is_nvidias
 from gpunode.facts.engines import crio_role
 from gpunode.facts.node import Node
 from gpunode.facts.oci_hooks import SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.result import Fix
+
+if TYPE_CHECKING:
+    from gpunode.facts.crio import CrioConfig, CrioFile
 
 _MEANT = (".conf", ".toml")
 
@@ -52,6 +55,8 @@ def _settings(file: CrioFile) -> str:
 
 
 def _twice(files: CrioConfig) -> Verdict | None:
+    from gpunode.facts.crio_programs import is_nvidias
+
     for name, table in files.handlers.items():
         defining = files.defines(name)
         differ = any(file.handlers[name] != table for file in defining)
@@ -84,15 +89,10 @@ def crio_hooks_mode(node: Node) -> Verdict:
         return note(
             "GPUs come by an OCI hook, which the toolkit gives up in favour of CDI", *evidence, fix=fix
         )
-    if _handler(node):
+    if nvidia_handlers(running_runtime(node)):
         return ok("CRI-O has the nvidia handler, and doesn't look for hooks where NVIDIA's is", *evidence)
     told = seen(f"{node.crio.socket} /config", f"hooks_dir {', '.join(directories)}")
     return fail("CRI-O doesn't look for hooks where NVIDIA's is", *evidence, told)
-
-
-def _handler(node: Node) -> bool:
-    handlers = running_runtime(node).get("runtimes")
-    return isinstance(handlers, dict) and any(is_nvidias(*one) for one in handlers.items())
 
 
 def crio_not_selected(node: Node) -> Verdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpunode.checks.crio import remedies
 from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip
@@ -10,8 +10,6 @@ from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import gates
 from gpunode.facts.cgroup_drivers import kubelets_own
 from gpunode.facts.containerd import dig
-from gpunode.facts.crio import DEFAULT_DIRECTORY, CrioFile, drop_in_directory, load_file
-from gpunode.facts.crio_programs import is_nvidias
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.engines import crio_role
 from gpunode.facts.node import Node
@@ -19,8 +17,12 @@ from gpunode.facts.oci_hooks import SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.facts.toolkit_container import nri_plugin
 from gpunode.result import Evidence, Fix
 
+if TYPE_CHECKING:
+    from gpunode.facts.crio import CrioFile
+
 # releases of the toolkit wrote here, where CRI-O never looks
 _UNREAD = "/etc/crio/conf.d"
+_READ = "/etc/crio/crio.conf.d"
 _PACKAGED_HOOKS = SYSTEM_DIRECTORIES[:1]  # CRI-O's default for hooks_dir
 
 
@@ -34,6 +36,13 @@ def _handlers(runtime: dict[str, Any]) -> dict[str, dict[str, Any]]:
     found = runtime.get("runtimes")
     tables = found.items() if isinstance(found, dict) else ()
     return {name: table for name, table in tables if isinstance(table, dict)}
+
+
+def nvidia_handlers(runtime: dict[str, Any]) -> list[str]:
+    """Names of the handlers that are NVIDIA's, by name or program."""
+    from gpunode.facts.crio_programs import is_nvidias
+
+    return [name for name, table in _handlers(runtime).items() if is_nvidias(name, table)]
 
 
 def hook_directories(runtime: dict[str, Any]) -> tuple[str, ...]:
@@ -58,7 +67,7 @@ def crio_runtime_missing(node: Node) -> Verdict:
             return fail("CRI-O runs, but doesn't answer", seen(node.crio.socket, error.message), fix=restart)
         return skip(f"CRI-O doesn't say what it runs with: {error.message}")
     handlers = _handlers(runtime)
-    ours = [name for name, table in handlers.items() if is_nvidias(name, table)]
+    ours = nvidia_handlers(runtime)
     told = seen(f"{node.crio.socket} /config", f"handlers {', '.join(sorted(handlers)) or 'none'}")
     if ours:
         return ok(f"CRI-O runs with the handler {', '.join(ours)}", told)
@@ -110,11 +119,13 @@ def _not_restarted(node: Node, crio: Daemon, told: Evidence) -> Verdict | None:
 
 
 def _nvidia_in(file: CrioFile | None) -> Evidence | None:
-    names = [name for name, table in file.handlers.items() if is_nvidias(name, table)] if file else []
+    names = nvidia_handlers(file.runtime) if file else []
     return seen(file.path, f'handler "{names[0]}"', file.line_of(names[0])) if file and names else None
 
 
 def _in_another_directory(node: Node, crio: Daemon, told: Evidence) -> Verdict | None:
+    from gpunode.facts.crio import drop_in_directory, load_file
+
     place = drop_in_directory(crio)
     if place == _UNREAD:
         return None
@@ -153,12 +164,8 @@ def crio_runtime_path(node: Node) -> Verdict:
     except DaemonError as error:
         return skip(f"CRI-O doesn't say what it runs with: {error.message}")
     default = str(runtime.get("default_runtime") or "")
-    told = f"{node.crio.socket} /config"
-    judged = {
-        name: table
-        for name, table in _handlers(runtime).items()
-        if name == default or is_nvidias(name, table)
-    }
+    told, ours = f"{node.crio.socket} /config", nvidia_handlers(runtime)
+    judged = {name: table for name, table in _handlers(runtime).items() if name == default or name in ours}
     for name, table in judged.items():
         for key in ("runtime_path", "monitor_path"):
             program = table.get(key)
@@ -186,13 +193,15 @@ def crio_cgroup_manager(node: Node) -> Verdict:
         manager = running_runtime(node).get("cgroup_manager")
     except DaemonError as error:
         return skip(f"CRI-O doesn't say what it runs with: {error.message}")
-    own = kubelets_own(node, "crio", node.crio.version)
+    own = kubelets_own(node, "crio", node.crio.version, str(manager))
     if own is None or manager not in ("systemd", "cgroupfs"):
         return skip("the kubelet goes by what CRI-O tells it, or one of the two can't be told")
     told = seen(f"{node.crio.socket} /config", f"cgroup_manager {manager}")
     if manager == own:
         return ok(f"CRI-O and the kubelet use the cgroup driver {own}", told)
     setting = seen("KubeletConfiguration cgroupDriver", own)
+    from gpunode.facts.crio import drop_in_directory
+
     path = f"{drop_in_directory(node.crio)}/99-cgroup.conf"
     command = f'printf \'[crio.runtime]\\ncgroup_manager = "{own}"\\nconmon_cgroup = "pod"\\n\' > {path}'
     restart = remedies.restart(node.crio.unit)
@@ -212,7 +221,7 @@ CHECKS = (
         ),
         why=(
             "A pod with runtimeClassName nvidia can't start: 'failed to find runtime handler nvidia from "
-            f"runtime list'. Only {DEFAULT_DIRECTORY} counts, and only when CRI-O starts."
+            f"runtime list'. Only {_READ} counts, and only when CRI-O starts."
         ),
         remedy=remedies.CONFIGURE,
         run=crio_runtime_missing,

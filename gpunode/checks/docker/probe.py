@@ -6,7 +6,6 @@ from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip
 from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
-from gpunode.gpu.targets import plan
 
 
 def docker_gpus_run_probe(node: Node) -> Verdict:
@@ -16,6 +15,8 @@ def docker_gpus_run_probe(node: Node) -> Verdict:
     start = node.trials.get("docker")
     if start is None:
         return skip("no container can be started from here")
+    from gpunode.gpu.targets import plan
+
     uuids = plan(node.nvml.inventory).uuids
     if not uuids:
         return skip("NVML lists no GPU that could be tried")

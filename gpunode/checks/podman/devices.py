@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gpunode.checks.fixes import per_family
 from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip
 from gpunode.errors import ConfigError
 from gpunode.facts import gates
-from gpunode.facts.configured import CDI_DIRECTORIES
 from gpunode.facts.engines import podman_role
 from gpunode.facts.node import Node
 from gpunode.facts.oci_hooks import SYSTEM_DIRECTORIES, nvidia_hooks
-from gpunode.facts.podman import PodmanConfig
 from gpunode.result import Evidence, Fix
 
+if TYPE_CHECKING:
+    from gpunode.facts.podman import PodmanConfig
+
 _KEY = "cdi_spec_dirs"
+_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # podman's default, as every engine's
 
 
 def podman_cdi(node: Node) -> Verdict:
@@ -31,7 +35,7 @@ def podman_cdi(node: Node) -> Verdict:
         named = node.podman_files.strings(_KEY)
     except ConfigError:
         return skip("podman's files can't be parsed, and podman passes over such a file")
-    directories = {one.rstrip("/") for one in named or CDI_DIRECTORIES}
+    directories = {one.rstrip("/") for one in named or _DIRECTORIES}
     here = {node.host.realpath(one) for one in directories}
     unread = [path for path in specs if node.host.realpath(path.rpartition("/")[0]) not in here]
     if not unread or len(unread) < len(specs):
@@ -56,7 +60,7 @@ def _place(files: PodmanConfig) -> Evidence:
         number = next((number for number, line in lines if line.strip().startswith(_KEY)), None)
         if number:
             return seen(file.path, f"{_KEY} = {list(files.strings(_KEY))}", number)
-    return seen("podman's default", ", ".join(CDI_DIRECTORIES))
+    return seen("podman's default", ", ".join(_DIRECTORIES))
 
 
 CHECKS = (
