@@ -113,6 +113,11 @@ class KubeletLink:
         """Whether the kubelet has opened its stream since the last registration, and still holds it."""
         return self._streaming_since is not None
 
+    @property
+    def contested(self) -> bool:
+        """Whether another plugin seems to have taken the name."""
+        return self._rival.suspected
+
     def close(self) -> None:
         self._drop_call()
         self._serving.close()

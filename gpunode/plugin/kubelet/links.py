@@ -23,6 +23,10 @@ class Link(Protocol):
     def watched(self) -> bool:
         """Whether the kubelet follows the list of devices."""
 
+    @property
+    def contested(self) -> bool:
+        """Whether another plugin seems to have taken the name."""
+
     def claim(self) -> None:
         """Start serving if the kubelet's directory is there. `PreconditionError` if we may not."""
 

@@ -70,6 +70,11 @@ class Rival:
         """Nobody else listens any more, so that the name is to be had again."""
         return self._sure and not self._sockets
 
+    @property
+    def suspected(self) -> bool:
+        """Another look is due in two seconds, news or not; what is merely old is let alone after the second."""
+        return self._looks > 0 and (self._met or self._looks < _SURE_AFTER)
+
     def forget(self) -> None:
         """We register anew: what the kubelet has written so far is no news."""
         self._looks = 0

@@ -97,6 +97,11 @@ class WatcherLink:
     def watched(self) -> bool:
         return self._watched
 
+    @property
+    def contested(self) -> bool:
+        """The kubelet itself refuses a second plugin of one name here."""
+        return False
+
     def close(self) -> None:
         self._serving.close()
 
