@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from gpunode.cdi.versions import reads, text
 from gpunode.checks import fixes
 from gpunode.checks.cdi.readers import Reader, readers
 from gpunode.checks.cdi.shadows import hidden_by, rank
 from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip, warn
-from gpunode.facts.cdi import CdiSpec
 from gpunode.facts.daemons import parse_version
 from gpunode.facts.node import Node
 from gpunode.facts.system import WSL2
 from gpunode.result import Fix
+
+if TYPE_CHECKING:
+    from gpunode.facts.cdi import CdiSpec
 
 _UVM = "/dev/nvidia-uvm"
 _SPEC = "https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md"
@@ -87,11 +89,15 @@ def cdi_unsupported_version(node: Node) -> Verdict:
 
 
 def _too_new(spec: CdiSpec, reader: Reader) -> bool:
+    from gpunode.cdi.versions import reads
+
     known = reads(reader.name, reader.version)
     return known is not None and bool(reader.version) and parse_version(spec.version) > known
 
 
 def _unread(spec: CdiSpec, late: list[Reader]) -> Verdict:
+    from gpunode.cdi.versions import reads, text
+
     evidence = [seen(spec.path, f"cdiVersion {spec.version}")]
     for reader in late:
         known = reads(reader.name, reader.version)

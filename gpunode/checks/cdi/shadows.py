@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from gpunode.facts.cdi import DIRECTORIES, CdiSpec
+if TYPE_CHECKING:
+    from gpunode.facts.cdi import CdiSpec
 
 
 def rank(spec: CdiSpec) -> int:
     """Its directory's place in the engines' order."""
+    from gpunode.facts.cdi import DIRECTORIES
+
     directory = spec.path.rpartition("/")[0]
     return DIRECTORIES.index(directory) if directory in DIRECTORIES else -1
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
 from gpunode.checks.cdi.shadows import hidden_by
 from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip
-from gpunode.facts.cdi import CdiSpec, lacking
 from gpunode.facts.node import Node
 from gpunode.result import Evidence
+
+if TYPE_CHECKING:
+    from gpunode.facts.cdi import CdiSpec
 
 _LIBRARY_VERSION = re.compile(r"/lib(?:nvidia-ml|cuda)\.so\.(\d+\.\d+(?:\.\d+)*)$")
 _SHOWN = 6
@@ -31,6 +34,8 @@ def cdi_spec_stale(node: Node) -> Verdict:
 
 
 def _wrong(node: Node, spec: CdiSpec) -> Iterator[Evidence]:
+    from gpunode.facts.cdi import lacking
+
     if spec.problem:
         yield seen(spec.path, spec.problem)
     version = node.module.version if node.module else ""

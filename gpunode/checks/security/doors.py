@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from string import hexdigits
 
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import Check, Verdict, note, ok, seen, skip, warn
@@ -81,8 +80,10 @@ def _privileged(node: Node, pid: int) -> bool:
     """By its bounding set, as the toolkit judges; also where that can't be read."""
     status = node.host.read_text(f"/proc/{pid}/status") or ""
     line = next((one for one in status.splitlines() if one.startswith("CapBnd:")), "")
-    digits = line.removeprefix("CapBnd:").strip()
-    return bool(int(digits, 16) & _SYS_ADMIN) if set(digits) <= set(hexdigits) and digits else True
+    try:
+        return bool(int(line.removeprefix("CapBnd:"), 16) & _SYS_ADMIN)
+    except ValueError:
+        return True
 
 
 def daemon_tcp(node: Node) -> Verdict:
