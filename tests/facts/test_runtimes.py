@@ -1,0 +1,103 @@
+"""What an import takes from containerd, pinned memory, and who injects GPUs by NRI."""
+
+import pytest
+
+from gpunode.facts.containerd import load_config
+from gpunode.facts.containerd_lost import in_force, lost_settings
+from gpunode.facts.machine_file import build_machine
+from gpunode.facts.processes import running
+from gpunode.facts.rdma import locked_memory, rdma_adapters
+from gpunode.facts.toolkit_container import nri_plugin
+from gpunode.host import Host
+
+CRI = 'plugins."io.containerd.grpc.v1.cri"'
+MAIN = f"""version = 2
+imports = ["/etc/containerd/conf.d/*.toml"]
+[{CRI}]
+  sandbox_image = "pause:3.9"
+  [{CRI}.registry.configs."r.example.com".auth]
+    password = "hunter2"
+"""
+DROP_IN = f'version = 2\n[{CRI}.containerd.runtimes.nvidia]\n  runtime_type = "io.containerd.runc.v2"\n'
+
+
+def host_with(tmp_path, files):
+    return Host(build_machine({"files": files}, tmp_path / "root"), environ={})
+
+
+def config(tmp_path, files, release):
+    host = host_with(tmp_path, {f"/etc/containerd/{name}": text for name, text in files.items()})
+    return load_config(host, "/etc/containerd/config.toml", release)
+
+
+@pytest.mark.parametrize(
+    ("release", "names"),
+    [
+        ((1, 7, 2), ["sandbox_image", "registry.configs.r.example.com.auth.password"]),
+        ((2, 1, 0), []),
+    ],
+)
+def test_an_older_containerd_takes_a_plugins_table_from_the_last_file(tmp_path, release, names):
+    files = {"config.toml": MAIN, "conf.d/99-nvidia.toml": DROP_IN}
+    lost = lost_settings(config(tmp_path, files, release))
+    assert [one.name for one in lost] == names
+    assert "hunter2" not in "".join(map(str, lost))
+
+
+def test_a_third_file_may_bring_a_setting_back(tmp_path):
+    again = f'version = 2\n[{CRI}]\n  sandbox_image = "pause:3.9"\n'
+    files = {"config.toml": MAIN, "conf.d/50-nvidia.toml": DROP_IN, "conf.d/99-again.toml": again}
+    lost = lost_settings(config(tmp_path, files, (1, 7, 2)))
+    assert "sandbox_image" not in [one.name for one in lost]
+    assert "containerd.runtimes.nvidia.runtime_type" in [one.name for one in lost]
+
+
+def test_a_file_without_the_cris_table_takes_nothing(tmp_path):
+    files = {"config.toml": MAIN, "conf.d/10-metrics.toml": "[metrics]\n  address = ':1338'\n"}
+    assert lost_settings(config(tmp_path, files, (1, 6, 20))) == ()
+
+
+def test_the_daemon_spells_keys_its_own_way():
+    running = {"sandboxImage": "pause", "enableCDI": True, "cni": {"binDir": "/opt/cni/bin"}}
+    assert in_force(running, ("sandbox_image",)) == "pause"
+    assert in_force(running, ("enable_cdi",)) is True
+    assert in_force(running, ("cni", "bin_dir")) == "/opt/cni/bin"
+    assert in_force(running, ("registry", "config_path")) is None
+    assert in_force({"cni": "odd"}, ("cni", "bin_dir")) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "bytes_"),
+    [
+        ("Max locked memory         8388608              8388608              bytes     ", 8388608),
+        ("Max locked memory         unlimited            unlimited            bytes     ", -1),
+        ("Max locked memory         many                 many                 bytes     ", None),
+        ("Max locked memory", None),
+        ("Max open files            1024                 4096                 files     ", None),
+    ],
+)
+def test_locked_memory(tmp_path, line, bytes_):
+    host = host_with(tmp_path, {"/proc/7/limits": f"Limit  Soft Limit  Hard Limit  Units\n{line}\n"})
+    assert locked_memory(host, 7) == bytes_
+    assert locked_memory(host, 8) is None
+    assert rdma_adapters(host) == ()
+
+
+STAT = "2600 (x) S 1 2600 2600 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 6000 0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("cmdline", "environ", "injects"),
+    [
+        ("nvidia-ctk-installer\0", "ENABLE_NRI_PLUGIN=true\0", True),
+        ("nvidia-ctk-installer\0", "ENABLE_NRI_PLUGIN=false\0", False),
+        ("nvidia-ctk-installer\0", "", False),
+        ("nvidia-ctk-installer\0--enable-nri-plugin\0", "", True),
+        ("nvidia-ctk-installer\0--enable-nri-plugin=false\0", "ENABLE_NRI_PLUGIN=true\0", False),
+        ("/usr/bin/python3\0--enable-nri-plugin\0", "ENABLE_NRI_PLUGIN=true\0", False),
+    ],
+)
+def test_who_injects_by_nri(tmp_path, cmdline, environ, injects):
+    files = {"/proc/2600/cmdline": cmdline, "/proc/2600/stat": STAT, "/proc/2600/environ": environ}
+    host = host_with(tmp_path, files)
+    assert (nri_plugin(host, running(host)) is not None) == injects
