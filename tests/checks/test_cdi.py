@@ -117,6 +117,30 @@ def test_rootless_engines_need_file_and_directory_open(tmp_path, modes, expected
     assert status(tmp_path, "cdi-perms", ROCKY, {"/etc/cdi/a.yaml": GPU}, podman) == expected
 
 
+PODMAN = "healthy-podman-fedora"
+HOOK = '{"version": "1.0.0", "hook": {"path": "/usr/bin/nvidia-container-runtime-hook"}}'
+RUNTIME = '[engine.runtimes]\nnvidia = ["/usr/bin/nvidia-container-runtime"]\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, "fail"),
+        ({"/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json": HOOK}, "skip"),
+        ({"/etc/containers/containers.conf": RUNTIME}, "skip"),
+        ({"/etc/containers/containers.conf": RUNTIME.replace("nvidia-container-runtime", "crun")}, "fail"),
+        ({"/etc/cdi/nvidia.yaml": GPU}, "pass"),
+    ],
+)
+def test_podman_needs_a_specification_unless_it_has_another_way(tmp_path, files, expected):
+    def without(spec):
+        for path in [path for path in spec["files"] if "/cdi/" in path]:
+            del spec["files"][path]
+        spec["files"] |= files
+
+    assert status(tmp_path, "cdi-spec-missing", PODMAN, change=without) == expected
+
+
 UNIT = "Id={}\nLoadState={}\nActiveState={}\nSubState=x\nUnitFileState={}\nResult=success\n"
 
 

@@ -10,6 +10,7 @@ from gpunode.facts.file_modes import mode_of
 from gpunode.facts.node import Node
 from gpunode.facts.oci_hooks import SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.facts.toolkit_settings import MODE
+from gpunode.facts.writers import is_nvidia_program
 from gpunode.result import Evidence, Fix
 from gpunode.tables import gate
 
@@ -35,9 +36,10 @@ def _asked(node: Node) -> list[Evidence]:
     if settings.value(MODE) == "cdi":
         return [seen(settings.path, f"{MODE}: cdi", settings.line(MODE))]
     role = podman_role(node)
-    if role.used and not nvidia_hooks(node.host, SYSTEM_DIRECTORIES):
-        return [seen("podman", role.reason)]
-    return []
+    if not role.used or nvidia_hooks(node.host, SYSTEM_DIRECTORIES):
+        return []
+    programs = (path for paths in node.podman_files.runtimes.values() for path in paths)
+    return [] if any(map(is_nvidia_program, programs)) else [seen("podman", role.reason)]
 
 
 def cdi_disabled(node: Node) -> Verdict:
@@ -105,8 +107,8 @@ CHECKS = (
         layer="cdi",
         severity="error",
         looks_at=(
-            f"{_DIRECTORIES}, where the toolkit's mode is cdi or podman is the only engine without a hook of "
-            "NVIDIA's."
+            f"{_DIRECTORIES}, where the toolkit's mode is cdi, or podman is the only engine and has neither "
+            "hook nor runtime of NVIDIA's."
         ),
         why="Engines find GPUs by this file alone: without it they say 'unresolvable CDI devices'.",
         remedy=fixes.REFRESH_CDI,
