@@ -8,25 +8,16 @@ from gpunode.facts.driver import parameters
 from gpunode.facts.kernel_log import KernelLine
 from gpunode.host import Host
 
-_USUAL_MODE = 438  # 0666; the file has it in decimal
 _CUSTOM_FIRMWARE = "/sys/module/firmware_class/parameters/path"
 # a crash names its kind first and the place of the instruction some lines later
 _KINDS = ("BUG: ", "Oops: ", "kernel BUG at ", "general protection fault", "Unable to handle kernel")
 _LINES_OF_A_CRASH = 60
 
 
-def odd_parameters(host: Host, family: str) -> dict[str, str]:
-    """Parameters that somebody set and that decide on device files or firmware. SUSE's packages give the
-    files to the group video themselves."""
+def switched_off(host: Host) -> tuple[str, ...]:
+    """Parameters that somebody set to 0 and that decide who makes device files, or where the driver runs."""
     found = parameters(host)
-    odd = {}
-    if found.get("ModifyDeviceFiles") == "0":
-        odd["ModifyDeviceFiles"] = "0"
-    if found.get("DeviceFileMode", str(_USUAL_MODE)) != str(_USUAL_MODE) and family != "suse":
-        odd["DeviceFileMode"] = found["DeviceFileMode"]
-    if found.get("EnableGpuFirmware") == "0":
-        odd["EnableGpuFirmware"] = "0"
-    return odd
+    return tuple(name for name in ("ModifyDeviceFiles", "EnableGpuFirmware") if found.get(name) == "0")
 
 
 def wants_firmware(host: Host) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpunode.errors import GpunodeError
 from gpunode.facts.driver import version_numbers
+from gpunode.facts.next_boot import started
 from gpunode.tables import table
 
 if TYPE_CHECKING:
@@ -20,14 +20,6 @@ UNIT = "nvidia-mig-manager.service"
 FAULTS = "mig_driver_faults"
 _OPERATOR = "nvidia-mig-manager"  # the program in the operator's pod
 _COMMANDS = ("nvidia-mig-parted", "nvidia-smi mig", "mig -cgi", "mig --create-gpu-instance")
-# where a node's own scripts are started from: directory and pattern
-_PLACES = (
-    *(("/etc/systemd/system", "*.service"), ("/usr/local/lib/systemd/system", "*.service")),
-    *(("/etc/cron.d", "*"), ("/etc", "crontab"), ("/etc", "rc.local"), ("/etc/rc.d", "rc.local")),
-    *(("/var/spool/cron", "root"), ("/var/spool/cron/crontabs", "root"), ("/var/spool/cron/tabs", "root")),
-)
-_SCRIPTS = ("/usr/local/", "/opt/", "/root/", "/etc/", "/srv/", "/home/")
-_LONGEST = 256 << 10  # bytes; a script is shorter, a program isn't
 
 
 def partitioned(node: Node) -> list[Gpu]:
@@ -44,28 +36,7 @@ def keeper(node: Node) -> str:
     for process in node.processes:
         if process.name == _OPERATOR:
             return f"process {process.pid}, {_OPERATOR}"
-    return next((path for path in _own(node) if _makes(node, path)), "")
-
-
-def _own(node: Node) -> list[str]:
-    return [path for place, pattern in _PLACES for path in node.host.glob(place, pattern)]
-
-
-def _makes(node: Node, path: str, depth: int = 0) -> bool:
-    """Whether a unit, a crontab or a script it starts makes MIG instances. mig-parted's own unit is asked of
-    systemd; one that is there and off makes nothing."""
-    if path.endswith(f"/{UNIT}"):
-        return False
-    try:
-        size = node.host.stat(path)
-        text = (node.host.read_text(path) or "") if size is not None and size.st_size <= _LONGEST else ""
-    except GpunodeError:
-        return True  # who can't look mustn't say that nobody does
-    if any(command in text for command in _COMMANDS) or depth:
-        return any(command in text for command in _COMMANDS)
-    words = (word.removeprefix("ExecStart=").strip("\"'-@!+:;()&|") for word in text.split())
-    scripts = dict.fromkeys(word for word in words if word.startswith(_SCRIPTS))
-    return any(_makes(node, script, 1) for script in list(scripts)[:20] if node.host.is_file(script))
+    return started(node.host, _COMMANDS, besides=UNIT)
 
 
 def known_fault(version: str) -> str | None:

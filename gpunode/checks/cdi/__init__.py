@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.checks.cdi import contents, specs, supply
+from gpunode.checks.cdi import contents, reboot, specs, supply
 from gpunode.checks.model import Check
 
-CHECKS: tuple[Check, ...] = (*supply.CHECKS, *specs.CHECKS, *contents.CHECKS)
+CHECKS: tuple[Check, ...] = (*supply.CHECKS, *specs.CHECKS, *contents.CHECKS, *reboot.CHECKS)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from gpunode.checks.driver import build, libraries, module, signature, support, upgrades, versions
+from gpunode.checks.driver import (
+    build,
+    libraries,
+    module,
+    next_boot,
+    signature,
+    support,
+    upgrades,
+    versions,
+)
 from gpunode.checks.model import Check
 
 CHECKS: tuple[Check, ...] = (
@@ -13,4 +22,5 @@ CHECKS: tuple[Check, ...] = (
     *versions.CHECKS,
     *libraries.CHECKS,
     *upgrades.CHECKS,
+    *next_boot.CHECKS,
 )

@@ -124,11 +124,11 @@ def gsp_firmware(node: Node) -> Verdict:
 
 
 def driver_persist_modprobe_conf(node: Node) -> Verdict:
-    odd = driver_state.odd_parameters(node.host, node.distribution.family)
+    odd = driver_state.switched_off(node.host)
     if not odd:
         return ok("the module runs with its usual parameters")
-    evidence = [seen("/proc/driver/nvidia/params", f"{name}: {value}") for name, value in odd.items()]
-    names = ", ".join(f"NVreg_{name}={value}" for name, value in odd.items())
+    evidence = [seen("/proc/driver/nvidia/params", f"{name}: 0") for name in odd]
+    names = ", ".join(f"NVreg_{name}=0" for name in odd)
     return note(f"the module was loaded with {names}", *evidence)
 
 
@@ -211,10 +211,10 @@ CHECKS = (
         title="The module has its usual parameters",
         layer="driver",
         severity="info",
-        looks_at="ModifyDeviceFiles, DeviceFileMode and EnableGpuFirmware in /proc/driver/nvidia/params.",
+        looks_at="ModifyDeviceFiles and EnableGpuFirmware in /proc/driver/nvidia/params.",
         why=(
-            "Somebody chose these with an options line in modprobe.d. They decide who makes the device "
-            "files, who may open them, and where the driver runs."
+            "Somebody switched these off with an options line in modprobe.d. They decide who makes the "
+            "device files, and whether the driver runs on the GPU's own processor."
         ),
         remedy=remedies.SHOW_MODPROBE,
         run=driver_persist_modprobe_conf,

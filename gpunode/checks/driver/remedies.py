@@ -63,3 +63,12 @@ NO_OPERATOR_DRIVER = everywhere(
 )
 
 DROP_STUBS = everywhere("sed -i '\\#/stubs#d' /etc/ld.so.conf.d/*.conf /etc/ld.so.conf && ldconfig")
+
+_LINK_RULE = (
+    'ACTION=="add", DEVPATH=="/bus/pci/drivers/nvidia", '
+    'RUN+="/usr/bin/nvidia-ctk system create-dev-char-symlinks --create-all"'
+)
+
+LOAD_AT_BOOT = everywhere("printf 'nvidia\\nnvidia_uvm\\n' > /etc/modules-load.d/nvidia.conf")
+
+LINK_AT_BOOT = everywhere(f"echo '{_LINK_RULE}' > /etc/udev/rules.d/71-nvidia-dev-char.rules")
