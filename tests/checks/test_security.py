@@ -114,3 +114,14 @@ def test_the_operators_toolkit_is_upgraded_with_the_operator(tmp_path):
     spec["recording"]["commands"]["/usr/local/nvidia/toolkit/nvidia-ctk --version"] = told
     verdict = BY_ID["toolkit-cve"].run(Node(Host(build_machine(spec, tmp_path), environ={})))
     assert verdict.fix.command.startswith("follow https://docs.nvidia.com/")
+
+
+@pytest.mark.parametrize(("default", "expected"), [("nvidia", "note"), ("crun", "pass")])
+def test_crio_tells_its_default_runtime_too(tmp_path, default, expected):
+    def change(spec):
+        answers = spec["recording"]["daemons"]["/var/run/crio/crio.sock"]
+        answers["config"] = f'[crio.runtime]\ndefault_runtime = "{default}"\n'
+        config = "/etc/nvidia-container-runtime/config.toml"
+        spec["files"][config] = "disable-require = false\n"
+
+    assert judged(tmp_path, "accept-envvar-unprivileged", "healthy-crio", change) == expected
