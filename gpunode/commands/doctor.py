@@ -83,7 +83,11 @@ def _metrics(envelope: dict[str, Any]) -> str:
 
 
 def questions(options: Options) -> Questions:
-    """What the user wants to know beyond the usual."""
+    """What the user wants to know beyond the usual; `UsageError` for what is no CUDA release."""
+    from gpunode.facts.cuda_releases import release_of
+
+    if options.cuda and release_of(options.cuda) is None:
+        raise UsageError(f"--cuda {options.cuda}: no CUDA release", hint="two numbers, such as 12.8")
     return Questions(options.expect_gpus, options.cuda, options.image, options.deep)
 
 

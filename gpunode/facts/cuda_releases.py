@@ -45,6 +45,18 @@ def release(wanted: tuple[int, int]) -> Release | None:
     return best[1] if best else None
 
 
+def runs(wanted: tuple[int, int], driver: str, offered: tuple[int, int] | None) -> tuple[bool | None, str]:
+    """Whether programs of a release run on a driver that offers the CUDA `offered`, None if that can't be
+    told, and which driver they need. Of a release that the table doesn't know only this much is sure: it runs
+    on a driver of its own or a later CUDA, and on none of an earlier major one."""
+    known = release(wanted)
+    if known is not None:
+        return known.runs_on(driver), f"driver {known.minimum} or later"
+    if offered is None or (wanted > offered and wanted[0] == offered[0]):
+        return None, ""
+    return wanted <= offered, f"a driver of CUDA {wanted[0]}"
+
+
 def newest_of(driver: str) -> tuple[int, int] | None:
     """The newest release whose own driver is this one or older: what the driver itself calls its CUDA."""
     here = version_numbers(driver)

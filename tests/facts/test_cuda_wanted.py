@@ -5,7 +5,15 @@ import pytest
 from fixtures.machines import machine
 from gpunode.errors import DaemonError
 from gpunode.facts import images
-from gpunode.facts.cuda_releases import first_for, last_for, makes_code_for, newest_of, release, release_of
+from gpunode.facts.cuda_releases import (
+    first_for,
+    last_for,
+    makes_code_for,
+    newest_of,
+    release,
+    release_of,
+    runs,
+)
 from gpunode.facts.cuda_wanted import brands_of, driver_cuda, driver_version, judge_requirements
 from gpunode.facts.images import Image, find_image
 from gpunode.facts.machine_file import build_machine
@@ -49,9 +57,13 @@ def test_within_a_major_release_any_driver_of_it_will_do(wanted, driver, runs):
     assert release(wanted).runs_on(driver) is runs
 
 
-def test_a_release_that_no_table_knows_is_not_judged():
-    assert release((99, 0)) is None
-    assert release((7, 5)) is None
+@pytest.mark.parametrize(
+    ("wanted", "offered", "answer"),
+    [((99, 0), (13, 0), False), ((99, 1), (99, 0), None), ((99, 0), None, None), ((7, 5), (13, 0), True)],
+)
+def test_of_a_release_that_no_table_knows_little_is_sure(wanted, offered, answer):
+    assert release(wanted) is None
+    assert runs(wanted, "580.65.06", offered)[0] is answer
 
 
 @pytest.mark.parametrize(

@@ -77,13 +77,15 @@ def _by_release(node: Node, image: Image) -> Verdict:
     """An image that requires nothing may still say what CUDA it was built with."""
     reference, driver = node.questions.image, driver_version(node)
     built = releases.release_of(image.cuda)
-    known = releases.release(built) if built else None
-    if known is None or not driver:
+    if built is None or not driver:
         return ok(f"{reference} requires nothing of the driver", seen(image.engine, "no NVIDIA_REQUIRE_*"))
+    answer, needed = releases.runs(built, driver, driver_cuda(node))
     evidence = (seen(f"CUDA_VERSION of {reference}", image.cuda), *_here(node))
-    if known.runs_on(driver):
+    if answer is None:
+        return skip(f"no table knows which driver CUDA {image.cuda} of {reference} needs")
+    if answer:
         return ok(f"driver {driver} runs CUDA {image.cuda} of {reference}", *evidence)
-    what = f"{reference} is of CUDA {image.cuda}, which needs driver {known.minimum} or later"
+    what = f"{reference} is of CUDA {image.cuda}, which needs {needed}"
     return fail(what, *evidence, fix=remedies.newer_driver(node, built))
 
 

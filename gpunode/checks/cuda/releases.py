@@ -21,12 +21,14 @@ def cuda_driver_version(node: Node) -> Verdict:
         given = node.questions.cuda
         return skip(f"--cuda {given}: no CUDA release, such as 12.8" if given else _NOBODY)
     driver, name = driver_version(node), f"{asked[0]}.{asked[1]}"
-    known = releases.release(asked)
-    if known is None or not driver:
-        return skip(f"no table knows which driver CUDA {name} needs" if driver else "the driver is silent")
+    if not driver:
+        return skip("the driver doesn't tell its version")
+    answer, needed = releases.runs(asked, driver, driver_cuda(node))
     evidence = seen("the loaded driver", driver)
-    if not known.runs_on(driver):
-        what = f"CUDA {name} needs driver {known.minimum} or later, this is {driver}"
+    if answer is None:
+        return skip(f"no table knows which driver CUDA {name} needs")
+    if not answer:
+        what = f"CUDA {name} needs {needed}, this is {driver}"
         return fail(what, evidence, fix=remedies.newer_driver(node, asked))
     return ok(f"driver {driver} runs programs of CUDA {name}", evidence)
 

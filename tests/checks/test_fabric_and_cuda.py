@@ -1,0 +1,201 @@
+"""Where false alarms lurk: fabrics, MIG, virtual GPUs, GPUDirect, images."""
+
+import time
+
+import pytest
+
+from fixtures.machines import machine, merged
+from gpunode.checks.catalogue import BY_ID
+from gpunode.commands import doctor
+from gpunode.errors import UsageError
+from gpunode.facts.machine_file import build_machine
+from gpunode.facts.node import Node, Questions
+from gpunode.host import Host
+from gpunode.render import SilentProgress
+from gpunode.result import FindingStatus
+
+PASS, SKIP, WARN, FAIL = FindingStatus.PASS, FindingStatus.SKIP, FindingStatus.WARN, FindingStatus.FAIL
+
+
+def judge(identifier, name, root, change=(), remove=(), **asked):
+    """The check's verdict on a machine with changes; `remove` names files."""
+    spec = merged(machine(name), dict(change))
+    spec["files"] = {path: text for path, text in spec["files"].items() if not path.startswith(tuple(remove))}
+    host = Host(build_machine(spec, root), environ={})
+    return BY_ID[identifier].run(Node(host, Questions(**asked)))
+
+
+def conditions(**item):
+    return {"recording": {"nvml": {"conditions": {str(index): item for index in range(8)}}}}
+
+
+JUST_NOW = {"files": {"/proc/stat": f"btime {int(time.time()) - 20}\n"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        (conditions(fabric={"state": "in-progress", "status": 0}), FAIL),
+        (conditions(fabric={"state": "in-progress", "status": 0}) | JUST_NOW, SKIP),
+        (conditions(fabric={"state": "not-started", "status": 0}, migMode=True), SKIP),
+        (conditions(fabric={"state": "completed", "status": 0, "health": 0}), PASS),
+        (conditions(fabric={"state": "completed", "status": 0, "health": 0xA6}), PASS),
+        (conditions(fabric={"state": "completed", "status": 0, "health": 0x9A}), WARN),
+        ({"files": {"/proc/driver/nvidia/params": "NvLinkDisable: 1\n"}}, SKIP),
+    ],
+)
+def test_a_fabric_is_judged_when_it_had_time_to_train(change, status, tmp_path):
+    assert judge("fabric-training", "healthy-h100-nvswitch", tmp_path, change).status is status
+
+
+def test_a_fabric_manager_in_the_drivers_container_counts(tmp_path):
+    change = {"recording": {"commands": {"systemctl show recorded": {"stdout": ""}}}}
+    assert judge("fabricmanager-missing", "healthy-h100-nvswitch", tmp_path, change).status is PASS
+
+
+def test_gpus_that_are_registered_need_no_fabric_manager_here(tmp_path):
+    """The host of a virtual machine runs it where the switches are shared."""
+    off = "Id=nvidia-fabricmanager.service\nLoadState=not-found\nActiveState=inactive\n"
+    change = {"recording": {"commands": {"systemctl show recorded": {"stdout": off}}}}
+    verdict = judge("fabricmanager-missing", "healthy-h100-nvswitch", tmp_path, change, ["/proc/1050/"])
+    assert verdict.status is PASS
+
+
+def test_without_an_answer_of_systemd_nobody_says_that_it_is_missing(tmp_path):
+    change = merged(
+        {"recording": {"commands": {"systemctl show recorded": {"stdout": ""}}}},
+        conditions(fabric={"state": "not-started"}),
+    )
+    verdict = judge("fabricmanager-missing", "healthy-h100-nvswitch", tmp_path, change, ["/proc/1050/"])
+    assert verdict.status is SKIP
+
+
+def test_an_upgraded_fabric_manager_that_waits_for_the_reboot_is_no_fault(tmp_path):
+    """The new package lies there beside the old processes, which work on."""
+    change = {
+        "files": {
+            "/var/lib/dpkg/status": "Package: nvidia-fabricmanager-580\nStatus: install ok installed\n"
+            "Version: 580.211.01-1\n"
+        },
+        "recording": {"commands": {"modinfo -F version nvidia": {"stdout": "580.211.01\n"}}},
+    }
+    assert judge("fabricmanager-version", "healthy-h100-nvswitch", tmp_path, change).status is SKIP
+
+
+def test_an_old_complaint_about_another_driver_is_none(tmp_path):
+    log = (
+        "[x] Fabric Manager version 580.95.05 is running with the following configuration options\n"
+        "[x] fabric manager NVIDIA GPU driver interface version 580.95.05 don't match with driver version "
+        "580.126.09. Please update\n"
+    )
+    change = {"files": {"/var/log/fabricmanager.log": log}}
+    drop = ["/var/lib/dpkg", "/proc/1050/"]
+    assert judge("fabricmanager-version", "healthy-h100-nvswitch", tmp_path, change, drop).status is SKIP
+
+
+@pytest.mark.parametrize(
+    ("licence", "status"),
+    [
+        ({"supported": True, "licensed": True}, PASS),
+        ({"supported": True}, PASS),  # what NVML doesn't tell is no fault
+        ({"supported": False, "licensed": False}, SKIP),
+        ({}, SKIP),
+    ],
+)
+def test_only_a_gpu_that_says_it_has_no_licence_has_none(licence, status, tmp_path):
+    spec = machine("healthy-vgpu-guest")
+    spec["recording"]["nvml"]["conditions"]["0"]["licence"] = licence
+    host = Host(build_machine(spec, tmp_path), environ={})
+    assert BY_ID["vgpu-license"].run(Node(host)).status is status
+
+
+def test_a_guest_that_has_just_booted_still_asks_for_its_licence(tmp_path):
+    assert judge("vgpu-license", "vgpu-license", tmp_path, JUST_NOW).status is SKIP
+
+
+@pytest.mark.parametrize(
+    "settings", ["ServerAddress=licences.example\n", "ClientConfigTokenPath=/srv/tokens\n"]
+)
+def test_a_licence_that_comes_from_elsewhere_needs_no_token_in_the_usual_place(settings, tmp_path):
+    change = {"files": {"/etc/nvidia/gridd.conf": settings, "/srv/tokens/a.tok": ""}}
+    verdict = judge("vgpu-license", "vgpu-license-no-token", tmp_path, change)
+    assert (verdict.status, verdict.fix) == (WARN, None)
+
+
+@pytest.mark.parametrize(
+    ("cc", "status"),
+    [
+        ({"ccEnabled": False}, PASS),
+        ({"ccEnabled": True, "ccReady": True}, PASS),
+        ({"ccEnabled": True}, PASS),
+        ({"ccEnabled": True, "ccReady": False}, WARN),
+    ],
+)
+def test_confidential_computing_is_a_fault_only_while_gpus_wait(cc, status, tmp_path):
+    assert judge("cc-mode", "healthy-h100", tmp_path, conditions(**cc)).status is status
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "noted"),
+    [
+        ({}, PASS, True),
+        ({"files": {"/sys/class/infiniband/mlx5_0/ports/1/link_layer": "Ethernet\n",
+                    "/sys/class/infiniband/mlx5_1/ports/1/link_layer": "Ethernet\n"}}, PASS, False),
+        ({"files": {"/sys/module/nvidia_peermem/initstate": "live\n"}}, PASS, False),
+        ({"files": {"/usr/lib/modules-load.d/nvidia.conf": "nvidia-peermem\n"}}, WARN, False),
+    ],
+)  # fmt: skip
+def test_peermem_is_missed_only_by_infiniband_without_dmabuf(change, status, noted, tmp_path):
+    verdict = judge("peermem", "peermem-and-gds-not-loaded", tmp_path, change)
+    assert (verdict.status, verdict.note) == (status, noted)
+
+
+def test_one_gpu_that_lacks_what_an_image_requires_is_a_warning(tmp_path):
+    spec = machine("healthy-h100")
+    spec["recording"]["nvml"]["inventory"]["gpus"][3]["computeCapability"] = "8.0"
+    spec["recording"]["daemons"]["/run/docker.sock"]["images"] = {
+        "a:1": {"Env": ["NVIDIA_REQUIRE_A=arch>=9.0"]}
+    }
+    host = Host(build_machine(spec, tmp_path), environ={})
+    verdict = BY_ID["image-needs-newer-driver"].run(Node(host, Questions(image="a:1")))
+    assert verdict.status is WARN
+    assert "GPU 3" in verdict.summary
+
+
+@pytest.mark.parametrize(
+    ("env", "status"),
+    [
+        ([], PASS),
+        (["CUDA_VERSION=12.8.1"], PASS),
+        (["CUDA_VERSION=99.0.0"], FAIL),
+        (["NVIDIA_REQUIRE_CUDA=cuda>=99.0", "NVIDIA_DISABLE_REQUIRE=1"], PASS),
+        (["NVIDIA_REQUIRE_CUDA=cuda>=99.0"], FAIL),
+        (["NVIDIA_REQUIRE_CUDA=nonsense"], FAIL),
+        (["NVIDIA_REQUIRE_CUDA="], PASS),
+    ],
+)
+def test_what_an_image_says_is_compared(env, status, tmp_path):
+    change = {"recording": {"daemons": {"/run/docker.sock": {"images": {"a:1": {"Env": env}}}}}}
+    verdict = judge("image-needs-newer-driver", "healthy-h100", tmp_path, change, image="a:1")
+    assert verdict.status is status
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "command"),
+    [
+        ("healthy-wsl2", "a:1", "follow https://docs.nvidia.com/cuda/wsl-user-guide/"),
+        ("healthy-vgpu-guest", "a:1", "follow https://docs.nvidia.com/vgpu/"),
+    ],
+)
+def test_a_driver_is_renewed_where_it_comes_from(name, image, command, tmp_path):
+    assert judge("cuda-driver-version", name, tmp_path, cuda="99.0").fix.command == command
+
+
+@pytest.mark.parametrize("given", ["abc", "12", "12.8 ", "-1.0", "12.8;reboot"])
+def test_a_cuda_that_is_none_is_refused(given, tmp_path):
+    host = Host(build_machine(machine("healthy-h100"), tmp_path), environ={})
+    if given.strip() == "12.8":
+        assert doctor.run(host, doctor.Options(cuda=given), SilentProgress()).exit_code == 0
+    else:
+        with pytest.raises(UsageError, match="no CUDA release"):
+            doctor.run(host, doctor.Options(cuda=given), SilentProgress())
