@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from gpunode.facts import fabric_manager, nvswitch, unit_states
 from gpunode.facts.about_driver import AboutDriver
 from gpunode.facts.topic import Stuck, topic
+
+if TYPE_CHECKING:
+    from gpunode.facts.fabric_manager import LogFinding
+    from gpunode.facts.nvswitch import NvSwitch
+    from gpunode.facts.unit_states import UnitState
 
 
 class AboutServices(AboutDriver):
     """See `Node`."""
 
     @topic
-    def units(self) -> Mapping[str, unit_states.UnitState]:
+    def units(self) -> Mapping[str, UnitState]:
         """By name, those of `unit_states.UNITS`; one that isn't in it can't be told. A systemd that hangs is
         waited for once."""
+        from gpunode.facts.unit_states import read_unit_states
+
         if self._units_hang:
             raise Stuck(self._units_hang[0])
         try:
-            return unit_states.read_unit_states(self.host)
+            return read_unit_states(self.host)
         except Stuck as error:
             self._units_hang.append(error.message)
             raise
@@ -29,11 +36,15 @@ class AboutServices(AboutDriver):
         return []
 
     @topic
-    def switches(self) -> tuple[nvswitch.NvSwitch, ...]:
+    def switches(self) -> tuple[NvSwitch, ...]:
         """`Unreadable` for an ordinary user on a Blackwell baseboard."""
-        return nvswitch.read_switches(self.host, self.gpus)
+        from gpunode.facts.nvswitch import read_switches
+
+        return read_switches(self.host, self.gpus)
 
     @topic
-    def fabric_log(self) -> tuple[fabric_manager.LogFinding, ...]:
+    def fabric_log(self) -> tuple[LogFinding, ...]:
         """Since the fabric manager was last started, in whichever boot that was."""
-        return fabric_manager.read_log(self.host)
+        from gpunode.facts.fabric_manager import read_log
+
+        return read_log(self.host)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from gpunode.dataclass import dataclass
 from gpunode.facts.cuda_releases import newest_of, release_of
 from gpunode.facts.driver import version_numbers
-from gpunode.facts.image_requirements import numbers, parse, satisfied
 
 if TYPE_CHECKING:
     from gpunode.facts.node import Node
@@ -104,6 +103,8 @@ def judge_requirements(node: Node, requirements: Mapping[str, str]) -> tuple[Jud
 
 
 def _holds(text: str, facts: Mapping[str, tuple[str, ...]], gpu: Gpu | None) -> bool | None:
+    from gpunode.facts.image_requirements import parse, satisfied
+
     alternatives = parse(text)
     told = dict(facts)
     if gpu is not None and _version(gpu.compute_capability):
@@ -115,6 +116,8 @@ def _holds(text: str, facts: Mapping[str, tuple[str, ...]], gpu: Gpu | None) -> 
 
 
 def _version(text: str) -> bool:
+    from gpunode.facts.image_requirements import numbers
+
     try:
         return bool(numbers(text))
     except ValueError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gpunode.checks import fixes
 from gpunode.checks.cuda import remedies
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, Check, Verdict, fail, ok, seen, skip, warn
@@ -15,9 +17,11 @@ from gpunode.facts.cuda_wanted import (
     judge_requirements,
     wanted_release,
 )
-from gpunode.facts.images import Image, Search
 from gpunode.facts.node import Node
 from gpunode.result import Evidence, Fix
+
+if TYPE_CHECKING:
+    from gpunode.facts.images import Image, Search
 
 _NOBODY = "nobody asked: --image REF compares what an image requires with this node"
 _SHOWN = 200  # characters of a requirement; those of NVIDIA's images run to thousands

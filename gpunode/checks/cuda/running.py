@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gpunode.checks import fixes
 from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip
-from gpunode.facts.cuda_run import run_cuda
 from gpunode.facts.driver import version_numbers
 from gpunode.facts.libraries import Library, is_compat
 from gpunode.facts.node import Node
@@ -42,6 +41,8 @@ def _without(node: Node, library: Library) -> Fix:
 
 
 def cuda_uninitialised(node: Node) -> Verdict:
+    from gpunode.facts.cuda_run import run_cuda
+
     answer = run_cuda(node.host)
     if answer is None:
         return skip("CUDA was not tried on this machine")
