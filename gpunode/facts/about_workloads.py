@@ -37,18 +37,32 @@ class AboutWorkloads(AboutEngines):
     @topic
     def allocatable(self) -> Allocatable | None:
         """The running kubelet's word (PodResources), else its checkpoint's; None if neither can be had."""
-        from gpunode.daemons import pod_resources
         from gpunode.facts.device_checkpoint import NAME, read_checkpoint
 
-        socket = kubelet.pod_resources_socket(self.kubelet)
-        try:
-            answer = pod_resources.allocatable(self.host, socket, about.DAEMON_SECONDS)
+        answer = self._allocatable_answer
+        if not isinstance(answer, DaemonError):
+            socket = kubelet.pod_resources_socket(self.kubelet)
             return Allocatable(answer, f"GetAllocatableResources at {socket}")
-        except DaemonError:
-            checkpoint = read_checkpoint(self.host, kubelet.DEVICE_PLUGINS)
+        checkpoint = read_checkpoint(self.host, kubelet.DEVICE_PLUGINS)
         if checkpoint is None:
             return None
         return Allocatable(checkpoint.healthy, f"{kubelet.DEVICE_PLUGINS}/{NAME}")
+
+    @topic
+    def _allocatable_answer(self) -> Mapping[str, tuple[str, ...]] | DaemonError:
+        from gpunode.daemons import pod_resources
+
+        socket = kubelet.pod_resources_socket(self.kubelet)
+        try:
+            return pod_resources.allocatable(self.host, socket, about.DAEMON_SECONDS)
+        except DaemonError as error:
+            return error
+
+    @topic
+    def kubelet_silence(self) -> str:
+        """What a kubelet that runs leaves unanswered, in words; empty if it answers or can't be asked."""
+        answer = self._allocatable_answer
+        return answer.message if isinstance(answer, DaemonError) and answer.code == "timeout" else ""
 
     @topic
     def gpu_holdings(self) -> tuple[Holding, ...]:

@@ -5,11 +5,16 @@ import json
 import pytest
 
 from fixtures.machines import machine, overlay
+from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.runner import Selection, run_checks
+from gpunode.facts import about
+from gpunode.facts.kubelet import Kubelet
 from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node
+from gpunode.facts.processes import Process
 from gpunode.host import Host
 from gpunode.result import FindingStatus
+from tests.checks.test_hanging import silent_socket
 
 POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"
 K3S = "/var/lib/rancher/k3s/agent/etc/containerd"
@@ -26,6 +31,18 @@ def judge(identifier, spec, root):
     host = Host(build_machine(spec, root), environ={})
     findings = {one.id: one for one in run_checks(Node(host), Selection(only=[identifier]))}
     return findings[identifier]
+
+
+def test_a_kubelet_that_never_answers_is_one_finding(tmp_path, monkeypatch):
+    monkeypatch.setattr(about, "DAEMON_SECONDS", 0.3)
+    process = Process(1, ("kubelet", f"--root-dir={tmp_path}"), 0.0)
+    node = Node(Host())
+    node.__dict__["kubelet"] = Kubelet(process, "kubelet.service", True, "/nonexistent", "", None)
+    (tmp_path / "pod-resources").mkdir()
+    with silent_socket(tmp_path / "pod-resources/kubelet.sock"):
+        verdict = BY_ID["kubelet-not-running"].run(node)
+        assert BY_ID["plugin-not-registered"].run(node).status is FindingStatus.SKIP
+    assert verdict.status is FindingStatus.WARN and "0.3 s" in verdict.evidence[0].value
 
 
 def offered(resources, name="plugin-not-registered"):

@@ -19,6 +19,9 @@ def kubelet_not_running(node: Node) -> Verdict:
     if kubelet is None:
         return skip(_ABSENT)
     if kubelet.process is not None:
+        if node.kubelet_silence:
+            told = seen(f"/proc/{kubelet.process.pid}", node.kubelet_silence)
+            return warn("the kubelet runs, but doesn't answer", told, fix=_restart(kubelet))
         return ok("the kubelet runs", seen(f"/proc/{kubelet.process.pid}/cmdline", kubelet.process.name))
     if not kubelet.joined:
         return skip("the kubelet is installed, but no cluster has taken this node yet")
@@ -89,13 +92,18 @@ CHECKS = (
         severity="error",
         looks_at=(
             "processes, units (kubelet, k3s, rke2, k0s, microk8s) and /var/lib/kubelet/config.yaml. A node "
-            "without a kubelet, or one that no cluster has taken yet, is fine."
+            "without a kubelet, or one that no cluster has taken yet, is fine. A running one has 3 seconds to "
+            "answer what it can hand out (PodResources)."
         ),
         why="Without the kubelet this node runs no pods and no device plugin can offer its GPUs.",
         remedy=fixes.START_KUBELET,
         run=kubelet_not_running,
         preflight=("kubernetes",),
-        blocked_by=("pci-no-gpu", "memory-cgroup-v1"),
+        # without its engine's CRI the kubelet ends at once
+        blocked_by=(
+            *("pci-no-gpu", "memory-cgroup-v1"),
+            *("containerd-config-version", "containerd-cri-disabled", "containerd-not-restarted"),
+        ),
     ),
     Check(
         id="kubelet-device-plugin-dir",
@@ -127,6 +135,10 @@ CHECKS = (
         ),
         remedy=fixes.RESTART_PLUGIN,
         run=plugin_socket_dead,
-        blocked_by=("pci-no-gpu", "kubelet-not-running", "kubelet-device-plugin-dir"),
+        # a plugin without a driver, or without its handler, ends as well
+        blocked_by=(
+            *("pci-no-gpu", "kubelet-not-running", "kubelet-device-plugin-dir"),
+            *("nvml-hang", "containerd-runtime-missing"),
+        ),
     ),
 )

@@ -133,7 +133,7 @@ CHECKS = (
             "mv /etc/k0s/containerd.toml /etc/k0s/containerd.toml.old && k0s stop && k0s start", "restart"
         ),
         run=k0s_dropin,
-        blocked_by=("pci-no-gpu", "kubelet-not-running"),
+        blocked_by=("pci-no-gpu", "containerd-not-restarted"),
         needs=("kubelet", "containerd"),
         refs=("https://docs.k0sproject.io/stable/runtime/",),
     ),

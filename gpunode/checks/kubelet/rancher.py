@@ -165,7 +165,7 @@ def k3s_nvidia_wrong_root(node: Node) -> Verdict:
     return ok(f"nothing is set up for a containerd other than {daemon.manager}'s")
 
 
-_BELOW = ("pci-no-gpu", "kubelet-not-running", "containerd-config-version")
+_BELOW = ("pci-no-gpu", "containerd-config-version")
 _DOCS = "https://docs.k3s.io/advanced"
 CHECKS = (
     Check(
