@@ -9,6 +9,8 @@ from gpunode.errors import GpunodeError
 from gpunode.host import DeviceNode, Host
 
 _GPUS = "/proc/driver/nvidia/gpus"
+_PARAMS = "/proc/driver/nvidia/params"
+IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
 
 
 @dataclass(frozen=True)
@@ -88,3 +90,15 @@ def expected_major(path: str, majors: dict[str, int]) -> int | None:
     else:
         return None
     return next((majors[owner] for owner in owners if owner in majors), None)
+
+
+def needed(path: str) -> bool:
+    """Whether every CUDA program opens this device file."""
+    return re.fullmatch(r"/dev/nvidia(\d+|ctl|-uvm)", path) is not None
+
+
+def device_file_mode(host: Host) -> int | None:
+    """The mode that the loaded driver wants for its files (the decimal DeviceFileMode); None if untold."""
+    fields = dict(_pairs(host.read_text(_PARAMS) or ""))
+    told = fields.get("DeviceFileMode", "")
+    return int(told) if re.fullmatch(r"\d{1,4}", told, re.ASCII) else None

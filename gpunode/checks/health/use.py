@@ -47,6 +47,9 @@ def gpu_used_by_desktop(node: Node) -> Verdict:
     ]
     if not shown:
         return untold(node, lambda gpu: gpu.processes is not None) or ok("no desktop uses a GPU")
+    served = node.kubelet is not None and node.kubelet.joined
+    if len(node.conditions) == 1 and node.conditions[0].display_active and not served:
+        return ok("the node's only GPU has a display attached, and draws its desktop")
     evidence = [said(gpu, f"{name} draws on it") for gpu, name in shown]
     gpus = tuple({gpu.index: gpu for gpu, _ in shown}.values())
     return note(f"{how_many(gpus, node)} draw a desktop as well", *evidence)
