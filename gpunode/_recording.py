@@ -9,7 +9,7 @@ from gpunode.errors import ConfigError
 
 RECORDING = ".gpunode/recording.json"
 KERNEL_LOG = ".gpunode/kernel.log"
-SECTIONS = ("commands", "devices", "sockets", "daemons", "nvml", "filesystems", "modes")
+SECTIONS = ("commands", "devices", "sockets", "daemons", "nvml", "filesystems", "modes", "unreadable")
 _OCTAL = re.compile(r"[0-7]{1,4}")
 
 
@@ -38,6 +38,8 @@ def _problem(section: str, value: Any) -> str:
     """What is wrong with one entry, empty if nothing. `nvml` is judged by its reader, which has the nouns."""
     if section == "sockets":
         return "" if isinstance(value, str) else "the state is no string"
+    if section == "unreadable":
+        return "" if isinstance(value, str) else "the reason is no string"
     if section == "modes":
         return "" if isinstance(value, str) and _OCTAL.fullmatch(value) else 'the mode is no text like "0644"'
     if section == "nvml":

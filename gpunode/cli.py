@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # from looking to changing to undoing; what isn't named here follows
 ORDER = (
-    *("doctor", "explain", "status", "setup", "configure-runtime", "verify", "unconfigure-runtime"),
+    *("doctor", "explain", "report", "status", "setup", "configure-runtime", "verify", "unconfigure-runtime"),
     *("rollback", "journal", "gpus", "cdi", "toolkit", "plugin", "mps", "manifests", "demo"),
 )
 

@@ -206,3 +206,35 @@ def _explain(session: Session, check: str) -> "Result":
     from gpunode.commands import explain as command
 
     return command.run(session.host, command.Options(id=check), session.progress)
+
+
+@verb(doctor_app, "report", "SupportBundle")
+def report(
+    session: Session,
+    output_file: Annotated[
+        str,
+        typer.Option(
+            "--output-file",
+            metavar="PATH",
+            help="Where to write it; here under the node's name if not given.",
+        ),
+    ] = "",
+    redact: Annotated[
+        Strings,
+        typer.Option(
+            "--redact",
+            metavar="hostnames|uuids|all",
+            help="Also take these out (repeatable). Secrets never stay in.",
+        ),
+    ] = None,
+) -> "Result":
+    """Pack a support bundle. What the doctor saw and found and what daemons logged, without secrets.
+
+    gpunode report --redact all
+
+    gpunode doctor --root gpunode-report-node7-20260812-031500.tar.gz
+    """
+    from gpunode.commands import report as command
+
+    words = tuple(one.strip() for given in redact or () for one in given.split(","))
+    return command.run(session.host, command.Options(output_file, words), session.progress)

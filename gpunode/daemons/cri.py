@@ -121,8 +121,12 @@ class Cri:
         return self._heard(status)
 
     def _heard(self, status: CriStatus) -> CriStatus:
-        told = {"handlers": list(status.handlers), "defaultHandler": status.default_handler}
-        told |= {"config": status.config, "conditions": status.conditions}
+        told: dict[str, Any] = {
+            "handlers": list(status.handlers),
+            "defaultHandler": status.default_handler,
+            "config": status.config,
+            "conditions": status.conditions,
+        }
         self.host.heard("daemons", self.socket, {"status": told})
         return status
 

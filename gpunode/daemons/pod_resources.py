@@ -44,7 +44,9 @@ def list_pods(host: Host, socket: str, timeout: float = 2.0) -> tuple[Holding, .
         return tuple(map(_recorded_holding, _recalled(host, socket, "pods")))
     answer = _ask(host, socket, "List", timeout)
     try:
-        return tuple(_holdings(answer))
+        found = tuple(_holdings(answer))
+        host.heard("daemons", socket, {"pods": [_as_recorded(one) for one in found]})
+        return found
     except (ValueError, TypeError) as error:
         raise _nonsense(socket, error) from error
 
@@ -62,7 +64,9 @@ def allocatable(host: Host, socket: str, timeout: float = 2.0) -> dict[str, tupl
         }
     answer = _ask(host, socket, "GetAllocatableResources", timeout)
     try:
-        return _devices(value for number, value in fields(answer) if number == 1)
+        found = _devices(value for number, value in fields(answer) if number == 1)
+        host.heard("daemons", socket, {"allocatable": {name: list(ids) for name, ids in found.items()}})
+        return found
     except (ValueError, TypeError) as error:
         raise _nonsense(socket, error) from error
 
@@ -74,6 +78,11 @@ def _recalled(host: Host, socket: str, what: str) -> Any:
     if not isinstance(answer, list if what == "pods" else dict):
         raise DaemonError(f"no socket is contacted under --root {host.root}", code="not-live")
     return answer
+
+
+def _as_recorded(one: Holding) -> dict[str, Any]:
+    fields_of = {"namespace": one.namespace, "pod": one.pod, "container": one.container}
+    return {**fields_of, "resource": one.resource, "ids": list(one.ids)}
 
 
 def _recorded_holding(entry: Any) -> Holding:

@@ -79,6 +79,7 @@ def read_distribution(host: Host) -> Distribution:
         file = next((path for path in _OS_RELEASE if host.is_file(path)), None)
         if file is None:
             return Distribution("", "", "", "other")
+        host.read_bytes(file)  # the library opens it by itself, and a `RecordingHost` keeps what it read
         # nor may it look for another file in /etc by itself: whatever lies there could be a pipe
         found = LinuxDistribution(
             include_lsb=False,

@@ -1,0 +1,117 @@
+"""`gpunode report`: one file for whoever helps: what the doctor saw and found, what daemons logged."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from gpunode import __version__
+from gpunode._recorder import RecordingHost
+from gpunode.commands import doctor
+from gpunode.dataclass import dataclass
+from gpunode.errors import UsageError
+from gpunode.host import Host
+from gpunode.result import Block, Progress, Result, Style, Text
+from gpunode.support.logs import daemon_logs
+from gpunode.support.pack import described, files_of, links_of, packed
+from gpunode.support.redact import KINDS, Redaction, own_names
+
+FORMAT = 1
+_NAMES = ("/proc/sys/kernel/hostname", "/etc/hostname")
+
+
+@dataclass(frozen=True)
+class Options:
+    """`path` is where the bundle goes, in this directory under a name of its own if empty. `redact` are words
+    of `KINDS`; secrets never need one."""
+
+    path: str = ""
+    redact: tuple[str, ...] = ()
+
+
+def run(host: Host, options: Options, progress: Progress) -> Result:
+    """Look, pack, write; exit 0 whatever the doctor found. `UsageError` before any work."""
+    unknown = [word for word in options.redact if word not in (*KINDS, "all")]
+    if unknown:
+        raise UsageError(f"there is no --redact {unknown[0]!r}", hint=f"one of {', '.join(KINDS)}, all")
+    if options.path:
+        _writable(str(Path(options.path).absolute()))
+    hidden = KINDS if "all" in options.redact else tuple(one for one in KINDS if one in options.redact)
+    recorder = RecordingHost(host.root, host.environ, host.trace)
+    with progress.step("what the doctor finds"):
+        found = doctor.run(recorder, doctor.Options(), progress)
+    with progress.step("what the daemons logged"):
+        logs, silent = daemon_logs(host)
+    if not host.live:
+        recorder.kept.recording.update(host.recording)
+    redaction = _redaction(host, recorder, hidden)
+    envelope = redaction.value(found.envelope())
+    name, now = _name(envelope, host), host.now()
+    path = str(Path(options.path or f"{name}.tar.gz").absolute())
+    inside = files_of(recorder.kept, redaction)
+    about = {"format": FORMAT, "gpunode": __version__, "at": round(now, 3), "redacted": ["secrets", *hidden]}
+    about["leftOut"] = {redaction.path(where): why for where, why in recorder.kept.left_out.items()}
+    about["noLog"] = silent
+    beside = described(links_of(recorder.kept, redaction), about, envelope)
+    beside |= _page(envelope)
+    beside |= {
+        f"logs/{unit}.log": redaction.text(text).encode("utf-8", "backslashreplace")
+        for unit, text in logs.items()
+    }
+    data = packed(name, inside, recorder.kept, beside, now)
+    # nothing of what was there is kept: a link that somebody laid in its place, a mode that lets others read
+    Host(Path("/")).write_atomic(path, data, mode=0o600, keep=False)
+    told = {
+        "path": path,
+        "bytes": len(data),
+        "files": len(inside),
+        "logs": sorted(logs),
+        "redacted": about["redacted"],
+        "leftOut": about["leftOut"],
+        "doctor": {"status": found.status, "first": found.data["first"], "counts": found.data["counts"]},
+    }
+    return Result("SupportBundle", told, blocks=tuple(_blocks(told)))
+
+
+def _redaction(host: Host, recorder: RecordingHost, hidden: tuple[str, ...]) -> Redaction:
+    names = [recorder.read_text(path) or "" for path in _NAMES] if "hostnames" in hidden else []
+    return Redaction(own_names(names), "uuids" in hidden)
+
+
+def _name(envelope: dict[str, Any], host: Host) -> str:
+    """Of letters, digits, dots and hyphens only: a host's name comes from a file."""
+    from datetime import UTC, datetime
+
+    node = re.sub(r"[^A-Za-z0-9.-]", "-", str(envelope["data"]["node"]["name"] or "node"))[:63].strip(".-")
+    when = datetime.fromtimestamp(host.now(), UTC)
+    return f"gpunode-report-{node or 'node'}-{when:%Y%m%d-%H%M%S}"
+
+
+def _writable(path: str) -> None:
+    place = Path(path)
+    if place.is_dir():
+        raise UsageError(f"--output-file {path} is a directory", hint="name a file in it")
+    if not place.parent.is_dir():
+        raise UsageError(f"--output-file {path}: there is no such directory", hint="make it first: mkdir -p")
+
+
+def _page(envelope: dict[str, Any]) -> dict[str, bytes]:
+    from gpunode.pages.html import page
+
+    return {"report.html": page(envelope).encode("utf-8", "backslashreplace")}
+
+
+def _blocks(told: dict[str, Any]) -> list[Block]:
+    counts = told["doctor"]["counts"]
+    bad = f"{counts['fail'] + counts['error']} errors, {counts['warn']} warnings"
+    size = f"{told['bytes'] / 1024:.0f} KiB"
+    lines: list[Block] = [
+        Text(f"wrote {told['path']} ({size}, {told['files']} files of this node)", Style.GOOD),
+        Text(f"the doctor found {bad}; logs of {', '.join(told['logs']) or 'no daemon'}"),
+        Text(f"taken out: {', '.join(told['redacted'])}", Style.DIM),
+    ]
+    lines += [Text(f"left out: {path}: {why}", Style.DIM) for path, why in told["leftOut"].items()]
+    if "hostnames" not in told["redacted"]:
+        lines.append(Text("without host names and UUIDs: gpunode report --redact all", Style.DIM))
+    return [*lines, Text(f"look at it anywhere: gpunode doctor --root {told['path']}", Style.DIM)]

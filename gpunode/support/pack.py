@@ -1,0 +1,135 @@
+"""A support bundle: what was kept of a machine, redacted, as one .tar.gz that `Host`'s drawer can unpack."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpunode._bundle import LINKS, MACHINE
+from gpunode._recorder import Kept, programs_as_files
+from gpunode.host import RECORDING
+from gpunode.support.redact import Redaction
+
+_PROC = re.compile(r"/proc/([0-9]+)/(?:task/[0-9]+/)?(cmdline|environ)")
+# of these programs the doctor reads the arguments, of any other one only that it runs
+_KNOWN = re.compile(
+    r"(?:dockerd|rootlesskit|containerd|crio|kubelet|kubelite|k3s|rke2|k0s|microk8s|podman|gpunode"
+    r"|nvidia|nv-|gpu-operator|gfd|config-manager|systemd\Z)"
+)
+# and of their environment what is about GPUs, engines and places; anything may stand in the rest
+_VARIABLES = re.compile(
+    r"(?:NVIDIA_|CUDA_|NV_|MIG_|MPS_|DOCKER_|DOCKERD_|CONTAINER_|CONTAINERS_|CONTAINERD_|XDG_|GPUNODE_|DEVICE_"
+    r"|CDI_|ENABLE_|RUNTIME|PASS_DEVICE|CONFIG_FILE|FAIL_ON|NODE_NAME|RESOURCE_|CONTAINER|HOME=|PATH=|USER=|LD_LIBRARY_PATH=)"
+)
+_GECOS = 4
+KERNEL_LOG = ".gpunode/kernel.log"
+
+
+def files_of(kept: Kept, redaction: Redaction) -> dict[str, bytes]:
+    """Everything below machine/, by its path on the node without the first slash, and links.json."""
+    inside: dict[str, bytes] = {}
+    for path, data in programs_as_files(kept).items():
+        inside[redaction.path(path).removeprefix("/")] = _cleaned(path, data, redaction)
+    recording = redaction.value({**kept.recording})
+    inside[RECORDING] = _json(recording)
+    if kept.log:
+        inside[KERNEL_LOG] = redaction.text("\n".join(kept.log) + "\n").encode("utf-8", "surrogateescape")
+    return inside
+
+
+def links_of(kept: Kept, redaction: Redaction) -> dict[str, str]:
+    """Without such as would hide what is kept below them."""
+    solid = {parent for path in (*kept.files, *kept.directories) for parent in _parents(path)}
+    return {
+        redaction.path(path): redaction.path(target)
+        for path, target in kept.links.items()
+        if path not in solid and path not in kept.directories
+    }
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def _cleaned(path: str, data: bytes, redaction: Redaction) -> bytes:
+    """Binary files, such as the loader's cache, are tables that hold no text of anybody's."""
+    found = _PROC.fullmatch(path)
+    if found is not None:
+        data = _arguments(data) if found[2] == "cmdline" else _variables(data)
+    elif path == "/etc/passwd":
+        data = b"\n".join(map(_without_person, data.split(b"\n")))
+    elif b"\0" in data[:8192]:
+        return data
+    text = data.decode("utf-8", "surrogateescape")
+    return redaction.text(text).encode("utf-8", "surrogateescape")
+
+
+def _arguments(data: bytes) -> bytes:
+    """A shell's or an interpreter's first arguments name what really runs."""
+    argv = data.decode("utf-8", "surrogateescape").split("\0")
+    names = (one.partition(" ")[0].rpartition("/")[2] for one in argv[:4])
+    return data if any(map(_KNOWN.match, names)) else argv[0].encode("utf-8", "surrogateescape") + b"\0"
+
+
+def _variables(data: bytes) -> bytes:
+    text = data.decode("utf-8", "surrogateescape")
+    return "\0".join(one for one in text.split("\0") if _VARIABLES.match(one)).encode(
+        "utf-8", "surrogateescape"
+    )
+
+
+def _without_person(line: bytes) -> bytes:
+    fields = line.split(b":")
+    if len(fields) > _GECOS:
+        fields[_GECOS] = b""
+    return b":".join(fields)
+
+
+def packed(
+    top: str, inside: Mapping[str, bytes], kept: Kept, beside: Mapping[str, bytes], now: float
+) -> bytes:
+    """The archive: `beside` first, so that a person finds the report on top, then the machine."""
+    import tarfile
+
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz", compresslevel=6) as archive:
+        for name, data in beside.items():
+            _add(archive, f"{top}/{name}", data, now, 0o600)
+        solid = {parent for path in inside for parent in _parents("/" + path)}
+        for path in sorted(kept.directories):
+            if path not in solid and path != "/":
+                _add(archive, f"{top}/{MACHINE}{path}", None, now, 0o755)
+        for path, data in sorted(inside.items()):
+            mode = 0o755 if f"/{path}" in kept.programs else 0o644
+            moment = kept.times.get(f"/{path}", now)
+            if f"/{path}" not in solid:
+                _add(archive, f"{top}/{MACHINE}/{path}", data, moment, mode)
+    return out.getvalue()
+
+
+def _add(archive: Any, name: str, data: bytes | None, moment: float, mode: int) -> None:
+    import tarfile
+
+    entry = tarfile.TarInfo(name)
+    entry.mtime, entry.mode = moment, mode
+    if data is None:
+        entry.type = tarfile.DIRTYPE
+        archive.addfile(entry)
+        return
+    entry.size = len(data)
+    archive.addfile(entry, io.BytesIO(data))
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode("utf-8", "surrogateescape")
+
+
+def described(
+    links: Mapping[str, str], about: Mapping[str, Any], report: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """The files beside the machine that are JSON."""
+    return {"about.json": _json(about), "report.json": _json(report), LINKS: _json(links)}

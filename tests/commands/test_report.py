@@ -1,0 +1,290 @@
+"""`gpunode report` and `doctor --root BUNDLE`: the same findings elsewhere, and nothing private leaves."""
+
+import gzip
+import io
+import json
+import stat
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fixtures.machines import HEALTHY, machine, names, options, recorded_host
+from gpunode import _bundle
+from gpunode.checks.runner import run_checks
+from gpunode.commands import doctor, report
+from gpunode.errors import ConfigError, UsageError
+from gpunode.facts.machine_file import build_machine
+from gpunode.facts.node import Node
+from gpunode.host import Host
+from gpunode.render import SilentProgress
+from gpunode.result import ExitCode
+from tests.cli import gpunode
+
+UUID = "GPU-4e1a2b6c-89d0-4f51-9c3e-7a0b1c2d3e01"
+
+
+def findings(host):
+    return {one.id: replace(one, milliseconds=0) for one in run_checks(Node(host))}
+
+
+def bundle_of(host, path, **chosen):
+    result = report.run(host, report.Options(str(path), **chosen), SilentProgress())
+    assert result.data["path"] == str(path)
+    return result
+
+
+def texts(path):
+    """Every file of a bundle as text, by its name below the top directory."""
+    with tarfile.open(path) as bundle:
+        return {
+            member.name.partition("/")[2]: bundle.extractfile(member)
+            .read()
+            .decode("utf-8", "surrogateescape")
+            for member in bundle
+            if member.isreg()
+        }
+
+
+# every machine takes minutes; which faults are among these changes with each new machine
+SOME = [name for name in names() if not options(name)][::6]
+
+
+@pytest.mark.parametrize("name", sorted({*HEALTHY, *SOME}))
+def test_a_bundle_is_judged_as_the_machine_itself(name, tmp_path):
+    host = recorded_host(name, tmp_path / "machine")
+    bundle_of(host, tmp_path / "b.tar.gz")
+    with _bundle.unpacked(tmp_path / "b.tar.gz") as root:
+        assert findings(Host(root, environ={})) == findings(host)
+
+
+def test_without_names_and_uuids_the_findings_stay(tmp_path):
+    host = recorded_host("driver-lib-mismatch", tmp_path / "machine")
+    bundle_of(host, tmp_path / "b.tar.gz", redact=("all",))
+    with _bundle.unpacked(tmp_path / "b.tar.gz") as root:
+        seen = findings(Host(root, environ={}))
+    assert {one: told.status for one, told in seen.items()} == {
+        one: told.status for one, told in findings(host).items()
+    }
+
+
+def named_machine(root):
+    spec = machine("healthy-docker-rocky9")
+    spec["files"] |= {
+        "/proc/sys/kernel/hostname": "blackbird7.lab.example\n",
+        "/etc/docker/daemon.json": json.dumps(
+            {
+                "runtimes": {"nvidia": {"path": "nvidia-container-runtime", "args": []}},
+                "registry-mirrors": ["https://me:hunter2@mirror.lab.example"],
+                "log-opts": {"splunk-token": "tok-5up3r"},
+            }
+        ),
+    }
+    info = spec["recording"]["daemons"]["/run/docker.sock"]["info"]
+    info |= {
+        "Name": "blackbird7",
+        "HttpProxy": "http://me:hunter2@proxy:3128",
+        "Labels": ["secret=opensesame"],
+    }
+    return Host(build_machine(spec, root), environ={})
+
+
+def test_no_secret_leaves_and_names_only_unless_they_are_taken_out(tmp_path):
+    host = named_machine(tmp_path / "machine")
+    bundle_of(host, tmp_path / "plain.tar.gz")
+    whole = "".join(texts(tmp_path / "plain.tar.gz").values())
+    assert [word for word in ("hunter2", "tok-5up3r", "opensesame") if word in whole] == []
+    assert "blackbird7" in whole
+    bundle_of(host, tmp_path / "bare.tar.gz", redact=("hostnames", "uuids"))
+    found = texts(tmp_path / "bare.tar.gz")
+    inventory = host.recording["nvml"]["inventory"]["gpus"]
+    hidden = ["blackbird7", "lab.example", *(gpu["uuid"].removeprefix("GPU-") for gpu in inventory)]
+    assert [
+        word for word in hidden if any(word in text or word in name for name, text in found.items())
+    ] == []
+    recorded = json.loads(found["machine/.gpunode/recording.json"])["nvml"]["inventory"]["gpus"]
+    assert len({gpu["uuid"] for gpu in recorded}) == len(inventory)
+    assert all(gpu["uuid"].startswith("GPU-00000000-") for gpu in recorded)
+
+
+def test_of_strangers_processes_only_the_name_is_kept(tmp_path):
+    spec = machine("healthy-docker-rocky9")
+    spec["files"] |= {"/proc/4242/cmdline": "/opt/payroll\0--report\0salaries\0", "/proc/4242/stat": ""}
+    dockerd = next(
+        path for path, text in spec["files"].items() if path.endswith("cmdline") and "dockerd" in text
+    )
+    spec["files"][dockerd.replace("cmdline", "environ")] = "PATH=/usr/bin\0MY_DIARY=dear\0"
+    bundle_of(Host(build_machine(spec, tmp_path / "m"), environ={}), tmp_path / "b.tar.gz")
+    found = texts(tmp_path / "b.tar.gz")
+    assert found["machine/proc/4242/cmdline"] == "/opt/payroll\0"
+    assert "dear" not in "".join(found.values())
+
+
+def test_the_file_is_ours_alone_and_replaces_no_target_of_a_link(tmp_path):
+    host = recorded_host("healthy-docker-rocky9", tmp_path / "m")
+    other = tmp_path / "other"
+    other.write_text("untouched")
+    path = tmp_path / "b.tar.gz"
+    path.symlink_to(other)
+    bundle_of(host, path)
+    assert other.read_text() == "untouched" and not path.is_symlink()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with tarfile.open(path) as bundle:
+        tops = {member.name.partition("/")[0] for member in bundle}
+    assert len(tops) == 1 and tops.pop().startswith("gpunode-report-")
+
+
+def test_the_name_of_the_file_is_safe_whatever_the_node_calls_itself(tmp_path, monkeypatch):
+    spec = machine("healthy-docker-rocky9")
+    spec["files"]["/proc/sys/kernel/hostname"] = "../../etc/$(reboot)\n"
+    monkeypatch.chdir(tmp_path)
+    result = report.run(
+        Host(build_machine(spec, tmp_path / "m"), environ={}), report.Options(), SilentProgress()
+    )
+    assert Path(result.data["path"]).parent == tmp_path
+    assert Path(result.data["path"]).name.startswith("gpunode-report-etc---reboot-")
+
+
+@pytest.mark.parametrize("chosen", [{"redact": ("everything",)}, {"path": "/"}, {"path": "/nowhere/at/all"}])
+def test_what_can_not_be_meant_is_refused_before_work(chosen, tmp_path):
+    with pytest.raises(UsageError):
+        report.run(Host(tmp_path / "missing", environ={}), report.Options(**chosen), SilentProgress())
+
+
+def test_what_may_not_be_read_is_no_missing_fact_in_the_bundle(tmp_path):
+    spec = machine("healthy-h100")
+    spec["recording"]["unreadable"] = {"/etc/docker/daemon.json": "can't read it: Permission denied"}
+    host = Host(build_machine(spec, tmp_path / "m"), environ={})
+    bundle_of(host, tmp_path / "b.tar.gz")
+    with _bundle.unpacked(tmp_path / "b.tar.gz") as root:
+        finding = findings(Host(root, environ={}))["docker-config-invalid-json"]
+    assert (finding.status.value, finding.skipped) == ("skip", "unreadable")
+
+
+# --- a bundle is a stranger's ---------------------------------------------------------------------------
+
+
+def archive(path, *entries, mode="w:gz"):
+    """A bundle of (name, content or TarInfo) pairs."""
+    with tarfile.open(path, mode) as out:
+        for name, content in entries:
+            entry = content if isinstance(content, tarfile.TarInfo) else tarfile.TarInfo(name)
+            entry.name = name
+            data = content if isinstance(content, bytes) else b""
+            if isinstance(content, bytes):
+                entry.size = len(data)
+            out.addfile(entry, io.BytesIO(data))
+    return path
+
+
+def special(kind, target=""):
+    entry = tarfile.TarInfo()
+    entry.type, entry.linkname = kind, target
+    return entry
+
+
+FINE = ("t/machine/etc/hostname", b"node\n")
+HOSTILE = {
+    "a way up": [FINE, ("t/machine/../../../evil", b"x")],
+    "an absolute path": [FINE, ("/t/machine/evil", b"x")],
+    "a bare dot": [FINE, ("t/./machine/evil", b"x")],
+    "a symlink": [FINE, ("t/machine/etc/link", special(tarfile.SYMTYPE, "/etc"))],
+    "a file behind a symlink": [("t/machine/a", special(tarfile.SYMTYPE, "/tmp")), ("t/machine/a/b", b"x")],
+    "a hard link": [FINE, ("t/machine/hard", special(tarfile.LNKTYPE, "/etc/shadow"))],
+    "a device": [FINE, ("t/machine/dev/sda", special(tarfile.BLKTYPE))],
+    "a pipe": [FINE, ("t/machine/fifo", special(tarfile.FIFOTYPE))],
+    "the same file twice": [FINE, FINE],
+    "a file where a directory is": [("t/machine/etc", b""), FINE],
+    "a file where a file is a directory": [FINE, ("t/machine/etc/hostname/x", b"")],
+    "too deep a path": [FINE, ("t/machine/" + "d/" * 80 + "x", b"")],
+    "no machine": [("t/report.json", b"{}")],
+    "links that are no object": [FINE, ("t/links.json", b"[]")],
+    "a link out": [FINE, ("t/links.json", b'{"/../../evil": "/etc"}')],
+    "a link over a file": [FINE, ("t/links.json", b'{"/etc/hostname": "/etc"}')],
+    "a link behind a link": [FINE, ("t/links.json", b'{"/a": "/tmp", "/a/b": "/etc"}')],
+    "links nested too deep": [FINE, ("t/links.json", b"[" * 200_000)],
+    "a link to a number": [FINE, ("t/links.json", b'{"/a": 3}')],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_bundle_is_refused_by_name_and_writes_nothing_elsewhere(name, tmp_path, monkeypatch):
+    place = tmp_path / "work"
+    place.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    path = archive(tmp_path / "evil.tar.gz", *HOSTILE[name])
+    with pytest.raises(ConfigError, match=r"evil\.tar\.gz is no support bundle"), _bundle.unpacked(path):
+        pass
+    assert sorted(tmp_path.iterdir()) == [path, place]
+    assert list(place.iterdir()) == []
+
+
+def test_a_bomb_is_not_unpacked(tmp_path):
+    path = tmp_path / "bomb.tar.gz"
+    entry = tarfile.TarInfo("t/machine/zeros")
+    entry.size = _bundle.MOST_BYTES - (1 << 20)
+    with gzip.open(path, "wb", compresslevel=1) as out:
+        for number in range(2):
+            entry.name = f"t/machine/zeros{number}"
+            out.write(entry.tobuf())
+            piece = bytes(1 << 20)
+            for _ in range(entry.size >> 20):
+                out.write(piece)
+    with pytest.raises(ConfigError, match="unpacks to more than"), _bundle.unpacked(path):
+        pass
+
+
+def test_too_many_entries_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(_bundle, "MOST_ENTRIES", 10)
+    path = archive(tmp_path / "many.tar.gz", *((f"t/machine/{number}", b"") for number in range(12)))
+    with pytest.raises(ConfigError, match="more than 10 entries"), _bundle.unpacked(path):
+        pass
+
+
+@pytest.mark.parametrize("cut", [0, 5, 40, -20])
+def test_a_truncated_bundle_is_an_error_and_no_traceback(cut, tmp_path):
+    host = recorded_host("healthy-docker-rocky9", tmp_path / "m")
+    bundle_of(host, tmp_path / "b.tar.gz")
+    path = tmp_path / "cut.tar.gz"
+    path.write_bytes((tmp_path / "b.tar.gz").read_bytes()[: cut or None] if cut else b"")
+    with pytest.raises(ConfigError, match="no support bundle"), _bundle.unpacked(path):
+        pass
+
+
+def test_odd_modes_and_times_are_not_taken_over(tmp_path):
+    entry = tarfile.TarInfo()
+    entry.mode, entry.mtime, entry.size = 0o6777, 1 << 60, 0
+    path = archive(tmp_path / "odd.tar.gz", FINE, ("t/machine/bin/su", entry))
+    with _bundle.unpacked(path) as root:
+        assert stat.S_IMODE((root / "bin/su").stat().st_mode) == 0o755
+        assert (root / "bin/su").stat().st_uid == Path(tmp_path).stat().st_uid
+
+
+# --- through the command line ----------------------------------------------------------------------------
+
+
+def test_report_then_doctor_on_another_machine(tmp_path):
+    host = recorded_host("driver-lib-mismatch", tmp_path / "m")
+    path = tmp_path / "b.tar.gz"
+    made = gpunode("--root", str(host.root), "report", "--output-file", str(path), "-o", "json")
+    assert (made.code, made.document["kind"], made.document["status"]) == (0, "SupportBundle", "ok")
+    assert made.document["data"]["doctor"]["first"] == "driver-lib-mismatch"
+    looked = gpunode("doctor", "--root", str(path), "-o", "json")
+    assert (looked.code, looked.document["data"]["first"]) == (ExitCode.FAILED, "driver-lib-mismatch")
+    assert {"about.json", "report.json", "report.html", "links.json"} <= set(texts(path))
+
+
+def test_a_bundle_is_only_looked_at(tmp_path):
+    host = recorded_host("healthy-docker-rocky9", tmp_path / "m")
+    bundle_of(host, tmp_path / "b.tar.gz")
+    refused = gpunode("--root", str(tmp_path / "b.tar.gz"), "configure-runtime", "--runtime", "docker")
+    assert refused.code == ExitCode.USAGE
+    assert "can only be looked at" in refused.err
+
+
+def test_what_is_no_bundle_is_named(tmp_path):
+    (tmp_path / "x.tar.gz").write_bytes(b"not a bundle")
+    ran = gpunode("doctor", "--root", str(tmp_path / "x.tar.gz"), "-o", "json")
+    assert (ran.code, ran.document["status"]) == (ExitCode.FAILED, "error")
+    assert "x.tar.gz is no support bundle" in ran.err
