@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from fixtures.engines import CONTAINERD_CONFIG, start_containerd, start_dockerd
+from fixtures.engines import CONTAINERD_CONFIG, EngineFailed, start_containerd, start_dockerd
 from gpunode.checks.catalogue import BY_ID
 from gpunode.facts.containerd import find_containerd
 from gpunode.facts.docker import find_docker
@@ -66,6 +66,49 @@ def test_containerd_whose_handlers_differ_in_the_cgroup_driver():
         found = verdict("containerd-systemdcgroup", containerd_node(engine))
         assert found.status is FindingStatus.FAIL
         assert {"runc: cgroupfs", "nvidia: systemd"} == {evidence.value for evidence in found.evidence}
+
+
+IMPORTS = 'version = 2\nimports = ["{directory}/conf.d/*.toml"]\n'
+
+
+@pytest.mark.containerd
+def test_a_drop_in_that_takes_the_main_files_settings_away():
+    """Before 2.1 the last file's table counts alone; a whole copy of it keeps what the main file has."""
+    main = IMPORTS + CONTAINERD_CONFIG.removeprefix("version = 2\n")
+    engine = start_containerd(main)
+    drop_in = engine.directory / "conf.d" / "99-nvidia.toml"
+    drop_in.parent.mkdir()
+    drop_in.write_text("version = 2\n" + RUNTIME)
+    with engine:
+        node = containerd_node(engine)
+        assert node.containerd.version < (2, 1), "needs an older containerd"
+        found = verdict("containerd-imports-clobber", node)
+        assert found.status is FindingStatus.FAIL and "the default handler runc" in found.summary
+        drop_in.write_text(drop_in.read_text() + RUNTIME.replace("nvidia", "runc"))
+        engine.restart()
+        node = containerd_node(engine)
+        found = verdict("containerd-imports-clobber", node)
+        assert found.status is FindingStatus.FAIL and "sandbox_image" in found.summary
+        assert found.evidence[0].value == "restrict_oom_score_adj = True"
+        assert verdict("containerd-runtime-binary", node).status is FindingStatus.PASS
+        table = CONTAINERD_CONFIG.partition('[plugins."io.containerd.grpc.v1.cri"]')
+        drop_in.write_text("version = 2\n" + "".join(table[1:]) + RUNTIME.replace("/bin/true", "/no/such"))
+        engine.restart()
+        node = containerd_node(engine)
+        assert verdict("containerd-imports-clobber", node).status is FindingStatus.PASS
+        gone = verdict("containerd-runtime-binary", node)
+        assert gone.status is FindingStatus.FAIL and gone.evidence[0].source == str(drop_in)
+
+
+@pytest.mark.containerd
+def test_containerd_does_not_start_without_a_file_that_it_imports():
+    main = IMPORTS.replace("/conf.d/*.toml", "/gone.toml") + CONTAINERD_CONFIG.removeprefix("version = 2\n")
+    with start_containerd() as engine:
+        engine.config.write_text(main.replace("{directory}", str(engine.directory)))
+        found = verdict("containerd-config-version", containerd_node(engine))
+        assert found.status is FindingStatus.FAIL and found.evidence[0].line == 2
+        with pytest.raises(EngineFailed):
+            engine.restart()
 
 
 @pytest.mark.containerd

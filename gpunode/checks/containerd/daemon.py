@@ -30,7 +30,7 @@ def containerd_config_version(node: Node) -> Verdict:
         return fail(
             "containerd's configuration can't be parsed",
             seen(path, error.message),
-            fix=_edit(node, path, None),
+            fix=edit(node, path, None),
         )
     if config is None or not config.exists:
         return ok(f"{path} is absent: containerd runs with its defaults")
@@ -51,7 +51,7 @@ def _missing_import(node: Node, config: ContainerdConfig) -> Verdict | None:
     line = line_of(node.host.read_text(one.importer) or "", one.pattern)
     evidence = seen(one.importer, f"imports {one.pattern}", line)
     return fail(
-        f"containerd imports {one.path}, which isn't there", evidence, fix=_edit(node, one.importer, line)
+        f"containerd imports {one.path}, which isn't there", evidence, fix=edit(node, one.importer, line)
     )
 
 
@@ -65,7 +65,7 @@ def _too_new(node: Node, config: ContainerdConfig) -> Verdict | None:
     return fail(
         f"containerd {_dotted(node)} reads configuration versions up to {newest}",
         seen(over[0], f"version = {config.versions[over[0]]}", line),
-        fix=_edit(node, over[0], line),
+        fix=edit(node, over[0], line),
     )
 
 
@@ -80,7 +80,7 @@ def _mixed(node: Node, config: ContainerdConfig) -> Verdict | None:
     higher = any(config.versions[path] > config.version for path in other)
     judge = fail if higher else warn
     return judge(
-        "imported files have another version than the main file", *evidence, fix=_edit(node, other[0], 1)
+        "imported files have another version than the main file", *evidence, fix=edit(node, other[0], 1)
     )
 
 
@@ -97,7 +97,7 @@ def _misplaced(config: ContainerdConfig) -> Verdict | None:
     return None
 
 
-def _edit(node: Node, path: str, line: int | None) -> Fix:
+def edit(node: Node, path: str, line: int | None) -> Fix:
     """Correct a file and restart; never the one that a distribution renders, but what it is rendered from."""
     daemon = node.containerd
     restart = "systemctl restart containerd"
@@ -141,6 +141,8 @@ def containerd_not_restarted(node: Node) -> Verdict:
     state = node.host.socket_state(socket)
     if state == "denied":
         return skip(f"needs root to talk to {socket}")
+    if state != "listening" and node.containerd.manager and not _kubelet_runs(node):
+        return skip(f"{node.containerd.manager} starts this containerd, and isn't running itself")
     if state != "listening":
         return fail("containerd isn't running", seen(socket, state), fix=_managed(node))
     handlers = told_handlers(node)
@@ -153,6 +155,10 @@ def containerd_not_restarted(node: Node) -> Verdict:
     told = seen(f"CRI Status at {socket}", f"handlers {', '.join(handlers) or 'none'}")
     summary = "in the file, not in the running daemon: containerd wasn't restarted"
     return fail(summary, *evidence, told, fix=_managed(node))
+
+
+def _kubelet_runs(node: Node) -> bool:
+    return node.kubelet is not None and node.kubelet.process is not None
 
 
 def _managed(node: Node) -> Fix | None:
@@ -264,6 +270,7 @@ CHECKS = (
         run=containerd_not_restarted,
         blocked_by=(
             *("pci-no-gpu", "containerd-config-version", "containerd-cri-disabled", "k3s-edited-generated"),
+            "containerd-imports-clobber",
         ),
     ),
 )

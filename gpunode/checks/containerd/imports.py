@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
-from gpunode.checks.containerd.daemon import WHERE, judged, running_config
+from gpunode.checks.containerd.daemon import WHERE, edit, judged, running_config
 from gpunode.checks.docker.daemon import line_of
 from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.errors import DaemonError
 from gpunode.facts import gates
 from gpunode.facts.containerd import DEFAULT_CONFIG
 from gpunode.facts.distributions import DISTRIBUTIONS, manager
@@ -35,20 +37,37 @@ def containerd_imports_clobber(node: Node) -> Verdict:
         return ok("no imported file takes settings away")
     running = running_config(node)
     if not running:
-        return skip("containerd doesn't tell its configuration")
-    gone = [one for one in lost if _without(in_force(running, one.keys), one)]
+        return _without_cri(node, lost) or skip("containerd doesn't tell its configuration")
+    gone = tuple(one for one in lost if _without(in_force(running, one.keys), one))
     if not gone:
         return ok("imported files replace tables, and nothing of them is lost")
-    told = (seen(one.file, str(one), _line(node, one)) for one in gone[:_MOST])
-    line = line_of(node.host.read_text(gone[0].by) or "", config.plugin)
-    table = seen(gone[0].by, f'a table "{config.plugin}" without them', line)
     vital = any(key in one.keys for one in gone for key in _VITAL)
-    judge = fail if vital else warn
     names = ", ".join(one.name for one in gone[:3]) + (" and more" if len(gone) > 3 else "")
-    edit = f"${{EDITOR:-vi}} {f'+{line} ' if line else ''}{gone[0].by} && systemctl restart containerd"
-    return judge(
-        f"an imported file takes settings away: {names}", *told, table, fix=Fix(edit, True, "restart")
-    )
+    return _told(node, fail if vital else warn, f"an imported file takes settings away: {names}", gone)
+
+
+def _without_cri(node: Node, lost: tuple[Lost, ...]) -> Verdict | None:
+    """Without the handler that it takes by default, containerd 1.x doesn't load its CRI at all."""
+    try:
+        node.cri  # noqa: B018 - read for its failure
+    except DaemonError as error:
+        config = node.containerd_config
+        name = config.default_runtime if config else ""
+        gone = tuple(one for one in lost if one.keys[:3] == ("containerd", "runtimes", name))
+        if error.code == "cri-disabled" and config and gone and name not in config.runtimes:
+            text = (
+                f"an imported file takes the default handler {name} away, and the CRI doesn't load without it"
+            )
+            return _told(node, fail, text, gone)
+    return None
+
+
+def _told(node: Node, judge: Callable[..., Verdict], summary: str, gone: tuple[Lost, ...]) -> Verdict:
+    plugin = node.containerd_config.plugin if node.containerd_config else ""
+    line = line_of(node.host.read_text(gone[0].by) or "", plugin)
+    places = (seen(one.file, str(one), _line(node, one)) for one in gone[:_MOST])
+    table = seen(gone[0].by, f'a table "{plugin}" without them', line)
+    return judge(summary, *places, table, fix=edit(node, gone[0].by, line))
 
 
 def _without(value: object, one: Lost) -> bool:
@@ -91,12 +110,7 @@ CHECKS = (
         ),
         remedy=fixes.CONFIGURE_CONTAINERD,
         run=containerd_imports_clobber,
-        blocked_by=(
-            "pci-no-gpu",
-            "containerd-config-version",
-            "containerd-cri-disabled",
-            "containerd-not-restarted",
-        ),
+        blocked_by=("pci-no-gpu", "containerd-config-version", "containerd-cri-disabled"),
         refs=("https://github.com/containerd/containerd/issues/5837",),
         table=gates.TABLE,
     ),
