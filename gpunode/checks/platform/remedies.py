@@ -22,7 +22,7 @@ RESTORE_LISTS = everywhere("apt install --reinstall nvidia-l4t-init")
 def pass_devices(paths: Sequence[str]) -> Fix:
     """On the machine that runs the LXC container, with its number (Proxmox VE's pct(1))."""
     options = " ".join(f"-dev{number} {path}" for number, path in enumerate(paths))
-    return Fix(f"pct set 100 {options} && pct reboot 100", disruptive="restart")
+    return Fix(f"pct set 100 {options} && pct stop 100 && pct start 100", disruptive="restart")
 
 
 PASS_DEVICES = everywhere(
