@@ -153,10 +153,13 @@ def doctor(
     )
     if fix or apply or allow:
         return _fix(session, options, fix, apply, tuple(allow or ()))
+    return _filed(command.run(session.host, options, session.progress), output_file)
+
+
+def _filed(result: "Result", path: str) -> "Result":
     from dataclasses import replace
 
-    result = command.run(session.host, options, session.progress)
-    return replace(result, file=output_file) if output_file not in ("", "-") else result
+    return replace(result, file=path) if path not in ("", "-") else result
 
 
 def _only_whole(session: Session, path: str, **others: bool) -> None:

@@ -13,7 +13,7 @@ import pytest
 from fixtures.machines import HEALTHY, machine, names, options, recorded_host
 from gpunode import _bundle
 from gpunode.checks.runner import run_checks
-from gpunode.commands import doctor, report
+from gpunode.commands import report
 from gpunode.errors import ConfigError, UsageError
 from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node
@@ -37,18 +37,17 @@ def bundle_of(host, path, **chosen):
 
 def texts(path):
     """Every file of a bundle as text, by its name below the top directory."""
+    found = {}
     with tarfile.open(path) as bundle:
-        return {
-            member.name.partition("/")[2]: bundle.extractfile(member)
-            .read()
-            .decode("utf-8", "surrogateescape")
-            for member in bundle
-            if member.isreg()
-        }
+        for member in bundle:
+            stream = bundle.extractfile(member)
+            if stream is not None:
+                found[member.name.partition("/")[2]] = stream.read().decode("utf-8", "surrogateescape")
+    return found
 
 
 # every machine takes minutes; which faults are among these changes with each new machine
-SOME = [name for name in names() if not options(name)][::6]
+SOME = [name for name in names() if not options(name)][::8]
 
 
 @pytest.mark.parametrize("name", sorted({*HEALTHY, *SOME}))
@@ -220,7 +219,8 @@ def test_a_hostile_bundle_is_refused_by_name_and_writes_nothing_elsewhere(name, 
     assert list(place.iterdir()) == []
 
 
-def test_a_bomb_is_not_unpacked(tmp_path):
+def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(_bundle, "MOST_BYTES", 8 << 20)
     path = tmp_path / "bomb.tar.gz"
     entry = tarfile.TarInfo("t/machine/zeros")
     entry.size = _bundle.MOST_BYTES - (1 << 20)
