@@ -102,6 +102,15 @@ def test_how_many_gpus_are_enough(resources, status, tmp_path):
     assert judge("allocatable-zero", offered(resources), tmp_path).status.value == status
 
 
+def test_gpunodes_own_plugin_is_restarted_as_a_service(tmp_path):
+    unit = "/etc/systemd/system/gpunode-device-plugin.service"
+    for number, name in enumerate(("plugin-not-registered", "allocatable-zero", "plugin-socket-dead")):
+        spec = machine(name)
+        spec["files"][unit] = "[Service]\nExecStart=/usr/bin/gpunode plugin serve\n"
+        found = judge(name, spec, tmp_path / str(number))
+        assert found.fix[0].command == "systemctl restart gpunode-device-plugin"
+
+
 def test_a_plugin_that_was_given_some_gpus_offers_those(tmp_path):
     spec = offered({"nvidia.com/gpu": ["GPU-0"]}, "plugin-cannot-see-nvml")
     spec["files"]["/proc/2201/environ"] = "NVIDIA_VISIBLE_DEVICES=GPU-0\0"

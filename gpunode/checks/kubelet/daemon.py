@@ -63,9 +63,7 @@ def plugin_socket_dead(node: Node) -> Verdict:
             paths = " ".join(f"{DEVICE_PLUGINS}/{name}" for name in dead)
             summary = "a device plugin left its socket, another one answers"
             return warn(summary, *evidence, fix=Fix(f"rm {paths}"))
-        # gpunode's plugin and NVIDIA's give their sockets the same name
-        fix = None if read_unit(node.host, _OUR_UNIT) else fixes.RESTART_PLUGIN_POD
-        return fail("a device plugin died and left its socket", *evidence, fix=fix)
+        return fail("a device plugin died and left its socket", *evidence, fix=restart_plugin(node))
     return _silent(node, names) or ok(
         f"{len(names)} device plugin socket{'s' if len(names) > 1 else ''} answer"
     )
@@ -78,10 +76,18 @@ def _silent(node: Node, names: list[str]) -> Verdict | None:
     for name in names if node.questions.deep else ():
         path = f"{DEVICE_PLUGINS}/{name}"
         if node.host.socket_state(path) == "listening" and plugin_answers(node.host, path) is False:
-            fix = None if read_unit(node.host, _OUR_UNIT) else fixes.RESTART_PLUGIN_POD
             told = seen(path, "no answer to GetDevicePluginOptions within 2 seconds")
-            return fail("a device plugin listens, but doesn't answer", told, fix=fix)
+            return fail("a device plugin listens, but doesn't answer", told, fix=restart_plugin(node))
     return None
+
+
+def restart_plugin(node: Node) -> Fix:
+    """gpunode's plugin is a service of the node, NVIDIA's a pod; their sockets have the same name."""
+    return fixes.RESTART_PLUGIN.other if has_own_plugin(node) else fixes.RESTART_PLUGIN_POD
+
+
+def has_own_plugin(node: Node) -> bool:
+    return read_unit(node.host, _OUR_UNIT) is not None
 
 
 CHECKS = (
@@ -91,8 +97,8 @@ CHECKS = (
         layer="kubelet",
         severity="error",
         looks_at=(
-            "processes, units (kubelet, k3s, rke2, k0s, microk8s) and /var/lib/kubelet/config.yaml. A node "
-            "without a kubelet, or one that no cluster has taken yet, is fine. A running one has 3 seconds to "
+            "processes, units (kubelet, k3s, rke2, k0s, microk8s) and /var/lib/kubelet/config.yaml. None at "
+            "all, or one that no cluster has taken yet, is fine. A running one has 3 seconds to "
             "answer what it can hand out (PodResources)."
         ),
         why="Without the kubelet this node runs no pods and no device plugin can offer its GPUs.",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere
+from gpunode.checks.kubelet.daemon import has_own_plugin, restart_plugin
 from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.facts.node import Node
 from gpunode.result import Evidence, Fix
@@ -55,7 +56,7 @@ def plugin_not_registered(node: Node) -> Verdict:
     evidence = [seen(allocatable.source, f"no resource nvidia.com/...; it knows {others}")]
     for plugin in node.plugin_processes:
         evidence.append(seen(f"/proc/{plugin.process.pid}", f"{plugin.name} runs, but has not registered"))
-    fix = fixes.RESTART_PLUGIN_POD if node.plugin_processes else None
+    fix = restart_plugin(node) if node.plugin_processes or has_own_plugin(node) else None
     return fail("no device plugin has offered GPUs to the kubelet", *evidence, fix=fix)
 
 
@@ -68,7 +69,8 @@ def allocatable_zero(node: Node) -> Verdict:
     if _starting(node):
         return skip("the kubelet has just started, and plugins are about to register")
     if not any(counts.values()):
-        return fail("the kubelet can hand out none of this node's GPUs", told, *_last_words(node))
+        summary = "the kubelet can hand out none of this node's GPUs"
+        return fail(summary, told, *_last_words(node), fix=restart_plugin(node))
     usual = sum(gpu.driver == "nvidia" for gpu in node.gpus)
     # one that is divided or shared has ids of its own: UUID::3 is the fourth share of one GPU
     ids = {one.partition("::")[0] for some in allocatable.nvidia.values() for one in some}
@@ -76,7 +78,8 @@ def allocatable_zero(node: Node) -> Verdict:
     if parts or len(ids) >= usual or _chosen(node):
         return ok(f"{len(ids)} devices can be handed out", told)
     here = seen("/sys/bus/pci/devices", f"{usual} GPUs with the driver nvidia")
-    return warn(f"the kubelet can hand out {len(ids)} of {usual} GPUs", told, here, *_last_words(node))
+    summary = f"the kubelet can hand out {len(ids)} of {usual} GPUs"
+    return warn(summary, told, here, *_last_words(node), fix=restart_plugin(node))
 
 
 def _chosen(node: Node) -> bool:
