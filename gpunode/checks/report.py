@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpunode.checks.chains import chains
+from gpunode.checks.fixes import REBOOT
 from gpunode.checks.model import LAYERS
 from gpunode.result import Block, Cell, Evidence, Finding, FindingStatus, Fix, Style, Table, Text
 from gpunode.tables import OLD_DAYS
@@ -54,16 +55,28 @@ def first(findings: tuple[Finding, ...]) -> str | None:
 
 
 def reboot(findings: tuple[Finding, ...]) -> dict[str, Any]:
-    """``{"safe": true|false|null, "findings": [ids]}``: null if nothing of it could be judged."""
+    """``{"safe": true|false|null, "findings": [ids], "mends": [ids], "unjudged": [ids]}``: what to see to
+    before a reboot, what a reboot mends by itself, and what this user may not look at. Null if nothing was
+    found and nothing, or not everything, could be judged."""
     here = [finding for finding in findings if finding.reboot]
-    bad = [finding.id for finding in here if finding.status in _BAD]
-    judged = any(finding.status is FindingStatus.PASS for finding in here)
-    return {"safe": False if bad else (True if judged else None), "findings": bad}
+    bad = [finding for finding in here if finding.status in _BAD]
+    mends = [finding.id for finding in bad if _mended_by_reboot(finding)]
+    breaks = [finding.id for finding in bad if finding.id not in mends]
+    unjudged = [finding.id for finding in here if _unread(finding)]
+    judged = bool(mends) or any(finding.status is FindingStatus.PASS for finding in here)
+    safe = False if breaks else (True if judged and not unjudged else None)
+    return {"safe": safe, "findings": breaks, "mends": mends, "unjudged": unjudged}
+
+
+def _mended_by_reboot(finding: Finding) -> bool:
+    return bool(finding.fix) and finding.fix[0].command == REBOOT.other.command
 
 
 def _ordered(findings: tuple[Finding, ...]) -> list[Finding]:
+    """The worst first; of those what most others wait for, else the one that is nearer to the hardware."""
+    waiting = Counter(finding.blocked_by for finding in findings)
     bad = [finding for finding in findings if finding.status in _BAD]
-    return sorted(bad, key=lambda finding: _BAD.index(finding.status))
+    return sorted(bad, key=lambda finding: (_BAD.index(finding.status), -waiting[finding.id]))
 
 
 def _verdict(node: dict[str, Any], findings: tuple[Finding, ...]) -> Iterator[Block]:
@@ -199,17 +212,26 @@ def _notes(findings: tuple[Finding, ...]) -> Iterator[Block]:
 def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
     """The section that is only about what the next boot brings."""
     verdict = reboot(findings)
-    if verdict["safe"] is None:
+    breaks, mends, unjudged = verdict["findings"], verdict["mends"], verdict["unjudged"]
+    if verdict["safe"] is None and not (mends or unjudged):
         return
     yield Text("")
-    if verdict["safe"]:
+    if breaks:
+        yield Text("Safe to reboot? No, mend this first:", Style.WARN)
+        yield from _before_reboot([finding for finding in findings if finding.id in breaks])
+    elif unjudged:
+        number = _many(len(unjudged), "check")
+        yield Text(f"Safe to reboot? Nothing speaks against it, but {number} need root to tell", Style.WARN)
+    else:
         yield Text("Safe to reboot? Yes: nothing was found that a reboot would break", Style.GOOD)
-        return
-    yield Text("Safe to reboot? No, mend this first:", Style.WARN)
+    if mends:
+        yield Text(f"  A reboot mends {', '.join(mends)}", Style.DIM)
+
+
+def _before_reboot(findings: Sequence[Finding]) -> Iterator[Block]:
     for finding in findings:
-        if finding.id in verdict["findings"]:
-            yield Text(f"  {finding.id}: {finding.summary}", Style.WARN)
-            yield from (Text(f"    {fix.command}", Style.COMMAND) for fix in finding.fix)
+        yield Text(f"  {finding.id}: {finding.summary}", Style.WARN)
+        yield from (Text(f"    {fix.command}", Style.COMMAND) for fix in finding.fix)
 
 
 def _first(findings: tuple[Finding, ...]) -> Iterator[Block]:

@@ -149,13 +149,17 @@ def _first(report: Report) -> Iterator[str]:
 
 def _reboot(report: Report) -> Iterator[str]:
     verdict = report.data["reboot"]
-    if verdict["safe"] is None:
+    mends, unjudged = verdict.get("mends", ()), verdict.get("unjudged", ())
+    if verdict["safe"] is None and not (mends or unjudged):
         return
     mood = "good" if verdict["safe"] else "warn"
     yield f'<section class="card reboot {mood}" aria-labelledby="reboot">'
     yield '<h2 id="reboot">Safe to reboot?</h2>'
     if verdict["safe"]:
         yield "<p>Yes: nothing was found that a reboot would break.</p>"
+    elif not verdict["findings"]:
+        number = _many(len(unjudged), "check")
+        yield f"<p>Nothing speaks against it, but {number} need root to tell.</p>"
     else:
         yield "<p>No, mend this first:</p><ul>"
         for one in report.findings:
@@ -163,6 +167,8 @@ def _reboot(report: Report) -> Iterator[str]:
                 yield f'<li><a href="#{escaped(one["id"])}">{escaped(one["id"])}</a>: '
                 yield f"{escaped(one['summary'])}</li>"
         yield "</ul>"
+    if mends:
+        yield f'<p class="quiet">A reboot mends {escaped(", ".join(mends))}.</p>'
     yield "</section>"
 
 

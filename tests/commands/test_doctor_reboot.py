@@ -1,0 +1,147 @@
+"""The section "Safe to reboot?", through the command line: what it says, and what it leaves out."""
+
+import json
+import os
+from collections.abc import Callable
+
+import pytest
+
+from fixtures.machines import HEALTHY, recorded_host
+from gpunode.commands import doctor
+from gpunode.commands.doctor import Options
+from gpunode.host import Host
+from gpunode.render import SilentProgress, plain_lines
+from tests.cli import gpunode
+
+YES = "Safe to reboot? Yes: nothing was found that a reboot would break"
+NO = "Safe to reboot? No, mend this first:"
+
+
+@pytest.fixture
+def ask(tmp_path) -> Callable[..., str]:
+    """Through the command line, as a user does."""
+
+    def asked(machine: str, *arguments: str) -> str:
+        root = recorded_host(machine, tmp_path / machine).root
+        return gpunode("--root", str(root), "doctor", *arguments).out
+
+    return asked
+
+
+@pytest.fixture
+def text(tmp_path) -> Callable[[str], str]:
+    """The same report, without starting a program for it."""
+
+    def shown(machine: str) -> str:
+        return drawn(recorded_host(machine, tmp_path / machine))
+
+    return shown
+
+
+def drawn(host: Host) -> str:
+    result = doctor.run(host, Options(), SilentProgress())
+    return "\n".join(line for block in result.blocks for line in plain_lines(block))
+
+
+def section(text: str) -> list[str]:
+    """Its lines, without what comes before and after."""
+    lines = text.splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith("Safe to reboot?")]
+    if not starts:
+        return []
+    (start,) = starts
+    rest = lines[start + 1 :]
+    end = next((number for number, line in enumerate(rest) if not line.startswith("  ")), len(rest))
+    return lines[start : start + 1 + end]
+
+
+BREAKS = {
+    "dkms-next-kernel": ("dkms-not-built", "apt install linux-headers-5.15.0-124-generic"),
+    "dkms-next-kernel-rocky9": ("dkms-not-built", "dnf install kernel-devel-5.14.0-503.11.1.el9_5.x86_64"),
+    "mok-pending": ("mok-pending", "mokutil --list-new"),
+    "secureboot-key-waits": ("secureboot-unsigned", "mokutil --list-new && reboot"),
+    "driver-upgrade-pending": ("driver-upgrade-pending", "apt install libnvidia-compute-580"),
+    "driver-lib-mismatch-stays": ("driver-lib-mismatch", "dkms autoinstall"),
+    "module-disabled-next-boot": ("module-disabled-next-boot", "sed -i '3s/^/# /'"),
+    "nouveau-not-blacklisted": ("nouveau-not-blacklisted", "blacklist nouveau"),
+    "cdi-lost-at-reboot": ("cdi-lost-at-reboot", "gpunode cdi refresh --install"),
+    "cdi-lost-at-reboot-rocky9": ("cdi-lost-at-reboot", "systemctl enable --now nvidia-cdi-refresh.service"),
+    "dev-char-lost-at-reboot": ("dev-char-lost-at-reboot", "/etc/udev/rules.d/71-nvidia-dev-char.rules"),
+    "mig-config-lost": ("mig-config-lost", ""),
+}
+
+
+@pytest.mark.parametrize("machine", BREAKS)
+def test_what_a_reboot_breaks_stands_there_with_its_command(text, machine):
+    identifier, command = BREAKS[machine]
+    shown = section(text(machine))
+    assert shown[0] == NO
+    (place,) = [number for number, line in enumerate(shown) if line.startswith(f"  {identifier}: ")]
+    assert command in shown[place + 1]
+    assert not any(line.lstrip() == "reboot" for line in shown), "a reboot is no remedy before a reboot"
+
+
+MENDS = ("driver-lib-mismatch", "driver-lib-mismatch-unattended", "driver-lib-mismatch-rocky9")
+
+
+@pytest.mark.parametrize("machine", MENDS)
+def test_what_a_reboot_mends_does_not_speak_against_it(text, machine):
+    assert section(text(machine)) == [YES, "  A reboot mends driver-lib-mismatch"]
+
+
+@pytest.mark.parametrize("machine", [one for one in HEALTHY if "wsl2" not in one])
+def test_a_healthy_node_is_safe_to_reboot(text, machine):
+    assert section(text(machine)) == [YES]
+
+
+@pytest.mark.parametrize("machine", ["pci-no-gpu", "healthy-wsl2"])
+def test_where_nothing_of_it_applies_there_is_no_such_section(text, machine):
+    assert section(text(machine)) == []
+
+
+def test_the_command_line_ends_with_it(ask):
+    shown = section(ask("dkms-next-kernel"))
+    assert shown[:1] == [NO] and shown[1].startswith("  dkms-not-built: the next reboot breaks the GPUs")
+
+
+def test_two_things_that_vanish_are_both_told(text):
+    shown = section(text("cdi-lost-at-reboot"))
+    assert [line.split(":")[0].strip() for line in shown[1::2]] == [
+        "uvm-lost-at-reboot",
+        "cdi-lost-at-reboot",
+    ]
+
+
+def test_who_makes_it_again_is_found_in_a_script_that_a_unit_starts(text):
+    assert section(text("cdi-written-by-own-unit")) == [YES]
+    assert section(text("dev-char-made-at-boot")) == [YES]
+
+
+def test_the_json_says_the_same(ask):
+    def told(machine, *arguments):
+        return json.loads(ask(machine, "-o", "json", *arguments))["data"]["reboot"]
+
+    assert told("mok-pending") == {"safe": False, "findings": ["mok-pending"], "mends": [], "unjudged": []}
+    mends = told("driver-lib-mismatch")
+    assert mends == {"safe": True, "findings": [], "mends": ["driver-lib-mismatch"], "unjudged": []}
+
+
+def test_every_page_has_the_section(ask):
+    page = ask("driver-lib-mismatch", "-o", "html")
+    assert "Safe to reboot?" in page and "A reboot mends driver-lib-mismatch." in page
+
+
+def test_a_check_that_may_not_look_vouches_for_nothing(tmp_path):
+    class Closed(Host):
+        def path(self, path: str | os.PathLike[str], *, follow: bool = True):
+            if str(path).startswith("/var/lib/dkms") or str(path).startswith("/lib/modules"):
+                raise PermissionError(13, "Permission denied", str(path))
+            return super().path(path, follow=follow)
+
+    root = recorded_host("healthy-h100", tmp_path).root
+    (line,) = section(drawn(Closed(root, environ={})))
+    assert line.startswith("Safe to reboot? Nothing speaks against it, but ")
+
+
+def test_what_is_no_matter_of_the_next_boot_is_not_in_it(text):
+    assert section(text("nvidia-smi-missing")) == [YES]
