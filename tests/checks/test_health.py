@@ -1,0 +1,212 @@
+"""Where false alarms about a GPU's health and a container's devices lurk."""
+
+import copy
+
+import pytest
+
+from fixtures.machines import machine
+from gpunode.checks.catalogue import BY_ID
+from gpunode.checks.runner import Selection, run_checks
+from gpunode.facts.machine_file import build_machine
+from gpunode.facts.node import Node, Questions
+from gpunode.host import Host
+
+LOG = "/.gpunode/kernel.log"
+UPTIME = "200000.00 1.00\n"
+
+
+def judged(name, change, tmp_path, identifier):
+    spec = machine(name)
+    change(spec)
+    node = Node(Host(build_machine(spec, tmp_path), environ={}), Questions())
+    (finding,) = [one for one in run_checks(node, Selection(only={identifier})) if one.id == identifier]
+    return finding
+
+
+def status(finding):
+    return "note" if finding.note else finding.status.value
+
+
+def gpus(spec):
+    return spec["recording"]["nvml"]["conditions"]
+
+
+def with_log(text, told="none"):
+    def change(spec):
+        spec["files"] |= {LOG: text, "/proc/uptime": UPTIME}
+        for gpu in gpus(spec).values():
+            gpu["reading"]["recoveryAction"] = told
+
+    return change
+
+
+def xid(number, seconds=199000, address="0000:18:00"):
+    return f"[{seconds}.000001] NVRM: Xid (PCI:{address}): {number}, pid=1, name=python3, words\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "told", "expected"),
+    [
+        ("", "none", "pass"),
+        (xid(119), "none", "warn"),
+        (xid(119), None, "fail"),
+        (xid(119, 100), None, "pass"),  # more than a day ago: nobody knows whether it was reset since
+        (xid(13), None, "note"),
+        (xid(13, 100), None, "pass"),
+        (xid(63), None, "pass"),
+        (xid(154), "none", "pass"),
+        (xid(94), None, "note"),
+        (xid(109), None, "note"),
+        (xid(79), None, "warn"),  # the GPU answers: it has come back
+        (xid(999), None, "warn"),
+        (xid(119, address="0000:ff:00"), None, "warn"),  # of no GPU that NVML lists
+        ("[199000.1] python3[1]: NVRM: Xid (PCI:0000:18:00): 119, pid=1\n", None, "pass"),
+    ],
+)
+def test_an_xid_counts_as_far_as_it_lasts(log, told, expected, tmp_path):
+    assert status(judged("healthy-h100", with_log(log, told), tmp_path, "xid-recent")) == expected
+
+
+def test_without_the_time_since_the_boot_nothing_is_said_of_xids(tmp_path):
+    def change(spec):
+        spec["files"][LOG] = xid(119)
+        spec["files"].pop("/proc/uptime", None)
+
+    assert status(judged("healthy-h100", change, tmp_path, "xid-recent")) == "skip"
+
+
+def test_a_gpu_that_fell_off_the_bus_and_is_vfios_since_is_not_lost(tmp_path):
+    def change(spec):
+        spec["files"][LOG] = xid(79, address="0000:2a:00")
+        spec["links"]["/sys/bus/pci/devices/0000:2a:00.0/driver"] = "../../../bus/pci/drivers/vfio-pci"
+        nvml = spec["recording"]["nvml"]
+        nvml["inventory"]["gpus"] = nvml["inventory"]["gpus"][:1]
+
+    assert status(judged("healthy-docker-rocky9", change, tmp_path, "gpu-lost")) == "pass"
+
+
+def test_an_unreadable_kernel_log_leaves_it_to_nvml(tmp_path):
+    def change(spec):
+        spec.setdefault("dirs", []).append(LOG)
+
+    assert status(judged("healthy-h100", change, tmp_path, "gpu-lost")) == "pass"
+
+
+def set_gpu(index, **told):
+    return lambda spec: gpus(spec)[str(index)].update(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "expected"),
+    [
+        ("healthy-h100", set_gpu(0, nvlinks=[True] * 17 + [False]), "warn"),
+        ("healthy-h100", set_gpu(0, nvlinks=[False] * 18), "pass"),  # a card without its bridge
+        ("healthy-h100", set_gpu(0, nvlinks=[False] * 18, migMode=True, migModeNext=True), "pass"),
+        ("healthy-h100", set_gpu(0, nvlinks=[]), "pass"),
+        ("healthy-docker-rocky9", lambda _: None, "skip"),
+    ],
+)
+def test_only_links_that_peers_have_up_are_down(name, change, expected, tmp_path):
+    assert status(judged(name, change, tmp_path, "nvlink-down")) == expected
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"memoryUsed": 40 << 30}, "warn"),
+        ({"memoryUsed": 40 << 30, "processes": [{"pid": 7}]}, "pass"),
+        ({"memoryUsed": 40 << 30, "processes": None}, "skip"),
+        ({"memoryUsed": 40 << 30, "memoryReserved": None}, "skip"),
+        ({"memoryUsed": 40 << 30, "migMode": True}, "skip"),
+        ({"memoryUsed": 40 << 30, "virtualization": "vgpu"}, "skip"),
+        ({"memoryUsed": 40 << 30, "ccEnabled": True}, "skip"),
+    ],
+)
+def test_memory_is_nobodys_only_where_all_users_are_told(told, expected, tmp_path):
+    def change(spec):
+        gpu = gpus(spec)["0"]
+        gpu.update(told)
+        spec["recording"]["nvml"]["conditions"] = {"0": gpu}
+
+    assert status(judged("healthy-h100", change, tmp_path, "zombie-gpu-memory")) == expected
+
+
+def test_mps_sets_the_compute_mode_itself(tmp_path):
+    def change(spec):
+        gpus(spec)["0"]["computeMode"] = "exclusive-process"
+        spec["files"] |= {
+            "/proc/77/cmdline": "nvidia-cuda-mps-control\0-d\0",
+            "/proc/77/stat": "77 (x) S " + "0 " * 30,
+        }
+
+    assert status(judged("healthy-h100", change, tmp_path, "compute-mode")) == "pass"
+
+
+def test_a_workstations_own_desktop_is_no_news(tmp_path):
+    change = set_gpu(0, displayActive=True, processes=[{"pid": 1222, "graphics": True}])
+    assert status(judged("healthy-workstation", change, tmp_path, "gpu-used-by-desktop")) == "pass"
+
+
+def test_a_desktop_keeps_the_gpu_initialised(tmp_path):
+    change = set_gpu(0, displayActive=True, persistence=False)
+    assert status(judged("healthy-workstation", change, tmp_path, "persistence-off")) == "pass"
+
+
+HEALTH = [one.id for one in BY_ID.values() if one.layer == "health" and one.id != "bad-cuda-env"]
+
+
+@pytest.mark.parametrize("identifier", [*HEALTH, "persistence-off", "imex-channels"])
+def test_what_no_gpu_tells_is_no_fault(identifier, tmp_path):
+    def change(spec):
+        spec["recording"]["nvml"]["conditions"] = {str(index): {} for index in range(8)}
+
+    assert status(judged("healthy-h100", change, tmp_path, identifier)) in ("pass", "skip")
+
+
+@pytest.mark.parametrize("identifier", [*HEALTH, "persistence-off", "imex-channels"])
+def test_without_conditions_there_is_no_judgement(identifier, tmp_path):
+    def change(spec):
+        del spec["recording"]["nvml"]["conditions"]
+
+    assert status(judged("healthy-h100", change, tmp_path, identifier)) in ("pass", "skip")
+
+
+def without_reload(spec):
+    spec["files"] = {path: text for path, text in spec["files"].items() if "/generator/" not in path}
+
+
+def with_the_hosts_dev(spec):
+    spec["recording"]["devices"]["/proc/7001/root/dev/mem"] = {"major": 1, "minor": 1, "mode": "0640"}
+
+
+def with_no_word_of_systemd(spec):
+    commands = spec["recording"]["commands"]
+    spec["recording"]["commands"] = {key: value for key, value in commands.items() if "scope" not in key}
+
+
+@pytest.mark.parametrize("change", [without_reload, with_the_hosts_dev, with_no_word_of_systemd])
+def test_a_container_has_lost_nothing_unless_it_shows(change, tmp_path):
+    assert status(judged("cgroup-device-revoked", change, tmp_path, "cgroup-device-revoked")) == "pass"
+
+
+def docker_says(**info):
+    def change(spec):
+        spec["recording"]["daemons"]["/run/docker.sock"]["info"].update(copy.deepcopy(info))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ({"RuncCommit": {"ID": "v1.1.4-0-g5fd4c4d"}}, "warn"),
+        ({"RuncCommit": {"ID": "v1.1.2-0-ga916309"}}, "pass"),
+        ({"RuncCommit": {"ID": "v1.1.12-0-g51d5e94"}}, "pass"),
+        ({"RuncCommit": {"ID": "N/A"}}, "pass"),
+        ({"RuncCommit": 3}, "pass"),
+        ({"RuncCommit": {"ID": "v1.1.4"}, "CgroupDriver": "cgroupfs"}, "skip"),
+    ],
+)
+def test_links_in_dev_char_are_missed_by_some_releases_of_runc_alone(info, expected, tmp_path):
+    found = judged("healthy-docker-rocky9", docker_says(**info), tmp_path, "dev-char-symlinks")
+    assert status(found) == expected

@@ -1,0 +1,60 @@
+"""Variables that change CUDA for a whole node: where they are found, and what is none."""
+
+import pytest
+
+from gpunode.facts.cuda_environment import settings
+from gpunode.facts.machine_file import build_machine
+from gpunode.host import Host
+
+
+def found(files, tmp_path, environ=None):
+    return [
+        (one.name, one.value, one.source, one.line)
+        for one in settings(Host(build_machine({"files": files}, tmp_path), environ=environ or {}))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "line"),
+    [
+        ("/etc/environment", 'PATH="/usr/bin"\nCUDA_PROFILE="1"\n', 2),
+        ("/etc/environment", "export CUDA_PROFILE=1\n", 1),
+        ("/etc/systemd/system.conf", "[Manager]\nDefaultEnvironment=LANG=C CUDA_PROFILE=1\n", 2),
+        ("/etc/systemd/system.conf.d/x.conf", '[Manager]\nDefaultEnvironment="CUDA_PROFILE=1"\n', 2),
+    ],
+)
+def test_the_file_and_the_line_are_told(path, text, line, tmp_path):
+    assert found({path: text}, tmp_path) == [("CUDA_PROFILE", "1", path, line)]
+
+
+def test_a_units_variables_are_told(tmp_path):
+    unit = "[Service]\nEnvironment=CUDA_VISIBLE_DEVICES=0,1\nExecStart=/usr/bin/dockerd\n"
+    files = {"/usr/lib/systemd/system/docker.service": unit}
+    assert found(files, tmp_path) == [("CUDA_VISIBLE_DEVICES", "0,1", "docker.service", None)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# CUDA_PROFILE=1\n",
+        "CUDA_PROFILE=0\n",
+        "CUDA_PROFILE=\n",
+        "NVIDIA_VISIBLE_DEVICES=all\n",
+        "MY_CUDA_PROFILE=1\n",
+        "PATH=/opt/CUDA_PROFILE=1/bin\n",
+        "CUDA_PROFILE\n",
+        "\ud800".encode("utf-8", "surrogatepass").decode("utf-8", "replace"),
+    ],
+)
+def test_what_changes_nothing_is_no_finding(text, tmp_path):
+    assert found({"/etc/environment": text}, tmp_path) == []
+
+
+def test_an_unbalanced_quote_is_passed_over(tmp_path):
+    text = '[Manager]\nDefaultEnvironment="CUDA_PROFILE=1\n'
+    assert found({"/etc/systemd/system.conf": text}, tmp_path) == []
+
+
+def test_whoever_calls_gpunode_may_choose_gpus_for_himself(tmp_path):
+    environ = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_INJECTION64_PATH": "/x.so"}
+    assert [one[0] for one in found({}, tmp_path, environ)] == ["CUDA_INJECTION64_PATH"]
