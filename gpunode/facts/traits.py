@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpunode.facts import lxc, mac
 from gpunode.facts.node import Node
 from gpunode.facts.system import VM
 
@@ -42,6 +41,18 @@ def _mig(node: Node) -> bool:
     return any(gpu.mig_enabled for gpu in node.nvml.inventory.gpus)
 
 
+def _selinux(node: Node) -> bool:
+    from gpunode.facts.mac import selinux_enforcing
+
+    return selinux_enforcing(node.host)
+
+
+def _lxc(node: Node) -> bool:
+    from gpunode.facts.lxc import in_lxc
+
+    return in_lxc(node.host)
+
+
 def _kubelet(node: Node) -> bool:
     return node.kubelet is not None and node.kubelet.joined
 
@@ -59,10 +70,8 @@ TRAITS = {
     "coherent-gpu": Trait(
         _coherent, "GPUs share the processor's memory", "no GPU shares the processor's memory"
     ),
-    "selinux-enforcing": Trait(
-        lambda node: mac.selinux_enforcing(node.host), "SELinux enforces", "SELinux doesn't enforce here"
-    ),
-    "lxc": Trait(lambda node: lxc.in_lxc(node.host), "this is an LXC container", "this is no LXC container"),
+    "selinux-enforcing": Trait(_selinux, "SELinux enforces", "SELinux doesn't enforce here"),
+    "lxc": Trait(_lxc, "this is an LXC container", "this is no LXC container"),
     "immutable": Trait(
         lambda node: node.distribution.immutable,
         "this distribution takes no packages",

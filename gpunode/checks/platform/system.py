@@ -19,15 +19,12 @@ from gpunode.checks.model import (
     warn,
 )
 from gpunode.checks.platform import remedies
-from gpunode.facts import mac
 from gpunode.facts.clock import NOT_BEFORE, clock
 from gpunode.facts.daemons import parse_version
-from gpunode.facts.dkms_log import failed_build
 from gpunode.facts.driver import newer_kernels, version_key
 from gpunode.facts.gates import TABLE, can, first
 from gpunode.facts.kubelet import CONFIG, setting
 from gpunode.facts.node import Node
-from gpunode.facts.pending_reboot import GRUB, PACKAGES, chosen_kernel, kernel_waiting
 from gpunode.result import Fix
 
 _BOOLEANS = ("container_use_devices", "container_use_xserver_devices")
@@ -43,6 +40,8 @@ _CGROUPS = "/sys/fs/cgroup"
 
 
 def selinux_nvml(node: Node) -> Verdict:
+    from gpunode.facts import mac
+
     for name in _BOOLEANS:
         if mac.selinux_boolean(node.host, name):
             return ok("SELinux lets containers use devices", seen(f"/sys/fs/selinux/booleans/{name}", "on"))
@@ -57,7 +56,9 @@ def selinux_nvml(node: Node) -> Verdict:
 
 
 def apparmor_denied(node: Node) -> Verdict:
-    denials = mac.apparmor_denials(node.kernel_log)
+    from gpunode.facts.mac import apparmor_denials
+
+    denials = apparmor_denials(node.kernel_log)
     if not denials:
         return ok("AppArmor denied no container a GPU")
     last = denials[-1]
@@ -85,6 +86,8 @@ def clock_skew(node: Node) -> Verdict:
 
 
 def reboot_required(node: Node) -> Verdict:
+    from gpunode.facts.pending_reboot import GRUB, PACKAGES, chosen_kernel, kernel_waiting
+
     newer = newer_kernels(node.kernels, node.kernel)
     upcoming = max(newer, key=lambda one: version_key(one.release), default=None)
     if upcoming is None or (node.module_built and not upcoming.has_module):
@@ -103,6 +106,8 @@ def reboot_required(node: Node) -> Verdict:
 
 
 def kernel_unsupported(node: Node) -> Verdict:
+    from gpunode.facts.dkms_log import failed_build
+
     if node.module is not None or node.module_built:
         return ok("the running kernel has its module")
     found = failed_build(node.host, node.kernel)
