@@ -1,5 +1,7 @@
 """The engines' checks where a false alarm would be near, and the container that --deep starts."""
 
+from dataclasses import replace
+
 import pytest
 
 from fixtures.machines import recorded_host
@@ -109,3 +111,23 @@ def test_every_engine_that_is_not_used_is_left_alone():
     for check in BY_ID.values():
         if check.layer in ("docker", "containerd", "crio", "podman"):
             assert "pci-no-gpu" in check.blocked_by
+
+
+@pytest.mark.parametrize(
+    ("release", "named", "status"),
+    [
+        ("4.9.4", True, PASS),
+        ("5.4.1", True, PASS),
+        ("5.5.0", True, FAIL),
+        ("5.5.2", False, FAIL),
+        ("5.6.0", False, PASS),
+        ("", True, PASS),
+    ],
+    ids=["old", "doesn't know the setting", "knows it", "looks in /etc/cdi alone", "in both", "unknown"],
+)
+def test_where_each_podman_looks_for_specifications(release, named, status, tmp_path):
+    machine = "podman-cdi-directories" if named else "healthy-podman-fedora"
+    node = Node(recorded_host(machine, tmp_path))
+    podman = replace(node.podman, version=tuple(map(int, release.split("."))) if release else ())
+    node.__dict__["podman"] = podman
+    assert judged(node, "podman-cdi").status is status

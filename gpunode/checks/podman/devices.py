@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _KEY = "cdi_spec_dirs"
 _DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # podman's default, as every engine's
+_DROP_IN = "/etc/containers/containers.conf.d/99-cdi.conf"
 
 
 def podman_cdi(node: Node) -> Verdict:
@@ -32,18 +33,32 @@ def podman_cdi(node: Node) -> Verdict:
         return fail(text, seen(node.podman.binary or "podman", release))
     specs = [spec.path for spec in node.cdi_specs if spec.serves_gpus]
     try:
-        named = node.podman_files.strings(_KEY)
+        directories = _directories(node.podman_files, node.podman.version)
     except ConfigError:
         return skip("podman's files can't be parsed, and podman passes over such a file")
-    directories = {one.rstrip("/") for one in named or _DIRECTORIES}
     here = {node.host.realpath(one) for one in directories}
     unread = [path for path in specs if node.host.realpath(path.rpartition("/")[0]) not in here]
     if not unread or len(unread) < len(specs):
-        return ok(f"podman reads specifications in {', '.join(sorted(directories))}")
-    place = _place(node.podman_files)
-    evidence = (place, *(seen(path, "not in these directories") for path in unread))
-    fix = Fix(f"gpunode cdi generate --output={sorted(directories)[0]}/nvidia.yaml")
-    return fail("podman doesn't look where the CDI specification is", *evidence, fix=fix)
+        return ok(f"podman reads specifications in {', '.join(directories)}")
+    evidence = (
+        _place(node.podman_files, release),
+        *(seen(path, "podman doesn't look there") for path in unread),
+    )
+    wanted = tuple(dict.fromkeys((*directories, *(path.rpartition("/")[0] for path in unread))))
+    listed = ", ".join(f'"{one}"' for one in wanted)
+    text = f"[engine]\\n{_KEY} = [{listed}]\\n"
+    fix = Fix(f"mkdir -p {_DROP_IN.rpartition('/')[0]} && printf '{text}' > {_DROP_IN}")
+    return fail(f"podman {release} doesn't look where the CDI specification is", *evidence, fix=fix)
+
+
+def _directories(files: PodmanConfig, version: tuple[int, ...]) -> tuple[str, ...]:
+    """Where this release looks: only newer ones go by the setting, and 5.5 forgot one of the two."""
+    settable = gates.can("podman", "cdi-spec-dirs", version)
+    named = tuple(one.rstrip("/") for one in files.strings(_KEY))
+    if settable and named:
+        return named
+    forgot = settable and not gates.can("podman", "cdi-both-directories", version)
+    return _DIRECTORIES[:1] if forgot else _DIRECTORIES
 
 
 def _hooks_dir(node: Node) -> tuple[str, ...]:
@@ -53,14 +68,14 @@ def _hooks_dir(node: Node) -> tuple[str, ...]:
         return ()
 
 
-def _place(files: PodmanConfig) -> Evidence:
+def _place(files: PodmanConfig, release: str) -> Evidence:
     """Where the last file names the directories."""
     for file in reversed(files.files):
         lines = enumerate(file.text.splitlines(), start=1)
         number = next((number for number, line in lines if line.strip().startswith(_KEY)), None)
         if number:
             return seen(file.path, f"{_KEY} = {list(files.strings(_KEY))}", number)
-    return seen("podman's default", ", ".join(_DIRECTORIES))
+    return seen(f"podman {release}", f"looks in {_DIRECTORIES[0]} alone")
 
 
 CHECKS = (
