@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 UNIT = "nvidia-mig-manager.service"
 FAULTS = "mig_driver_faults"
-_OPERATOR = "nvidia-mig-manager"  # the program in the operator's pod
+# programs in pods: the MIG manager of the GPU operator; the DRA driver, which cuts GPUs as pods ask for it
+_PODS = ("nvidia-mig-manager", "gpu-kubelet-plugin")
+_GKE = "/etc/nvidia/gpu_config.json"  # by which Google's partition_gpu cuts a node's GPUs at each start
 _COMMANDS = ("nvidia-mig-parted", "nvidia-smi mig", "mig -cgi", "mig --create-gpu-instance")
 
 
@@ -34,8 +36,10 @@ def keeper(node: Node) -> str:
     if unit is not None and (unit.at_boot or unit.file == "static"):
         return UNIT
     for process in node.processes:
-        if process.name == _OPERATOR:
-            return f"process {process.pid}, {_OPERATOR}"
+        if process.name in _PODS:
+            return f"process {process.pid}, {process.name}"
+    if "partitionsize" in (node.host.read_text(_GKE) or "").lower():
+        return _GKE
     return started(node.host, _COMMANDS, besides=UNIT)
 
 

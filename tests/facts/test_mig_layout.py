@@ -41,6 +41,7 @@ CUT = "#!/bin/sh\nnvidia-smi mig -cgi 9,9 -C\n"
             "/etc/systemd/system/cut.service",
             {"/etc/systemd/system/cut.service": "ExecStart=-/opt/cut.sh --all\n", "/opt/cut.sh": CUT},
         ),
+        ("/etc/nvidia/gpu_config.json", {"/etc/nvidia/gpu_config.json": '{"GPUPartitionSize": "1g.10gb"}'}),
         ("/etc/cron.d/mig", {"/etc/cron.d/mig": "@reboot root nvidia-mig-parted apply -f /etc/mig.yaml\n"}),
         (
             "/etc/rc.local",

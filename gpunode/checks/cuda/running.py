@@ -20,8 +20,10 @@ def forward_compat_803_804(node: Node) -> Verdict:
     if driver is None or not here or not loaded:
         return skip(f"{library.path} or the driver doesn't tell its version")
     evidence = (seen("/etc/ld.so.cache", library.path), seen("the loaded driver", driver.version))
-    if here <= loaded:
-        what = f"programs get libcuda {library.version} of cuda-compat, which is no newer than the driver"
+    if here == loaded:
+        return ok(f"libcuda of cuda-compat is the driver's own version, {library.version}", *evidence)
+    if here < loaded:
+        what = f"programs get libcuda {library.version} of cuda-compat, which is older than the driver"
         return fail(f"{what}: error 803", *evidence, fix=_without(node, library))
     game = next((gpu.model for gpu in node.driver_gpus if "geforce" in gpu.model.lower()), "")
     if game:
@@ -64,7 +66,7 @@ CHECKS = (
         severity="error",
         looks_at="whether /etc/ld.so.cache leads libcuda.so.1 to cuda-compat, and the version there.",
         why=(
-            "cuda-compat brings a newer libcuda for an older driver of a data centre GPU. No newer than the "
+            "cuda-compat brings a newer libcuda for an older driver of a data centre GPU. Older than the "
             "driver, it fails with error 803 (system has unsupported display driver / cuda driver "
             "combination), on a GeForce with 804."
         ),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
 from gpunode.checks.fabric import remedies
 from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.facts.node import Node
-from gpunode.facts.plugin_configuration import mig_strategy, shares_by_mps
-from gpunode.result import Evidence
+from gpunode.facts.plugin_configuration import configuration, mig_strategy, shares_by_mps
+from gpunode.result import Evidence, Fix
+
+if TYPE_CHECKING:
+    from gpunode.gpu.model import MigDevice
 
 _NONE = "no device plugin for NVIDIA GPUs runs here"
 _README = "https://github.com/NVIDIA/k8s-device-plugin#as-a-configuration-file"
@@ -26,37 +30,45 @@ def mig_strategy_mismatch(node: Node) -> Verdict:
     whole = [gpu for gpu in known if not gpu.mig_enabled]
     if len(profiles) < 2 and not whole:
         return ok("every GPU is partitioned alike")
+    if any(not one.environment for one in node.plugin_processes):
+        return skip("needs root to see the device plugin's settings", "unreadable")
     told = tuple(_single(node))
     if not told:
-        hidden = any(not one.environment for one in node.plugin_processes)
-        if hidden:
-            return skip("needs root to see the device plugin's settings", "unreadable")
         return ok("no device plugin with the strategy single runs here")
-    if whole:
-        what = f"MIG is on for {len(known) - len(whole)} of {len(known)} GPUs"
-    else:
-        what = f"there are MIG devices {', '.join(profiles)}"
-    layout = [
-        seen(
-            f"NVML, GPU {gpu.index} ({gpu.pci})",
-            ", ".join(sorted(one.profile for one in gpu.mig)) or "MIG off",
-        )
+    what = (
+        f"MIG is on for {len(known) - len(whole)} of {len(known)} GPUs"
+        if whole
+        else f"there are MIG devices {', '.join(profiles)}"
+    )
+    layout = tuple(
+        seen(f"NVML, GPU {gpu.index} ({gpu.pci})", _cut(gpu.mig) if gpu.mig_enabled else "MIG is off")
         for gpu in known[:8]
-    ]
-    return fail(f"{what}, and the device plugin's MIG strategy is single", *told, *layout)
+    )
+    summary = f"{what}, and the device plugin's MIG strategy is single"
+    if all(one.source.startswith("gpunode") for one in told):
+        edit = Fix("systemctl edit gpunode-device-plugin.service", True, "restart")
+        return warn(f"{summary}: it offers one kind only", *told, *layout, fix=edit)
+    return fail(summary, *told, *layout)
+
+
+def _cut(devices: tuple[MigDevice, ...]) -> str:
+    """``5 x 1g.10gb, 2 x 2g.20gb``."""
+    profiles = [one.profile for one in devices]
+    return ", ".join(f"{profiles.count(one)} x {one}" for one in sorted(set(profiles))) or "no MIG device"
 
 
 def _single(node: Node) -> Iterator[Evidence]:
-    """Who says that all MIG devices are alike: a running plugin's settings, or one's log as it gave up."""
+    """Who says that all MIG devices are alike: a running plugin's settings, or one's log as it gave up.
+    gpunode's plugin leaves out what isn't alike, unless its file names devices itself."""
     for plugin in node.plugin_processes:
-        if mig_strategy(node.host, plugin) == "single":
+        named = plugin.name == "gpunode" and "resources:" in configuration(node.host, plugin)
+        if mig_strategy(node.host, plugin) == "single" and not named:
             yield seen(f"{plugin.name}, process {plugin.process.pid}", "MIG strategy single")
-    if not node.plugin_processes:
-        for log in node.plugin_logs:
-            for number, line in enumerate(log.lines, 1):
-                if any(words in line for words in _REFUSALS):
-                    yield seen(log.path, line[-300:], number)
-                    break
+    for log in node.plugin_logs if not node.plugin_processes else ():
+        for number, line in enumerate(log.lines, 1):
+            if any(words in line for words in _REFUSALS):
+                yield seen(log.path, line[-300:], number)
+                break
 
 
 def mps_mig_mixed(node: Node) -> Verdict:
