@@ -92,7 +92,7 @@ CHECKS = (
         blocked_by=(
             *("module-not-loaded", "dev-nodes-missing", "dev-node-major-stale", "uvm-not-loaded"),
             *("libcuda-missing", "driver-lib-mismatch", "nvml-hang", "forward-compat-803-804"),
-            *("fabricmanager-missing", "fabric-training"),
+            *("fabricmanager-missing", "fabric-training", "mig-enabled-no-instances", "vgpu-driver-mismatch"),
         ),
         classes=HOST,
         deep=True,

@@ -144,7 +144,7 @@ CHECKS = (
         # a plugin without a driver, or without its handler, ends as well
         blocked_by=(
             *("pci-no-gpu", "kubelet-not-running", "kubelet-device-plugin-dir"),
-            *("nvml-hang", "containerd-runtime-missing"),
+            *("nvml-hang", "containerd-runtime-missing", "mig-enabled-no-instances", "mig-strategy-mismatch"),
         ),
     ),
 )

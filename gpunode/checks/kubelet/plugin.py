@@ -142,6 +142,7 @@ def shown(line: str) -> str:
     return text.strip()[:200]
 
 
+_MIG = ("mig-enabled-no-instances", "mig-strategy-mismatch")  # either ends NVIDIA's device plugin
 _REFS = ("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",)
 CHECKS = (
     Check(
@@ -159,7 +160,7 @@ CHECKS = (
         ),
         remedy=everywhere(fixes.RESTART_PLUGIN_POD.command, "restart"),
         run=plugin_cannot_see_nvml,
-        blocked_by=_BELOW,
+        blocked_by=(*_BELOW, *_MIG),
         needs=("kubelet",),
         refs=_REFS,
     ),
@@ -178,7 +179,7 @@ CHECKS = (
         unless=("vfio-host",),
         blocked_by=(
             *(*_BELOW, "toolkit-missing", "operator-validations", "plugin-socket-dead"),
-            *("plugin-mount-mismatch", "plugin-cannot-see-nvml"),
+            *(*_MIG, "plugin-mount-mismatch", "plugin-cannot-see-nvml"),
         ),
         needs=("kubelet",),
         refs=_REFS,
@@ -200,14 +201,8 @@ CHECKS = (
         remedy=everywhere(fixes.RESTART_PLUGIN_POD.command, "restart"),
         run=allocatable_zero,
         blocked_by=(
-            *(
-                *_BELOW,
-                "gpu-lost",
-                "gpu-reset-required",
-                "pci-gpu-count-mismatch",
-                "mig-enabled-no-instances",
-            ),
-            *("plugin-socket-dead", "plugin-cannot-see-nvml"),
+            *(*_BELOW, "gpu-lost", "gpu-reset-required", "pci-gpu-count-mismatch"),
+            *(*_MIG, "plugin-socket-dead", "plugin-cannot-see-nvml"),
         ),
         needs=("kubelet",),
         unless=("vfio-host",),

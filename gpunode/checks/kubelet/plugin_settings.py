@@ -11,6 +11,7 @@ from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts.kubelet import DEVICE_PLUGINS, root_directory
 from gpunode.facts.node import Node
+from gpunode.facts.plugin_configuration import configuration
 from gpunode.result import Evidence, Fix
 
 if TYPE_CHECKING:
@@ -24,19 +25,13 @@ _NONE = "no device plugin for NVIDIA GPUs runs here"
 _HIDDEN = "needs root to see the device plugin's settings"
 
 
-def _file(node: Node, plugin: PluginProcess) -> str:
-    """The text of its configuration file, as it sees it; empty if it has none."""
-    path = plugin.setting("--config-file", "CONFIG_FILE")
-    inside = f"/proc/{plugin.process.pid}/root" if plugin.container else ""
-    return (node.host.read_text(f"{inside}{path}") or "") if path.startswith("/") else ""
-
-
 def _strategies(node: Node, plugin: PluginProcess) -> tuple[str, ...]:
     """Flag or variable, else its file, else the default, which is envvar."""
     given = plugin.setting("--device-list-strategy", "DEVICE_LIST_STRATEGY")
     if not given:
         found = re.search(
-            r"deviceListStrategy:((?:[\s\[\]\"',-]*(?:envvar|volume-mounts|cdi-\w+))+)", _file(node, plugin)
+            r"deviceListStrategy:((?:[\s\[\]\"',-]*(?:envvar|volume-mounts|cdi-\w+))+)",
+            configuration(node.host, plugin),
         )
         given = ",".join(re.findall(r"envvar|volume-mounts|cdi-\w+", found[1])) if found else ""
     return tuple(filter(None, given.split(","))) or (_ENVVAR,)
@@ -107,7 +102,11 @@ def plugin_device_specs(node: Node) -> Verdict:
     for plugin in node.plugin_processes:
         on = plugin.switched("--pass-device-specs", "PASS_DEVICE_SPECS")
         by_cdi = any(one.startswith("cdi-") for one in _strategies(node, plugin))
-        if not on and not by_cdi and not re.search(r"passDeviceSpecs:\s*true", _file(node, plugin)):
+        if (
+            not on
+            and not by_cdi
+            and not re.search(r"passDeviceSpecs:\s*true", configuration(node.host, plugin))
+        ):
             return warn(
                 "the device plugin doesn't tell the kubelet of device files, under a static CPU manager",
                 seen(path, "policyName static"),
