@@ -1,0 +1,189 @@
+"""The doctor's page in a real browser: it renders, its filters work, and no request leaves it."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from fixtures.browser import browser, program
+from fixtures.machines import machine, recorded_host
+from gpunode.facts.machine_file import build_machine
+from tests.cli import gpunode
+
+CI = os.environ.get("CI") == "true"
+pytestmark = [
+    pytest.mark.skipif(program() is None and not CI, reason="chromium isn't installed"),
+]
+SHOWN = (
+    "[...document.querySelectorAll('[data-state]')].filter(one => one.checkVisibility()).map(one => one.id)"
+)
+LEFT = "[...document.querySelectorAll('[data-state]:not([hidden])')].map(one => one.id)"
+HOSTILE = '<img src=x onerror="fetch(`http://192.0.2.1/`)"><script>document.title="owned"</script>{{data}}'
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    with browser(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+def page_of(root, path, *more):
+    ran = gpunode("--root", str(root), "doctor", "--output-file", str(path), *more)
+    assert ran.out == "" and path.is_file(), ran.err
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def mismatch(tmp_path_factory):
+    place = tmp_path_factory.mktemp("page")
+    return page_of(recorded_host("driver-lib-mismatch", place / "m").root, place / "node.html")
+
+
+def test_it_renders_the_report_it_carries(tab, mismatch):
+    tab.open(mismatch)
+    report = json.loads(tab.value("document.getElementById('report').textContent"))
+    assert report["kind"] == "DoctorReport"
+    assert tab.value("document.querySelector('.verdict').textContent") == "1 error"
+    assert "reboot" in tab.value("document.querySelector('.card.first').textContent")
+    listed = tab.value("[...document.querySelectorAll('[data-state]')].map(one => one.id)")
+    assert sorted(listed) == sorted(one["id"] for one in report["data"]["findings"])
+    assert tab.value(SHOWN) == ["driver-lib-mismatch"]  # the layers are closed
+    assert tab.value("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_no_request_leaves_it(tab, mismatch):
+    tab.requests.clear()
+    tab.open(mismatch)
+    tab.value("document.querySelectorAll('button').forEach(one => one.click())")
+    assert [one for one in tab.requests if one != mismatch] == []
+    assert tab.value("performance.getEntriesByType('resource').length") == 0
+
+
+def test_its_own_policy_refuses_requests_even_if_a_script_asked(tab, mismatch):
+    tab.open(mismatch)
+    refused = tab.value("fetch('http://192.0.2.1/').then(() => 'sent', error => 'refused')")
+    assert refused == "refused"
+    tab.complaints.clear()
+
+
+def choose(tab, text="", layer="", states=None):
+    tab.value(
+        f"""(() => {{
+        document.getElementById('reset').click();
+        document.getElementById('text').value = {json.dumps(text)};
+        document.getElementById('layer').value = {json.dumps(layer)};
+        const wanted = {json.dumps(states)};
+        for (const box of document.querySelectorAll('input[name=state]'))
+          box.checked = wanted === null || wanted.includes(box.value);
+        document.getElementById('filters').dispatchEvent(new Event('input'));
+        }})()"""
+    )
+    return tab.value(LEFT)
+
+
+def test_the_filters_work(tab, mismatch):
+    tab.open(mismatch)
+    findings = json.loads(tab.value("document.getElementById('report').textContent"))["data"]["findings"]
+    everything = choose(tab)
+    assert len(everything) == len(findings)
+    docker = choose(tab, layer="docker")
+    assert docker and set(docker) == {one["id"] for one in findings if one["layer"] == "docker"}
+    assert choose(tab, states=["fail"]) == ["driver-lib-mismatch"]
+    waiting = choose(tab, states=["waits"])
+    assert set(waiting) == {one["id"] for one in findings if one["blockedBy"]}
+    assert "driver-lib-mismatch" in choose(tab, text="LIB mismatch")
+    assert tab.value("document.getElementById('shown').textContent").endswith(f"of {len(findings)} checks")
+    assert choose(tab, text="no such word at all") == []
+    tab.value("document.getElementById('reset').click()")
+    assert tab.value(LEFT) == everything
+
+
+def test_what_a_search_finds_can_be_seen(tab, mismatch):
+    tab.open(mismatch)
+    choose(tab, text="toolkit-missing")
+    assert "toolkit-missing" in tab.value(SHOWN)
+
+
+def test_a_link_to_a_hidden_check_shows_it(tab, mismatch):
+    tab.open(mismatch)
+    choose(tab, states=["fail"])
+    tab.value("location.hash = 'toolkit-missing'")
+    tab.value("new Promise(done => setTimeout(done, 200))")
+    assert "toolkit-missing" in tab.value(SHOWN)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_in_light_and_dark(scheme, tab, mismatch):
+    """WCAG 2.1's contrast of 4.5 for every text, against the nearest background behind it."""
+    tab.scheme(scheme)
+    tab.open(mismatch)
+    tab.value("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    poor = tab.value(CONTRAST)
+    tab.scheme("light")
+    assert poor == []
+
+
+CONTRAST = """(() => {
+  const parts = (color) => (color.match(/[0-9.]+/g) || []).map(Number);
+  const light = (color) => {
+    const [r, g, b] = parts(color).map((one) => one / 255)
+      .map((one) => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (node) => {
+    for (; node; node = node.parentElement) {
+      const color = getComputedStyle(node).backgroundColor;
+      if (parts(color).length < 4 || parts(color)[3] > 0) return color;
+    }
+    return 'rgb(255, 255, 255)';
+  };
+  const poor = new Set();
+  for (const node of document.querySelectorAll('body *')) {
+    const own = [...node.childNodes].some((one) => one.nodeType === 3 && one.textContent.trim());
+    if (!own || !node.checkVisibility() || ['SCRIPT', 'OPTION'].includes(node.tagName)) continue;
+    const [a, b] = [light(getComputedStyle(node).color), light(behind(node))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) poor.add(node.tagName + '.' + node.className);
+  }
+  return [...poor];
+})()"""
+
+
+def test_it_fits_a_phone(tab, mismatch):
+    size = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+    tab.ask("Emulation.setDeviceMetricsOverride", **size)
+    tab.open(mismatch)
+    fits = tab.value("document.documentElement.scrollWidth <= 360")
+    tab.ask("Emulation.clearDeviceMetricsOverride")
+    assert fits
+
+
+def test_what_a_node_says_of_itself_stays_text(tab, tmp_path):
+    spec = machine("docker-not-restarted")
+    spec["files"]["/proc/sys/kernel/hostname"] = HOSTILE + "\n"
+    spec["files"]["/etc/docker/daemon.json"] = json.dumps({"runtimes": {HOSTILE: {"path": HOSTILE}}})
+    address = page_of(build_machine(spec, tmp_path / "m"), tmp_path / "evil.html")
+    tab.requests.clear()
+    tab.open(address)
+    assert tab.value("document.querySelector('h1').textContent") == HOSTILE
+    assert tab.value("document.images.length") == 0
+    assert tab.value("document.title") != "owned"
+    assert [one for one in tab.requests if one != address] == []
+
+
+@pytest.mark.parametrize("name", ["healthy-h100", "healthy-wsl2", "pci-no-gpu"])
+def test_every_kind_of_node_has_a_page_without_a_complaint(name, tab, tmp_path):
+    address = page_of(recorded_host(name, tmp_path / "m").root, tmp_path / "node.html")
+    tab.complaints.clear()
+    tab.open(address)
+    assert tab.value("document.querySelector('.verdict').textContent")
+    assert tab.value("document.getElementById('filters').hidden") is False
+    assert tab.complaints == []
+
+
+def test_the_page_is_whole_without_javascript(tab, mismatch):
+    tab.ask("Emulation.setScriptExecutionDisabled", value=True)
+    tab.open(mismatch)
+    text = Path(mismatch.removeprefix("file://")).read_text()
+    tab.ask("Emulation.setScriptExecutionDisabled", value=False)
+    assert "driver-lib-mismatch" in text and 'id="filters" hidden' in text
