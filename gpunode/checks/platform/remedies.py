@@ -10,6 +10,15 @@ from gpunode.result import Fix
 
 ALLOW_DEVICES = everywhere("setsebool -P container_use_devices on")
 TEACH_APPARMOR = everywhere("aa-logprof")
+# profiles that an engine makes as it starts: no file holds them, a container is given another one
+_MADE_BY = {
+    "docker-default": "https://docs.docker.com/engine/security/apparmor/",
+    "snap.docker.": "https://docs.docker.com/engine/security/apparmor/",
+    "containers-default": "https://docs.podman.io/en/latest/markdown/podman-run.1.html",
+    "cri-containerd": "https://kubernetes.io/docs/tutorials/security/apparmor/",
+    "crio-default": "https://kubernetes.io/docs/tutorials/security/apparmor/",
+}
+_ALLOW_NESTING = "pct set 100 -features nesting=1 && pct stop 100 && pct start 100"
 # packages can't be verified while the clock is wrong, so nothing is installed for it
 SET_CLOCK = everywhere("timedatectl set-ntp true")
 UNIFIED_CGROUPS = kernel_argument("systemd.unified_cgroup_hierarchy=1")
@@ -23,6 +32,14 @@ def pass_devices(paths: Sequence[str]) -> Fix:
     """On the machine that runs the LXC container, with its number (Proxmox VE's pct(1))."""
     options = " ".join(f"-dev{number} {path}" for number, path in enumerate(paths))
     return Fix(f"pct set 100 {options} && pct stop 100 && pct start 100", disruptive="restart")
+
+
+def teach_apparmor(profile: str) -> Fix:
+    """Whoever holds this profile: an LXC container's is chosen by its features, an engine's per container."""
+    if profile.startswith("lxc-"):
+        return Fix(_ALLOW_NESTING, disruptive="restart")
+    guide = next((url for name, url in _MADE_BY.items() if profile.startswith(name)), None)
+    return Fix(f"follow {guide}", needs_root=False) if guide else TEACH_APPARMOR.other
 
 
 PASS_DEVICES = everywhere(

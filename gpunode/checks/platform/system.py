@@ -65,7 +65,8 @@ def apparmor_denied(node: Node) -> Verdict:
     evidence = seen(last.source, last.text)
     if clock(node.host) - last.when > _DAY_SECONDS:
         return note("AppArmor denied a container a GPU, more than a day ago", evidence)
-    return warn(f"AppArmor's profile {last.subject} denied a container a GPU", evidence)
+    fix = remedies.teach_apparmor(last.subject)
+    return warn(f"AppArmor's profile {last.subject} denied a container a GPU", evidence, fix=fix)
 
 
 def clock_skew(node: Node) -> Verdict:
