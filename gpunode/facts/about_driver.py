@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpunode.facts import auto_upgrades, devices, driver, gpu_support, ld_cache, libraries
+from gpunode.facts import devices, driver, libraries
 from gpunode.facts.about import NVML_SECONDS
 from gpunode.facts.about_machine import AboutMachine
 from gpunode.facts.topic import topic
 from gpunode.host import DeviceNode
 
 if TYPE_CHECKING:
+    from gpunode.facts.auto_upgrades import Automatic
+    from gpunode.facts.gpu_support import Unsuited
+    from gpunode.facts.ld_cache import CachedLibrary
     from gpunode.gpu.condition import Condition
     from gpunode.gpu.isolated import NvmlProbe
 
@@ -42,9 +45,11 @@ class AboutDriver(AboutMachine):
         return self.module_file.version if self.module_file else ""
 
     @topic
-    def unsuited_gpus(self) -> tuple[gpu_support.Unsuited, ...]:
+    def unsuited_gpus(self) -> tuple[Unsuited, ...]:
         """GPUs that nobody owns because this driver doesn't take them."""
-        return tuple(gpu_support.unsuited(self.gpus, self.driver_version, self.module_open))
+        from gpunode.facts.gpu_support import unsuited
+
+        return tuple(unsuited(self.gpus, self.driver_version, self.module_open))
 
     @topic
     def next_kernel(self) -> str:
@@ -60,14 +65,16 @@ class AboutDriver(AboutMachine):
         return driver.next_version(self.host, self.next_kernel)
 
     @topic
-    def automatic_upgrades(self) -> auto_upgrades.Automatic | None:
+    def automatic_upgrades(self) -> Automatic | None:
         """Who upgrades packages without being asked, None if nobody does."""
-        return auto_upgrades.automatic_upgrades(self.host, self.distribution.family)
+        from gpunode.facts.auto_upgrades import automatic_upgrades
+
+        return automatic_upgrades(self.host, self.distribution.family)
 
     @topic
-    def linked_libraries(self) -> tuple[ld_cache.CachedLibrary, ...]:
+    def linked_libraries(self) -> tuple[CachedLibrary, ...]:
         """What the dynamic linker's cache holds for 64-bit programs."""
-        return ld_cache.parse_ld_cache(self.host.read_bytes("/etc/ld.so.cache") or b"")
+        return libraries.linked_libraries(self.host)
 
     @topic
     def kernels(self) -> tuple[driver.Kernel, ...]:
@@ -84,11 +91,11 @@ class AboutDriver(AboutMachine):
 
     @topic
     def nvml_library(self) -> libraries.Library | None:
-        return libraries.find_library(self.host, libraries.NVML)
+        return libraries.find_library(self.host, libraries.NVML, self.linked_libraries)
 
     @topic
     def cuda_library(self) -> libraries.Library | None:
-        return libraries.find_library(self.host, libraries.CUDA)
+        return libraries.find_library(self.host, libraries.CUDA, self.linked_libraries)
 
     @topic
     def driver_gpus(self) -> tuple[devices.DriverGpu, ...]:

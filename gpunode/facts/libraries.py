@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gpunode.dataclass import dataclass
-from gpunode.facts.ld_cache import parse_ld_cache
+from gpunode.facts.ld_cache import CachedLibrary, parse_ld_cache
 from gpunode.host import Host
 
 NVML = "libnvidia-ml.so.1"
@@ -35,10 +35,15 @@ class Library:
     linked: bool
 
 
-def find_library(host: Host, soname: str) -> Library | None:
-    """The file that ``dlopen(soname)`` would open on this node, else a file nobody links to, else None."""
-    cache = parse_ld_cache(host.read_bytes("/etc/ld.so.cache") or b"")
-    for entry in cache:
+def linked_libraries(host: Host) -> tuple[CachedLibrary, ...]:
+    """What the dynamic linker's cache holds for 64-bit programs."""
+    return parse_ld_cache(host.read_bytes("/etc/ld.so.cache") or b"")
+
+
+def find_library(host: Host, soname: str, cache: tuple[CachedLibrary, ...] | None = None) -> Library | None:
+    """The file that ``dlopen(soname)`` would open on this node, else a file nobody links to, else None.
+    `cache` is `linked_libraries`, if it has been read already."""
+    for entry in linked_libraries(host) if cache is None else cache:
         if entry.soname == soname and host.is_file(entry.path):
             return _library(host, soname, entry.path, linked=True)
     for directory in (*_TRUSTED, *_ELSEWHERE):

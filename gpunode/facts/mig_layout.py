@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpunode.facts.driver import version_numbers
-from gpunode.facts.next_boot import started
 from gpunode.tables import table
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ def partitioned(node: Node) -> list[Gpu]:
 
 def keeper(node: Node) -> str:
     """Who makes the instances again after a reboot: a unit, a process or a file; empty if nobody does."""
+    from gpunode.facts.next_boot import started
+
     unit = node.units.get(UNIT)
     if unit is not None and (unit.at_boot or unit.file == "static"):
         return UNIT

@@ -5,7 +5,6 @@ from __future__ import annotations
 from gpunode.checks.cdi.readers import readers
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import Check, Verdict, ok, seen, skip, warn
-from gpunode.facts import next_boot
 from gpunode.facts.node import Node
 from gpunode.result import Fix
 
@@ -39,6 +38,8 @@ def cdi_lost_at_reboot(node: Node) -> Verdict:
 
 
 def _writer(node: Node) -> str:
+    from gpunode.facts import next_boot
+
     for name in _WRITERS:
         unit = node.units.get(name)
         if unit is not None and (unit.at_boot or unit.file == "static"):

@@ -8,7 +8,6 @@ from gpunode.checks import fixes
 from gpunode.checks.driver import packages, remedies
 from gpunode.checks.model import ANY_ENGINE, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.facts import driver
-from gpunode.facts.dkms_log import failed_build
 from gpunode.facts.node import Node
 from gpunode.facts.traits import OPERATOR_DRIVER
 from gpunode.result import Evidence, Fix
@@ -69,6 +68,8 @@ def dkms_not_built(node: Node) -> Verdict:
 
 def _lacking(node: Node, release: str) -> Iterator[Evidence]:
     """What is missing for this kernel, and why."""
+    from gpunode.facts.dkms_log import failed_build
+
     yield seen(f"/lib/modules/{release}/modules.dep", "no nvidia.ko")
     yield from (seen("/var/lib/dkms", f"source of {version}") for version in node.dkms)
     if node.dkms and not driver.has_headers(node.host, release):

@@ -6,7 +6,7 @@ from gpunode.checks.cdi.readers import readers
 from gpunode.checks.driver import remedies
 from gpunode.checks.model import Check, Verdict, ok, seen, skip, warn
 from gpunode.errors import GpunodeError
-from gpunode.facts import driver, next_boot
+from gpunode.facts import driver
 from gpunode.facts.node import Node
 from gpunode.facts.toolkit_settings import MODE
 
@@ -17,6 +17,8 @@ _LINKS = ("create-dev-char-symlinks",)
 
 
 def uvm_lost_at_reboot(node: Node) -> Verdict:
+    from gpunode.facts.next_boot import loaded
+
     if not driver.module_loaded(node.host, _UVM):
         return skip(f"{_UVM} isn't loaded now")
     cdi_alone = [one.name for one in readers(node) if one.needs]
@@ -26,7 +28,7 @@ def uvm_lost_at_reboot(node: Node) -> Verdict:
         unit = node.units.get(name)
         if unit is not None and (unit.at_boot or unit.file == "static"):
             return ok(f"{name} loads it at boot")
-    loader = _operator(node) or next_boot.loaded(node.host, "nvidia-uvm")
+    loader = _operator(node) or loaded(node.host, "nvidia-uvm")
     if loader:
         return ok(f"{_UVM} comes with the next boot", seen(loader, "has it loaded"))
     if not node.units:
@@ -46,10 +48,13 @@ def _mode(node: Node) -> object:
 
 
 def _operator(node: Node) -> str:
-    return next_boot.OPERATOR if node.host.is_dir(next_boot.OPERATOR) else ""
+    from gpunode.facts.next_boot import OPERATOR
+
+    return OPERATOR if node.host.is_dir(OPERATOR) else ""
 
 
 def dev_char_lost_at_reboot(node: Node) -> Verdict:
+    from gpunode.facts.next_boot import started
     from gpunode.facts.systemd_groups import systemd_engines
 
     links = (f"/dev/char/{one.major}:{one.minor}" for one in node.device_nodes)
@@ -59,7 +64,7 @@ def dev_char_lost_at_reboot(node: Node) -> Verdict:
     needing = [one for one in systemd_engines(node) if one.forgets and not one.by_hook]
     if not needing:
         return ok("no engine here needs the links in /dev/char")
-    maker = _operator(node) or next_boot.started(node.host, _LINKS, rules=True)
+    maker = _operator(node) or started(node.host, _LINKS, rules=True)
     if maker:
         return ok("the links come back with the next boot", seen(maker, "makes them"))
     return warn(

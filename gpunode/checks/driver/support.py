@@ -7,7 +7,6 @@ from gpunode.checks.driver import packages, remedies
 from gpunode.checks.driver.logged import logged
 from gpunode.checks.model import ANY_ENGINE, HOST_OR_CONTAINER, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.facts import driver, gpu_support
-from gpunode.facts.auto_upgrades import apt_pins
 from gpunode.facts.node import Node
 from gpunode.result import Evidence, Fix
 
@@ -41,6 +40,8 @@ def gpu_arch_dropped(node: Node) -> Verdict:
     last = next((row for row in rows if row and row.max), None)
     if last is None:
         return ok("no GPU here is left behind by newer drivers")
+    from gpunode.facts.auto_upgrades import apt_pins
+
     followed = node.packages.installed.get("cuda-drivers")
     if followed is None or followed.held or "cuda-drivers" in apt_pins(node.host):
         return ok(f"the driver stays within branch {last.max}, which a GPU here ({last.name}) needs")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from gpunode.checks.driver import packages, remedies
 from gpunode.checks.model import Check, Verdict, ok, seen, warn
-from gpunode.facts.auto_upgrades import Automatic
 from gpunode.facts.libraries import CUDA, is_compat
 from gpunode.facts.node import Node
 from gpunode.facts.packages import Package
 from gpunode.facts.traits import OPERATOR_DRIVER
 from gpunode.result import Evidence, Fix
+
+if TYPE_CHECKING:
+    from gpunode.facts.auto_upgrades import Automatic
 
 _RUN_INSTALLER = "/usr/bin/nvidia-uninstall"
 # packages that take the libraries to another version; Ubuntu's carry the branch in their names

@@ -21,7 +21,6 @@ from gpunode.checks.model import (
 from gpunode.errors import GpunodeError
 from gpunode.facts.libraries import Library, is_compat
 from gpunode.facts.node import Node
-from gpunode.facts.package_history import brought
 from gpunode.result import Evidence, Fix
 
 
@@ -65,6 +64,8 @@ def _libraries(node: Node) -> list[Library]:
 
 def _who(node: Node, version: str) -> Iterator[Evidence]:
     """The transaction that brought this version, as far as logs that we may read tell."""
+    from gpunode.facts.package_history import brought
+
     try:
         change = brought(node.host, version, lambda: node.packages)
     except GpunodeError:

@@ -1,0 +1,62 @@
+"""Which driver drives which GPU: only GPUs that nobody drives are ever called unsuited."""
+
+import pytest
+
+from gpunode.facts.gpu_support import DROPPED, FLAVOUR, TOO_NEW, branch, ended, supports, unsuited
+from gpunode.facts.pci import PciGpu
+from gpunode.tables import table
+
+
+def gpu(device_id, driver=None):
+    found = PciGpu.__new__(PciGpu)
+    for name in PciGpu.__dataclass_fields__:
+        object.__setattr__(found, name, None)
+    object.__setattr__(found, "address", "0000:01:00.0")
+    object.__setattr__(found, "device_id", device_id)
+    object.__setattr__(found, "driver", driver)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("device_id", "version", "opened", "reason"),
+    [
+        ("0x1db6", "595.71.05", True, DROPPED),  # V100
+        ("0x1db6", "580.159.03", True, FLAVOUR),
+        ("0x1db6", "580.159.03", False, None),
+        ("0x15f8", "470.256.02", False, None),  # P100
+        ("0x1eb8", "580.159.03", False, None),  # T4: either module
+        ("0x1eb8", "580.159.03", True, None),
+        ("0x2330", "515.105.01", False, TOO_NEW),  # H100
+        ("0x2330", "535.309.01", True, None),
+        ("0x2342", "580.159.03", False, FLAVOUR),  # GH200
+        ("0x2b85", "565.57.01", True, TOO_NEW),  # RTX 5090
+        ("0x2b85", "580.159.03", False, FLAVOUR),
+        ("0x2b85", "580.159.03", None, None),  # whether it is the open one can't be told
+        ("0x3182", "570.211.01", True, TOO_NEW),  # GB300
+        ("0xffff", "580.159.03", True, None),  # not in the table
+        ("rubbish", "580.159.03", True, None),
+        ("0x2b85", "", True, None),
+    ],
+)
+def test_a_gpu_without_an_owner_and_the_driver_that_should_take_it(device_id, version, opened, reason):
+    found = [one.reason for one in unsuited((gpu(device_id),), version, opened)]
+    assert found == ([reason] if reason else [])
+
+
+def test_a_gpu_that_a_driver_has_taken_is_supported_whatever_the_table_says():
+    assert list(unsuited((gpu("0x1db6", "nvidia"), gpu("0x1db6", "vfio-pci")), "595.71.05", True)) == []
+
+
+def test_the_table_has_no_gap_that_turns_an_id_around():
+    rows = table("gpu_branches").rows
+    for row in rows:
+        assert int(row["first"], 16) <= int(row["last"], 16)
+        assert row["module"] in ("", "open", "proprietary")
+        assert not row["max"] or row["min"] <= row["max"]
+    assert supports("0x20b2").name == "Ampere" and supports("0x2684").name == "Ada"
+
+
+def test_a_branch_newer_than_the_last_bulletin_has_not_ended():
+    assert branch("580.159.03") == 580 and branch("") == 0
+    assert ended(580) is None and ended(9999) is None
+    assert 580 in ended(570).branches
