@@ -11,6 +11,8 @@ from gpunode.host import Host
 LOG = "/var/log/fabricmanager.log"
 UNIT = "nvidia-fabricmanager.service"
 PROGRAM = "nv-fabricmanager"
+IB_UMAD = "ib_umad"
+_SUBNET_MANAGER = "/opt/nvidia/nvlsm/sbin/nvlsm"  # which the fabric manager starts itself
 _PACKAGES = ("nvidia-fabricmanager", "nvidia-fabric-manager")
 _NOT_IT = "-dev"
 _START = "is running with the following configuration options"
@@ -36,6 +38,19 @@ def package_version(packages: Packages) -> tuple[str, str] | None:
         if _NOT_IT not in package.name and re.fullmatch(r"[\d.]+", package.upstream):
             return package.name, package.upstream
     return None
+
+
+def lacking(host: Host) -> tuple[tuple[str, str, str], ...]:
+    """What the fabric manager needs on a Blackwell baseboard (its user guide) and isn't here: place, what is
+    seen there, and the package or the module that mends it."""
+    found = []
+    if not host.is_file(_SUBNET_MANAGER):
+        found.append((_SUBNET_MANAGER, "not installed", "nvlsm"))
+    if host.which("ibstat") is None:
+        found.append(("ibstat", "not installed", "infiniband-diags"))
+    if not host.is_dir(f"/sys/module/{IB_UMAD}"):
+        found.append((f"/sys/module/{IB_UMAD}", "not loaded", IB_UMAD))
+    return tuple(found)
 
 
 def read_log(host: Host) -> tuple[LogFinding, ...]:

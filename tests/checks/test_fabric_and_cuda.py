@@ -4,8 +4,9 @@ import time
 
 import pytest
 
-from fixtures.machines import machine, merged
+from fixtures.machines import machine, merged, options, recorded_host
 from gpunode.checks.catalogue import BY_ID
+from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
 from gpunode.errors import UsageError
 from gpunode.facts.machine_file import build_machine
@@ -91,6 +92,29 @@ def test_an_old_complaint_about_another_driver_is_none(tmp_path):
     change = {"files": {"/var/log/fabricmanager.log": log}}
     drop = ["/var/lib/dpkg", "/proc/1050/"]
     assert judge("fabricmanager-version", "healthy-h100-nvswitch", tmp_path, change, drop).status is SKIP
+
+
+CHAINS = {
+    "fabricmanager-version": ("fabricmanager-version", {"fabricmanager-missing", "fabric-training"}),
+    "fabricmanager-missing": ("fabricmanager-missing", {"fabric-training"}),
+    "fabric-topology": ("fabric-topology", {"fabricmanager-missing", "fabric-training"}),
+    "mig-enabled-no-instances": (
+        "mig-enabled-no-instances",
+        {"mig-config-lost", "mig-cdi-stale", "mig-strategy-mismatch", "allocatable-zero"},
+    ),
+    "mig-strategy-gave-up": ("mig-strategy-mismatch", {"plugin-socket-dead", "allocatable-zero"}),
+    "vgpu-driver-mismatch": ("vgpu-driver-mismatch", {"vgpu-license", "pci-gpu-count-mismatch"}),
+    "image-needs-newer-driver": ("image-needs-newer-driver", {"no-kernel-image"}),
+    "cuda-driver-version": ("cuda-driver-version", {"ptx-unsupported-toolchain", "no-kernel-image"}),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_cause_explains_what_follows_from_it(name, tmp_path):
+    cause, explained = CHAINS[name]
+    node = Node(recorded_host(name, tmp_path), Questions(**options(name)))
+    found = {one.id: one.blocked_by for one in run_checks(node)}
+    assert {one for one in explained if found[one] == cause} == explained
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpunode.facts.fabric_manager import LOG, package_version, parse_log, read_log, versions_in
+from gpunode.facts.fabric_manager import LOG, lacking, package_version, parse_log, read_log, versions_in
 from gpunode.facts.nvswitch import read_switches
 from gpunode.facts.packages import Package, Packages
 from gpunode.facts.pci import read_gpus
@@ -103,3 +103,14 @@ def test_blackwells_switches_are_found_by_their_management_cards(tmp_path, gpu, 
     card.mkdir(parents=True)
     (card / "vpd").write_bytes(vpd)
     assert switches(tmp_path) == found
+
+
+def test_what_a_blackwell_fabric_manager_stands_on(tmp_path):
+    host = Host(tmp_path)
+    assert [need for _, _, need in lacking(host)] == ["nvlsm", "infiniband-diags", "ib_umad"]
+    for path in ("opt/nvidia/nvlsm/sbin/nvlsm", "usr/sbin/ibstat", "sys/module/ib_umad/initstate"):
+        place = tmp_path / path
+        place.parent.mkdir(parents=True)
+        place.write_text("live\n")
+        place.chmod(0o755)
+    assert lacking(host) == ()

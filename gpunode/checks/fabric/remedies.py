@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gpunode.checks import fixes
 from gpunode.facts.driver import version_numbers
-from gpunode.facts.fabric_manager import package_version
+from gpunode.facts.fabric_manager import IB_UMAD, package_version
 from gpunode.facts.node import Node
 from gpunode.gpu.condition import Condition
 from gpunode.result import Fix
@@ -52,6 +52,18 @@ def matching_manager(node: Node, version: str) -> Fix | None:
         "suse": f"zypper install --oldpackage {name}={version}",
     }.get(family)
     return Fix(f"{command} && {_ENABLE}", True, "restart") if command else None
+
+
+def complete_manager(node: Node, needs: tuple[str, ...]) -> Fix | None:
+    """What the fabric manager of a Blackwell baseboard stands on: packages, and the module ib_umad."""
+    install = {"debian": "apt install", "rhel": "dnf install", "suse": "zypper install"}
+    tool = install.get(node.distribution.family)
+    packages = " ".join(need for need in needs if need != IB_UMAD)
+    if packages and tool is None:
+        return None
+    steps = [f"{tool} {packages}"] if packages else []
+    steps += [f"modprobe {IB_UMAD}"] if IB_UMAD in needs else []
+    return Fix(" && ".join((*steps, _ENABLE)), True, "restart")
 
 
 def reset(node: Node, gpus: Iterable[Condition]) -> Fix:

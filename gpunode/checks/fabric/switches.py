@@ -70,6 +70,12 @@ def fabricmanager_missing(node: Node) -> Verdict:
         evidence = (seen(manager.UNIT, "not installed"), seen("NVSwitch", switches))
         return fail("this node has NVSwitches and no fabric manager", *evidence, fix=fix)
     evidence = (seen(manager.UNIT, str(unit)), seen("NVSwitch", switches))
+    blackwell = any(switch.driver == "mlx5_core" for switch in node.switches)
+    lacking = manager.lacking(node.host) if blackwell else ()
+    if lacking:
+        parts = (seen(place, what) for place, what, _ in lacking)
+        fix = remedies.complete_manager(node, tuple(need for _, _, need in lacking))
+        return fail("the fabric manager doesn't run and lacks what it needs", *evidence, *parts, fix=fix)
     return fail("the fabric manager doesn't run", *evidence, fix=remedies.START_MANAGER.other)
 
 
