@@ -210,3 +210,28 @@ def docker_says(**info):
 def test_links_in_dev_char_are_missed_by_some_releases_of_runc_alone(info, expected, tmp_path):
     found = judged("healthy-docker-rocky9", docker_says(**info), tmp_path, "dev-char-symlinks")
     assert status(found) == expected
+
+
+def test_ubuntus_daemon_comes_in_the_package_of_the_drivers_branch(tmp_path):
+    def change(spec):
+        spec["files"]["/var/lib/dpkg/status"] = (
+            "Package: nvidia-utils-580-server\nStatus: install ok installed\nVersion: 580.159.03-0ubuntu1\n\n"
+        )
+
+    fix = judged("persistence-off", change, tmp_path, "persistence-off").fix[0]
+    assert fix.command.startswith("apt install nvidia-compute-utils-580-server && systemctl enable")
+
+
+def test_a_gpu_over_which_nvml_hangs_is_told(tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    from gpunode.gpu import isolated
+
+    whole = isolated.probe
+
+    def stops(*given, **named):
+        return replace(whole(*given, **named), untold="NVML did not answer: the condition of GPU 3")
+
+    monkeypatch.setattr(isolated, "probe", stops)
+    found = judged("healthy-h100", lambda _: None, tmp_path, "nvml-hang")
+    assert status(found) == "note" and "GPU 3" in found.evidence[0].value

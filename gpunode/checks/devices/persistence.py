@@ -29,9 +29,17 @@ def persistence_off(node: Node) -> Verdict:
         return note("the persistence daemon runs, told to leave persistence mode off", off)
     if (state is not None and state.installed) or read_unit(node.host, _UNIT) is not None:
         return warn("nothing keeps the GPUs initialised", off, seen(_UNIT, state or "doesn't run"))
-    family = node.distribution.family
-    fix = remedies.INSTALL_PERSISTENCED.for_family(family)
-    return warn("nothing keeps the GPUs initialised", off, seen(_UNIT, "isn't installed"), fix=fix)
+    return warn("nothing keeps the GPUs initialised", off, seen(_UNIT, "isn't installed"), fix=_install(node))
+
+
+def _install(node: Node) -> Fix:
+    """Ubuntu has the daemon in nvidia-compute-utils-BRANCH, whose name nvidia-utils-BRANCH tells."""
+    if node.distribution.id == "ubuntu":
+        for package in node.packages.containing("nvidia-utils-"):
+            branch = package.name.removeprefix("nvidia-utils-")
+            if branch != package.name:
+                return remedies.install_daemon(f"apt install nvidia-compute-utils-{branch}")
+    return remedies.INSTALL_PERSISTENCED.for_family(node.distribution.family)
 
 
 def persistenced_broken(node: Node) -> Verdict:

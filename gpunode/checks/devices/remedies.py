@@ -32,6 +32,10 @@ MAKE_LINKS = everywhere(
 )
 
 
+def install_daemon(command: str) -> Fix:
+    return Fix(f"{command} && {' '.join(_ENABLE)}")
+
+
 def make_user(name: str) -> Fix:
     """A system user without a home, as the daemon's packages make it."""
     return Fix(

@@ -11,6 +11,7 @@ from gpunode.checks.model import (
     Check,
     Verdict,
     fail,
+    note,
     ok,
     seen,
     skip,
@@ -94,6 +95,8 @@ def nvml_hang(node: Node) -> Verdict:
     if broken:
         evidence = (seen(f"NVML, GPU {gpu.index} ({gpu.pci})", gpu.error) for gpu in broken)
         return fail(f"{len(broken)} of {len(probe.inventory.gpus)} GPUs don't answer NVML", *evidence)
+    if probe.untold:
+        return note("NVML lists the GPUs and stops when it is asked how they are", seen(source, probe.untold))
     return ok(f"NVML lists {len(probe.inventory.gpus)} GPUs", seen(source, f"{probe.seconds:.1f} s"))
 
 
