@@ -96,6 +96,25 @@ def test_a_file_that_sets_nothing_does_crio_no_harm(name, tmp_path):
     assert judged(Node(host), "crio-stray-dropin").status is PASS
 
 
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("00-default", PASS),
+        ("01-ctrcfg-pidsLimit", PASS),
+        ("50-ours.toml", PASS),
+        ("99-nvidia.conf~", FindingStatus.WARN),
+        ("99-nvidia.toml.20260101", FindingStatus.WARN),
+        ("10-crio.conf.dpkg-dist", FindingStatus.WARN),
+        (".99-nvidia.conf.swp", FindingStatus.WARN),
+    ],
+)
+def test_openshifts_files_have_no_ending_and_are_no_copies(name, status, tmp_path):
+    host = recorded_host("healthy-crio", tmp_path)
+    directory = next(tmp_path.rglob("crio.conf.d"))
+    (directory / name).write_text("[crio.runtime]\npids_limit = 4096\n")
+    assert judged(Node(host), "crio-stray-dropin").status is status
+
+
 def test_a_file_that_crio_cannot_parse_keeps_it_from_starting_again(tmp_path):
     host = recorded_host("healthy-crio", tmp_path)
     directory = next(tmp_path.rglob("crio.conf.d"))

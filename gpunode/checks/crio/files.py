@@ -16,7 +16,21 @@ from gpunode.result import Fix
 if TYPE_CHECKING:
     from gpunode.facts.crio import CrioConfig, CrioFile
 
-_MEANT = (".conf", ".toml")
+# what editors, package managers and people call a copy; OpenShift's own files have no ending at all
+_COPIES = (
+    ".bak",
+    ".backup",
+    ".orig",
+    ".old",
+    ".save",
+    ".disabled",
+    ".swp",
+    ".rpmsave",
+    ".rpmnew",
+    ".rpmorig",
+    "~",
+)
+_IN_THE_MIDDLE = (".conf.", ".toml.", ".dpkg-")
 
 
 def crio_stray_dropin(node: Node) -> Verdict:
@@ -38,7 +52,7 @@ def _stray(files: CrioConfig) -> Verdict | None:
     stray = [
         file
         for file in files.files
-        if file.path != files.path and not file.path.endswith(_MEANT) and file.tree.get("crio")
+        if file.path != files.path and _copy(file.path.rpartition("/")[2]) and file.tree.get("crio")
     ]
     if not stray:
         return None
@@ -46,6 +60,12 @@ def _stray(files: CrioConfig) -> Verdict | None:
     fix = remedies.move(tuple(file.path for file in stray), f"{files.directory}.unused")
     names = ", ".join(file.path.rpartition("/")[2] for file in stray)
     return warn(f"CRI-O reads {names}: a file of any name in its directory counts", *evidence, fix=fix)
+
+
+def _copy(name: str) -> bool:
+    if name.startswith((".", "#")) or name.endswith(_COPIES):
+        return True
+    return any(part in name for part in _IN_THE_MIDDLE)
 
 
 def _settings(file: CrioFile) -> str:
@@ -117,7 +137,7 @@ CHECKS = (
         layer="crio",
         severity="warning",
         looks_at=(
-            "every file in CRI-O's drop-in directory and below: names that end in neither .conf nor .toml, "
+            "every file in CRI-O's drop-in directory and below: names of copies (*.bak, *.rpmsave, *~), "
             "files that can't be parsed, and several that define the nvidia handler differently."
         ),
         why=(

@@ -6,11 +6,8 @@ from gpunode.checks.docker import remedies
 from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import gates
-from gpunode.facts.configured import configured
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.docker_desktop import CONTEXT
 from gpunode.facts.docker_rootless import account, as_user
-from gpunode.facts.docker_rootless_gpus import hook_injects, no_cgroups
 from gpunode.facts.docker_runtimes import nvidia_programs
 from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
@@ -53,6 +50,8 @@ def docker_desktop(node: Node) -> Verdict:
         return skip(f"the kubelet uses {kubelet.engine}, not Docker")
     if not node.docker_desktop:
         return ok("no Docker Desktop runs here")
+    from gpunode.facts.docker_desktop import CONTEXT
+
     for desktop in node.docker_desktop:
         if desktop.context != CONTEXT:
             continue
@@ -77,6 +76,9 @@ def docker_rootless(node: Node) -> Verdict:
 
 
 def _hook_without_cgroups(node: Node, daemon: Daemon) -> Verdict | None:
+    from gpunode.facts.configured import configured
+    from gpunode.facts.docker_rootless_gpus import hook_injects, no_cgroups
+
     state = configured(node.host, daemon)
     programs = {name: path for name, path in state.paths.items() if _nvidia(name, path)}
     if not programs or no_cgroups(node.host, daemon):
@@ -98,6 +100,8 @@ def _unprepared(node: Node, daemon: Daemon) -> Verdict | None:
         return None
     if node.docker is not None and node.docker.process is not None and not node.docker.user:
         return None
+    from gpunode.facts.configured import configured
+
     state = configured(node.host, daemon)
     by_cdi = state.cdi is True and any(spec.serves_gpus for spec in node.cdi_specs)
     if by_cdi or state.problem or any(_nvidia(name, path) for name, path in state.paths.items()):
