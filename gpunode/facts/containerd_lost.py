@@ -13,6 +13,7 @@ from typing import Any
 from gpunode.facts import gates
 from gpunode.facts.containerd import ContainerdConfig, dig
 
+_TOLD_WHOLE = ("runtimes", "mirrors")  # by name: one that it doesn't tell isn't there
 _SECRET = ("auth", "configs", "headers")
 
 
@@ -60,6 +61,17 @@ def _leaves(table: Mapping[str, Any], keys: tuple[str, ...] = ()) -> Iterator[tu
             yield from _leaves(value, (*keys, key))
         else:
             yield (*keys, key), value
+
+
+def is_lost(running: Mapping[str, Any], one: Lost) -> bool:
+    """Whether the running daemon goes without it; what it doesn't tell counts as kept."""
+    value = in_force(running, one.keys)
+    if value is not None:
+        return bool(value != one.value)
+    for depth, key in enumerate(one.keys[:-1]):
+        if key in _TOLD_WHOLE and isinstance(in_force(running, one.keys[:depth]), Mapping):
+            return in_force(running, one.keys[: depth + 2]) is None
+    return False
 
 
 def in_force(running: Mapping[str, Any], keys: tuple[str, ...]) -> Any:

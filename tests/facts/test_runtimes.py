@@ -3,7 +3,7 @@
 import pytest
 
 from gpunode.facts.containerd import load_config
-from gpunode.facts.containerd_lost import in_force, lost_settings
+from gpunode.facts.containerd_lost import Lost, in_force, is_lost, lost_settings
 from gpunode.facts.machine_file import build_machine
 from gpunode.facts.processes import running
 from gpunode.facts.rdma import locked_memory, rdma_adapters
@@ -64,6 +64,21 @@ def test_the_daemon_spells_keys_its_own_way():
     assert in_force(running, ("cni", "bin_dir")) == "/opt/cni/bin"
     assert in_force(running, ("registry", "config_path")) is None
     assert in_force({"cni": "odd"}, ("cni", "bin_dir")) is None
+
+
+@pytest.mark.parametrize(
+    ("running", "lost"),
+    [
+        ({"registry": {"mirrors": None}}, True),
+        ({"registry": {"mirrors": {"quay.io": {"endpoint": ["a"]}}}}, True),
+        ({"registry": {"mirrors": {"docker.io": {"endpoint": ["b"]}}}}, True),
+        ({"registry": {"mirrors": {"docker.io": {"endpoint": ["a"]}}}}, False),
+        ({"sandboxImage": "pause"}, False),
+    ],
+)
+def test_what_the_daemon_tells_by_name_is_lost_if_it_is_not_among_them(running, lost):
+    one = Lost(("registry", "mirrors", "docker.io", "endpoint"), ["a"], "config.toml", "99.toml")
+    assert is_lost(running, one) == lost
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 
 _PROGRAM = "nvidia-container-runtime"
 # without these, pods other than those with GPUs fail
-_VITAL = ("sandbox_image", "SystemdCgroup", "snapshotter", "config_path", "bin_dir", "conf_dir", "mirrors")
+_VITAL = (
+    "sandbox_image",
+    "SystemdCgroup",
+    "snapshotter",
+    "config_path",
+    "bin_dir",
+    "conf_dir",
+    "mirrors",
+    "runtimes",
+)
 _MOST = 8
 
 
@@ -30,7 +39,7 @@ def containerd_imports_clobber(node: Node) -> Verdict:
     config = judged(node)
     if node.containerd is None or config is None:
         return skip(containerd_role(node).reason)
-    from gpunode.facts.containerd_lost import in_force, lost_settings
+    from gpunode.facts.containerd_lost import is_lost, lost_settings
 
     lost = lost_settings(config)
     if not lost:
@@ -38,12 +47,16 @@ def containerd_imports_clobber(node: Node) -> Verdict:
     running = running_config(node)
     if not running:
         return _without_cri(node, lost) or skip("containerd doesn't tell its configuration")
-    gone = tuple(one for one in lost if _without(in_force(running, one.keys), one))
+    gone = tuple(sorted((one for one in lost if is_lost(running, one)), key=lambda one: not _vital(one)))
     if not gone:
         return ok("imported files replace tables, and nothing of them is lost")
-    vital = any(key in one.keys for one in gone for key in _VITAL)
     names = ", ".join(one.name for one in gone[:3]) + (" and more" if len(gone) > 3 else "")
-    return _told(node, fail if vital else warn, f"an imported file takes settings away: {names}", gone)
+    judge = fail if _vital(gone[0]) else warn
+    return _told(node, judge, f"an imported file takes settings away: {names}", gone)
+
+
+def _vital(one: Lost) -> bool:
+    return any(key in one.keys for key in _VITAL)
 
 
 def _without_cri(node: Node, lost: tuple[Lost, ...]) -> Verdict | None:
@@ -68,11 +81,6 @@ def _told(node: Node, judge: Callable[..., Verdict], summary: str, gone: tuple[L
     places = (seen(one.file, str(one), _line(node, one)) for one in gone[:_MOST])
     table = seen(gone[0].by, f'a table "{plugin}" without them', line)
     return judge(summary, *places, table, fix=edit(node, gone[0].by, line))
-
-
-def _without(value: object, one: Lost) -> bool:
-    """Whether the daemon runs with another value; one that it doesn't tell counts as kept."""
-    return value is not None and value != one.value
 
 
 def _line(node: Node, one: Lost) -> int | None:
