@@ -150,3 +150,16 @@ def test_where_each_podman_looks_for_specifications(release, named, status, tmp_
     podman = replace(node.podman, version=tuple(map(int, release.split("."))) if release else ())
     node.__dict__["podman"] = podman
     assert judged(node, "podman-cdi").status is status
+
+
+def test_the_systems_files_do_not_count_for_a_distributions_containerd(tmp_path):
+    """k3s gives GPUs by CDI here; what nerdctl's containerd was once set up with is another matter."""
+    host = recorded_host("containerd-config-drift", tmp_path)
+    rendered = next(tmp_path.rglob("k3s/agent/etc/containerd/config.toml"))
+    rendered.write_text(
+        rendered.read_text().partition('[plugins."io.containerd.cri.v1.runtime".containerd')[0]
+    )
+    node = Node(host)
+    node.__dict__["cri"] = replace(node.cri, handlers=("runc",))
+    found = BY_ID["containerd-runtime-missing"].run(node)
+    assert found.status is PASS and "by CDI" in found.summary

@@ -36,8 +36,13 @@ def containerd_runtime_missing(node: Node) -> Verdict:
 
 
 def _without_handler(node: Node, told: Evidence) -> Verdict:
-    """A containerd whose CDI is on needs none, as long as whoever asks for GPUs asks by CDI."""
+    """A containerd whose CDI is on needs none, as long as whoever asks for GPUs asks by CDI.
+
+    A drop-in that it doesn't read shows that somebody wants the handler; the system's files tell nothing of
+    what is wanted from a Kubernetes distribution's containerd.
+    """
     unread = _unread(node)
+    wanted = bool(unread) and node.containerd is not None and not node.containerd.manager
     by_nri = nri_plugin(node.host, node.processes)
     if by_nri is not None:
         return ok(
@@ -46,7 +51,7 @@ def _without_handler(node: Node, told: Evidence) -> Verdict:
             seen(f"/proc/{by_nri.pid}", by_nri.name),
         )
     serving = [spec.path for spec in node.cdi_specs if spec.serves_gpus]
-    if not unread and serving and running_config(node).get("enableCDI") is True:
+    if not wanted and serving and running_config(node).get("enableCDI") is True:
         return ok(
             "no nvidia handler: containers get their GPUs by CDI", told, seen(serving[0], "its CDI is on")
         )
