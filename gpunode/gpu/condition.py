@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, fields
+from functools import cache
 from typing import Any
 
 from gpunode.dataclass import dataclass
@@ -150,12 +151,21 @@ _TUPLES = {"tuple[str, ...]": str, "tuple[bool, ...]": bool}
 def _told(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """The plain fields of a dataclass that `data`, with names in camelCase, has with their right type."""
     found: dict[str, Any] = {}
-    for one in fields(kind):
-        value = data.get(camel(one.name))
-        annotation = str(one.type).removesuffix(" | None")
-        inner = _TUPLES.get(annotation)
-        if type(value) is _TYPES.get(annotation):
-            found[one.name] = value
+    known = _plain_fields(kind)
+    for key, value in data.items():
+        name, expected, inner = known.get(key, ("", None, None))
+        if type(value) is expected:
+            found[name] = value
         elif inner is not None and isinstance(value, list) and all(type(item) is inner for item in value):
-            found[one.name] = tuple(value)
+            found[name] = tuple(value)
+    return found
+
+
+@cache
+def _plain_fields(kind: type[Any]) -> Mapping[str, tuple[str, type | None, type | None]]:
+    """By name in camelCase: the field's own name, its type, and that of a tuple's items; None if neither."""
+    found = {}
+    for one in fields(kind):
+        annotation = str(one.type).removesuffix(" | None")
+        found[camel(one.name)] = (one.name, _TYPES.get(annotation), _TUPLES.get(annotation))
     return found
