@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpunode.checks import fixes
 from gpunode.checks.driver import packages
+from gpunode.checks.fabric.remedies import GUEST_DRIVER
 from gpunode.facts.cuda_releases import last_for, makes_code_for
 from gpunode.facts.cuda_wanted import inventory
 from gpunode.facts.node import Node
@@ -34,5 +35,5 @@ def newer_driver(node: Node, wanted: tuple[int, int] | None = None) -> Fix | Non
     if node.kind == CONTAINER:
         return fixes.UPGRADE_DRIVER.other
     if TRAITS["vgpu-guest"].holds(node):
-        return Fix("follow https://docs.nvidia.com/vgpu/", True, "reboot")
+        return GUEST_DRIVER.other
     return packages.install_driver(node)

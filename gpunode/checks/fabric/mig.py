@@ -184,8 +184,8 @@ CHECKS = (
             "start scripts that make MIG devices."
         ),
         why=(
-            "The driver keeps the MIG mode over a reboot and forgets the instances: the node comes back "
-            "without a single GPU that can compute, and the next layout has other UUIDs."
+            "The driver forgets the instances with every boot, on newer GPUs the MIG mode as well: the node "
+            "comes back with other devices than it had, or with none, and the next layout has other UUIDs."
         ),
         remedy=remedies.KEEP_LAYOUT,
         run=mig_config_lost,

@@ -31,7 +31,7 @@ MIXED_STRATEGY = fixes.everywhere(
     needs_root=False,
 )
 # guests get their driver from whoever runs the host, not from a public repository
-GUEST_DRIVER = fixes.everywhere("follow https://docs.nvidia.com/vgpu/#driver-compatibility")
+GUEST_DRIVER = fixes.everywhere("follow https://docs.nvidia.com/vgpu/")
 RESET = fixes.everywhere("nvidia-smi --gpu-reset", "drain")
 READ_MANAGER_LOG = fixes.everywhere("journalctl -b -u nvidia-fabricmanager -n 50")
 
