@@ -22,7 +22,7 @@ class NvmlProbe:
     `code` is NVML's return code, None if NVML didn't get to say one: then it hung (`timed_out`) or the child
     crashed, which `message` tells. `seconds` is how long it took. `topology` and `conditions` are there if
     they were asked for. NVML may hang or crash over a condition alone: `untold` says so, and for which GPU;
-    what was told before stays.
+    what was told before stays. `asked` is false for a recorded machine of whose NVML nothing was recorded.
     """
 
     inventory: Inventory | None
@@ -33,6 +33,7 @@ class NvmlProbe:
     topology: Topology | None = None
     conditions: tuple[Condition, ...] = ()
     untold: str = ""
+    asked: bool = True
 
 
 def probe(
@@ -121,16 +122,21 @@ def _conditions(
     return told, f"{problem}: the condition of GPU {left[0]}" if problem and left else ""
 
 
+_NOT_RECORDED = NvmlProbe(None, None, "nothing was recorded of this machine's NVML", asked=False)
+
+
 def _recorded(host: Host) -> NvmlProbe:
     recorded = host.recording.get("nvml")
     if not recorded:
-        return NvmlProbe(None, None, "nothing was recorded of this machine's NVML")
+        return _NOT_RECORDED
     try:
         if recorded.get("timeout"):
             return NvmlProbe(None, None, "NVML did not answer", timed_out=True)
         problem = str(recorded.get("problem", ""))
         if problem and not {"error", "inventory"} & set(recorded):
             return NvmlProbe(None, None, problem)
+        if not {"error", "inventory"} & set(recorded):
+            return _NOT_RECORDED
         return _answer(recorded, problem=problem)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(

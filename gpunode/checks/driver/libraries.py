@@ -88,6 +88,8 @@ def nvml_hang(node: Node) -> Verdict:
         return fail("NVML does not answer", seen(source, probe.message), fix=fixes.REBOOT.other)
     if probe.code == _NO_PERMISSION and not node.host.is_root:
         return skip("needs root, or read and write access to /dev/nvidia*, to ask NVML")
+    if not probe.asked:
+        return skip(probe.message)
     if probe.inventory is None:
         code = "" if probe.code is None else f" (code {probe.code})"
         return fail("NVML fails", seen(source, f"{probe.message}{code}"))

@@ -1,0 +1,244 @@
+"""The forms of a report, through the command line: JSON, YAML, metrics, a page, a file; reports compared."""
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fixtures.machines import machine, recorded_host
+from gpunode.commands import doctor, doctor_compare
+from gpunode.errors import ConfigError, UsageError
+from gpunode.facts.machine_file import build_machine
+from gpunode.host import Host
+from gpunode.pages.html import page
+from gpunode.pages.prometheus import metrics
+from gpunode.render import SilentProgress, plain_lines
+from gpunode.result import ExitCode
+from tests.cli import gpunode
+
+UNITS = Path(__file__).parents[2] / "packaging"
+SAMPLE = re.compile(
+    r'[a-z_:]+(\{[a-z]+="(?:[^"\\\n]|\\["\\n])*"(,[a-z]+="(?:[^"\\\n]|\\["\\n])*")*\})? [0-9.e+-]+'
+)
+
+
+def envelope(host):
+    return json.loads(json.dumps(doctor.run(host, doctor.Options(), SilentProgress()).envelope()))
+
+
+@pytest.fixture
+def root(tmp_path):
+    return recorded_host("driver-lib-mismatch", tmp_path / "m").root
+
+
+def test_json_and_yaml_say_the_same_with_the_same_exit_code(root):
+    as_json = gpunode("--root", str(root), "doctor", "-o", "json")
+    as_yaml = gpunode("--root", str(root), "doctor", "-o", "yaml")
+    assert as_json.code == as_yaml.code == ExitCode.FAILED
+    first, second = as_json.document, yaml.safe_load(as_yaml.out)
+    for one in (first, second):
+        assert {"at", "seconds"} <= set(one["data"])
+        one["data"] |= {"at": 0, "seconds": 0}
+        for finding in one["data"]["findings"]:
+            finding["milliseconds"] = 0
+    assert first == second
+    assert first["data"]["first"] == "driver-lib-mismatch"
+    assert "kubelet-not-running" not in first["data"]["chains"]
+    assert "nvml-hang" in first["data"]["chains"]["driver-lib-mismatch"]
+
+
+def test_metrics_are_what_a_textfile_collector_takes(root):
+    ran = gpunode("--root", str(root), "doctor", "-o", "prometheus")
+    assert ran.code == ExitCode.FAILED and ran.out.endswith("\n")
+    lines = ran.out.splitlines()
+    assert [line for line in lines if not line.startswith("# ") and not SAMPLE.fullmatch(line)] == []
+    assert len(lines) == len(set(lines))
+    typed = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(typed) == len(set(typed))
+    assert {line.partition("{")[0].split()[0] for line in lines if line[0] != "#"} == set(typed)
+    labels = 'id="driver-lib-mismatch",layer="driver",status="fail",severity="error"'
+    assert f"gpunode_doctor_finding{{{labels}}} 1" in lines
+    assert "gpunode_doctor_ok 0" in lines
+
+
+def test_what_a_node_is_called_can_not_end_a_label(tmp_path):
+    report = envelope(recorded_host("healthy-h100", tmp_path / "m"))
+    report["data"]["node"]["kernel"] = 'a"} 1\nevil{x="\\'
+    text = metrics(report)
+    assert 'kernel="a\\"} 1\\nevil{x=\\"\\\\"' in text
+    assert [one for one in text.splitlines() if one[0] != "#" and not SAMPLE.fullmatch(one)] == []
+
+
+def test_a_healthy_node_has_no_finding_metric(tmp_path):
+    text = metrics(envelope(recorded_host("healthy-docker-rocky9", tmp_path / "m")))
+    assert "gpunode_doctor_finding" not in text
+    assert "gpunode_doctor_ok 1\n" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("n.html", "<!doctype html>"), ("n.prom", "# HELP"), ("n.json", "{")]
+)
+def test_a_file_is_written_in_one_step_in_the_form_of_its_ending(name, start, root, tmp_path):
+    place = tmp_path / name
+    ran = gpunode("--root", str(root), "doctor", "--output-file", str(place))
+    assert (ran.code, ran.out) == (ExitCode.FAILED, "")
+    assert place.read_text().startswith(start)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o644
+    assert sorted(tmp_path.iterdir()) == [root, place]
+
+
+def test_a_file_that_can_not_be_written_is_refused_before_the_node_is_looked_at(root):
+    for path in ("/nowhere/at/all.prom", "/dev/null/x", "/etc"):
+        ran = gpunode("--root", str(root), "doctor", "--output-file", path)
+        assert ran.code == ExitCode.USAGE and path in ran.err
+
+
+def test_a_failed_write_leaves_the_old_file(root, tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    place = tmp_path / "closed"
+    place.mkdir()
+    (place / "n.prom").write_text("old")
+    place.chmod(0o500)
+    assert gpunode("--root", str(root), "doctor", "--output-file", str(place / "n.prom")).code != 0
+    assert (place / "n.prom").read_text() == "old"
+
+
+@pytest.mark.parametrize("form", ["html", "prometheus"])
+def test_other_commands_refuse_the_forms_that_they_lack(form, root):
+    for words in (("gpus",), ("explain", "pci-no-gpu"), ("doctor", "--list"), ("doctor", "--fix")):
+        ran = gpunode("--root", str(root), *words, "-o", form)
+        assert ran.code == ExitCode.USAGE and ran.out == ""
+
+
+def test_a_page_holds_its_report_and_nothing_that_loads(tmp_path):
+    report = envelope(recorded_host("driver-lib-mismatch", tmp_path / "m"))
+    text = page(report)
+    inside = re.search(r'<script type="application/json" id="report">(.*?)</script>', text, re.DOTALL)
+    assert inside is not None and json.loads(inside[1]) == report
+    assert re.findall(r'(?:src|srcset|action|poster|background)\s*=\s*"', text) == []
+    assert re.findall(r"<(?:link|img|iframe|object|embed|base)\b|@import|url\(", text) == []
+    assert "default-src 'none'" in text
+
+
+# --- comparing --------------------------------------------------------------------------------------------
+
+
+def saved(tmp_path, name, label):
+    spec = machine(name)
+    spec["files"]["/proc/sys/kernel/hostname"] = label + "\n"
+    report = envelope(Host(build_machine(spec, tmp_path / f"m-{label}"), environ={}))
+    path = tmp_path / f"{label}.json"
+    path.write_text(json.dumps(report))
+    return str(path)
+
+
+def test_nodes_are_grouped_by_what_they_have(tmp_path):
+    paths = [
+        saved(tmp_path, "healthy-h100", "a1"),
+        saved(tmp_path, "healthy-h100", "a2"),
+        saved(tmp_path, "docker-runtime-missing", "b1"),
+    ]
+    ran = gpunode("doctor", "--compare", *paths, "-o", "json")
+    assert (ran.code, ran.document["kind"], ran.document["status"]) == (0, "DoctorComparison", "warn")
+    data = ran.document["data"]
+    assert [one["name"] for one in data["nodes"]] == ["a1", "a2", "b1"]
+    kernel = next(one for one in data["differences"] if one["what"] == "kernel")
+    assert [group["nodes"] for group in kernel["groups"]] == [["a1", "a2"], ["b1"]]
+    (finding,) = data["findings"]
+    assert finding["what"] == "docker-runtime-missing"
+    assert {group["value"] for group in finding["groups"] if group["nodes"] == ["b1"]} <= {"fail", "warn"}
+    assert gpunode("doctor", "--compare", *paths, "--strict").code == ExitCode.FAILED
+
+
+def test_nodes_that_do_not_differ_say_so_and_what_all_have(tmp_path):
+    paths = [saved(tmp_path, "driver-lib-mismatch", f"n{number}") for number in range(3)]
+    result = doctor_compare.run(Host(), doctor_compare.Options(tuple(paths), strict=True), SilentProgress())
+    assert (result.status, result.exit_code, result.data["differences"]) == ("ok", ExitCode.OK, ())
+    assert result.data["common"] == {"driver-lib-mismatch": "fail"}
+    lines = [line for block in result.blocks for line in plain_lines(block)]
+    assert lines[0] == "3 nodes, and they don't differ"
+
+
+def test_two_nodes_of_one_name_are_told_apart_by_their_files(tmp_path):
+    path = saved(tmp_path, "healthy-docker-rocky9", "same")
+    other = tmp_path / "other.json"
+    other.write_text(Path(path).read_text())
+    result = doctor_compare.run(Host(), doctor_compare.Options((path, str(other))), SilentProgress())
+    assert len({one["name"] for one in result.data["nodes"]}) == 2
+
+
+def test_a_thousand_nodes_are_two_lines(tmp_path):
+    text = Path(saved(tmp_path, "healthy-docker-rocky9", "n")).read_text()
+    report = json.loads(text)
+    paths = []
+    for number in range(300):
+        report["data"]["node"] |= {"name": f"n{number}", "driver": "580.1" if number % 100 else "570.2"}
+        paths.append(str(tmp_path / f"n{number}.json"))
+        Path(paths[-1]).write_text(json.dumps(report))
+    result = doctor_compare.run(Host(), doctor_compare.Options(tuple(paths)), SilentProgress())
+    (driver,) = result.data["differences"]
+    assert [(group.value, len(group.nodes)) for group in driver.groups] == [("580.1", 297), ("570.2", 3)]
+    lines = [line for block in result.blocks for line in plain_lines(block)]
+    assert lines[-1].split() == ["570.2", "3", "n0,", "n100,", "n200"]
+    assert "and 291 more" in lines[-2]
+
+
+def test_a_bundle_and_yaml_are_compared_too(tmp_path, root):
+    bundle = str(tmp_path / "b.tar.gz")
+    assert gpunode("--root", str(root), "report", "--output-file", bundle).code == 0
+    as_yaml = tmp_path / "n.yaml"
+    gpunode("--root", str(root), "doctor", "--output-file", str(as_yaml))
+    ran = gpunode("doctor", "--compare", bundle, str(as_yaml), "-o", "json")
+    assert (ran.code, ran.document["status"]) == (0, "ok")
+
+
+MALFORMED = {
+    "cut": '{"apiVersion": "gpunode/v1", "kind": "Doc',
+    "empty": "",
+    "a list": "[]",
+    "another kind": '{"kind": "GpuInventory", "data": {}}',
+    "a failed doctor": '{"kind": "DoctorReport", "status": "error", "data": {}}',
+    "no node": '{"kind": "DoctorReport", "status": "ok", "data": {"findings": []}}',
+    "wrong types": '{"kind": "DoctorReport", "status": "ok", "data": {"findings": 3, "node": {}}}',
+    "a finding of text": '{"kind": "DoctorReport", "status": "ok", "data": {"findings": ["x"], "node": {}}}',
+    "engines of text": (
+        '{"kind": "DoctorReport", "status": "ok", "data": {"findings": [], "node": {"engines": ["x"]}}}'
+    ),
+    "nested too deep": "[" * 100_000,
+    "bytes": "\udcff\udcfe",
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_report_is_an_error_that_names_it(name, tmp_path):
+    good = saved(tmp_path, "healthy-docker-rocky9", "good")
+    bad = tmp_path / "bad.json"
+    bad.write_bytes(MALFORMED[name].encode("utf-8", "surrogateescape"))
+    with pytest.raises(ConfigError, match=re.escape(str(bad))):
+        doctor_compare.run(Host(), doctor_compare.Options((good, str(bad))), SilentProgress())
+
+
+def test_comparing_needs_two_and_says_how_to_get_them(tmp_path):
+    with pytest.raises(UsageError, match="two nodes or more"):
+        doctor_compare.run(Host(), doctor_compare.Options(("one.json",)), SilentProgress())
+    ran = gpunode("doctor", "--compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "-o", "json")
+    assert (ran.code, ran.document["status"]) == (ExitCode.FAILED, "error")
+    assert "a.json is not there" in ran.err
+
+
+# --- the units --------------------------------------------------------------------------------------------
+
+
+def test_the_service_writes_only_the_collectors_file():
+    text = (UNITS / "gpunode-doctor.service").read_text()
+    start = next(line for line in text.splitlines() if line.startswith("ExecStart="))
+    place = next(line for line in text.splitlines() if line.startswith("ReadWritePaths=")).partition("=")[2]
+    assert start.split()[1:3] == ["doctor", "--output-file"]
+    assert Path(start.split()[-1]).parent == Path(place) and start.endswith(".prom")
+    assert "SuccessExitStatus=1" in text and "ProtectSystem=strict" in text
+    assert "WantedBy=timers.target" in (UNITS / "gpunode-doctor.timer").read_text()
