@@ -105,10 +105,11 @@ BLACKLIST_NOVA = blacklist("blacklist-nova.conf", "blacklist nova_core\nblacklis
 
 
 def rebind(*addresses: str) -> Remedy:
-    """Take GPUs from the driver that holds them and offer them to nvidia (kernel: sysfs-bus-pci)."""
+    """Take GPUs from the driver that holds them and give them to nvidia. A mere probe wouldn't: a driver
+    that was told their ids takes them again (kernel: sysfs-bus-pci, driver_override)."""
     return everywhere(
         f"modprobe nvidia; cd /sys/bus/pci && for gpu in {' '.join(addresses)}; do "
-        "echo $gpu > devices/$gpu/driver/unbind; echo > devices/$gpu/driver_override; "
+        "echo $gpu > devices/$gpu/driver/unbind; echo nvidia > devices/$gpu/driver_override; "
         "echo $gpu > drivers_probe; done",
         "drain",
     )

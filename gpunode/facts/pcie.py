@@ -61,6 +61,11 @@ def memory_bars(host: Host, address: str) -> tuple[Bar, ...] | None:
     return tuple(found)
 
 
+def without_window(host: Host, address: str) -> bool:
+    """Whether the kernel found no place for one of a function's memory windows."""
+    return any(not bar.assigned for bar in memory_bars(host, address) or ())
+
+
 def bridges(host: Host, address: str) -> tuple[str, ...]:
     """Addresses of the ports above a function, the nearest first; () if sysfs doesn't show them."""
     parts = host.realpath(f"{DEVICES}/{address}").split("/")

@@ -15,6 +15,7 @@ from gpunode.checks.model import (
     skip,
     warn,
 )
+from gpunode.facts import pcie
 from gpunode.facts.node import Node
 from gpunode.facts.pci import DEVICES, PciGpu, lone_audio
 from gpunode.result import Evidence, Fix
@@ -71,11 +72,7 @@ def gpu_bound_other_driver(node: Node) -> Verdict:
     others = tuple(
         gpu for gpu in node.gpus if gpu.driver not in (_NVIDIA, "nouveau", None) and not is_nova(gpu)
     )
-    # a display function without an owner is normal until the driver is loaded, and one that this driver isn't
-    # made for is a finding of its own
-    unsuited = {one.gpu.address for one in node.unsuited_gpus} if node.module else set()
-    free = (gpu for gpu in node.gpus if gpu.driver is None and gpu.address not in unsuited)
-    orphans = tuple(free) if node.module else ()
+    orphans = _orphans(node)
     ours = sum(gpu.driver == _NVIDIA for gpu in node.gpus)
     if not others and not orphans:
         return ok("no foreign driver owns a GPU")
@@ -91,6 +88,16 @@ def gpu_bound_other_driver(node: Node) -> Verdict:
     fix = fixes.rebind(*(gpu.address for gpu in others)).for_family(node.distribution.family)
     summary = f"{of((*others, *orphans), node)} held by {names}, not by nvidia"
     return (warn if ours else fail)(summary, *evidence, fix=fix)
+
+
+def _orphans(node: Node) -> tuple[PciGpu, ...]:
+    """GPUs that nobody took, which is normal until the driver is loaded. One that this driver isn't made for,
+    or that has no address window, is a finding of its own."""
+    if node.module is None:
+        return ()
+    unsuited = {one.gpu.address for one in node.unsuited_gpus}
+    free = (gpu for gpu in node.gpus if gpu.driver is None and gpu.address not in unsuited)
+    return tuple(gpu for gpu in free if not pcie.without_window(node.host, gpu.address))
 
 
 def count(number: int) -> str:

@@ -52,7 +52,8 @@ def selinux_nvml(node: Node) -> Verdict:
     evidence = seen(last.source, last.text)
     if clock(node.host) - last.when > _DAY_SECONDS:
         return note("SELinux denied a container a GPU, more than a day ago", evidence)
-    return fail(f"SELinux denied containers a GPU {len(denials)} times", evidence)
+    often = f"{len(denials)} times" if len(denials) > 1 else "once"
+    return fail(f"SELinux denied containers a GPU {often}", evidence)
 
 
 def apparmor_denied(node: Node) -> Verdict:
