@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,9 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         )
     from gpunode.commands.saved_reports import saved_report
 
-    members = _named([_member(path, saved_report(path)) for path in options.paths])
+    reports = {path: saved_report(path) for path in options.paths}
+    names = _models(reports.values())
+    members = _named([_member(path, report, names) for path, report in reports.items()])
     differences = tuple(_differing({one.name: one.aspects for one in members}))
     findings = tuple(_differing({one.name: _filled(one, members) for one in members}))
     common = _common(members)
@@ -84,7 +86,19 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     )
 
 
-def _member(path: str, report: Mapping[str, Any]) -> Member:
+def _models(reports: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """PCI ids to names, from every node that knows one: a node whose NVML is silent has the same GPUs."""
+    found = {}
+    for report in reports:
+        node = report["data"].get("node")
+        gpus = node.get("gpus") if isinstance(node, dict) else None
+        for one in gpus if isinstance(gpus, list) else ():
+            if isinstance(one, dict) and one.get("name"):
+                found[str(one.get("deviceId"))] = str(one["name"])
+    return found
+
+
+def _member(path: str, report: Mapping[str, Any], names: Mapping[str, str]) -> Member:
     """The report is a stranger's: whatever is missing or of another type in it is a malformed file."""
     try:
         data = report["data"]
@@ -94,7 +108,7 @@ def _member(path: str, report: Mapping[str, Any]) -> Member:
             path,
             float(data.get("at", 0)),
             str(report["status"]),
-            dict(_aspects(node, str(data.get("version", "")))),
+            dict(_aspects(node, str(data.get("version", "")), names)),
             {str(one["id"]): str(one["status"]) for one in data["findings"]},
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -104,7 +118,7 @@ def _member(path: str, report: Mapping[str, Any]) -> Member:
         ) from error
 
 
-def _aspects(node: Mapping[str, Any], version: str) -> Iterator[tuple[str, str]]:
+def _aspects(node: Mapping[str, Any], version: str, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """What is compared, each as text; an empty one is told as none."""
     yield "driver", str(node.get("driver") or "none")
     yield "toolkit", str(node.get("toolkit") or "none")
@@ -115,19 +129,18 @@ def _aspects(node: Mapping[str, Any], version: str) -> Iterator[tuple[str, str]]
         yield name, ", ".join(sorted(engines.get(name, ["none"])))
     yield "kernel", str(node.get("kernel") or "unknown")
     yield "distribution", str((node.get("distro") or {}).get("name") or "unknown")
-    yield "GPUs", _gpus(node.get("gpus") or ())
+    yield "GPUs", _gpus(node.get("gpus") or (), names)
     yield "kind of node", str(node.get("class") or "unknown")
     yield "gpunode", version or "unknown"
 
 
-def _gpus(gpus: Sequence[Mapping[str, Any]]) -> str:
-    """By the bus where one of the names isn't known: a node whose NVML is silent has the same GPUs."""
+def _gpus(gpus: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> str:
     counted: dict[str, int] = {}
     for one in gpus:
         name = str(one["deviceId"])
         counted[name] = counted.get(name, 0) + 1
-    names = {str(one["deviceId"]): str(one.get("name") or f"GPU {one['deviceId']}") for one in gpus}
-    return ", ".join(f"{number} × {names[one]}" for one, number in sorted(counted.items())) or "none"
+    told = (f"{number} × {names.get(one, f'GPU {one}')}" for one, number in sorted(counted.items()))
+    return ", ".join(told) or "none"
 
 
 def _named(members: Sequence[Member]) -> list[Member]:

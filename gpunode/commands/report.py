@@ -104,7 +104,9 @@ def _page(envelope: dict[str, Any]) -> dict[str, bytes]:
 
 def _blocks(told: dict[str, Any]) -> list[Block]:
     counts = told["doctor"]["counts"]
-    bad = f"{counts['fail'] + counts['error']} errors, {counts['warn']} warnings"
+    errors = counts["fail"] + counts["error"]
+    bad = f"{errors} {'error' if errors == 1 else 'errors'}, "
+    bad += f"{counts['warn']} {'warning' if counts['warn'] == 1 else 'warnings'}"
     size = f"{told['bytes'] / 1024:.0f} KiB"
     lines: list[Block] = [
         Text(f"wrote {told['path']} ({size}, {told['files']} files of this node)", Style.GOOD),

@@ -55,6 +55,7 @@ ABSENCES = {
         *("gpu-bound-other-driver", "pci-gpu-count-mismatch", "pci-no-gpu"),
     },
     r"/dev/dxg": {"wsl2"},
+    r"/(etc|run|var/run)/cdi(/.*)?": {"cdi-spec-missing"},
     r"/sys/module/nvidia_uvm/.*": {"uvm-not-loaded"},
     r".*/autoconf\.h|/lib/modules/[^/]*/build": {"kernel-headers-missing"},
     r"/proc/\d+/(cmdline|stat)": {"kubelet-not-running", "docker-not-running", "containerd-not-restarted"},
