@@ -61,12 +61,13 @@ BREAKS = {
     "mok-pending": ("mok-pending", "mokutil --list-new"),
     "secureboot-key-waits": ("secureboot-unsigned", "mokutil --list-new && reboot"),
     "driver-upgrade-pending": ("driver-upgrade-pending", "apt install libnvidia-compute-580"),
-    "driver-lib-mismatch-stays": ("driver-lib-mismatch", "dkms autoinstall"),
+    "driver-lib-mismatch-stays": ("driver-lib-mismatch", "apt update && apt install nvidia-open && reboot"),
     "module-disabled-next-boot": ("module-disabled-next-boot", "sed -i '3s/^/# /'"),
     "nouveau-not-blacklisted": ("nouveau-not-blacklisted", "blacklist nouveau"),
     "cdi-lost-at-reboot": ("cdi-lost-at-reboot", "gpunode cdi refresh --install"),
     "cdi-lost-at-reboot-rocky9": ("cdi-lost-at-reboot", "systemctl enable --now nvidia-cdi-refresh.service"),
     "dev-char-lost-at-reboot": ("dev-char-lost-at-reboot", "/etc/udev/rules.d/71-nvidia-dev-char.rules"),
+    "uvm-lost-at-reboot": ("uvm-lost-at-reboot", "/etc/modules-load.d/nvidia-uvm.conf"),
     "mig-config-lost": ("mig-config-lost", ""),
 }
 
@@ -104,12 +105,8 @@ def test_the_command_line_ends_with_it(ask):
     assert shown[:1] == [NO] and shown[1].startswith("  dkms-not-built: the next reboot breaks the GPUs")
 
 
-def test_two_things_that_vanish_are_both_told(text):
-    shown = section(text("cdi-lost-at-reboot"))
-    assert [line.split(":")[0].strip() for line in shown[1::2]] == [
-        "uvm-lost-at-reboot",
-        "cdi-lost-at-reboot",
-    ]
+def test_what_one_command_brings_back_is_told_once(text):
+    assert len(section(text("cdi-lost-at-reboot"))) == 3  # the unit that writes the specification loads it
 
 
 def test_who_makes_it_again_is_found_in_a_script_that_a_unit_starts(text):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from gpunode.checks.cdi.readers import readers
+from gpunode.checks.cdi.reboot import cdi_lost_at_reboot
 from gpunode.checks.driver import remedies
 from gpunode.checks.model import Check, Verdict, ok, seen, skip, warn
 from gpunode.errors import GpunodeError
 from gpunode.facts import driver
 from gpunode.facts.node import Node
 from gpunode.facts.toolkit_settings import MODE
+from gpunode.result import FindingStatus
 
 _UVM = "nvidia_uvm"
 # units that load unified memory or make its device files when they start
@@ -33,6 +35,8 @@ def uvm_lost_at_reboot(node: Node) -> Verdict:
         return ok(f"{_UVM} comes with the next boot", seen(loader, "has it loaded"))
     if not node.units:
         return skip("systemd doesn't tell what it starts at boot")
+    if cdi_lost_at_reboot(node).status is FindingStatus.WARN:
+        return skip("who writes the specification again loads it too")
     return warn(
         f"nothing loads {_UVM} after the next reboot, and GPUs come by CDI alone here",
         seen(f"/sys/module/{_UVM}", "loaded now"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
 from gpunode.errors import GpunodeError
@@ -10,6 +12,9 @@ from gpunode.facts import driver
 from gpunode.facts.node import Node
 from gpunode.facts.system import Distribution
 from gpunode.result import Fix
+
+if TYPE_CHECKING:
+    from gpunode.facts.gpu_support import Supports
 
 _CUDA_REPOSITORY = "developer.download.nvidia.com/compute/cuda/repos"
 _REPOSITORY_DIRECTORIES = ("/etc/apt/sources.list.d", "/etc/yum.repos.d", "/etc/zypp/repos.d")
@@ -30,6 +35,37 @@ def install_driver(node: Node) -> Fix | None:
         return None
     repository = "" if has_repository(node) else _add_repository(node, name)
     return Fix(f"{repository}{install} && reboot", True, "reboot")
+
+
+def suited_driver(node: Node, supports: Supports) -> Fix | None:
+    """The driver that these GPUs need, instead of one that drives others. Ubuntu's own packages carry branch
+    and kind in their names; elsewhere `install_driver` knows old GPUs from new ones."""
+    if node.distribution.id != "ubuntu":
+        return install_driver(node)
+    if has_repository(node):
+        return Fix(f"{_install_command(node)} && reboot", True, "reboot")
+    here = next(iter(driver.version_numbers(node.driver_version)), 0)
+    branch = min(here, supports.max) if supports.max else here
+    kind = "" if supports.module == "proprietary" else "-open"
+    return Fix(f"apt install nvidia-driver-{branch}-server{kind} && reboot", True, "reboot")
+
+
+_AGAIN = {"debian": "apt install --reinstall", "rhel": "dnf reinstall", "suse": "zypper install --force"}
+_NEWER = {"debian": "apt install", "rhel": "dnf upgrade", "suse": "zypper update"}
+
+
+def reinstall(node: Node, names: Iterable[str]) -> Fix | None:
+    """These packages again, over whatever else wrote their files; None on an unknown distribution."""
+    command = _AGAIN.get(node.distribution.family)
+    return Fix(f"{command} {' '.join(names)} && reboot", True, "reboot") if command else None
+
+
+def upgrade_driver(node: Node) -> Fix:
+    """The module's packages in the version that the repositories have by now."""
+    names, family = driver.driver_packages(node.packages), node.distribution.family
+    if not names or family not in _NEWER:
+        return fixes.UPGRADE_DRIVER.for_family(family)
+    return Fix(f"{_NEWER[family]} {' '.join(names)} && reboot", True, "reboot")
 
 
 def _legacy(node: Node) -> bool:

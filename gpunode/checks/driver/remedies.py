@@ -69,6 +69,6 @@ _LINK_RULE = (
     'RUN+="/usr/bin/nvidia-ctk system create-dev-char-symlinks --create-all"'
 )
 
-LOAD_AT_BOOT = everywhere("printf 'nvidia\\nnvidia_uvm\\n' > /etc/modules-load.d/nvidia.conf")
+LOAD_AT_BOOT = everywhere("echo nvidia_uvm > /etc/modules-load.d/nvidia-uvm.conf")
 
 LINK_AT_BOOT = everywhere(f"echo '{_LINK_RULE}' > /etc/udev/rules.d/71-nvidia-dev-char.rules")

@@ -32,8 +32,7 @@ def driver_too_old(node: Node) -> Verdict:
 def gpu_arch_dropped(node: Node) -> Verdict:
     if not node.driver_version:
         return skip("the module doesn't tell its version")
-    needs = "a driver of branch {0.max} or older"
-    found = _judge(node, gpu_support.DROPPED, needs, packages.install_driver(node))
+    found = _judge(node, gpu_support.DROPPED, "a driver of branch {0.max} or older")
     if found is not None:
         return found
     rows = (gpu_support.supports(gpu.device_id) for gpu in node.gpus)
@@ -56,12 +55,11 @@ def kmod_flavour(node: Node) -> Verdict:
     if node.module_open is None:
         return skip("neither the module nor modinfo tells whether it is the open one")
     kind = "open" if node.module_open else "proprietary"
-    needs = "the {0.module} kernel module"
-    found = _judge(node, gpu_support.FLAVOUR, needs, packages.install_driver(node))
+    found = _judge(node, gpu_support.FLAVOUR, "the {0.module} kernel module")
     return found or ok(f"the {kind} kernel module drives these GPUs")
 
 
-def _judge(node: Node, reason: str, needs: str, fix: Fix | None) -> Verdict | None:
+def _judge(node: Node, reason: str, needs: str, fix: Fix | None = None) -> Verdict | None:
     """The GPUs that are left without a driver for this reason: an error if no other GPU has one."""
     found = [one for one in node.unsuited_gpus if one.reason == reason]
     if not found:
@@ -77,6 +75,7 @@ def _judge(node: Node, reason: str, needs: str, fix: Fix | None) -> Verdict | No
     flavour = {True: ", open", False: ", proprietary", None: ""}[node.module_open]
     evidence += [_version(node, flavour), *logged(node, _UNSUPPORTED)[:2]]
     driven = any(gpu.driver == "nvidia" for gpu in node.gpus)
+    fix = fix or packages.suited_driver(node, first.supports)
     return (warn if driven else fail)(f"{count} {verb} {what}", *evidence, fix=fix)
 
 

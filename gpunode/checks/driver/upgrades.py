@@ -70,7 +70,7 @@ def driver_two_installs(node: Node) -> Verdict:
                 "the driver was installed twice: by a .run installer and from packages",
                 seen(_RUN_INSTALLER, "left by the .run installer"),
                 seen("package database", named),
-                fix=_remove(node),
+                fix=_remove(node, packaged),
             )
     copies = tuple(_copies(node))
     if len({one.value for one in copies}) > 1:
@@ -98,11 +98,9 @@ def _copies(node: Node) -> Iterator[Evidence]:
                 yield seen(entry.path, version[1])
 
 
-def _remove(node: Node) -> Fix:
-    install = packages.install_driver(node)
-    if install is None:
-        return remedies.REMOVE_RUN_INSTALL.for_family(node.distribution.family)
-    return Fix(f"nvidia-uninstall && {install.command}", True, install.disruptive)
+def _remove(node: Node, packaged: tuple[Package, ...]) -> Fix | None:
+    again = packages.reinstall(node, [one.name for one in packaged])
+    return Fix(f"nvidia-uninstall && {again.command}", True, again.disruptive) if again else None
 
 
 CHECKS = (

@@ -76,10 +76,13 @@ def _who(node: Node, version: str) -> Iterator[Evidence]:
 
 def _rebuild(node: Node, version: str) -> Fix:
     """The module of the libraries' version for the kernel that boots next."""
-    if version not in node.dkms:
-        return packages.build_module(node, node.next_kernel)
-    name = f"nvidia/{version} -k {node.next_kernel}"
-    return Fix(f"dkms install --force {name} && reboot", True, "reboot")
+    if version in node.dkms:
+        name = f"nvidia/{version} -k {node.next_kernel}"
+        return Fix(f"dkms install --force {name} && reboot", True, "reboot")
+    if node.dkms:
+        return packages.upgrade_driver(node)
+    build = packages.build_module(node, node.next_kernel).command.removesuffix(" && modprobe nvidia")
+    return Fix(f"{build} && reboot", True, "reboot")
 
 
 def driver_upgrade_pending(node: Node) -> Verdict:
