@@ -59,7 +59,7 @@ ABSENCES = {
     r"/sys/module/nvidia_uvm/.*": {"uvm-not-loaded"},
     r".*/autoconf\.h|/lib/modules/[^/]*/build": {"kernel-headers-missing"},
     r"/proc/\d+/(cmdline|stat)": {"kubelet-not-running", "docker-not-running", "containerd-not-restarted"},
-    r".*/(runc|crun|ldconfig|ldconfig\.real)|/sbin|/bin|/lib|/lib64": {
+    r".*/(runc|crun|conmon|ldconfig|ldconfig\.real)|/sbin|/bin|/lib|/lib64": {
         *("toolkit-config-invalid", "cdi-spec-stale", "crio-runtime-path"),
     },
 }
