@@ -6,7 +6,7 @@ The debuggers' and profilers' are those that DCGM's diagnostics refuse to run wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
@@ -22,7 +22,10 @@ HIDING = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _NOTHING = {False: ("", "0"), True: ("", "all")}  # values that change nothing, by whether they hide GPUs
 _ENVIRONMENT = "/etc/environment"
 _SYSTEMD = ("/etc/systemd/system.conf", "/etc/systemd/system.conf.d")
-_UNITS = ("docker.service", "containerd.service", "crio.service", "kubelet.service", "k3s.service")
+_UNITS = {
+    **{"dockerd": "docker.service", "containerd": "containerd.service", "crio": "crio.service"},
+    **{"kubelet": "kubelet.service", "k3s": "k3s.service"},
+}
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,11 @@ class Setting:
     line: int | None = None
 
 
-def settings(host: Host) -> tuple[Setting, ...]:
-    """All of them that change CUDA; a value that changes nothing counts as none."""
-    found = (*_of_node(host), *_of_units(host), *_own(host.environ))
+def settings(host: Host, programs: Collection[str]) -> tuple[Setting, ...]:
+    """All of them that change CUDA; a value that changes nothing counts as none. Of container daemons those
+    among `programs`, which run."""
+    units = [unit for program, unit in _UNITS.items() if program in programs]
+    found = (*_of_node(host), *_of_units(host, units), *_own(host.environ))
     return tuple(one for one in found if one.value not in _NOTHING[one.name in HIDING])
 
 
@@ -76,8 +81,8 @@ def _assignments(text: str, *, several: bool) -> Iterator[tuple[str, str]]:
             yield name.strip(), value.strip()
 
 
-def _of_units(host: Host) -> Iterator[Setting]:
-    for unit in _UNITS:
+def _of_units(host: Host, units: Collection[str]) -> Iterator[Setting]:
+    for unit in units:
         found = read_unit(host, unit)
         for name, value in found.environment.items() if found is not None else ():
             if name in DEBUGGING or name in HIDING:

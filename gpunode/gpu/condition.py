@@ -148,7 +148,7 @@ _TYPES = {"int": int, "str": str, "bool": bool}  # by a field's annotation, with
 _TUPLES = {"tuple[str, ...]": str, "tuple[bool, ...]": bool}
 
 
-def _told(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+def _told(kind: Any, data: Mapping[str, Any]) -> dict[str, Any]:
     """The plain fields of a dataclass that `data`, with names in camelCase, has with their right type."""
     found: dict[str, Any] = {}
     known = _plain_fields(kind)
@@ -162,7 +162,7 @@ def _told(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _plain_fields(kind: type[Any]) -> Mapping[str, tuple[str, type | None, type | None]]:
+def _plain_fields(kind: Any) -> Mapping[str, tuple[str, type | None, type | None]]:
     """By name in camelCase: the field's own name, its type, and that of a tuple's items; None if neither."""
     found = {}
     for one in fields(kind):

@@ -10,7 +10,9 @@ from gpunode.host import Host
 def found(files, tmp_path, environ=None):
     return [
         (one.name, one.value, one.source, one.line)
-        for one in settings(Host(build_machine({"files": files}, tmp_path), environ=environ or {}))
+        for one in settings(
+            Host(build_machine({"files": files}, tmp_path), environ=environ or {}), ["dockerd"]
+        )
     ]
 
 

@@ -84,7 +84,7 @@ def _owned(gpu: Condition) -> int | None:
 def bad_cuda_env(node: Node) -> Verdict:
     from gpunode.facts.cuda_environment import HIDING, settings
 
-    found = settings(node.host)
+    found = settings(node.host, {one.name for one in node.processes})
     if not found:
         return ok("no variable changes CUDA for the whole node")
     names = ", ".join(dict.fromkeys(one.name for one in found))
