@@ -13,6 +13,8 @@ from enum import Enum, IntEnum, StrEnum
 from pathlib import PurePath
 from typing import Any, Protocol
 
+from gpunode.dataclass import dataclass
+
 API_VERSION = "gpunode/v1"
 
 
@@ -39,7 +41,7 @@ class Style(StrEnum):
     COMMAND = "command"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Text:
     """One line for people; leading spaces are kept."""
 
@@ -47,7 +49,7 @@ class Text:
     style: Style = Style.PLAIN
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Cell:
     """One table cell with a meaning. `short` stands for it where the terminal is too narrow for all."""
 
@@ -56,7 +58,7 @@ class Cell:
     short: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Table:
     """Rows under optional headings; every row has as many cells as there are columns."""
 
@@ -64,7 +66,7 @@ class Table:
     rows: tuple[tuple[Cell | str, ...], ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Diff:
     """A unified diff, rendered line by line."""
 
@@ -74,7 +76,7 @@ class Diff:
 Block = Text | Table | Diff
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ErrorInfo:
     """One error as programs read it; `code` is stable kebab-case."""
 
@@ -83,7 +85,7 @@ class ErrorInfo:
     hint: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Result:
     """One command's outcome. `status` is ok, warn, fail or error; `data` is plain JSON or dataclasses.
 
@@ -114,7 +116,7 @@ class Result:
         }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Step:
     """One thing that a fix does, as it is carried out: a program without a shell, or a file or a link.
 
@@ -129,7 +131,7 @@ class Step:
     disruptive: str = "none"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Fix:
     """One command that mends a finding. `disruptive` is none, restart, drain or reboot.
 
@@ -144,7 +146,7 @@ class Fix:
     steps: tuple[Step, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Evidence:
     """What was seen: `source` is a path or a command, `line` is 1-based or None."""
 
@@ -163,7 +165,7 @@ class FindingStatus(StrEnum):
     ERROR = "error"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Finding:
     """The outcome of one check, in the JSON contract's field order. `severity`: error, warning or info.
 
@@ -190,7 +192,7 @@ class Finding:
     reboot: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Change:
     """What happened, or would happen, to one file.
 

@@ -126,41 +126,46 @@ def _gpus(gpus: list[dict[str, Any]]) -> str:
 
 
 def _layers(findings: tuple[Finding, ...]) -> Table:
-    """One line for each layer: how many checks passed, and the worst thing in it."""
-    rows = []
-    for layer in LAYERS:
-        here = [finding for finding in findings if finding.layer == layer]
-        if here:
-            rows.append(_layer(layer, here))
-    return Table(("", "", ""), tuple(rows))
-
-
-def _layer(layer: str, findings: list[Finding]) -> tuple[Cell, ...]:
-    bad = _ordered(tuple(findings))
-    passed = sum(finding.status is FindingStatus.PASS for finding in findings)
-    if bad:
-        names = ", ".join(finding.id for finding in bad)
-        return (Cell(_word(bad[0].status), _STYLES[bad[0].status]), Cell(layer, Style.HEADING), Cell(names))
-    causes = {finding.blocked_by for finding in findings if finding.blocked_by}
-    told = f"{_many(passed, 'check')} passed" if passed else ""
-    unread = sum(map(_unread, findings))
-    if told and unread:
-        told += f", {unread} not judged (needs root)"
-    if causes:
-        waits = f"waits for {', '.join(sorted(causes))}"
-        return (
-            Cell("SKIP", Style.DIM),
-            Cell(layer, Style.HEADING),
-            Cell(", ".join(filter(None, (told, waits)))),
+    """What is well in one line, then what is wrong, a line for each layer, then who waits for what."""
+    by_layer = {layer: [finding for finding in findings if finding.layer == layer] for layer in LAYERS}
+    well: list[str] = []
+    wrong: list[tuple[Cell, str, str]] = []
+    waiting: dict[str, list[str]] = {}
+    for layer, here in by_layer.items():
+        passed = sum(finding.status is FindingStatus.PASS for finding in here)
+        if bad := _ordered(tuple(here)):
+            wrong.append((_cell(bad[0].status), layer, ", ".join(finding.id for finding in bad)))
+        elif reason := _waits(here):
+            waiting.setdefault(reason, []).append(layer)
+        elif passed:
+            well.append(f"{layer} {passed}")
+    rows = [(_cell(FindingStatus.PASS), _many(len(well), "layer"), f"checks passed: {', '.join(well)}")]
+    rows = [*(rows if well else ()), *wrong]
+    for reason, layers in waiting.items():
+        rows.append(
+            (_cell(FindingStatus.SKIP), _many(len(layers), "layer"), f"{reason}: {', '.join(layers)}")
         )
-    if passed:
-        return (Cell("OK", Style.GOOD), Cell(layer, Style.HEADING), Cell(told))
-    reasons = dict.fromkeys(finding.summary for finding in findings)
-    return (Cell("-", Style.DIM), Cell(layer, Style.HEADING), Cell(next(iter(reasons)), Style.DIM))
+    return Table(
+        ("", "", ""), tuple((word, Cell(name, Style.HEADING), Cell(told)) for word, name, told in rows)
+    )
+
+
+def _waits(findings: list[Finding]) -> str:
+    """What kept checks of a layer without a fault from being judged; empty if nothing did."""
+    told = []
+    if any(map(_unread, findings)):
+        told.append("not all judged (needs root)")
+    if causes := {finding.blocked_by for finding in findings if finding.blocked_by}:
+        told.append(f"waiting for {', '.join(sorted(causes))}")
+    return ", ".join(told)
+
+
+def _cell(status: FindingStatus) -> Cell:
+    return Cell(_word(status), _STYLES[status])
 
 
 def _word(status: FindingStatus) -> str:
-    return {FindingStatus.WARN: "WARN", FindingStatus.FAIL: "FAIL"}.get(status, "ERROR")
+    return {FindingStatus.PASS: "OK"}.get(status, status.value.upper())
 
 
 def _problem(finding: Finding) -> Iterator[Block]:
