@@ -38,7 +38,7 @@ def blocks(
     reference tables as the report has them."""
     return (
         *_verdict(node, findings),
-        _layers(findings),
+        *_layers(findings),
         *(block for finding in _ordered(findings) for block in _problem(finding)),
         *_notes(findings),
         *(chains(findings) if explain else ()),
@@ -125,7 +125,7 @@ def _gpus(gpus: list[dict[str, Any]]) -> str:
     return ", ".join(f"{number} × {name}" for name, number in names.items()) or "no GPU"
 
 
-def _layers(findings: tuple[Finding, ...]) -> Table:
+def _layers(findings: tuple[Finding, ...]) -> Iterator[Block]:
     """What is well in one line, then what is wrong, a line for each layer, then who waits for what."""
     by_layer = {layer: [finding for finding in findings if finding.layer == layer] for layer in LAYERS}
     well: list[str] = []
@@ -145,9 +145,9 @@ def _layers(findings: tuple[Finding, ...]) -> Table:
         rows.append(
             (_cell(FindingStatus.SKIP), _many(len(layers), "layer"), f"{reason}: {', '.join(layers)}")
         )
-    return Table(
-        ("", "", ""), tuple((word, Cell(name, Style.HEADING), Cell(told)) for word, name, told in rows)
-    )
+    if rows:
+        cells = tuple((word, Cell(name, Style.HEADING), Cell(told)) for word, name, told in rows)
+        yield Table(("", "", ""), cells)
 
 
 def _waits(findings: list[Finding]) -> str:
