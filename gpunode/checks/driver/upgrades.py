@@ -27,6 +27,7 @@ _LIBRARIES = (
     "nvidia-compute",
     "cuda-drivers",
 )
+_APT_TIMER = "apt-daily-upgrade.timer"
 _WIDE = ("nvidia", "*", "developer.download")
 
 
@@ -34,6 +35,9 @@ def unattended_upgrades_driver(node: Node) -> Verdict:
     upgrades = node.automatic_upgrades
     if upgrades is None:
         return ok("nothing upgrades packages by itself")
+    timer = node.units.get(_APT_TIMER) if upgrades.tool == "unattended-upgrades" else None
+    if timer is not None and timer.installed and not (timer.runs or timer.at_boot):
+        return ok("the timer of unattended-upgrades is off", seen(_APT_TIMER, timer))
     exposed = [one for one in node.packages.starting(*_LIBRARIES) if _exposed(node, upgrades, one)]
     if not exposed:
         return ok(
