@@ -128,7 +128,7 @@ def plain_lines(block: Block) -> list[str]:
         return block.text.splitlines()
     rows = [tuple(_text(cell) for cell in row) for row in block.rows]
     shown = [block.columns, *rows] if any(block.columns) else rows
-    widths = [max(len(row[column]) for row in shown) for column in range(len(block.columns))]
+    widths = [max((len(row[column]) for row in shown), default=0) for column in range(len(block.columns))]
     return [
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         for row in shown

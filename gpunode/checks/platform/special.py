@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks import fixes
-from gpunode.checks.model import ANY_ENGINE, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import ANY_ENGINE, Check, Verdict, fail, note, ok, seen, warn
 from gpunode.checks.platform import remedies
 from gpunode.facts import lxc
 from gpunode.facts.gates import TABLE, can, first
@@ -48,9 +48,14 @@ def wsl2(node: Node) -> Verdict:
 _WINDOWS_DRIVER = "follow https://docs.nvidia.com/cuda/wsl-user-guide/ to install the driver in Windows"
 
 
+_TOOLKIT = Fix("apt install nvidia-container-toolkit")  # JetPack's own repository has it
+
+
 def jetson(node: Node) -> Verdict:
     if not node.toolkit.programs:
-        return skip("the container toolkit isn't installed")
+        return fail(
+            "the NVIDIA Container Toolkit isn't installed", seen("PATH", "no nvidia-ctk"), fix=_TOOLKIT
+        )
     lists = node.host.glob(_CSV, "*.csv")
     if not lists and not node.cdi_specs and node.host.is_dir("/sys/module/nvgpu"):
         return fail("nothing tells the toolkit which files a GPU container needs", seen(_CSV, "no *.csv"))
@@ -127,7 +132,8 @@ CHECKS = (
         layer="platform",
         severity="error",
         looks_at=(
-            f"the lists in {_CSV} or a CDI specification, and on a Kubernetes node the toolkit's release."
+            f"the toolkit's programs, the lists in {_CSV} or a CDI specification, and on a Kubernetes node "
+            "the toolkit's release."
         ),
         why=(
             "A Jetson's GPU isn't on the PCI bus, and its libraries lie elsewhere: the toolkit takes files "
@@ -136,7 +142,6 @@ CHECKS = (
         remedy=remedies.RESTORE_LISTS,
         run=jetson,
         blocked_by=("pci-no-gpu",),
-        preflight=ANY_ENGINE,
         classes=(TEGRA,),
         table=TABLE,
     ),
