@@ -56,7 +56,9 @@ def _in_texts() -> tuple[tuple[re.Pattern[str], Any], ...]:
         (re.compile("|".join(f"(?:{one})" for one in _KNOWN)), HIDDEN),
         (re.compile(block, re.IGNORECASE), _block),
         (
-            re.compile(r"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL),
+            re.compile(
+                r"-----BEGIN ([A-Z ]*)PRIVATE KEY-----(?! REDACTED).*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL
+            ),
             rf"-----BEGIN \1PRIVATE KEY----- {HIDDEN}",
         ),
     )
@@ -138,7 +140,7 @@ class Redaction:
         return path
 
     def value(self, value: Any, key: str = "") -> Any:
-        """A tree of JSON values; below the name of a secret every text is one."""
+        """A tree of JSON values; a text, or a list of texts, behind the name of a secret is one."""
         if isinstance(value, str):
             secret = key and secret_key(key) and value.lower() not in _HARMLESS
             return HIDDEN if secret else self.text(value)

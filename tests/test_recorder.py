@@ -1,0 +1,166 @@
+"""A host that keeps what it is asked, on the machine that runs this test."""
+
+import os
+import sys
+
+import pytest
+
+from fixtures.engines import start_containerd
+from gpunode._recorder import RecordingHost
+from gpunode.daemons.cri import Cri
+from gpunode.errors import Unreadable
+from gpunode.gpu.isolated import probe
+from gpunode.host import Completed, Host
+from gpunode.support.pack import files_of, links_of, packed
+from gpunode.support.redact import HIDDEN, Redaction, own_names, without_secrets
+
+
+def test_a_file_behind_links_is_kept_where_it_lies_and_the_links_too(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/file").write_text("text")
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "gone").symlink_to("nowhere")
+    host = RecordingHost()
+    assert host.read_text(f"{tmp_path}/link/file") == "text"
+    assert host.is_symlink(f"{tmp_path}/gone") and not host.exists(f"{tmp_path}/gone")
+    assert host.kept.files == {f"{tmp_path}/real/file": b"text"}
+    assert host.kept.links == {f"{tmp_path}/link": "real", f"{tmp_path}/gone": "nowhere"}
+
+
+def test_what_was_only_looked_for_has_no_text(tmp_path):
+    (tmp_path / "secret").write_text("text")
+    (tmp_path / "program").write_text("#!/bin/sh\nsecret")
+    (tmp_path / "program").chmod(0o755)
+    host = RecordingHost()
+    assert host.is_file(f"{tmp_path}/secret") and host.executable(f"{tmp_path}/program")
+    inside = files_of(host.kept, Redaction())
+    assert inside[f"{tmp_path}/secret"[1:]] == b""
+    assert inside[f"{tmp_path}/program"[1:]] == b"#!/bin/sh\n"
+
+
+def test_another_process_root_is_no_link_to_our_own():
+    host = RecordingHost()
+    host.exists(f"/proc/{os.getpid()}/root/etc/passwd")
+    assert f"/proc/{os.getpid()}/root/etc/passwd" in host.kept.files
+    assert f"/proc/{os.getpid()}/root" not in links_of(host.kept, Redaction())
+
+
+def test_commands_are_kept_but_for_our_own_and_such_as_are_not_there():
+    host = RecordingHost()
+    host.run(["true"])
+    host.run(["sleep", "5"], timeout=0.05)
+    host.run(["no-such-program-at-all"])
+    host.run([sys.executable, "-c", ""])
+    commands = host.kept.recording["commands"]
+    assert commands["true"] == {"code": 0, "stdout": "", "stderr": ""}
+    assert commands["sleep 5"]["timedOut"] is True
+    assert len(commands) == 2
+
+
+def test_what_this_user_may_not_read_is_kept_as_that(monkeypatch):
+    def closed(self, path):
+        raise Unreadable(f"can't read {path}: Permission denied")
+
+    monkeypatch.setattr(Host, "read_bytes", closed)
+    host = RecordingHost()
+    with pytest.raises(Unreadable):
+        host.read_text("/etc/shadow")
+    assert host.kept.recording["unreadable"] == {"/etc/shadow": "can't read /etc/shadow: Permission denied"}
+
+
+def test_nvml_is_kept_in_its_own_section(monkeypatch):
+    gpu = '{"inventory": {"driverVersion": "580.1", "cudaVersion": "13.0", "gpus": []}}\n'
+    answer = Completed((), 0, gpu, "")
+    monkeypatch.setattr(Host, "run", lambda self, argv, **more: answer)
+    host = RecordingHost()
+    found = probe(host, condition=True)
+    assert found.inventory is not None
+    assert set(host.kept.recording["nvml"]) == {"inventory", "conditions"}
+    monkeypatch.setattr(Host, "run", lambda self, argv, **more: Completed((), -11, "", ""))
+    host = RecordingHost()
+    assert "SIGSEGV" in probe(host).message
+    assert host.kept.recording["nvml"] == {"problem": probe(host).message}
+
+
+@pytest.mark.containerd
+def test_a_real_daemon_answers_the_same_from_the_bundle(tmp_path):
+    from gpunode._bundle import unpacked
+    from gpunode.support.pack import described
+
+    with start_containerd() as engine:
+        host = RecordingHost()
+        assert host.socket_state(engine.socket) == "listening"
+        with Cri(host, engine.socket) as client:
+            told = client.status()
+    inside = files_of(host.kept, Redaction())
+    beside = described(links_of(host.kept, Redaction()), {}, {})
+    (tmp_path / "b.tar.gz").write_bytes(packed("t", inside, host.kept, beside, 0.0))
+    with unpacked(tmp_path / "b.tar.gz") as root, Cri(Host(root), engine.socket) as client:
+        again = client.status()
+    assert (again.handlers, again.default_handler, again.conditions) == (
+        told.handlers,
+        told.default_handler,
+        told.conditions,
+    )
+
+
+SECRETS = {
+    '{"auth": "dXNlcjpwYXNz", "x": 1}': '{"auth": "REDACTED", "x": 1}',
+    'password = "hunter2" # mine': 'password = "REDACTED" # mine',
+    "/usr/bin/x\0--token\0abc\0--verbose": "/usr/bin/x\0--token\0REDACTED\0--verbose",
+    "https_proxy=http://me:pw@proxy:3128/": "https_proxy=http://REDACTED@proxy:3128/",
+    "K3S_TOKEN=K10aa::server:bb": "K3S_TOKEN=REDACTED",
+    "token: |\n  abc\n  def\nnext: 1": "token: REDACTED\nnext: 1",
+    'inner: "{\\"auth\\": \\"abc\\"}"': 'inner: "{\\"auth\\": \\"REDACTED\\"}"',
+    "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4eHh4In0.c2ln": "REDACTED",
+    "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----\nx": (
+        "-----BEGIN RSA PRIVATE KEY----- REDACTED\nx"
+    ),
+}
+HARMLESS = (
+    "authentication:\n  anonymous:\n    enabled: false",
+    "authorization:\n  mode: Webhook",
+    "tokenFile: /etc/token",
+    "accept-nvidia-visible-devices-envvar-when-unprivileged = true",
+    'author = "Jane"',
+    "image ghcr.io/nvidia/x@sha256:aaaa",
+    "NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.",
+)
+
+
+@pytest.mark.parametrize("text", SECRETS)
+def test_a_secret_is_taken_out_and_the_rest_stays(text):
+    assert without_secrets(text) == SECRETS[text]
+    assert without_secrets(SECRETS[text]) == SECRETS[text]
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_is_no_secret_stays(text):
+    assert without_secrets(text) == text
+
+
+def test_behind_a_secret_name_every_text_is_one():
+    assert Redaction().value({"authToken": ["a", {"b": "c"}], "n": 1}) == {
+        "authToken": [HIDDEN, {"b": "c"}],
+        "n": 1,
+    }
+
+
+def test_a_long_line_does_not_take_long():
+    import time
+
+    started = time.monotonic()
+    for text in (
+        "A" * 1_000_000 + " token",
+        "token " * 100_000,
+        "x=" * 300_000 + "key",
+        "-" * 500_000 + "key",
+    ):
+        without_secrets(text)
+    assert time.monotonic() - started < 20
+
+
+def test_a_node_named_like_an_ordinary_word_is_renamed_only_where_the_name_stands_alone():
+    redaction = Redaction(own_names(["docker\n"]))
+    assert redaction.text("docker\n") == "host-1\n"
+    assert redaction.text("/etc/docker/daemon.json") == "/etc/docker/daemon.json"
