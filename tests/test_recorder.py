@@ -1,5 +1,6 @@
 """A host that keeps what it is asked, on the machine that runs this test."""
 
+import json
 import os
 import sys
 
@@ -102,6 +103,23 @@ def test_a_real_daemon_answers_the_same_from_the_bundle(tmp_path):
         told.default_handler,
         told.conditions,
     )
+
+
+def test_a_daemon_that_hangs_hangs_in_the_bundle_too(tmp_path):
+    from gpunode.daemons.docker_api import DockerApi
+    from gpunode.errors import DaemonError
+    from tests.checks.test_hanging import silent_socket
+
+    with silent_socket(tmp_path / "s") as address:
+        host = RecordingHost()
+        with pytest.raises(DaemonError) as first:
+            DockerApi(host, address, 0.2).info()
+    (tmp_path / ".gpunode").mkdir()
+    (tmp_path / ".gpunode/recording.json").write_text(json.dumps(host.kept.recording))
+    with pytest.raises(DaemonError) as second:
+        DockerApi(Host(tmp_path), address).info()
+    assert (second.value.code, second.value.message) == (first.value.code, first.value.message)
+    assert first.value.code == "timeout"
 
 
 SECRETS = {

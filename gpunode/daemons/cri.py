@@ -144,7 +144,10 @@ class Cri:
         try:
             result: _Answer = invoke(request, timeout=timeout or self.timeout)
         except grpc.RpcError as error:
-            raise explain(error, self.socket, method, self.service) from error
+            told = explain(error, self.socket, method, self.service)
+            problem = {"code": told.code, "message": told.message}
+            self.host.heard("daemons", self.socket, {"problem": problem})
+            raise told from error
         return result
 
     def _open(self) -> grpc.Channel:
@@ -164,6 +167,9 @@ class Cri:
     def _recalled(self, what: str, kind: type[Any]) -> Any:
         seen = self.host.recorded("daemons", self.socket)
         answer = seen.get(what) if isinstance(seen, dict) else None
+        problem = seen.get("problem") if isinstance(seen, dict) else None
+        if isinstance(problem, dict) and not answer:
+            raise DaemonError(str(problem.get("message", "")), code=str(problem.get("code", "")))
         if not isinstance(answer, kind) or not answer:
             state = self.host.socket_state(self.socket)
             code = state if state in _STATES else "absent"

@@ -69,6 +69,9 @@ class UnixHttp:
         recorded = self.host.recorded("daemons", self.socket)
         answer = recorded.get(what) if isinstance(recorded, dict) else None
         if not isinstance(answer, kind):
+            problem = recorded.get("problem") if isinstance(recorded, dict) else None
+            if isinstance(problem, dict):
+                raise self.failed(str(problem.get("code", "")), str(problem.get("message", "")))
             state = self.host.socket_state(self.socket)
             code = state if state in self.hints else "absent"
             raise DaemonError(f"no answer from {self.socket} ({state})", hint=self.hints[code], code=code)
@@ -84,6 +87,7 @@ class UnixHttp:
 
     def failed(self, code: str, message: str) -> DaemonError:
         """A `DaemonError` with the hint for its code."""
+        self.host.heard("daemons", self.socket, {"problem": {"code": code, "message": message}})
         return DaemonError(message, hint=self.hints.get(code, self.log), code=code)
 
     def _accepted(self, found: Answer, path: str) -> Answer:

@@ -54,7 +54,7 @@ ABSENCES = {
     r"/sys/bus/pci/devices/[^/]*(/(driver|vendor|class|device))?": {
         *("gpu-bound-other-driver", "pci-gpu-count-mismatch", "pci-no-gpu"),
     },
-    r"/dev/dxg": {"wsl2"},
+    r"/dev/dxg": {"wsl2", "pci-no-gpu"},
     r"/(etc|run|var/run)/cdi(/.*)?": {"cdi-spec-missing"},
     r"/sys/module/nvidia_uvm/.*": {"uvm-not-loaded"},
     r".*/autoconf\.h|/lib/modules/[^/]*/build": {"kernel-headers-missing"},
