@@ -13,6 +13,7 @@ PARAMETERS = "/proc/driver/nvidia/params"
 # Debian builds the same module as nvidia-current and the kernel shows it with an underscore
 MODULE_NAMES = ("nvidia", "nvidia_current")
 _IN_MODULES_DEP = re.compile(r"^[^:\s]*/nvidia(?:-current)?\.ko(?:\.\w+)?:", re.MULTILINE)
+_LONGEST = 64  # characters; a version has ten
 _NUMBERS = re.compile(r"\d{1,9}", re.ASCII)
 
 
@@ -55,6 +56,7 @@ def loaded_module(host: Host) -> LoadedModule | None:
             continue
         state = (host.read_text(f"{place}/initstate") or "live").strip()
         version = (host.read_text(f"{place}/version") or "").strip()
+        version = version if len(version) <= _LONGEST else ""  # it becomes part of paths
         banner = host.read_text("/proc/driver/nvidia/version") or ""
         return LoadedModule(name, version, state == "live", "Open Kernel Module" in banner)
     return None
