@@ -178,14 +178,15 @@ def resolve_in_root(root: Path, path: str | Path, follow: bool) -> Path:
 
 
 def holds(test: Callable[[Path], bool], resolve: Callable[[str], Path], path: str) -> bool:
-    """Whether `test` holds for the resolved path; symlinks in a circle lead to nothing, as pathlib has it.
+    """Whether `test` holds for the resolved path; symlinks in a circle lead to nothing, as pathlib has it, and
+    no file has a name longer than its file system allows.
 
     `Unreadable` where this user may not look.
     """
     try:
         return test(resolve(path))
     except OSError as error:
-        if error.errno == errno.ELOOP:
+        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
             return False
         raise explain_os_error(error, path, "look at") from error
 
