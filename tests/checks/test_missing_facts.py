@@ -43,8 +43,9 @@ ABSENCES = {
     r"sockets:.*kubelet\.sock": {"kubelet-device-plugin-dir"},
     r".*/bin/nvidia-(c|container-)\w+|.*/toolkit/.*": {
         *("docker-runtime-missing", "containerd-runtime-binary", "toolkit-missing", "cdi-spec-stale"),
-        *("crio-runtime-missing", "crio-runtime-path", "toolkit-config-invalid"),
+        *("crio-runtime-missing", "crio-runtime-path", "toolkit-config-invalid", "jetson"),
     },
+    r".*/host-files-for-container\.d/.*": {"jetson"},
     r".*/nvidia-smi": {"nvidia-smi-missing", "cdi-spec-stale", "wsl2"},
     r".*/(nvidia-persistenced|nvidia-cuda-mps-\w+|gsp_\w+\.bin)": {"cdi-spec-stale"},
     r".*lib(cuda|nvidia|nv|dxcore|GL|EGL)[\w-]*\.so.*": {
