@@ -92,7 +92,11 @@ FileOption = Annotated[
 CompareOption = Annotated[
     bool, typer.Option("--compare", help="Show where the nodes of these reports or bundles differ.")
 ]
-ListOption = Annotated[bool, typer.Option("--list", help="List every check and look at nothing.")]
+ListOption = Annotated[
+    bool,
+    # its parameter can't be called `list`, and the variable would be named after that
+    typer.Option("--list", envvar="GPUNODE_DOCTOR_LIST", help="List every check and look at nothing."),
+]
 
 
 @verb(doctor_app, "doctor", "DoctorReport")
@@ -177,7 +181,10 @@ def _only_whole(session: Session, path: str, **others: bool) -> None:
     if path not in ("", "-") and place.exists() and not place.is_file():
         raise UsageError(f"--output-file {path} is there and no file", hint="name another one")
     if path not in ("", "-") and not place.absolute().parent.is_dir():
-        raise UsageError(f"--output-file {path}: there is no such directory", hint="make it first: mkdir -p")
+        raise UsageError(
+            f"--output-file {path}: there is no such directory",
+            hint=f"make it first: mkdir -p {place.parent}",
+        )
 
 
 def _compare(session: Session, paths: tuple[str, ...], strict: bool) -> "Result":

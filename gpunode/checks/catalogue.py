@@ -38,7 +38,8 @@ def find_check(identifier: str) -> Check:
     if check is None:
         from difflib import get_close_matches
 
-        near = get_close_matches(identifier, BY_ID, n=3, cutoff=0.4)
+        begun = [known for known in BY_ID if identifier and known.startswith(identifier)]
+        near = (begun or get_close_matches(identifier, BY_ID, n=3, cutoff=0.4))[:3]
         hint = f"did you mean {' or '.join(near)}?" if near else "gpunode doctor --list shows all of them"
         raise UsageError(f"there is no check {identifier!r}", hint=hint)
     return check

@@ -80,10 +80,11 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     for allowance in options.allow:
         if allowance not in ALLOWANCES:
             raise UsageError(f"there is no allowance {allowance!r}", hint=f"one of {', '.join(ALLOWANCES)}")
-    if not options.fix:
-        raise UsageError("--apply goes with --fix", hint="doctor --fix --apply")
     if options.allow and not options.apply:
-        raise UsageError("--allow goes with --apply", hint="doctor --fix --apply --allow restart")
+        allowed = " ".join(f"--allow {one}" for one in options.allow)
+        raise UsageError("--allow goes with --fix --apply", hint=f"gpunode doctor --fix --apply {allowed}")
+    if not options.fix:
+        raise UsageError("--apply goes with --fix", hint="gpunode doctor --fix --apply")
     if options.apply:
         _require(host)
     findings = _look(host, options)

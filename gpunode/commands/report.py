@@ -93,7 +93,10 @@ def _writable(path: str) -> None:
     if place.is_dir():
         raise UsageError(f"--output-file {path} is a directory", hint="name a file in it")
     if not place.parent.is_dir():
-        raise UsageError(f"--output-file {path}: there is no such directory", hint="make it first: mkdir -p")
+        raise UsageError(
+            f"--output-file {path}: there is no such directory",
+            hint=f"make it first: mkdir -p {place.parent}",
+        )
 
 
 def _page(envelope: dict[str, Any]) -> dict[str, bytes]:
