@@ -18,7 +18,7 @@ from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import RECORDING, Host
 from gpunode.result import plain
 
-DRIVER = "570.172.08"
+DRIVER = "580.173.02"
 KERNEL = "6.1.0-37-amd64"
 DOCKER_SOCKET = "/run/docker.sock"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
@@ -52,7 +52,7 @@ def inventory() -> Inventory:
         )
         for index, bus in enumerate(_ADDRESSES)
     )
-    return Inventory(DRIVER, "12.8", tuple(gpus), simulated=True)
+    return Inventory(DRIVER, "13.0", tuple(gpus), simulated=True)
 
 
 def machine() -> dict[str, Any]:
@@ -70,7 +70,8 @@ def machine() -> dict[str, Any]:
         ],
         "executables": [
             *(f"/usr/bin/{name}" for name in ("nvidia-container-runtime", "nvidia-container-runtime-hook")),
-            *(f"/usr/bin/{name}" for name in ("nvidia-ctk", "nvidia-cdi-hook", "containerd", "kubelet")),
+            *(f"/usr/bin/{name}" for name in ("nvidia-ctk", "nvidia-cdi-hook", "nvidia-smi")),
+            *(f"/usr/bin/{name}" for name in ("containerd", "kubelet")),
             "/usr/sbin/dockerd",
         ],
         "recording": _recording(),
@@ -149,7 +150,7 @@ def _recording() -> dict[str, Any]:
     nodes |= {f"/dev/nvidia-uvm{tail}": (_MAJORS["nvidia-uvm"], n) for n, tail in enumerate(("", "-tools"))}
     versions = {
         "modinfo -F version nvidia": f"{DRIVER}\n",
-        "/usr/bin/nvidia-ctk --version": "NVIDIA Container Toolkit CLI version 1.17.8\n",
+        "/usr/bin/nvidia-ctk --version": "NVIDIA Container Toolkit CLI version 1.19.1\n",
         "/usr/sbin/dockerd --version": "Docker version 20.10.24+dfsg1, build 5d6db84\n",
         "/usr/bin/containerd --version": "containerd github.com/containerd/containerd 1.6.20~ds1\n",
     }
