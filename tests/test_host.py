@@ -41,6 +41,19 @@ def test_dot_dot_never_leaves_the_root(host: Host, tmp_path: Path) -> None:
     assert host.read_text("/etc/passwd") == "recorded"
 
 
+def test_a_path_is_walked_as_a_node_walks_it(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "usr/lib").mkdir(parents=True)
+    (tmp_path / "usr/lib/x").write_text("x")
+    (tmp_path / "lib").symlink_to("usr//lib/.")
+    (tmp_path / "usr/up").symlink_to("..")
+    assert host.path("/./lib//x") == host.path("/usr/up/lib/x/") == tmp_path / "usr/lib/x"
+    assert host.path("/lib", follow=False) == tmp_path / "lib"
+    assert host.path("/../..") == tmp_path
+    assert host.path("/nowhere/at/../all") == tmp_path / "nowhere/all"
+    assert host.read_text("/usr/lib/x/below") is None
+    assert host.read_text("/a\0b") is None
+
+
 def test_a_circle_of_symlinks_is_a_config_error(host: Host, tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
