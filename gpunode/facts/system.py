@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gpunode.dataclass import dataclass
-from gpunode.errors import Unreadable
+from gpunode.errors import ConfigError
 from gpunode.host import Host
 
 BARE_METAL = "bare-metal"
@@ -14,7 +14,8 @@ WSL2 = "wsl2"
 TEGRA = "tegra"
 CONTAINER = "container"
 
-# os-release ids and ID_LIKE words, as the library `distro` normalises them
+_SPELT = {"ol": "oracle", "opensuse-leap": "opensuse"}  # ids that go by another name elsewhere
+# os-release ids and ID_LIKE words
 _FAMILIES = {
     "debian": {"debian", "ubuntu", "linuxmint", "raspbian"},
     "rhel": {
@@ -49,7 +50,7 @@ _BARE_METAL_PRODUCTS = ("metal", "surface")
 
 @dataclass(frozen=True)
 class Distribution:
-    """`id` and `version` as os-release spells them; `family` is debian, rhel, suse or other. Where the system
+    """`id` and `version` are os-release's; `family` is debian, rhel, suse or other. Where the system
     is an image or declared as a whole (`immutable`), packages are no way, and the family is other."""
 
     id: str
@@ -72,31 +73,32 @@ def family_of(identifier: str, like: str) -> str:
 
 def read_distribution(host: Host) -> Distribution:
     """From os-release in the host's root; empty strings where it says nothing."""
-    from distro import LinuxDistribution
+    said = os_release(host)
+    spelt = said.get("ID", "").lower().replace(" ", "_")
+    identifier = _SPELT.get(spelt, spelt)
+    name = said.get("PRETTY_NAME") or said.get("NAME", "")
+    whole = identifier in _IMMUTABLE or host.exists(_OSTREE)
+    family = "other" if whole else family_of(identifier, said.get("ID_LIKE", "").lower())
+    return Distribution(identifier, said.get("VERSION_ID", ""), name, family, whole)
 
+
+def os_release(host: Host) -> dict[str, str]:
+    """The assignments of os-release(5); {} where there is none. A line that is none is passed over."""
+    file = next((path for path in _OS_RELEASE if host.is_file(path)), None)
     try:
-        # os-release(5); resolved here, since the library would follow an absolute link out of the root
-        file = next((path for path in _OS_RELEASE if host.is_file(path)), None)
-        if file is None:
-            return Distribution("", "", "", "other")
-        host.read_bytes(file)  # the library opens it by itself, and a `RecordingHost` keeps what it read
-        # nor may it look for another file in /etc by itself: whatever lies there could be a pipe
-        found = LinuxDistribution(
-            include_lsb=False,
-            include_uname=False,
-            include_oslevel=False,
-            os_release_file=str(host.path(file)),
-            distro_release_file="/dev/null",
-        )
-        identifier = found.id()
-        name = found.name(pretty=True)
-        whole = identifier in _IMMUTABLE or host.exists(_OSTREE)
-        family = "other" if whole else family_of(identifier, found.like())
-        return Distribution(identifier, found.version(), name, family, whole)
-    except PermissionError as error:
-        raise Unreadable("can't read /etc/os-release: permission denied", hint="run as root") from error
-    except (OSError, ValueError):
-        return Distribution("", "", "", "other")  # garbage where os-release should be
+        text = (host.read_text(file) or "") if file else ""
+    except ConfigError:
+        return {}  # endless, or a pipe
+    pairs = (line.strip().partition("=") for line in text.splitlines() if not line.lstrip().startswith("#"))
+    return {name: _unquoted(value) for name, equals, value in pairs if equals}
+
+
+def _unquoted(value: str) -> str:
+    """As a shell takes it; a backslash escapes only between double quotes."""
+    quote = value[:1]
+    if quote not in ("'", '"') or len(value) < 2 or not value.endswith(quote):
+        return value
+    return value[1:-1] if quote == "'" else re.sub(r'\\([\\"$`])', r"\1", value[1:-1])
 
 
 def kernel_release(host: Host) -> str:
