@@ -53,7 +53,9 @@ ONLY_HERE = {
     "rich": {"render.py"},
 }
 GRPC_ROOMS = {"plugin", "daemons"}
-HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "distro", "ctypes"}
+HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "ctypes"}
+
+COMPILED_DATACLASSES = {"dataclass.py", "gpu/forked.py", "gpu/vectors.py"}
 
 
 def name_of(path: Path) -> str:
@@ -148,6 +150,16 @@ def test_dataclasses_are_frozen_and_nothing_is_swallowed(path: Path) -> None:
             if caught in {"everything", "Exception", "BaseException"}:
                 wrong.append(f"{name_of(path)}:{node.lineno} swallows {caught}")
     assert wrong == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_dataclasses_are_those_that_start_fast(path: Path) -> None:
+    """The standard library's compiles source at every start; a program for a container has nothing else."""
+    if name_of(path) in COMPILED_DATACLASSES:
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "dataclasses":
+            assert "dataclass" not in {one.name for one in node.names}, f"{name_of(path)}:{node.lineno}"
 
 
 def loaded_after(*argv: str) -> set[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, UsageError
 from gpunode.host import Host
 from gpunode.result import Block, Cell, ExitCode, Progress, Result, Style, Table, Text

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from gpunode.dataclass import dataclass
 from gpunode.host import Host
 
 _APT_DIRECTORY = "/etc/apt/apt.conf.d"

@@ -7,9 +7,9 @@ file then (containerd issue 5837). What is lost by the files is only a candidate
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from gpunode.dataclass import dataclass
 from gpunode.facts import gates
 from gpunode.facts.containerd import ContainerdConfig, dig
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.facts.processes import Process
 from gpunode.host import FileSystem, Host
 

@@ -7,8 +7,7 @@ cmd/nvidia-validator).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from gpunode.dataclass import dataclass
 from gpunode.facts.device_plugins import POD_LOGS
 from gpunode.host import Host
 

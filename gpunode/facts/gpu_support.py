@@ -7,8 +7,8 @@ that a GPU which it has taken is supported, whatever the table says.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.facts.driver import version_numbers
 from gpunode.facts.pci import PciGpu
 from gpunode.tables import table
@@ -57,17 +57,21 @@ def branch(version: str) -> int:
 def unsuited(gpus: tuple[PciGpu, ...], version: str, opened: bool | None) -> Iterator[Unsuited]:
     """GPUs without an owner that a driver of this version, with an open module or not, doesn't take. `opened`
     is None where that can't be told."""
-    number = branch(version)
     for gpu in gpus:
-        row = supports(gpu.device_id) if gpu.driver is None and number else None
-        if row is None:
-            continue
-        if row.max and number > row.max:
-            yield Unsuited(gpu, row, DROPPED)
-        elif number < row.min:
-            yield Unsuited(gpu, row, TOO_NEW)
-        elif opened is not None and row.module == ("proprietary" if opened else "open"):
-            yield Unsuited(gpu, row, FLAVOUR)
+        row = supports(gpu.device_id) if gpu.driver is None else None
+        reason = refusal(row, branch(version), opened) if row else ""
+        if row and reason:
+            yield Unsuited(gpu, row, reason)
+
+
+def refusal(row: Supports, number: int, opened: bool | None) -> str:
+    """Why a driver of this branch doesn't take such a GPU; empty if it does, or for branch 0."""
+    if row.max and number > row.max:
+        return DROPPED
+    if 0 < number < row.min:
+        return TOO_NEW
+    flavour = {True: "proprietary", False: "open", None: ""}[opened]
+    return FLAVOUR if number and flavour and row.module == flavour else ""
 
 
 @dataclass(frozen=True)

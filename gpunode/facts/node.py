@@ -8,8 +8,7 @@ look, and `ConfigError` for a file that can't be parsed; a check that needs it i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from gpunode.dataclass import dataclass
 from gpunode.facts.about import Questions
 from gpunode.facts.about_images import AboutImages
 from gpunode.facts.about_services import AboutServices

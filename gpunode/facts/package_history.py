@@ -8,8 +8,8 @@ are shown as they stand there: apt and libzypp write local time without a zone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.facts.packages import Packages, upstream
 from gpunode.host import Host
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from gpunode.dataclass import dataclass
 from gpunode.facts.node import Node
 from gpunode.facts.system import VM
 
@@ -26,7 +26,7 @@ def _operator_driver(node: Node) -> bool:
 
 
 def _vfio_host(node: Node) -> bool:
-    return bool(node.gpus) and all(gpu.driver == "vfio-pci" for gpu in node.gpus)
+    return bool(node.gpus) and all(gpu.for_vms for gpu in node.gpus)
 
 
 def _vgpu_guest(node: Node) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from typing import Any
+
+from gpunode.dataclass import dataclass
 
 _ORDER = ("fail", "error", "warn", "note", "waits", "skip", "pass")
 _WORDS = {

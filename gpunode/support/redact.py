@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Any
+
+from gpunode.dataclass import dataclass
 
 HIDDEN = "REDACTED"
 KINDS = ("hostnames", "uuids")
