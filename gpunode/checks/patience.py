@@ -1,75 +1,124 @@
 """How long the doctor waits for one check: a file system, a process table or a driver may hang for ever.
 
-Checks run in a thread of their own. One that doesn't come back in time is left behind in its thread and is a
-finding that names what it was reading; the next checks run in a fresh thread. What the stuck one holds (a
-topic of `Node`) is known to hang and isn't waited for again.
+The checks run in a thread of their own, and the one that asked for them only looks at the clock. Where a
+question has no answer in time its thread is left behind, for nobody can end it; the finding names what it was
+reading, and a fresh thread goes through the checks again, which have kept what they know. What the stuck one
+holds (a topic of `Node`) is known to hang and isn't waited for again.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
-from threading import Thread
-from typing import Any
+from threading import Event, Lock, Thread
+from typing import Any, NoReturn, TypeVar
 
+from gpunode.dataclass import dataclass
 from gpunode.facts.topic import Stuck
 
 CHECK_SECONDS = 25.0  # NVML alone may take 15 (facts/node.py), and a daemon 3 on the way
 DEEP_SECONDS = 90.0  # a container is started, and ended after half of that
 _AFTER_ONE_SECONDS = 5.0  # once something has hung, so that ten such don't take minutes
 
+_Answer = TypeVar("_Answer")
+
 
 class Patience:
-    """Asks questions one after another, for one thread; each in the worker thread."""
+    """Goes through some work whose questions may hang; for one thread."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._seconds = seconds or CHECK_SECONDS
+        self._given_up: dict[str, Stuck] = {}
+        self._lock = Lock()
         self._worker: _Worker | None = None
 
-    def ask(self, question: Callable[[], Any], least: float = 0.0) -> Any:
-        """The answer. `Stuck` if there is none in time; what the question raises is raised here. It is waited
-        for `least` seconds, whatever has hung before."""
-        if self._worker is None:
-            self._worker = _Worker()
+    def through(self, work: Callable[[], _Answer]) -> _Answer:
+        """What `work` comes to, and what it raises. It puts whatever may hang into `ask`, and is called again
+        from its start after something did: what it has got to know by then it must remember itself."""
+        while True:
+            worker = self._worker = _Worker(work)
+            worker.start()
+            if self._wait(worker):
+                if worker.error is not None:
+                    raise worker.error
+                answer: _Answer = worker.answer
+                return answer
+
+    def ask(self, name: str, question: Callable[[], _Answer], least: float = 0.0) -> _Answer:
+        """The answer; `Stuck` if there was none in time. It is waited for `least` seconds, whatever has hung
+        before. Only within `through`; a question has the same `name` each time."""
+        if name in self._given_up:
+            raise self._given_up[name]
         worker = self._worker
-        worker.questions.put(question)
+        assert worker is not None
+        seconds = max(self._seconds, least)
+        worker.asked = _Asked(name, seconds, time.monotonic() + seconds)
         try:
-            waited = max(self._seconds, least)
-            answer, error = worker.answers.get(timeout=waited)
-        except Empty:
-            self._worker = None
-            self._seconds = min(self._seconds, _AFTER_ONE_SECONDS)
-            raise Stuck(f"gave no answer within {waited:g} s: {worker.doing()}", first=True) from None
-        if error is not None:
-            raise error
-        return answer
+            return question()
+        finally:
+            with self._lock:
+                worker.asked = None
+                if worker is not self._worker:
+                    _leave()
 
-    def close(self) -> None:
-        if self._worker is not None:
-            self._worker.questions.put(None)
-            self._worker = None
+    def _wait(self, worker: _Worker) -> bool:
+        """True when it has come to its end, False when it hangs."""
+        while not worker.ended.wait(self._left(worker)):
+            with self._lock:
+                asked = worker.asked
+                if asked is None or time.monotonic() < asked.until:
+                    continue
+                message = f"gave no answer within {asked.seconds:g} s: {worker.doing()}"
+                self._given_up[asked.name] = Stuck(message, first=True)
+                self._seconds = min(self._seconds, _AFTER_ONE_SECONDS)
+                self._worker = None
+                return False
+        return True
+
+    def _left(self, worker: _Worker) -> float:
+        asked = worker.asked
+        return self._seconds if asked is None else max(asked.until - time.monotonic(), 0.01)
 
 
-class _Worker:
-    """A thread that answers questions; nobody can end one that hangs."""
+@dataclass(frozen=True)
+class _Asked:
+    name: str
+    seconds: float
+    until: float
 
-    def __init__(self) -> None:
-        self.questions: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
-        self.answers: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
-        self._thread = Thread(target=self._run, name="checks", daemon=True)
-        self._thread.start()
 
-    def _run(self) -> None:
-        while (question := self.questions.get()) is not None:
-            try:
-                self.answers.put((question(), None))
-            except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
-                self.answers.put((None, error))
+class _Left(BaseException):
+    """Ends a thread whose answer nobody waits for any more."""
+
+
+def _leave() -> NoReturn:
+    raise _Left
+
+
+class _Worker(Thread):
+    """A thread that goes through the work; nobody can end one that hangs."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        super().__init__(name="checks", daemon=True)
+        self._work = work
+        self.asked: _Asked | None = None
+        self.ended = Event()
+        self.answer: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.answer = self._work()
+        except _Left:
+            return
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            self.error = error
+        self.ended.set()
 
     def doing(self) -> str:
         """What it is waiting for, from its stack: the path or the command that `Host` was asked for."""
-        frame = sys._current_frames().get(self._thread.ident or 0)
+        frame = sys._current_frames().get(self.ident or 0)
         while frame is not None:
             known = frame.f_locals
             if "argv" in known:

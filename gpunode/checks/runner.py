@@ -38,10 +38,7 @@ def run_checks(node: Node, selection: Selection | None = None) -> tuple[Finding,
     """Findings in the catalogue's order."""
     selection = selection or Selection()
     walk = _Walk(node, selection)
-    try:
-        return _run(walk, selection)
-    finally:
-        walk.patience.close()
+    return walk.patience.through(lambda: _run(walk, selection))
 
 
 def _run(walk: _Walk, selection: Selection) -> tuple[Finding, ...]:
@@ -97,7 +94,7 @@ class _Walk:
 
     def _not_here(self, check: Check) -> Verdict | None:
         """Why this check doesn't apply to this node, None if it does."""
-        return self._guarded(lambda: self._applies(check))
+        return self._guarded(f"where {check.id}", lambda: self._applies(check))
 
     def _applies(self, check: Check) -> Verdict | None:
         node = self.node
@@ -133,14 +130,16 @@ class _Walk:
         return None
 
     def _verdict(self, check: Check) -> Verdict:
-        found = self._guarded(lambda: check.run(self.node), DEEP_SECONDS if check.deep else 0.0)
+        least = DEEP_SECONDS if check.deep else 0.0
+        found = self._guarded(check.id, lambda: check.run(self.node), least)
         assert found is not None  # a check always has a verdict
         return found
 
-    def _guarded(self, question: Callable[[], Verdict | None], least: float = 0.0) -> Verdict | None:
+    def _guarded(
+        self, name: str, question: Callable[[], Verdict | None], least: float = 0.0
+    ) -> Verdict | None:
         try:
-            answer: Verdict | None = self.patience.ask(question, least)
-            return answer
+            return self.patience.ask(name, question, least)
         except Stuck as error:
             return (
                 Verdict(FindingStatus.ERROR, error.message) if error.first else skip(error.message, "hangs")

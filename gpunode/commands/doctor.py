@@ -8,6 +8,7 @@ from gpunode import __version__
 from gpunode.checks.catalogue import find_check
 from gpunode.checks.chains import behind
 from gpunode.checks.model import PREFLIGHTS
+from gpunode.checks.patience import Patience
 from gpunode.checks.report import blocks, first, reboot
 from gpunode.checks.runner import EVERY, Selection, run_checks
 from gpunode.commands.trials import trials
@@ -18,6 +19,8 @@ from gpunode.facts.summary import describe
 from gpunode.host import Host
 from gpunode.result import ExitCode, Finding, FindingStatus, Progress, Result
 from gpunode.tables import all_tables
+
+_ABOUT_SECONDS = 8.0  # an engine that tells its version by its program alone is given five
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     counts = {status.value: sum(finding.status is status for finding in findings) for status in FindingStatus}
     status = overall(findings)
     failed = status in ("fail", "error") or (options.strict and status == "warn")
-    about, tables = describe(node), reference(host.now())
+    about, tables = _about(node), reference(host.now())
     data = {
         "node": about,
         "findings": findings,
@@ -68,6 +71,12 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         blocks=blocks(about, findings, options.explain, tables),
         documents={"html": _page, "prometheus": _metrics},
     )
+
+
+def _about(node: Node) -> dict[str, Any]:
+    """Of the node itself. Checks that weren't wanted haven't asked for all of it, and any of it may hang."""
+    patience = Patience(_ABOUT_SECONDS)
+    return patience.through(lambda: describe(node, patience.ask))
 
 
 def _page(envelope: dict[str, Any]) -> str:

@@ -10,35 +10,44 @@ from gpunode.facts.daemons import Daemon
 from gpunode.facts.node import Node
 
 
-def describe(node: Node) -> dict[str, Any]:
-    """Name, class, distro, kernel, driver, toolkit, engines, gpus. What can't be read is left empty."""
+Ask = Callable[[str, Callable[[], Any]], Any]
+
+
+def _at_once(_name: str, read: Callable[[], Any]) -> Any:
+    return read()
+
+
+def describe(node: Node, ask: Ask = _at_once) -> dict[str, Any]:
+    """Name, class, distro, kernel, driver, toolkit, engines, gpus. What can't be read is left empty.
+
+    Every reading goes through `ask`, by a name for it; what that raises is one more that can't be read.
+    """
+
+    def known(name: str, read: Callable[[], Any], otherwise: Any = None) -> Any:
+        """A topic of a damaged recording or an unreadable machine must not take the report with it."""
+        try:
+            return ask(name, read)
+        except (GpunodeError, OSError, ValueError, TypeError, AttributeError, LookupError):
+            return otherwise
+
+    # CRI-O, podman and the toolkit only if a check asked: a report adds few questions to a hanging machine
+    asked = node.__dict__
+    daemons = (
+        known("docker", lambda: node.docker),
+        known("containerd", lambda: node.containerd),
+        asked.get("crio"),
+        asked.get("podman"),
+    )
     return {
-        "name": known(lambda: (node.host.read_text("/proc/sys/kernel/hostname") or "").strip(), ""),
-        "class": known(lambda: node.kind, "unknown"),
-        "distro": known(lambda: node.distribution, None),
-        "kernel": known(lambda: node.kernel, ""),
-        "driver": known(lambda: node.module.version if node.module else None, None),
-        "toolkit": known(lambda: ".".join(map(str, node.__dict__["toolkit"].version)), ""),
-        "engines": [
-            _engine(daemon)
-            for read in (lambda: node.docker, lambda: node.containerd, *map(_asked(node), ("crio", "podman")))
-            if (daemon := known(read, None)) is not None
-        ],
-        "gpus": known(lambda: _gpus(node), []),
+        "name": known("name", lambda: (node.host.read_text("/proc/sys/kernel/hostname") or "").strip(), ""),
+        "class": known("class", lambda: node.kind, "unknown"),
+        "distro": known("distro", lambda: node.distribution),
+        "kernel": known("kernel", lambda: node.kernel, ""),
+        "driver": known("driver", lambda: node.module.version if node.module else None),
+        "toolkit": known("toolkit", lambda: ".".join(map(str, asked["toolkit"].version))),
+        "engines": [_engine(daemon) for daemon in daemons if daemon is not None],
+        "gpus": known("gpus", lambda: _gpus(node), []),
     }
-
-
-def _asked(node: Node) -> Callable[[str], Callable[[], Any]]:
-    """A topic, if a check wanted to know it: a report adds no questions of its own to a hanging machine."""
-    return lambda name: lambda: node.__dict__[name]
-
-
-def known(read: Callable[[], Any], otherwise: Any) -> Any:
-    """A topic of a damaged recording or an unreadable machine must not take the report with it."""
-    try:
-        return read()
-    except (GpunodeError, OSError, ValueError, TypeError, AttributeError, LookupError):
-        return otherwise
 
 
 def _engine(daemon: Daemon) -> dict[str, Any]:

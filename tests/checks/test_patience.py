@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -65,15 +66,51 @@ def test_what_hangs_is_waited_for_once() -> None:
             self.let_go.wait()
             return 1
 
-    thing, asked = Thing(), Patience(0.1)
-    with pytest.raises(Stuck, match=r"gave no answer within 0\.1 s") as raised:
-        asked.ask(lambda: thing.slow)
-    assert raised.value.first
-    with pytest.raises(Stuck, match="waits for what hangs: slow") as raised:
-        asked.ask(lambda: thing.slow)
-    assert not raised.value.first
-    asked.close()
+    thing, patience, raised = Thing(), Patience(0.1), []
+
+    def work() -> str:
+        for name in ("first", "second"):
+            try:
+                patience.ask(name, lambda: thing.slow)
+            except Stuck as error:
+                raised.append((error.message, error.first))
+        return "done"
+
+    assert patience.through(work) == "done"
+    (waited, first), (known, again) = raised
+    assert re.match(r"gave no answer within 0\.1 s: ", waited) and first
+    assert known == "waits for what hangs: slow" and not again
     Thing.let_go.set()
+
+
+def test_a_thread_that_was_left_behind_does_nothing_more_when_it_comes_back() -> None:
+    let_go, patience, went_on = threading.Event(), Patience(0.1), []
+
+    def work() -> None:
+        try:
+            patience.ask("slow", let_go.wait)
+        except Stuck:
+            return
+        went_on.append("after the answer")  # pragma: no cover
+
+    patience.through(work)
+    let_go.set()
+    deadline = time.monotonic() + 2.0
+    while any(one.name == "checks" for one in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(one.name == "checks" for one in threading.enumerate())
+    assert went_on == []
+
+
+def test_what_the_work_raises_is_raised_where_it_was_asked_for() -> None:
+    patience = Patience(1.0)
+    with pytest.raises(ZeroDivisionError):
+        patience.through(lambda: patience.ask("x", lambda: 1 // 0))
+
+
+def test_one_check_may_take_longer_than_the_others() -> None:
+    patience = Patience(0.05)
+    assert patience.through(lambda: patience.ask("deep", lambda: time.sleep(0.2) or 1, least=2.0)) == 1
 
 
 def test_a_topic_that_fails_is_read_again_by_whoever_asks_next() -> None:
@@ -87,11 +124,10 @@ def test_a_topic_that_fails_is_read_again_by_whoever_asks_next() -> None:
                 raise PermissionError
             return Thing.count
 
-    thing, asked = Thing(), Patience(1.0)
+    thing = Thing()
     with pytest.raises(PermissionError):
-        asked.ask(lambda: thing.shy)
+        _ = thing.shy
     assert thing.shy == thing.shy == 2
-    asked.close()
 
 
 def test_nobody_is_left_behind_where_nothing_hangs(tmp_path: Path) -> None:
