@@ -28,8 +28,12 @@ VOLATILE = (
     # a second entry within one second has a number behind its name
     (re.compile(r"\d{8}T\d{6}Z(-[a-z]+(?:-[a-z]+)*)(?:-\d+)?"), "YYYYMMDDTHHMMSSZ\\1"),
     (re.compile(r"time=\S+"), "time=..."),
+    # the age of the reference tables
+    (re.compile(r"\d+ days? old"), "N days old"),
     (re.compile(r" +"), " "),
 )
+
+_TRANSCRIPT = re.compile(r"(<!-- prints: ([\w-]+) -->\n```\w*\n).*?```", re.DOTALL)
 
 
 def stable(text: str) -> str:
@@ -136,15 +140,11 @@ def device_plugin_page() -> str:
     return before + mark + "\n".join(rows) + "\n" + end + after
 
 
-def readme_page() -> str:
-    """README with each block behind a ``<!-- prints: NAME -->`` mark replaced by what that run prints."""
-    text = (REPOSITORY / "README.md").read_text()
-    for name, transcript in TRANSCRIPTS.items():
-        pattern = re.compile(rf"(<!-- prints: {name} -->\n```\w*\n).*?(```)", re.DOTALL)
-        assert pattern.search(text), f"README.md has no block for {name}"
-        shown = transcript().rstrip("\n") + "\n"
-        text = pattern.sub(lambda found, shown=shown: found[1] + shown + found[2], text)
-    return text
+def page_with_transcripts(page: str) -> str:
+    """The page with each block behind a ``<!-- prints: NAME -->`` mark replaced by what that run prints."""
+    text = (REPOSITORY / page).read_text()
+    assert _TRANSCRIPT.search(text), f"{page} has no block that shows a run"
+    return _TRANSCRIPT.sub(lambda found: found[1] + TRANSCRIPTS[found[2]]().rstrip("\n") + "\n```", text)
 
 
 def demo_transcript() -> str:
@@ -157,6 +157,35 @@ def doctor_transcript() -> str:
     with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
         recorded_host("driver-lib-mismatch", Path(name) / "node")
         return "$ gpunode doctor\n" + printed("doctor", "--root", f"{name}/node")
+
+
+def fix_transcript() -> str:
+    from fixtures.machines import recorded_host
+
+    with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
+        recorded_host("uvm-not-loaded", Path(name) / "node")
+        return "$ gpunode doctor --fix\n" + printed("doctor", "--fix", "--root", f"{name}/node")
+
+
+def compare_transcript() -> str:
+    """Four nodes of which one has a module of yesterday and one another distribution."""
+    from fixtures.machines import recorded_host
+
+    nodes = {
+        "node1": "healthy-h100",
+        "node2": "healthy-h100",
+        "node7": "driver-lib-mismatch",
+        "node9": "healthy-docker-rocky9",
+    }
+    with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
+        files = []
+        for node, recorded in nodes.items():
+            root = Path(name) / node
+            recorded_host(recorded, root)
+            (root / "proc/sys/kernel/hostname").write_text(node + "\n")
+            files.append(f"{name}/{node}.json")
+            printed("doctor", "--root", str(root), "--output-file", files[-1])
+        return "$ gpunode doctor --compare node*.json\n" + printed("doctor", "--compare", *files)
 
 
 def dry_run_transcript() -> str:
@@ -179,6 +208,8 @@ def status_transcript() -> str:
 TRANSCRIPTS: dict[str, Callable[[], str]] = {
     "demo": demo_transcript,
     "doctor": doctor_transcript,
+    "fix": fix_transcript,
+    "compare": compare_transcript,
     "dry-run": dry_run_transcript,
     "status": status_transcript,
 }
@@ -187,7 +218,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/engines.md": engines_page,
     "docs/device-plugin.md": device_plugin_page,
     "docs/environment.md": environment_page,
-    "README.md": readme_page,
+    "docs/doctor.md": lambda: page_with_transcripts("docs/doctor.md"),
+    "README.md": lambda: page_with_transcripts("README.md"),
 }
 
 

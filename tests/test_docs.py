@@ -35,6 +35,11 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert missing == []
 
 
+def test_the_readme_leads_to_every_page() -> None:
+    text = (REPOSITORY / "README.md").read_text()
+    assert [path.name for path in PAGES if path.parent.name == "docs" and f"(docs/{path.name})" not in text] == []
+
+
 def test_every_exit_code_is_explained() -> None:
     text = (REPOSITORY / "docs/exit-codes.md").read_text()
     assert [code for code in ExitCode if f"\n| {int(code)} |" not in text] == []
