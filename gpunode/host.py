@@ -90,10 +90,10 @@ class Host(ReadingHost):
 
     def listener(self, path: str) -> tuple[str, int]:
         """`socket_state`, and the process that listens; 0 if it can't be told. Nothing is said to it."""
-        from gpunode._sockets import listener
-
         if not self.live:
             return self.recorded("sockets", path) or "absent", 0
+        from gpunode._sockets import listener
+
         return listener(path, self.stat(path))
 
     def listen_tcp(self, address: str, port: int) -> socket.socket:

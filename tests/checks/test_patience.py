@@ -14,9 +14,11 @@ from fixtures.machines import recorded_host
 from gpunode.checks import patience
 from gpunode.checks.patience import Patience
 from gpunode.checks.runner import run_checks
+from gpunode.commands import doctor
 from gpunode.facts.node import Node
 from gpunode.facts.topic import Stuck, topic
 from gpunode.host import Host
+from gpunode.render import SilentProgress
 from gpunode.result import Finding, FindingStatus
 
 
@@ -137,3 +139,17 @@ def test_nobody_is_left_behind_where_nothing_hangs(tmp_path: Path) -> None:
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() == before
+
+
+def test_what_the_report_says_of_the_node_is_not_waited_for_either(
+    stalled: Stalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check that needs no process table leaves it to the report to find the engines."""
+    monkeypatch.setattr(doctor, "_ABOUT_SECONDS", 0.2)
+    processes = [path for path in stalled.listdir("/proc") if path.isdecimal()]
+    Stalled.place = f"/proc/{processes[0]}/"
+    started = time.monotonic()
+    result = doctor.run(stalled, doctor.Options(only=("pci-no-gpu",)), SilentProgress())
+    assert time.monotonic() - started < 5.0
+    about = result.data["node"]
+    assert (about["engines"], about["kernel"], len(about["gpus"])) == ([], "5.15.0-122-generic", 8)
