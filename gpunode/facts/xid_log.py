@@ -8,6 +8,7 @@ from gpunode.dataclass import dataclass
 from gpunode.facts.kernel_log import KernelLine
 
 _MARK = "NVRM: Xid ("
+_LOADING = "NVRM: loading NVIDIA UNIX"  # proprietary and open modules alike
 _LOST = "fallen off the bus"
 # NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.
 _XID = r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{5,16})\)[^:]*: (\d{1,5})(?!\d)"
@@ -46,6 +47,11 @@ def fallen_off(log: tuple[KernelLine, ...]) -> tuple[XidLine, ...]:
             if match is not None:
                 found.append(XidLine(line.seconds, address_of(match[1]), _XID_LOST, line.text.strip()))
     return tuple(found)
+
+
+def last_load(log: tuple[KernelLine, ...]) -> float:
+    """When the driver was last loaded, in seconds since the boot; 0 if the log doesn't go back that far."""
+    return max((line.seconds for line in log if line.text.startswith(_LOADING)), default=0.0)
 
 
 def address_of(text: str) -> str:

@@ -13,6 +13,7 @@ from gpunode.host import Host
 
 LOG = "/.gpunode/kernel.log"
 UPTIME = "200000.00 1.00\n"
+LOADED = "[199500.1] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Release Build\n"
 
 
 def judged(name, change, tmp_path, identifier):
@@ -53,6 +54,9 @@ def xid(number, seconds=199000, address="0000:18:00"):
         (xid(119, 100), None, "pass"),  # more than a day ago: nobody knows whether it was reset since
         (xid(13), None, "note"),
         (xid(13, 100), None, "pass"),
+        (xid(119) + LOADED, None, "pass"),
+        (xid(119) + LOADED.replace("Open Kernel Module for x86_64", "x86_64 Kernel Module"), None, "pass"),
+        (LOADED.replace("199500", "10") + xid(119), None, "fail"),
         (xid(63), None, "pass"),
         (xid(154), "none", "pass"),
         (xid(94), None, "note"),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from gpunode.checks import fixes
+from gpunode.checks.hardware.pcie import pcie_aer_errors
 from gpunode.checks.health.told import reset
 from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.errors import GpunodeError
 from gpunode.facts import xids
 from gpunode.facts.kernel_log import SOURCE
 from gpunode.facts.node import Node
 from gpunode.facts.processes import uptime
-from gpunode.facts.xid_log import XidLine
-from gpunode.result import Evidence, Fix
+from gpunode.facts.xid_log import XidLine, last_load
+from gpunode.result import Evidence, FindingStatus, Fix
 
 _RECENT_SECONDS = 24 * 3600
 _SHOWN = 8
@@ -24,20 +26,23 @@ def xid_recent(node: Node) -> Verdict:
         return ok("the driver has reported no XID since the boot")
     if not now:
         return skip("/proc/uptime doesn't tell how long ago the driver's XIDs were")
-    grave, programs = _sorted(node.xids)
+    loaded = last_load(node.kernel_log)  # a driver that is loaded anew sets its GPUs up anew
+    grave, programs = _sorted(tuple(line for line in node.xids if line.seconds >= loaded))
     recent = tuple(line for line in grave if now - line.seconds < _RECENT_SECONDS)
     lasting = tuple(line for line in recent if _lasts(node, line))
     if lasting:
         return fail(
             f"{_what(lasting)}: the GPU has to be reset", *_shown(lasting, now), fix=_fix(node, lasting)
         )
+    if recent and all(line.number == _OFF_THE_BUS for line in recent) and _link_is_bad(node):
+        return ok(f"{_what(recent)} and is back: pcie-aer-errors tells of its link")
     if recent:
         words = "and the driver asks for nothing" if _told(node) else "within the last day"
         return warn(f"{_what(recent)}, {words}", *_shown(recent, now))
     late = tuple(line for line in programs if now - line.seconds < _RECENT_SECONDS)
     if late:
         return note(f"{_what(late)}: programs' errors, or contained", *_shown(late, now))
-    return ok("the driver has reported no XID within the last day")
+    return ok("the driver has reported no XID that still counts")
 
 
 def _sorted(lines: tuple[XidLine, ...]) -> tuple[tuple[XidLine, ...], tuple[XidLine, ...]]:
@@ -61,6 +66,14 @@ def _lasts(node: Node, line: XidLine) -> bool:
         return False
     gpu = next((one for one in node.conditions if one.pci == line.address), None)
     return gpu is not None and not gpu.error and gpu.reading.recovery_action is None
+
+
+def _link_is_bad(node: Node) -> bool:
+    """Whether the errors of a link are told already, which end with a GPU that falls off the bus."""
+    try:
+        return pcie_aer_errors(node).status is FindingStatus.WARN
+    except GpunodeError:
+        return False
 
 
 def _told(node: Node) -> bool:
@@ -101,8 +114,9 @@ CHECKS = (
         layer="health",
         severity="error",
         looks_at=(
-            "the kernel's log of this boot, the last day of it: NVRM: Xid lines and their class "
-            "(docs/health.md), each with the recovery action that the driver reports by now."
+            "the kernel's log of this boot, the last day of it, since the driver was last loaded: NVRM: Xid "
+            "lines and their class (docs/health.md), each with the recovery action that the driver reports "
+            "by now."
         ),
         why=(
             "An XID is the driver's account of an error. Some come from a program, some mean that the GPU "
