@@ -22,9 +22,12 @@ HIDING = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _NOTHING = {False: ("", "0"), True: ("", "all")}  # values that change nothing, by whether they hide GPUs
 _ENVIRONMENT = "/etc/environment"
 _SYSTEMD = ("/etc/systemd/system.conf", "/etc/systemd/system.conf.d")
+# by the program that runs: a distribution's agent and server are one program, whichever of its units is here
 _UNITS = {
-    **{"dockerd": "docker.service", "containerd": "containerd.service", "crio": "crio.service"},
-    **{"kubelet": "kubelet.service", "k3s": "k3s.service"},
+    **{"dockerd": ("docker.service",), "containerd": ("containerd.service",), "crio": ("crio.service",)},
+    **{"kubelet": ("kubelet.service",), "k3s": ("k3s.service", "k3s-agent.service")},
+    **{"rke2": ("rke2-server.service", "rke2-agent.service")},
+    **{"k0s": ("k0scontroller.service", "k0sworker.service")},
 }
 
 
@@ -41,7 +44,7 @@ class Setting:
 def settings(host: Host, programs: Collection[str]) -> tuple[Setting, ...]:
     """All of them that change CUDA; a value that changes nothing counts as none. Of container daemons those
     among `programs`, which run."""
-    units = [unit for program, unit in _UNITS.items() if program in programs]
+    units = [unit for program, units in _UNITS.items() if program in programs for unit in units]
     found = (*_of_node(host), *_of_units(host, units), *_own(host.environ))
     return tuple(one for one in found if one.value not in _NOTHING[one.name in HIDING])
 

@@ -36,6 +36,25 @@ def test_a_units_variables_are_told(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("program", "unit"),
+    [
+        ("k3s", "k3s-agent.service"),
+        ("rke2", "rke2-server.service"),
+        ("rke2", "rke2-agent.service"),
+        ("k0s", "k0scontroller.service"),
+        ("k0s", "k0sworker.service"),
+    ],
+)
+def test_a_distributions_units_are_asked_as_well(program, unit, tmp_path):
+    text = "[Service]\nEnvironmentFile=-/etc/default/%N\nExecStart=/usr/local/bin/x\n"
+    files = {f"/etc/systemd/system/{unit}": text}
+    files[f"/etc/default/{unit.removesuffix('.service')}"] = "CUDA_PROFILE=1\n"
+    host = Host(build_machine({"files": files}, tmp_path), environ={})
+    assert [one.source for one in settings(host, [program])] == [unit]
+    assert settings(host, ["containerd"]) == ()
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "# CUDA_PROFILE=1\n",
