@@ -1,4 +1,4 @@
-"""What an imported file takes away: before 2.1 containerd replaces a plugin's table by a later file's.
+"""What an imported file takes away: before 2.0 containerd replaces a plugin's table by a later file's.
 
 A file that was meant to add a handler drops the pause image, the registries and the cgroup driver of the main
 file then (containerd issue 5837). What is lost by the files is only a candidate: the running daemon tells.

@@ -8,7 +8,7 @@ from gpunode.checks import fixes
 from gpunode.checks.docker.daemon import line_of
 from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
-from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig
+from gpunode.facts.containerd import ContainerdConfig
 from gpunode.facts.distributions import sources
 from gpunode.facts.engines import containerd_role
 from gpunode.facts.node import Node
@@ -37,8 +37,7 @@ def containerd_config_version(node: Node) -> Verdict:
     return (
         _missing_import(node, config)
         or _too_new(node, config)
-        or _mixed(node, config)
-        or _misplaced(config)
+        or _passed_over(node, config)
         or ok(f"configuration version {config.version} suits containerd {_dotted(node)}")
     )
 
@@ -69,32 +68,27 @@ def _too_new(node: Node, config: ContainerdConfig) -> Verdict | None:
     )
 
 
-def _mixed(node: Node, config: ContainerdConfig) -> Verdict | None:
-    """Imported files of another version than the main file: refused, or half of the settings lost."""
-    other = [path for path, number in config.versions.items() if number != config.version]
-    # only tables change their place between versions; a file without any fits every version
-    other = [path for path in other if "plugins" in (node.host.read_text(path) or "")]
-    if not other:
+def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
+    """Handlers or registries in a table that the version in force doesn't read: ignored without a word."""
+    from gpunode.facts.containerd_versions import passed_over, version_in_force
+
+    tables = passed_over(config)
+    if not tables:
         return None
-    evidence = [seen(path, f"version {config.versions[path]}") for path in (config.path, *other)]
-    higher = any(config.versions[path] > config.version for path in other)
-    judge = fail if higher else warn
+    one = tables[0]
+    line = line_of(node.host.read_text(one.path) or "", f"{one.plugin}")
+    evidence = [seen(one.path, f"{one.plugin}: {', '.join(one.what)}", line)]
+    number = version_in_force(config)
+    named = [path for path, tree in config.trees.items() if tree.get("version") == number][-1:]
+    evidence += [seen(path, f"version = {number}") for path in named if path != one.path]
+    goes_by = f"goes by version {number}" if named else f"finds no version, takes {number}"
+    # without a registry of one's own images come from where they were made, which may be good enough
+    judge = warn if one.what == ("registry",) else fail
     return judge(
-        "imported files have another version than the main file", *evidence, fix=edit(node, other[0], 1)
+        f'containerd {goes_by}, and passes over what is in "{one.plugin}"',
+        *evidence,
+        fix=edit(node, one.path, line),
     )
-
-
-def _misplaced(config: ContainerdConfig) -> Verdict | None:
-    """Runtimes under a name that this version doesn't read: containerd ignores them without a word."""
-    for plugin in CRI_PLUGINS.values():
-        runtimes = dig(config.merged, "plugins", plugin, "containerd", "runtimes")
-        if plugin != config.plugin and runtimes:
-            line = line_of(config.main_text, f"{plugin}")
-            return fail(
-                f'version {config.version} reads runtimes in "{config.plugin}", not those in "{plugin}"',
-                seen(config.path, f"{plugin}: {', '.join(map(str, runtimes))}", line),
-            )
-    return None
 
 
 def edit(node: Node, path: str, line: int | None) -> Fix:
@@ -229,11 +223,11 @@ CHECKS = (
         layer="containerd",
         severity="error",
         looks_at="the file that containerd reads and its imports: valid TOML, a version that it knows, "
-        "files for all imports, the same version in them, and runtimes in the table that this version reads."
+        "files for all imports, and runtimes and registries in a table that the version in force reads."
         + WHERE,
         why=(
-            "containerd ignores runtimes in another version's table without a word, refuses a version newer "
-            "than itself, and loses settings when an imported file has another version."
+            "containerd refuses a version newer than itself. The last file that names a version decides for "
+            "all of them, up to 2.2: what stands in another version's table is ignored without a word."
         ),
         remedy=fixes.EDIT_CONTAINERD,
         run=containerd_config_version,

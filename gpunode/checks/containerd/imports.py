@@ -111,7 +111,7 @@ CHECKS = (
         layer="containerd",
         severity="error",
         looks_at="settings of containerd's file that an imported one replaces with its whole table, against "
-        "what the running daemon has (CRI Status). From 2.1 on files are merged key by key." + WHERE,
+        "what the running daemon has (CRI Status). From 2.0 on files are merged key by key." + WHERE,
         why=(
             "An older containerd takes a plugin's table from the last file alone. A file that only adds the "
             "nvidia handler drops the pause image, the registries and the cgroup driver: other pods fail."
