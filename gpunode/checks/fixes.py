@@ -6,6 +6,8 @@ distributions; commands that set up a container engine are gpunode's own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpunode.dataclass import dataclass
 from gpunode.result import Fix, Step
 
@@ -41,7 +43,21 @@ def per_family(debian: str, rhel: str, suse: str, other: str, disruptive: str = 
 
 
 _GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
-_TOOLKIT_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
+TOOLKIT_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
+
+_UPGRADE = {
+    "debian": "apt update && apt install --only-upgrade",
+    "rhel": "dnf upgrade",
+    "suse": "zypper update",
+}
+
+
+def upgrade(family: str, names: Sequence[str], disruptive: str = "none") -> Fix | None:
+    """Newer releases of packages that are installed here: a package manager may refuse the whole command over
+    one name that it doesn't know. None without a name, or on an unknown distribution."""
+    command = _UPGRADE.get(family) if names else None
+    return Fix(f"{command} {' '.join(names)}", True, disruptive) if command else None
+
 
 RESCAN_PCI = everywhere("echo 1 > /sys/bus/pci/rescan")
 
@@ -178,14 +194,14 @@ INSTALL_TOOLKIT = per_family(
     "-o /etc/yum.repos.d/nvidia-container-toolkit.repo && dnf install nvidia-container-toolkit",
     f"zypper addrepo {_TOOLKIT_REPOSITORY}/stable/rpm/nvidia-container-toolkit.repo "
     "&& zypper install nvidia-container-toolkit",
-    f"follow {_TOOLKIT_GUIDE}",
+    f"follow {TOOLKIT_GUIDE}",
 )
 
 UPGRADE_TOOLKIT = per_family(
     "apt update && apt install nvidia-container-toolkit",
     "dnf upgrade nvidia-container-toolkit",
     "zypper update nvidia-container-toolkit",
-    f"follow {_TOOLKIT_GUIDE}",
+    f"follow {TOOLKIT_GUIDE}",
 )
 
 START_DOCKER = everywhere("systemctl restart docker", "restart")

@@ -13,6 +13,7 @@ from gpunode.errors import UsageError
 from gpunode.facts.traits import TRAITS
 from gpunode.host import Host
 from gpunode.render import SilentProgress, plain_lines
+from tests.checks.remedies import holes, placeholders
 
 LEDGER = Path(__file__).parent / "catalogue.json"
 
@@ -53,6 +54,7 @@ def test_a_check_says_all_that_people_need(check):
         assert fix.disruptive in ("none", "restart", "drain", "reboot")
         assert ("reboot" in fix.command) == (fix.disruptive == "reboot") or fix.command.startswith("follow ")
         assert "nvidia-ctk runtime" not in fix.command
+        assert not placeholders(fix.command) and not holes(fix.command)
 
 
 @pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.id)

@@ -189,3 +189,28 @@ def test_k3s_is_configured_by_its_own_name_even_beside_another_containerd(tmp_pa
     spec["files"]["/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl"] = "# no runtime nvidia\n"
     found = commands(spec, tmp_path)
     assert found["containerd-runtime-missing"] == "gpunode configure-runtime --runtime k3s"
+
+
+@pytest.mark.parametrize(
+    ("name", "identifier"),
+    [
+        ("mig-nvml-regression", "mig-nvml-regression"),
+        ("mig-nvml-regression-suse", "mig-nvml-regression"),
+        ("driver-refuses-kernel", "kernel-unsupported"),
+        ("driver-cve-rocky9", "driver-cve"),
+    ],
+)
+def test_a_newer_driver_comes_from_where_this_node_can_get_one(name, identifier, tmp_path):
+    """Nobody is told to upgrade a package that isn't there, from a repository that isn't either."""
+    command = commands(machine(name), tmp_path)[identifier]
+    assert command.startswith(("apt install ubuntu-drivers-common", "zypper addrepo", "curl -fsSL https"))
+
+
+@pytest.mark.parametrize("package", ["docker.io", "docker-ce"])
+def test_an_old_docker_is_upgraded_by_the_package_it_came_in(package, tmp_path):
+    spec = machine("docker-version-old")
+    spec["files"]["/etc/os-release"] = DEBIAN
+    status = f"Package: {package}\nStatus: install ok installed\nVersion: 18.09.1\n\n"
+    spec["files"]["/var/lib/dpkg/status"] = status
+    command = commands(spec, tmp_path)["docker-version-old"]
+    assert command == f"apt update && apt install --only-upgrade {package}"

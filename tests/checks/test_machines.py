@@ -11,6 +11,7 @@ from gpunode.facts.node import Node, Questions
 from gpunode.host import Host
 from gpunode.render import SilentProgress, plain_lines
 from gpunode.result import ExitCode, FindingStatus
+from tests.checks.remedies import holes, placeholders
 
 
 def findings_of(host, **asked):
@@ -35,6 +36,8 @@ def test_machine(name, tmp_path):
         if finding.status in (FindingStatus.FAIL, FindingStatus.WARN):
             assert finding.evidence and finding.why and len(finding.fix) == 1, finding
             assert all(evidence.source and evidence.value for evidence in finding.evidence), finding
+        for fix in finding.fix:
+            assert not placeholders(fix.command) and not holes(fix.command), finding
 
 
 def test_every_check_has_something_to_say_on_some_machine():

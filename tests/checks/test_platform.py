@@ -31,7 +31,8 @@ def test_a_boolean_that_is_on_answers_for_older_denials(node):
 @pytest.mark.parametrize(
     ("profile", "command"),
     [
-        ("lxc-100_</var/lib/lxc>", "pct set 100 -features nesting=1"),
+        ("lxc-207_</var/lib/lxc>", "pct set 207 -features nesting=1 && pct reboot 207"),
+        ("lxc-container-default-cgns", "follow https://pve.proxmox.com/wiki/Linux_Container"),
         ("docker-default", "follow https://docs.docker.com/"),
         ("cri-containerd.apparmor.d", "follow https://kubernetes.io/"),
     ],
@@ -99,7 +100,7 @@ def test_a_privileged_lxc_container_may_change_control_groups(node):
     ("release", "command"),
     [
         ("ID=nixos\nNAME=NixOS\n", "nixos-rebuild switch"),
-        ("ID=talos\nNAME=Talos\n", "talosctl upgrade"),
+        ("ID=talos\nNAME=Talos\n", "follow https://factory.talos.dev/"),
         ("ID=bottlerocket\nNAME=Bottlerocket\n", "follow https://bottlerocket.dev/"),
         ("ID=cos\nNAME=COS\n", "cos-extensions install gpu"),
         ("ID=coreos\nNAME=Something\n", "follow https://docs.nvidia.com/"),

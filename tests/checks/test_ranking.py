@@ -1,4 +1,4 @@
-"""What users hit most is recorded, and not for one distribution alone; every class of healthy node is silent."""
+"""What users hit most is recorded, and on several distributions; healthy nodes of every class are silent."""
 
 import re
 
@@ -90,9 +90,7 @@ def test_a_healthy_node_of_each_class_is_recorded_and_silent(kind, tmp_path) -> 
     """Notes included: an owner has nothing to read that is no news."""
     name = CLASSES[kind]
     findings = run_checks(Node(recorded_host(name, tmp_path)))
-    said = [
-        one for one in findings if one.note or one.status not in (FindingStatus.PASS, FindingStatus.SKIP)
-    ]
+    said = [one for one in findings if one.note or one.status not in (FindingStatus.PASS, FindingStatus.SKIP)]
     assert name in HEALTHY and expected(name) == {} and said == []
     assert any(one.status is FindingStatus.PASS for one in findings)
 

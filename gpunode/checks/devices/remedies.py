@@ -17,7 +17,8 @@ INSTALL_PERSISTENCED = per_family(
     " ".join(_ENABLE),
 )
 
-RESTART_CONTAINERS = everywhere("docker restart NAME", "restart")
+# the check names the containers and how each is restarted; without it nobody knows which
+RESTART_CONTAINERS = everywhere("gpunode doctor cgroup-device-revoked")
 START_IMEX = everywhere("systemctl restart nvidia-imex", "restart")
 OPEN_DEVICES = everywhere(
     "echo 'options nvidia NVreg_DeviceFileMode=0666' > /etc/modprobe.d/nvidia-device-files.conf && reboot",

@@ -134,6 +134,7 @@ def docker_version_old(node: Node) -> Verdict:
     return fail(
         f"Docker {_dotted(node.docker)} doesn't know --gpus, which came with 19.03",
         seen(node.docker.binary or "dockerd", _dotted(node.docker)),
+        fix=remedies.newer(node),
     )
 
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere, per_family
+from gpunode.facts.node import Node
+from gpunode.result import Fix
 
 _GUIDE = "https://docs.docker.com/engine/install/"
 
 UPGRADE = per_family(
-    "apt update && apt install --only-upgrade docker-ce docker.io",
+    "apt update && apt install --only-upgrade docker-ce",
     "dnf upgrade docker-ce",
     "zypper update docker",
     f"follow {_GUIDE}",
     "restart",
 )
+
+_PACKAGES = ("docker-ce", "docker.io", "moby-engine", "docker")
+
+
+def newer(node: Node) -> Fix | None:
+    """By the package that this Docker came in; None if that isn't known."""
+    names = [name for name in _PACKAGES if name in node.packages.installed]
+    return fixes.upgrade(node.distribution.family, names, "restart")
+
 
 # the snap's containers and images stay in a snapshot of the snap
 _CONFIGURE = "gpunode configure-runtime --runtime docker"

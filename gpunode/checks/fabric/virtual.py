@@ -12,6 +12,7 @@ from gpunode.facts.system import VM
 from gpunode.result import Evidence, Fix
 
 _TOKENS = "/etc/nvidia/ClientConfigToken"
+_TOKEN = "client_configuration_token_*.tok"  # noqa: S105 - as the licence portal names its files
 _SETTINGS = "/etc/nvidia/gridd.conf"
 _UNIT = "nvidia-gridd.service"
 _LICENCE_SECONDS = 300  # nvidia-gridd asks within the first minutes after a boot
@@ -44,7 +45,7 @@ def vgpu_license(node: Node) -> Verdict:
             "the virtual GPUs have no licence: nobody asks for one", *evidence, seen(_UNIT, unit), fix=fix
         )
     if not _configured(node):
-        fix = Fix(f"install -m 744 CLIENT_TOKEN.tok {_TOKENS}/ && systemctl restart nvidia-gridd")
+        fix = Fix(f"install -m 744 {_TOKEN} {_TOKENS}/ && systemctl restart nvidia-gridd")
         nothing = seen(_TOKENS, "no client configuration token")
         return warn("the virtual GPUs have no licence: no token says where from", *evidence, nothing, fix=fix)
     return warn("the virtual GPUs have no licence", *evidence)

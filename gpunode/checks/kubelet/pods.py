@@ -133,7 +133,10 @@ CHECKS = (
             "The toolkit mounts what this variable names. Without compute (or all) libcuda.so.1 isn't in the "
             "container; programs that only draw or encode don't need it."
         ),
-        remedy=everywhere(f"kubectl set env deployment/NAME {_CAPABILITIES}=compute,utility"),
+        remedy=everywhere(
+            f"kubectl get pods --all-namespaces --output yaml | grep --context 1 {_CAPABILITIES}",
+            needs_root=False,
+        ),
         run=pod_driver_capabilities,
         blocked_by=("pci-no-gpu", "kubelet-not-running"),
         needs=("kubelet",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gpunode.checks.fixes import everywhere
@@ -18,7 +19,8 @@ _MADE_BY = {
     "cri-containerd": "https://kubernetes.io/docs/tutorials/security/apparmor/",
     "crio-default": "https://kubernetes.io/docs/tutorials/security/apparmor/",
 }
-_ALLOW_NESTING = "pct set 100 -features nesting=1 && pct stop 100 && pct start 100"
+_LXC_NUMBER = re.compile(r"^lxc-(\d+)_")  # Proxmox VE names the profile after the container
+_LXC_GUIDE = "https://pve.proxmox.com/wiki/Linux_Container"
 # packages can't be verified while the clock is wrong, so nothing is installed for it
 SET_CLOCK = everywhere("timedatectl set-ntp true")
 UNIFIED_CGROUPS = kernel_argument("systemd.unified_cgroup_hierarchy=1")
@@ -29,17 +31,24 @@ RESTORE_LISTS = everywhere("apt install --reinstall nvidia-l4t-init")
 
 
 def pass_devices(paths: Sequence[str]) -> Fix:
-    """On the machine that runs the LXC container, with its number (Proxmox VE's pct(1))."""
-    options = " ".join(f"-dev{number} {path}" for number, path in enumerate(paths))
-    return Fix(f"pct set 100 {options} && pct stop 100 && pct start 100", disruptive="restart")
+    """On the machine that runs the LXC container. Nothing in here tells its number, and a made-up one would
+    be that of another container."""
+    return Fix(f"follow {_LXC_GUIDE} to hand {', '.join(paths)} to this container", disruptive="restart")
 
 
 def teach_apparmor(profile: str) -> Fix:
     """Whoever holds this profile: an LXC container's is chosen by its features, an engine's per container."""
     if profile.startswith("lxc-"):
-        return Fix(_ALLOW_NESTING, disruptive="restart")
+        return _allow_nesting(profile)
     guide = next((url for name, url in _MADE_BY.items() if profile.startswith(name)), None)
     return Fix(f"follow {guide}", needs_root=False) if guide else TEACH_APPARMOR.other
+
+
+def _allow_nesting(profile: str) -> Fix:
+    number = _LXC_NUMBER.match(profile)
+    if number is None:
+        return Fix(f"follow {_LXC_GUIDE} to let this container nest others", disruptive="restart")
+    return Fix(f"pct set {number[1]} -features nesting=1 && pct reboot {number[1]}", disruptive="restart")
 
 
 PASS_DEVICES = everywhere(
@@ -69,7 +78,7 @@ WHOLE = {
     ),
     "talos": (
         "Talos takes the extensions nvidia-open-gpu-kernel-modules and nvidia-container-toolkit",
-        "talosctl upgrade --image factory.talos.dev/installer/SCHEMATIC:VERSION",
+        "follow https://factory.talos.dev/ to build an image with both",
     ),
     "bottlerocket": (
         "Bottlerocket has variants for NVIDIA GPUs",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from gpunode.checks import fixes
+from gpunode.checks.driver.packages import install_driver
 from gpunode.checks.model import (
     ANY_ENGINE,
     HOST,
@@ -119,7 +120,8 @@ def kernel_unsupported(node: Node) -> Verdict:
     if found.realtime:
         build = Fix(f"IGNORE_PREEMPT_RT_PRESENCE=1 dkms autoinstall -k {node.kernel} && modprobe nvidia")
         return fail(f"driver {found.version} refuses the realtime kernel {node.kernel}", evidence, fix=build)
-    return fail(f"driver {found.version} doesn't compile for kernel {node.kernel}", evidence)
+    summary = f"driver {found.version} doesn't compile for kernel {node.kernel}"
+    return fail(summary, evidence, fix=install_driver(node))
 
 
 def memory_cgroup_v1(node: Node) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpunode.checks.driver import packages
 from gpunode.facts.driver import version_numbers
 from gpunode.facts.node import Node
 from gpunode.facts.traits import TRAITS
@@ -27,7 +28,8 @@ def toolkit_upgrade(node: Node) -> Fix | None:
 
 
 def driver_upgrade(node: Node, wanted: str) -> Fix | None:
-    """To release `wanted` or later, in the branch that is here; None: the usual remedy holds."""
+    """To release `wanted` or later, in the branch that is here, else the one that this distribution brings;
+    None: the usual remedy holds."""
     if TRAITS["operator-driver"].holds(node):
         return Fix(f"follow {_OPERATOR_GUIDE}", needs_root=False)
     if version_numbers(node.next_version) >= version_numbers(wanted):
@@ -35,5 +37,5 @@ def driver_upgrade(node: Node, wanted: str) -> Fix | None:
     names = [package.name for package in node.packages.starting(*_DRIVERS)]
     command = _UPGRADES.get(node.distribution.family, "")
     if not names or not command or len(names) > 8:
-        return None
+        return packages.install_driver(node)
     return Fix(command.format(" ".join(names)), True, "reboot")

@@ -118,7 +118,7 @@ CHECKS = (
             f"apt update && apt install {_ALL}",
             f"dnf upgrade {_ALL}",
             f"zypper install {_ALL}",
-            f"install {_ALL} of one release",
+            f"follow {fixes.TOOLKIT_GUIDE}",
         ),
         run=toolkit_versions_mixed,
         blocked_by=("toolkit-missing", "toolkit-too-old"),
