@@ -19,7 +19,8 @@ def dev_nodes_missing(node: Node) -> Verdict:
     if node.kind == CONTAINER:
         return skip("a container only has the device files that it was given")
     there = {device.path for device in node.device_nodes}
-    minors = [gpu.minor for gpu in node.driver_gpus if gpu.minor is not None]
+    # a GPU that the driver was told to leave alone is listed with a number and needs no file
+    minors = [gpu.minor for gpu in node.driver_gpus if gpu.minor is not None and not gpu.excluded]
     wanted = ["/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in sorted(minors))]
     missing = [path for path in wanted if path not in there]
     if missing and any(node.host.devices(_OPERATOR_DEV)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpunode.checks import fixes
+from gpunode.checks.health import told
 from gpunode.facts.driver import version_numbers
 from gpunode.facts.fabric_manager import IB_UMAD, package_version
 from gpunode.facts.node import Node
@@ -70,6 +71,7 @@ def reset(node: Node, gpus: Iterable[Condition]) -> Fix:
     """Reset these, once nobody uses them: services that only watch GPUs hold them as well."""
     units = (node.units.get(f"{name}.service") for name in _HOLDERS)
     running = " ".join(unit.name.removesuffix(".service") for unit in units if unit is not None and unit.runs)
-    resets = " && ".join(f"nvidia-smi --gpu-reset -i {gpu.pci}" for gpu in gpus)
-    command = f"systemctl stop {running} && {resets}; systemctl start {running}" if running else resets
-    return Fix(command, True, "drain")
+    plain = told.reset(node, tuple(gpus))
+    if not running or plain.disruptive != "drain":
+        return plain
+    return Fix(f"systemctl stop {running} && {plain.command}; systemctl start {running}", True, "drain")
