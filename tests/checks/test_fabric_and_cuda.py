@@ -6,11 +6,13 @@ import pytest
 
 from fixtures.machines import machine, merged, options, recorded_host
 from gpunode.checks.catalogue import BY_ID
+from gpunode.checks.fabric.mig import _instances
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
 from gpunode.errors import UsageError
 from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node, Questions
+from gpunode.gpu.model import Gpu
 from gpunode.host import Host
 from gpunode.render import SilentProgress
 from gpunode.result import FindingStatus
@@ -223,3 +225,31 @@ def test_a_cuda_that_is_none_is_refused(given, tmp_path):
     else:
         with pytest.raises(UsageError, match="no CUDA release"):
             doctor.run(host, doctor.Options(cuda=given), SilentProgress())
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        ("NVIDIA H100 80GB HBM3", "nvidia-smi mig -i 0,1 -cgi 19,19,19,19,19,19,19 -C"),
+        ("NVIDIA A30", "nvidia-smi mig -i 0,1 -cgi 14,14,14,14 -C"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "nvidia-smi mig -i 0,1 -cgi 14,14,14,14 -C"),
+        ("NVIDIA RTX PRO 5000 Blackwell", "nvidia-smi mig -lgip"),
+    ],
+)
+def test_each_model_is_cut_by_its_own_profiles(name, cut):
+    gpus = [Gpu(index, f"GPU-{index}", name, "") for index in range(2)]
+    assert _instances(Node(Host("/nowhere")), gpus).command == cut
+
+
+def test_a100s_that_are_linked_are_reset_together_for_their_mig_mode(tmp_path):
+    linked = {"nvlinks": [True] * 12, "migMode": False, "migModeNext": True, "virtualization": "none"}
+    found = judge("mig-mode-pending", "healthy-suse-kubelet", tmp_path, conditions(**linked))
+    assert found.status is WARN
+    assert "nvidia-smi --gpu-reset;" in f"{found.fix.command};"
+
+
+def test_a_gpu_that_the_driver_leaves_alone_needs_no_device_file(tmp_path):
+    spec = machine("gpu-excluded-on-purpose")
+    del spec["recording"]["devices"]["/dev/nvidia7"]
+    node = Node(Host(build_machine(spec, tmp_path), environ={}))
+    assert BY_ID["dev-nodes-missing"].run(node).status is PASS

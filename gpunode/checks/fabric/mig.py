@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpunode.checks import fixes
 from gpunode.checks.fabric import remedies
 from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.security.remedies import driver_upgrade
 from gpunode.facts import mig_layout
 from gpunode.facts.node import Node
 from gpunode.gpu.model import Gpu
@@ -60,8 +61,20 @@ def _instances(node: Node, empty: list[Gpu]) -> Fix:
     unit = node.units.get(mig_layout.UNIT)
     if unit is not None and unit.at_boot:
         return Fix(f"systemctl restart {mig_layout.UNIT}", True, "drain")
-    numbers = ",".join(str(gpu.index) for gpu in empty)
-    return Fix(f"nvidia-smi mig -i {numbers} -cgi 19,19,19,19,19,19,19 -C")
+    cuts: dict[str, list[str]] = {}
+    for gpu in empty:
+        cuts.setdefault(_finest(gpu.name), []).append(str(gpu.index))
+    if "" in cuts:
+        return Fix("nvidia-smi mig -lgip")  # shows which profiles these GPUs have
+    return Fix(" && ".join(f"nvidia-smi mig -i {','.join(who)} -cgi {cut} -C" for cut, who in cuts.items()))
+
+
+def _finest(name: str) -> str:
+    """The profiles of the finest cut (NVIDIA's MIG user guide): seven of most GPUs, four of some; empty if
+    unknown."""
+    if "A30" in name.split() or "RTX PRO 6000" in name:
+        return "14,14,14,14"
+    return "" if "RTX" in name else "19,19,19,19,19,19,19"
 
 
 def mig_config_lost(node: Node) -> Verdict:
@@ -127,6 +140,7 @@ def mig_nvml_regression(node: Node) -> Verdict:
         seen("the loaded driver", driver),
         *(_nvml(gpu, "MIG on" if gpu.mig_enabled else "MIG off") for gpu in gpus[:8]),
         seen(f"table {mig_layout.FAULTS}", f"mended in {fault}"),
+        fix=driver_upgrade(node, fault),
     )
 
 
