@@ -14,6 +14,7 @@ from gpunode.host import Host
 DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 EXTENSIONS = ("json", "yaml")  # engines read no other (`scanSpecDirs` in CDI's spec-dirs.go), .yml included
 VENDOR = "nvidia.com"
+_STILL = "NVIDIA_VISIBLE_DEVICES=void"  # in specifications of gpunode's, and of nvidia-ctk's since 1.15
 _DEEP = 5000  # levels of nesting; the C loader dies from some 20,000 on
 
 
@@ -28,11 +29,12 @@ class CdiNode:
 
 @dataclass(frozen=True)
 class CdiEdits:
-    """What on this machine a container gets: device files, mounted paths, programs that are run."""
+    """What a container gets: device files and mounted paths of this machine, programs run, variables."""
 
     nodes: tuple[CdiNode, ...] = ()
     mounts: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ class CdiSpec:
     def has_hooks(self) -> bool:
         """Whether it runs programs, NVIDIA's or others', when a container starts."""
         return any(edits.hooks for edits in (self.edits, *(device.edits for device in self.devices)))
+
+    @property
+    def stills_toolkit(self) -> bool:
+        """Whether it tells the toolkit's hook and runtime to leave its containers alone."""
+        return _STILL in self.edits.env or all(_STILL in device.edits.env for device in self.devices)
 
     @property
     def nodes(self) -> tuple[CdiNode, ...]:
@@ -192,6 +199,7 @@ def _edits(holder: dict[str, Any]) -> CdiEdits:
         tuple(dict.fromkeys(_nodes(edits))),
         tuple(_strings(edits, "mounts", "hostPath")),
         tuple(_strings(edits, "hooks", "path")),
+        tuple(one for one in _list(edits, "env") if isinstance(one, str)),
     )
 
 

@@ -62,6 +62,8 @@ def _kind(value: str) -> str:
 
 
 def _capabilities(value: str) -> str:
+    if value in ("", "all"):
+        return ""
     wrong = [one for one in value.split(",") if one not in CAPABILITIES]
     return f"it knows {', '.join(CAPABILITIES)}, not {wrong[0]!r}" if wrong else ""
 

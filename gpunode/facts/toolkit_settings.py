@@ -17,6 +17,8 @@ MODE = "nvidia-container-runtime.mode"
 NO_CGROUPS = "nvidia-container-cli.no-cgroups"
 LDCONFIG = "nvidia-container-cli.ldconfig"
 RUNTIMES = "nvidia-container-runtime.runtimes"
+DEFAULT_KIND = "nvidia-container-runtime.modes.cdi.default-kind"
+SPEC_DIRS = "nvidia-container-runtime.modes.cdi.spec-dirs"
 BY_ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 

@@ -72,7 +72,7 @@ def test_a_hidden_specification_is_not_judged_by_what_it_lists(tmp_path):
 
 def test_a_gpu_that_was_exchanged_makes_a_specification_stale(tmp_path):
     named = GPU.replace('"0"', "GPU-00000000-0000-0000-0000-000000000000")
-    verdict = judged(tmp_path, "cdi-spec-stale", ROCKY, {"/etc/cdi/nvidia.yaml": named})
+    verdict = judged(tmp_path, "cdi-spec-stale", STATION, {"/etc/cdi/nvidia.yaml": named})
     assert verdict.status.value == "fail"
     assert "no such GPU" in verdict.evidence[0].value
 
@@ -172,3 +172,43 @@ def test_who_keeps_the_specification_true(tmp_path, units, expected):
         spec["recording"]["commands"]["systemctl show cdi"] = {"stdout": told}
 
     assert status(tmp_path, "cdi-refresh-inactive", ROCKY, change=systemd) == expected
+
+
+UNTRUE = {"/etc/cdi/nvidia.yaml": GPU.replace("/dev/nvidiactl", "/dev/nvidia-gone")}
+WITHOUT_UVM = {"/etc/cdi/nvidia.yaml": GPU.replace("  - path: /dev/nvidia-uvm\n", "")}
+
+
+@pytest.mark.parametrize(
+    ("identifier", "files"), [("cdi-spec-stale", UNTRUE), ("cdi-uvm-absent-in-spec", WITHOUT_UVM)]
+)
+def test_a_wrong_specification_is_an_error_where_somebody_takes_it(tmp_path, identifier, files):
+    def by_docker(spec):
+        spec["recording"]["daemons"]["/run/docker.sock"]["info"]["CDISpecDirs"] = ["/etc/cdi"]
+
+    by_mode = {"/etc/nvidia-container-runtime/config.toml": '[nvidia-container-runtime]\nmode = "cdi"\n'}
+    assert status(tmp_path / "nobody", identifier, ROCKY, files) == "warn"
+    assert status(tmp_path / "docker", identifier, ROCKY, files, by_docker) == "fail"
+    assert status(tmp_path / "mode", identifier, ROCKY, files | by_mode) == "fail"
+
+
+OPERATORS = """[nvidia-container-runtime]
+mode = "cdi"
+[nvidia-container-runtime.modes.cdi]
+default-kind = "management.nvidia.com/gpu"
+"""
+
+
+def test_the_operators_toolkit_takes_a_kind_of_its_own(tmp_path):
+    settings = {"/etc/nvidia-container-runtime/config.toml": OPERATORS}
+    spec = {"/var/run/cdi/management.nvidia.com-gpu.yaml": SPEC.format(kind="management.nvidia.com/gpu")}
+    assert status(tmp_path / "there", "cdi-spec-missing", ROCKY, settings | spec) == "pass"
+    assert status(tmp_path / "gone", "cdi-spec-missing", ROCKY, settings) == "fail"
+
+
+def test_whoever_may_not_ask_docker_is_told_nothing_of_its_cdi(tmp_path):
+    def denied(spec):
+        spec["executables"] = [path for path in spec["executables"] if "nvidia" not in path]
+        spec["recording"]["sockets"]["/run/docker.sock"] = "denied"
+        del spec["recording"]["daemons"]["/run/docker.sock"]
+
+    assert status(tmp_path, "cdi-disabled", STATION, {"/etc/cdi/a.yaml": GPU}, denied) == "skip"

@@ -148,3 +148,121 @@ def test_what_the_container_program_says_is_explained(tmp_path, stderr, means):
 
     verdict = judged(tmp_path, "toolkit-cli-probe", ROCKY, change=told)
     assert verdict.status.value == "fail" and means in verdict.summary
+
+
+BARE_NAMES = {CONFIG: '[nvidia-container-runtime]\nruntimes = ["docker-runc", "runc", "crun"]\n'}
+
+
+def without_runc(spec):
+    spec["executables"] = [path for path in spec["executables"] if not path.endswith(("/runc", "/crun"))]
+
+
+@pytest.mark.parametrize("name", ["healthy-k3s", "healthy-rke2", "healthy-crio"])
+def test_distributions_bring_a_runc_that_is_not_on_the_path(tmp_path, name):
+    assert status(tmp_path, "toolkit-config-invalid", name, BARE_NAMES, without_runc) == "pass"
+
+
+def test_dockers_own_path_counts_where_a_low_level_runtime_is_looked_for(tmp_path):
+    def elsewhere(spec):
+        without_runc(spec)
+        spec["executables"].append("/opt/bin/runc")
+        spec["files"]["/proc/1210/environ"] = "PATH=/usr/bin:/opt/bin\0"
+
+    assert status(tmp_path, "toolkit-config-invalid", ROCKY, BARE_NAMES, elsewhere) == "pass"
+
+
+@pytest.mark.parametrize(
+    ("there", "command"),
+    [
+        ("/usr/bin/crun", "gpunode toolkit config unset nvidia-container-runtime.runtimes"),
+        (
+            "/usr/libexec/crio/crun",
+            "gpunode toolkit config set nvidia-container-runtime.runtimes=/usr/libexec/crio/crun",
+        ),
+        ("", "dnf install runc"),
+    ],
+)
+def test_a_missing_low_level_runtime_is_mended_by_what_is_there(tmp_path, there, command):
+    def change(spec):
+        without_runc(spec)
+        spec["executables"] += [there] if there else []
+
+    named = {CONFIG: '[nvidia-container-runtime]\nruntimes = ["runc-1"]\n'}
+    verdict = judged(tmp_path, "toolkit-config-invalid", ROCKY, named, change)
+    assert (verdict.status.value, verdict.fix.command) == ("fail", command)
+
+
+@pytest.mark.parametrize(("version", "expected"), [("1.16.2", "pass"), ("1.17.3", "fail")])
+def test_older_releases_take_a_containers_own_ldconfig(tmp_path, version, expected):
+    own = {CONFIG: '[nvidia-container-cli]\nldconfig = "/sbin/ldconfig"\n'}
+    assert status(tmp_path, "toolkit-config-invalid", ROCKY, own, toolkit(version)) == expected
+
+
+@pytest.mark.parametrize("value", ["all", ""])
+def test_every_capability_may_be_asked_for_in_one_word(tmp_path, value):
+    text = {CONFIG: f'supported-driver-capabilities = "{value}"\n'}
+    assert status(tmp_path, "toolkit-config-invalid", ROCKY, text) == "pass"
+
+
+@pytest.mark.parametrize(("version", "expected"), [("1.17.8", "pass"), ("1.18.1", "note")])
+def test_the_mode_legacy_is_worth_a_word_where_there_is_another(tmp_path, version, expected):
+    legacy = {CONFIG: '[nvidia-container-runtime]\nmode = "legacy"\n'}
+    assert status(tmp_path, "runtime-mode", ROCKY, legacy, toolkit(version)) == expected
+
+
+def test_only_a_device_plugin_needs_a_toolkit_that_serves_it(tmp_path):
+    def old(spec):
+        toolkit("1.5.1")(spec)
+        spec["files"].pop("/sys/fs/cgroup/cgroup.controllers", None)
+
+    assert status(tmp_path / "docker", "toolkit-too-old", ROCKY, change=old) == "pass"
+    assert status(tmp_path / "kubelet", "toolkit-too-old", SUSE, change=old) == "fail"
+
+
+OPERATORS = "/usr/local/nvidia/toolkit"
+
+
+def by_the_operator(spec):
+    spec["executables"] = [
+        path.replace("/usr/bin/nvidia-c", f"{OPERATORS}/nvidia-c") for path in spec["executables"]
+    ]
+    told = {"stdout": "NVIDIA Container Toolkit CLI version 1.18.0\n"}
+    spec["recording"]["commands"][f"{OPERATORS}/nvidia-ctk --version"] = told
+
+
+def test_the_operators_toolkit_is_mended_in_its_own_way(tmp_path):
+    files = {
+        f"{OPERATORS}/.config/nvidia-container-runtime/config.toml": NO_CGROUPS[CONFIG]
+        + '[nvidia-container-runtime]\nmode = "legacy"\n'
+    }
+    bad = judged(tmp_path / "bad", "toolkit-known-bad-version", SUSE, files, by_the_operator)
+    assert "gpu-operator" in bad.fix.command
+    wrong = judged(tmp_path / "wrong", "no-cgroups-wrong", SUSE, files, by_the_operator)
+    assert f"--config {OPERATORS}/.config" in wrong.fix.command
+
+
+def alone(spec):
+    """Podman, and no other engine."""
+    gone = ("/usr/bin/dockerd", "/usr/bin/containerd")
+    spec["executables"] = [path for path in spec["executables"] if path not in gone] + ["/usr/bin/podman"]
+    for path in [*spec["files"]]:
+        if path.startswith(("/proc/1100/", "/proc/1210/", "/usr/lib/systemd/system/")):
+            del spec["files"][path]
+
+
+HOOK = {
+    "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json": '{"version": "1.0.0", "hook": {"path": '
+    '"/usr/bin/nvidia-container-runtime-hook"}, "when": {"always": true}}'
+}
+BY_CDI = "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: all\n  containerEdits: {}\n"
+STILL = "containerEdits:\n  env: [NVIDIA_VISIBLE_DEVICES=void]\n"
+
+
+def test_a_specification_that_stills_the_hook_is_in_no_conflict_with_it(tmp_path):
+    for name, text, change, expected in (
+        ("both", BY_CDI, alone, "warn"),
+        ("still", BY_CDI + STILL, alone, "pass"),
+        ("docker", BY_CDI, lambda spec: spec["executables"].append("/usr/bin/podman"), "skip"),
+    ):
+        files = HOOK | {"/etc/cdi/nvidia.yaml": text}
+        assert status(tmp_path / name, "hook-conflict", ROCKY, files, change) == expected, name

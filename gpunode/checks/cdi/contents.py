@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
-from gpunode.checks.cdi.readers import Reader, readers
+from gpunode.checks.cdi.readers import Reader, judge, readers
 from gpunode.checks.cdi.shadows import hidden_by, rank
 from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.facts.daemons import parse_version
@@ -38,7 +38,7 @@ def cdi_uvm_absent_in_spec(node: Node) -> Verdict:
         gpus = sorted(path for path in paths if path.removeprefix("/dev/nvidia").isdigit())
         if gpus and _UVM not in paths:
             evidence = (seen(spec.path, f"has {', '.join(gpus[:4])}, and no {_UVM}"), seen(_UVM, "is there"))
-            return fail(
+            return judge(node)(
                 f"{spec.path} leaves out {_UVM}", *evidence, fix=fixes.rewrite_cdi(spec.path, spec.kind)
             )
     return ok(f"{specs[0].path} has {_UVM}")
@@ -53,9 +53,7 @@ def cdi_duplicate(node: Node) -> Verdict:
         if names and rank(one) == rank(other):
             shown = ", ".join(f"{one.kind}={name}" for name in names[:3])
             extra = one if "nvidia.yaml" in other.path else other
-            # without a reader nothing breaks yet
-            told = fail if readers(node) else warn
-            return told(
+            return judge(node)(
                 f"two specifications name {shown}, so engines take neither",
                 seen(one.path, one.kind),
                 seen(other.path, other.kind),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from gpunode.checks.model import Verdict, fail, warn
 from gpunode.dataclass import dataclass
-from gpunode.errors import DaemonError
+from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts.containerd import dig
 from gpunode.facts.engines import containerd_role, crio_role, docker_role, podman_role
 from gpunode.facts.node import Node
+from gpunode.facts.toolkit_settings import MODE
 
 # the toolkit's programs that put GPUs into containers without a specification on disk
 HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-runtime")
@@ -39,6 +41,15 @@ def _readers(node: Node) -> Iterator[Reader]:
         yield Reader("crio", node.crio.version, alone)
     if node.podman is not None and podman_role(node).used:
         yield Reader("podman", node.podman.version, needs=True)
+
+
+def judge(node: Node) -> Callable[..., Verdict]:
+    """`fail` where an engine or the toolkit's runtime takes specifications, else `warn`: nothing breaks."""
+    try:
+        mode = node.toolkit_settings.value(MODE)
+    except ConfigError:
+        mode = ""
+    return fail if mode == "cdi" or readers(node) else warn
 
 
 def docker_directories(node: Node) -> tuple[str, ...]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
+from gpunode.checks.cdi.readers import judge
 from gpunode.checks.cdi.shadows import hidden_by
-from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip
+from gpunode.checks.model import HOST, Check, Verdict, ok, seen, skip
 from gpunode.facts.node import Node
 from gpunode.result import Evidence
 
@@ -29,7 +30,7 @@ def cdi_spec_stale(node: Node) -> Verdict:
             more = len(wrong) - _SHOWN
             shown = (*wrong[:_SHOWN], seen(spec.path, f"and {more} more")) if more > 0 else wrong
             fix = fixes.rewrite_cdi(spec.path, spec.kind)
-            return fail(f"{spec.path} doesn't describe this machine any more", *shown, fix=fix)
+            return judge(node)(f"{spec.path} doesn't describe this machine any more", *shown, fix=fix)
     return ok(f"{len(specs)} CDI specification{'s' if len(specs) > 1 else ''} fit this machine")
 
 
@@ -70,7 +71,7 @@ CHECKS = (
         looks_at=(
             "every specification of kind nvidia.com/... in /etc/cdi and /var/run/cdi that no other hides: "
             "mounted files, device files and their numbers, hooks, the driver version in library names, and "
-            "the GPUs that devices are named after."
+            "the GPUs that devices are named after. Where no engine takes specifications this is a warning."
         ),
         why=(
             "A specification lists files of the driver that it was made for. After an upgrade or a reboot "

@@ -5,11 +5,12 @@ from __future__ import annotations
 from gpunode.checks import fixes
 from gpunode.checks.cdi.readers import HOOKS, docker_directories
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts.engines import docker_role, podman_role
 from gpunode.facts.file_modes import mode_of
 from gpunode.facts.node import Node
 from gpunode.facts.oci_hooks import SYSTEM_DIRECTORIES, nvidia_hooks
-from gpunode.facts.toolkit_settings import MODE
+from gpunode.facts.toolkit_settings import DEFAULT_KIND, MODE, SPEC_DIRS
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.result import Evidence, Fix
 from gpunode.tables import gate
@@ -20,7 +21,7 @@ _OURS = "gpunode-cdi-refresh.path"
 
 
 def cdi_spec_missing(node: Node) -> Verdict:
-    if any(spec.serves_gpus for spec in node.cdi_specs):
+    if any(spec.serves_gpus for spec in node.cdi_specs) or _own_kind(node):
         return ok("there is a CDI specification for GPUs")
     asked = _asked(node)
     if not asked:
@@ -28,6 +29,18 @@ def cdi_spec_missing(node: Node) -> Verdict:
     unit = node.units.get(_SERVICE)
     failed = [seen(_SERVICE, str(unit))] if unit and unit.active == "failed" else []
     return fail("there is no CDI specification for GPUs", *asked, seen(_DIRECTORIES, "none"), *failed)
+
+
+def _own_kind(node: Node) -> bool:
+    """Whether there is one where the toolkit in mode cdi looks, and of the kind that it takes: the GPU
+    operator's toolkit has a kind of its own (management.nvidia.com/gpu)."""
+    from gpunode.facts.cdi import vendor_specs
+
+    settings = node.toolkit_settings
+    if settings.value(MODE) != "cdi":
+        return False
+    kind, directories = settings.value(DEFAULT_KIND), settings.value(SPEC_DIRS)
+    return any(spec.kind == kind and spec.devices for spec in vendor_specs(node.host, directories))
 
 
 def _asked(node: Node) -> list[Evidence]:
@@ -38,7 +51,11 @@ def _asked(node: Node) -> list[Evidence]:
     role = podman_role(node)
     if not role.used or nvidia_hooks(node.host, SYSTEM_DIRECTORIES):
         return []
-    programs = (path for paths in node.podman_files.runtimes.values() for path in paths)
+    try:
+        runtimes = node.podman_files.runtimes
+    except ConfigError:
+        return []
+    programs = (path for paths in runtimes.values() for path in paths)
     return [] if any(map(is_nvidia_program, programs)) else [seen("podman", role.reason)]
 
 
@@ -49,6 +66,10 @@ def cdi_disabled(node: Node) -> Verdict:
     specs = [spec for spec in node.cdi_specs if spec.serves_gpus]
     if not specs:
         return skip("there is no CDI specification for GPUs")
+    try:
+        node.docker_info  # noqa: B018 - read for its failure
+    except DaemonError as error:
+        return skip(f"Docker doesn't say what it runs with: {error.message}")
     directories = docker_directories(node)
     if directories:
         return ok(f"Docker reads specifications in {', '.join(directories)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpunode.checks import fixes
 from gpunode.checks.model import HOST, Check, Verdict, ok, seen, skip, warn
 from gpunode.checks.security import remedies
+from gpunode.checks.toolkit.remedies import upgrade
 from gpunode.facts.driver import module_loaded
 from gpunode.facts.node import Node
 from gpunode.facts.system import WSL2
@@ -28,9 +29,7 @@ def toolkit_cve(node: Node) -> Verdict:
         for one in found
     ]
     summary = f"toolkit {text} has known holes that {found[0]['fixed']} closes"
-    return warn(
-        summary, seen(node.toolkit.version_source, text), *evidence, fix=remedies.toolkit_upgrade(node)
-    )
+    return warn(summary, seen(node.toolkit.version_source, text), *evidence, fix=upgrade(node))
 
 
 def driver_cve(node: Node) -> Verdict:

@@ -1,4 +1,4 @@
-"""What closes a hole on this very node: whoever brought the release brings the next one."""
+"""What closes a driver's hole on this very node: whoever brought the release brings the next one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from gpunode.facts.traits import TRAITS
 from gpunode.result import Fix
 
 _OPERATOR_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/upgrade.html"
-_OPERATOR_PLACES = ("/usr/local/nvidia/toolkit/", "/run/nvidia/toolkit/")
 # the packages that pull in the rest of a driver, by the beginning of their names
 _DRIVERS = ("nvidia-driver", "nvidia-open", "cuda-drivers")
 _UPGRADES = {
@@ -17,14 +16,6 @@ _UPGRADES = {
     "rhel": "dnf upgrade {} && reboot",
     "suse": "zypper update {} && reboot",
 }
-
-
-def toolkit_upgrade(node: Node) -> Fix | None:
-    """The GPU operator upgrades a toolkit of its own; None: the usual remedy holds."""
-    programs = node.toolkit.programs.values()
-    if programs and all(path.startswith(_OPERATOR_PLACES) for path in programs):
-        return Fix(f"follow {_OPERATOR_GUIDE}", needs_root=False)
-    return None
 
 
 def driver_upgrade(node: Node, wanted: str) -> Fix | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from gpunode.checks import fixes
 from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.checks.toolkit.ways import cli_user
+from gpunode.errors import ConfigError
 from gpunode.facts.docker_rootless import environment
-from gpunode.facts.engines import docker_role
+from gpunode.facts.engines import crio_role, docker_role, podman_role
 from gpunode.facts.node import Node
 from gpunode.facts.oci_hooks import SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.host import COMMAND_NOT_FOUND
@@ -68,22 +69,26 @@ def toolkit_not_on_daemon_path(node: Node) -> Verdict:
 
 
 def hook_conflict(node: Node) -> Verdict:
-    if node.podman is None and node.crio is None:
-        return skip("neither podman nor CRI-O is here, which run hooks")
+    if not podman_role(node).used and not crio_role(node).used:
+        return skip("neither podman nor CRI-O, which run hooks, is this node's engine")
     directories = dict.fromkeys((*SYSTEM_DIRECTORIES, *_podman_directories(node)))
     hooks = nvidia_hooks(node.host, directories)
-    specs = [spec for spec in node.cdi_specs if spec.serves_gpus]
+    # the others tell the hook to leave their containers alone
+    specs = [spec for spec in node.cdi_specs if spec.serves_gpus and not spec.stills_toolkit]
     if not hooks:
         return ok("no OCI hook puts GPUs into containers")
     evidence = [seen(hook.path, f"runs {hook.program}") for hook in hooks]
     if not specs:
-        return ok("GPUs come by an OCI hook alone", *evidence)
+        return ok("GPUs come by an OCI hook, which leaves those alone that come by CDI", *evidence)
     fix = Fix(" && ".join(f"mv {hook.path} {hook.path}.disabled" for hook in hooks))
     return warn("GPUs come by an OCI hook and by CDI", *evidence, seen(specs[0].path, specs[0].kind), fix=fix)
 
 
 def _podman_directories(node: Node) -> tuple[str, ...]:
-    return node.podman_files.strings("hooks_dir") if node.podman is not None else ()
+    try:
+        return node.podman_files.strings("hooks_dir") if node.podman is not None else ()
+    except ConfigError:
+        return ()  # podman passes over such a file
 
 
 def toolkit_cli_probe(node: Node) -> Verdict:
@@ -142,7 +147,10 @@ CHECKS = (
         title="GPUs are put into containers once",
         layer="toolkit",
         severity="warning",
-        looks_at=f"hooks of NVIDIA's in {', '.join(SYSTEM_DIRECTORIES)} where podman or CRI-O is, and CDI.",
+        looks_at=(
+            f"hooks of NVIDIA's in {', '.join(SYSTEM_DIRECTORIES)} where podman or CRI-O is the engine, and "
+            "CDI specifications that don't set NVIDIA_VISIBLE_DEVICES=void for the hook."
+        ),
         why=(
             "Podman and CRI-O run the hook for every container that CDI has already given its GPUs to. The "
             "same files are mounted twice, and the container fails to start."

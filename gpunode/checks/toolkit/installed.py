@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpunode.checks import fixes
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, Check, Verdict, fail, ok, seen, skip
+from gpunode.checks.toolkit import remedies
 from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, TEGRA
@@ -39,13 +40,16 @@ def toolkit_too_old(node: Node) -> Verdict:
     for name in _gates(node):
         least = gate("toolkit", name)
         if version < least:
-            return fail(f"toolkit {text} is older than {'.'.join(map(str, least))}", evidence)
+            older = f"toolkit {text} is older than {'.'.join(map(str, least))}"
+            return fail(older, evidence, fix=remedies.upgrade(node))
     return ok(f"toolkit {text} is new enough", evidence)
 
 
 def _gates(node: Node) -> tuple[str, ...]:
     """The gates of version_gates.json that this node asks for."""
     cgroup = ("cgroup-v2",) if node.host.is_file("/sys/fs/cgroup/cgroup.controllers") else ()
+    if node.kubelet is None:
+        return cgroup  # the others are device plugins' needs
     return ("device-plugin", *cgroup, *(("tegra",) if node.kind == TEGRA else ()))
 
 
@@ -77,7 +81,7 @@ CHECKS = (
         severity="error",
         looks_at=(
             "nvidia-ctk --version, else that of nvidia-container-cli or nvidia-container-runtime. The least "
-            "is 1.7.0, with cgroup v2 1.8.0, on Tegra 1.11.0."
+            "is 1.8.0 with cgroup v2, where a kubelet is 1.7.0, and 1.11.0 on Tegra."
         ),
         why=(
             "Device plugins need toolkit 1.7.0; older ones also fail on cgroup v2 with 'cgroup subsystem "

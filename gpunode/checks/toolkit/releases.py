@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpunode.checks import fixes
 from gpunode.checks.fixes import per_family
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.toolkit import remedies
 from gpunode.facts.apt_sources import AptSource, read_sources
 from gpunode.facts.driver import version_numbers
 from gpunode.facts.engines import containerd_role, crio_role, docker_role
@@ -54,7 +55,8 @@ def toolkit_known_bad_version(node: Node) -> Verdict:
     if not faults:
         return ok(f"no fault of toolkit {text} is known that matters here")
     evidence = [seen(row["ref"], f"{row['what']}; mended in {row['fixed']}") for row in faults]
-    return warn(f"toolkit {text}: {faults[0]['what']}", seen(node.toolkit.version_source, text), *evidence)
+    told = f"toolkit {text}: {faults[0]['what']}"
+    return warn(told, seen(node.toolkit.version_source, text), *evidence, fix=remedies.upgrade(node))
 
 
 def _used(node: Node, engine: str) -> bool:

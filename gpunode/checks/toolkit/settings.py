@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from gpunode.checks import fixes
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Check, Verdict, fail, note, ok, seen, skip
+from gpunode.checks.toolkit import remedies
 from gpunode.checks.toolkit.ways import cli_user
 from gpunode.errors import ConfigError
+from gpunode.facts import gates
+from gpunode.facts.containerd import dig
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.docker_rootless import environment
 from gpunode.facts.engines import containerd_role, crio_role, docker_role
 from gpunode.facts.node import Node
 from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
@@ -13,9 +18,8 @@ from gpunode.facts.toolkit_settings import LDCONFIG, MODE, NO_CGROUPS, RUNTIMES,
 from gpunode.host import COMMAND_NOT_FOUND
 from gpunode.result import Evidence, Fix
 
-_SET = "gpunode toolkit config set "
 _LDCONFIG_SECONDS = 5.0
-# where packages put runc and crun beyond a service's PATH; the toolkit looks for bare names on PATH alone
+# what an upgrade leaves beside an edited file
 _UNMERGED = (".dpkg-dist", ".dpkg-new", ".rpmnew")
 
 
@@ -31,33 +35,67 @@ def toolkit_config_invalid(node: Node) -> Verdict:
         return fail(f"{path} can't be parsed", seen(path, error.message, number), fix=fix)
     if not settings.exists:
         return ok(f"there is no {settings.path}: the toolkit's defaults hold")
-    wrong = settings.problems()
+    wrong = _problems(node, settings)
     if wrong:
         evidence = [_at(settings, name, problem) for name, problem in wrong]
-        fix = Fix(f"gpunode toolkit config unset {' '.join(name for name, _ in wrong)}")
+        fix = remedies.change(settings, "unset", *(name for name, _ in wrong))
         return fail(
             f"{settings.path}: {wrong[0][0]}: {wrong[0][1]}", *evidence, *_left(node, settings), fix=fix
         )
     return _programs(node, settings) or ok(f"{settings.path} holds what the toolkit takes")
 
 
+def _problems(node: Node, settings: Settings) -> list[tuple[str, str]]:
+    """Releases before 1.17.3 also took the container's own ldconfig, a path without @."""
+    lax = gates.can("toolkit", "host-ldconfig", node.toolkit.version) is False
+    own = _named(settings).startswith("/")
+    return [one for one in settings.problems() if not (lax and own and one[0] == LDCONFIG)]
+
+
+def _named(settings: Settings) -> str:
+    """The ldconfig that stands in the file."""
+    return str(dig(settings.tree, *LDCONFIG.split(".")) or "")
+
+
 def _programs(node: Node, settings: Settings) -> Verdict | None:
     """ldconfig and the low-level runtime that the file names, if it names any."""
-    host, ldconfig = node.host, str(settings.value(LDCONFIG))
+    host, ldconfig = node.host, _named(settings)
     program = ldconfig.removeprefix("@")
-    if settings.line(LDCONFIG) and ldconfig.startswith("@") and not host.executable(program):
+    if ldconfig.startswith("@") and not host.executable(program):
         other = next(
             (path for path in ("/sbin/ldconfig.real", "/sbin/ldconfig") if host.executable(path)), ""
         )
-        fix = Fix(f"{_SET}{LDCONFIG}=@{other}") if other else None
+        fix = remedies.change(settings, "set", f"{LDCONFIG}=@{other}") if other else None
         return fail(
             f"{LDCONFIG} names {program}, which isn't there", _at(settings, LDCONFIG, ldconfig), fix=fix
         )
     runtimes = [str(one) for one in settings.value(RUNTIMES)]
-    if not settings.line(RUNTIMES) or any(host.executable(one) or host.which(one) for one in runtimes):
+    callers = _callers(node)
+    if not settings.line(RUNTIMES) or not callers or any(_found(node, one, callers) for one in runtimes):
         return None
-    fix = Fix(f"gpunode toolkit config unset {RUNTIMES}")
+    fix = remedies.low_level(node, settings)
     return fail(f"none of {', '.join(runtimes)} is there", _at(settings, RUNTIMES, runtimes), fix=fix)
+
+
+def _callers(node: Node) -> list[Daemon]:
+    """Daemons that start NVIDIA's runtime with the PATH of the system's services.
+
+    k3s, rke2 and their like bring runc and add its place to the PATH of their containerd, where the host
+    lacks it; what CRI-O's handlers find is crio-runtime-path's to judge.
+    """
+    docker = node.docker if docker_role(node).used else None
+    containerd = node.containerd if containerd_role(node).used else None
+    return [one for one in (docker, containerd) if one is not None and not one.manager]
+
+
+def _found(node: Node, program: str, callers: list[Daemon]) -> bool:
+    """Whether one of the toolkit's low-level runtimes is here: by its path, or on a PATH by its name."""
+    host = node.host
+    if host.executable(program) or host.which(program):
+        return True
+    paths = (environment(host, one.process).get("PATH", "") for one in callers if one.process is not None)
+    places = [place for path in paths for place in path.split(":") if place]
+    return "/" not in program and any(host.executable(f"{place}/{program}") for place in places)
 
 
 def _at(settings: Settings, name: str, value: object) -> Evidence:
@@ -95,16 +133,18 @@ def no_cgroups_wrong(node: Node) -> Verdict:
     if node.docker_rootless:
         summary = f"{NO_CGROUPS} is true, which a rootless Docker here needs and root's engines can't have"
         return note(summary, evidence, seen("nvidia-container-cli", user))
-    return fail(f"{NO_CGROUPS} is true, but {user}", evidence)
+    fix = remedies.change(settings, "set", f"{NO_CGROUPS}=false")
+    return fail(f"{NO_CGROUPS} is true, but {user}", evidence, fix=fix)
 
 
 def runtime_mode(node: Node) -> Verdict:
     settings = node.toolkit_settings
     mode, evidence = str(settings.value(MODE)), _at(settings, MODE, settings.value(MODE))
-    fix = Fix(f"{_SET}{MODE}=auto")
+    fix = remedies.change(settings, "set", f"{MODE}=auto")
     if mode == "csv" and node.kind != TEGRA:
         return fail("the runtime's mode is csv, which is for Tegra", evidence, fix=fix)
-    if mode == "legacy" and _engines(node):
+    # before jit-cdi the mode auto means legacy as well
+    if mode == "legacy" and _engines(node) and gates.can("toolkit", "jit-cdi", node.toolkit.version):
         return note(
             "the runtime's mode is legacy: containers may lose their GPUs on a daemon-reload", evidence
         )
@@ -166,7 +206,7 @@ CHECKS = (
             "With no-cgroups a container sees the device files and isn't allowed to open them: 'Failed to "
             "initialize NVML: Unknown Error' in every container. Only rootless engines need it."
         ),
-        remedy=fixes.everywhere(f"{_SET}{NO_CGROUPS}=false"),
+        remedy=fixes.everywhere(f"gpunode toolkit config set {NO_CGROUPS}=false"),
         run=no_cgroups_wrong,
         blocked_by=("toolkit-missing", "toolkit-config-invalid"),
         classes=HOST,
@@ -182,7 +222,7 @@ CHECKS = (
             "In mode csv the runtime reads files that only Tegra has: GPU containers fail to start. In mode "
             "legacy systemd takes a running container's device permissions away when it reloads its units."
         ),
-        remedy=fixes.everywhere(f"{_SET}{MODE}=auto"),
+        remedy=fixes.everywhere(f"gpunode toolkit config set {MODE}=auto"),
         run=runtime_mode,
         blocked_by=("toolkit-missing", "toolkit-config-invalid"),
         classes=(*(kind for kind in EVERYWHERE_BUT_TEGRA if kind != CONTAINER), TEGRA),
