@@ -253,3 +253,19 @@ def test_a_gpu_that_the_driver_leaves_alone_needs_no_device_file(tmp_path):
     del spec["recording"]["devices"]["/dev/nvidia7"]
     node = Node(Host(build_machine(spec, tmp_path), environ={}))
     assert BY_ID["dev-nodes-missing"].run(node).status is PASS
+
+
+def test_a_fabric_manager_of_the_operators_driver_is_no_package_of_the_node(tmp_path):
+    spec = machine("fabricmanager-version")
+    spec.setdefault("dirs", []).append("/run/nvidia/driver/usr")
+    found = run_checks(Node(Host(build_machine(spec, tmp_path), environ={})))
+    (version,) = [one for one in found if one.id == "fabricmanager-version"]
+    assert version.skipped == "not-applicable"
+
+
+def test_the_operators_pod_tells_where_its_fabric_manager_went(tmp_path):
+    spec = machine("fabricmanager-missing")
+    spec.setdefault("dirs", []).append("/run/nvidia/driver/usr")
+    verdict = BY_ID["fabricmanager-missing"].run(Node(Host(build_machine(spec, tmp_path), environ={})))
+    assert verdict.status is FAIL
+    assert verdict.fix.command.startswith("kubectl get pods ")

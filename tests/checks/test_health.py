@@ -239,3 +239,23 @@ def test_a_gpu_over_which_nvml_hangs_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(isolated, "probe", stops)
     found = judged("healthy-h100", lambda _: None, tmp_path, "nvml-hang")
     assert status(found) == "note" and "GPU 3" in found.evidence[0].value
+
+
+def running(name):
+    return {"/proc/900/cmdline": f"/usr/bin/{name}\0", "/proc/900/stat": f"900 ({name}) " + "S " + "0 " * 48}
+
+
+def test_the_nodes_own_imex_daemon_is_off_where_pods_have_one(tmp_path):
+    def change(spec):
+        spec["files"] |= running("compute-domain-kubelet-plugin")
+
+    assert status(judged("imex-channels", change, tmp_path, "imex-channels")) == "pass"
+
+
+@pytest.mark.parametrize(
+    ("slows_down_at", "expected"),
+    [(87, "pass"), (84, "warn"), (4294967294, "pass"), (2, "pass"), (0, "pass")],
+)
+def test_a_gpu_at_work_is_hot_and_slow_only_from_its_own_limit_on(slows_down_at, expected, tmp_path):
+    change = set_gpu(0, temperature=84, temperatureSlowdown=slows_down_at)
+    assert status(judged("healthy-h100", change, tmp_path, "thermal-power-throttle")) == expected

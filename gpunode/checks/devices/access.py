@@ -13,6 +13,8 @@ _RW = 0o006
 _PARAMS = "/proc/driver/nvidia/params"
 _IMEX = "nvidia-imex.service"
 _ZEROS = set("0-")
+# NVIDIA's DRA driver runs an IMEX daemon in pods, and asks for the node's own to be off
+_DRA = ("compute-domain-kubelet-plugin", "compute-domain-daemon")
 
 
 def dev_perms(node: Node) -> Verdict:
@@ -73,6 +75,8 @@ def imex_channels(node: Node) -> Verdict:
     ]
     if not joined:
         return skip("the GPUs are in no NVLink domain that spans nodes")
+    if any(one.name in _DRA for one in node.processes):
+        return ok("pods get IMEX channels from their DRA driver")
     state = node.units.get(_IMEX)
     domain = seen(f"NVML, GPU {joined[0].index}", f"NVLink domain {joined[0].fabric.cluster}")
     if state is not None and state.active == "failed":

@@ -9,6 +9,7 @@ from gpunode.checks.health import told
 from gpunode.facts.driver import version_numbers
 from gpunode.facts.fabric_manager import IB_UMAD, package_version
 from gpunode.facts.node import Node
+from gpunode.facts.traits import TRAITS
 from gpunode.gpu.condition import Condition
 from gpunode.result import Fix
 
@@ -34,6 +35,10 @@ MIXED_STRATEGY = fixes.everywhere(
 # guests get their driver from whoever runs the host, not from a public repository
 GUEST_DRIVER = fixes.everywhere("follow https://docs.nvidia.com/vgpu/")
 RESET = fixes.everywhere("nvidia-smi --gpu-reset", "drain")
+DRIVER_PODS = fixes.everywhere(
+    "kubectl get pods --all-namespaces --output wide --selector app.kubernetes.io/component=nvidia-driver",
+    needs_root=False,
+)
 READ_MANAGER_LOG = fixes.everywhere("journalctl -b -u nvidia-fabricmanager -n 50")
 
 
@@ -53,6 +58,13 @@ def matching_manager(node: Node, version: str) -> Fix | None:
         "suse": f"zypper install --oldpackage {name}={version}",
     }.get(family)
     return Fix(f"{command} && {_ENABLE}", True, "restart") if command else None
+
+
+def missing_manager(node: Node) -> Fix | None:
+    """The GPU operator's driver brings its own: what became of it is for its pod to tell."""
+    if TRAITS["operator-driver"].holds(node):
+        return DRIVER_PODS.other
+    return matching_manager(node, node.module.version if node.module else "")
 
 
 def complete_manager(node: Node, needs: tuple[str, ...]) -> Fix | None:

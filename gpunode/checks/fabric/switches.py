@@ -66,7 +66,7 @@ def fabricmanager_missing(node: Node) -> Verdict:
         return skip("systemd doesn't tell whether the fabric manager runs")
     switches = f"{len(node.switches)} NVSwitches"
     if not unit.installed:
-        fix = remedies.matching_manager(node, node.module.version if node.module else "")
+        fix = remedies.missing_manager(node)
         evidence = (seen(manager.UNIT, "not installed"), seen("NVSwitch", switches))
         return fail("this node has NVSwitches and no fabric manager", *evidence, fix=fix)
     evidence = (seen(manager.UNIT, str(unit)), seen("NVSwitch", switches))
@@ -161,6 +161,7 @@ CHECKS = (
         classes=HOST,
         refs=(_GUIDE,),
         needs=("nvswitch",),
+        unless=("operator-driver",),  # whose container has its own, whatever the node's package is
         preflight=ANY_ENGINE,
     ),
     Check(

@@ -14,6 +14,7 @@ _WORDS = {
     "hw-thermal": "the hardware lowers the clocks for the temperature",
     "hw-power-brake": "the power supply asks for lower clocks",
 }
+_CREDIBLE = range(50, 151)  # °C; newer GPUs tell how far they are from a limit instead, as a small number
 _TOLERANCE = 0.99  # a limit is set in watts, the default told in milliwatts
 
 
@@ -27,15 +28,18 @@ def thermal_power_throttle(node: Node) -> Verdict:
 
 
 def _hot(gpu: Condition) -> bool:
-    if gpu.temperature is None or not gpu.temperature_slowdown:
-        return False
-    return gpu.temperature >= gpu.temperature_slowdown
+    limit = _limit(gpu)
+    return limit is not None and gpu.temperature is not None and gpu.temperature >= limit
+
+
+def _limit(gpu: Condition) -> int | None:
+    return gpu.temperature_slowdown if gpu.temperature_slowdown in _CREDIBLE else None
 
 
 def _held_back(gpu: Condition) -> str:
     told = [_WORDS.get(one, one) for one in gpu.slowdowns or ()]
     if gpu.temperature is not None:
-        limit = f", {gpu.temperature_slowdown} °C is where it slows down" if gpu.temperature_slowdown else ""
+        limit = f", {_limit(gpu)} °C is where it slows down" if _limit(gpu) else ""
         told.append(f"{gpu.temperature} °C{limit}")
     return "; ".join(told)
 
