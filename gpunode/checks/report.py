@@ -9,6 +9,7 @@ from typing import Any
 from gpunode.checks.chains import chains
 from gpunode.checks.fixes import REBOOT
 from gpunode.checks.model import LAYERS
+from gpunode.facts.system import CONTAINER, TEGRA, VM, WSL2
 from gpunode.result import Block, Cell, Evidence, Finding, FindingStatus, Fix, Style, Table, Text
 from gpunode.tables import OLD_DAYS
 
@@ -20,6 +21,8 @@ _STYLES = {
     FindingStatus.PASS: Style.GOOD,
     FindingStatus.SKIP: Style.DIM,
 }
+# the kind of node, where it isn't a plain machine: it decides which checks apply, and what a remedy means
+_KINDS = {CONTAINER: "in a container", VM: "in a virtual machine", WSL2: "WSL2", TEGRA: "Tegra"}
 _DISTURBS = {"drain": "stops GPU work", "reboot": "reboots the node"}
 _RESTARTS = {
     "docker": "restarts Docker: its containers stop unless live-restore is on",
@@ -56,13 +59,13 @@ def first(findings: tuple[Finding, ...]) -> str | None:
 
 def reboot(findings: tuple[Finding, ...]) -> dict[str, Any]:
     """``{"safe": true|false|null, "findings": [ids], "mends": [ids], "unjudged": [ids]}``: what to see to
-    before a reboot, what a reboot mends by itself, and what this user may not look at. Null if nothing was
-    found and nothing, or not everything, could be judged."""
+    before a reboot, what a reboot mends by itself, and what could not be judged: this user may not look, or
+    the check itself got no answer. Null if nothing was found and nothing, or not everything, was judged."""
     here = [finding for finding in findings if finding.reboot]
-    bad = [finding for finding in here if finding.status in _BAD]
+    bad = [finding for finding in here if finding.status in (FindingStatus.FAIL, FindingStatus.WARN)]
     mends = [finding.id for finding in bad if _mended_by_reboot(finding)]
     breaks = [finding.id for finding in bad if finding.id not in mends]
-    unjudged = [finding.id for finding in here if _unread(finding)]
+    unjudged = [finding.id for finding in here if _unread(finding) or finding.status is FindingStatus.ERROR]
     judged = bool(mends) or any(finding.status is FindingStatus.PASS for finding in here)
     safe = False if breaks else (True if judged and not unjudged else None)
     return {"safe": safe, "findings": breaks, "mends": mends, "unjudged": unjudged}
@@ -117,7 +120,8 @@ def _machine(node: dict[str, Any]) -> str:
     kernel = f"kernel {node['kernel']}" if node["kernel"] else ""
     driver = f"driver {node['driver']}" if node["driver"] else "no driver loaded"
     engines = ", ".join(f"{engine['name']} {engine['version']}".strip() for engine in node["engines"])
-    return " · ".join(part for part in (_gpus(node["gpus"]), driver, distro, kernel, engines) if part)
+    kind = _KINDS.get(node["class"], "")
+    return " · ".join(part for part in (_gpus(node["gpus"]), driver, distro, kernel, kind, engines) if part)
 
 
 def _gpus(gpus: list[dict[str, Any]]) -> str:
@@ -225,8 +229,9 @@ def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
         yield Text("Safe to reboot? No, mend this first:", Style.WARN)
         yield from _before_reboot([finding for finding in findings if finding.id in breaks])
     elif unjudged:
-        number = _many(len(unjudged), "check")
-        yield Text(f"Safe to reboot? Nothing speaks against it, but {number} need root to tell", Style.WARN)
+        unread = all(_unread(finding) for finding in findings if finding.id in unjudged)
+        doubt = f"{_many(len(unjudged), 'check')} could not tell{' without root' if unread else ''}"
+        yield Text(f"Safe to reboot? Nothing speaks against it, but {doubt}", Style.WARN)
     else:
         yield Text("Safe to reboot? Yes: nothing was found that a reboot would break", Style.GOOD)
     if mends:

@@ -159,8 +159,9 @@ def _reboot(report: Report) -> Iterator[str]:
     if verdict["safe"]:
         yield "<p>Yes: nothing was found that a reboot would break.</p>"
     elif not verdict["findings"]:
-        number = _many(len(unjudged), "check")
-        yield f"<p>Nothing speaks against it, but {number} need root to tell.</p>"
+        unread = all(one["skipped"] for one in report.findings if one["id"] in unjudged)
+        doubt = f"{_many(len(unjudged), 'check')} could not tell{' without root' if unread else ''}"
+        yield f"<p>Nothing speaks against it, but {doubt}.</p>"
     else:
         yield "<p>No, mend this first:</p><ul>"
         for one in report.findings:

@@ -158,3 +158,16 @@ def test_the_report_says_how_old_its_reference_tables_are(tmp_path, monkeypatch)
     monkeypatch.setattr(Host, "now", lambda host: 4102444800.0)  # 2100
     assert lines(report(host))[-1].endswith(" days old): newer bulletins and releases aren't known")
     assert not any("up to date" in line for line in lines(report(host)))
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind"),
+    [
+        ("healthy-vm-passthrough", "in a virtual machine"),
+        ("healthy-wsl2", "WSL2"),
+        ("healthy-jetson-orin", "Tegra"),
+    ],
+)
+def test_the_second_line_says_what_kind_of_node_it_is(machine, kind, tmp_path):
+    lines = plain_lines(report(recorded_host(machine, tmp_path)).blocks[1])
+    assert f" · {kind} · " in f"{' '.join(lines)} · "

@@ -3,14 +3,17 @@
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from fixtures.machines import HEALTHY, recorded_host
+from gpunode.checks.report import blocks, reboot
 from gpunode.commands import doctor
 from gpunode.commands.doctor import Options
 from gpunode.host import Host
 from gpunode.render import SilentProgress, plain_lines
+from gpunode.result import FindingStatus
 from tests.cli import gpunode
 
 YES = "Safe to reboot? Yes: nothing was found that a reboot would break"
@@ -142,3 +145,22 @@ def test_a_check_that_may_not_look_vouches_for_nothing(tmp_path):
 
 def test_what_is_no_matter_of_the_next_boot_is_not_in_it(text):
     assert section(text("nvidia-smi-missing")) == [YES]
+
+
+@pytest.mark.parametrize(
+    ("status", "skipped", "told"),
+    [
+        (FindingStatus.ERROR, "", "1 check could not tell"),
+        (FindingStatus.SKIP, "unreadable", "1 check could not tell without root"),
+    ],
+)
+def test_a_check_that_could_not_tell_is_no_reason_against_a_reboot(status, skipped, told, tmp_path):
+    host = recorded_host("healthy-h100", tmp_path)
+    data = doctor.run(host, Options(), SilentProgress()).data
+    findings = tuple(
+        replace(finding, status=status, skipped=skipped) if finding.id == "dkms-not-built" else finding
+        for finding in data["findings"]
+    )
+    assert reboot(findings) == {"safe": None, "findings": [], "mends": [], "unjudged": ["dkms-not-built"]}
+    drawn = [line for block in blocks(data["node"], findings) for line in plain_lines(block)]
+    assert section("\n".join(drawn)) == [f"Safe to reboot? Nothing speaks against it, but {told}"]
