@@ -53,9 +53,14 @@ class AboutDriver(AboutMachine):
 
     @topic
     def next_kernel(self) -> str:
-        """The kernel that boots next unless somebody chooses another: the newest of its kind."""
+        """The kernel that boots next: what somebody told GRUB to boot, else the newest of its kind."""
+        from gpunode.facts.pending_reboot import chosen_release
+
         newer = driver.newer_kernels(self.kernels, self.kernel)
-        return max(newer, key=lambda one: driver.version_key(one.release)).release if newer else self.kernel
+        if not newer:
+            return self.kernel
+        chosen = chosen_release(self.host, self.kernels)
+        return chosen or max(newer, key=lambda one: driver.version_key(one.release)).release
 
     @topic
     def next_version(self) -> str:

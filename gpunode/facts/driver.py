@@ -108,9 +108,12 @@ def module_for(host: Host, release: str) -> bool:
 
 
 def flavour(release: str) -> str:
-    """What tells kernels of one version apart: ``generic`` of 6.8.0-45-generic, ``x86_64+rt`` on RHEL."""
+    """What tells kernels of one version apart: ``generic`` of 6.8.0-45-generic, ``x86_64+rt`` on RHEL, and
+    Oracle's own kernels from Red Hat's."""
     named = re.search(r"-([a-z][a-z0-9-]*)$", release)
-    return named[1] if named else release.rpartition(".")[2]
+    if named:
+        return named[1]
+    return f"{release.rpartition('.')[2]}{'+uek' if 'uek.' in release else ''}"
 
 
 def newer_kernels(kernels: tuple[Kernel, ...], running: str) -> tuple[Kernel, ...]:
@@ -121,8 +124,10 @@ def newer_kernels(kernels: tuple[Kernel, ...], running: str) -> tuple[Kernel, ..
 
 
 def version_key(release: str) -> tuple[int, ...]:
-    """A kernel release as numbers; the architecture's digits (x86_64) are no part of the version."""
-    return tuple(int(part) for part in _NUMBERS.findall(release.replace("x86_64", "").replace("aarch64", "")))
+    """A kernel release as numbers, without the digits of the distribution's release (el9_4, deb13) and of the
+    architecture: 55.9.1.el10_0 is newer than 55.el10."""
+    bare = re.sub(r"\.el\d\w*|\.x86_64|\.aarch64|-(?:cloud-|rt-)?(?:amd64|arm64)$", "", release)
+    return tuple(int(part) for part in _NUMBERS.findall(bare))
 
 
 def dkms_versions(host: Host) -> tuple[str, ...]:

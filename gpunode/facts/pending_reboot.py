@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpunode.errors import Unreadable
 from gpunode.facts.driver import Kernel, newer_kernels
 from gpunode.host import Host
 
@@ -23,3 +24,12 @@ def chosen_kernel(host: Host) -> str:
     empty if nobody did. `Unreadable` for an ordinary user where /boot is closed."""
     lines = (host.read_text(GRUB) or "").splitlines()
     return next((line.partition("=")[2].strip() for line in lines if line.startswith("saved_entry=")), "")
+
+
+def chosen_release(host: Host, kernels: tuple[Kernel, ...]) -> str:
+    """The installed kernel that this entry boots; empty if nobody chose one, or if this user may not look."""
+    try:
+        chosen = chosen_kernel(host)
+    except Unreadable:
+        return ""
+    return next((one.release for one in kernels if chosen.endswith(f"-{one.release}")), "")

@@ -40,8 +40,9 @@ KEEP_DRIVER = per_family(
     f"follow {_GUIDE}",
 )
 
+# cuda-drivers-580 is there as well, and goes on within its branch
 HOLD_BRANCH = per_family(
-    "apt install cuda-drivers-580",
+    "apt-mark hold cuda-drivers",
     "dnf install 'dnf-command(versionlock)' && dnf versionlock add '*nvidia*'",
     "zypper addlock '*nvidia*'",
     f"follow {_GUIDE}",

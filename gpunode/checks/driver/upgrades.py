@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gpunode.checks.driver import packages, remedies
+from gpunode.checks.driver import packages, remedies, targets
 from gpunode.checks.model import Check, Verdict, ok, seen, warn
 from gpunode.facts.libraries import CUDA, is_compat
 from gpunode.facts.node import Node
@@ -59,7 +59,7 @@ def _exposed(node: Node, upgrades: Automatic, package: Package) -> bool:
         return True
     wide = any(word in origin.lower() for origin in upgrades.origins for word in _WIDE)
     # Ubuntu has the driver itself, among its security updates; NVIDIA's repository must be named
-    own = "-0ubuntu0." in package.version or not packages.has_repository(node)
+    own = "-0ubuntu0." in package.version or not targets.has_repository(node)
     return bool(upgrades.origins) and (wide or own)
 
 

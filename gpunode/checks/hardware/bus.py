@@ -21,7 +21,6 @@ from gpunode.facts.pci import DEVICES, PciGpu, lone_audio
 from gpunode.result import Evidence, Fix
 
 _NVIDIA = "nvidia"
-_FOR_VMS = "vfio-pci"
 
 
 def pci_no_gpu(node: Node) -> Verdict:
@@ -76,18 +75,26 @@ def gpu_bound_other_driver(node: Node) -> Verdict:
     ours = sum(gpu.driver == _NVIDIA for gpu in node.gpus)
     if not others and not orphans:
         return ok("no foreign driver owns a GPU")
-    if ours and all(gpu.driver == _FOR_VMS for gpu in (*others, *orphans)):
+    kept = all(gpu.for_vms for gpu in (*others, *orphans))
+    if kept and ours:
         return ok(f"{of(others, node)} kept for virtual machines", *owners(others))
+    if kept and len(others) == len(node.gpus) and not _for_containers(node):
+        return note("every GPU is kept for virtual machines", *owners(others))
     names = ", ".join(sorted({gpu.driver or "no driver" for gpu in (*others, *orphans)}))
     if not others:
         summary = f"the driver is loaded, but has not taken {of(orphans, node)}"
         return (warn if ours else fail)(summary, *owners(orphans), fix=fixes.READ_KERNEL_LOG.other)
-    bound = node.module_options.option("vfio_pci", "ids") if _FOR_VMS in names else None
+    bound = node.module_options.option("vfio_pci", "ids") if "vfio-pci" in names else None
     evidence = [*owners((*others, *orphans))]
     evidence += [seen(bound.source, f"vfio-pci ids={bound.value}", bound.line)] if bound else []
     fix = fixes.rebind(*(gpu.address for gpu in others)).for_family(node.distribution.family)
     summary = f"{of((*others, *orphans), node)} held by {names}, not by nvidia"
     return (warn if ours else fail)(summary, *evidence, fix=fix)
+
+
+def _for_containers(node: Node) -> bool:
+    """Whether somebody installed here what GPU containers need: the driver, or the container toolkit."""
+    return bool(node.module or node.module_built or node.dkms or node.toolkit.programs)
 
 
 def _orphans(node: Node) -> tuple[PciGpu, ...]:
@@ -160,7 +167,8 @@ CHECKS = (
         severity="error",
         looks_at=(
             "the driver link of every GPU in /sys/bus/pci/devices; nouveau and nova have their own checks. "
-            "GPUs that vfio-pci keeps for virtual machines beside others that nvidia owns are fine."
+            "GPUs that vfio-pci keeps for virtual machines beside others that nvidia owns are fine, and a "
+            "host that keeps all of them and has neither driver nor toolkit is a note."
         ),
         why=(
             "One driver at a time owns a PCI function. While vfio-pci or another driver holds it, "

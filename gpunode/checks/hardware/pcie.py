@@ -108,7 +108,7 @@ def pcie_aer_errors(node: Node) -> Verdict:
 
 
 def iommu_acs(node: Node) -> Verdict:
-    if any(gpu.driver == "vfio-pci" for gpu in node.gpus):
+    if any(gpu.for_vms for gpu in node.gpus):
         return ok("GPUs are kept for virtual machines, which need the detour")
     redirecting = {gpu.address: pcie.redirecting_bridges(node.host, gpu.address) for gpu in node.gpus}
     ports = sorted({port for found in redirecting.values() for port in found})
