@@ -259,3 +259,11 @@ def test_the_nodes_own_imex_daemon_is_off_where_pods_have_one(tmp_path):
 def test_a_gpu_at_work_is_hot_and_slow_only_from_its_own_limit_on(slows_down_at, expected, tmp_path):
     change = set_gpu(0, temperature=84, temperatureSlowdown=slows_down_at)
     assert status(judged("healthy-h100", change, tmp_path, "thermal-power-throttle")) == expected
+
+
+@pytest.mark.parametrize(("chassis", "expected"), [("10\n", "pass"), ("23\n", "warn"), ("", "warn")])
+def test_a_portable_computer_may_let_its_gpu_sleep(chassis, expected, tmp_path):
+    def change(spec):
+        spec["files"]["/sys/class/dmi/id/chassis_type"] = chassis
+
+    assert status(judged("persistence-off", change, tmp_path, "persistence-off")) == expected

@@ -10,6 +10,8 @@ from gpunode.result import Fix
 
 _UNIT = "nvidia-persistenced.service"
 _PROGRAM = "nvidia-persistenced"
+_CHASSIS = "/sys/class/dmi/id/chassis_type"
+_PORTABLE = ("8", "9", "10", "11", "14", "30", "31", "32")  # SMBIOS: portable, laptop, notebook, tablet, ...
 _SOCKET = "/run/nvidia-persistenced/socket"
 
 
@@ -21,6 +23,8 @@ def persistence_off(node: Node) -> Verdict:
         return ok("the driver keeps the GPUs initialised")
     if any(gpu.display_active or any(one.graphics for one in gpu.processes or ()) for gpu in told):
         return ok("a desktop keeps the GPUs initialised")
+    if (node.host.read_text(_CHASSIS) or "").strip() in _PORTABLE:
+        return ok("a portable computer lets its GPU sleep")
     if _trouble(node):
         return skip("the persistence daemon is broken, which persistenced-broken tells")
     off = seen("NVML", f"persistence mode is off on all {len(told)} GPUs")
