@@ -54,16 +54,21 @@ def _run(walk: _Walk, selection: Selection) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True)
 class _Walk:
-    """One run; `done` remembers findings, so that every check runs once."""
+    """One run; `done` remembers findings, so that every check runs once. `failed` are those that explain what
+    waits, ignored ones included; a check that broke explains nothing."""
 
     node: Node
     selection: Selection
     done: dict[str, Finding] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
     patience: Patience = field(default_factory=Patience)
 
     def finding(self, check: Check) -> Finding:
         if check.id not in self.done:
-            self.done[check.id] = self._ignored(check, self._judge(check))
+            finding = self._judge(check)
+            if finding.status is FindingStatus.FAIL:
+                self.failed.add(check.id)
+            self.done[check.id] = self._ignored(check, finding)
         return self.done[check.id]
 
     def _ignored(self, check: Check, finding: Finding) -> Finding:
@@ -117,9 +122,7 @@ class _Walk:
         as don't apply to this node or were left out."""
         for blocker in check.blocked_by:
             before = self.finding(BY_ID[blocker])
-            if before.status is FindingStatus.FAIL or (
-                before.ignored is not None and before.status is FindingStatus.WARN
-            ):
+            if before.id in self.failed:
                 return before.id
             if before.blocked_by is not None:
                 return before.blocked_by
