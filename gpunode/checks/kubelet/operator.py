@@ -6,14 +6,13 @@ import re
 
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere
-from gpunode.checks.kubelet.plugin import shown
+from gpunode.checks.kubelet.plugin import PATIENCE, shown
 from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError
 from gpunode.facts.node import Node
 from gpunode.facts.traits import OPERATOR_DRIVER
 from gpunode.result import Fix
 
-_PATIENCE = 1200.0  # a driver container that compiles its module takes up to 20 minutes
 _LIBRARIES = ("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "lib")
 
 
@@ -32,7 +31,7 @@ def operator_validations(node: Node) -> Verdict:
     if log is None:
         return skip(f"the GPU operator's validator hasn't begun with {stage}")
     path, lines, since = log
-    if node.host.now() - since < _PATIENCE:
+    if node.host.now() - since < PATIENCE:
         return skip(f"the GPU operator's validator is busy with {stage}")
     told = seen(f"{VALIDATIONS}/{stage}-ready", "isn't there")
     last = [seen(path, shown(line)) for line in lines[-1:]]

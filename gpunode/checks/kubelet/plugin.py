@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.kubelet.daemon import has_own_plugin, restart_plugin
-from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.facts.gpu_ways import dra_directory
 from gpunode.facts.node import Node
 from gpunode.result import Evidence, Fix
 
 if TYPE_CHECKING:
     from gpunode.facts.device_plugins import PluginLog
 
-_DRA = "/var/lib/kubelet/plugins/gpu.nvidia.com"  # NVIDIA's driver for dynamic resource allocation
+PATIENCE = 1200.0  # a driver container that compiles its module takes up to 20 minutes
 _YOUNG_SECONDS = 90.0  # plugins register within seconds of the kubelet's start
 # what NVIDIA's plugin logs when it finds no GPUs (cmd/nvidia-device-plugin, internal/rm, factory.go)
 _BLIND = (
@@ -34,9 +35,45 @@ _BELOW = (
 )
 
 
-def _starting(node: Node) -> bool:
+def _starting(node: Node) -> str:
+    """Why it is too early to judge what is offered; empty if it isn't."""
     process = node.kubelet.process if node.kubelet else None
-    return process is not None and 0 <= node.host.now() - process.started < _YOUNG_SECONDS
+    if process is not None and _young(node, process.started):
+        return "the kubelet has just started, and plugins are about to register"
+    if any(_young(node, one.process.started) for one in node.plugin_processes):
+        return "a device plugin has just started, and is about to register"
+    stage = busy_stage(node)
+    return f"the GPU operator is still busy here: its validator is at {stage}" if stage else ""
+
+
+def _young(node: Node, started: float) -> bool:
+    return 0 <= node.host.now() - started < _YOUNG_SECONDS
+
+
+def busy_stage(node: Node) -> str:
+    """The stage at which the GPU operator's validator waits, as long as that takes no longer than usual."""
+    from gpunode.facts.gpu_operator import stage_log
+
+    operator = node.operator
+    stage = operator.missing if operator.validators else ""
+    log = stage_log(node.host, operator, stage) if stage else None
+    return stage if log is not None and node.host.now() - log[2] < PATIENCE else ""
+
+
+def _without_plugin(node: Node) -> Verdict | None:
+    """Pods may get GPUs by nobody's leave: a runtime class, and a variable in the pod that names them."""
+    meant = node.plugin_processes or node.plugin_logs or node.operator.pods or has_own_plugin(node)
+    if meant or not node.cri_containers:
+        return None
+    seeing = {one.id for one in node.gpu_containers}
+    pods = [one for one in node.cri_containers if one.id in seeing and "exporter" not in one.pod]
+    if not pods:
+        return None
+    names = ", ".join(f"{one.namespace}/{one.pod}" for one in pods[:4])
+    where = node.kubelet.endpoint if node.kubelet else "the CRI"
+    return note(
+        "pods use GPUs here without a device plugin, so Kubernetes doesn't count them", seen(where, names)
+    )
 
 
 def plugin_not_registered(node: Node) -> Verdict:
@@ -45,13 +82,17 @@ def plugin_not_registered(node: Node) -> Verdict:
         return skip("the kubelet doesn't tell which devices were offered to it")
     if allocatable.nvidia:
         return ok(f"offered to the kubelet: {', '.join(sorted(allocatable.nvidia))}")
-    if node.host.is_dir(_DRA):
+    if dra_directory(node):
         return skip("GPUs are handed out by NVIDIA's DRA driver here, which needs no device plugin")
-    if _starting(node):
-        return skip("the kubelet has just started, and plugins are about to register")
+    early = _starting(node)
+    if early:
+        return skip(early)
     shared = [name for name in sorted(allocatable.resources) if "gpu" in name.lower()]
     if shared:
         return ok(f"GPUs are offered under another name: {', '.join(shared)}")
+    plain = _without_plugin(node)
+    if plain is not None:
+        return plain
     others = ", ".join(sorted(allocatable.resources)) or "none at all"
     evidence = [seen(allocatable.source, f"no resource nvidia.com/...; it knows {others}")]
     for plugin in node.plugin_processes:
@@ -66,8 +107,9 @@ def allocatable_zero(node: Node) -> Verdict:
         return skip("no device plugin has offered GPUs to the kubelet")
     counts = {name: len(ids) for name, ids in sorted(allocatable.nvidia.items())}
     told = seen(allocatable.source, ", ".join(f"{name}: {count}" for name, count in counts.items()))
-    if _starting(node):
-        return skip("the kubelet has just started, and plugins are about to register")
+    early = _starting(node)
+    if early:
+        return skip(early)
     if not any(counts.values()):
         summary = "the kubelet can hand out none of this node's GPUs"
         return fail(summary, told, *_last_words(node), fix=restart_plugin(node))
