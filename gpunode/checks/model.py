@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gpunode.checks.fixes import Remedy
 from gpunode.dataclass import dataclass
 from gpunode.facts.node import Node
-from gpunode.facts.system import BARE_METAL, CONTAINER, VM, WSL2
+from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
 from gpunode.result import Evidence, FindingStatus, Fix
 
 LAYERS = (
@@ -19,6 +19,9 @@ LAYERS = (
 HOST = (BARE_METAL, VM)
 HOST_OR_CONTAINER = (BARE_METAL, VM, CONTAINER)
 EVERYWHERE_BUT_TEGRA = (BARE_METAL, VM, CONTAINER, WSL2)
+# a container engine is the same thing on all of them; a container that runs one program has none of its own
+ENGINE_NODES = (BARE_METAL, VM, CONTAINER, WSL2, TEGRA)
+NO_ENGINE = ("application-container",)
 
 # what an installation is of, for `Check.preflight`
 PREFLIGHTS = ("docker", "containerd", "crio", "podman", "kubernetes")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks import fixes
-from gpunode.checks.model import HOST_OR_CONTAINER, Check, Verdict, fail, ok, seen, skip
+from gpunode.checks.model import HOST, HOST_OR_CONTAINER, Check, Verdict, fail, ok, seen, skip
 from gpunode.facts.devices import expected_major
 from gpunode.facts.driver import module_loaded
 from gpunode.facts.node import Node
@@ -16,8 +16,6 @@ _UVM = ("nvidia_uvm", "nvidia_current_uvm")  # the second is Debian's
 
 
 def dev_nodes_missing(node: Node) -> Verdict:
-    if node.kind == CONTAINER:
-        return skip("a container only has the device files that it was given")
     there = {device.path for device in node.device_nodes}
     # a GPU that the driver was told to leave alone is listed with a number and needs no file
     minors = [gpu.minor for gpu in node.driver_gpus if gpu.minor is not None and not gpu.excluded]
@@ -84,7 +82,7 @@ CHECKS = (
         remedy=fixes.MAKE_NODES,
         run=dev_nodes_missing,
         blocked_by=("module-not-loaded",),
-        classes=HOST_OR_CONTAINER,
+        classes=HOST,
     ),
     Check(
         id="dev-node-major-stale",

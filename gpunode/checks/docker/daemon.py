@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from gpunode.checks import fixes
-from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
+from gpunode.facts.daemons import systemd_runs
 from gpunode.facts.docker_flags import flag_conflicts
 from gpunode.facts.docker_runtimes import nvidia_programs, programs
 from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
+from gpunode.facts.system import TEGRA, WSL2
 from gpunode.result import Evidence, Fix
 
 _UNPARSABLE = "Docker's file can't be parsed: see docker-config-invalid-json"
@@ -105,7 +107,10 @@ def _hanging(node: Node) -> Verdict | None:
 
 
 def _restart(node: Node) -> Fix:
-    return Fix(fixes.restart_docker(node.docker.config_path if node.docker else ""), True, "restart")
+    command = fixes.restart_docker(node.docker.config_path if node.docker else "")
+    if node.kind == WSL2 and not systemd_runs(node.host):
+        command = command.replace("systemctl restart docker", "service docker restart")
+    return Fix(command, True, "restart")
 
 
 def _reload(node: Node) -> Fix:
@@ -179,7 +184,8 @@ def _not_registered(node: Node, info: dict[str, Any], evidence: Evidence) -> Ver
         return fail("the nvidia runtime isn't registered, and the kubelet's pods need it", evidence)
     if info.get("CDISpecDirs") and node.cdi_specs:
         return ok("Docker injects GPUs by CDI; the nvidia runtime isn't registered", evidence)
-    if "nvidia-container-runtime-hook" in node.toolkit.programs:
+    # on a Jetson --gpus alone isn't enough: the files that a container needs come with the runtime
+    if "nvidia-container-runtime-hook" in node.toolkit.programs and node.kind != TEGRA:
         return warn("the nvidia runtime isn't registered: --gpus works, --runtime=nvidia doesn't", evidence)
     return fail("the nvidia runtime isn't registered", evidence)
 
@@ -205,6 +211,8 @@ CHECKS = (
         ),
         remedy=fixes.EDIT_DAEMON_JSON,
         run=docker_config_invalid_json,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=("pci-no-gpu",),
         preflight=("docker",),
     ),
@@ -224,6 +232,8 @@ CHECKS = (
         ),
         remedy=fixes.EDIT_DAEMON_JSON,
         run=docker_flag_file_conflict,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
         preflight=("docker",),
         refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
@@ -241,6 +251,8 @@ CHECKS = (
         why="Containers can't start while the daemon is down or hangs.",
         remedy=fixes.START_DOCKER,
         run=docker_not_running,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=(
             "pci-no-gpu",
             "docker-config-invalid-json",
@@ -264,6 +276,8 @@ CHECKS = (
         ),
         remedy=fixes.RELOAD_DOCKER,
         run=docker_not_restarted,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=(
             "pci-no-gpu",
             "docker-snap",
@@ -289,6 +303,8 @@ CHECKS = (
         ),
         remedy=fixes.CONFIGURE_DOCKER,
         run=docker_runtime_missing,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=(
             "pci-no-gpu",
             "toolkit-missing",

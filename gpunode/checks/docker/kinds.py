@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks.docker import remedies
-from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import gates
 from gpunode.facts.daemons import Daemon
@@ -211,6 +211,8 @@ CHECKS = (
         why="An older Docker refuses --gpus as an unknown flag and calls no toolkit for it.",
         remedy=remedies.UPGRADE,
         run=docker_version_old,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=("pci-no-gpu",),
         preflight=("docker",),
         refs=("https://docs.docker.com/engine/release-notes/19.03/",),

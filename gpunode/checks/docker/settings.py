@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpunode.checks import fixes
 from gpunode.checks.docker import remedies
 from gpunode.checks.docker.daemon import line_of
-from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts.docker_keys import TABLE, unknown_keys
 from gpunode.facts.docker_runtimes import nvidia_programs, programs
@@ -109,6 +109,8 @@ CHECKS = (
         ),
         remedy=fixes.EDIT_DAEMON_JSON,
         run=docker_unknown_key,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
         preflight=("docker",),
         refs=("https://docs.docker.com/reference/cli/dockerd/#daemon-configuration-file",),
@@ -129,6 +131,8 @@ CHECKS = (
         ),
         remedy=remedies.CONFIGURE_DEFAULT,
         run=docker_default_runtime,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=(
             "pci-no-gpu",
             "toolkit-missing",
@@ -150,6 +154,8 @@ CHECKS = (
         ),
         remedy=fixes.EDIT_DAEMON_JSON,
         run=docker_cgroup_driver_mismatch,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=("pci-no-gpu", "docker-not-running"),
         refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers",),
     ),

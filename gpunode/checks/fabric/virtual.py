@@ -65,8 +65,6 @@ def _configured(node: Node) -> bool:
 
 
 def vgpu_driver_mismatch(node: Node) -> Verdict:
-    if node.kind != VM:
-        return skip("only the guest of a virtual GPU tells")
     found = matching(node.kernel_log, _TOO_OLD)
     if not found:
         return ok("the driver hasn't refused the host's vGPU manager")
@@ -106,7 +104,7 @@ CHECKS = (
         remedy=remedies.GUEST_DRIVER,
         run=vgpu_driver_mismatch,
         blocked_by=("module-not-loaded",),
-        classes=HOST,
+        classes=(VM,),
         refs=(_VERSIONS,),
         preflight=ANY_ENGINE,
     ),
