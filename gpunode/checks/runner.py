@@ -17,6 +17,7 @@ from gpunode.result import Finding, FindingStatus
 
 EVERY = "all"
 _NO_GPU = "pci-no-gpu"
+_BUS = "hardware"  # the layer that is judged of GPUs which aren't for containers, too
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ class _Walk:
             return skip(f"not applicable on this kind of node ({node.kind})", "not-applicable")
         if node.questions.expect_gpus == 0 and check.id != _NO_GPU and not node.gpus:
             return skip("not applicable: no GPU is meant to be here", "not-applicable")
+        if check.layer != _BUS and TRAITS["vm-host"].holds(node):
+            return skip(f"not applicable: {TRAITS['vm-host'].present}", "not-applicable")
         if check.deep and not node.questions.deep:
             return skip("only with --deep", "left-out")
         for name in check.needs:

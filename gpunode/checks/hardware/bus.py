@@ -18,6 +18,7 @@ from gpunode.checks.model import (
 from gpunode.facts import pcie
 from gpunode.facts.node import Node
 from gpunode.facts.pci import DEVICES, PciGpu, lone_audio
+from gpunode.facts.traits import TRAITS
 from gpunode.result import Evidence, Fix
 
 _NVIDIA = "nvidia"
@@ -75,10 +76,9 @@ def gpu_bound_other_driver(node: Node) -> Verdict:
     ours = sum(gpu.driver == _NVIDIA for gpu in node.gpus)
     if not others and not orphans:
         return ok("no foreign driver owns a GPU")
-    kept = all(gpu.for_vms for gpu in (*others, *orphans))
-    if kept and ours:
+    if ours and all(gpu.for_vms for gpu in (*others, *orphans)):
         return ok(f"{of(others, node)} kept for virtual machines", *owners(others))
-    if kept and len(others) == len(node.gpus) and not _for_containers(node):
+    if TRAITS["vm-host"].holds(node):
         return note("every GPU is kept for virtual machines", *owners(others))
     names = ", ".join(sorted({gpu.driver or "no driver" for gpu in (*others, *orphans)}))
     if not others:
@@ -90,11 +90,6 @@ def gpu_bound_other_driver(node: Node) -> Verdict:
     fix = fixes.rebind(*(gpu.address for gpu in others)).for_family(node.distribution.family)
     summary = f"{of((*others, *orphans), node)} held by {names}, not by nvidia"
     return (warn if ours else fail)(summary, *evidence, fix=fix)
-
-
-def _for_containers(node: Node) -> bool:
-    """Whether somebody installed here what GPU containers need: the driver, or the container toolkit."""
-    return bool(node.module or node.module_built or node.dkms or node.toolkit.programs)
 
 
 def _orphans(node: Node) -> tuple[PciGpu, ...]:
