@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpunode.facts import devices, driver, libraries
-from gpunode.facts.about import NVML_SECONDS
+from gpunode.facts.about import FEW_GPUS, NVML_SECONDS, NVML_SECONDS_MANY
 from gpunode.facts.about_machine import AboutMachine
 from gpunode.facts.topic import topic
 from gpunode.host import DeviceNode
@@ -119,7 +119,8 @@ class AboutDriver(AboutMachine):
         """What NVML says, asked in a child process. Ask only when module and library are there."""
         from gpunode.gpu.isolated import probe
 
-        return probe(self.host, NVML_SECONDS, condition=True)
+        many = len(self.driver_gpus) > FEW_GPUS
+        return probe(self.host, NVML_SECONDS_MANY if many else NVML_SECONDS, condition=True)
 
     @topic
     def conditions(self) -> tuple[Condition, ...]:

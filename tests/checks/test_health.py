@@ -267,3 +267,19 @@ def test_a_portable_computer_may_let_its_gpu_sleep(chassis, expected, tmp_path):
         spec["files"]["/sys/class/dmi/id/chassis_type"] = chassis
 
     assert status(judged("persistence-off", change, tmp_path, "persistence-off")) == expected
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("healthy-h100", 20.0), ("healthy-workstation", 15.0)])
+def test_many_gpus_have_longer_to_wake_up(name, seconds, tmp_path, monkeypatch):
+    from gpunode.gpu import isolated
+
+    asked = []
+    whole = isolated.probe
+
+    def probe(host, timeout, **named):
+        asked.append(timeout)
+        return whole(host, timeout, **named)
+
+    monkeypatch.setattr(isolated, "probe", probe)
+    assert judged(name, lambda _: None, tmp_path, "nvml-hang").status.value == "pass"
+    assert asked == [seconds]

@@ -174,7 +174,8 @@ CHECKS = (
         layer="devices",
         severity="error",
         looks_at=(
-            "NVML's initialisation and its list of GPUs, asked in a child process with a limit of 15 seconds."
+            "NVML's initialisation and its list of GPUs, asked in a child process with a limit of 15 seconds "
+            "(20 for more than four GPUs)."
         ),
         why=(
             "A sick GPU or a stuck driver makes NVML hang or fail, and with it nvidia-smi, device plugins "
