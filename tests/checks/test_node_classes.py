@@ -9,11 +9,13 @@ from fixtures.machines import machine, options, recorded_host
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
 from gpunode.checks.model import ENGINE_NODES
 from gpunode.checks.runner import run_checks
+from gpunode.commands import doctor
 from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node, Questions
 from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
 from gpunode.facts.traits import TRAITS
 from gpunode.host import Host
+from gpunode.render import SilentProgress, plain_lines
 from gpunode.result import FindingStatus
 
 CHECKS = Path(__file__).parents[2] / "gpunode" / "checks"
@@ -103,3 +105,15 @@ def test_docker_without_systemd_in_wsl_is_started_by_its_script(tmp_path):
     del spec["recording"]["daemons"]["/run/docker.sock"]
     findings = {one.id: one for one in run_checks(Node(Host(build_machine(spec, tmp_path), environ={})))}
     assert findings["docker-not-running"].fix[0].command == "service docker restart"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("healthy-wsl2", "1 × NVIDIA GeForce RTX 4080 · driver 581.80"),
+        ("healthy-jetson-orin", "1 × NVIDIA Jetson AGX Orin Developer Kit · driver 540.4.0"),
+    ],
+)
+def test_a_gpu_that_is_on_no_bus_is_named_all_the_same(name, said, tmp_path):
+    result = doctor.run(recorded_host(name, tmp_path), doctor.Options(), SilentProgress())
+    assert plain_lines(result.blocks[1])[0].startswith(said)
