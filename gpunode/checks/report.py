@@ -249,7 +249,8 @@ def _first(findings: tuple[Finding, ...]) -> Iterator[Block]:
         if finding.fix:
             fix: Fix = finding.fix[0]
             yield Text("")
-            yield Text(f"First{', as root' if fix.needs_root else ''}: {fix.command}", Style.HEADING)
+            # as a command, which is never wrapped: half of one that is copied would be run alone
+            yield Text(f"First{', as root' if fix.needs_root else ''}: {fix.command}", Style.COMMAND)
             if fix.disruptive != "none":
                 yield Text(f"({_disturbs(finding, fix)})", Style.DIM)
             yield Text(f"More: gpunode explain {finding.id}", Style.DIM)

@@ -183,7 +183,7 @@ def _planned(fixes: Fixes) -> Iterator[Block]:
         yield Text(f"  {_way(mend)}", Style.GOOD if mend.way == "safe" else Style.DIM)
     if any(mend.way == "safe" for mend in fixes.plan):
         yield Text("")
-        yield Text("Carry out what is safe, as root: gpunode doctor --fix --apply", Style.HEADING)
+        yield Text("Carry out what is safe, as root: gpunode doctor --fix --apply", Style.COMMAND)
 
 
 def _way(mend: Mend) -> str:
