@@ -55,12 +55,6 @@ def test_a_trait_takes_away_the_checks_that_say_so(name, tmp_path):
     assert gone and gone <= skipped
 
 
-def test_every_trait_is_somebodys() -> None:
-    assert set(TRAITS) - {name for check in ALL_CHECKS for name in (*check.needs, *check.unless)} <= {
-        "driver"
-    }
-
-
 def test_no_check_decides_by_itself_on_which_kind_of_node_it_applies() -> None:
     """An `if` about the node's kind that leads to a skip belongs into `classes`."""
     found = []
