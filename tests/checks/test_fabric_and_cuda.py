@@ -32,6 +32,7 @@ def conditions(**item):
     return {"recording": {"nvml": {"conditions": {str(index): item for index in range(8)}}}}
 
 
+SXID = "[300000.1] nvidia-nvswitch2: SXid (PCI:0000:09:00.0): 20034, {}, Link 30 LTSSM Fault Up\n"
 JUST_NOW = {"files": {"/proc/stat": f"btime {int(time.time()) - 20}\n"}}
 
 
@@ -269,3 +270,18 @@ def test_the_operators_pod_tells_where_its_fabric_manager_went(tmp_path):
     verdict = BY_ID["fabricmanager-missing"].run(Node(Host(build_machine(spec, tmp_path), environ={})))
     assert verdict.status is FAIL
     assert verdict.fix.command.startswith("kubectl get pods ")
+
+
+@pytest.mark.parametrize(
+    ("log", "status"),
+    [
+        (SXID.format("Non-fatal"), WARN),
+        (SXID.format("Fatal"), FAIL),
+        (SXID.format("Non-fatal").replace("300000", "100"), PASS),
+        (SXID.format("Fatal").replace("300000", "100"), FAIL),
+        (SXID.format("Fatal") + "[300500.1] NVRM: loading NVIDIA UNIX Open Kernel Module\n", PASS),
+    ],
+)
+def test_errors_of_switches_are_told_while_they_matter(log, status, tmp_path):
+    change = {"files": {"/.gpunode/kernel.log": log, "/proc/uptime": "301000.0 1.0\n"}}
+    assert judge("fabric-topology", "healthy-h100-nvswitch", tmp_path, change).status is status
