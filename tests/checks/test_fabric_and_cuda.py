@@ -285,3 +285,15 @@ def test_the_operators_pod_tells_where_its_fabric_manager_went(tmp_path):
 def test_errors_of_switches_are_told_while_they_matter(log, status, tmp_path):
     change = {"files": {"/.gpunode/kernel.log": log, "/proc/uptime": "301000.0 1.0\n"}}
     assert judge("fabric-topology", "healthy-h100-nvswitch", tmp_path, change).status is status
+
+
+@pytest.mark.parametrize(
+    ("identifier", "name"),
+    [("vgpu-driver-mismatch", "vgpu-driver-mismatch"), ("peermem", "peermem-invalid-context")],
+)
+def test_what_the_log_tells_of_long_ago_is_over(identifier, name, tmp_path):
+    log = machine(name)["files"]["/.gpunode/kernel.log"]
+    log += "[200000.1] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.159.03\n"
+    change = {"files": {"/.gpunode/kernel.log": log, "/proc/uptime": "300000.0 1.0\n"}}
+    assert judge(identifier, name, tmp_path / "before").status in (WARN, FAIL)
+    assert judge(identifier, name, tmp_path / "since", change).status is PASS
