@@ -5,7 +5,11 @@ import json
 import pytest
 
 from fixtures.machines import machine
+from gpunode.checks.catalogue import BY_ID
 from gpunode.facts.gpu_operator import stage_log
+from gpunode.facts.machine_file import build_machine
+from gpunode.facts.node import Node
+from gpunode.host import Host
 from gpunode.result import FindingStatus
 from tests.checks.test_kubelet_checks import CONTAINER, POD_RESOURCES, judge, offered, silent
 
@@ -150,3 +154,22 @@ def test_while_the_operator_is_busy_no_plugin_is_missed(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_operator, "stage_log", young)
     found = judge("plugin-not-registered", spec, tmp_path)
     assert found.status is FindingStatus.SKIP and "busy" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("containerd", "kubelet", "status"),
+    [
+        ("1.6.33", (1, 30, 2), "fail"),
+        ("1.7.27", (1, 27, 9), "fail"),
+        ("1.7.27", (1, 30, 2), "pass"),
+        ("1.7.27", (), "pass"),
+    ],
+)
+def test_names_of_cdi_that_somebody_drops(containerd, kubelet, status, tmp_path):
+    spec = machine("plugin-strategy-mismatch")
+    spec["recording"]["daemons"][SUSE]["status"]["config"].pop("enableCDI")  # 1.6 tells nothing of it
+    told = {"stdout": f"containerd github.com/containerd/containerd {containerd} 0\n"}
+    spec["recording"]["commands"]["/usr/bin/containerd --version"] = told
+    node = Node(Host(build_machine(spec, tmp_path), environ={}))
+    node.__dict__["kubelet_version"] = kubelet
+    assert BY_ID["plugin-strategy-mismatch"].run(node).status.value == status
