@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 
 from gpunode.dataclass import dataclass
 from gpunode.facts.packages import Packages
@@ -132,11 +133,22 @@ def version_key(release: str) -> tuple[int, ...]:
 
 def dkms_versions(host: Host) -> tuple[str, ...]:
     """Driver versions whose source DKMS has, whether built or not."""
-    found = []
+    return tuple(version for _, version in _dkms_trees(host))
+
+
+def dkms_name(host: Host, version: str) -> str:
+    """What DKMS calls the driver of this version: ``nvidia/580.159.03``, with Debian's packages
+    ``nvidia-current/550.163.01``."""
+    names = (name for name, here in _dkms_trees(host) if here == version)
+    return f"{next(names, 'nvidia')}/{version}"
+
+
+def _dkms_trees(host: Host) -> Iterator[tuple[str, str]]:
     for module in host.listdir("/var/lib/dkms"):
         if module == "nvidia" or module.startswith(("nvidia-current", "nvidia-open", "nvidia-srv")):
-            found += [name for name in host.listdir(f"/var/lib/dkms/{module}") if name[:1].isdigit()]
-    return tuple(found)
+            yield from (
+                (module, name) for name in host.listdir(f"/var/lib/dkms/{module}") if name[:1].isdigit()
+            )
 
 
 def module_file(host: Host) -> ModuleFile | None:

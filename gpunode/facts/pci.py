@@ -31,14 +31,15 @@ class PciGpu:
 
 
 def read_gpus(host: Host) -> tuple[PciGpu, ...]:
-    """Every NVIDIA GPU, ordered by address; a function that vanishes meanwhile is left out."""
+    """Every NVIDIA GPU, ordered by address; a function that vanishes meanwhile is left out, and so are the
+    virtual functions that a vGPU host makes of a GPU."""
     found = []
     for address in host.listdir(DEVICES):
         place = f"{DEVICES}/{address}"
         if _word(host, f"{place}/vendor") != NVIDIA:
             continue
         kind = _word(host, f"{place}/class")
-        if not kind.startswith(_GPU_CLASSES):
+        if not kind.startswith(_GPU_CLASSES) or host.readlink(f"{place}/physfn") is not None:
             continue
         driver = host.readlink(f"{place}/driver")
         name = driver.rstrip("/").rpartition("/")[2] if driver else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.errors import Unreadable
-from gpunode.facts.driver import Kernel, newer_kernels
+from gpunode.facts.driver import Kernel, newer_kernels, version_key
 from gpunode.host import Host
 
 PACKAGES = "/run/reboot-required.pkgs"
@@ -16,7 +16,8 @@ def kernel_waiting(host: Host, kernels: tuple[Kernel, ...], running: str) -> str
     lines = (host.read_text(PACKAGES) or "").splitlines()
     asked = {line.strip().removeprefix("linux-image-").removeprefix("unsigned-") for line in lines}
     newer = newer_kernels(kernels, running)
-    return next((one.release for one in reversed(newer) if one.release in asked), None)
+    waiting = (one.release for one in newer if one.release in asked)
+    return max(waiting, key=version_key, default=None)
 
 
 def chosen_kernel(host: Host) -> str:

@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable
 
 from gpunode.dataclass import dataclass
+from gpunode.facts.driver import module_loaded
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, VM
 
+_VGPU_MANAGER = "nvidia_vgpu_vfio"  # NVIDIA's driver for hosts, which has no CUDA
 OPERATOR_DRIVER = "/run/nvidia/driver/usr"  # where the GPU operator mounts its driver container
 
 
@@ -30,10 +32,13 @@ def _vfio_host(node: Node) -> bool:
 
 
 def _vm_host(node: Node) -> bool:
-    """Such a host on which nobody has installed what GPU containers need: neither driver nor toolkit."""
-    if not _vfio_host(node) or node.questions.expect_gpus is not None:
+    """Such a host, or one whose driver only makes virtual GPUs, on which nobody has installed what GPU
+    containers need."""
+    if node.questions.expect_gpus is not None or not node.gpus:
         return False
-    return not (node.module or node.module_built or node.dkms or node.toolkit.programs)
+    if module_loaded(node.host, _VGPU_MANAGER):
+        return not node.toolkit.programs
+    return _vfio_host(node) and not (node.module or node.module_built or node.dkms or node.toolkit.programs)
 
 
 def _vgpu_guest(node: Node) -> bool:

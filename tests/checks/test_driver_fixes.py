@@ -185,3 +185,45 @@ def test_what_keeps_cuda_drivers_within_the_branch_of_old_gpus(files, tmp_path):
     answers[shlex.join(RPM_QUERY)] = {"code": 0, "stdout": "cuda-drivers\t580.159.03-1.el9\t1767000000\n"}
     node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
     assert findings(node, "gpu-arch-dropped").status == "pass"
+
+
+def test_a_key_is_enrolled_under_dkms_own_name_for_the_driver(tmp_path):
+    files = {
+        "/var/lib/dkms/nvidia-current/550.163.01/source/dkms.conf": "",
+        "/var/lib/dkms/mok.pub": "",
+    }
+    node = Node(Host(build_machine({"files": files}, tmp_path / "machine"), environ={}))
+    again = packages.enrol_key(node, signed=False).command
+    assert again.startswith("dkms build --force nvidia-current/550.163.01 -k ")
+
+
+def test_suses_module_comes_again_in_the_package_that_brought_it(tmp_path):
+    spec = machine("healthy-suse-kubelet")
+    answer = {"code": 0, "stdout": "nvidia-driver-G06-kmp-default\t580.159.03_k6.4.0-1\t1767000000\n"}
+    spec["recording"].setdefault("commands", {})[shlex.join(RPM_QUERY)] = answer
+    node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
+    fix = packages.build_module(node, "6.4.0-150600.99-default")
+    assert fix.command == "zypper install --force nvidia-driver-G06-kmp-default"
+
+
+def test_a_host_of_virtual_gpus_is_not_judged_as_one_of_containers(tmp_path):
+    """Its GPUs have virtual functions, its driver has no CUDA, and nobody has installed the toolkit."""
+    base = machine("healthy-h100")
+    wanted = ("nvidia-c", "libcuda")
+    spec = {
+        section: {path: one for path, one in value.items() if not any(word in path for word in wanted)}
+        if isinstance(value, dict) and section != "recording"
+        else [path for path in value if not any(word in path for word in wanted)]
+        if isinstance(value, list)
+        else value
+        for section, value in base.items()
+    }
+    function = "/sys/bus/pci/devices/0000:18:00.4"
+    files = {f"{function}/vendor": "0x10de", f"{function}/class": "0x030200", f"{function}/device": "0x2330"}
+    files["/sys/module/nvidia_vgpu_vfio/initstate"] = "live"
+    change = {"files": files, "links": {f"{function}/physfn": "../0000:18:00.0"}}
+    node = Node(Host(build_machine(overlay(spec, {"set": change}), tmp_path / "machine"), environ={}))
+    assert len(node.gpus) == 8
+    found = {one.id: one for one in run_checks(node)}
+    assert found["libcuda-missing"].skipped == "not-applicable"
+    assert not [one.id for one in found.values() if one.status in ("fail", "warn", "error")]

@@ -146,7 +146,10 @@ def _without_dkms(node: Node, release: str) -> str:
     """Empty where DKMS builds the module, or where it can't be told who does."""
     if node.host.stat("/usr/sbin/akmods"):
         return f"dnf install kernel-devel-{release} && akmods --force --kernels {release}"
-    if node.dkms or node.distribution.family == "suse":
+    if node.distribution.family == "suse":
+        built = [one.name for one in node.packages.containing("nvidia") if "-kmp-" in one.name]
+        return f"zypper install --force {' '.join(built)}" if built else ""
+    if node.dkms:
         return ""
     for kernel in node.kernels:
         found = _PREBUILT.search(node.host.read_text(f"/lib/modules/{kernel.release}/modules.dep") or "")
@@ -166,7 +169,7 @@ def enrol_key(node: Node, *, signed: bool) -> Fix | None:
     version = next(iter(node.dkms), None)
     again = ""
     if not signed and version:
-        name = f"nvidia/{version} -k $(uname -r)"
+        name = f"{driver.dkms_name(node.host, version)} -k $(uname -r)"
         again = f"dkms build --force {name} && dkms install --force {name} && "
     return Fix(f"{again}mokutil --import {key} && reboot", True, "reboot")
 

@@ -141,6 +141,9 @@ CHECKS = (
         ),
         remedy=remedies.REMOVE_RUN_INSTALL,
         run=driver_two_installs,
-        blocked_by=("driver-not-installed", "driver-libs-mixed", "driver-lib-mismatch"),
+        blocked_by=(
+            *("driver-not-installed", "driver-libs-mixed", "driver-lib-mismatch"),
+            "operator-host-driver-conflict",
+        ),
     ),
 )

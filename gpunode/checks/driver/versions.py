@@ -19,6 +19,7 @@ from gpunode.checks.model import (
     warn,
 )
 from gpunode.errors import GpunodeError
+from gpunode.facts import driver
 from gpunode.facts.libraries import Library, is_compat
 from gpunode.facts.node import Node
 from gpunode.result import Evidence, Fix
@@ -77,7 +78,7 @@ def _who(node: Node, version: str) -> Iterator[Evidence]:
 def _rebuild(node: Node, version: str) -> Fix:
     """The module of the libraries' version for the kernel that boots next."""
     if version in node.dkms:
-        name = f"nvidia/{version} -k {node.next_kernel}"
+        name = f"{driver.dkms_name(node.host, version)} -k {node.next_kernel}"
         return Fix(f"dkms install --force {name} && reboot", True, "reboot")
     if node.dkms:
         return packages.upgrade_driver(node)
