@@ -16,6 +16,7 @@ from gpunode.facts.traits import TRAITS
 from gpunode.result import Finding, FindingStatus
 
 EVERY = "all"
+BY_OPTION = "by --ignore"  # where no reason was given
 _NO_GPU = "pci-no-gpu"
 _BUS = "hardware"  # the layer that is judged of GPUs which aren't for containers, too
 
@@ -80,9 +81,7 @@ class _Walk:
         if check.id not in ignore and EVERY not in ignore:
             return finding
         reason = ignore.get(check.id, "") or ignore.get(EVERY, "")
-        return replace(
-            finding, status=FindingStatus.WARN, severity="warning", ignored=reason or "ignored by --ignore"
-        )
+        return replace(finding, status=FindingStatus.WARN, severity="warning", ignored=reason or BY_OPTION)
 
     def _judge(self, check: Check) -> Finding:
         if check.id in self.selection.skip:
