@@ -226,6 +226,30 @@ def test_ubuntus_daemon_comes_in_the_package_of_the_drivers_branch(tmp_path):
     assert fix.command.startswith("apt install nvidia-compute-utils-580-server && systemctl enable")
 
 
+def by_run_installer(spec):
+    spec["files"].pop("/var/lib/dpkg/status", None)
+    spec.setdefault("executables", []).append("/usr/bin/nvidia-uninstall")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "install"),
+    [
+        ("persistence-off-suse", lambda _: None, "zypper install nvidia-compute-utils-G06 && "),
+        ("persistence-off", by_run_installer, "nvidia-persistenced-init/install.sh"),
+    ],
+)
+def test_the_persistence_daemon_comes_from_where_the_driver_does(name, change, install, tmp_path):
+    def without_the_daemon(spec):
+        change(spec)
+        spec["files"] = {path: text for path, text in spec["files"].items() if "persistenced" not in path}
+        commands = spec["recording"]["commands"]
+        for key in [key for key in commands if key.startswith("systemctl show")]:
+            del commands[key]
+
+    fix = judged(name, without_the_daemon, tmp_path, "persistence-off").fix[0]
+    assert install in fix.command
+
+
 def test_a_gpu_over_which_nvml_hangs_is_told(tmp_path, monkeypatch):
     from dataclasses import replace
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks.devices import remedies
+from gpunode.checks.driver import targets
 from gpunode.checks.model import Check, Verdict, note, ok, seen, skip, warn
 from gpunode.facts.node import Node
 from gpunode.facts.units import read_unit
@@ -37,7 +38,11 @@ def persistence_off(node: Node) -> Verdict:
 
 
 def _install(node: Node) -> Fix:
-    """Ubuntu has the daemon in nvidia-compute-utils-BRANCH, whose name nvidia-utils-BRANCH tells."""
+    """Ubuntu has the daemon in nvidia-compute-utils-BRANCH, whose name nvidia-utils-BRANCH tells. The .run
+    installer leaves the program and a sample of its unit; a package would bring libraries of its own version.
+    """
+    if targets.run_installed(node):
+        return remedies.UNIT_OF_RUN_INSTALLER
     if node.distribution.id == "ubuntu":
         for package in node.packages.containing("nvidia-utils-"):
             branch = package.name.removeprefix("nvidia-utils-")
