@@ -213,14 +213,6 @@ EDIT_CONTAINERD = everywhere("${EDITOR:-vi} /etc/containerd/config.toml")
 RESTART_CONTAINERD = everywhere("systemctl restart containerd", "restart")
 CONFIGURE_CONTAINERD = everywhere("gpunode configure-runtime --runtime containerd", "restart")
 
-# daemons that somebody else than systemd's docker.service and containerd.service starts
-_SNAP_DOCKER = "/var/snap/docker/"
-
-
-def restart_docker(config_path: str) -> str:
-    """The command that restarts the Docker which reads this file."""
-    return "snap restart docker" if config_path.startswith(_SNAP_DOCKER) else "systemctl restart docker"
-
 
 def restart_managed(manager: str, unit: str | None) -> str:
     """What restarts a Kubernetes distribution's own containerd, and lets it be rendered anew."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpunode.checks import fixes
-from gpunode.checks.docker.daemon import line_of
+from gpunode.checks.docker.file import line_of
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts.containerd import ContainerdConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpunode.checks import fixes
 from gpunode.checks.containerd.daemon import HANDLER, WHERE, configure, judged, running_config, told_handlers
-from gpunode.checks.docker.daemon import line_of
+from gpunode.checks.docker.file import line_of
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, ok, seen, skip
 from gpunode.facts import gates
 from gpunode.facts.cgroup_drivers import kubelets_own

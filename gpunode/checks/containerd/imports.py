@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
 from gpunode.checks.containerd.daemon import WHERE, edit, judged, running_config
-from gpunode.checks.docker.daemon import line_of
+from gpunode.checks.docker.file import line_of
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, note, ok, seen, skip, warn
 from gpunode.errors import DaemonError
 from gpunode.facts import gates

@@ -55,12 +55,11 @@ def docker_desktop(node: Node) -> Verdict:
     for desktop in node.docker_desktop:
         if desktop.context != CONTEXT:
             continue
-        use = f"sudo -Hu {desktop.user} docker context use default"
         return fail(
             f"the docker command of {desktop.user} talks to Docker Desktop, whose virtual machine has no GPU",
             seen(desktop.config, f"currentContext {desktop.context}"),
             seen("com.docker.backend", f"process {desktop.pid}"),
-            fix=Fix(use) if node.docker is not None else None,
+            fix=remedies.beside_desktop(node, desktop.user),
         )
     return ok("Docker Desktop runs, and nobody's docker command talks to it")
 

@@ -125,7 +125,7 @@ def docker_group(node: Node) -> Verdict:
         return ok("nobody but administrators may command Docker")
     shown = ", ".join(users[:_SHOWN]) + (f" and {len(users) - _SHOWN} more" if len(users) > _SHOWN else "")
     return note(
-        "users in the group docker are as good as root, and can't become it otherwise",
+        "users in the group docker are as good as root",
         seen("/etc/group", f"docker: {shown}"),
     )
 
