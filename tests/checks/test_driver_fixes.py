@@ -227,3 +227,12 @@ def test_a_host_of_virtual_gpus_is_not_judged_as_one_of_containers(tmp_path):
     found = {one.id: one for one in run_checks(node)}
     assert found["libcuda-missing"].skipped == "not-applicable"
     assert not [one.id for one in found.values() if one.status in ("fail", "warn", "error")]
+
+
+def test_a_precompiled_module_comes_in_the_package_of_the_next_kernel(tmp_path):
+    spec = overlay(machine("healthy-docker-rocky9"), {"remove": ["/var/lib/dkms"]})
+    answer = {"code": 0, "stdout": "kmod-nvidia-580.159.03-5.14.0-427.13.1\t3:580.159.03-1.el9\t1767000000\n"}
+    spec["recording"].setdefault("commands", {})[shlex.join(RPM_QUERY)] = answer
+    node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
+    fix = packages.build_module(node, "5.14.0-503.11.1.el9_5.x86_64")
+    assert fix.command == "dnf install kmod-nvidia-580.159.03-5.14.0-503.11.1"

@@ -21,6 +21,8 @@ _DOWNLOADS = "https://www.nvidia.com/en-us/drivers/"
 _LEGACY = "https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/"
 # Ubuntu's prebuilt modules: kernel/nvidia-550srv-open/nvidia.ko is linux-modules-nvidia-550-server-open-...
 _PREBUILT = re.compile(r"^kernel/nvidia-(\d+)(srv)?(-open)?/nvidia\.ko", re.MULTILINE)
+# kmod-nvidia-580.159.03-5.14.0-427.13.1
+_FOR_ONE_KERNEL = re.compile(r"(kmod-nvidia(?:-open)?-\d+\.[\d.]+)-\d+\.\d+\.\d+-")
 _KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub", "/etc/pki/akmods/certs/public_key.der")
 
 
@@ -158,7 +160,16 @@ def _without_dkms(node: Node, release: str) -> str:
             return f"apt update && apt install linux-modules-nvidia-{found[1]}{server}{flavour}-{release}"
     if node.host.executable("/usr/bin/nvidia-uninstall") and node.module and node.module.version:
         return f"sh NVIDIA-Linux-$(uname -m)-{node.module.version}.run --kernel-name={release}"
-    return "dnf upgrade 'kmod-nvidia*'" if node.distribution.family == "rhel" else ""
+    return _precompiled(node, release) if node.distribution.family == "rhel" else ""
+
+
+def _precompiled(node: Node, release: str) -> str:
+    """NVIDIA's repository has a package for each driver and kernel, ELRepo one for all kernels."""
+    for package in node.packages.starting("kmod-nvidia"):
+        found = _FOR_ONE_KERNEL.match(package.name)
+        if found:
+            return f"dnf install {found[1]}-{re.sub(r'[.]el[0-9].*', '', release)}"
+    return "dnf upgrade 'kmod-nvidia*'"
 
 
 def enrol_key(node: Node, *, signed: bool) -> Fix | None:

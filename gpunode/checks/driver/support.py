@@ -21,7 +21,7 @@ from gpunode.facts import driver, gpu_support
 from gpunode.facts.node import Node
 from gpunode.facts.packages import Package
 from gpunode.facts.pci import PciGpu
-from gpunode.result import Evidence, Fix
+from gpunode.result import Evidence
 
 MINIMUM = (384, 81)
 _UNSUPPORTED = (
@@ -36,10 +36,9 @@ def driver_too_old(node: Node) -> Verdict:
         return skip("the module doesn't tell its version")
     evidence = _version(node)
     if node.module is not None and numbers < MINIMUM:
-        return fail(f"driver {version} is older than 384.81", evidence)
-    fix = packages.install_driver(node)
-    needs = "a driver of branch {0.min} or newer"
-    return _judge(node, gpu_support.TOO_NEW, needs, fix) or ok(f"driver {version} is new enough", evidence)
+        return fail(f"driver {version} is older than 384.81", evidence, fix=packages.install_driver(node))
+    found = _judge(node, gpu_support.TOO_NEW, "a driver of branch {0.min} or newer")
+    return found or ok(f"driver {version} is new enough", evidence)
 
 
 def gpu_arch_dropped(node: Node) -> Verdict:
@@ -85,7 +84,7 @@ def kmod_flavour(node: Node) -> Verdict:
     return found or ok(f"the {kind} kernel module drives these GPUs")
 
 
-def _judge(node: Node, reason: str, needs: str, fix: Fix | None = None) -> Verdict | None:
+def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
     """The GPUs that are left without a driver for this reason: an error if no other GPU has one, and no fault
     where they are old cards for a screen, or where the others would lose theirs for them."""
     found = [one for one in node.unsuited_gpus if one.reason == reason]
@@ -107,7 +106,8 @@ def _judge(node: Node, reason: str, needs: str, fix: Fix | None = None) -> Verdi
         return note(f"{summary}, which only matters if it is to compute", *evidence)
     if driven and not targets.spares(node, first.supports):
         return note(f"{summary}, which doesn't drive the others", *evidence)
-    fix = fix or packages.suited_driver(node, first.supports)
+    newer = reason == gpu_support.TOO_NEW
+    fix = packages.install_driver(node) if newer else packages.suited_driver(node, first.supports)
     return (warn if driven else fail)(summary, *evidence, fix=fix)
 
 
