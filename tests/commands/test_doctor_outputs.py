@@ -3,7 +3,10 @@
 import json
 import os
 import re
+import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -242,3 +245,40 @@ def test_the_service_writes_only_the_collectors_file():
     assert Path(start.split()[-1]).parent == Path(place) and start.endswith(".prom")
     assert "SuccessExitStatus=1" in text and "ProtectSystem=strict" in text
     assert "WantedBy=timers.target" in (UNITS / "gpunode-doctor.timer").read_text()
+
+
+HIDING = {
+    "ProtectKernelModules": "/lib/modules, where the next kernel's module lies",
+    "PrivateNetwork": "/proc/net/unix",
+    "PrivateTmp": "/tmp/nvidia-mps",
+    "PrivateDevices": "/dev/nvidia*",
+    "DeviceAllow": "/dev/nvidia*",
+    "DevicePolicy": "/dev/nvidia*",
+    "ProtectClock": "/dev/nvidia*",
+    "ProtectKernelLogs": "/dev/kmsg",
+    "ProtectProc": "other users' processes",
+    "ProcSubset": "/proc/driver",
+    "PrivateUsers": "what root may read",
+    "InaccessiblePaths": "",
+    "TemporaryFileSystem": "",
+}
+
+
+def test_the_service_hides_nothing_that_is_judged():
+    """What a sandbox hides looks as if it were missing: a false alarm every five minutes."""
+    lines = (UNITS / "gpunode-doctor.service").read_text().splitlines()
+    settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    assert {name: settings[name] for name in HIDING if name in settings} == {}
+    assert settings["ProtectHome"] == "read-only"
+    assert {"CAP_SYS_MODULE", "CAP_MKNOD"}.isdisjoint(settings["CapabilityBoundingSet"].split())
+    assert settings["SystemCallErrorNumber"] == "EPERM"  # not a signal, which NVML's child would die of
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze isn't installed")
+def test_systemd_understands_the_units(tmp_path):
+    for name in ("gpunode-doctor.service", "gpunode-doctor.timer"):
+        text = (UNITS / name).read_text()
+        (tmp_path / name).write_text(text.replace("/usr/local/bin/gpunode", sys.executable))
+    argv = ["systemd-analyze", "verify", str(tmp_path / "gpunode-doctor.timer")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert [line for line in done.stderr.splitlines() if "gpunode-doctor" in line] == []
