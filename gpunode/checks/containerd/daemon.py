@@ -252,6 +252,10 @@ CHECKS = (
         classes=ENGINE_NODES,
         unless=NO_ENGINE,
         blocked_by=("pci-no-gpu", "containerd-config-version"),
+        refs=(
+            "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1430",
+            "https://github.com/NVIDIA/k8s-device-plugin/issues/406",
+        ),
     ),
     Check(
         id="containerd-not-restarted",
@@ -272,5 +276,6 @@ CHECKS = (
             *("pci-no-gpu", "containerd-config-version", "containerd-cri-disabled", "k3s-edited-generated"),
             "containerd-imports-clobber",
         ),
+        refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#containerd",),
     ),
 )

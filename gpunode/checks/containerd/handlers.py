@@ -159,6 +159,10 @@ CHECKS = (
             *("k0s-dropin", "k3s-edited-generated", "k3s-wrong-template", "k3s-nvidia-wrong-root"),
             "k3s-nvidia-not-detected",
         ),
+        refs=(
+            "https://github.com/NVIDIA/gpu-operator/issues/413",
+            "https://github.com/NVIDIA/k8s-device-plugin/issues/479",
+        ),
     ),
     Check(
         id="containerd-runtime-binary",
@@ -211,5 +215,8 @@ CHECKS = (
             "containerd-imports-clobber",
         ),
         table=gates.TABLE,
+        refs=(
+            "https://kubernetes.io/docs/setup/production-environment/container-runtimes/#containerd-systemd",
+        ),
     ),
 )

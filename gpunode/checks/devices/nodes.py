@@ -83,6 +83,7 @@ CHECKS = (
         run=dev_nodes_missing,
         blocked_by=("module-not-loaded",),
         classes=HOST,
+        refs=("https://github.com/NVIDIA/nvidia-modprobe",),
     ),
     Check(
         id="dev-node-major-stale",
@@ -99,6 +100,7 @@ CHECKS = (
         run=dev_node_major_stale,
         blocked_by=("module-not-loaded",),
         classes=HOST_OR_CONTAINER,
+        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1934",),
     ),
     Check(
         id="uvm-not-loaded",
@@ -114,5 +116,6 @@ CHECKS = (
         run=uvm_not_loaded,
         blocked_by=("module-not-loaded", "dev-nodes-missing"),
         classes=HOST_OR_CONTAINER,
+        refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/689",),
     ),
 )

@@ -180,6 +180,7 @@ CHECKS = (
             "docker-flag-file-conflict",
         ),
         preflight=("docker",),
+        refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
     ),
     Check(
         id="docker-not-restarted",
@@ -205,6 +206,10 @@ CHECKS = (
             "docker-unknown-key",
             "docker-flag-file-conflict",
             "docker-not-running",
+        ),
+        refs=(
+            "https://docs.docker.com/reference/cli/dockerd/#configuration-reload-behavior",
+            "https://github.com/NVIDIA/nvidia-docker/issues/1034",
         ),
     ),
     Check(

@@ -124,6 +124,10 @@ CHECKS = (
         unless=NO_ENGINE,
         blocked_by=("pci-no-gpu",),
         preflight=("docker",),
+        refs=(
+            "https://docs.docker.com/engine/daemon/troubleshoot/",
+            "https://github.com/NVIDIA/nvidia-docker/issues/542",
+        ),
     ),
     Check(
         id="docker-flag-file-conflict",

@@ -148,6 +148,7 @@ CHECKS = (
         blocked_by=("driver-not-installed", "kernel-unsupported"),
         preflight=ANY_ENGINE,
         reboot=True,
+        refs=("https://github.com/dell/dkms#readme", "https://github.com/NVIDIA/nvidia-docker/issues/365"),
     ),
     Check(
         id="kernel-headers-missing",
@@ -165,5 +166,6 @@ CHECKS = (
         run=kernel_headers_missing,
         blocked_by=("driver-not-installed", "dkms-not-built"),
         unless=("operator-driver", "immutable"),
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
     ),
 )

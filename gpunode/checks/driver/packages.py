@@ -79,7 +79,7 @@ def upgrade_driver(node: Node) -> Fix:
 
 
 def newer_for_kernel(node: Node, release: str) -> Fix:
-    """A driver that compiles for a kernel which doesn't run yet: nobody boots it before there is a module."""
+    """A driver that compiles for a kernel: nobody boots it before there is a module."""
     command = upgrade_driver(node).command
     proof = f" && modinfo -k {release} -F version nvidia && reboot"
     return Fix(command.replace(" && reboot", proof), True, "reboot" if " && reboot" in command else "none")

@@ -180,6 +180,7 @@ CHECKS = (
         unless=("operator-driver", "vfio-host"),
         preflight=ANY_ENGINE,
         table=gpu_support.TABLE,
+        refs=("https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/",),
     ),
     Check(
         id="kmod-flavour",

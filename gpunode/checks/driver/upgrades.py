@@ -125,6 +125,7 @@ CHECKS = (
         run=unattended_upgrades_driver,
         blocked_by=("driver-not-installed",),
         unless=("operator-driver", "immutable"),
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
     ),
     Check(
         id="driver-two-installs",
@@ -145,5 +146,6 @@ CHECKS = (
             *("driver-not-installed", "driver-libs-mixed", "driver-lib-mismatch"),
             "operator-host-driver-conflict",
         ),
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
     ),
 )

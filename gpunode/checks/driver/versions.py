@@ -124,6 +124,7 @@ CHECKS = (
         blocked_by=("libnvidia-ml-missing", "libcuda-missing"),
         classes=HOST_OR_CONTAINER,
         preflight=ANY_ENGINE,
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
     ),
     Check(
         id="driver-lib-mismatch",
@@ -145,6 +146,10 @@ CHECKS = (
         classes=HOST_OR_CONTAINER,
         preflight=ANY_ENGINE,
         reboot=True,
+        refs=(
+            "https://github.com/NVIDIA/ubuntu-packaging-nvidia-driver/issues/3",
+            "https://docs.nvidia.com/deploy/nvml-api/",
+        ),
     ),
     Check(
         id="driver-upgrade-pending",
@@ -164,5 +169,6 @@ CHECKS = (
         blocked_by=("module-not-loaded", "driver-lib-mismatch"),
         classes=HOST,
         reboot=True,
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
     ),
 )

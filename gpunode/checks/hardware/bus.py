@@ -136,6 +136,7 @@ CHECKS = (
         run=pci_no_gpu,
         preflight=ANY_ENGINE,
         classes=HOST_OR_CONTAINER,
+        refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
     ),
     Check(
         id="pci-gpu-count-mismatch",
@@ -154,6 +155,7 @@ CHECKS = (
         remedy=fixes.READ_KERNEL_LOG,
         run=pci_gpu_count_mismatch,
         blocked_by=("pci-no-gpu", "nvml-hang", "vgpu-driver-mismatch"),
+        refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
     ),
     Check(
         id="gpu-bound-other-driver",
@@ -174,5 +176,6 @@ CHECKS = (
         blocked_by=("pci-no-gpu", "bar-too-small", "nova-core-loaded"),
         preflight=ANY_ENGINE,
         classes=HOST_OR_CONTAINER,
+        refs=("https://docs.kernel.org/driver-api/vfio.html",),
     ),
 )

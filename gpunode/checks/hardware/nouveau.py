@@ -138,6 +138,7 @@ CHECKS = (
         run=nova_core_loaded,
         blocked_by=("pci-no-gpu", "driver-not-installed"),
         preflight=ANY_ENGINE,
+        refs=("https://docs.kernel.org/gpu/nova/index.html",),
     ),
     Check(
         id="nouveau-not-blacklisted",
@@ -159,5 +160,6 @@ CHECKS = (
         needs=("gpu",),
         unless=("vfio-host", "operator-driver"),
         reboot=True,
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
     ),
 )

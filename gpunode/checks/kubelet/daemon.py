@@ -112,6 +112,9 @@ CHECKS = (
             *("pci-no-gpu", "memory-cgroup-v1"),
             *("containerd-config-version", "containerd-cri-disabled", "containerd-not-restarted"),
         ),
+        refs=(
+            "https://kubernetes.io/docs/setup/production-environment/tools/kubeadm/troubleshooting-kubeadm/",
+        ),
     ),
     Check(
         id="kubelet-device-plugin-dir",
@@ -127,6 +130,7 @@ CHECKS = (
         run=kubelet_device_plugin_dir,
         preflight=("kubernetes",),
         blocked_by=("pci-no-gpu", "kubelet-not-running", "microk8s-paths"),
+        refs=("https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",),
     ),
     Check(
         id="plugin-socket-dead",
@@ -147,6 +151,10 @@ CHECKS = (
         blocked_by=(
             *("pci-no-gpu", "kubelet-not-running", "kubelet-device-plugin-dir"),
             *("nvml-hang", "containerd-runtime-missing", "mig-enabled-no-instances", "mig-strategy-mismatch"),
+        ),
+        refs=(
+            "https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",
+            "https://github.com/NVIDIA/k8s-device-plugin/issues/240",
         ),
     ),
 )
