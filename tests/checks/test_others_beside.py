@@ -8,7 +8,7 @@ from gpunode.facts.machine_file import build_machine
 from gpunode.facts.processes import Process
 from gpunode.host import Host
 from gpunode.result import FindingStatus
-from tests.checks.test_kubelet_checks import POD_RESOURCES, judge
+from tests.checks.test_kubelet_checks import POD_RESOURCES, judge, offered
 
 CONFIG = "/var/lib/kubelet/config.yaml"
 OWN = "/run/k3s/containerd/containerd.sock"
@@ -74,3 +74,21 @@ def test_a_socket_that_was_left_while_gpus_are_offered(tmp_path):
     spec["recording"]["daemons"][POD_RESOURCES] = {"allocatable": {"nvidia.com/gpu": ["GPU-0"]}, "pods": []}
     found = judge("plugin-socket-dead", spec, tmp_path)
     assert found.status is FindingStatus.PASS and found.note
+
+
+def test_what_an_operator_left_to_k3s_is_moved_before_it_looks_again(tmp_path):
+    left = machine("healthy-k3s")
+    left["dirs"] += ["/usr/local/nvidia/toolkit", "/var/log/pods"]
+    path = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+    left["files"][path] = left["files"][path].replace("/usr/bin/nvidia", "/usr/local/nvidia/toolkit/nvidia")
+    found = judge("operator-leftovers", left, tmp_path)
+    assert found.status is FindingStatus.WARN
+    commands = [fix.command for fix in found.fix]
+    assert commands == ["mv /usr/local/nvidia/toolkit /usr/local/nvidia/toolkit.old && systemctl restart k3s"]
+
+
+def test_the_operators_own_plugin_is_waited_for(tmp_path):
+    spec = offered({})
+    spec["files"]["/var/log/pods/gpu-operator_nvidia-container-toolkit-daemonset-x_u/ctr/0.log"] = "x\n"
+    found = judge("plugin-not-registered", spec, tmp_path)
+    assert found.status is FindingStatus.FAIL and found.fix[0].command.startswith("kubectl get pods")

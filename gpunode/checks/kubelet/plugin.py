@@ -29,6 +29,7 @@ _DEPLOY = everywhere(
     "helm upgrade --install nvidia-device-plugin nvidia-device-plugin "
     "--repo https://nvidia.github.io/k8s-device-plugin --namespace nvidia-device-plugin --create-namespace"
 )
+_ASK_OPERATOR = Fix("kubectl get pods --all-namespaces --selector app=nvidia-device-plugin-daemonset -o wide")
 _BELOW = (
     *("pci-no-gpu", "driver-lib-mismatch", "nvml-hang", "kubelet-not-running", "kubelet-device-plugin-dir"),
     *("containerd-not-restarted", "containerd-runtime-missing", "containerd-runtime-binary"),
@@ -98,6 +99,8 @@ def plugin_not_registered(node: Node) -> Verdict:
     for plugin in node.plugin_processes:
         evidence.append(seen(f"/proc/{plugin.process.pid}", f"{plugin.name} runs, but has not registered"))
     fix = restart_plugin(node) if node.plugin_processes or has_own_plugin(node) else None
+    if fix is None and node.operator.pods:  # it deploys a plugin by itself; a second one would get in its way
+        fix = _ASK_OPERATOR
     return fail("no device plugin has offered GPUs to the kubelet", *evidence, fix=fix)
 
 
