@@ -142,6 +142,10 @@ def doctor(
     if list_:
         return _explain(session, "")
     if compare:
+        _no_diagnosis(
+            only=only, skip=skip, ignore=ignore, preflight=preflight, expect_gpus=expect_gpus is not None,
+            cuda=cuda, image=image, deep=deep, explain=explain,
+        )  # fmt: skip
         return _compare(session, tuple(checks or ()), strict)
     options = command.Options(
         strict=strict,
@@ -207,6 +211,18 @@ def _writable(path: str) -> None:
     if not allowed:
         raise PreconditionError(
             f"--output-file {path}: this user may not write there", hint="name another directory, or use sudo"
+        )
+
+
+def _no_diagnosis(**others: object) -> None:
+    """--compare looks at no node: an option for a diagnosis would do nothing."""
+    from gpunode.errors import UsageError
+
+    given = next((f"--{name.replace('_', '-')}" for name, value in others.items() if value), "")
+    if given:
+        raise UsageError(
+            f"{given} is for a diagnosis, and --compare reads reports that were made",
+            hint=f"give {given} to the gpunode doctor that makes them",
         )
 
 
