@@ -30,6 +30,7 @@ COMMANDS = {
         "apt update && apt install nvidia-dkms-580-server-open nvidia-driver-580-server-open && "
         "modinfo -k 5.15.0-124-generic -F version nvidia && reboot"
     ),
+    "driver-refuses-kernel": "modinfo -k 5.15.0-124-generic -F version nvidia && reboot",
     "module-disabled-rocky9": "sed -i '2s/^/# /' /etc/modprobe.d/no-gpu.conf && modprobe nvidia",
     "secureboot-unsigned-rocky9": "mokutil --import /var/lib/dkms/mok.pub && reboot",
 }
@@ -236,3 +237,19 @@ def test_a_precompiled_module_comes_in_the_package_of_the_next_kernel(tmp_path):
     node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
     fix = packages.build_module(node, "5.14.0-503.11.1.el9_5.x86_64")
     assert fix.command == "dnf install kmod-nvidia-580.159.03-5.14.0-503.11.1"
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_libraries_that_are_held_keep_what_depends_on_them(held, tmp_path):
+    state = "hold" if held else "install"
+    libraries = (
+        f"Package: libnvidia-compute-580-server\nStatus: {state} ok installed\nVersion: 580.159.03-0\n"
+    )
+    others = dpkg("cuda-drivers", "nvidia-compute-utils-580-server", version="580.159.03-0")
+    files = {
+        "/var/lib/dpkg/status": f"{libraries}\n{others['/var/lib/dpkg/status']}",
+        "/etc/apt/apt.conf.d/20auto-upgrades": 'APT::Periodic::Unattended-Upgrade "1";\n',
+        "/etc/apt/apt.conf.d/50unattended-upgrades": 'Unattended-Upgrade::Allowed-Origins { "Ubuntu"; };\n',
+    }
+    node = on("healthy-h100", tmp_path, files=files, executables=["/usr/bin/unattended-upgrade"])
+    assert findings(node, "unattended-upgrades-driver").status == ("pass" if held else "warn")

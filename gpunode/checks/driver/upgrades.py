@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from gpunode.facts.auto_upgrades import Automatic
 
 _RUN_INSTALLER = "/usr/bin/nvidia-uninstall"
-# packages that take the libraries to another version; Ubuntu's carry the branch in their names
+# the packages of the libraries themselves, Ubuntu's with the branch in their names: whatever depends on them
+# can't take them along where they are held
 _LIBRARIES = (
     "libnvidia-compute",
     "libnvidia-ml1",
     "libcuda1",
     "nvidia-driver-cuda",
-    "nvidia-compute",
-    "cuda-drivers",
+    "nvidia-compute-G0",
+    "nvidia-compute-utils-G0",
 )
 _APT_TIMER = "apt-daily-upgrade.timer"
 _WIDE = ("nvidia", "*", "developer.download")
@@ -67,7 +68,7 @@ def driver_two_installs(node: Node) -> Verdict:
     if node.host.is_dir(OPERATOR_DRIVER):
         return _beside_operator(node)
     if node.host.executable(_RUN_INSTALLER):
-        packaged = node.packages.starting(*_LIBRARIES[:-1])
+        packaged = node.packages.starting(*_LIBRARIES)
         if packaged:
             named = ", ".join(f"{one.name} {one.upstream}" for one in packaged[:3])
             return warn(
