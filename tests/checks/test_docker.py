@@ -116,3 +116,28 @@ def test_a_runtime_that_lost_its_program_matters_less_where_gpus_come_by_cdi(tmp
     assert by_cdi.status.value == "warn" and FILE in by_cdi.fix.command
     without = judged(tmp_path / "without", "docker-runtime-missing", "healthy-workstation", cdi_off)
     assert without.status.value == "fail"
+
+
+@pytest.mark.parametrize(
+    ("load", "file", "expected", "command"),
+    [
+        ("masked", "masked", "skip", ""),
+        ("loaded", "disabled", "fail", "systemctl enable --now docker"),
+        ("loaded", "enabled", "fail", "systemctl restart docker"),
+    ],
+)
+def test_a_stopped_docker_is_started_for_good_unless_it_is_off_on_purpose(
+    tmp_path, load, file, expected, command
+):
+    def stopped(spec):
+        for path in [path for path in spec["files"] if path.startswith("/proc/1210/")]:
+            del spec["files"][path]
+        del spec["recording"]["sockets"][SOCKET]
+        told = (
+            f"Id=docker.service\nLoadState={load}\nActiveState=inactive\nSubState=dead\nUnitFileState={file}"
+        )
+        spec["recording"]["commands"]["systemctl show docker.service"] = {"stdout": told}
+
+    verdict = judged(tmp_path, "docker-not-running", ROCKY, stopped)
+    assert verdict.status.value == expected
+    assert (verdict.fix.command if verdict.fix else "") == command

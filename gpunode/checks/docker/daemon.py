@@ -35,7 +35,18 @@ def docker_not_running(node: Node) -> Verdict:
         return _hanging(node) or ok("Docker runs", seen(socket, "listening"))
     if state == "denied":
         return skip(f"needs root, or the group docker, to talk to {socket}")
-    return fail("Docker isn't running", seen(socket, state), fix=_restart(node))
+    return _stopped(node, node.docker, seen(socket, state))
+
+
+def _stopped(node: Node, docker: Daemon, evidence: Evidence) -> Verdict:
+    unit = None if docker.manager or docker.user else node.units.get("docker.service")
+    if unit is not None and unit.load == "masked":
+        return skip("Docker is switched off on purpose: docker.service is masked")
+    if unit is None or not unit.installed:
+        return fail("Docker isn't running", evidence, fix=_restart(node))
+    # the next boot wouldn't start it either
+    fix = Fix("systemctl enable --now docker", True, "restart") if unit.file == "disabled" else _restart(node)
+    return fail("Docker isn't running", evidence, seen(unit.name, str(unit)), fix=fix)
 
 
 def _hanging(node: Node) -> Verdict | None:
@@ -165,8 +176,8 @@ CHECKS = (
         severity="error",
         looks_at=(
             "Docker's socket and whether the daemon answers within 3 seconds, where Docker is this node's "
-            "engine. A stopped Docker beside a kubelet that uses another engine is fine; a docker.socket "
-            "of systemd is left asleep."
+            "engine. A stopped Docker beside a kubelet that uses another engine is fine, and one whose unit "
+            "is masked; a docker.socket of systemd is left asleep."
         ),
         why="Containers can't start while the daemon is down or hangs.",
         remedy=fixes.START_DOCKER,
