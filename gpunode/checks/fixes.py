@@ -248,3 +248,13 @@ RESTART_PLUGIN = everywhere("systemctl restart gpunode-device-plugin")
 RESTART_PLUGIN_POD = Fix(
     "crictl ps --quiet --name nvidia-device-plugin | xargs --no-run-if-empty crictl stop"
 )
+
+
+def tell_plugin(setting: str) -> str:
+    """The command that gives NVIDIA's device plugin a variable (``MIG_STRATEGY=mixed``), wherever it runs:
+    kubectl sets one in one namespace at a time, and each way of installing the plugin has other labels."""
+    return (
+        "kubectl get daemonsets --all-namespaces --no-headers | "
+        "awk '/nvidia-device-plugin/ && !/mps-control/ {print $1, $2}' | while read -r namespace name; do "
+        f'kubectl set env --namespace "$namespace" "daemonset/$name" {setting}; done'
+    )

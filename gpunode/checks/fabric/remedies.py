@@ -29,10 +29,12 @@ MATCHING_MANAGER = fixes.per_family(
 )
 START_MANAGER = fixes.everywhere(_ENABLE, "restart")
 KEEP_LAYOUT = fixes.everywhere("follow https://github.com/NVIDIA/mig-parted/tree/main/deployments/systemd")
-MIXED_STRATEGY = fixes.everywhere(
-    "kubectl set env --all-namespaces daemonset --selector app.kubernetes.io/name=nvidia-device-plugin "
-    "MIG_STRATEGY=mixed",
-    needs_root=False,
+MIXED_STRATEGY = fixes.everywhere(fixes.tell_plugin("MIG_STRATEGY=mixed"), needs_root=False)
+# what the operator has set up it sets back
+OPERATORS_STRATEGY = Fix(
+    "kubectl patch clusterpolicies.nvidia.com/cluster-policy --type merge "
+    """--patch '{"spec": {"mig": {"strategy": "mixed"}}}'""",
+    False,
 )
 # guests get their driver from whoever runs the host, not from a public repository
 GUEST_DRIVER = fixes.everywhere("follow https://docs.nvidia.com/vgpu/")

@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from gpunode.checks.fixes import everywhere
+from gpunode.checks.fixes import everywhere, tell_plugin
 from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import gates
@@ -23,10 +23,7 @@ _SETTLED_SECONDS = 90.0
 _ENVVAR, _MOUNTS, _CRI = "envvar", "volume-mounts", "cdi-cri"
 _BY_ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
-_SET = (
-    "kubectl set env --all-namespaces daemonset --selector app.kubernetes.io/name=nvidia-device-plugin "
-    "DEVICE_LIST_STRATEGY="
-)
+_STRATEGY = "DEVICE_LIST_STRATEGY"
 _NONE = "no device plugin for NVIDIA GPUs runs here"
 _HIDDEN = "needs root to see the device plugin's settings"
 
@@ -77,7 +74,7 @@ def _refused(node: Node, strategies: tuple[str, ...]) -> tuple[Evidence, str] | 
         seen(settings.path, f"{key} = false", settings.line(key)),
         f"gpunode toolkit config set {key}=true"
         if key == _BY_MOUNTS
-        else f"gpunode toolkit config set {_BY_MOUNTS}=true && {_SET}volume-mounts",
+        else f"gpunode toolkit config set {_BY_MOUNTS}=true && {tell_plugin(f'{_STRATEGY}={_MOUNTS}')}",
     )
 
 
@@ -87,7 +84,9 @@ def _engine_refuses(node: Node) -> tuple[Evidence, str] | None:
     if daemon is None or not containerd_role(node).used:
         return None
     if gates.can("containerd", "cdi", daemon.version) is False:
-        return seen(daemon.binary or daemon.socket, ".".join(map(str, daemon.version))), f"{_SET}envvar"
+        return seen(daemon.binary or daemon.socket, ".".join(map(str, daemon.version))), tell_plugin(
+            f"{_STRATEGY}={_ENVVAR}"
+        )
     try:
         switch = node.cri.config.get("enableCDI")
     except DaemonError:
@@ -102,7 +101,7 @@ def _kubelet_refuses(node: Node) -> tuple[Evidence, str] | None:
     if gates.can("kubelet", "cdi-devices", node.kubelet_version) is not False:
         return None
     release = ".".join(map(str, node.kubelet_version))
-    return seen("kubelet", f"{release}, which passes on no CDI names"), f"{_SET}envvar"
+    return seen("kubelet", f"{release}, which passes on no CDI names"), tell_plugin(f"{_STRATEGY}={_ENVVAR}")
 
 
 def plugin_device_specs(node: Node) -> Verdict:
@@ -243,11 +242,7 @@ CHECKS = (
             "A static CPU manager updates running containers. Device files that the kubelet wasn't told of "
             "are lost by it: 'Failed to initialize NVML: Unknown Error'."
         ),
-        remedy=everywhere(
-            "kubectl set env --all-namespaces daemonset --selector "
-            "app.kubernetes.io/name=nvidia-device-plugin PASS_DEVICE_SPECS=true",
-            "restart",
-        ),
+        remedy=everywhere(tell_plugin("PASS_DEVICE_SPECS=true"), "restart"),
         run=plugin_device_specs,
         blocked_by=_BELOW,
         needs=("kubelet",),
