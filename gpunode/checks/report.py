@@ -9,8 +9,10 @@ from typing import Any
 from gpunode.checks.chains import chains
 from gpunode.checks.fixes import REBOOT
 from gpunode.checks.model import LAYERS
+from gpunode.checks.runner import BY_OPTION
+from gpunode.checks.wording import disturbance, evidence_lines
 from gpunode.facts.system import CONTAINER, TEGRA, VM, WSL2
-from gpunode.result import Block, Cell, Evidence, Finding, FindingStatus, Fix, Style, Table, Text
+from gpunode.result import Block, Cell, Finding, FindingStatus, Fix, Style, Table, Text
 from gpunode.tables import OLD_DAYS
 
 _BAD = (FindingStatus.FAIL, FindingStatus.WARN, FindingStatus.ERROR)
@@ -23,12 +25,6 @@ _STYLES = {
 }
 # the kind of node, where it isn't a plain machine: it decides which checks apply, and what a remedy means
 _KINDS = {CONTAINER: "in a container", VM: "in a virtual machine", WSL2: "WSL2", TEGRA: "Tegra"}
-_DISTURBS = {"drain": "stops GPU work", "reboot": "reboots the node"}
-_RESTARTS = {
-    "docker": "restarts Docker: its containers stop unless live-restore is on",
-    "containerd": "restarts containerd: running containers go on",
-    "kubelet": "restarts the kubelet: running pods go on",
-}
 
 
 def blocks(
@@ -42,7 +38,7 @@ def blocks(
     return (
         *_verdict(node, findings),
         *_layers(findings),
-        *(block for finding in _ordered(findings) for block in _problem(finding)),
+        *_problems(_ordered(findings)),
         *_notes(findings),
         *(chains(findings) if explain else ()),
         *_waiting(findings),
@@ -66,7 +62,8 @@ def reboot(findings: tuple[Finding, ...]) -> dict[str, Any]:
     mends = [finding.id for finding in bad if _mended_by_reboot(finding)]
     breaks = [finding.id for finding in bad if finding.id not in mends]
     unjudged = [finding.id for finding in here if _unread(finding) or finding.status is FindingStatus.ERROR]
-    judged = bool(mends) or any(finding.status is FindingStatus.PASS for finding in here)
+    # an engine's file that is well vouches for no GPU
+    judged = bool(mends) or any(one.status is FindingStatus.PASS and one.layer != "docker" for one in here)
     safe = False if breaks else (True if judged and not unjudged else None)
     return {"safe": safe, "findings": breaks, "mends": mends, "unjudged": unjudged}
 
@@ -172,27 +169,29 @@ def _word(status: FindingStatus) -> str:
     return {FindingStatus.PASS: "OK"}.get(status, status.value.upper())
 
 
-def _problem(finding: Finding) -> Iterator[Block]:
+def _problems(findings: Sequence[Finding]) -> Iterator[Block]:
+    shown: dict[str, str] = {}  # a command, and the finding under which it stands
+    for finding in findings:
+        yield from _problem(finding, shown)
+
+
+def _problem(finding: Finding, shown: dict[str, str]) -> Iterator[Block]:
     yield Text("")
     yield Text(f"{_word(finding.status)} {finding.id}: {finding.summary}", _STYLES[finding.status])
     if finding.ignored is not None:
-        yield Text(f"  an error, but ignored: {finding.ignored}", Style.DIM)
-    for evidence in finding.evidence:
-        yield Text(f"  {_place(evidence)}: {evidence.value}")
+        ignored = f" {BY_OPTION}" if finding.ignored == BY_OPTION else f": {finding.ignored}"
+        yield Text(f"  an error, but ignored{ignored}", Style.DIM)
+    yield from (Text(f"  {line}") for line in evidence_lines(finding.evidence))
     if finding.why:
         yield Text(f"  {finding.why}", Style.DIM)
     for fix in finding.fix:
+        above = shown.setdefault(fix.command, finding.id)
+        if above != finding.id:
+            yield Text(f"  mended by the command for {above}", Style.COMMAND)
+            continue
         yield Text(f"  {fix.command}", Style.COMMAND)
-        if fix.disruptive != "none":
-            yield Text(f"  ({_disturbs(finding, fix)})", Style.DIM)
-
-
-def _disturbs(finding: Finding, fix: Fix) -> str:
-    return _DISTURBS.get(fix.disruptive) or _RESTARTS.get(finding.layer, "restarts a daemon")
-
-
-def _place(evidence: Evidence) -> str:
-    return evidence.source if evidence.line is None else f"{evidence.source}:{evidence.line}"
+        if disturbs := disturbance(fix):
+            yield Text(f"  ({disturbs})", Style.DIM)
 
 
 def _waiting(findings: tuple[Finding, ...]) -> Iterator[Block]:
@@ -251,8 +250,8 @@ def _first(findings: tuple[Finding, ...]) -> Iterator[Block]:
             yield Text("")
             # as a command, which is never wrapped: half of one that is copied would be run alone
             yield Text(f"First{', as root' if fix.needs_root else ''}: {fix.command}", Style.COMMAND)
-            if fix.disruptive != "none":
-                yield Text(f"({_disturbs(finding, fix)})", Style.DIM)
+            if disturbs := disturbance(fix):
+                yield Text(f"({disturbs})", Style.DIM)
             yield Text(f"More: gpunode explain {finding.id}", Style.DIM)
             return
 
