@@ -124,6 +124,7 @@ CHECKS = (
         unless=NO_ENGINE,
         blocked_by=("pci-no-gpu",),
         preflight=("docker",),
+        reboot=True,  # a running Docker lives on with what it read before
         refs=(
             "https://docs.docker.com/engine/daemon/troubleshoot/",
             "https://github.com/NVIDIA/nvidia-docker/issues/542",
@@ -149,6 +150,7 @@ CHECKS = (
         unless=NO_ENGINE,
         blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
         preflight=("docker",),
+        reboot=True,  # a running Docker lives on with what it read before
         refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
     ),
 )

@@ -109,6 +109,7 @@ CHECKS = (
         unless=NO_ENGINE,
         blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
         preflight=("docker",),
+        reboot=True,  # a running Docker lives on with what it read before
         refs=("https://docs.docker.com/reference/cli/dockerd/#daemon-configuration-file",),
         table=TABLE,
     ),
