@@ -92,3 +92,21 @@ def test_the_operators_own_plugin_is_waited_for(tmp_path):
     spec["files"]["/var/log/pods/gpu-operator_nvidia-container-toolkit-daemonset-x_u/ctr/0.log"] = "x\n"
     found = judge("plugin-not-registered", spec, tmp_path)
     assert found.status is FindingStatus.FAIL and found.fix[0].command.startswith("kubectl get pods")
+
+
+def test_a_control_plane_that_runs_no_ordinary_pods_has_no_plugin(tmp_path):
+    spec = offered({})
+    spec["files"] |= {
+        "/etc/kubernetes/manifests/kube-apiserver.yaml": "kind: Pod\n",
+        "/var/log/pods/kube-system_kube-apiserver-a_1/kube-apiserver/0.log": "x\n",
+        "/var/log/pods/calico-system_calico-node-x_2/calico-node/0.log": "x\n",
+    }
+    found = judge("plugin-not-registered", spec, tmp_path / "a")
+    assert found.status is FindingStatus.PASS and found.note
+    spec["files"]["/var/log/pods/default_web-7c9d_3/web/0.log"] = "x\n"
+    assert judge("plugin-not-registered", spec, tmp_path / "b").status is FindingStatus.FAIL
+
+
+def test_shares_of_gpus_under_any_name(tmp_path):
+    spec = offered({"tencent.com/vcuda-core": ["0", "1"]})
+    assert judge("plugin-not-registered", spec, tmp_path).status is FindingStatus.PASS

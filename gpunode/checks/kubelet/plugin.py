@@ -23,6 +23,9 @@ _BLIND = (
     *("nvml init failed", "failed to initialize NVML", "No devices found. Waiting indefinitely"),
     "driver/library version mismatch",
 )
+_API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
+_OF_THE_CLUSTER = ("kube-", "calico-", "tigera-", "cilium", "node-feature-discovery_", "metallb-")
+_GPU_WORDS = ("gpu", "nvidia", "cuda")  # every other vendor's name for a share of one has one of them
 _SEEING = "Registered device plugin"
 _PLUGIN = "nvidia-device-plugin"
 _DEPLOY = everywhere(
@@ -77,6 +80,20 @@ def _without_plugin(node: Node) -> Verdict | None:
     )
 
 
+def _kept_free(node: Node) -> Verdict | None:
+    """kubeadm's control plane takes no ordinary pods by default, and so no device plugin either."""
+    from gpunode.facts.device_plugins import POD_LOGS
+
+    pods = node.host.listdir(POD_LOGS) if node.host.is_file(_API_SERVER) else ()
+    if not pods or node.plugin_processes or not all(pod.startswith(_OF_THE_CLUSTER) for pod in pods):
+        return None
+    return note(
+        "no device plugin is on this node of the control plane, which runs no ordinary pods",
+        seen(_API_SERVER, "the control plane is here"),
+        seen(POD_LOGS, f"{len(pods)} pods, all of the cluster's own"),
+    )
+
+
 def plugin_not_registered(node: Node) -> Verdict:
     allocatable = node.allocatable
     if allocatable is None:
@@ -88,10 +105,11 @@ def plugin_not_registered(node: Node) -> Verdict:
     early = _starting(node)
     if early:
         return skip(early)
-    shared = [name for name in sorted(allocatable.resources) if "gpu" in name.lower()]
+    names = sorted(allocatable.resources)
+    shared = [name for name in names if any(word in name.lower() for word in _GPU_WORDS)]
     if shared:
         return ok(f"GPUs are offered under another name: {', '.join(shared)}")
-    plain = _without_plugin(node)
+    plain = _without_plugin(node) or _kept_free(node)
     if plain is not None:
         return plain
     others = ", ".join(sorted(allocatable.resources)) or "none at all"
