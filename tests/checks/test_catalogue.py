@@ -57,6 +57,7 @@ def test_a_check_says_all_that_people_need(check):
         assert ("reboot" in fix.command) == (fix.disruptive == "reboot") or fix.command.startswith("follow ")
         assert "nvidia-ctk runtime" not in fix.command
         assert not placeholders(fix.command) and not holes(fix.command)
+        assert not re.search(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d|\b(pct|kill) (\w+ )?\d", fix.command)
 
 
 @pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.id)

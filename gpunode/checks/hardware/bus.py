@@ -171,7 +171,8 @@ CHECKS = (
             "One driver at a time owns a PCI function. While vfio-pci or another driver holds it, "
             "nvidia.ko can't use it and NVML doesn't list it."
         ),
-        remedy=fixes.rebind("0000:3b:00.0"),
+        # the check knows the addresses and says how to rebind them; a made-up one may be a disk's
+        remedy=fixes.everywhere("gpunode doctor gpu-bound-other-driver"),
         run=gpu_bound_other_driver,
         blocked_by=("pci-no-gpu", "bar-too-small", "nova-core-loaded"),
         preflight=ANY_ENGINE,
