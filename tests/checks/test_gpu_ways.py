@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fixtures.machines import machine
+from fixtures.machines import expected, machine
 from gpunode.checks.catalogue import BY_ID
 from gpunode.facts.gpu_operator import stage_log
 from gpunode.facts.machine_file import build_machine
@@ -71,6 +71,17 @@ def test_containerd_without_the_handler(way, tmp_path):
     way(off)
     needs_cdi = way in (by_plugins_specification, by_dra)
     assert (judge(identifier, off, tmp_path / "off").status is FindingStatus.FAIL) == needs_cdi
+
+
+@pytest.mark.parametrize("way", [by_nri, by_plugins_specification, by_mounts])
+@pytest.mark.parametrize("name", ["crio-hooks-unread", "crio-runtime-missing"])
+def test_crio_without_handler_or_hook(name, way, tmp_path):
+    spec = machine(name)
+    [identifier] = [one for one in ("crio-hooks-mode", "crio-runtime-missing") if one in expected(name)]
+    assert judge(identifier, spec, tmp_path / "none").status is FindingStatus.FAIL
+    way(spec)
+    found = judge(identifier, spec, tmp_path / "way")
+    assert silent(found) or "in the file, not in the running daemon" in found.summary
 
 
 def test_what_brings_its_own_way_needs_no_toolkit(tmp_path):
