@@ -139,11 +139,19 @@ BUILD_MODULE = per_family(
 )
 
 
+def kernel_devel(release: str) -> str:
+    """The package with the headers of a kernel on RHEL and Oracle Linux: 5.14.0-427.el9.x86_64+rt has
+    kernel-rt-devel-5.14.0-427.el9.x86_64."""
+    base, _, kind = release.partition("+")
+    kind = kind or ("uek" if "uek." in release else "")
+    return f"kernel-{kind}-devel-{base}" if kind else f"kernel-devel-{base}"
+
+
 def build_module_for(release: str) -> Remedy:
     """Build the module for a kernel that isn't running yet."""
     return per_family(
         f"apt install linux-headers-{release} && dkms autoinstall -k {release}",
-        f"dnf install kernel-devel-{release} && dkms autoinstall -k {release}",
+        f"dnf install {kernel_devel(release)} && dkms autoinstall -k {release}",
         "zypper install --force nvidia-open-driver-G06-signed-kmp-default",
         f"dkms autoinstall -k {release}",
     )

@@ -5,6 +5,7 @@ import shlex
 import pytest
 
 from fixtures.machines import expected, machine, options, overlay, recorded_host
+from gpunode.checks import fixes
 from gpunode.checks.driver import packages, targets
 from gpunode.checks.runner import Selection, run_checks
 from gpunode.facts.machine_file import build_machine
@@ -253,3 +254,18 @@ def test_libraries_that_are_held_keep_what_depends_on_them(held, tmp_path):
     }
     node = on("healthy-h100", tmp_path, files=files, executables=["/usr/bin/unattended-upgrade"])
     assert findings(node, "unattended-upgrades-driver").status == ("pass" if held else "warn")
+
+
+@pytest.mark.parametrize(
+    ("release", "package"),
+    [
+        ("5.14.0-427.el9.x86_64", "kernel-devel-5.14.0-427.el9.x86_64"),
+        ("5.14.0-427.el9.x86_64+rt", "kernel-rt-devel-5.14.0-427.el9.x86_64"),
+        ("5.14.0-427.el9.aarch64+64k", "kernel-64k-devel-5.14.0-427.el9.aarch64"),
+        ("5.15.0-206.153.7.el9uek.x86_64", "kernel-uek-devel-5.15.0-206.153.7.el9uek.x86_64"),
+        ("$(uname -r)", "kernel-devel-$(uname -r)"),
+    ],
+)
+def test_headers_come_in_the_package_of_the_kernels_kind(release, package):
+    assert fixes.kernel_devel(release) == package
+    assert package in fixes.build_module_for(release).rhel.command

@@ -147,7 +147,7 @@ def build_module(node: Node, release: str) -> Fix:
 def _without_dkms(node: Node, release: str) -> str:
     """Empty where DKMS builds the module, or where it can't be told who does."""
     if node.host.stat("/usr/sbin/akmods"):
-        return f"dnf install kernel-devel-{release} && akmods --force --kernels {release}"
+        return f"dnf install {fixes.kernel_devel(release)} && akmods --force --kernels {release}"
     if node.distribution.family == "suse":
         built = [one.name for one in node.packages.containing("nvidia") if "-kmp-" in one.name]
         return f"zypper install --force {' '.join(built)}" if built else ""
