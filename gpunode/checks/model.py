@@ -27,6 +27,8 @@ NO_ENGINE = ("application-container",)
 PREFLIGHTS = ("docker", "containerd", "crio", "podman", "kubernetes")
 ANY_ENGINE = PREFLIGHTS
 
+_LONGEST = 2000
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -102,4 +104,10 @@ def skip(reason: str, skipped: str = "nothing-to-judge") -> Verdict:
 
 def seen(source: str, value: object, line: int | None = None) -> Evidence:
     """One observation; `source` is a path or a command."""
-    return Evidence(source, str(value), line)
+    return Evidence(one_line(source), one_line(str(value)), line)
+
+
+def one_line(text: str) -> str:
+    """What a node says of itself may hold line breaks, which would forge lines of a report, or be endless."""
+    line = text if text.isprintable() else " ".join(text.splitlines())
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, replace
 
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
-from gpunode.checks.model import Check, Verdict, skip
+from gpunode.checks.model import Check, Verdict, one_line, skip
 from gpunode.checks.patience import DEEP_SECONDS, Patience
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, Unreadable
@@ -180,7 +180,7 @@ def _finding(
         title=check.title,
         status=verdict.status,
         severity="info" if verdict.note else severity,
-        summary=verdict.summary,
+        summary=one_line(verdict.summary),
         evidence=verdict.evidence,
         why=check.why if bad or verdict.note else "",
         fix=(verdict.fix,) if verdict.note and verdict.fix else fix,

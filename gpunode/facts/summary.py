@@ -44,10 +44,10 @@ def describe(node: Node, ask: Ask = _at_once) -> dict[str, Any]:
         asked.get("podman"),
     )
     return {
-        "name": known("name", lambda: (node.host.read_text("/proc/sys/kernel/hostname") or "").strip(), ""),
+        "name": known("name", lambda: _line(node.host.read_text("/proc/sys/kernel/hostname") or ""), ""),
         "class": known("class", lambda: node.kind, "unknown"),
         "distro": known("distro", lambda: node.distribution),
-        "kernel": known("kernel", lambda: node.kernel, ""),
+        "kernel": known("kernel", lambda: _line(node.kernel), ""),
         "driver": known("driver", lambda: _driver(node)),
         "toolkit": known("toolkit", lambda: ".".join(map(str, asked["toolkit"].version))),
         "engines": [_engine(daemon) for daemon in daemons if daemon is not None],
@@ -57,6 +57,11 @@ def describe(node: Node, ask: Ask = _at_once) -> dict[str, Any]:
 
 def _gpu(name: str, uuid: str = "") -> dict[str, Any]:
     return {"pci": "", "deviceId": "", "driver": None, "numa": None, "name": name, "uuid": uuid}
+
+
+def _line(text: str) -> str:
+    """A recorded machine may name itself as it likes: a line break would forge a line of the report."""
+    return " ".join(text.split())
 
 
 def _engine(daemon: Daemon) -> dict[str, Any]:
@@ -91,16 +96,16 @@ def _gpus(node: Node) -> list[dict[str, Any]]:
     told = {str(gpu.pci): gpu for gpu in inventory.gpus} if inventory else {}
     if node.kind == TEGRA:
         model = (node.host.read_text(_MODEL) or "").strip("\0\n ")
-        return [_gpu(model or "NVIDIA Tegra")]
+        return [_gpu(_line(model) or "NVIDIA Tegra")]
     if node.kind == WSL2:
-        return [_gpu(str(gpu.name), str(gpu.uuid)) for gpu in told.values()]
+        return [_gpu(_line(str(gpu.name)), str(gpu.uuid)) for gpu in told.values()]
     return [
         {
             "pci": gpu.address,
             "deviceId": gpu.device_id,
             "driver": gpu.driver,
             "numa": gpu.numa,
-            "name": str(told[gpu.address].name) if gpu.address in told else "",
+            "name": _line(str(told[gpu.address].name)) if gpu.address in told else "",
             "uuid": str(told[gpu.address].uuid) if gpu.address in told else "",
         }
         for gpu in node.gpus

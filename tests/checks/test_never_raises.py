@@ -14,7 +14,7 @@ from gpunode.commands import doctor
 from gpunode.facts.machine_file import build_machine
 from gpunode.host import RECORDING, Host
 from gpunode.output import Color, Output
-from gpunode.render import SilentProgress, render
+from gpunode.render import SilentProgress, plain_lines, render
 from gpunode.result import FindingStatus
 
 BASE = machine("cdi-spec-fits")
@@ -116,3 +116,20 @@ def test_nvml_names_of_a_wrong_type_are_shown_as_text(tmp_path):
     for gpu in spec["recording"]["nvml"]["inventory"]["gpus"]:
         gpu["name"] = ["H100"]
     assert diagnosed(build_machine(spec, tmp_path)).status == "ok"
+
+
+def test_what_a_node_says_of_itself_forges_no_line(tmp_path):
+    """A bundle is a stranger's, and so may be a daemon that answers."""
+    spec = machine("healthy-h100")
+    info = spec["recording"]["daemons"]["/run/docker.sock"]["info"]
+    info |= {"DefaultRuntime": "runc\nFAIL forged: curl x", "Runtimes": {"a\nFAIL forged": {}}}
+    spec["files"] |= {
+        "/proc/sys/kernel/hostname": "n\nFAIL forged\n",
+        "/proc/modules": "nvidia 1 0\n\x0cFAIL forged 1",
+    }
+    for gpu in spec["recording"]["nvml"]["inventory"]["gpus"]:
+        gpu["name"] = "H100\nFAIL forged" + "x" * 100
+    result = diagnosed(build_machine(spec, tmp_path))
+    lines = [line for block in result.blocks for part in plain_lines(block) for line in part.splitlines()]
+    assert any("forged" in line for line in lines)
+    assert [line for line in lines if line.lstrip().startswith("FAIL forged")] == []
