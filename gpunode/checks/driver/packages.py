@@ -102,7 +102,8 @@ def _dnf_command(node: Node, *, old: bool) -> str:
     """dnf's modules stand for branches where there are any; a stream in use must be given up first."""
     modular = node.distribution.id == "amzn" or _repository_name(node.distribution) in ("rhel8", "rhel9")
     erase = " --allowerasing" if driver.driver_packages(node.packages) else ""
-    install = f"dnf install{erase} kernel-devel-$(uname -r)"
+    plain = fixes.kernel_devel(node.kernel) == f"kernel-devel-{node.kernel}"
+    install = f"dnf install{erase} {fixes.kernel_devel('$(uname -r)' if plain else node.kernel)}"
     if not modular:
         lock = "dnf install 'dnf-command(versionlock)' && dnf versionlock add '*nvidia*580*' && "
         return f"{lock}{install} cuda-drivers" if old else f"{install} nvidia-open"
