@@ -76,6 +76,23 @@ def test_what_a_node_is_called_can_not_end_a_label(tmp_path):
     assert [one for one in text.splitlines() if one[0] != "#" and not SAMPLE.fullmatch(one)] == []
 
 
+def test_prometheus_own_parser_reads_what_was_meant(tmp_path):
+    parser = pytest.importorskip("prometheus_client.parser")
+    report = envelope(recorded_host("driver-lib-mismatch", tmp_path / "m"))
+    odd = 'a"b\\c\nd\té ×'
+    report["data"]["node"] |= {"kernel": odd, "engines": [{"name": odd, "version": ""}] * 2}
+    samples = [
+        one for family in parser.text_string_to_metric_families(metrics(report)) for one in family.samples
+    ]
+    series = [(one.name, tuple(sorted(one.labels.items()))) for one in samples]
+    assert len(series) == len(set(series)) > 20
+    (info,) = (one for one in samples if one.name == "gpunode_node_info")
+    assert info.labels["kernel"] == odd
+    assert all(one.timestamp is None for one in samples)
+    (when,) = (one.value for one in samples if one.name.endswith("last_run_timestamp_seconds"))
+    assert abs(when - report["data"]["at"]) < 0.01
+
+
 def test_a_healthy_node_has_no_finding_metric(tmp_path):
     text = metrics(envelope(recorded_host("healthy-docker-rocky9", tmp_path / "m")))
     assert "gpunode_doctor_finding" not in text
