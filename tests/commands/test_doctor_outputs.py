@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,12 @@ def test_two_nodes_of_one_name_are_told_apart_by_their_files(tmp_path):
     other.write_text(Path(path).read_text())
     result = doctor_compare.run(Host(), doctor_compare.Options((path, str(other))), SilentProgress())
     assert len({one["name"] for one in result.data["nodes"]}) == 2
+    report = json.loads(Path(path).read_text())
+    report["data"]["node"]["driver"] = "570.1"
+    other.write_text(json.dumps(report))
+    result = doctor_compare.run(Host(), doctor_compare.Options((path, str(other))), SilentProgress())
+    lines = [line for block in result.blocks for line in plain_lines(block)]
+    assert lines[0] == "2 nodes, 1 difference" and any(str(other) in line for line in lines)
 
 
 def test_a_thousand_nodes_are_two_lines(tmp_path):
@@ -197,13 +204,19 @@ def test_a_thousand_nodes_are_two_lines(tmp_path):
     report = json.loads(text)
     paths = []
     for number in range(300):
-        report["data"]["node"] |= {"name": f"n{number}", "driver": "580.1" if number % 100 else "570.2"}
+        report["data"]["node"] |= {
+            "name": f"n{number}.lab.example",
+            "driver": "580.1" if number % 100 else "570.2",
+        }
         paths.append(str(tmp_path / f"n{number}.json"))
         Path(paths[-1]).write_text(json.dumps(report))
+    started = time.process_time()
     result = doctor_compare.run(Host(), doctor_compare.Options(tuple(paths)), SilentProgress())
+    assert time.process_time() - started < 6  # 1.2 s on an idle machine; a node more costs what a file costs
     (driver,) = result.data["differences"]
     assert [(group.value, len(group.nodes)) for group in driver.groups] == [("580.1", 297), ("570.2", 3)]
     lines = [line for block in result.blocks for line in plain_lines(block)]
+    assert lines[0] == "300 nodes (all of them in lab.example), 1 difference"
     assert lines[-1].split() == ["570.2", "3", "n0,", "n100,", "n200"]
     assert "and 291 more" in lines[-2]
 
