@@ -298,8 +298,8 @@ def _layers(report: Report) -> Iterator[str]:
         waits = sum(state(one) == "waits" for one in here)
         told = [f"{passed} passed"] if passed else []
         told += [f"{waits} waiting"] if waits else []
-        rest = len(here) - passed - waits
-        told += [f"{rest} not judged"] if rest else []
+        unjudged = len(here) - passed - waits
+        told += [f"{unjudged} not judged"] if unjudged else []
         yield f'<details class="layer"><summary><h3>{escaped(layer)}</h3> '
         yield f'<span class="quiet">{", ".join(told)}</span></summary><ul class="rows">'
         for one in here:
