@@ -155,8 +155,6 @@ def doctor(
     )
     if compare:
         return _compare(session, tuple(checks or ()), options)
-    if compare:
-        return _compare(session, options, tuple(checks or ()))
     if fix or apply or allow:
         return _fix(session, options, fix, apply, tuple(allow or ()))
     return _filed(command.run(session.host, options, session.progress), output_file)
@@ -212,11 +210,11 @@ def _writable(path: str) -> None:
         )
 
 
-def _compare(session: Session, given: "Options", paths: tuple[str, ...]) -> "Result":
+def _compare(session: Session, paths: tuple[str, ...], options: "Options") -> "Result":
     from gpunode.commands import doctor_compare as command
 
-    _no_diagnosis(session, vars(given) | {"only": given.only[len(paths) :], "strict": False})
-    return command.run(session.host, command.Options(paths, given.strict), session.progress)
+    _no_diagnosis(session, vars(options) | {"strict": False})
+    return command.run(session.host, command.Options(paths, options.strict), session.progress)
 
 
 def _no_diagnosis(session: Session, options: dict[str, object]) -> None:

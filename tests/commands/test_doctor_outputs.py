@@ -262,6 +262,11 @@ def test_comparing_refuses_what_would_do_nothing(words, tmp_path):
     assert ran.code == ExitCode.USAGE and f"{words.split()[0]} is for a diagnosis" in ran.err
 
 
+def test_comparing_is_not_disturbed_by_what_the_environment_says_to_every_doctor(tmp_path):
+    paths = [saved(tmp_path, "healthy-docker-rocky9", name) for name in ("a", "b")]
+    assert gpunode("doctor", "--compare", *paths, env={"GPUNODE_DOCTOR_EXPECT_GPUS": "0"}).code == 0
+
+
 def test_what_a_strangers_report_says_forges_no_row(tmp_path):
     path = saved(tmp_path, "healthy-docker-rocky9", "good")
     report = json.loads(Path(path).read_text())
