@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from typing import Any
 
 import pytest
 
@@ -196,7 +197,7 @@ def test_of_an_image_only_what_is_about_gpus_is_kept():
     env = ["PATH=/bin", "NVIDIA_REQUIRE_CUDA=cuda>=12", "DB_HOST=mine", "CUDA_VERSION=12"]
     inspected = json.dumps([{"Config": {"Env": env, "Cmd": ["mine"]}, "History": "mine"}])
     line = "podman image inspect -- x"
-    recording = {
+    recording: dict[str, dict[str, Any]] = {
         "daemons": {"/s": {"images": {"x": {"Env": env, "Labels": {"a": "mine"}}}, "info": {}}},
         "commands": {line: {"stdout": inspected, "code": 0}, "true": {"stdout": "1"}},
     }
