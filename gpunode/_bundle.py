@@ -10,23 +10,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
 
+from gpunode._archive import Entry, Refused, entries
 from gpunode.errors import ConfigError, Unreadable
-
-if TYPE_CHECKING:
-    import tarfile
 
 MACHINE, LINKS, REPORT = "machine", "links.json", "report.json"
 MOST_BYTES = 256 << 20
+MOST_FILE = 32 << 20
 MOST_ENTRIES = 50_000
+MOST_DIRECTORIES = 10_000
 _MOST_DEPTH = 64
 _MOST_NAME = 2048
 _LATEST = 1 << 33  # the year 2242; beyond it some file systems refuse a time
-
-
-class _Refused(Exception):
-    """Why this can't be a bundle."""
 
 
 @contextmanager
@@ -35,30 +30,29 @@ def unpacked(archive: Path) -> Iterator[Path]:
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="gpunode-bundle-") as name:
-        root = Path(name) / MACHINE
-        root.mkdir()
+        place = _Place(Path(name) / MACHINE)
         links: dict[str, str] = {}
-        for parts, member, stream in _entries(archive):
+        for parts, entry in _entries(archive):
             with _refusing(archive):
                 if parts[:1] == (MACHINE,):
-                    _write(root.joinpath(*parts[1:]), member, stream)
+                    place.write(parts[1:], entry)
                 elif parts == (LINKS,):
-                    links = _links(stream.read() if stream else b"")
+                    links = _links(_whole(entry))
         with _refusing(archive):
             for path, target in links.items():
-                _link(root, path, target)
-            if not any(root.iterdir()):
-                raise _Refused(f"it has no {MACHINE}/")
-        yield root
+                place.link(path, target)
+            if not any(place.root.iterdir()):
+                raise Refused(f"it has no {MACHINE}/")
+        yield place.root
 
 
 def report_in(archive: Path) -> bytes:
     """The DoctorReport that a bundle carries, as JSON; `ConfigError` if it has none."""
     found = None
-    for parts, _, stream in _entries(archive):
-        if parts == (REPORT,) and stream is not None:
+    for parts, entry in _entries(archive):
+        if parts == (REPORT,) and not entry.directory:
             with _refusing(archive):
-                found = stream.read()
+                found = _whole(entry)
     if found is None:
         raise ConfigError(f"{archive} is no support bundle: it has no {REPORT}", hint="see gpunode report")
     return found
@@ -67,92 +61,81 @@ def report_in(archive: Path) -> bytes:
 @contextmanager
 def _refusing(archive: Path) -> Iterator[None]:
     """Whatever goes wrong while a bundle is read, by the bundle's name."""
-    import tarfile
     import zlib
 
     try:
         yield
     except PermissionError as error:
         raise Unreadable(f"can't read {archive}: {error.strerror}", hint="run as root") from error
-    except (_Refused, tarfile.TarError, zlib.error, EOFError, OSError, ValueError, LookupError) as error:
+    except (Refused, zlib.error, EOFError, OSError, ValueError) as error:
+        told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(
-            f"{archive} is no support bundle: {error}", hint="one is made by gpunode report"
+            f"{archive} is no support bundle: {told}", hint="one is made by gpunode report"
         ) from error
 
 
-Entry = tuple[tuple[str, ...], "tarfile.TarInfo", "IO[bytes] | None"]
-
-
-def _entries(archive: Path) -> Iterator[Entry]:
-    """Each entry's path below the bundle's one directory, and its bytes unless it is a directory."""
+def _entries(archive: Path) -> Iterator[tuple[tuple[str, ...], Entry]]:
+    """Each entry with its path below the bundle's one directory."""
     import gzip
-    import tarfile
 
-    with (
-        _refusing(archive),
-        gzip.open(archive) as packed,
-        tarfile.open(fileobj=_Limited(packed), mode="r|") as bundle,  # type: ignore[call-overload]
-    ):
-        for number, member in enumerate(bundle):
-            if number >= MOST_ENTRIES:
-                raise _Refused(f"it has more than {MOST_ENTRIES} entries")
-            parts = _parts(member)
-            yield parts, member, None if member.isdir() else bundle.extractfile(member)
+    with _refusing(archive), gzip.open(archive) as packed:
+        for entry in entries(packed, MOST_BYTES, MOST_FILE, MOST_ENTRIES):
+            yield _inside(entry.name.removesuffix("/"))[1:], entry
 
 
-class _Limited:
-    """A stream that ends with `_Refused` when more comes out of it than any bundle holds."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._left = MOST_BYTES
-
-    def read(self, size: int) -> bytes:
-        data: bytes = self._stream.read(min(size, self._left + 1))
-        self._left -= len(data)
-        if self._left < 0:
-            raise _Refused(f"it unpacks to more than {MOST_BYTES >> 20} MiB")
-        return data
+def _whole(entry: Entry) -> bytes:
+    return b"".join(iter(entry.read, b""))
 
 
-def _parts(member: tarfile.TarInfo) -> tuple[str, ...]:
-    """The path below the first directory; `_Refused` for what isn't a plain file or directory inside it."""
-    name = member.name
+def _inside(name: str) -> tuple[str, ...]:
+    """The parts of a path that leads nowhere else."""
     shown = ascii(name[:100])
-    if not (member.isreg() or member.isdir()) or member.issparse():
-        raise _Refused(f"{shown} is {_kind(member)}, and a bundle holds files and directories only")
-    if member.size > MOST_BYTES:
-        raise _Refused(f"{shown} is larger than {MOST_BYTES >> 20} MiB")
-    return _inside(name.removesuffix("/"), shown)[1:]
-
-
-def _inside(name: str, shown: str) -> tuple[str, ...]:
-    parts = tuple(name.split("/"))
+    parts = tuple(name.split("/", _MOST_DEPTH))
     if len(name) > _MOST_NAME or len(parts) > _MOST_DEPTH:
-        raise _Refused(f"{shown} is too long a path")
+        raise Refused(f"{shown} is too long a path")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
-        raise _Refused(f"{shown} leads out of it")
+        raise Refused(f"{shown} leads out of it")
     return parts
 
 
-def _kind(member: tarfile.TarInfo) -> str:
-    if member.issym() or member.islnk():
-        return "a link"
-    return "a sparse file" if member.issparse() else "a device" if member.isdev() else "of an unknown kind"
+class _Place:
+    """The directory that a bundle is unpacked into: never through a link, and no more than `MOST_DIRECTORIES`
+    of them, which cost a bundle nothing."""
 
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._made: set[tuple[str, ...]] = set()
+        root.mkdir()
 
-def _write(target: Path, member: tarfile.TarInfo, stream: IO[bytes] | None) -> None:
-    """No link was made yet, so that nothing is written through one; a second file of a name is refused."""
-    if stream is None:
-        target.mkdir(parents=True, exist_ok=True)
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("xb") as out:
-        while piece := stream.read(1 << 20):
-            out.write(piece)
-    target.chmod(0o755 if member.mode & 0o111 else 0o644)
-    moment = min(max(float(member.mtime), 0.0), float(_LATEST))
-    os.utime(target, (moment, moment))
+    def write(self, parts: tuple[str, ...], entry: Entry) -> None:
+        """No link was made yet; a second file of a name is refused."""
+        if entry.directory:
+            self._directory(parts)
+            return
+        target = self._directory(parts[:-1]).joinpath(*parts[-1:])
+        with target.open("xb") as out:
+            while piece := entry.read():
+                out.write(piece)
+        target.chmod(0o755 if entry.executable else 0o644)
+        moment = min(max(entry.changed, 0.0), float(_LATEST))
+        os.utime(target, (moment, moment))
+
+    def link(self, path: str, target: str) -> None:
+        """Where it shows doesn't matter: `Host` follows links inside the root only."""
+        parts = _inside(path.removeprefix("/"))
+        try:
+            (self._directory(parts[:-1]) / parts[-1]).symlink_to(target)
+        except FileExistsError as error:
+            raise Refused(f"the link {path[:100]!a} lies behind another one, or over a file") from error
+
+    def _directory(self, parts: tuple[str, ...]) -> Path:
+        for depth in range(1, len(parts) + 1):
+            if parts[:depth] not in self._made:
+                if len(self._made) >= MOST_DIRECTORIES:
+                    raise Refused(f"it has more than {MOST_DIRECTORIES} directories")
+                self.root.joinpath(*parts[:depth]).mkdir()
+                self._made.add(parts[:depth])
+        return self.root.joinpath(*parts)
 
 
 def _links(text: bytes) -> dict[str, str]:
@@ -161,21 +144,9 @@ def _links(text: bytes) -> dict[str, str]:
     try:
         found = json.loads(text)
     except RecursionError as error:
-        raise _Refused(f"{LINKS} is nested too deep") from error
+        raise Refused(f"{LINKS} is nested too deep") from error
     if not isinstance(found, dict) or len(found) > MOST_ENTRIES:
-        raise _Refused(f"{LINKS} holds no object of paths")
+        raise Refused(f"{LINKS} holds no object of paths")
     if not all(isinstance(target, str) and 0 < len(target) < _MOST_NAME for target in found.values()):
-        raise _Refused(f"{LINKS} holds a target that is no path")
+        raise Refused(f"{LINKS} holds a target that is no path")
     return found
-
-
-def _link(root: Path, path: str, target: str) -> None:
-    """Where it shows doesn't matter: `Host` follows links inside the root only."""
-    parts = _inside(path.removeprefix("/"), ascii(path[:100]))
-    place = root
-    for part in parts[:-1]:
-        place = place / part
-        if place.is_symlink():
-            raise _Refused(f"the link {path[:100]!a} lies behind another one")
-        place.mkdir(exist_ok=True)
-    (place / parts[-1]).symlink_to(target)

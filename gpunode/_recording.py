@@ -19,6 +19,8 @@ def parse_recording(text: str) -> dict[str, Any]:
 
     try:
         loaded = json.loads(text)
+    except RecursionError as error:
+        raise ConfigError(f"{RECORDING} is nested too deep") from error
     except ValueError as error:
         raise ConfigError(f"{RECORDING} is not JSON: {error}") from error
     if not isinstance(loaded, dict):

@@ -142,6 +142,10 @@ def doctor(
     if list_:
         return _explain(session, "")
     if compare:
+        _no_diagnosis(
+            only=only, skip=skip, ignore=ignore, preflight=preflight, expect_gpus=expect_gpus is not None,
+            cuda=cuda, image=image, deep=deep, explain=explain,
+        )  # fmt: skip
         return _compare(session, tuple(checks or ()), strict)
     options = command.Options(
         strict=strict,
@@ -166,24 +170,59 @@ def _filed(result: "Result", path: str) -> "Result":
     return replace(result, file=path) if path not in ("", "-") else result
 
 
-def _only_whole(session: Session, path: str, **others: bool) -> None:
+def _only_whole(session: Session, path: str, **verbs: bool) -> None:
     """What is only for a whole report is refused beside the rest, and an impossible path at once."""
     from gpunode.errors import UsageError
     from gpunode.output import ENVELOPES, Output
 
     output = session.chosen["output"] or Output.TABLE
-    other = next((f"--{name.rstrip('_')}" for name, given in others.items() if given), "")
-    if other and output not in (Output.TABLE, *ENVELOPES):
-        raise UsageError(f"-o {output} is for a whole report, not for {other}", hint="use -o json")
-    if other and path:
-        raise UsageError(f"--output-file is for a whole report, not for {other}", hint="use a redirection: >")
-    place = Path(path)
-    if path not in ("", "-") and place.exists() and not place.is_file():
-        raise UsageError(f"--output-file {path} is there and no file", hint="name another one")
-    if path not in ("", "-") and not place.absolute().parent.is_dir():
+    asked = [f"--{name.rstrip('_')}" for name, given in verbs.items() if given]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)} are different things", hint="ask for one of them")
+    if asked and output not in (Output.TABLE, *ENVELOPES):
+        raise UsageError(f"-o {output} is for a whole report, not for {asked[0]}", hint="use -o json")
+    if asked and path:
         raise UsageError(
-            f"--output-file {path}: there is no such directory",
-            hint=f"make it first: mkdir -p {place.parent}",
+            f"--output-file is for a whole report, not for {asked[0]}", hint="use a redirection: >"
+        )
+    if path not in ("", "-"):
+        _writable(path)
+
+
+def _writable(path: str) -> None:
+    """Whether a report can be put there; known before the node is looked at."""
+    from os import W_OK, access
+
+    from gpunode.errors import PreconditionError, UsageError
+
+    place = Path(path)
+    above = place.absolute().parent
+    try:
+        if place.exists() and not place.is_file():
+            raise UsageError(f"--output-file {path} is there and no file", hint="name another one")
+        if not above.is_dir():
+            raise UsageError(
+                f"--output-file {path}: there is no such directory",
+                hint=f"make it first: mkdir -p {place.parent}",
+            )
+        allowed = access(above, W_OK)
+    except PermissionError:
+        allowed = False
+    if not allowed:
+        raise PreconditionError(
+            f"--output-file {path}: this user may not write there", hint="name another directory, or use sudo"
+        )
+
+
+def _no_diagnosis(**others: object) -> None:
+    """--compare looks at no node: an option for a diagnosis would do nothing."""
+    from gpunode.errors import UsageError
+
+    given = next((f"--{name.replace('_', '-')}" for name, value in others.items() if value), "")
+    if given:
+        raise UsageError(
+            f"{given} is for a diagnosis, and --compare reads reports that were made",
+            hint=f"give {given} to the gpunode doctor that makes them",
         )
 
 

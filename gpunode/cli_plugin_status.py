@@ -29,7 +29,13 @@ def plugin_status(
     nvml: Annotated[
         bool, typer.Option("--nvml/--no-nvml", help="Ask NVML where the plugin doesn't tell everything.")
     ] = True,
-    every: Annotated[bool, typer.Option("--all", help="Show resources that aren't GPUs, too.")] = False,
+    every: Annotated[
+        bool,
+        # its parameter can't be called `all`, and the variable would be named after that
+        typer.Option(
+            "--all", envvar="GPUNODE_PLUGIN_STATUS_ALL", help="Show resources that aren't GPUs, too."
+        ),
+    ] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="For each question.")
     ] = 5.0,

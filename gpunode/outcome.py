@@ -49,7 +49,7 @@ class Form(NamedTuple):
 def run_command(kind: str, chosen: dict[str, Any], command: Callable[[Session], Result]) -> int:
     """Run one command; whatever happens ends as a rendered result and an exit code."""
     from gpunode.errors import GpunodeError
-    from gpunode.render import render, render_error
+    from gpunode.render import render_error
     from gpunode.result import ExitCode
 
     form = Form(kind, chosen["output"] or Output.TABLE, chosen["color"] or Color.AUTO, bool(chosen["debug"]))
@@ -73,8 +73,8 @@ def run_command(kind: str, chosen: dict[str, Any], command: Callable[[Session], 
             hint="this is a bug in gpunode; run the same command with --debug and report what it prints",
         )
         return _report(form, bug)
-    if not result.file:
-        render(result, form.output, form.color)
+    if not result.file and not _shown(result, form):
+        return ExitCode.FAILED
     for info in result.errors:
         render_error(GpunodeError(info.message, hint=info.hint))
     return result.exit_code
@@ -152,7 +152,7 @@ def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _report(form: Form, error: GpunodeError) -> ExitCode:
-    from gpunode.render import render, render_error
+    from gpunode.render import render_error
     from gpunode.result import Result
 
     if form.debug:
@@ -162,5 +162,18 @@ def _report(form: Form, error: GpunodeError) -> ExitCode:
     render_error(error)
     if form.output in ENVELOPES:
         failed = Result(form.kind, status="error", exit_code=error.exit_code, errors=(error.info(),))
-        render(failed, form.output, form.color)
+        _shown(failed, form)
     return error.exit_code
+
+
+def _shown(result: Result, form: Form) -> bool:
+    """On stdout; where that takes no more, stderr says so."""
+    from gpunode.errors import GpunodeError
+    from gpunode.render import render, render_error
+
+    try:
+        render(result, form.output, form.color)
+    except GpunodeError as error:
+        render_error(error)
+        return False
+    return True

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from gpunode.dataclass import dataclass
-from gpunode.errors import GpunodeError
+from gpunode.errors import ConfigError, GpunodeError
 from gpunode.output import ENVELOPES, Color, Output
 from gpunode.result import Block, Cell, Diff, Result, Style, Table, Text
 
@@ -44,7 +44,10 @@ def wants_color(color: Color, stream: TextIO, environ: Mapping[str, str]) -> boo
 
 
 def render(result: Result, output: Output, color: Color) -> None:
-    """Write a result to stdout in the asked form, and its messages to stderr when people read it."""
+    """Write a result to stdout in the asked form, and its messages to stderr when people read it.
+
+    `ConfigError` where stdout takes no more, such as a file on a full disk.
+    """
     try:
         if output is Output.TABLE:
             for message in result.messages:
@@ -55,8 +58,17 @@ def render(result: Result, output: Output, color: Color) -> None:
             sys.stdout.write(document(result, output))
         sys.stdout.flush()
     except BrokenPipeError:
-        # the reader has seen enough (`| head`); keep Python from complaining again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _close_stdout()  # the reader has seen enough (`| head`)
+    except OSError as error:
+        _close_stdout()
+        raise ConfigError(
+            f"can't write to standard output: {error.strerror or error}", hint="send it elsewhere"
+        ) from error
+
+
+def _close_stdout() -> None:
+    """Keep Python from complaining again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def render_error(error: GpunodeError) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from enum import Enum, IntEnum, StrEnum
+from functools import cache
 from pathlib import PurePath
 from typing import Any, Protocol
 
@@ -216,18 +217,28 @@ class Progress(Protocol):
 
 def plain(value: Any) -> Any:
     """Dataclasses, enums, paths and tuples as JSON values; field names become camelCase."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        return {camel(field.name): plain(getattr(value, field.name)) for field in fields}
+    kind: Any = type(value)
+    if kind in _JSON:
+        return value
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if hasattr(kind, "__dataclass_fields__"):
+        return {shown: plain(getattr(value, name)) for name, shown in _fields(kind)}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
     return value
+
+
+_JSON = frozenset((str, int, float, bool, type(None)))  # most of a report, which has thousands of values
+
+
+@cache
+def _fields(kind: type) -> tuple[tuple[str, str], ...]:
+    return tuple((field.name, camel(field.name)) for field in dataclasses.fields(kind))
 
 
 def camel(name: str) -> str:

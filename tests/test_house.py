@@ -48,7 +48,8 @@ ROOM_MAY_IMPORT = {
     "dataclass": set(),
 }
 DRAWERS = {
-    *("_bundle", "_files", "_process", "_reading", "_recorder", "_recording", "_sockets", "_waiting"),
+    *("_archive", "_bundle", "_files", "_process", "_reading", "_recorder", "_recording", "_sockets"),
+    "_waiting",
 }
 ONLY_HERE = {
     "subprocess": {"_process.py"},

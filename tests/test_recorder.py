@@ -130,6 +130,14 @@ SECRETS = {
     "K3S_TOKEN=K10aa::server:bb": "K3S_TOKEN=REDACTED",
     "token: |\n  abc\n  def\nnext: 1": "token: REDACTED\nnext: 1",
     'inner: "{\\"auth\\": \\"abc\\"}"': 'inner: "{\\"auth\\": \\"REDACTED\\"}"',
+    'X-Api-Key = ["abc", "d"]': 'X-Api-Key = ["REDACTED", "REDACTED"]',
+    "X-Auth-Token = [\n  'abc', # mine\n]\nnext = 1": "X-Auth-Token = [\n  'REDACTED', # mine\n]\nnext = 1",
+    "X-Token:\n- abc\n- d\nnext: 1": "X-Token:\n- REDACTED\n- REDACTED\nnext: 1",
+    "Authorization:\n  - Bearer abcdefgh\nnext:\n  - x": "Authorization:\n  - REDACTED\nnext:\n  - x",
+    "//s/x /mnt cifs user=me,pass=hunter2,ro": "//s/x /mnt cifs user=me,pass=REDACTED,ro",
+    "baseurl=https://h/x?v=1&X-Amz-Signature=abc&y=2": "baseurl=https://h/x?v=1&X-Amz-Signature=REDACTED&y=2",
+    "https://h/x?sig=a%2Fb": "https://h/x?sig=REDACTED",
+    "docker swarm join SWMTKN-1-49nj1cmql0jkz5s954yi3oex": "docker swarm join REDACTED",
     "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4eHh4In0.c2ln": "REDACTED",
     "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----\nx": (
         "-----BEGIN RSA PRIVATE KEY----- REDACTED\nx"
@@ -141,6 +149,10 @@ HARMLESS = (
     "tokenFile: /etc/token",
     "accept-nvidia-visible-devices-envvar-when-unprivileged = true",
     'author = "Jane"',
+    "tokenFiles:\n- /etc/a\n- /etc/b\nstage:\n  pass: 3",
+    'authorized-uids = ["0", "1"]\nauth-plugins = ["x"]',
+    "sig_key:        5A:3C\nsig_hashalgo:   sha256\nsignature:      1B:2D",
+    "Passthrough: [1, 2]\nkeys: [a]",
     "image ghcr.io/nvidia/x@sha256:aaaa",
     "NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.",
 )
@@ -164,6 +176,25 @@ def test_behind_a_secret_name_every_text_is_one():
     }
 
 
+def test_of_an_image_only_what_is_about_gpus_is_kept():
+    from gpunode._recorder import Kept
+
+    env = ["PATH=/bin", "NVIDIA_REQUIRE_CUDA=cuda>=12", "DB_HOST=mine", "CUDA_VERSION=12"]
+    inspected = json.dumps([{"Config": {"Env": env, "Cmd": ["mine"]}, "History": "mine"}])
+    line = "podman image inspect -- x"
+    recording = {
+        "daemons": {"/s": {"images": {"x": {"Env": env, "Labels": {"a": "mine"}}}, "info": {}}},
+        "commands": {line: {"stdout": inspected, "code": 0}, "true": {"stdout": "1"}},
+    }
+    told = files_of(Kept(recording=recording), Redaction())[".gpunode/recording.json"].decode()
+    kept = json.loads(told)
+    ours = {"Env": ["NVIDIA_REQUIRE_CUDA=cuda>=12", "CUDA_VERSION=12"]}
+    assert "mine" not in told and "mine" in json.dumps(recording)
+    assert kept["daemons"]["/s"] == {"images": {"x": ours}, "info": {}}
+    assert json.loads(kept["commands"][line]["stdout"]) == [{"Config": ours}]
+    assert kept["commands"]["true"] == {"stdout": "1"}
+
+
 def test_a_long_line_does_not_take_long():
     import time
 
@@ -173,6 +204,8 @@ def test_a_long_line_does_not_take_long():
         "token " * 100_000,
         "x=" * 300_000 + "key",
         "-" * 500_000 + "key",
+        "token = [" * 50_000,
+        "token:\n" * 100_000 + "- x\n" * 100_000,
     ):
         without_secrets(text)
     assert time.monotonic() - started < 20

@@ -139,11 +139,19 @@ BUILD_MODULE = per_family(
 )
 
 
+def kernel_devel(release: str) -> str:
+    """The package with the headers of a kernel on RHEL and Oracle Linux: 5.14.0-427.el9.x86_64+rt has
+    kernel-rt-devel-5.14.0-427.el9.x86_64."""
+    base, _, kind = release.partition("+")
+    kind = kind or ("uek" if "uek." in release else "")
+    return f"kernel-{kind}-devel-{base}" if kind else f"kernel-devel-{base}"
+
+
 def build_module_for(release: str) -> Remedy:
     """Build the module for a kernel that isn't running yet."""
     return per_family(
         f"apt install linux-headers-{release} && dkms autoinstall -k {release}",
-        f"dnf install kernel-devel-{release} && dkms autoinstall -k {release}",
+        f"dnf install {kernel_devel(release)} && dkms autoinstall -k {release}",
         "zypper install --force nvidia-open-driver-G06-signed-kmp-default",
         f"dkms autoinstall -k {release}",
     )
@@ -213,14 +221,6 @@ EDIT_CONTAINERD = everywhere("${EDITOR:-vi} /etc/containerd/config.toml")
 RESTART_CONTAINERD = everywhere("systemctl restart containerd", "restart")
 CONFIGURE_CONTAINERD = everywhere("gpunode configure-runtime --runtime containerd", "restart")
 
-# daemons that somebody else than systemd's docker.service and containerd.service starts
-_SNAP_DOCKER = "/var/snap/docker/"
-
-
-def restart_docker(config_path: str) -> str:
-    """The command that restarts the Docker which reads this file."""
-    return "snap restart docker" if config_path.startswith(_SNAP_DOCKER) else "systemctl restart docker"
-
 
 def restart_managed(manager: str, unit: str | None) -> str:
     """What restarts a Kubernetes distribution's own containerd, and lets it be rendered anew."""
@@ -256,3 +256,13 @@ RESTART_PLUGIN = everywhere("systemctl restart gpunode-device-plugin")
 RESTART_PLUGIN_POD = Fix(
     "crictl ps --quiet --name nvidia-device-plugin | xargs --no-run-if-empty crictl stop"
 )
+
+
+def tell_plugin(setting: str) -> str:
+    """The command that gives NVIDIA's device plugin a variable (``MIG_STRATEGY=mixed``), wherever it runs:
+    kubectl sets one in one namespace at a time, and each way of installing the plugin has other labels."""
+    return (
+        "kubectl get daemonsets --all-namespaces --no-headers | "
+        "awk '/nvidia-device-plugin/ && !/mps-control/ {print $1, $2}' | while read -r namespace name; do "
+        f'kubectl set env --namespace "$namespace" "daemonset/$name" {setting}; done'
+    )

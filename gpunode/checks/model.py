@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gpunode.checks.fixes import Remedy
 from gpunode.dataclass import dataclass
 from gpunode.facts.node import Node
-from gpunode.facts.system import BARE_METAL, CONTAINER, VM, WSL2
+from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
 from gpunode.result import Evidence, FindingStatus, Fix
 
 LAYERS = (
@@ -19,10 +19,15 @@ LAYERS = (
 HOST = (BARE_METAL, VM)
 HOST_OR_CONTAINER = (BARE_METAL, VM, CONTAINER)
 EVERYWHERE_BUT_TEGRA = (BARE_METAL, VM, CONTAINER, WSL2)
+# a container engine is the same thing on all of them; a container that runs one program has none of its own
+ENGINE_NODES = (BARE_METAL, VM, CONTAINER, WSL2, TEGRA)
+NO_ENGINE = ("application-container",)
 
 # what an installation is of, for `Check.preflight`
 PREFLIGHTS = ("docker", "containerd", "crio", "podman", "kubernetes")
 ANY_ENGINE = PREFLIGHTS
+
+_LONGEST = 2000
 
 
 @dataclass(frozen=True)
@@ -99,4 +104,10 @@ def skip(reason: str, skipped: str = "nothing-to-judge") -> Verdict:
 
 def seen(source: str, value: object, line: int | None = None) -> Evidence:
     """One observation; `source` is a path or a command."""
-    return Evidence(source, str(value), line)
+    return Evidence(one_line(source), one_line(str(value)), line)
+
+
+def one_line(text: str) -> str:
+    """What a node says of itself may hold line breaks, which would forge lines of a report, or be endless."""
+    line = text if text.isprintable() else " ".join(text.splitlines())
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."

@@ -9,7 +9,10 @@ from typing import Any
 from gpunode.checks.chains import chains
 from gpunode.checks.fixes import REBOOT
 from gpunode.checks.model import LAYERS
-from gpunode.result import Block, Cell, Evidence, Finding, FindingStatus, Fix, Style, Table, Text
+from gpunode.checks.runner import BY_OPTION
+from gpunode.checks.wording import disturbance, evidence_lines
+from gpunode.facts.system import CONTAINER, TEGRA, VM, WSL2
+from gpunode.result import Block, Cell, Finding, FindingStatus, Fix, Style, Table, Text
 from gpunode.tables import OLD_DAYS
 
 _BAD = (FindingStatus.FAIL, FindingStatus.WARN, FindingStatus.ERROR)
@@ -20,12 +23,8 @@ _STYLES = {
     FindingStatus.PASS: Style.GOOD,
     FindingStatus.SKIP: Style.DIM,
 }
-_DISTURBS = {"drain": "stops GPU work", "reboot": "reboots the node"}
-_RESTARTS = {
-    "docker": "restarts Docker: its containers stop unless live-restore is on",
-    "containerd": "restarts containerd: running containers go on",
-    "kubelet": "restarts the kubelet: running pods go on",
-}
+# the kind of node, where it isn't a plain machine: it decides which checks apply, and what a remedy means
+_KINDS = {CONTAINER: "in a container", VM: "in a virtual machine", WSL2: "WSL2", TEGRA: "Tegra"}
 
 
 def blocks(
@@ -39,7 +38,7 @@ def blocks(
     return (
         *_verdict(node, findings),
         *_layers(findings),
-        *(block for finding in _ordered(findings) for block in _problem(finding)),
+        *_problems(_ordered(findings)),
         *_notes(findings),
         *(chains(findings) if explain else ()),
         *_waiting(findings),
@@ -56,14 +55,15 @@ def first(findings: tuple[Finding, ...]) -> str | None:
 
 def reboot(findings: tuple[Finding, ...]) -> dict[str, Any]:
     """``{"safe": true|false|null, "findings": [ids], "mends": [ids], "unjudged": [ids]}``: what to see to
-    before a reboot, what a reboot mends by itself, and what this user may not look at. Null if nothing was
-    found and nothing, or not everything, could be judged."""
+    before a reboot, what a reboot mends by itself, and what could not be judged: this user may not look, or
+    the check itself got no answer. Null if nothing was found and nothing, or not everything, was judged."""
     here = [finding for finding in findings if finding.reboot]
-    bad = [finding for finding in here if finding.status in _BAD]
+    bad = [finding for finding in here if finding.status in (FindingStatus.FAIL, FindingStatus.WARN)]
     mends = [finding.id for finding in bad if _mended_by_reboot(finding)]
     breaks = [finding.id for finding in bad if finding.id not in mends]
-    unjudged = [finding.id for finding in here if _unread(finding)]
-    judged = bool(mends) or any(finding.status is FindingStatus.PASS for finding in here)
+    unjudged = [finding.id for finding in here if _unread(finding) or finding.status is FindingStatus.ERROR]
+    # an engine's file that is well vouches for no GPU
+    judged = bool(mends) or any(one.status is FindingStatus.PASS and one.layer != "docker" for one in here)
     safe = False if breaks else (True if judged and not unjudged else None)
     return {"safe": safe, "findings": breaks, "mends": mends, "unjudged": unjudged}
 
@@ -117,7 +117,8 @@ def _machine(node: dict[str, Any]) -> str:
     kernel = f"kernel {node['kernel']}" if node["kernel"] else ""
     driver = f"driver {node['driver']}" if node["driver"] else "no driver loaded"
     engines = ", ".join(f"{engine['name']} {engine['version']}".strip() for engine in node["engines"])
-    return " · ".join(part for part in (_gpus(node["gpus"]), driver, distro, kernel, engines) if part)
+    kind = _KINDS.get(node["class"], "")
+    return " · ".join(part for part in (_gpus(node["gpus"]), driver, distro, kernel, kind, engines) if part)
 
 
 def _gpus(gpus: list[dict[str, Any]]) -> str:
@@ -168,27 +169,29 @@ def _word(status: FindingStatus) -> str:
     return {FindingStatus.PASS: "OK"}.get(status, status.value.upper())
 
 
-def _problem(finding: Finding) -> Iterator[Block]:
+def _problems(findings: Sequence[Finding]) -> Iterator[Block]:
+    shown: dict[str, str] = {}  # a command, and the finding under which it stands
+    for finding in findings:
+        yield from _problem(finding, shown)
+
+
+def _problem(finding: Finding, shown: dict[str, str]) -> Iterator[Block]:
     yield Text("")
     yield Text(f"{_word(finding.status)} {finding.id}: {finding.summary}", _STYLES[finding.status])
     if finding.ignored is not None:
-        yield Text(f"  an error, but ignored: {finding.ignored}", Style.DIM)
-    for evidence in finding.evidence:
-        yield Text(f"  {_place(evidence)}: {evidence.value}")
+        ignored = f" {BY_OPTION}" if finding.ignored == BY_OPTION else f": {finding.ignored}"
+        yield Text(f"  an error, but ignored{ignored}", Style.DIM)
+    yield from (Text(f"  {line}") for line in evidence_lines(finding.evidence))
     if finding.why:
         yield Text(f"  {finding.why}", Style.DIM)
     for fix in finding.fix:
+        above = shown.setdefault(fix.command, finding.id)
+        if above != finding.id:
+            yield Text(f"  mended by the command for {above}", Style.COMMAND)
+            continue
         yield Text(f"  {fix.command}", Style.COMMAND)
-        if fix.disruptive != "none":
-            yield Text(f"  ({_disturbs(finding, fix)})", Style.DIM)
-
-
-def _disturbs(finding: Finding, fix: Fix) -> str:
-    return _DISTURBS.get(fix.disruptive) or _RESTARTS.get(finding.layer, "restarts a daemon")
-
-
-def _place(evidence: Evidence) -> str:
-    return evidence.source if evidence.line is None else f"{evidence.source}:{evidence.line}"
+        if disturbs := disturbance(fix):
+            yield Text(f"  ({disturbs})", Style.DIM)
 
 
 def _waiting(findings: tuple[Finding, ...]) -> Iterator[Block]:
@@ -225,8 +228,9 @@ def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
         yield Text("Safe to reboot? No, mend this first:", Style.WARN)
         yield from _before_reboot([finding for finding in findings if finding.id in breaks])
     elif unjudged:
-        number = _many(len(unjudged), "check")
-        yield Text(f"Safe to reboot? Nothing speaks against it, but {number} need root to tell", Style.WARN)
+        unread = all(_unread(finding) for finding in findings if finding.id in unjudged)
+        doubt = f"{_many(len(unjudged), 'check')} could not tell{' without root' if unread else ''}"
+        yield Text(f"Safe to reboot? Nothing speaks against it, but {doubt}", Style.WARN)
     else:
         yield Text("Safe to reboot? Yes: nothing was found that a reboot would break", Style.GOOD)
     if mends:
@@ -244,9 +248,10 @@ def _first(findings: tuple[Finding, ...]) -> Iterator[Block]:
         if finding.fix:
             fix: Fix = finding.fix[0]
             yield Text("")
-            yield Text(f"First{', as root' if fix.needs_root else ''}: {fix.command}", Style.HEADING)
-            if fix.disruptive != "none":
-                yield Text(f"({_disturbs(finding, fix)})", Style.DIM)
+            # as a command, which is never wrapped: half of one that is copied would be run alone
+            yield Text(f"First{', as root' if fix.needs_root else ''}: {fix.command}", Style.COMMAND)
+            if disturbs := disturbance(fix):
+                yield Text(f"({disturbs})", Style.DIM)
             yield Text(f"More: gpunode explain {finding.id}", Style.DIM)
             return
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, replace
 
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
-from gpunode.checks.model import Check, Verdict, skip
+from gpunode.checks.model import Check, Verdict, one_line, skip
 from gpunode.checks.patience import DEEP_SECONDS, Patience
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, Unreadable
@@ -16,7 +16,9 @@ from gpunode.facts.traits import TRAITS
 from gpunode.result import Finding, FindingStatus
 
 EVERY = "all"
+BY_OPTION = "by --ignore"  # where no reason was given
 _NO_GPU = "pci-no-gpu"
+_BUS = "hardware"  # the layer that is judged of GPUs which aren't for containers, too
 
 
 @dataclass(frozen=True)
@@ -54,16 +56,21 @@ def _run(walk: _Walk, selection: Selection) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True)
 class _Walk:
-    """One run; `done` remembers findings, so that every check runs once."""
+    """One run; `done` remembers findings, so that every check runs once. `failed` are those that explain what
+    waits, ignored ones included; a check that broke explains nothing."""
 
     node: Node
     selection: Selection
     done: dict[str, Finding] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
     patience: Patience = field(default_factory=Patience)
 
     def finding(self, check: Check) -> Finding:
         if check.id not in self.done:
-            self.done[check.id] = self._ignored(check, self._judge(check))
+            finding = self._judge(check)
+            if finding.status is FindingStatus.FAIL:
+                self.failed.add(check.id)
+            self.done[check.id] = self._ignored(check, finding)
         return self.done[check.id]
 
     def _ignored(self, check: Check, finding: Finding) -> Finding:
@@ -74,9 +81,7 @@ class _Walk:
         if check.id not in ignore and EVERY not in ignore:
             return finding
         reason = ignore.get(check.id, "") or ignore.get(EVERY, "")
-        return replace(
-            finding, status=FindingStatus.WARN, severity="warning", ignored=reason or "ignored by --ignore"
-        )
+        return replace(finding, status=FindingStatus.WARN, severity="warning", ignored=reason or BY_OPTION)
 
     def _judge(self, check: Check) -> Finding:
         if check.id in self.selection.skip:
@@ -102,6 +107,8 @@ class _Walk:
             return skip(f"not applicable on this kind of node ({node.kind})", "not-applicable")
         if node.questions.expect_gpus == 0 and check.id != _NO_GPU and not node.gpus:
             return skip("not applicable: no GPU is meant to be here", "not-applicable")
+        if check.layer != _BUS and TRAITS["vm-host"].holds(node):
+            return skip(f"not applicable: {TRAITS['vm-host'].present}", "not-applicable")
         if check.deep and not node.questions.deep:
             return skip("only with --deep", "left-out")
         for name in check.needs:
@@ -117,9 +124,7 @@ class _Walk:
         as don't apply to this node or were left out."""
         for blocker in check.blocked_by:
             before = self.finding(BY_ID[blocker])
-            if before.status is FindingStatus.FAIL or (
-                before.ignored is not None and before.status is FindingStatus.WARN
-            ):
+            if before.id in self.failed:
                 return before.id
             if before.blocked_by is not None:
                 return before.blocked_by
@@ -175,7 +180,7 @@ def _finding(
         title=check.title,
         status=verdict.status,
         severity="info" if verdict.note else severity,
-        summary=verdict.summary,
+        summary=one_line(verdict.summary),
         evidence=verdict.evidence,
         why=check.why if bad or verdict.note else "",
         fix=(verdict.fix,) if verdict.note and verdict.fix else fix,

@@ -45,7 +45,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     """Judge the node; exit 1 for an error (`strict`: for a warning too). `UsageError`: unknown id."""
     selection = selected(options)
     started = host.monotonic()
-    node = Node(host, questions(options), trials(progress) if options.deep else {})
+    node = node_of(host, options, progress)
     findings = run_checks(node, selection)
     counts = {status.value: sum(finding.status is status for finding in findings) for status in FindingStatus}
     status = overall(findings)
@@ -71,6 +71,11 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         blocks=blocks(about, findings, options.explain, tables),
         documents={"html": _page, "prometheus": _metrics},
     )
+
+
+def node_of(host: Host, options: Options, progress: Progress) -> Node:
+    """The node, with what the checks are asked and what a deep one may run on it."""
+    return Node(host, questions(options), trials(progress) if options.deep else {})
 
 
 def _about(node: Node) -> dict[str, Any]:
@@ -102,22 +107,26 @@ def questions(options: Options) -> Questions:
 
 def selected(options: Options) -> Selection:
     """The options as the runner takes them. `UsageError` names the nearest ids for an unknown one."""
+    only = tuple(_reasons(options.only, reasons=False))
     skip, ignore = _reasons(options.skip), _reasons(options.ignore)
-    for identifier in (*options.only, *skip, *ignore):
+    for identifier in (*only, *skip, *ignore):
         if not (identifier == EVERY and identifier in ignore):
             find_check(identifier)
-    if options.preflight and options.preflight not in PREFLIGHTS:
+    what = options.preflight
+    if what and what not in PREFLIGHTS:
+        raise UsageError(f"there is no preflight {what!r}", hint=f"one of {', '.join(PREFLIGHTS)}")
+    if what and only and not any(what in find_check(one).preflight for one in only):
         raise UsageError(
-            f"there is no preflight {options.preflight!r}", hint=f"one of {', '.join(PREFLIGHTS)}"
+            f"--preflight {what} has none of these checks: {', '.join(only)}", hint="leave one of them out"
         )
-    return Selection(options.only, skip, ignore, options.preflight)
+    return Selection(only, skip, ignore, what)
 
 
-def _reasons(given: tuple[str, ...]) -> dict[str, str]:
-    """``ID`` or ``ID:REASON``, several ids with commas between."""
+def _reasons(given: tuple[str, ...], *, reasons: bool = True) -> dict[str, str]:
+    """``ID`` or, with `reasons`, ``ID:REASON``, several ids with commas between."""
     found = {}
     for item in given:
-        identifier, _, reason = item.partition(":")
+        identifier, _, reason = item.partition(":") if reasons else (item, "", "")
         for one in identifier.split(","):
             found[one.strip()] = reason.strip()
     return found

@@ -13,6 +13,8 @@ from gpunode.result import Block, Cell, ExitCode, Progress, Result, Style, Table
 _BAD = ("fail", "error", "warn")
 _STYLES = {"fail": Style.BAD, "error": Style.BAD, "warn": Style.WARN, "pass": Style.GOOD}
 _WORDS = {"fail": "error", "error": "broken check", "warn": "warning", "pass": "passed", "skip": "not judged"}
+_LONGEST = 200
+_LATEST = 1 << 40
 _MOST_NAMES = 6  # on a line of the table; JSON has them all
 
 
@@ -93,8 +95,8 @@ def _models(reports: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         node = report["data"].get("node")
         gpus = node.get("gpus") if isinstance(node, dict) else None
         for one in gpus if isinstance(gpus, list) else ():
-            if isinstance(one, dict) and one.get("name"):
-                found[str(one.get("deviceId"))] = str(one["name"])
+            if isinstance(one, dict) and _text(one.get("name")):
+                found[_text(one.get("deviceId"))] = _text(one["name"])
     return found
 
 
@@ -103,13 +105,14 @@ def _member(path: str, report: Mapping[str, Any], names: Mapping[str, str]) -> M
     try:
         data = report["data"]
         node = data["node"]
+        at = data.get("at", 0)
         return Member(
-            str(node.get("name") or ""),
+            _text(node.get("name")),
             path,
-            float(data.get("at", 0)),
-            str(report["status"]),
-            dict(_aspects(node, str(data.get("version", "")), names)),
-            {str(one["id"]): str(one["status"]) for one in data["findings"]},
+            float(at) if isinstance(at, int | float) and 0 <= at < _LATEST else 0.0,
+            _text(report["status"]),
+            dict(_aspects(node, _text(data.get("version")), names)),
+            {_text(one["id"]): _text(one["status"]) for one in data["findings"]},
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
@@ -118,26 +121,32 @@ def _member(path: str, report: Mapping[str, Any], names: Mapping[str, str]) -> M
         ) from error
 
 
+def _text(value: Any) -> str:
+    """One line, of a length that fits a table; empty for what is no text. A line break would forge a row."""
+    line = " ".join(value.split()) if isinstance(value, str) else ""
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
+
+
 def _aspects(node: Mapping[str, Any], version: str, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """What is compared, each as text; an empty one is told as none."""
-    yield "driver", str(node.get("driver") or "none")
-    yield "toolkit", str(node.get("toolkit") or "none")
+    yield "driver", _text(node.get("driver")) or "none"
+    yield "toolkit", _text(node.get("toolkit")) or "none"
     engines: dict[str, list[str]] = {}
     for one in node.get("engines") or ():
-        engines.setdefault(str(one["name"]), []).append(str(one["version"]) or "unknown release")
+        engines.setdefault(_text(one["name"]), []).append(_text(one["version"]) or "unknown release")
     for name in ("docker", "containerd", "crio", "podman", *sorted(engines)):
         yield name, ", ".join(sorted(engines.get(name, ["none"])))
-    yield "kernel", str(node.get("kernel") or "unknown")
-    yield "distribution", str((node.get("distro") or {}).get("name") or "unknown")
+    yield "kernel", _text(node.get("kernel")) or "unknown"
+    yield "distribution", _text((node.get("distro") or {}).get("name")) or "unknown"
     yield "GPUs", _gpus(node.get("gpus") or (), names)
-    yield "kind of node", str(node.get("class") or "unknown")
+    yield "kind of node", _text(node.get("class")) or "unknown"
     yield "gpunode", version or "unknown"
 
 
 def _gpus(gpus: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> str:
     counted: dict[str, int] = {}
     for one in gpus:
-        name = str(one["deviceId"])
+        name = _text(one["deviceId"])
         counted[name] = counted.get(name, 0) + 1
     told = (f"{number} × {names.get(one, f'GPU {one}')}" for one, number in sorted(counted.items()))
     return ", ".join(told) or "none"

@@ -10,7 +10,6 @@ from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
-from gpunode.facts.node import Node
 from gpunode.host import Host
 from gpunode.result import (
     Block,
@@ -87,12 +86,12 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         raise UsageError("--apply goes with --fix", hint="gpunode doctor --fix --apply")
     if options.apply:
         _require(host)
-    findings = _look(host, options)
+    findings = _look(host, options, progress)
     plan = mends(findings)
     done: tuple[Outcome, ...] = ()
     if options.apply:
         done, findings = _apply(host, options, findings, progress)
-    return _result(Fixes(plan, done, options.apply), findings)
+    return _result(Fixes(plan, done, options.apply), findings, options.doctor.strict)
 
 
 def _require(host: Host) -> None:
@@ -104,9 +103,8 @@ def _require(host: Host) -> None:
         raise PreconditionError("carrying out a fix needs root", hint="run it again with sudo")
 
 
-def _look(host: Host, options: Options) -> tuple[Finding, ...]:
-    asked = options.doctor
-    return run_checks(Node(host, doctor.questions(asked)), doctor.selected(asked))
+def _look(host: Host, options: Options, progress: Progress) -> tuple[Finding, ...]:
+    return run_checks(doctor.node_of(host, options.doctor, progress), doctor.selected(options.doctor))
 
 
 def _apply(
@@ -121,7 +119,7 @@ def _apply(
         steps = due(mend, options.allow)
         outcome = _carry_out(host, mend, steps, progress)
         if outcome.outcome == "done" and not any(step.disruptive == "reboot" for step in steps):
-            findings = _look(host, options)
+            findings = _look(host, options, progress)
             outcome = _judged(outcome, findings, mend.steps[len(steps) :])
         done[mend.id] = outcome
     for mend in mends(findings):
@@ -157,8 +155,9 @@ def _judged(outcome: Outcome, findings: tuple[Finding, ...], rest: Sequence[Step
     return replace(outcome, outcome="not-mended", message=now.summary)
 
 
-def _result(fixes: Fixes, findings: tuple[Finding, ...]) -> Result:
-    left = any(finding.status in (FindingStatus.FAIL, FindingStatus.ERROR) for finding in findings)
+def _result(fixes: Fixes, findings: tuple[Finding, ...], strict: bool) -> Result:
+    counts = _BAD if strict else (FindingStatus.FAIL, FindingStatus.ERROR)
+    left = any(finding.status in counts for finding in findings)
     failed = left or any(one.outcome in ("failed", "not-mended", "done") for one in fixes.done)
     return Result(
         "DoctorFixes",
@@ -183,7 +182,7 @@ def _planned(fixes: Fixes) -> Iterator[Block]:
         yield Text(f"  {_way(mend)}", Style.GOOD if mend.way == "safe" else Style.DIM)
     if any(mend.way == "safe" for mend in fixes.plan):
         yield Text("")
-        yield Text("Carry out what is safe, as root: gpunode doctor --fix --apply", Style.HEADING)
+        yield Text("Carry out what is safe, as root: gpunode doctor --fix --apply", Style.COMMAND)
 
 
 def _way(mend: Mend) -> str:

@@ -83,7 +83,7 @@ def run(host: Host, options: Options, progress: Progress, stop: Event | None = N
     return Result(
         "MpsRun",
         {"daemons": told},
-        blocks=(Text(f"ended {count}" if told else "no MPS daemon was asked for"),),
+        blocks=(Text(f"ended {count}" if told else "no MPS daemon ran"),),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from gpunode import __version__
 from gpunode._recorder import RecordingHost
 from gpunode.commands import doctor
 from gpunode.dataclass import dataclass
-from gpunode.errors import UsageError
+from gpunode.errors import PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.result import Block, Progress, Result, Style, Text
 from gpunode.support.logs import daemon_logs
@@ -35,8 +36,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     unknown = [word for word in options.redact if word not in (*KINDS, "all")]
     if unknown:
         raise UsageError(f"there is no --redact {unknown[0]!r}", hint=f"one of {', '.join(KINDS)}, all")
-    if options.path:
-        _writable(str(Path(options.path).absolute()))
+    _writable(options.path)
     hidden = KINDS if "all" in options.redact else tuple(one for one in KINDS if one in options.redact)
     recorder = RecordingHost(host.root, host.environ, host.trace)
     with progress.step("what the doctor finds"):
@@ -89,12 +89,20 @@ def _name(envelope: dict[str, Any], host: Host) -> str:
 
 
 def _writable(path: str) -> None:
-    place = Path(path)
+    """Refuse a place that can't take the bundle; `path` is empty for the current directory."""
+    place = Path(path).absolute()
+    if not path:
+        if not os.access(place, os.W_OK):
+            raise PreconditionError(
+                f"can't write into {place}",
+                hint="name another place: gpunode report --output-file PATH.tar.gz",
+            )
+        return
     if place.is_dir():
-        raise UsageError(f"--output-file {path} is a directory", hint="name a file in it")
+        raise UsageError(f"--output-file {place} is a directory", hint="name a file in it")
     if not place.parent.is_dir():
         raise UsageError(
-            f"--output-file {path}: there is no such directory",
+            f"--output-file {place}: there is no such directory",
             hint=f"make it first: mkdir -p {place.parent}",
         )
 

@@ -11,7 +11,9 @@ from gpunode.errors import DaemonError
 from gpunode.host import Host
 
 DAEMON_SECONDS = 3.0  # a healthy daemon answers within milliseconds, a busy one within a second
-NVML_SECONDS = 15.0  # without persistence, eight GPUs take more than ten seconds to wake up
+NVML_SECONDS = 15.0
+NVML_SECONDS_MANY = 20.0  # without persistence GPUs wake up one after another, eight in more than ten seconds
+FEW_GPUS = 4
 
 _Answer = TypeVar("_Answer")
 

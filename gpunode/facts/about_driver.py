@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpunode.facts import devices, driver, libraries
-from gpunode.facts.about import NVML_SECONDS
+from gpunode.facts.about import FEW_GPUS, NVML_SECONDS, NVML_SECONDS_MANY
 from gpunode.facts.about_machine import AboutMachine
+from gpunode.facts.system import BARE_METAL, VM
 from gpunode.facts.topic import topic
 from gpunode.host import DeviceNode
 
@@ -53,9 +54,14 @@ class AboutDriver(AboutMachine):
 
     @topic
     def next_kernel(self) -> str:
-        """The kernel that boots next unless somebody chooses another: the newest of its kind."""
+        """The kernel that boots next: what somebody told GRUB to boot, else the newest of its kind."""
+        from gpunode.facts.pending_reboot import chosen_release
+
         newer = driver.newer_kernels(self.kernels, self.kernel)
-        return max(newer, key=lambda one: driver.version_key(one.release)).release if newer else self.kernel
+        if not newer:
+            return self.kernel
+        chosen = chosen_release(self.host, self.kernels)
+        return chosen or max(newer, key=lambda one: driver.version_key(one.release)).release
 
     @topic
     def next_version(self) -> str:
@@ -111,10 +117,27 @@ class AboutDriver(AboutMachine):
 
     @topic
     def nvml(self) -> NvmlProbe:
-        """What NVML says, asked in a child process. Ask only when module and library are there."""
-        from gpunode.gpu.isolated import probe
+        """What NVML says, asked in a child process; not `asked` where its answer would cost a change: NVML
+        has the module loaded and makes the device files that lack, which would hide the fault."""
+        from gpunode.gpu.isolated import NvmlProbe, probe
 
-        return probe(self.host, NVML_SECONDS, condition=True)
+        change = self._nvml_would
+        if change:
+            return NvmlProbe(None, message=f"NVML isn't asked: it would {change}", asked=False)
+        many = len(self.driver_gpus) > FEW_GPUS
+        return probe(self.host, NVML_SECONDS_MANY if many else NVML_SECONDS, condition=True)
+
+    @property
+    def _nvml_would(self) -> str:
+        """What NVML would change to get what it needs; empty if everything is there."""
+        if self.kind not in (BARE_METAL, VM):
+            return ""  # a container has only what it was given, and WSL has neither module nor these files
+        if self.module is None:
+            return "load the module"
+        there = {device.path for device in self.device_nodes}
+        minors = sorted(gpu.minor for gpu in self.driver_gpus if gpu.minor is not None and not gpu.excluded)
+        wanted = (devices.CONTROL, *(f"/dev/nvidia{minor}" for minor in minors))
+        return next((f"make {path}" for path in wanted if path not in there), "")
 
     @topic
     def conditions(self) -> tuple[Condition, ...]:

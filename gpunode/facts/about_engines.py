@@ -51,7 +51,7 @@ class AboutEngines(AboutRuntimes):
         if self.docker is None:
             return {}
         path = self.docker.config_path
-        return parse_daemon_json(self.host.read_text(path) or "", path)
+        return parse_daemon_json(self.host.read_text(path) or "", path, twice=True)
 
     @topic
     def docker_info(self) -> dict[str, Any]:

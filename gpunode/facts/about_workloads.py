@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Allocatable:
-    """Healthy devices by resource, held or not, and who said so: the kubelet, or its checkpoint."""
+    """Healthy devices by resource, held or not, and who said so: the kubelet (`told`), or its checkpoint."""
 
     resources: Mapping[str, tuple[str, ...]]
     source: str
+    told: bool = False
 
     @property
     def nvidia(self) -> dict[str, tuple[str, ...]]:
@@ -42,11 +43,18 @@ class AboutWorkloads(AboutEngines):
         answer = self._allocatable_answer
         if not isinstance(answer, DaemonError):
             socket = kubelet.pod_resources_socket(self.kubelet)
-            return Allocatable(answer, f"GetAllocatableResources at {socket}")
+            return Allocatable(answer, f"GetAllocatableResources at {socket}", True)
         checkpoint = read_checkpoint(self.host, kubelet.DEVICE_PLUGINS)
-        if checkpoint is None:
+        path = f"{kubelet.DEVICE_PLUGINS}/{NAME}"
+        if checkpoint is None or self._older_than_kubelet(path):
             return None
-        return Allocatable(checkpoint.healthy, f"{kubelet.DEVICE_PLUGINS}/{NAME}")
+        return Allocatable(checkpoint.healthy, path)
+
+    def _older_than_kubelet(self, path: str) -> bool:
+        """Whether what lies there is an earlier kubelet's word; times of a recorded machine say nothing."""
+        found = self.host.stat(path) if self.host.live else None
+        process = self.kubelet.process if self.kubelet else None
+        return found is not None and process is not None and found.st_mtime < process.started
 
     @topic
     def _allocatable_answer(self) -> Mapping[str, tuple[str, ...]] | DaemonError:

@@ -157,11 +157,17 @@ def _dnf(host: Host) -> Automatic | None:
         for path in host.glob("/etc/yum.repos.d", "*.repo")
         for pattern in _excluded(host.read_text(path) or "")
     ]
-    kept += [pattern for path in _DNF_LOCKS for pattern in _locked(host.read_text(path) or "")]
+    kept += dnf_locks(host)
     source = _DNF_CONFIG if line else f"{_TIMERS}/{timer}"
     return Automatic(
         timer, source, "apply_updates = yes" if line else "enabled", line or None, kept=tuple(kept)
     )
+
+
+def dnf_locks(host: Host) -> Iterator[str]:
+    """Names and globs of packages that dnf's version locks hold."""
+    for path in _DNF_LOCKS:
+        yield from _locked(host.read_text(path) or "")
 
 
 def _assignments(text: str) -> Iterator[tuple[str, str, int]]:
@@ -193,7 +199,12 @@ def _zypp(host: Host) -> Automatic | None:
     job = next((path for path in _ZYPP_JOBS if host.is_symlink(path) or host.exists(path)), None)
     if job is None:
         return None
-    locks = (_field(line) for line in (host.read_text(_ZYPP_LOCKS) or "").splitlines())
-    kept = tuple(value for key, value in locks if key == "solvable_name")
+    kept = tuple(zypp_locks(host))
     name = job.rpartition("/")[2]
     return Automatic(name, job, "enabled", kept=kept)
+
+
+def zypp_locks(host: Host) -> Iterator[str]:
+    """Names and globs of packages that zypp's locks hold."""
+    locks = (_field(line) for line in (host.read_text(_ZYPP_LOCKS) or "").splitlines())
+    return (value for key, value in locks if key == "solvable_name")

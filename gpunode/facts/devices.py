@@ -10,6 +10,7 @@ from gpunode.host import DeviceNode, Host
 
 _GPUS = "/proc/driver/nvidia/gpus"
 _PARAMS = "/proc/driver/nvidia/params"
+CONTROL = "/dev/nvidiactl"
 IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
 
 

@@ -38,7 +38,7 @@ def verifies_clients(host: Host, argv: tuple[str, ...], config: str) -> bool:
     if word is not None:
         return word.lower() not in ("false", "0", "f")
     try:
-        return parse_daemon_json(host.read_text(config) or "", config).get("tlsverify") is True
+        return parse_daemon_json(host.read_text(config) or "", config, twice=True).get("tlsverify") is True
     except GpunodeError:
         return False
 
@@ -46,7 +46,7 @@ def verifies_clients(host: Host, argv: tuple[str, ...], config: str) -> bool:
 def listens_there(host: Host, argv: tuple[str, ...], config: str) -> bool:
     """Whether the socket of `socket_of` is this dockerd's: one that listens on TCP alone has none."""
     found = addresses(host, argv, config)
-    return not found or any(one.startswith("fd://") or socket_path(one) for one in found)
+    return not found or any(one.startswith("fd://") or one == "unix://" or socket_path(one) for one in found)
 
 
 def docker_version(host: Host, binary: str | None, process: Process | None, socket: str) -> tuple[int, ...]:
@@ -75,16 +75,17 @@ def _hosts(argv: tuple[str, ...]) -> list[str]:
 
 def _hosts_in_file(host: Host, config: str) -> list[str]:
     try:
-        hosts = parse_daemon_json(host.read_text(config) or "", config).get("hosts")
+        hosts = parse_daemon_json(host.read_text(config) or "", config, twice=True).get("hosts")
     except GpunodeError:
         return []  # whoever edits or checks the file says what is wrong with it
     return [one for one in hosts if isinstance(one, str)] if isinstance(hosts, list) else []
 
 
-def parse_daemon_json(text: str, path: str) -> dict[str, Any]:
+def parse_daemon_json(text: str, path: str, *, twice: bool = False) -> dict[str, Any]:
     """The object in a daemon.json; an empty file and ``null`` are {} as dockerd takes them.
 
-    `ConfigError` names file, line and column of what isn't JSON, and a key that stands there twice.
+    `ConfigError` names file, line and column of what isn't JSON, and a key that stands there twice. With
+    `twice` the last one counts, as dockerd has it; whoever edits the file mustn't guess.
     """
     import json
 
@@ -94,9 +95,9 @@ def parse_daemon_json(text: str, path: str) -> dict[str, Any]:
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise _twice(twice, body, path)
+        double = next((key for key in keys if keys.count(key) > 1), None)
+        if double is not None and not twice:
+            raise _twice(double, body, path)
         return dict(pairs)
 
     def refuse(constant: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 
 from gpunode.dataclass import dataclass
 from gpunode.facts.packages import Packages
@@ -108,9 +109,12 @@ def module_for(host: Host, release: str) -> bool:
 
 
 def flavour(release: str) -> str:
-    """What tells kernels of one version apart: ``generic`` of 6.8.0-45-generic, ``x86_64+rt`` on RHEL."""
+    """What tells kernels of one version apart: ``generic`` of 6.8.0-45-generic, ``x86_64+rt`` on RHEL, and
+    Oracle's own kernels from Red Hat's."""
     named = re.search(r"-([a-z][a-z0-9-]*)$", release)
-    return named[1] if named else release.rpartition(".")[2]
+    if named:
+        return named[1]
+    return f"{release.rpartition('.')[2]}{'+uek' if 'uek.' in release else ''}"
 
 
 def newer_kernels(kernels: tuple[Kernel, ...], running: str) -> tuple[Kernel, ...]:
@@ -121,17 +125,30 @@ def newer_kernels(kernels: tuple[Kernel, ...], running: str) -> tuple[Kernel, ..
 
 
 def version_key(release: str) -> tuple[int, ...]:
-    """A kernel release as numbers; the architecture's digits (x86_64) are no part of the version."""
-    return tuple(int(part) for part in _NUMBERS.findall(release.replace("x86_64", "").replace("aarch64", "")))
+    """A kernel release as numbers, without the digits of the distribution's release (el9_4, deb13) and of the
+    architecture: 55.9.1.el10_0 is newer than 55.el10."""
+    bare = re.sub(r"\.el\d\w*|\.x86_64|\.aarch64|-(?:cloud-|rt-)?(?:amd64|arm64)$", "", release)
+    return tuple(int(part) for part in _NUMBERS.findall(bare))
 
 
 def dkms_versions(host: Host) -> tuple[str, ...]:
     """Driver versions whose source DKMS has, whether built or not."""
-    found = []
+    return tuple(version for _, version in _dkms_trees(host))
+
+
+def dkms_name(host: Host, version: str) -> str:
+    """What DKMS calls the driver of this version: ``nvidia/580.159.03``, with Debian's packages
+    ``nvidia-current/550.163.01``."""
+    names = (name for name, here in _dkms_trees(host) if here == version)
+    return f"{next(names, 'nvidia')}/{version}"
+
+
+def _dkms_trees(host: Host) -> Iterator[tuple[str, str]]:
     for module in host.listdir("/var/lib/dkms"):
         if module == "nvidia" or module.startswith(("nvidia-current", "nvidia-open", "nvidia-srv")):
-            found += [name for name in host.listdir(f"/var/lib/dkms/{module}") if name[:1].isdigit()]
-    return tuple(found)
+            yield from (
+                (module, name) for name in host.listdir(f"/var/lib/dkms/{module}") if name[:1].isdigit()
+            )
 
 
 def module_file(host: Host) -> ModuleFile | None:

@@ -33,14 +33,17 @@ def docker_role(node: Node) -> Role:
 def containerd_role(node: Node) -> Role:
     """containerd's CRI counts if the kubelet talks to it, or if it is the only engine here.
 
-    Docker brings a containerd of its own and needs no CRI of it, so Docker without a kubelet rules it out.
+    Docker brings a containerd of its own and needs no CRI of it, nor does nerdctl: Docker rules it out as
+    long as no kubelet has joined a cluster, nerdctl as long as there is none.
     """
     if node.containerd is None:
         return Role(False, "containerd isn't installed on this node")
     kubelet = node.kubelet
+    if node.docker is not None and (kubelet is None or not kubelet.joined):
+        return Role(False, "containerd only serves Docker here: no kubelet uses its CRI")
     if kubelet is None:
-        if node.docker is not None:
-            return Role(False, "containerd only serves Docker here: no kubelet uses its CRI")
+        if node.host.which("nerdctl"):
+            return Role(False, "containerd serves nerdctl here, which needs no CRI")
         return Role(True, "containerd is the only container engine of this node")
     if kubelet.engine != "containerd":
         return Role(False, f"the kubelet uses {kubelet.engine} ({kubelet.endpoint}), not containerd")

@@ -6,7 +6,8 @@ that a GPU which it has taken is supported, whatever the table says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from gpunode.dataclass import dataclass
 from gpunode.facts.driver import version_numbers
@@ -83,11 +84,19 @@ class Bulletin:
     branches: tuple[int, ...]
 
 
+def kept() -> tuple[int, ...]:
+    """Branches that the last bulletin has a fix for, the newest first."""
+    return tuple(sorted({branch(version) for version in _last_bulletin()["fixed"]}, reverse=True))
+
+
+def _last_bulletin() -> Mapping[str, Any]:
+    return max(table("driver_cves").rows, key=lambda row: str(row["published"]))
+
+
 def ended(number: int) -> Bulletin | None:
     """The last bulletin that we know, if it passes this driver branch over and has newer ones; else None."""
-    rows = table("driver_cves").rows
-    last = max(rows, key=lambda row: str(row["published"]))
-    branches = tuple(sorted({branch(version) for version in last["fixed"]}, reverse=True))
+    last = _last_bulletin()
+    branches = kept()
     if number in branches or number > max(branches, default=0):
         return None
     return Bulletin(last["bulletin"], last["published"], branches)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpunode.host import Host
 
-# whoever is in one of these may become root anyway, by sudo or su
-_ADMINISTRATORS = ("root", "sudo", "wheel", "admin")
+# whoever is in one of these may become root anyway, by sudo or su; the last is Google's machines'
+_ADMINISTRATORS = ("root", "sudo", "wheel", "admin", "google-sudoers")
 
 
 def members(host: Host, group: str) -> tuple[str, ...]:

@@ -73,17 +73,41 @@ def find_kubelet(host: Host, processes: Sequence[Process]) -> Kubelet | None:
         return None
     endpoint, source = _endpoint(host, process, unit, config)
     joined = process is not None or config is not None or any(host.stat(path) for path in _JOINED)
-    return Kubelet(process, unit, joined, endpoint, source, setting(config or "", "cgroupDriver"))
+    driver = _cgroup_driver(host, process, config or "")
+    return Kubelet(process, unit, joined, endpoint, source, driver)
+
+
+def _cgroup_driver(host: Host, process: Process | None, config: str) -> str | None:
+    """Its flag, else the last file of its drop-in directory that says so, else its file."""
+    flag = process.option("--cgroup-driver") if process else None
+    place = process.option("--config-dir") if process and not flag else None
+    later = (setting(host.read_text(path) or "", "cgroupDriver") for path in _drop_ins(host, place or ""))
+    return flag or next((one for one in reversed(tuple(later)) if one), setting(config, "cgroupDriver"))
+
+
+def _drop_ins(host: Host, place: str) -> tuple[str, ...]:
+    return tuple(sorted(host.glob(place, "*.conf"))) if place else ()
 
 
 def _config(host: Host, process: Process | None) -> str | None:
-    """The kubelet's file. A running kubelet whose arguments name its engine is told without it, too."""
+    """The kubelet's file. A running kubelet whose arguments name its engine is told without it, too.
+
+    What runs reads no file that it wasn't told of: kubeadm's may be left over where another one runs.
+    """
+    if process is not None and not _kubeadms(process):
+        return None
     try:
         return host.read_text(_config_path(process))
     except Unreadable:
         if process is None or not process.option("--container-runtime-endpoint"):
             raise
         return None
+
+
+def _kubeadms(process: Process) -> bool:
+    """Whether a running kubelet may be kubeadm's; k3s', rke2's and microk8s' are told elsewhere."""
+    elsewhere = process.option("--config-dir") is not None and process.option("--config") is None
+    return process.name == "kubelet" and not elsewhere
 
 
 def _config_path(process: Process | None) -> str:
@@ -96,7 +120,8 @@ def _endpoint(host: Host, process: Process | None, unit: str | None, config: str
         flag = process.option("--container-runtime-endpoint")
         if flag:
             return socket_of(flag), f"/proc/{process.pid}/cmdline"
-    flags = (host.read_text(FLAGS) or "").partition("=")[2].strip().strip('"').split()
+    told = host.read_text(FLAGS) or "" if process is None or _kubeadms(process) else ""
+    flags = told.partition("=")[2].strip().strip('"').split()
     flag = option_value(tuple(flags), "--container-runtime-endpoint")
     if flag:
         return socket_of(flag), FLAGS

@@ -14,27 +14,43 @@ _AUDIO_CLASS = "0x0403"
 
 @dataclass(frozen=True)
 class PciGpu:
-    """One display function. `driver` is the kernel driver that owns it, None if nobody does."""
+    """One display function. `driver` is the kernel driver that owns it, None if nobody does; `display` is
+    True for a VGA controller, which may drive a screen, False for a GPU without outputs (3D controller)."""
 
     address: str
     device_id: str
     driver: str | None
     numa: int | None
+    display: bool = False
+
+    @property
+    def for_vms(self) -> bool:
+        """Whether it is kept for virtual machines: by vfio-pci, a variant of it (nvgrace-gpu-vfio-pci), or
+        the stub that comes before it."""
+        return (self.driver or "").endswith("vfio-pci") or self.driver == "pci-stub"
 
 
 def read_gpus(host: Host) -> tuple[PciGpu, ...]:
-    """Every NVIDIA GPU, ordered by address; a function that vanishes meanwhile is left out."""
+    """Every NVIDIA GPU, ordered by address; a function that vanishes meanwhile is left out, and so are the
+    virtual functions that a vGPU host makes of a GPU."""
     found = []
     for address in host.listdir(DEVICES):
         place = f"{DEVICES}/{address}"
         if _word(host, f"{place}/vendor") != NVIDIA:
             continue
-        if not _word(host, f"{place}/class").startswith(_GPU_CLASSES):
+        kind = _word(host, f"{place}/class")
+        if not kind.startswith(_GPU_CLASSES) or host.readlink(f"{place}/physfn") is not None:
             continue
         driver = host.readlink(f"{place}/driver")
         name = driver.rstrip("/").rpartition("/")[2] if driver else None
-        found.append(PciGpu(address, _word(host, f"{place}/device"), name, _numa(host, place)))
+        number, display = _word(host, f"{place}/device"), kind.startswith(_GPU_CLASSES[0])
+        found.append(PciGpu(address, number, name, _numa(host, place), display))
     return tuple(found)
+
+
+def display_cards(these: tuple[PciGpu, ...], gpus: tuple[PciGpu, ...]) -> bool:
+    """Whether these GPUs are there for a screen, beside others that have no outputs."""
+    return all(gpu.display for gpu in these) and any(not gpu.display for gpu in gpus)
 
 
 def lone_audio(host: Host) -> tuple[str, ...]:

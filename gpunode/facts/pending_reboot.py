@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpunode.facts.driver import Kernel, newer_kernels
+from gpunode.errors import Unreadable
+from gpunode.facts.driver import Kernel, newer_kernels, version_key
 from gpunode.host import Host
 
 PACKAGES = "/run/reboot-required.pkgs"
@@ -15,7 +16,8 @@ def kernel_waiting(host: Host, kernels: tuple[Kernel, ...], running: str) -> str
     lines = (host.read_text(PACKAGES) or "").splitlines()
     asked = {line.strip().removeprefix("linux-image-").removeprefix("unsigned-") for line in lines}
     newer = newer_kernels(kernels, running)
-    return next((one.release for one in reversed(newer) if one.release in asked), None)
+    waiting = (one.release for one in newer if one.release in asked)
+    return max(waiting, key=version_key, default=None)
 
 
 def chosen_kernel(host: Host) -> str:
@@ -23,3 +25,12 @@ def chosen_kernel(host: Host) -> str:
     empty if nobody did. `Unreadable` for an ordinary user where /boot is closed."""
     lines = (host.read_text(GRUB) or "").splitlines()
     return next((line.partition("=")[2].strip() for line in lines if line.startswith("saved_entry=")), "")
+
+
+def chosen_release(host: Host, kernels: tuple[Kernel, ...]) -> str:
+    """The installed kernel that this entry boots; empty if nobody chose one, or if this user may not look."""
+    try:
+        chosen = chosen_kernel(host)
+    except Unreadable:
+        return ""
+    return next((one.release for one in kernels if chosen.endswith(f"-{one.release}")), "")

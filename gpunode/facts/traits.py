@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable
 
 from gpunode.dataclass import dataclass
+from gpunode.facts.driver import module_loaded
 from gpunode.facts.node import Node
-from gpunode.facts.system import VM
+from gpunode.facts.system import CONTAINER, VM
 
+_VGPU_MANAGER = "nvidia_vgpu_vfio"  # NVIDIA's driver for hosts, which has no CUDA
 OPERATOR_DRIVER = "/run/nvidia/driver/usr"  # where the GPU operator mounts its driver container
 
 
@@ -27,6 +29,16 @@ def _operator_driver(node: Node) -> bool:
 
 def _vfio_host(node: Node) -> bool:
     return bool(node.gpus) and all(gpu.for_vms for gpu in node.gpus)
+
+
+def _vm_host(node: Node) -> bool:
+    """Such a host, or one whose driver only makes virtual GPUs, on which nobody has installed what GPU
+    containers need."""
+    if node.questions.expect_gpus is not None or not node.gpus:
+        return False
+    if module_loaded(node.host, _VGPU_MANAGER):
+        return not node.toolkit.programs
+    return _vfio_host(node) and not (node.module or node.module_built or node.dkms or node.toolkit.programs)
 
 
 def _vgpu_guest(node: Node) -> bool:
@@ -53,6 +65,13 @@ def _lxc(node: Node) -> bool:
     return in_lxc(node.host)
 
 
+def _application_container(node: Node) -> bool:
+    """A container without an init system, unlike one of LXC or kind: engines that it sees are the host's."""
+    from gpunode.facts.daemons import systemd_runs
+
+    return node.kind == CONTAINER and not systemd_runs(node.host)
+
+
 def _kubelet(node: Node) -> bool:
     return node.kubelet is not None and node.kubelet.joined
 
@@ -72,6 +91,9 @@ TRAITS = {
     ),
     "selinux-enforcing": Trait(_selinux, "SELinux enforces", "SELinux doesn't enforce here"),
     "lxc": Trait(_lxc, "this is an LXC container", "this is no LXC container"),
+    "application-container": Trait(
+        _application_container, "a container has no engine of its own", "this is no container"
+    ),
     "immutable": Trait(
         lambda node: node.distribution.immutable,
         "this distribution takes no packages",
@@ -90,6 +112,9 @@ TRAITS = {
     "vgpu-guest": Trait(_vgpu_guest, "the GPUs are virtual (vGPU)", "the GPUs are no virtual ones"),
     "vfio-host": Trait(
         _vfio_host, "every GPU is kept for virtual machines", "the GPUs aren't kept for virtual machines"
+    ),
+    "vm-host": Trait(
+        _vm_host, "every GPU is kept for virtual machines", "GPU containers are meant to run on this node"
     ),
     "kubelet": Trait(_kubelet, "this is a Kubernetes node", "no kubelet that has joined a cluster is here"),
     "docker": Trait(lambda node: node.docker is not None, "Docker is installed", "Docker isn't installed"),

@@ -45,19 +45,40 @@ _T = TypeVar("_T")
 
 
 def read_conditions(nvml: Nvml, inventory: Inventory) -> Iterator[Condition]:
-    """One after another, as NVML lists the GPUs. Never raises for a GPU."""
+    """One after another, as NVML lists the GPUs. Never raises for a GPU. One that something holds back is
+    told again at the end, with what still does: the second look waits once for all of them."""
     until = time.monotonic() + _MOST_SECONDS
     cc = _confidential(nvml)
+    held: list[tuple[_Gpu, Condition, int]] = []
     for gpu in inventory.gpus:
         if time.monotonic() > until:
-            return
+            break
         names = (gpu.index, gpu.uuid, gpu.pci)
         try:
             device = nvml.handle(gpu.index)
         except NvmlError as error:
             yield Condition(*names, str(error), error.code)
             continue
-        yield _condition(_Gpu(nvml, device), names, cc)
+        asked = _Gpu(nvml, device)
+        first = _slowdown_bits(asked)
+        told = _condition(asked, names, cc)
+        holds = any((first or 0) & bit for bit in SLOWDOWNS)
+        yield _ended(asked, told, None if holds or first is None else 0)
+        if holds:
+            held.append((asked, told, first or 0))
+    if held:
+        time.sleep(SAMPLE_SECONDS)
+    for asked, told, bits in held:
+        yield _ended(asked, told, bits & (_slowdown_bits(asked) or 0))
+
+
+def _ended(gpu: _Gpu, told: Condition, bits: int | None) -> Condition:
+    """With what holds the clocks back, and with what ended the questions, if anything did."""
+    slowdowns = None if bits is None else tuple(name for bit, name in SLOWDOWNS.items() if bits & bit)
+    error = gpu.error
+    return replace(
+        told, slowdowns=slowdowns, error=str(error or ""), error_code=error.code if error else None
+    )
 
 
 def _confidential(nvml: Nvml) -> tuple[bool | None, bool | None]:
@@ -114,7 +135,6 @@ class _Gpu(_Questions):
 
 
 def _condition(gpu: _Gpu, names: tuple[int, str, str], cc: tuple[bool | None, bool | None]) -> Condition:
-    first, looked = _slowdown_bits(gpu), time.monotonic()
     reading = read_gpu(gpu.nvml, gpu.device, names[1])
     remapped, pages = gpu.call("nvmlDeviceGetRemappedRows"), _retired_pages(gpu)
     repair = gpu.switches("nvmlDeviceGetRepairStatus")
@@ -124,7 +144,7 @@ def _condition(gpu: _Gpu, names: tuple[int, str, str], cc: tuple[bool | None, bo
     ecc, mig = gpu.switches("nvmlDeviceGetEccMode"), gpu.switches("nvmlDeviceGetMigMode")
     gsp = gpu.switches("nvmlDeviceGetGspFirmwareMode")
     virtualization = gpu.word("nvmlDeviceGetVirtualizationMode", VIRTUALIZATION)
-    told = Condition(
+    return Condition(
         *names,
         reading=reading,
         sram_threshold_exceeded=gpu.ask(lambda: gpu.nvml.sram_threshold_exceeded(gpu.device)),
@@ -165,27 +185,11 @@ def _condition(gpu: _Gpu, names: tuple[int, str, str], cc: tuple[bool | None, bo
         cc_enabled=cc[0],
         cc_ready=cc[1],
     )
-    slowdowns = _slowdowns(gpu, first, looked)
-    error = gpu.error
-    return replace(
-        told, slowdowns=slowdowns, error=str(error or ""), error_code=error.code if error else None
-    )
 
 
 def _slowdown_bits(gpu: _Gpu) -> int | None:
     bits = gpu.number("nvmlDeviceGetCurrentClocksEventReasons")
     return gpu.number("nvmlDeviceGetCurrentClocksThrottleReasons") if bits is None else bits  # before 535
-
-
-def _slowdowns(gpu: _Gpu, first: int | None, looked: float) -> tuple[str, ...] | None:
-    """What held then and holds now; looks again only where something did."""
-    if first is None:
-        return None
-    bits = 0
-    if any(first & bit for bit in SLOWDOWNS):
-        time.sleep(max(0.0, looked + SAMPLE_SECONDS - time.monotonic()))
-        bits = first & (_slowdown_bits(gpu) or 0)
-    return tuple(name for bit, name in SLOWDOWNS.items() if bits & bit)
 
 
 def _inforom(gpu: _Gpu) -> bool | None:

@@ -26,6 +26,7 @@
     }
     for (const section of document.querySelectorAll("section.problems, section.all, section[aria-labelledby=notes]"))
       section.hidden = section.querySelector("[data-state]:not([hidden])") === null;
+    $("reset").hidden = !narrowed && document.activeElement !== $("reset");
     $("shown").textContent = narrowed ? shown + " of " + rows.length + " checks" : "";
   }
 
@@ -39,7 +40,7 @@
 
   /* a link may lead to a check that a filter or a closed layer hides */
   function reveal() {
-    const target = location.hash ? document.getElementById(decodeURIComponent(location.hash.slice(1))) : null;
+    const target = document.getElementById(location.hash.slice(1)); /* ids are letters, digits and hyphens */
     if (!target) return;
     if (target.hidden) reset();
     const closed = target.closest("details");
@@ -47,10 +48,16 @@
     target.scrollIntoView();
   }
 
+  /* its label is what a screen reader says, and has to begin with what is seen */
   function copied(button, done) {
-    const before = button.textContent;
-    button.textContent = done ? "Copied" : "Press Ctrl+C";
-    setTimeout(() => { button.textContent = before; }, 2000);
+    if (button.textContent.startsWith(done ? "Copied" : "Not")) return;
+    const before = [button.textContent, button.getAttribute("aria-label")];
+    button.textContent = done ? "Copied" : "Not copied";
+    button.removeAttribute("aria-label");
+    setTimeout(() => {
+      button.textContent = before[0];
+      if (before[1]) button.setAttribute("aria-label", before[1]);
+    }, 2000);
   }
 
   /* without navigator.clipboard (an older browser, a page from a mail) the selection is copied */
@@ -78,15 +85,17 @@
       ? JSON.stringify(JSON.parse($("report").textContent), null, 2)
       : button.previousElementSibling.textContent));
   }
-  for (const one of document.querySelectorAll(".fix")) {
-    const name = one.closest("[id]");
-    if (name) one.querySelector("button").setAttribute("aria-label", "Copy the command of " + name.id);
-  }
   form.addEventListener("input", apply);
   form.addEventListener("submit", (event) => event.preventDefault());
   $("reset").addEventListener("click", reset);
   window.addEventListener("hashchange", reveal);
-  window.addEventListener("beforeprint", () => { for (const one of layers) one.open = true; });
+  /* paper can't be opened: everything is, and closed again afterwards */
+  let closed = [];
+  window.addEventListener("beforeprint", () => {
+    closed = Array.from(document.querySelectorAll("details:not([open])"));
+    for (const one of closed) one.open = true;
+  });
+  window.addEventListener("afterprint", () => { for (const one of closed) one.open = false; });
   form.hidden = false;
   apply();
   reveal();

@@ -159,8 +159,9 @@ def _reboot(report: Report) -> Iterator[str]:
     if verdict["safe"]:
         yield "<p>Yes: nothing was found that a reboot would break.</p>"
     elif not verdict["findings"]:
-        number = _many(len(unjudged), "check")
-        yield f"<p>Nothing speaks against it, but {number} need root to tell.</p>"
+        unread = all(one["skipped"] for one in report.findings if one["id"] in unjudged)
+        doubt = f"{_many(len(unjudged), 'check')} could not tell{' without root' if unread else ''}"
+        yield f"<p>Nothing speaks against it, but {doubt}.</p>"
     else:
         yield "<p>No, mend this first:</p><ul>"
         for one in report.findings:
@@ -186,7 +187,7 @@ def _filters(report: Report) -> Iterator[str]:
         if number:
             yield f'<label class="tick {one}"><input type="checkbox" name="state" value="{one}" checked>'
             yield f' {_WORDS[one]} <span class="count">{number}</span></label>'
-    yield '</fieldset><button type="button" id="reset">Show all</button>'
+    yield '</fieldset><button type="button" id="reset" hidden>Show all</button>'
     yield '<output id="shown" aria-live="polite"></output></form>'
 
 
@@ -234,7 +235,8 @@ def _fixes(finding: Mapping[str, Any]) -> Iterator[str]:
         notes = ["as root"] if fix["needsRoot"] else []
         notes += [_DISTURBS[fix["disruptive"]]] if fix["disruptive"] in _DISTURBS else []
         yield f'<div class="fix"><pre tabindex="0"><code>{escaped(fix["command"])}</code></pre>'
-        yield '<button type="button" class="copy" hidden>Copy</button>'
+        label = f"Copy the command of {finding['id']}"
+        yield f'<button type="button" class="copy" aria-label="{escaped(label)}" hidden>Copy</button>'
         yield f'<p class="quiet">{escaped(", ".join(notes))}</p></div>' if notes else "</div>"
 
 
@@ -283,7 +285,8 @@ def _notes(report: Report) -> Iterator[str]:
 
 def _layers(report: Report) -> Iterator[str]:
     """Everything else, layer by layer; open layers are those with something that waits."""
-    yield '<section class="all" aria-labelledby="all"><h2 id="all">Every other check</h2>'
+    rest = "Every other check" if report.having("fail", "error", "warn", "note") else "Every check"
+    yield f'<section class="all" aria-labelledby="all"><h2 id="all">{rest}</h2>'
     for layer in dict.fromkeys(one["layer"] for one in report.findings):
         here = [one for one in report.having("waits", "pass", "skip") if one["layer"] == layer]
         if not here:

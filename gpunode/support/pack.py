@@ -24,6 +24,7 @@ _VARIABLES = re.compile(
     r"(?:NVIDIA_|CUDA_|NV_|MIG_|MPS_|DOCKER_|DOCKERD_|CONTAINER_|CONTAINERS_|CONTAINERD_|XDG_|GPUNODE_|DEVICE_"
     r"|CDI_|ENABLE_|RUNTIME|PASS_DEVICE|CONFIG_FILE|FAIL_ON|NODE_NAME|RESOURCE_|CONTAINER|HOME=|PATH=|USER=|LD_LIBRARY_PATH=)"
 )
+_OF_IMAGES = ("NVIDIA_", "CUDA_")
 _GECOS = 4
 KERNEL_LOG = ".gpunode/kernel.log"
 
@@ -33,11 +34,41 @@ def files_of(kept: Kept, redaction: Redaction) -> dict[str, bytes]:
     inside: dict[str, bytes] = {}
     for path, data in programs_as_files(kept).items():
         inside[redaction.path(path).removeprefix("/")] = _cleaned(path, data, redaction)
-    recording = redaction.value({**kept.recording})
-    inside[RECORDING] = _json(recording)
+    inside[RECORDING] = _json(redaction.value(_without_images(kept.recording)))
     if kept.log:
         inside[KERNEL_LOG] = redaction.text("\n".join(kept.log) + "\n").encode("utf-8", "surrogateescape")
     return inside
+
+
+def _without_images(recording: Mapping[str, Any]) -> dict[str, Any]:
+    """The recording with nothing of an image's environment but what is about GPUs: anybody's program is in
+    it. podman prints an image's settings with all else that it knows of it."""
+    found = {name: dict(section) for name, section in recording.items()}
+    for socket, told in found.get("daemons", {}).items():
+        images = told.get("images") if isinstance(told, dict) else None
+        if isinstance(images, dict):
+            kept = {name: _settings(one) for name, one in images.items()}
+            found["daemons"][socket] = {**told, "images": kept}
+    for line, answer in found.get("commands", {}).items():
+        if "podman image inspect" in line:
+            found["commands"][line] = {**answer, "stdout": _inspected(answer.get("stdout", ""))}
+    return found
+
+
+def _settings(config: Any) -> Any:
+    listed = config.get("Env") if isinstance(config, dict) else None
+    ours = [one for one in listed if str(one).startswith(_OF_IMAGES)] if isinstance(listed, list) else []
+    return {"Env": ours} if isinstance(config, dict) else config
+
+
+def _inspected(text: str) -> str:
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    first = told[0] if isinstance(told, list) and told else None
+    config = first.get("Config") if isinstance(first, dict) else None
+    return json.dumps([{"Config": _settings(config)}]) if isinstance(config, dict) else ""
 
 
 def links_of(kept: Kept, redaction: Redaction) -> dict[str, str]:

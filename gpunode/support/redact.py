@@ -21,9 +21,9 @@ _NAMED_KEY = r"(?:api|access|private|client|signing|encryption)[_-]?key|key-data
 _KEYS = rf"[\w.\-]{{0,60}}(?:{_WORDS}|{_NAMED_KEY})[\w.\-]{{0,60}}"
 _KEY = rf"(?:{_KEYS}|[\w.\-]{{0,60}}[_.\-](?:auth|pwd|pass)|auth)"
 # a line without any of these holds no secret; most lines are passed over for it
-_HINT = r"pass|secret|token|credential|auth|key|pwd|://|bearer|basic"
+_HINT = r"pass|secret|token|credential|auth|key|pwd|://|bearer|basic|sig"
 # a key that only says where a secret lies, or how it is used, is none
-_HARMLESS_KEY = r"(?:file|path|dir|directory|url|mode|ttl|timeout|plugin|webhook|enabled|name|id|days|type)$"
+_HARMLESS_KEY = r"(?:file|path|dir|directory|url|mode|ttl|timeout|plugin|webhook|enabled|name|id|days|type)s?$"
 _HARMLESS = {"true", "false", "null", "none", "", '""', "''", "yes", "no", "on", "off", HIDDEN.lower()}
 _KNOWN = (
     r"nvapi-[\w-]{20,}",  # NVIDIA NGC
@@ -36,6 +36,7 @@ _KNOWN = (
     r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?",  # JSON web tokens: licence tokens, service accounts
     r"\bK10[0-9a-f]{32,}::[\w:.-]+",  # k3s and rke2
     r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b",  # kubeadm's bootstrap tokens
+    r"\bSWMTKN-1-[\w-]{8,}",
 )
 _UUID = r"(?<![0-9A-Fa-f])[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}(?![0-9A-Fa-f-])"
 _BARE = r"(?<![0-9A-Za-z])[0-9a-f]{32}(?![0-9A-Za-z])"
@@ -53,10 +54,15 @@ _ORDINARY = frozenset(
 @cache
 def _in_texts() -> tuple[tuple[re.Pattern[str], Any], ...]:
     """What to look for in a whole text, and what takes its place."""
-    block = rf"(?P<open>(?<![\w.\-])(?P<key>{_KEY})[\"']?[ \t]*:[ \t]*)[|>][-+]?\n(?:[ \t]+.*\n?)+"
+    key = rf"(?P<open>(?<![\w.\-])(?P<key>{_KEY})[\"']?[ \t]*"
+    block = rf"{key}:[ \t]*)[|>][-+]?\n(?:[ \t]+.*\n?)+"
+    items = rf"{key}:[ \t]*\n)(?P<items>(?:[ \t]*-[ \t][^\n]*\n?)+)"
+    listed = rf"{key}[=:][ \t]*\[)(?P<listed>[^\[\]]{{1,4096}})(?=\])"
     return (
         (re.compile("|".join(f"(?:{one})" for one in _KNOWN)), HIDDEN),
         (re.compile(block, re.IGNORECASE), _block),
+        (re.compile(items, re.IGNORECASE), _items),
+        (re.compile(listed, re.IGNORECASE), _listed),
         (
             re.compile(
                 r"-----BEGIN ([A-Z ]*)PRIVATE KEY-----(?! REDACTED).*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL
@@ -79,12 +85,29 @@ def _in_lines() -> tuple[tuple[re.Pattern[str], Any], ...]:
         (re.compile(r"\b(bearer|basic)[ ]+[\w.~+/=-]{8,}", flags), rf"\1 {HIDDEN}"),
         (re.compile(rf"(?P<open>{key}\\?[\"']?[ \t]*[=:][ \t]*){value}", flags), _pair),
         (re.compile(flag, flags), _pair),
+        # cifs' and nfs' mount options; in an address, what clouds sign it with
+        (re.compile(r"((?<![\w.\-])(?:pass|pwd)=)[^\s,;&\"'\0]+", flags), rf"\1{HIDDEN}"),
+        (re.compile(r"([?&](?:sig|[\w-]{0,30}signature)=)[^\s&\"'\0]+", flags), rf"\1{HIDDEN}"),
     )
 
 
 def _block(found: re.Match[str]) -> str:
     """A YAML text of several lines."""
     return f"{found['open']}{HIDDEN}\n"
+
+
+def _items(found: re.Match[str]) -> str:
+    """A YAML list, such as the values of an HTTP header."""
+    if not secret_key(found["key"]):
+        return found[0]
+    return found["open"] + re.sub(r"(?m)^([ \t]*-[ \t])[^\n]*", rf"\1{HIDDEN}", found["items"])
+
+
+def _listed(found: re.Match[str]) -> str:
+    """A list in TOML or JSON, on one line or more; what isn't in quotes is no text."""
+    if not secret_key(found["key"]):
+        return found[0]
+    return found["open"] + re.sub(r"""(["'])[^"'\n]*\1""", rf"\1{HIDDEN}\1", found["listed"])
 
 
 def _pair(found: re.Match[str]) -> str:

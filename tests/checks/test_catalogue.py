@@ -48,6 +48,8 @@ def test_a_check_says_all_that_people_need(check):
     assert set(check.needs) | set(check.unless) <= set(TRAITS)
     assert set(check.preflight) <= set(PREFLIGHTS)
     assert len(check.looks_at) > 20 and len(check.why) > 40
+    assert check.refs and all(re.fullmatch(r"https://\S+", address) for address in check.refs)
+    assert check.title and check.title[-1].isalnum() and check.why.endswith(".")
     for family in FAMILIES:
         fix = check.remedy.for_family(family)
         assert fix.command and "\n" not in fix.command
@@ -55,6 +57,7 @@ def test_a_check_says_all_that_people_need(check):
         assert ("reboot" in fix.command) == (fix.disruptive == "reboot") or fix.command.startswith("follow ")
         assert "nvidia-ctk runtime" not in fix.command
         assert not placeholders(fix.command) and not holes(fix.command)
+        assert not re.search(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d|\b(pct|kill) (\w+ )?\d", fix.command)
 
 
 @pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.id)

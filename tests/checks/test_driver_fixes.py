@@ -1,25 +1,37 @@
 """The driver's commands fit the GPUs, the packages and the kernel of the very node."""
 
+import shlex
+
 import pytest
 
-from fixtures.machines import expected, options, recorded_host
+from fixtures.machines import expected, machine, options, overlay, recorded_host
+from gpunode.checks import fixes
+from gpunode.checks.driver import packages, targets
 from gpunode.checks.runner import Selection, run_checks
+from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node, Questions
+from gpunode.facts.packages import RPM_QUERY
+from gpunode.host import Host
 
 COMMANDS = {
     "kmod-flavour-blackwell": "apt install nvidia-driver-580-server-open && reboot",
     "kmod-flavour-rocky9": "dnf module enable nvidia-driver:580-dkms",
     "gpu-arch-dropped": "zypper install nvidia-driver-G06-kmp-default",
     "gpu-arch-dropped-rocky9": "dnf module enable nvidia-driver:580-dkms",
-    "gpu-arch-next-upgrade": "apt install cuda-drivers-580",
+    "gpu-arch-next-upgrade": "apt-mark hold cuda-drivers",
     "driver-too-old-for-gpu-rocky9": "nvidia-open && reboot",
     "driver-two-installs": (
         "nvidia-uninstall && apt install --reinstall libnvidia-compute-580-server && reboot"
     ),
     "driver-lib-mismatch-rocky9": "reboot",
-    "driver-lib-mismatch-stays": "apt update && apt install nvidia-open && reboot",
+    "driver-lib-mismatch-stays": "ubuntu-drivers install --gpgpu && reboot",
     "gsp-firmware": "apt install --reinstall nvidia-firmware-580-server-580.159.03 && reboot",
     "kernel-headers-missing": "apt install linux-headers-5.15.0-122-generic",
+    "dkms-next-kernel-refused": (
+        "apt update && apt install nvidia-dkms-580-server-open nvidia-driver-580-server-open && "
+        "modinfo -k 5.15.0-124-generic -F version nvidia && reboot"
+    ),
+    "driver-refuses-kernel": "modinfo -k 5.15.0-124-generic -F version nvidia && reboot",
     "module-disabled-rocky9": "sed -i '2s/^/# /' /etc/modprobe.d/no-gpu.conf && modprobe nvidia",
     "secureboot-unsigned-rocky9": "mokutil --import /var/lib/dkms/mok.pub && reboot",
 }
@@ -45,3 +57,215 @@ def test_a_mismatch_names_the_transaction_that_brought_it(name, tmp_path):
     findings = run_checks(Node(recorded_host(name, tmp_path)), Selection(only=("driver-lib-mismatch",)))
     shown = [one for finding in findings for one in finding.evidence if one.source == path]
     assert [one.line for one in shown] == [line] and words in shown[0].value
+
+
+def on(base, tmp_path, **change):
+    """A node of `base` with other files, or without some."""
+    return Node(
+        Host(build_machine(overlay(machine(base), {"set": change}), tmp_path / "machine"), environ={})
+    )
+
+
+def dpkg(*names, version="535.288.01-0ubuntu0.22.04.1"):
+    blocks = (f"Package: {name}\nStatus: install ok installed\nVersion: {version}\n" for name in names)
+    return {"/var/lib/dpkg/status": "\n".join(blocks)}
+
+
+UBUNTU = [
+    (("nvidia-driver-535-server", "nvidia-utils-535-server"), "nvidia-driver-580-server"),
+    (
+        ("nvidia-headless-no-dkms-535-server-open", "nvidia-utils-535-server", "nvidia-fabricmanager-535"),
+        "nvidia-fabricmanager-580 nvidia-headless-no-dkms-580-server-open nvidia-utils-580-server",
+    ),
+    (
+        ("nvidia-driver-535-open", "linux-modules-nvidia-535-open-generic-hwe-22.04"),
+        "linux-modules-nvidia-580-open-generic-hwe-22.04 nvidia-driver-580-open",
+    ),
+    (("nvidia-driver-535", "linux-modules-nvidia-535-6.8.0-45-generic"), "nvidia-driver-580"),
+]
+
+
+@pytest.mark.parametrize(("installed", "wanted"), UBUNTU)
+def test_ubuntus_own_packages_go_on_under_the_names_of_another_branch(installed, wanted, tmp_path):
+    files = {"/sys/module/nvidia/version": "535.288.01\n", **dpkg(*installed)}
+    fix = packages.install_driver(on("healthy-h100", tmp_path, files=files))
+    assert fix.command == f"apt update && apt install {wanted} && reboot"
+
+
+def test_nvidias_packages_on_ubuntu_go_on_from_nvidias_repository(tmp_path):
+    source = "deb https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2204/x86_64 /\n"
+    files = {
+        "/etc/apt/sources.list.d/cuda.list": source,
+        "/sys/module/nvidia/version": "570.211.01\n",
+        **dpkg("nvidia-driver-570-open", version="570.211.01-0ubuntu1"),
+    }
+    node = on("healthy-h100", tmp_path, files=files)
+    assert packages.install_driver(node).command == "apt install nvidia-open && reboot"
+
+
+def test_a_driver_of_the_run_installer_gets_no_packages_beside_it(tmp_path):
+    node = on("healthy-docker-rocky9", tmp_path, executables=["/usr/bin/nvidia-uninstall"])
+    assert packages.install_driver(node).command.startswith("follow https://www.nvidia.com/")
+    assert "580.159.03.run" in packages.install_libraries(node).command
+
+
+def test_a_dnf_module_in_use_is_given_up_before_another_is_enabled(tmp_path):
+    module = "[nvidia-driver]\nname=nvidia-driver\nstream=570-dkms\nprofiles=\nstate=enabled\n"
+    files = {"/etc/dnf/modules.d/nvidia-driver.module": module}
+    command = packages.install_driver(on("healthy-docker-rocky9", tmp_path, files=files)).command
+    assert "dnf module reset nvidia-driver && dnf module enable nvidia-driver:open-dkms" in command
+
+
+@pytest.mark.parametrize(
+    ("ids", "last"),
+    [
+        (("0x2330",), 0),
+        (("0x1db6",), 580),
+        (("0x102d",), 470),  # K80
+        (("0x1db6", "0x20b2"), 580),  # V100 and A100: branch 580 drives both
+        (("0x1db6", "0x2901"), 0),  # V100 and B200: none does
+    ],
+)
+def test_the_last_branch_that_drives_all_gpus(ids, last, tmp_path):
+    files = {}
+    for number, device in enumerate(ids):
+        place = f"/sys/bus/pci/devices/0000:{number + 1:02x}:00.0"
+        files |= {f"{place}/vendor": "0x10de", f"{place}/class": "0x030200", f"{place}/device": device}
+    assert (
+        targets.last_branch(Node(Host(build_machine({"files": files}, tmp_path / "m"), environ={}))) == last
+    )
+
+
+def findings(node, identifier):
+    return next(one for one in run_checks(node, Selection(only=(identifier,))) if one.id == identifier)
+
+
+def card(device, driver="", address="0000:03:00.0"):
+    place = f"/sys/bus/pci/devices/{address}"
+    files = {f"{place}/vendor": "0x10de", f"{place}/class": "0x030000", f"{place}/device": device}
+    links = {f"{place}/driver": f"../../../../bus/pci/drivers/{driver}"} if driver else {}
+    return {"files": files, "links": links}
+
+
+@pytest.mark.parametrize(
+    ("device", "driver", "identifier", "status", "noted"),
+    [
+        ("0x128b", "nouveau", "nouveau-loaded", "pass", False),  # GT 710: this driver wouldn't take it
+        ("0x25b6", "nouveau", "nouveau-loaded", "pass", True),
+        ("0x128b", "", "gpu-arch-dropped", "pass", True),
+        ("0x1d01", "", "kmod-flavour", "pass", True),
+        ("0x128b", "", "gpu-bound-other-driver", "pass", False),
+        ("0x25b6", "", "gpu-bound-other-driver", "warn", False),
+    ],
+)
+def test_a_card_for_a_screen_beside_gpus_that_compute(device, driver, identifier, status, noted, tmp_path):
+    finding = findings(on("healthy-h100", tmp_path, **card(device, driver)), identifier)
+    assert (finding.status, finding.note) == (status, noted)
+
+
+def test_gpus_that_compute_keep_their_driver_when_an_old_one_has_none(tmp_path):
+    old = {f"/sys/bus/pci/devices/0000:03:00.0/{name}": value for name, value in V100.items()}
+    finding = findings(on("healthy-b200-nvlsm", tmp_path, files=old), "kmod-flavour")
+    assert finding.note and not finding.fix and "doesn't drive the others" in finding.summary
+
+
+V100 = {"vendor": "0x10de", "class": "0x030200", "device": "0x1db6"}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"/etc/dnf/modules.d/nvidia-driver.module": "[nvidia-driver]\nstream=580-dkms\nstate=enabled\n"},
+        {"/etc/dnf/plugins/versionlock.list": "nvidia-driver-3:580.159.03-1.el9.*\n"},
+    ],
+)
+def test_what_keeps_cuda_drivers_within_the_branch_of_old_gpus(files, tmp_path):
+    base = machine("healthy-docker-rocky9")
+    old = {name: "0x1db6" for name in base["files"] if name.endswith(":00.0/device")}
+    spec = overlay(base, {"set": {"files": {**old, **files}}})
+    answers = spec["recording"].setdefault("commands", {})
+    answers[shlex.join(RPM_QUERY)] = {"code": 0, "stdout": "cuda-drivers\t580.159.03-1.el9\t1767000000\n"}
+    node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
+    assert findings(node, "gpu-arch-dropped").status == "pass"
+
+
+def test_a_key_is_enrolled_under_dkms_own_name_for_the_driver(tmp_path):
+    files = {
+        "/var/lib/dkms/nvidia-current/550.163.01/source/dkms.conf": "",
+        "/var/lib/dkms/mok.pub": "",
+    }
+    node = Node(Host(build_machine({"files": files}, tmp_path / "machine"), environ={}))
+    again = packages.enrol_key(node, signed=False).command
+    assert again.startswith("dkms build --force nvidia-current/550.163.01 -k ")
+
+
+def test_suses_module_comes_again_in_the_package_that_brought_it(tmp_path):
+    spec = machine("healthy-suse-kubelet")
+    answer = {"code": 0, "stdout": "nvidia-driver-G06-kmp-default\t580.159.03_k6.4.0-1\t1767000000\n"}
+    spec["recording"].setdefault("commands", {})[shlex.join(RPM_QUERY)] = answer
+    node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
+    fix = packages.build_module(node, "6.4.0-150600.99-default")
+    assert fix.command == "zypper install --force nvidia-driver-G06-kmp-default"
+
+
+def test_a_host_of_virtual_gpus_is_not_judged_as_one_of_containers(tmp_path):
+    """Its GPUs have virtual functions, its driver has no CUDA, and nobody has installed the toolkit."""
+    base = machine("healthy-h100")
+    wanted = ("nvidia-c", "libcuda")
+    spec = {
+        section: {path: one for path, one in value.items() if not any(word in path for word in wanted)}
+        if isinstance(value, dict) and section != "recording"
+        else [path for path in value if not any(word in path for word in wanted)]
+        if isinstance(value, list)
+        else value
+        for section, value in base.items()
+    }
+    function = "/sys/bus/pci/devices/0000:18:00.4"
+    files = {f"{function}/vendor": "0x10de", f"{function}/class": "0x030200", f"{function}/device": "0x2330"}
+    files["/sys/module/nvidia_vgpu_vfio/initstate"] = "live"
+    change = {"files": files, "links": {f"{function}/physfn": "../0000:18:00.0"}}
+    node = Node(Host(build_machine(overlay(spec, {"set": change}), tmp_path / "machine"), environ={}))
+    assert len(node.gpus) == 8
+    found = {one.id: one for one in run_checks(node)}
+    assert found["libcuda-missing"].skipped == "not-applicable"
+    assert not [one.id for one in found.values() if one.status in ("fail", "warn", "error")]
+
+
+def test_a_precompiled_module_comes_in_the_package_of_the_next_kernel(tmp_path):
+    spec = overlay(machine("healthy-docker-rocky9"), {"remove": ["/var/lib/dkms"]})
+    answer = {"code": 0, "stdout": "kmod-nvidia-580.159.03-5.14.0-427.13.1\t3:580.159.03-1.el9\t1767000000\n"}
+    spec["recording"].setdefault("commands", {})[shlex.join(RPM_QUERY)] = answer
+    node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
+    fix = packages.build_module(node, "5.14.0-503.11.1.el9_5.x86_64")
+    assert fix.command == "dnf install kmod-nvidia-580.159.03-5.14.0-503.11.1"
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_libraries_that_are_held_keep_what_depends_on_them(held, tmp_path):
+    state = "hold" if held else "install"
+    libraries = (
+        f"Package: libnvidia-compute-580-server\nStatus: {state} ok installed\nVersion: 580.159.03-0\n"
+    )
+    others = dpkg("cuda-drivers", "nvidia-compute-utils-580-server", version="580.159.03-0")
+    files = {
+        "/var/lib/dpkg/status": f"{libraries}\n{others['/var/lib/dpkg/status']}",
+        "/etc/apt/apt.conf.d/20auto-upgrades": 'APT::Periodic::Unattended-Upgrade "1";\n',
+        "/etc/apt/apt.conf.d/50unattended-upgrades": 'Unattended-Upgrade::Allowed-Origins { "Ubuntu"; };\n',
+    }
+    node = on("healthy-h100", tmp_path, files=files, executables=["/usr/bin/unattended-upgrade"])
+    assert findings(node, "unattended-upgrades-driver").status == ("pass" if held else "warn")
+
+
+@pytest.mark.parametrize(
+    ("release", "package"),
+    [
+        ("5.14.0-427.el9.x86_64", "kernel-devel-5.14.0-427.el9.x86_64"),
+        ("5.14.0-427.el9.x86_64+rt", "kernel-rt-devel-5.14.0-427.el9.x86_64"),
+        ("5.14.0-427.el9.aarch64+64k", "kernel-64k-devel-5.14.0-427.el9.aarch64"),
+        ("5.15.0-206.153.7.el9uek.x86_64", "kernel-uek-devel-5.15.0-206.153.7.el9uek.x86_64"),
+        ("$(uname -r)", "kernel-devel-$(uname -r)"),
+    ],
+)
+def test_headers_come_in_the_package_of_the_kernels_kind(release, package):
+    assert fixes.kernel_devel(release) == package
+    assert package in fixes.build_module_for(release).rhel.command

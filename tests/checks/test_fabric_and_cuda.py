@@ -1,5 +1,7 @@
 """Where false alarms lurk: fabrics, MIG, virtual GPUs, GPUDirect, images."""
 
+import os
+import subprocess
 import time
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from fixtures.machines import machine, merged, options, recorded_host
 from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.fabric.mig import _instances
+from gpunode.checks.fixes import tell_plugin
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
 from gpunode.errors import UsageError
@@ -32,6 +35,7 @@ def conditions(**item):
     return {"recording": {"nvml": {"conditions": {str(index): item for index in range(8)}}}}
 
 
+SXID = "[300000.1] nvidia-nvswitch2: SXid (PCI:0000:09:00.0): 20034, {}, Link 30 LTSSM Fault Up\n"
 JUST_NOW = {"files": {"/proc/stat": f"btime {int(time.time()) - 20}\n"}}
 
 
@@ -269,3 +273,59 @@ def test_the_operators_pod_tells_where_its_fabric_manager_went(tmp_path):
     verdict = BY_ID["fabricmanager-missing"].run(Node(Host(build_machine(spec, tmp_path), environ={})))
     assert verdict.status is FAIL
     assert verdict.fix.command.startswith("kubectl get pods ")
+
+
+@pytest.mark.parametrize(
+    ("log", "status"),
+    [
+        (SXID.format("Non-fatal"), WARN),
+        (SXID.format("Fatal"), FAIL),
+        (SXID.format("Non-fatal").replace("300000", "100"), PASS),
+        (SXID.format("Fatal").replace("300000", "100"), FAIL),
+        (SXID.format("Fatal") + "[300500.1] NVRM: loading NVIDIA UNIX Open Kernel Module\n", PASS),
+    ],
+)
+def test_errors_of_switches_are_told_while_they_matter(log, status, tmp_path):
+    change = {"files": {"/.gpunode/kernel.log": log, "/proc/uptime": "301000.0 1.0\n"}}
+    assert judge("fabric-topology", "healthy-h100-nvswitch", tmp_path, change).status is status
+
+
+@pytest.mark.parametrize(
+    ("identifier", "name"),
+    [("vgpu-driver-mismatch", "vgpu-driver-mismatch"), ("peermem", "peermem-invalid-context")],
+)
+def test_what_the_log_tells_of_long_ago_is_over(identifier, name, tmp_path):
+    log = machine(name)["files"]["/.gpunode/kernel.log"]
+    log += "[200000.1] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.159.03\n"
+    change = {"files": {"/.gpunode/kernel.log": log, "/proc/uptime": "300000.0 1.0\n"}}
+    assert judge(identifier, name, tmp_path / "before").status in (WARN, FAIL)
+    assert judge(identifier, name, tmp_path / "since", change).status is PASS
+
+
+def test_the_operators_plugin_is_told_by_its_policy(tmp_path):
+    pod = {"dirs": ["/var/log/pods/gpu-operator_nvidia-operator-validator-x_1/toolkit-validation"]}
+    alone = judge("mig-strategy-mismatch", "mig-strategy-mismatch", tmp_path / "alone")
+    both = judge("mig-strategy-mismatch", "mig-strategy-mismatch", tmp_path / "both", pod)
+    assert (alone.status, alone.fix) == (FAIL, None)
+    assert "clusterpolicies.nvidia.com" in both.fix.command
+
+
+def test_a_plugin_is_told_in_its_own_namespace(tmp_path):
+    lines = "kube-system nvidia-device-plugin-daemonset 1\nx nvdp-nvidia-device-plugin 1\n"
+    lines += "x nvdp-nvidia-device-plugin-mps-control-daemon 1\nx other 1"
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\nif [ "$1" = get ]; then echo "{lines}"; else echo "$*"; fi\n')
+    kubectl.chmod(0o755)
+    told = subprocess.run(
+        ["sh", "-c", tell_plugin("MIG_STRATEGY=mixed")],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert told.stdout.splitlines() == [
+        "set env --namespace kube-system daemonset/nvidia-device-plugin-daemonset MIG_STRATEGY=mixed",
+        "set env --namespace x daemonset/nvdp-nvidia-device-plugin MIG_STRATEGY=mixed",
+    ]
+    given = [check.remedy.for_family("debian").command for check in BY_ID.values()]
+    assert not [one for one in given if "kubectl set env --all-namespaces" in one]

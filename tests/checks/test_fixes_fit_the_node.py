@@ -1,10 +1,14 @@
 """Commands that depend on how this very node got its driver and engines: each must be right as it stands."""
 
+from dataclasses import replace
+
 import pytest
 
 from fixtures.machines import machine
 from gpunode.checks import fixes
+from gpunode.checks.docker import remedies as docker
 from gpunode.checks.runner import run_checks
+from gpunode.facts.daemons import Daemon
 from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node
 from gpunode.host import Host
@@ -168,9 +172,14 @@ def test_a_distributions_containerd_is_restarted_by_the_distribution(manager, un
     assert fixes.restart_managed(manager, unit) == command
 
 
-def test_the_snaps_docker_is_restarted_by_snap():
-    assert fixes.restart_docker("/var/snap/docker/2893/config/daemon.json") == "snap restart docker"
-    assert fixes.restart_docker("/etc/docker/daemon.json") == "systemctl restart docker"
+def test_each_docker_is_restarted_by_whoever_starts_it():
+    system = Daemon("docker", None, (27, 3), "/etc/docker/daemon.json", "", "/run/docker.sock", None)
+    snap = replace(system, config_path="/var/snap/docker/2893/config/daemon.json", manager="snap")
+    own = replace(system, config_path="/home/anna/.config/docker/daemon.json", user="anna")
+    assert docker.restart(system, "reload") == "systemctl reload docker"
+    assert docker.restart(snap, "reload") == "snap restart docker"
+    assert docker.restart(own) == "systemctl --user restart docker"
+    assert (docker.edit(own, 3).needs_root, docker.edit(system, 3).needs_root) == (False, True)
 
 
 def test_a_file_that_k3s_renders_is_never_to_be_edited(tmp_path):

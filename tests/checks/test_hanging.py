@@ -1,18 +1,25 @@
 """Daemons that listen and never answer: a finding within seconds, however many checks ask."""
 
+import inspect
 import socket
+import threading
 import time
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from fixtures.machines import recorded_host
+from gpunode.checks import patience
 from gpunode.checks.catalogue import BY_ID
-from gpunode.facts import about
+from gpunode.checks.runner import run_checks
+from gpunode.facts import about, unit_states
 from gpunode.facts.containerd import ContainerdConfig
 from gpunode.facts.daemons import Daemon
+from gpunode.facts.kubelet import Kubelet
 from gpunode.facts.node import Node
 from gpunode.facts.processes import Process
+from gpunode.facts.topic import Stuck
 from gpunode.host import Host
 from gpunode.result import FindingStatus
 
@@ -34,6 +41,7 @@ def node_with(name, address, monkeypatch):
         "docker": None,
         "containerd": None,
         "kubelet": None,
+        "crio": None,
         "docker_config": {},
         "kind": "vm",
     }
@@ -66,3 +74,83 @@ def test_a_daemon_that_never_answers_is_one_finding_and_is_waited_for_once(
     assert verdict.status is FindingStatus.FAIL
     assert "doesn't answer" in verdict.summary
     assert verdict.evidence[0].source == address
+
+
+def test_a_crio_that_never_answers_is_one_finding(tmp_path, monkeypatch):
+    with silent_socket(tmp_path / "s") as address:
+        node = node_with("crio", address, monkeypatch)
+        started = time.monotonic()
+        verdict = BY_ID["crio-runtime-missing"].run(node)
+        assert BY_ID["crio-cgroup-manager"].run(node).status is FindingStatus.SKIP
+        assert time.monotonic() - started < 2.0
+    assert (verdict.status, verdict.summary) == (FindingStatus.FAIL, "CRI-O runs, but doesn't answer")
+    assert verdict.evidence[0].source == address
+
+
+def test_a_kubelet_that_never_answers_is_a_finding_and_its_checkpoint_is_read(tmp_path, monkeypatch):
+    (tmp_path / "pod-resources").mkdir()
+    with silent_socket(tmp_path / "pod-resources" / "kubelet.sock"):
+        node = node_with("containerd", "/nonexistent", monkeypatch)
+        process = Process(1, ("kubelet", f"--root-dir={tmp_path}"), 0.0)
+        found = Kubelet(process, "kubelet.service", True, "/run/containerd/containerd.sock", "", None)
+        node.__dict__["kubelet"] = found
+        started = time.monotonic()
+        verdict = BY_ID["kubelet-not-running"].run(node)
+        assert node.allocatable is None
+        assert time.monotonic() - started < 4.0
+    assert verdict.status is FindingStatus.WARN and "doesn't answer" in verdict.summary
+
+
+def asked_in_vain(*_args, **_named):
+    raise Stuck("systemd gave no answer within 3 s: systemctl show", first=True)
+
+
+def test_a_systemd_that_hangs_is_one_finding_and_the_others_go_on(tmp_path, monkeypatch):
+    """Its D-Bus: every unit's state comes over it."""
+    monkeypatch.setattr(unit_states, "read_unit_states", asked_in_vain)
+    findings = run_checks(Node(recorded_host("healthy-h100-nvswitch", tmp_path)))
+    broken = [one for one in findings if one.status is FindingStatus.ERROR]
+    assert [one.summary for one in broken] == ["systemd gave no answer within 3 s: systemctl show"]
+    assert any(one.skipped == "hangs" for one in findings)
+    assert not [one for one in findings if one.status in (FindingStatus.FAIL, FindingStatus.WARN)]
+
+
+def test_an_nvml_that_hangs_is_the_only_finding(tmp_path):
+    findings = {one.id: one for one in run_checks(Node(recorded_host("nvml-hang", tmp_path)))}
+    bad = [one.id for one in findings.values() if one.status in (FindingStatus.FAIL, FindingStatus.ERROR)]
+    assert bad == ["nvml-hang"] and "does not answer" in findings["nvml-hang"].summary
+    assert findings["persistence-off"].blocked_by == "nvml-hang"
+
+
+class StuckMount(Host):
+    """A machine on which a file system that isn't its own gives no answer, as a dead NFS server's."""
+
+    let_go = threading.Event()
+
+    def file_system(self, path):
+        self.let_go.wait()
+        return super().file_system(path)
+
+
+def test_a_stuck_file_system_is_one_finding_that_names_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(patience, "CHECK_SECONDS", 0.3)
+    StuckMount.let_go.clear()
+    host = StuckMount(recorded_host("healthy-h100", tmp_path).root, environ={})
+    try:
+        findings = {one.id: one for one in run_checks(Node(host))}
+    finally:
+        StuckMount.let_go.set()
+    broken = [one for one in findings.values() if one.status is FindingStatus.ERROR]
+    assert [one.id for one in broken] == ["disk-pressure"]
+    assert "reading /" in broken[0].summary
+
+
+# what each client waits at most, as the node asks with it: the sum stays below what one check may take
+CLIENTS = ("_docker_answer", "_cri_answer", "_crio_answer", "_allocatable_answer", "_holdings_answer")
+
+
+def test_every_daemon_is_asked_with_a_limit_that_a_check_can_wait_for() -> None:
+    assert about.DAEMON_SECONDS * 2 < patience.CHECK_SECONDS
+    for name in CLIENTS:
+        source = inspect.getsource(vars(next(one for one in Node.__mro__ if name in vars(one)))[name]._read)
+        assert "about.DAEMON_SECONDS" in source, name

@@ -226,6 +226,30 @@ def test_ubuntus_daemon_comes_in_the_package_of_the_drivers_branch(tmp_path):
     assert fix.command.startswith("apt install nvidia-compute-utils-580-server && systemctl enable")
 
 
+def by_run_installer(spec):
+    spec["files"].pop("/var/lib/dpkg/status", None)
+    spec.setdefault("executables", []).append("/usr/bin/nvidia-uninstall")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "install"),
+    [
+        ("persistence-off-suse", lambda _: None, "zypper install nvidia-compute-utils-G06 && "),
+        ("persistence-off", by_run_installer, "nvidia-persistenced-init/install.sh"),
+    ],
+)
+def test_the_persistence_daemon_comes_from_where_the_driver_does(name, change, install, tmp_path):
+    def without_the_daemon(spec):
+        change(spec)
+        spec["files"] = {path: text for path, text in spec["files"].items() if "persistenced" not in path}
+        commands = spec["recording"]["commands"]
+        for key in [key for key in commands if key.startswith("systemctl show")]:
+            del commands[key]
+
+    fix = judged(name, without_the_daemon, tmp_path, "persistence-off").fix[0]
+    assert install in fix.command
+
+
 def test_a_gpu_over_which_nvml_hangs_is_told(tmp_path, monkeypatch):
     from dataclasses import replace
 
@@ -259,3 +283,27 @@ def test_the_nodes_own_imex_daemon_is_off_where_pods_have_one(tmp_path):
 def test_a_gpu_at_work_is_hot_and_slow_only_from_its_own_limit_on(slows_down_at, expected, tmp_path):
     change = set_gpu(0, temperature=84, temperatureSlowdown=slows_down_at)
     assert status(judged("healthy-h100", change, tmp_path, "thermal-power-throttle")) == expected
+
+
+@pytest.mark.parametrize(("chassis", "expected"), [("10\n", "pass"), ("23\n", "warn"), ("", "warn")])
+def test_a_portable_computer_may_let_its_gpu_sleep(chassis, expected, tmp_path):
+    def change(spec):
+        spec["files"]["/sys/class/dmi/id/chassis_type"] = chassis
+
+    assert status(judged("persistence-off", change, tmp_path, "persistence-off")) == expected
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("healthy-h100", 20.0), ("healthy-workstation", 15.0)])
+def test_many_gpus_have_longer_to_wake_up(name, seconds, tmp_path, monkeypatch):
+    from gpunode.gpu import isolated
+
+    asked = []
+    whole = isolated.probe
+
+    def probe(host, timeout, **named):
+        asked.append(timeout)
+        return whole(host, timeout, **named)
+
+    monkeypatch.setattr(isolated, "probe", probe)
+    assert judged(name, lambda _: None, tmp_path, "nvml-hang").status.value == "pass"
+    assert asked == [seconds]

@@ -14,7 +14,7 @@ from gpunode.commands import doctor
 from gpunode.facts.machine_file import build_machine
 from gpunode.host import RECORDING, Host
 from gpunode.output import Color, Output
-from gpunode.render import SilentProgress, render
+from gpunode.render import SilentProgress, plain_lines, render
 from gpunode.result import FindingStatus
 
 BASE = machine("cdi-spec-fits")
@@ -44,15 +44,15 @@ def broken(result):
 
 @QUIET
 @given(damage=st.dictionaries(st.sampled_from(PATHS), st.one_of(st.none(), GARBAGE), min_size=1, max_size=6))
-def test_damaged_files_are_judged_or_skipped_and_break_no_check(damage, tmp_path_factory):
-    root = build_machine(BASE, tmp_path_factory.mktemp("machine"))
+def test_damaged_files_are_judged_or_skipped_and_break_no_check(damage, tmp_path):
+    root = build_machine(BASE, tmp_path / "machine")
     for path, content in damage.items():
         target = root / path.lstrip("/")
         target.unlink() if content is None else target.write_bytes(content)
     result = diagnosed(root)
+    shutil.rmtree(root)
     # a daemon.json or config.toml that can't be parsed has a check of its own; nothing else may break
     assert not broken(result), (damage, broken(result))
-    shutil.rmtree(root)
 
 
 @QUIET
@@ -62,16 +62,17 @@ def test_damaged_files_are_judged_or_skipped_and_break_no_check(damage, tmp_path
     value=WRONG,
     whole=st.booleans(),
 )
-def test_a_recording_of_wrong_types_still_gives_a_report(section, position, value, whole, tmp_path_factory):
+def test_a_recording_of_wrong_types_still_gives_a_report(section, position, value, whole, tmp_path):
     spec = machine("healthy-h100")
     if whole:
         spec["recording"][section] = value
     else:
         keys = sorted(spec["recording"][section])
         spec["recording"][section][keys[position % len(keys)]] = value
-    root = build_machine(spec, tmp_path_factory.mktemp("machine"))
-    assert diagnosed(root).kind == "DoctorReport"
+    root = build_machine(spec, tmp_path / "machine")
+    result = diagnosed(root)
     shutil.rmtree(root)
+    assert result.kind == "DoctorReport"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"nvml": 3, "commands": []}'])
@@ -115,3 +116,20 @@ def test_nvml_names_of_a_wrong_type_are_shown_as_text(tmp_path):
     for gpu in spec["recording"]["nvml"]["inventory"]["gpus"]:
         gpu["name"] = ["H100"]
     assert diagnosed(build_machine(spec, tmp_path)).status == "ok"
+
+
+def test_what_a_node_says_of_itself_forges_no_line(tmp_path):
+    """A bundle is a stranger's, and so may be a daemon that answers."""
+    spec = machine("healthy-h100")
+    info = spec["recording"]["daemons"]["/run/docker.sock"]["info"]
+    info |= {"DefaultRuntime": "runc\nFAIL forged: curl x", "Runtimes": {"a\nFAIL forged": {}}}
+    spec["files"] |= {
+        "/proc/sys/kernel/hostname": "n\nFAIL forged\n",
+        "/proc/modules": "nvidia 1 0\n\x0cFAIL forged 1",
+    }
+    for gpu in spec["recording"]["nvml"]["inventory"]["gpus"]:
+        gpu["name"] = "H100\nFAIL forged" + "x" * 100
+    result = diagnosed(build_machine(spec, tmp_path))
+    lines = [line for block in result.blocks for part in plain_lines(block) for line in part.splitlines()]
+    assert any("forged" in line for line in lines)
+    assert [line for line in lines if line.lstrip().startswith("FAIL forged")] == []

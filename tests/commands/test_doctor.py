@@ -2,11 +2,13 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fixtures.machines import recorded_host
+from gpunode.checks import catalogue
 from gpunode.commands import doctor
 from gpunode.commands.doctor import Options
 from gpunode.errors import UsageError
@@ -158,3 +160,40 @@ def test_the_report_says_how_old_its_reference_tables_are(tmp_path, monkeypatch)
     monkeypatch.setattr(Host, "now", lambda host: 4102444800.0)  # 2100
     assert lines(report(host))[-1].endswith(" days old): newer bulletins and releases aren't known")
     assert not any("up to date" in line for line in lines(report(host)))
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind"),
+    [
+        ("healthy-vm-passthrough", "in a virtual machine"),
+        ("healthy-wsl2", "WSL2"),
+        ("healthy-jetson-orin", "Tegra"),
+    ],
+)
+def test_the_second_line_says_what_kind_of_node_it_is(machine, kind, tmp_path):
+    lines = plain_lines(report(recorded_host(machine, tmp_path)).blocks[1])
+    assert f" · {kind} · " in f"{' '.join(lines)} · "
+
+
+def test_an_ignored_check_that_broke_hides_nothing(tmp_path, monkeypatch):
+    def breaks(node):
+        raise RuntimeError("out of order")
+
+    broken = replace(catalogue.BY_ID["gpu-arch-dropped"], run=breaks)
+    monkeypatch.setitem(catalogue.BY_ID, broken.id, broken)
+    checks = tuple(catalogue.BY_ID[check.id] for check in catalogue.ALL_CHECKS)
+    monkeypatch.setattr("gpunode.checks.runner.ALL_CHECKS", checks)
+    result = report(recorded_host("driver-lib-mismatch", tmp_path), ignore=("all:known",))
+    findings = {finding.id: finding for finding in result.data["findings"]}
+    assert findings[broken.id].ignored == "known"
+    assert findings["driver-lib-mismatch"].ignored == "known"
+    assert {finding.blocked_by for finding in findings.values()} == {None, "driver-lib-mismatch"}
+
+
+def test_no_command_is_wrapped(tmp_path):
+    result = report(recorded_host("secureboot-unsigned", tmp_path))
+    commands = [fix.command for finding in result.data["findings"] for fix in finding.fix]
+    assert len(commands) == 1
+    shown = [block for block in result.blocks if isinstance(block, Text) and commands[0] in block.text]
+    assert len(shown) == 3  # with the fault, before a reboot, and what to do first
+    assert {block.style for block in shown} == {Style.COMMAND}

@@ -3,7 +3,10 @@
 import json
 import os
 import re
+import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -223,6 +226,37 @@ def test_a_malformed_report_is_an_error_that_names_it(name, tmp_path):
         doctor_compare.run(Host(), doctor_compare.Options((good, str(bad))), SilentProgress())
 
 
+@pytest.mark.parametrize("words", ["--only wsl2", "--skip wsl2", "--expect-gpus 0", "--deep"])
+def test_comparing_refuses_what_would_do_nothing(words, tmp_path):
+    ran = gpunode("doctor", "--compare", "a.json", "b.json", *words.split())
+    assert ran.code == ExitCode.USAGE and f"{words.split()[0]} is for a diagnosis" in ran.err
+
+
+def test_what_a_strangers_report_says_forges_no_row(tmp_path):
+    path = saved(tmp_path, "healthy-docker-rocky9", "good")
+    report = json.loads(Path(path).read_text())
+    report["data"]["node"] |= {"name": "x\n  580.1  99  all\x1b[2J\u202e", "kernel": "\r\n" + "k" * 5000}
+    report["data"]["at"] = float("nan")
+    report["data"]["findings"].append({"id": "a\nb", "status": "fail"})
+    (tmp_path / "evil.json").write_text(json.dumps(report))
+    ran = gpunode("doctor", "--compare", path, str(tmp_path / "evil.json"))
+    assert ran.code == 0 and "\x1b" not in ran.out and "\u202e" not in ran.out
+    assert all(len(line) < 400 for line in ran.out.splitlines())
+    assert [line for line in ran.out.splitlines() if line.split()[:2] == ["580.1", "99"]] == []
+    whole = gpunode("doctor", "--compare", path, str(tmp_path / "evil.json"), "-o", "json")
+    assert "NaN" not in whole.out
+
+
+def test_yaml_that_grows_does_not(tmp_path):
+    good = saved(tmp_path, "healthy-docker-rocky9", "good")
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+    lines += ["kind: DoctorReport", "status: ok", "data: {findings: [], node: {name: *a9, kernel: *a9}}"]
+    (tmp_path / "laughs.yaml").write_text("\n".join(lines))
+    ran = gpunode("doctor", "--compare", good, str(tmp_path / "laughs.yaml"), "-o", "json")
+    assert ran.code == 0 and len(ran.out) < 10_000
+
+
 def test_comparing_needs_two_and_says_how_to_get_them(tmp_path):
     with pytest.raises(UsageError, match="two nodes or more"):
         doctor_compare.run(Host(), doctor_compare.Options(("one.json",)), SilentProgress())
@@ -242,3 +276,40 @@ def test_the_service_writes_only_the_collectors_file():
     assert Path(start.split()[-1]).parent == Path(place) and start.endswith(".prom")
     assert "SuccessExitStatus=1" in text and "ProtectSystem=strict" in text
     assert "WantedBy=timers.target" in (UNITS / "gpunode-doctor.timer").read_text()
+
+
+HIDING = {
+    "ProtectKernelModules": "/lib/modules, where the next kernel's module lies",
+    "PrivateNetwork": "/proc/net/unix",
+    "PrivateTmp": "/tmp/nvidia-mps",
+    "PrivateDevices": "/dev/nvidia*",
+    "DeviceAllow": "/dev/nvidia*",
+    "DevicePolicy": "/dev/nvidia*",
+    "ProtectClock": "/dev/nvidia*",
+    "ProtectKernelLogs": "/dev/kmsg",
+    "ProtectProc": "other users' processes",
+    "ProcSubset": "/proc/driver",
+    "PrivateUsers": "what root may read",
+    "InaccessiblePaths": "",
+    "TemporaryFileSystem": "",
+}
+
+
+def test_the_service_hides_nothing_that_is_judged():
+    """What a sandbox hides looks as if it were missing: a false alarm every five minutes."""
+    lines = (UNITS / "gpunode-doctor.service").read_text().splitlines()
+    settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    assert {name: settings[name] for name in HIDING if name in settings} == {}
+    assert settings["ProtectHome"] == "read-only"
+    assert {"CAP_SYS_MODULE", "CAP_MKNOD"}.isdisjoint(settings["CapabilityBoundingSet"].split())
+    assert settings["SystemCallErrorNumber"] == "EPERM"  # not a signal, which NVML's child would die of
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze isn't installed")
+def test_systemd_understands_the_units(tmp_path):
+    for name in ("gpunode-doctor.service", "gpunode-doctor.timer"):
+        text = (UNITS / name).read_text()
+        (tmp_path / name).write_text(text.replace("/usr/local/bin/gpunode", sys.executable))
+    argv = ["systemd-analyze", "verify", str(tmp_path / "gpunode-doctor.timer")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert [line for line in done.stderr.splitlines() if "gpunode-doctor" in line] == []

@@ -3,14 +3,17 @@
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from fixtures.machines import HEALTHY, recorded_host
+from gpunode.checks.report import blocks, reboot
 from gpunode.commands import doctor
 from gpunode.commands.doctor import Options
 from gpunode.host import Host
 from gpunode.render import SilentProgress, plain_lines
+from gpunode.result import FindingStatus
 from tests.cli import gpunode
 
 YES = "Safe to reboot? Yes: nothing was found that a reboot would break"
@@ -57,11 +60,14 @@ def section(text: str) -> list[str]:
 
 BREAKS = {
     "dkms-next-kernel": ("dkms-not-built", "apt install linux-headers-5.15.0-124-generic"),
-    "dkms-next-kernel-rocky9": ("dkms-not-built", "dnf install kernel-devel-5.14.0-503.11.1.el9_5.x86_64"),
+    "dkms-next-kernel-rocky9": (
+        "dkms-not-built",
+        "modinfo -k 5.14.0-503.11.1.el9_5.x86_64 -F version nvidia",
+    ),
     "mok-pending": ("mok-pending", "mokutil --list-new"),
     "secureboot-key-waits": ("secureboot-unsigned", "mokutil --list-new && reboot"),
     "driver-upgrade-pending": ("driver-upgrade-pending", "apt install libnvidia-compute-580"),
-    "driver-lib-mismatch-stays": ("driver-lib-mismatch", "apt update && apt install nvidia-open && reboot"),
+    "driver-lib-mismatch-stays": ("driver-lib-mismatch", "ubuntu-drivers install --gpgpu && reboot"),
     "module-disabled-next-boot": ("module-disabled-next-boot", "sed -i '3s/^/# /'"),
     "nouveau-not-blacklisted": ("nouveau-not-blacklisted", "blacklist nouveau"),
     "cdi-lost-at-reboot": ("cdi-lost-at-reboot", "gpunode cdi refresh --install"),
@@ -69,6 +75,9 @@ BREAKS = {
     "dev-char-lost-at-reboot": ("dev-char-lost-at-reboot", "/etc/udev/rules.d/71-nvidia-dev-char.rules"),
     "uvm-lost-at-reboot": ("uvm-lost-at-reboot", "/etc/modules-load.d/nvidia-uvm.conf"),
     "mig-config-lost": ("mig-config-lost", ""),
+    "docker-config-invalid-json": ("docker-config-invalid-json", "/etc/docker/daemon.json"),
+    "docker-flag-file-conflict": ("docker-flag-file-conflict", "/etc/docker/daemon.json"),
+    "docker-unknown-key": ("docker-unknown-key", "/etc/docker/daemon.json"),
 }
 
 
@@ -82,6 +91,8 @@ def test_what_a_reboot_breaks_stands_there_with_its_command(text, machine):
     assert not any(line.lstrip() == "reboot" for line in shown), "a reboot is no remedy before a reboot"
 
 
+# their drivers come otherwise than in packages: with Windows, and with the board's image
+WITHOUT_SECTION = ("pci-no-gpu", "healthy-wsl2", "healthy-jetson-orin")
 MENDS = ("driver-lib-mismatch", "driver-lib-mismatch-unattended", "driver-lib-mismatch-rocky9")
 
 
@@ -90,12 +101,12 @@ def test_what_a_reboot_mends_does_not_speak_against_it(text, machine):
     assert section(text(machine)) == [YES, "  A reboot mends driver-lib-mismatch"]
 
 
-@pytest.mark.parametrize("machine", [one for one in HEALTHY if "wsl2" not in one])
+@pytest.mark.parametrize("machine", [one for one in HEALTHY if one not in WITHOUT_SECTION])
 def test_a_healthy_node_is_safe_to_reboot(text, machine):
     assert section(text(machine)) == [YES]
 
 
-@pytest.mark.parametrize("machine", ["pci-no-gpu", "healthy-wsl2"])
+@pytest.mark.parametrize("machine", WITHOUT_SECTION)
 def test_where_nothing_of_it_applies_there_is_no_such_section(text, machine):
     assert section(text(machine)) == []
 
@@ -142,3 +153,22 @@ def test_a_check_that_may_not_look_vouches_for_nothing(tmp_path):
 
 def test_what_is_no_matter_of_the_next_boot_is_not_in_it(text):
     assert section(text("nvidia-smi-missing")) == [YES]
+
+
+@pytest.mark.parametrize(
+    ("status", "skipped", "told"),
+    [
+        (FindingStatus.ERROR, "", "1 check could not tell"),
+        (FindingStatus.SKIP, "unreadable", "1 check could not tell without root"),
+    ],
+)
+def test_a_check_that_could_not_tell_is_no_reason_against_a_reboot(status, skipped, told, tmp_path):
+    host = recorded_host("healthy-h100", tmp_path)
+    data = doctor.run(host, Options(), SilentProgress()).data
+    findings = tuple(
+        replace(finding, status=status, skipped=skipped) if finding.id == "dkms-not-built" else finding
+        for finding in data["findings"]
+    )
+    assert reboot(findings) == {"safe": None, "findings": [], "mends": [], "unjudged": ["dkms-not-built"]}
+    drawn = [line for block in blocks(data["node"], findings) for line in plain_lines(block)]
+    assert section("\n".join(drawn)) == [f"Safe to reboot? Nothing speaks against it, but {told}"]

@@ -1,10 +1,18 @@
 """What the doctor says to somebody who has mistyped."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from fixtures.machines import recorded_host
 from gpunode.checks.catalogue import find_check
+from gpunode.commands import doctor, doctor_fix
 from gpunode.errors import UsageError
+from gpunode.render import SilentProgress
 from tests.cli import gpunode
+from tests.nobody import NOBODY, public_directory
 
 
 @pytest.mark.parametrize(
@@ -42,3 +50,53 @@ def test_the_beginning_of_an_id_names_the_check_that_begins_so():
 def test_the_variable_of_list_is_called_as_the_option_is():
     shown = gpunode("doctor", "--help").out.split()
     assert "GPUNODE_DOCTOR_LIST]" in shown
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["--list", "--compare"], 2, "--list and --compare are different things"),
+        (["--compare", "--fix"], 2, "--compare and --fix are different things"),
+        (
+            ["--preflight", "docker", "driver-cve", "cdi-spec-stale"],
+            2,
+            "--preflight docker has none of these checks: driver-cve, cdi-spec-stale",
+        ),
+        (["--only", "pci-no-gpu,nonsense"], 2, "there is no check 'nonsense'"),
+    ],
+)
+def test_what_makes_no_sense_together_is_refused(argv, code, message, tmp_path):
+    ran = gpunode("--root", str(tmp_path), "doctor", *argv)
+    assert (ran.code, ran.err.splitlines()[0]) == (code, f"error: {message}")
+
+
+def test_several_ids_may_stand_behind_one_option(tmp_path):
+    ran = gpunode("--root", str(tmp_path), "doctor", "--only", "pci-no-gpu,nvml-hang", "-o", "json")
+    assert [one["id"] for one in ran.document["data"]["findings"]] == ["pci-no-gpu", "nvml-hang"]
+
+
+def test_a_report_that_stdout_does_not_take_is_no_traceback(tmp_path):
+    argv = [sys.executable, "-m", "gpunode", "--root", str(tmp_path), "doctor"]
+    with Path("/dev/full").open("w") as full:
+        for more in ([], ["-o", "json"], ["-o", "json", "--only", "nonsense"]):
+            ran = subprocess.run([*argv, *more], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+            assert ran.returncode in (1, 2)
+            assert "error: can't write to standard output: No space left on device\n" in ran.stderr
+            assert "Traceback" not in ran.stderr
+
+
+def test_a_place_where_this_user_may_not_write_is_named_before_anything_is_looked_at():
+    with public_directory() as place:
+        closed = place / "closed"
+        closed.mkdir(mode=0o700)
+        for path in (closed / "x.json", place / "x.json"):
+            ran = gpunode("--root", str(place), "doctor", "--output-file", str(path), prefix=NOBODY)
+            assert (ran.code, ran.out) == (3, "")
+            assert ran.err.splitlines()[0] == f"error: --output-file {path}: this user may not write there"
+
+
+def test_strict_counts_warnings_of_a_plan_too(tmp_path):
+    host = recorded_host("driver-cve", tmp_path)
+    for strict, code in ((False, 0), (True, 1)):
+        options = doctor_fix.Options(doctor.Options(strict=strict))
+        assert doctor_fix.run(host, options, SilentProgress()).exit_code == code

@@ -5,6 +5,7 @@ import io
 import json
 import stat
 import tarfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from fixtures.machines import HEALTHY, machine, names, options, recorded_host
 from gpunode import _bundle
 from gpunode.checks.runner import run_checks
 from gpunode.commands import report
-from gpunode.errors import ConfigError, UsageError
+from gpunode.errors import ConfigError, PreconditionError, UsageError
 from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node
 from gpunode.host import Host
@@ -204,6 +205,7 @@ HOSTILE = {
     "a link behind a link": [FINE, ("t/links.json", b'{"/a": "/tmp", "/a/b": "/etc"}')],
     "links nested too deep": [FINE, ("t/links.json", b"[" * 200_000)],
     "a link to a number": [FINE, ("t/links.json", b'{"/a": 3}')],
+    "a link behind a file": [FINE, ("t/links.json", b'{"/etc/hostname/x": "/etc"}')],
 }
 
 
@@ -240,6 +242,71 @@ def test_too_many_entries_are_refused(tmp_path, monkeypatch):
     path = archive(tmp_path / "many.tar.gz", *((f"t/machine/{number}", b"") for number in range(12)))
     with pytest.raises(ConfigError, match="more than 10 entries"), _bundle.unpacked(path):
         pass
+
+
+def header(kind, name="x", size=0):
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.size = kind, size
+    return entry.tobuf(tarfile.GNU_FORMAT)
+
+
+def extended(kind, text):
+    return header(kind, size=len(text)) + text + bytes(-len(text) % 512)
+
+
+def sparse(path="30 GNU.sparse.name=../../evil\n"):
+    return extended(b"x", path.encode()) + header(b"0", "t/machine/f")
+
+
+# what the standard library's reader takes minutes for, or recurses over, and other headers that no tar wrote
+HEADERS = {
+    "a long pax number": extended(b"x", b"1" * 200_000 + b" "),
+    "a pax header that names its letters": extended(b"x", b"20 hdrcharset=BINARY" + b"9" * 400_000),
+    "a chain of long names": extended(b"L", b"abc\0") * 5000 + header(b"0", "t/machine/f"),
+    "a chain of pax headers": extended(b"x", b"13 path=abcd\n") * 5000 + header(b"0", "t/machine/f"),
+    "a sparse file": sparse(),
+    "a negative size in pax": extended(b"x", b"11 size=-5\n") + header(b"0", "t/machine/f"),
+    "a size of pax that is a bomb": extended(b"x", b"19 size=9999999999\n") + header(b"0", "t/machine/f"),
+    "a path of pax that leads out": extended(b"x", b"19 path=t/m/../evil\n") + header(b"0", "t/machine/f"),
+    "no time": extended(b"x", b"13 mtime=nan\n") + header(b"0", "t/machine/f"),
+    "half a record": extended(b"x", b"50 path=a\n") + header(b"0", "t/machine/f"),
+    "a wrong check sum": header(b"0", "t/machine/f").replace(b"machine", b"MACHINE"),
+    "a negative size": header(b"0", "t/machine/f", -1),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_headers_that_no_tar_writes_are_refused_at_once(name, tmp_path):
+    path = tmp_path / "odd.tar.gz"
+    path.write_bytes(gzip.compress(header(b"5", "t/machine/etc") + HEADERS[name] + bytes(1024), 1))
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=r"odd\.tar\.gz is no support bundle"), _bundle.unpacked(path):
+        pass
+    assert time.monotonic() - started < 10
+
+
+def test_directories_that_cost_a_bundle_nothing_are_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(_bundle, "MOST_DIRECTORIES", 100)
+    files = [(f"t/machine/{number}/a/b/c/d/e", b"") for number in range(30)]
+    links = {f"/{number}/a/b/c/d/e": "/x" for number in range(30)}
+    entries = {"files": files, "links": [FINE, ("t/links.json", json.dumps(links).encode())]}
+    for name, some in entries.items():
+        path = archive(tmp_path / f"{name}.tar.gz", *some)
+        with pytest.raises(ConfigError, match="more than 100 directories"), _bundle.unpacked(path):
+            pass
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_bundle_that_another_tar_packed_again_is_read(form, tmp_path):
+    names = ("etc/hostname", "long/" * 30 + "name", "n" * 120 if form != tarfile.USTAR_FORMAT else "n")
+    with tarfile.open(tmp_path / "b.tar.gz", "w:gz", format=form) as out:
+        for name in names:
+            entry = tarfile.TarInfo(f"t/machine/{name}")
+            entry.size, entry.mtime = 3, 1234.5 if form == tarfile.PAX_FORMAT else 1234
+            out.addfile(entry, io.BytesIO(b"abc"))
+    with _bundle.unpacked(tmp_path / "b.tar.gz") as root:
+        assert [(root / name).read_bytes() for name in names] == [b"abc"] * 3
+        assert int((root / names[1]).stat().st_mtime) == 1234
 
 
 @pytest.mark.parametrize("cut", [0, 5, 40, -20])
@@ -283,8 +350,24 @@ def test_a_bundle_is_only_looked_at(tmp_path):
     assert "can only be looked at" in refused.err
 
 
+def test_a_recording_that_is_nested_too_deep_is_no_bug_of_ours(tmp_path):
+    path = archive(tmp_path / "b.tar.gz", FINE, ("t/machine/.gpunode/recording.json", b"[" * 200_000))
+    ran = gpunode("doctor", "--root", str(path))
+    assert ran.code == ExitCode.FAILED
+    assert "recording.json is nested too deep" in ran.err and "bug" not in ran.err
+
+
 def test_what_is_no_bundle_is_named(tmp_path):
     (tmp_path / "x.tar.gz").write_bytes(b"not a bundle")
     ran = gpunode("doctor", "--root", str(tmp_path / "x.tar.gz"), "-o", "json")
     assert (ran.code, ran.document["status"]) == (ExitCode.FAILED, "error")
     assert "x.tar.gz is no support bundle" in ran.err
+
+
+def test_a_directory_that_takes_no_bundle_is_told_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path)
+    with pytest.raises(PreconditionError) as raised:
+        report.run(Host(tmp_path), report.Options(), SilentProgress())
+    assert raised.value.message == f"can't write into {tmp_path}"
+    assert raised.value.hint == "name another place: gpunode report --output-file PATH.tar.gz"

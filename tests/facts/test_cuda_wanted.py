@@ -108,6 +108,8 @@ def test_brands_follow_from_names(name, brands):
 def test_samples_are_known_by_name_and_tag():
     assert sample_cuda("nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda10.2") == "10.2"
     assert sample_cuda("docker.io/nvidia/samples:vectoradd-cuda11.2.1") == "11.2"
+    assert sample_cuda("nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda11.7.1-ubi8") == "11.7"
+    assert sample_cuda("nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0@sha256:00") == "12.5"
     assert sample_cuda("nvidia/cuda:13.0.0-base") == ""
     assert sample_cuda("") == ""
 

@@ -2,7 +2,7 @@ import pytest
 
 from gpunode.facts.clock import clock
 from gpunode.facts.dkms_log import failed_build
-from gpunode.facts.driver import Kernel
+from gpunode.facts.driver import Kernel, newer_kernels
 from gpunode.facts.pending_reboot import chosen_kernel, kernel_waiting
 from gpunode.host import Host
 
@@ -40,6 +40,27 @@ def test_grub_says_which_entry_was_chosen(tmp_path):
         "# GRUB\nsaved_entry=0f0e-5.14.0-427.el9.x86_64\n#####",
     )
     assert chosen_kernel(Host(tmp_path)) == "0f0e-5.14.0-427.el9.x86_64"
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("5.15.0-99-generic", "5.15.0-122-generic"),
+        ("6.12.0-55.el10.x86_64", "6.12.0-55.9.1.el10_0.x86_64"),
+        ("6.12.48+deb13-amd64", "6.12.48+deb13.1-amd64"),
+        ("6.1.112-122.189.amzn2023.x86_64", "6.12.8-30.68.amzn2023.x86_64"),
+        ("6.4.0-150600.9-default", "6.4.0-150600.23.25-default"),
+    ],
+)
+def test_kernels_in_the_order_of_their_releases(older, newer):
+    kernels = (Kernel(older, True), Kernel(newer, True))
+    assert [one.release for one in newer_kernels(kernels, older)] == [newer]
+    assert newer_kernels(kernels, newer) == ()
+
+
+def test_oracles_own_kernel_is_no_newer_one_of_red_hats():
+    kernels = (Kernel("5.14.0-427.el9.x86_64", True), Kernel("5.15.0-206.153.7.el9uek.x86_64", False))
+    assert newer_kernels(kernels, "5.14.0-427.el9.x86_64") == ()
 
 
 LOG = "var/lib/dkms/nvidia/580.95.05/build/make.log"

@@ -83,6 +83,21 @@ def test_what_is_wrong_is_told(make_node):
     assert (one.cc_enabled, one.cc_ready) == (True, False)
 
 
+def test_many_gpus_that_are_held_back_are_looked_at_again_together(make_node):
+    scenario = machine(8)
+    for index in range(8):
+        scenario = scenario.with_gpu(index, told={"slowdowns": 0x20 if index % 2 else 0x1})
+    answer = probe(host_of(make_node(scenario)), condition=True)
+    assert [one.slowdowns for one in answer.conditions] == [(), ("sw-thermal",)] * 4
+
+
+def test_a_gpu_that_is_held_back_and_then_lost_keeps_what_it_told(make_node):
+    scenario = machine(1).with_gpu(0, told=TOLD | {"slowdowns": 0x20})
+    scenario = scenario.with_faults(Fault("nvmlDeviceGetDisplayActive", 15))
+    (one,) = conditions(make_node, scenario)
+    assert (one.temperature, one.error_code, one.slowdowns) == (41, 15, ())
+
+
 def test_processes_of_both_kinds(make_node):
     import dataclasses
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -149,13 +148,33 @@ CONTRAST = """(() => {
 })()"""
 
 
-def test_it_fits_a_phone(tab, mismatch):
+def test_it_fits_a_phone_and_shows_first_what_to_do(tab, mismatch):
     size = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
     tab.ask("Emulation.setDeviceMetricsOverride", **size)
     tab.open(mismatch)
     fits = tab.value("document.documentElement.scrollWidth <= 360")
+    command = tab.value("document.querySelector('.card.first pre').getBoundingClientRect().bottom")
+    tab.value("window.scrollTo(0, document.querySelector('.finding').offsetTop)")
+    covered = tab.value("document.getElementById('filters').getBoundingClientRect().bottom")
     tab.ask("Emulation.clearDeviceMetricsOverride")
-    assert fits
+    assert fits and command < 740 and covered <= 0
+
+
+def test_a_screen_reader_hears_whose_command_is_copied(tab, mismatch):
+    tab.open(mismatch)
+    labels = "[...document.querySelectorAll('.fix button')].map(one => one.getAttribute('aria-label'))"
+    assert set(tab.value(labels)) == {"Copy the command of driver-lib-mismatch"}
+
+
+def test_paper_shows_everything_and_the_screen_is_as_before(tab, mismatch):
+    closed = "document.querySelectorAll('details:not([open])').length"
+    tab.open(mismatch)
+    before = tab.value(closed)
+    assert before > 0
+    tab.value("window.dispatchEvent(new Event('beforeprint'))")
+    assert tab.value(closed) == 0
+    tab.value("window.dispatchEvent(new Event('afterprint'))")
+    assert tab.value(closed) == before
 
 
 def test_what_a_node_says_of_itself_stays_text(tab, tmp_path):
@@ -184,6 +203,12 @@ def test_every_kind_of_node_has_a_page_without_a_complaint(name, tab, tmp_path):
 def test_the_page_is_whole_without_javascript(tab, mismatch):
     tab.ask("Emulation.setScriptExecutionDisabled", value=True)
     tab.open(mismatch)
-    text = Path(mismatch.removeprefix("file://")).read_text()
+    tab.value("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    shown, everything = tab.value(SHOWN), tab.value(LEFT)
+    dead = (
+        "[...document.querySelectorAll('button, input, select')].filter(one => one.checkVisibility()).length"
+    )
+    useless = tab.value(dead)
     tab.ask("Emulation.setScriptExecutionDisabled", value=False)
-    assert "driver-lib-mismatch" in text and 'id="filters" hidden' in text
+    assert shown == everything and len(shown) > 100
+    assert useless == 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpunode.checks import fixes
-from gpunode.checks.docker.daemon import line_of
-from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.docker.file import line_of
+from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts.containerd import ContainerdConfig
 from gpunode.facts.distributions import sources
@@ -231,6 +231,8 @@ CHECKS = (
         ),
         remedy=fixes.EDIT_CONTAINERD,
         run=containerd_config_version,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=("pci-no-gpu",),
         preflight=("containerd", "kubernetes"),
         refs=("https://github.com/containerd/containerd/blob/main/docs/man/containerd-config.toml.5.md",),
@@ -247,7 +249,13 @@ CHECKS = (
         ),
         remedy=fixes.CONFIGURE_CONTAINERD,
         run=containerd_cri_disabled,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=("pci-no-gpu", "containerd-config-version"),
+        refs=(
+            "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1430",
+            "https://github.com/NVIDIA/k8s-device-plugin/issues/406",
+        ),
     ),
     Check(
         id="containerd-not-restarted",
@@ -262,9 +270,12 @@ CHECKS = (
         ),
         remedy=fixes.RESTART_CONTAINERD,
         run=containerd_not_restarted,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=(
             *("pci-no-gpu", "containerd-config-version", "containerd-cri-disabled", "k3s-edited-generated"),
             "containerd-imports-clobber",
         ),
+        refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#containerd",),
     ),
 )

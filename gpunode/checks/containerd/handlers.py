@@ -6,14 +6,14 @@ from typing import Any
 
 from gpunode.checks import fixes
 from gpunode.checks.containerd.daemon import HANDLER, WHERE, configure, judged, running_config, told_handlers
-from gpunode.checks.docker.daemon import line_of
-from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip
+from gpunode.checks.docker.file import line_of
+from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, ok, seen, skip
 from gpunode.facts import gates
 from gpunode.facts.cgroup_drivers import kubelets_own
 from gpunode.facts.containerd import DEFAULT_CONFIG, ContainerdConfig, dig
 from gpunode.facts.engines import containerd_role
+from gpunode.facts.gpu_ways import other_way
 from gpunode.facts.node import Node
-from gpunode.facts.toolkit_container import nri_plugin
 from gpunode.result import Evidence
 
 _PROGRAM = "nvidia-container-runtime"
@@ -43,18 +43,9 @@ def _without_handler(node: Node, told: Evidence) -> Verdict:
     """
     unread = _unread(node)
     wanted = bool(unread) and node.containerd is not None and not node.containerd.manager
-    by_nri = nri_plugin(node.host, node.processes)
-    if by_nri is not None:
-        return ok(
-            "no nvidia handler: the toolkit injects GPUs by NRI",
-            told,
-            seen(f"/proc/{by_nri.pid}", by_nri.name),
-        )
-    serving = [spec.path for spec in node.cdi_specs if spec.serves_gpus]
-    if not wanted and serving and running_config(node).get("enableCDI") is True:
-        return ok(
-            "no nvidia handler: containers get their GPUs by CDI", told, seen(serving[0], "its CDI is on")
-        )
+    way = other_way(node, cdi=not wanted and running_config(node).get("enableCDI") is True)
+    if way is not None:
+        return ok(f"no nvidia handler: {way.summary}", told, seen(way.source, way.value))
     return fail("containerd has no nvidia handler", told, *unread, fix=configure(node))
 
 
@@ -157,6 +148,8 @@ CHECKS = (
         ),
         remedy=fixes.CONFIGURE_CONTAINERD,
         run=containerd_runtime_missing,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=(
             "pci-no-gpu",
             "toolkit-missing",
@@ -165,6 +158,10 @@ CHECKS = (
             "containerd-not-restarted",
             *("k0s-dropin", "k3s-edited-generated", "k3s-wrong-template", "k3s-nvidia-wrong-root"),
             "k3s-nvidia-not-detected",
+        ),
+        refs=(
+            "https://github.com/NVIDIA/gpu-operator/issues/413",
+            "https://github.com/NVIDIA/k8s-device-plugin/issues/479",
         ),
     ),
     Check(
@@ -181,6 +178,8 @@ CHECKS = (
         ),
         remedy=fixes.CONFIGURE_CONTAINERD,
         run=containerd_runtime_binary,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=(
             "pci-no-gpu",
             "toolkit-missing",
@@ -205,6 +204,8 @@ CHECKS = (
         ),
         remedy=fixes.CONFIGURE_CONTAINERD,
         run=containerd_systemdcgroup,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=(
             "pci-no-gpu",
             "containerd-runtime-missing",
@@ -214,5 +215,8 @@ CHECKS = (
             "containerd-imports-clobber",
         ),
         table=gates.TABLE,
+        refs=(
+            "https://kubernetes.io/docs/setup/production-environment/container-runtimes/#containerd-systemd",
+        ),
     ),
 )

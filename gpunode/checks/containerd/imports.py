@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
 from gpunode.checks.containerd.daemon import WHERE, edit, judged, running_config
-from gpunode.checks.docker.daemon import line_of
-from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.docker.file import line_of
+from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, note, ok, seen, skip, warn
 from gpunode.errors import DaemonError
 from gpunode.facts import gates
 from gpunode.facts.containerd import DEFAULT_CONFIG
@@ -118,6 +118,8 @@ CHECKS = (
         ),
         remedy=fixes.CONFIGURE_CONTAINERD,
         run=containerd_imports_clobber,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=("pci-no-gpu", "containerd-config-version", "containerd-cri-disabled"),
         refs=("https://github.com/containerd/containerd/issues/5837",),
         table=gates.TABLE,

@@ -9,6 +9,7 @@ from gpunode.checks.crio.handlers import hook_directories, nvidia_handlers, runn
 from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts.engines import crio_role
+from gpunode.facts.gpu_ways import taken_way
 from gpunode.facts.node import Node
 from gpunode.facts.oci_hooks import SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.result import Fix
@@ -111,6 +112,9 @@ def crio_hooks_mode(node: Node) -> Verdict:
         )
     if nvidia_handlers(running_runtime(node)):
         return ok("CRI-O has the nvidia handler, and doesn't look for hooks where NVIDIA's is", *evidence)
+    way = taken_way(node, cdi=True)
+    if way is not None:
+        return ok(f"no hook is needed: {way.summary}", seen(way.source, way.value), *evidence)
     told = seen(f"{node.crio.socket} /config", f"hooks_dir {', '.join(directories)}")
     return fail("CRI-O doesn't look for hooks where NVIDIA's is", *evidence, told)
 

@@ -12,9 +12,9 @@ from gpunode.facts.cgroup_drivers import kubelets_own
 from gpunode.facts.containerd import dig
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.engines import crio_role
+from gpunode.facts.gpu_ways import other_way
 from gpunode.facts.node import Node
 from gpunode.facts.oci_hooks import SYSTEM_DIRECTORIES, nvidia_hooks
-from gpunode.facts.toolkit_container import nri_plugin
 from gpunode.result import Evidence, Fix
 
 if TYPE_CHECKING:
@@ -147,11 +147,9 @@ def _without_handler(node: Node, runtime: dict[str, Any], told: Evidence) -> Ver
     hooks = nvidia_hooks(node.host, hook_directories(runtime))
     if hooks:
         return ok("no nvidia handler: GPUs come by an OCI hook", told, seen(hooks[0].path, hooks[0].program))
-    if nri_plugin(node.host, node.processes) is not None:
-        return ok("no nvidia handler: the toolkit injects GPUs by NRI", told)
-    serving = [spec.path for spec in node.cdi_specs if spec.serves_gpus]
-    if serving:
-        return ok("no nvidia handler: containers get their GPUs by CDI", told, seen(serving[0], "for GPUs"))
+    way = other_way(node, cdi=True)
+    if way is not None:
+        return ok(f"no nvidia handler: {way.summary}", told, seen(way.source, way.value))
     return fail("CRI-O has no nvidia handler", told)
 
 

@@ -96,5 +96,6 @@ CHECKS = (
         ),
         classes=HOST,
         deep=True,
+        refs=("https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html",),
     ),
 )

@@ -114,6 +114,7 @@ CHECKS = (
         remedy=remedies.OPEN_DEVICES,
         run=dev_perms,
         blocked_by=("module-not-loaded", "dev-nodes-missing", "dev-node-major-stale"),
+        refs=("https://github.com/NVIDIA/nvidia-modprobe",),
     ),
     Check(
         id="dev-char-symlinks",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks import fixes
-from gpunode.checks.model import HOST_OR_CONTAINER, Check, Verdict, fail, ok, seen, skip
+from gpunode.checks.model import HOST, HOST_OR_CONTAINER, Check, Verdict, fail, ok, seen, skip
 from gpunode.facts.devices import expected_major
 from gpunode.facts.driver import module_loaded
 from gpunode.facts.node import Node
@@ -16,8 +16,6 @@ _UVM = ("nvidia_uvm", "nvidia_current_uvm")  # the second is Debian's
 
 
 def dev_nodes_missing(node: Node) -> Verdict:
-    if node.kind == CONTAINER:
-        return skip("a container only has the device files that it was given")
     there = {device.path for device in node.device_nodes}
     # a GPU that the driver was told to leave alone is listed with a number and needs no file
     minors = [gpu.minor for gpu in node.driver_gpus if gpu.minor is not None and not gpu.excluded]
@@ -84,7 +82,8 @@ CHECKS = (
         remedy=fixes.MAKE_NODES,
         run=dev_nodes_missing,
         blocked_by=("module-not-loaded",),
-        classes=HOST_OR_CONTAINER,
+        classes=HOST,
+        refs=("https://github.com/NVIDIA/nvidia-modprobe",),
     ),
     Check(
         id="dev-node-major-stale",
@@ -101,6 +100,7 @@ CHECKS = (
         run=dev_node_major_stale,
         blocked_by=("module-not-loaded",),
         classes=HOST_OR_CONTAINER,
+        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1934",),
     ),
     Check(
         id="uvm-not-loaded",
@@ -116,5 +116,6 @@ CHECKS = (
         run=uvm_not_loaded,
         blocked_by=("module-not-loaded", "dev-nodes-missing"),
         classes=HOST_OR_CONTAINER,
+        refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/689",),
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks.devices import remedies
+from gpunode.checks.driver import targets
 from gpunode.checks.model import Check, Verdict, note, ok, seen, skip, warn
 from gpunode.facts.node import Node
 from gpunode.facts.units import read_unit
@@ -10,6 +11,8 @@ from gpunode.result import Fix
 
 _UNIT = "nvidia-persistenced.service"
 _PROGRAM = "nvidia-persistenced"
+_CHASSIS = "/sys/class/dmi/id/chassis_type"
+_PORTABLE = ("8", "9", "10", "11", "14", "30", "31", "32")  # SMBIOS: portable, laptop, notebook, tablet, ...
 _SOCKET = "/run/nvidia-persistenced/socket"
 
 
@@ -21,6 +24,8 @@ def persistence_off(node: Node) -> Verdict:
         return ok("the driver keeps the GPUs initialised")
     if any(gpu.display_active or any(one.graphics for one in gpu.processes or ()) for gpu in told):
         return ok("a desktop keeps the GPUs initialised")
+    if (node.host.read_text(_CHASSIS) or "").strip() in _PORTABLE:
+        return ok("a portable computer lets its GPU sleep")
     if _trouble(node):
         return skip("the persistence daemon is broken, which persistenced-broken tells")
     off = seen("NVML", f"persistence mode is off on all {len(told)} GPUs")
@@ -33,7 +38,11 @@ def persistence_off(node: Node) -> Verdict:
 
 
 def _install(node: Node) -> Fix:
-    """Ubuntu has the daemon in nvidia-compute-utils-BRANCH, whose name nvidia-utils-BRANCH tells."""
+    """Ubuntu has the daemon in nvidia-compute-utils-BRANCH, whose name nvidia-utils-BRANCH tells. The .run
+    installer leaves the program and a sample of its unit; a package would bring libraries of its own version.
+    """
+    if targets.run_installed(node):
+        return remedies.UNIT_OF_RUN_INSTALLER
     if node.distribution.id == "ubuntu":
         for package in node.packages.containing("nvidia-utils-"):
             branch = package.name.removeprefix("nvidia-utils-")

@@ -13,8 +13,12 @@ RESTART_PERSISTENCED = everywhere("systemctl restart nvidia-persistenced")
 INSTALL_PERSISTENCED = per_family(
     f"apt install nvidia-persistenced && {' '.join(_ENABLE)}",
     f"dnf install nvidia-persistenced && {' '.join(_ENABLE)}",
-    f"zypper install nvidia-persistenced && {' '.join(_ENABLE)}",
+    f"zypper install nvidia-compute-utils-G06 && {' '.join(_ENABLE)}",
     " ".join(_ENABLE),
+)
+_SAMPLE = "/usr/share/doc/NVIDIA_GLX-1.0/samples/nvidia-persistenced-init.tar.bz2"
+UNIT_OF_RUN_INSTALLER = Fix(
+    f'cd "$(mktemp --directory)" && tar --extract --file {_SAMPLE} && sh nvidia-persistenced-init/install.sh'
 )
 
 # the check names the containers and how each is restarted; without it nobody knows which

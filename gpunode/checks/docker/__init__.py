@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.checks.docker import daemon, kinds, probe, settings
+from gpunode.checks.docker import daemon, file, kinds, probe, settings
 from gpunode.checks.model import Check
 
-CHECKS: tuple[Check, ...] = (*kinds.CHECKS, *settings.CHECKS, *daemon.CHECKS, *probe.CHECKS)
+CHECKS: tuple[Check, ...] = (*kinds.CHECKS, *settings.CHECKS, *file.CHECKS, *daemon.CHECKS, *probe.CHECKS)

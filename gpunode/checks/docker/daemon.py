@@ -1,80 +1,22 @@
-"""Docker: its file can be read, it runs, and it runs with the nvidia runtime."""
+"""Docker: it runs, and it runs with the nvidia runtime."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from gpunode.checks import fixes
-from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
-from gpunode.errors import ConfigError, DaemonError
-from gpunode.facts.docker_flags import flag_conflicts
+from gpunode.checks.docker import remedies
+from gpunode.checks.docker.file import UNPARSABLE, line_of, readable
+from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.errors import DaemonError
+from gpunode.facts.daemons import Daemon, systemd_runs
+from gpunode.facts.docker_file import listens_there
 from gpunode.facts.docker_runtimes import nvidia_programs, programs
 from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
+from gpunode.facts.system import TEGRA, WSL2
 from gpunode.result import Evidence, Fix
-
-_UNPARSABLE = "Docker's file can't be parsed: see docker-config-invalid-json"
-
-
-def docker_config_invalid_json(node: Node) -> Verdict:
-    if node.docker is None:
-        return skip(docker_role(node).reason)
-    path = node.docker.config_path
-    try:
-        config = node.docker_config
-    except ConfigError as error:
-        judge = fail if docker_role(node).used else warn
-        where = _position(error.message, path)
-        fix = Fix(f"${{EDITOR:-vi}} {f'+{where.line} ' if where.line else ''}{path}")
-        return judge(f"{path} can't be parsed", where, fix=fix)
-    return ok(f"{path} can be parsed" if config else f"{path} is absent or empty, which is fine")
-
-
-def _readable(node: Node) -> dict[str, Any] | None:
-    """daemon.json; None if it can't be parsed, which is docker-config-invalid-json's to tell."""
-    try:
-        return node.docker_config
-    except ConfigError:
-        return None
-
-
-def _position(message: str, path: str) -> Evidence:
-    """``path:line:column: reason`` taken apart; a message without a position stays whole."""
-    rest = message.removeprefix(path).lstrip(":")
-    line, _, more = rest.partition(":")
-    if line.isdigit():
-        column, _, reason = more.partition(":")
-        return seen(path, f"column {column}:{reason}", int(line))
-    return seen(path, rest.strip())
-
-
-def docker_flag_file_conflict(node: Node) -> Verdict:
-    if node.docker is None:
-        return skip(docker_role(node).reason)
-    config = _readable(node)
-    if config is None:
-        return skip(_UNPARSABLE)
-    keys = flag_conflicts(node.docker.argv, config)
-    if not keys:
-        return ok("no setting is given both as a flag and in the file")
-    flags = seen(node.docker.unit or "dockerd's arguments", " ".join(node.docker.argv))
-    path = node.docker.config_path
-    text = node.host.read_text(path) or ""
-    evidence = (seen(path, f'"{key}" is also a flag', line_of(text, f'"{key}"')) for key in keys)
-    judge = fail if docker_role(node).used else warn
-    line = line_of(text, f'"{keys[0]}"')
-    fix = Fix(
-        f"${{EDITOR:-vi}} {f'+{line} ' if line else ''}{path} && {fixes.restart_docker(path)}",
-        True,
-        "restart",
-    )
-    return judge(f"{', '.join(keys)}: given both as a flag and in {path}", *evidence, flags, fix=fix)
-
-
-def line_of(text: str, needle: str) -> int | None:
-    """The first line, 1-based, that holds `needle`."""
-    lines = enumerate(text.splitlines(), start=1)
-    return next((number for number, line in lines if needle in line), None)
 
 
 def docker_not_running(node: Node) -> Verdict:
@@ -82,6 +24,10 @@ def docker_not_running(node: Node) -> Verdict:
     if node.docker is None or not role.used:
         return skip(role.reason)
     socket = node.docker.socket
+    if node.docker.process is not None and not listens_there(
+        node.host, node.docker.argv, node.docker.config_path
+    ):
+        return ok("Docker runs, and listens on TCP alone", seen("dockerd", " ".join(node.docker.argv)))
     if node.docker.process is None and _activated_by_systemd(node, socket):
         return skip("Docker is started by its first user (docker.socket listens); not started for this check")
     state = node.host.socket_state(socket)
@@ -89,7 +35,18 @@ def docker_not_running(node: Node) -> Verdict:
         return _hanging(node) or ok("Docker runs", seen(socket, "listening"))
     if state == "denied":
         return skip(f"needs root, or the group docker, to talk to {socket}")
-    return fail("Docker isn't running", seen(socket, state), fix=_restart(node))
+    return _stopped(node, node.docker, seen(socket, state))
+
+
+def _stopped(node: Node, docker: Daemon, evidence: Evidence) -> Verdict:
+    unit = None if docker.manager or docker.user else node.units.get("docker.service")
+    if unit is not None and unit.load == "masked":
+        return skip("Docker is switched off on purpose: docker.service is masked")
+    if unit is None or not unit.installed:
+        return fail("Docker isn't running", evidence, fix=_restart(node))
+    # the next boot wouldn't start it either
+    fix = Fix("systemctl enable --now docker", True, "restart") if unit.file == "disabled" else _restart(node)
+    return fail("Docker isn't running", evidence, seen(unit.name, str(unit)), fix=fix)
 
 
 def _hanging(node: Node) -> Verdict | None:
@@ -105,14 +62,21 @@ def _hanging(node: Node) -> Verdict | None:
 
 
 def _restart(node: Node) -> Fix:
-    return Fix(fixes.restart_docker(node.docker.config_path if node.docker else ""), True, "restart")
+    user = node.docker is not None and bool(node.docker.user)
+    return Fix(_by_init(node, remedies.restart(node.docker)), not user, "restart")
+
+
+def _by_init(node: Node, command: str) -> str:
+    """WSL may go without systemd."""
+    if node.kind == WSL2 and not systemd_runs(node.host):
+        return re.sub(r"^systemctl (\w+) docker$", r"service docker \1", command)
+    return command
 
 
 def _reload(node: Node) -> Fix:
     """runtimes and default-runtime are read again on SIGHUP; no container is stopped for them."""
-    restart = _restart(node)
-    reload = restart.command.replace("systemctl restart", "systemctl reload")
-    return Fix(reload, True, "none") if reload != restart.command else restart
+    command, restart = _by_init(node, remedies.restart(node.docker, "reload")), _restart(node)
+    return Fix(command, restart.needs_root, "none") if command != restart.command else restart
 
 
 def _socket(node: Node) -> str:
@@ -129,9 +93,9 @@ def _activated_by_systemd(node: Node, socket: str) -> bool:
 def docker_not_restarted(node: Node) -> Verdict:
     if node.docker is None or (node.docker.process is None and not docker_role(node).used):
         return skip(docker_role(node).reason)
-    config = _readable(node)
+    config = readable(node)
     if config is None:
-        return skip(_UNPARSABLE)
+        return skip(UNPARSABLE)
     wanted = programs(config)
     try:
         info = node.docker_info
@@ -168,8 +132,22 @@ def docker_runtime_missing(node: Node) -> Verdict:
         return _not_registered(node, info, seen(told, f"runtimes {', '.join(sorted(active)) or 'none'}"))
     for name, path in nvidia.items():
         if path and not node.host.which(path):
-            return fail(f'the program of the runtime "{name}" is missing', seen(told, f"{name}: {path}"))
+            return _left_behind(node, node.docker, info, seen(told, f"{name}: {path}"))
     return ok(f"Docker runs with the runtime {', '.join(nvidia)}", seen(told, ", ".join(sorted(active))))
+
+
+def _left_behind(node: Node, docker: Daemon, info: dict[str, Any], evidence: Evidence) -> Verdict:
+    """A runtime without its program: where the toolkit went and CDI came, it only has to be forgotten."""
+    by_cdi = _by_cdi(node, info)
+    text = node.host.read_text(docker.config_path) or ""
+    fix = remedies.edit(docker, line_of(text, '"nvidia-container-runtime"')) if by_cdi else None
+    name = evidence.value.partition(":")[0]
+    return (warn if by_cdi else fail)(f'the program of the runtime "{name}" is missing', evidence, fix=fix)
+
+
+def _by_cdi(node: Node, info: dict[str, Any]) -> bool:
+    """Whether this Docker can give containers GPUs by CDI."""
+    return bool(info.get("CDISpecDirs")) and any(spec.serves_gpus for spec in node.cdi_specs)
 
 
 def _not_registered(node: Node, info: dict[str, Any], evidence: Evidence) -> Verdict:
@@ -177,9 +155,10 @@ def _not_registered(node: Node, info: dict[str, Any], evidence: Evidence) -> Ver
     kubelet = node.kubelet
     if kubelet is not None and kubelet.engine == "docker":
         return fail("the nvidia runtime isn't registered, and the kubelet's pods need it", evidence)
-    if info.get("CDISpecDirs") and node.cdi_specs:
+    if _by_cdi(node, info):
         return ok("Docker injects GPUs by CDI; the nvidia runtime isn't registered", evidence)
-    if "nvidia-container-runtime-hook" in node.toolkit.programs:
+    # on a Jetson --gpus alone isn't enough: the files that a container needs come with the runtime
+    if "nvidia-container-runtime-hook" in node.toolkit.programs and node.kind != TEGRA:
         return warn("the nvidia runtime isn't registered: --gpus works, --runtime=nvidia doesn't", evidence)
     return fail("the nvidia runtime isn't registered", evidence)
 
@@ -191,56 +170,20 @@ def _table(tree: dict[str, Any], key: str) -> dict[str, Any]:
 
 CHECKS = (
     Check(
-        id="docker-config-invalid-json",
-        title="Docker's file can be parsed",
-        layer="docker",
-        severity="error",
-        looks_at=(
-            "the file that dockerd reads (--config-file, else /etc/docker/daemon.json), as strict JSON. "
-            "Where the kubelet uses another engine this is a warning."
-        ),
-        why=(
-            "A running Docker lives on with what it read before; at its next start it refuses the file and "
-            "every container on this node stays down."
-        ),
-        remedy=fixes.EDIT_DAEMON_JSON,
-        run=docker_config_invalid_json,
-        blocked_by=("pci-no-gpu",),
-        preflight=("docker",),
-    ),
-    Check(
-        id="docker-flag-file-conflict",
-        title="Docker's flags and file agree",
-        layer="docker",
-        severity="error",
-        looks_at=(
-            "the arguments of the running dockerd, else those in its unit and drop-ins, against the keys of "
-            "daemon.json. Only runtimes may stand in both."
-        ),
-        why=(
-            "dockerd refuses to start when a setting is given both as a flag and in the file, even with "
-            "equal values: delete one of the two. A common pair is -H fd:// in the unit and hosts in the "
-            "file."
-        ),
-        remedy=fixes.EDIT_DAEMON_JSON,
-        run=docker_flag_file_conflict,
-        blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
-        preflight=("docker",),
-        refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
-    ),
-    Check(
         id="docker-not-running",
         title="Docker runs",
         layer="docker",
         severity="error",
         looks_at=(
             "Docker's socket and whether the daemon answers within 3 seconds, where Docker is this node's "
-            "engine. A stopped Docker beside a kubelet that uses another engine is fine; a docker.socket "
-            "of systemd is left asleep."
+            "engine. A stopped Docker beside a kubelet that uses another engine is fine, and one whose unit "
+            "is masked; a docker.socket of systemd is left asleep."
         ),
         why="Containers can't start while the daemon is down or hangs.",
         remedy=fixes.START_DOCKER,
         run=docker_not_running,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=(
             "pci-no-gpu",
             "docker-config-invalid-json",
@@ -248,6 +191,7 @@ CHECKS = (
             "docker-flag-file-conflict",
         ),
         preflight=("docker",),
+        refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
     ),
     Check(
         id="docker-not-restarted",
@@ -264,6 +208,8 @@ CHECKS = (
         ),
         remedy=fixes.RELOAD_DOCKER,
         run=docker_not_restarted,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=(
             "pci-no-gpu",
             "docker-snap",
@@ -271,6 +217,10 @@ CHECKS = (
             "docker-unknown-key",
             "docker-flag-file-conflict",
             "docker-not-running",
+        ),
+        refs=(
+            "https://docs.docker.com/reference/cli/dockerd/#configuration-reload-behavior",
+            "https://github.com/NVIDIA/nvidia-docker/issues/1034",
         ),
     ),
     Check(
@@ -289,6 +239,8 @@ CHECKS = (
         ),
         remedy=fixes.CONFIGURE_DOCKER,
         run=docker_runtime_missing,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=(
             "pci-no-gpu",
             "toolkit-missing",

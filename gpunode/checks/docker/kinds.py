@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks.docker import remedies
-from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import gates
 from gpunode.facts.daemons import Daemon
@@ -55,12 +55,11 @@ def docker_desktop(node: Node) -> Verdict:
     for desktop in node.docker_desktop:
         if desktop.context != CONTEXT:
             continue
-        use = f"sudo -Hu {desktop.user} docker context use default"
         return fail(
             f"the docker command of {desktop.user} talks to Docker Desktop, whose virtual machine has no GPU",
             seen(desktop.config, f"currentContext {desktop.context}"),
             seen("com.docker.backend", f"process {desktop.pid}"),
-            fix=Fix(use) if node.docker is not None else None,
+            fix=remedies.beside_desktop(node, desktop.user),
         )
     return ok("Docker Desktop runs, and nobody's docker command talks to it")
 
@@ -211,6 +210,8 @@ CHECKS = (
         why="An older Docker refuses --gpus as an unknown flag and calls no toolkit for it.",
         remedy=remedies.UPGRADE,
         run=docker_version_old,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=("pci-no-gpu",),
         preflight=("docker",),
         refs=("https://docs.docker.com/engine/release-notes/19.03/",),

@@ -55,5 +55,6 @@ CHECKS = (
             ),
         ),
         deep=True,
+        refs=("https://docs.docker.com/engine/containers/resource_constraints/#gpu",),
     ),
 )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from gpunode.checks import fixes
 from gpunode.checks.docker import remedies
-from gpunode.checks.docker.daemon import line_of
-from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.docker.file import line_of
+from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
+from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker_keys import TABLE, unknown_keys
 from gpunode.facts.docker_runtimes import nvidia_programs, programs
 from gpunode.facts.engines import docker_role
@@ -30,9 +31,7 @@ def docker_unknown_key(node: Node) -> Verdict:
     text = node.host.read_text(path) or ""
     places = [seen(path, f'"{key}"', line_of(text, f'"{key}"')) for key in keys]
     judge = fail if docker_role(node).used else warn
-    line = f"+{places[0].line} " if places[0].line else ""
-    restart = fixes.restart_docker(path)
-    fix = Fix(f"${{EDITOR:-vi}} {line}{path} && {restart}", True, "restart")
+    fix = remedies.edit(node.docker, places[0].line)
     return judge(f"Docker has no setting {', '.join(keys)}", *places, fix=fix)
 
 
@@ -54,12 +53,11 @@ def docker_default_runtime(node: Node) -> Verdict:
     told = seen(f"{node.docker.socket} /info", f"DefaultRuntime {name}: {program}")
     evidence = [seen(path, f'"default-runtime": "{name}"', line)] if line else []
     elsewhere = "nvidia-container-runtime" in node.toolkit.programs
-    remove = f"${{EDITOR:-vi}} {f'+{line} ' if line else ''}{path} && {fixes.restart_docker(path)}"
     return fail(
         f"the program of Docker's default runtime {name} is missing, so that no container starts at all",
         *evidence,
         told,
-        fix=None if elsewhere else Fix(remove, True, "restart"),
+        fix=None if elsewhere else remedies.edit(node.docker, line),
     )
 
 
@@ -81,16 +79,14 @@ def docker_cgroup_driver_mismatch(node: Node) -> Verdict:
         f"native.cgroupdriver={kubelet.cgroup_driver}",
         told,
         seen("KubeletConfiguration cgroupDriver", kubelet.cgroup_driver),
-        fix=_same_driver(node),
+        fix=_same_driver(node, node.docker),
     )
 
 
-def _same_driver(node: Node) -> Fix:
+def _same_driver(node: Node, docker: Daemon) -> Fix:
     """Docker is brought to the kubelet's driver: the other way round every pod would have to go."""
-    path = node.docker.config_path if node.docker else ""
-    line = line_of(node.host.read_text(path) or "", "native.cgroupdriver")
-    edit = f"${{EDITOR:-vi}} {f'+{line} ' if line else ''}{path}"
-    return Fix(f"{edit} && {fixes.restart_docker(path)}", True, "restart")
+    text = node.host.read_text(docker.config_path) or ""
+    return remedies.edit(docker, line_of(text, "native.cgroupdriver"))
 
 
 CHECKS = (
@@ -109,8 +105,11 @@ CHECKS = (
         ),
         remedy=fixes.EDIT_DAEMON_JSON,
         run=docker_unknown_key,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
         preflight=("docker",),
+        reboot=True,  # a running Docker lives on with what it read before
         refs=("https://docs.docker.com/reference/cli/dockerd/#daemon-configuration-file",),
         table=TABLE,
     ),
@@ -129,6 +128,8 @@ CHECKS = (
         ),
         remedy=remedies.CONFIGURE_DEFAULT,
         run=docker_default_runtime,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=(
             "pci-no-gpu",
             "toolkit-missing",
@@ -150,6 +151,8 @@ CHECKS = (
         ),
         remedy=fixes.EDIT_DAEMON_JSON,
         run=docker_cgroup_driver_mismatch,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
         blocked_by=("pci-no-gpu", "docker-not-running"),
         refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers",),
     ),

@@ -61,7 +61,7 @@ def dkms_not_built(node: Node) -> Verdict:
             f"the next reboot breaks the GPUs: kernel {upcoming} has no NVIDIA module",
             *_lacking(node, upcoming),
             seen("/proc/sys/kernel/osrelease", f"{running} (running) has one"),
-            fix=_build(node, upcoming),
+            fix=_for_next(node, upcoming),
         )
     return ok("the kernel that boots next has its NVIDIA module")
 
@@ -77,6 +77,18 @@ def _lacking(node: Node, release: str) -> Iterator[Evidence]:
     failed = failed_build(node.host, release) if node.dkms else None
     if failed is not None:
         yield seen(failed.path, failed.text, failed.line)
+
+
+def _for_next(node: Node, release: str) -> Fix | None:
+    """What was tried for this kernel and doesn't compile isn't built again, but with a newer driver."""
+    from gpunode.facts.dkms_log import failed_build
+
+    failed = failed_build(node.host, release) if node.dkms else None
+    if failed is None:
+        return _build(node, release)
+    if failed.realtime:
+        return Fix(f"IGNORE_PREEMPT_RT_PRESENCE=1 dkms autoinstall -k {release}")
+    return packages.newer_for_kernel(node, release)
 
 
 def _build(node: Node, release: str) -> Fix | None:
@@ -136,6 +148,7 @@ CHECKS = (
         blocked_by=("driver-not-installed", "kernel-unsupported"),
         preflight=ANY_ENGINE,
         reboot=True,
+        refs=("https://github.com/dell/dkms#readme", "https://github.com/NVIDIA/nvidia-docker/issues/365"),
     ),
     Check(
         id="kernel-headers-missing",
@@ -153,5 +166,6 @@ CHECKS = (
         run=kernel_headers_missing,
         blocked_by=("driver-not-installed", "dkms-not-built"),
         unless=("operator-driver", "immutable"),
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
     ),
 )

@@ -118,6 +118,7 @@ CHECKS = (
         preflight=ANY_ENGINE,
         blocked_by=("driver-not-installed", "wsl2"),
         classes=EVERYWHERE_BUT_TEGRA,
+        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/154",),
     ),
     Check(
         id="libcuda-missing",
@@ -134,6 +135,7 @@ CHECKS = (
         preflight=ANY_ENGINE,
         blocked_by=("driver-not-installed", "libnvidia-ml-missing"),
         classes=EVERYWHERE_BUT_TEGRA,
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
     ),
     Check(
         id="libcuda-stub",
@@ -149,6 +151,7 @@ CHECKS = (
         run=libcuda_stub,
         blocked_by=("libcuda-missing",),
         classes=EVERYWHERE_BUT_TEGRA,
+        refs=("https://docs.nvidia.com/cuda/cuda-compiler-driver-nvcc/",),
     ),
     Check(
         id="nvidia-smi-missing",
@@ -167,6 +170,7 @@ CHECKS = (
         blocked_by=("driver-not-installed", "libnvidia-ml-missing"),
         classes=(*HOST, WSL2),
         unless=("operator-driver", "immutable"),
+        refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
     ),
     Check(
         id="nvml-hang",
@@ -174,7 +178,8 @@ CHECKS = (
         layer="devices",
         severity="error",
         looks_at=(
-            "NVML's initialisation and its list of GPUs, asked in a child process with a limit of 15 seconds."
+            "NVML's initialisation and its list of GPUs, asked in a child process with a limit of 15 seconds "
+            "(20 for more than four GPUs)."
         ),
         why=(
             "A sick GPU or a stuck driver makes NVML hang or fail, and with it nvidia-smi, device plugins "
@@ -195,5 +200,9 @@ CHECKS = (
             "gpu-lost",
         ),
         classes=EVERYWHERE_BUT_TEGRA,
+        refs=(
+            "https://docs.nvidia.com/deploy/nvml-api/",
+            "https://github.com/NVIDIA/nvidia-docker/issues/1648",
+        ),
     ),
 )

@@ -167,6 +167,7 @@ CHECKS = (
         ),
         classes=HOST_OR_CONTAINER,
         preflight=ANY_ENGINE,
+        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1269",),
     ),
     Check(
         id="module-disabled-next-boot",
@@ -185,6 +186,7 @@ CHECKS = (
         blocked_by=("module-not-loaded",),
         unless=("operator-driver",),
         reboot=True,
+        refs=("https://man7.org/linux/man-pages/man5/modprobe.d.5.html",),
     ),
     Check(
         id="gsp-firmware",
@@ -219,6 +221,7 @@ CHECKS = (
         remedy=remedies.SHOW_MODPROBE,
         run=driver_persist_modprobe_conf,
         blocked_by=("module-not-loaded",),
+        refs=("https://github.com/NVIDIA/nvidia-modprobe",),
     ),
     Check(
         id="driver-oops",
@@ -235,5 +238,6 @@ CHECKS = (
         remedy=fixes.REBOOT,
         run=driver_oops,
         blocked_by=("module-not-loaded",),
+        refs=("https://docs.kernel.org/admin-guide/tainted-kernels.html",),
     ),
 )

@@ -98,6 +98,7 @@ CHECKS = (
         blocked_by=("module-not-loaded", "uvm-not-loaded"),
         unless=("operator-driver", "immutable"),
         reboot=True,
+        refs=("https://www.freedesktop.org/software/systemd/man/latest/modules-load.d.html",),
     ),
     Check(
         id="dev-char-lost-at-reboot",

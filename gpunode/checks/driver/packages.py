@@ -7,51 +7,61 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
-from gpunode.errors import GpunodeError
+from gpunode.checks.driver import targets
 from gpunode.facts import driver
 from gpunode.facts.node import Node
+from gpunode.facts.package_locks import module_stream
 from gpunode.facts.system import Distribution
 from gpunode.result import Fix
 
 if TYPE_CHECKING:
     from gpunode.facts.gpu_support import Supports
 
-_CUDA_REPOSITORY = "developer.download.nvidia.com/compute/cuda/repos"
-_REPOSITORY_DIRECTORIES = ("/etc/apt/sources.list.d", "/etc/yum.repos.d", "/etc/zypp/repos.d")
-_FIRST_TURING = 0x1E00  # the open kernel modules drive nothing before it; branch 580 is the last that does
+_DOWNLOADS = "https://www.nvidia.com/en-us/drivers/"
+_LEGACY = "https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/"
 # Ubuntu's prebuilt modules: kernel/nvidia-550srv-open/nvidia.ko is linux-modules-nvidia-550-server-open-...
 _PREBUILT = re.compile(r"^kernel/nvidia-(\d+)(srv)?(-open)?/nvidia\.ko", re.MULTILINE)
+# kmod-nvidia-580.159.03-5.14.0-427.13.1
+_FOR_ONE_KERNEL = re.compile(r"(kmod-nvidia(?:-open)?-\d+\.[\d.]+)-\d+\.\d+\.\d+-")
 _KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub", "/etc/pki/akmods/certs/public_key.der")
 
 
 def install_driver(node: Node) -> Fix | None:
-    """The driver from Ubuntu or NVIDIA's repository, which is added if it isn't there; None: unknown."""
-    if node.distribution.id == "ubuntu":
+    """The newest driver for these GPUs, from where this node has its own, else from Ubuntu or NVIDIA's
+    repository, which is added if it isn't there; None: unknown."""
+    if targets.run_installed(node):
+        return Fix(f"follow {_DOWNLOADS} to a newer .run installer, which is how this driver came")
+    ubuntu = node.distribution.id == "ubuntu"
+    here = targets.from_ubuntu(node, targets.newer_branch(node), targets.module_for(node))
+    if here:
+        return Fix(f"apt update && apt install {here} && reboot", True, "reboot")
+    if ubuntu and not targets.has_repository(node):
         tool = "" if node.host.which("ubuntu-drivers") else "apt install ubuntu-drivers-common && "
         return Fix(f"{tool}ubuntu-drivers install --gpgpu && reboot", True, "reboot")
     install = _install_command(node)
     name = _repository_name(node.distribution)
-    if not install or not name:
+    if targets.last_branch(node) and not install:
+        return Fix(f"follow {_LEGACY}")
+    if not install or not (name or ubuntu):
         return None
-    repository = "" if has_repository(node) else _add_repository(node, name)
+    repository = "" if targets.has_repository(node) else _add_repository(node, name)
     return Fix(f"{repository}{install} && reboot", True, "reboot")
 
 
 def suited_driver(node: Node, supports: Supports) -> Fix | None:
     """The driver that these GPUs need, instead of one that drives others. Ubuntu's own packages carry branch
     and kind in their names; elsewhere `install_driver` knows old GPUs from new ones."""
-    if node.distribution.id != "ubuntu":
+    if node.distribution.id != "ubuntu" or targets.has_repository(node):
         return install_driver(node)
-    if has_repository(node):
-        return Fix(f"{_install_command(node)} && reboot", True, "reboot")
-    here = next(iter(driver.version_numbers(node.driver_version)), 0)
-    branch = min(here, supports.max) if supports.max else here
+    number = next(iter(driver.version_numbers(node.driver_version)), 0)
+    branch = min(number, supports.max) if supports.max else number
     kind = "" if supports.module == "proprietary" else "-open"
-    return Fix(f"apt install nvidia-driver-{branch}-server{kind} && reboot", True, "reboot")
+    names = targets.from_ubuntu(node, branch, supports.module or "open")
+    return Fix(f"apt install {names or f'nvidia-driver-{branch}-server{kind}'} && reboot", True, "reboot")
 
 
 _AGAIN = {"debian": "apt install --reinstall", "rhel": "dnf reinstall", "suse": "zypper install --force"}
-_NEWER = {"debian": "apt install", "rhel": "dnf upgrade", "suse": "zypper update"}
+_NEWER = {"debian": "apt update && apt install", "rhel": "dnf upgrade", "suse": "zypper update"}
 
 
 def reinstall(node: Node, names: Iterable[str]) -> Fix | None:
@@ -64,29 +74,43 @@ def upgrade_driver(node: Node) -> Fix:
     """The module's packages in the version that the repositories have by now."""
     names, family = driver.driver_packages(node.packages), node.distribution.family
     if not names or family not in _NEWER:
-        return fixes.UPGRADE_DRIVER.for_family(family)
+        return install_driver(node) or fixes.UPGRADE_DRIVER.for_family(family)
     return Fix(f"{_NEWER[family]} {' '.join(names)} && reboot", True, "reboot")
 
 
-def _legacy(node: Node) -> bool:
-    numbers = [int(gpu.device_id, 16) for gpu in node.gpus if re.fullmatch(r"0x[0-9a-f]{4}", gpu.device_id)]
-    return any(number < _FIRST_TURING for number in numbers)
+def newer_for_kernel(node: Node, release: str) -> Fix:
+    """A driver that compiles for a kernel: nobody boots it before there is a module."""
+    command = upgrade_driver(node).command
+    proof = f" && modinfo -k {release} -F version nvidia && reboot"
+    return Fix(command.replace(" && reboot", proof), True, "reboot" if " && reboot" in command else "none")
 
 
 def _install_command(node: Node) -> str:
-    legacy = _legacy(node)
-    system = node.distribution
+    """Of NVIDIA's repository; empty where it has no driver for such old GPUs."""
+    system, last = node.distribution, targets.last_branch(node)
+    if last and last < targets.LONG_TERM:
+        return ""
     if system.family == "debian":
-        return f"apt install {'cuda-drivers-580' if legacy else 'nvidia-open'}"
+        return f"apt install {'cuda-drivers-580' if last else 'nvidia-open'}"
     if system.family == "suse":
         old = "nvidia-driver-G06-kmp-default nvidia-compute-utils-G06"
-        return f"zypper install {old if legacy else 'nvidia-open'}"
-    modular = system.id == "amzn" or _repository_name(system) in ("rhel8", "rhel9")
-    if system.family != "rhel" or (legacy and not modular):
-        return ""
-    packages = "nvidia-driver nvidia-driver-cuda" if legacy else "nvidia-open"
-    stream = f"dnf module enable nvidia-driver:{'580-dkms' if legacy else 'open-dkms'} && "
-    return f"{stream if modular else ''}dnf install kernel-devel-$(uname -r) {packages}"
+        return f"zypper install {old if last else 'nvidia-open'}"
+    return _dnf_command(node, old=bool(last)) if system.family == "rhel" else ""
+
+
+def _dnf_command(node: Node, *, old: bool) -> str:
+    """dnf's modules stand for branches where there are any; a stream in use must be given up first."""
+    modular = node.distribution.id == "amzn" or _repository_name(node.distribution) in ("rhel8", "rhel9")
+    erase = " --allowerasing" if driver.driver_packages(node.packages) else ""
+    plain = fixes.kernel_devel(node.kernel) == f"kernel-devel-{node.kernel}"
+    install = f"dnf install{erase} {fixes.kernel_devel('$(uname -r)' if plain else node.kernel)}"
+    if not modular:
+        lock = "dnf install 'dnf-command(versionlock)' && dnf versionlock add '*nvidia*580*' && "
+        return f"{lock}{install} cuda-drivers" if old else f"{install} nvidia-open"
+    stream = "nvidia-driver:580-dkms" if old else "nvidia-driver:open-dkms"
+    reset = "dnf module reset nvidia-driver && " if module_stream(node.host, "nvidia-driver") else ""
+    packages = "nvidia-driver nvidia-driver-cuda" if old else "nvidia-open"
+    return f"{reset}dnf module enable {stream} && {install} {packages}"
 
 
 def _repository_name(system: Distribution) -> str:
@@ -97,21 +121,9 @@ def _repository_name(system: Distribution) -> str:
     return f"{name}{major}" if name and major.isdigit() and len(major) < 5 else ""
 
 
-def has_repository(node: Node) -> bool:
-    """Whether NVIDIA's repository is among this node's."""
-    for directory in _REPOSITORY_DIRECTORIES:
-        for path in node.host.glob(directory, "*"):
-            try:
-                if _CUDA_REPOSITORY in (node.host.read_text(path) or ""):
-                    return True
-            except GpunodeError:
-                continue
-    return False
-
-
 def _add_repository(node: Node, name: str) -> str:
     architecture = "sbsa" if node.host.exists("/lib/ld-linux-aarch64.so.1") else "x86_64"
-    place = f"https://{_CUDA_REPOSITORY}/{name}/{architecture}"
+    place = f"https://{targets.REPOSITORY}/{name}/{architecture}"
     if node.distribution.family == "debian":
         package = "cuda-keyring_1.1-1_all.deb"
         return f"curl -fsSLO {place}/{package} && dpkg -i {package} && apt update && "
@@ -136,8 +148,11 @@ def build_module(node: Node, release: str) -> Fix:
 def _without_dkms(node: Node, release: str) -> str:
     """Empty where DKMS builds the module, or where it can't be told who does."""
     if node.host.stat("/usr/sbin/akmods"):
-        return f"dnf install kernel-devel-{release} && akmods --force --kernels {release}"
-    if node.dkms or node.distribution.family == "suse":
+        return f"dnf install {fixes.kernel_devel(release)} && akmods --force --kernels {release}"
+    if node.distribution.family == "suse":
+        built = [one.name for one in node.packages.containing("nvidia") if "-kmp-" in one.name]
+        return f"zypper install --force {' '.join(built)}" if built else ""
+    if node.dkms:
         return ""
     for kernel in node.kernels:
         found = _PREBUILT.search(node.host.read_text(f"/lib/modules/{kernel.release}/modules.dep") or "")
@@ -146,7 +161,16 @@ def _without_dkms(node: Node, release: str) -> str:
             return f"apt update && apt install linux-modules-nvidia-{found[1]}{server}{flavour}-{release}"
     if node.host.executable("/usr/bin/nvidia-uninstall") and node.module and node.module.version:
         return f"sh NVIDIA-Linux-$(uname -m)-{node.module.version}.run --kernel-name={release}"
-    return "dnf upgrade 'kmod-nvidia*'" if node.distribution.family == "rhel" else ""
+    return _precompiled(node, release) if node.distribution.family == "rhel" else ""
+
+
+def _precompiled(node: Node, release: str) -> str:
+    """NVIDIA's repository has a package for each driver and kernel, ELRepo one for all kernels."""
+    for package in node.packages.starting("kmod-nvidia"):
+        found = _FOR_ONE_KERNEL.match(package.name)
+        if found:
+            return f"dnf install {found[1]}-{re.sub(r'[.]el[0-9].*', '', release)}"
+    return "dnf upgrade 'kmod-nvidia*'"
 
 
 def enrol_key(node: Node, *, signed: bool) -> Fix | None:
@@ -157,7 +181,7 @@ def enrol_key(node: Node, *, signed: bool) -> Fix | None:
     version = next(iter(node.dkms), None)
     again = ""
     if not signed and version:
-        name = f"nvidia/{version} -k $(uname -r)"
+        name = f"{driver.dkms_name(node.host, version)} -k $(uname -r)"
         again = f"dkms build --force {name} && dkms install --force {name} && "
     return Fix(f"{again}mokutil --import {key} && reboot", True, "reboot")
 
@@ -165,14 +189,20 @@ def enrol_key(node: Node, *, signed: bool) -> Fix | None:
 def install_libraries(node: Node) -> Fix | None:
     """The libraries' packages for the driver that is here; None where their names don't depend on it.
 
-    Before 590 Debian's and Ubuntu's names carry the driver's branch, on Ubuntu also its server flavour.
+    Ubuntu's names carry the driver's branch and its server flavour, those of NVIDIA's repository for Ubuntu
+    the branch until 590.
     """
+    version = node.driver_version
+    if version and targets.run_installed(node):
+        return Fix(f"sh NVIDIA-Linux-$(uname -m)-{version}.run --no-kernel-modules")
     if node.distribution.family != "debian":
         return None
     if node.host.listdir("/var/lib/dkms/nvidia-current"):
         return Fix("apt install libnvidia-ml1 libcuda1 nvidia-smi && ldconfig")  # Debian's own packages
+    if node.distribution.id == "debian":
+        return Fix("apt install nvidia-driver-cuda && ldconfig")  # of NVIDIA's repository
     numbers = driver.version_numbers(node.module.version if node.module else next(iter(node.dkms), ""))
-    if not numbers or numbers[0] >= 590:
+    if not numbers or (numbers[0] >= 590 and not targets.from_ubuntu(node, numbers[0])):
         return None
     server = any("-server" in name for name in driver.driver_packages(node.packages))
     branch = f"{numbers[0]}{'-server' if server else ''}"
@@ -187,6 +217,9 @@ def reinstall_libraries(node: Node) -> Fix:
 def reinstall_firmware(node: Node) -> Fix | None:
     """Ubuntu has a package of firmware for each version; elsewhere names don't depend on it."""
     version = node.module.version if node.module else ""
+    here = [one.name for one in node.packages.starting("nvidia-firmware", "firmware-nvidia-gsp")]
+    if len(here) == 1 and node.distribution.family == "debian":
+        return reinstall(node, here)
     if node.distribution.id != "ubuntu" or not version:
         return None
     server = any("-server" in name for name in driver.driver_packages(node.packages))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.checks.fixes import Remedy, everywhere, per_family
+from gpunode.checks.fixes import Remedy, everywhere, kernel_devel, per_family
 
 _GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
 
@@ -11,7 +11,7 @@ def install_headers(release: str) -> Remedy:
     """What DKMS builds against, for this kernel. SUSE's package has the flavour in its name."""
     return per_family(
         f"apt install linux-headers-{release}",
-        f"dnf install kernel-devel-{release}",
+        f"dnf install {kernel_devel(release)}",
         f"zypper install kernel-default-devel=$(echo {release} | sed 's/-default$//')",
         f"follow {_GUIDE}",
     )
@@ -40,8 +40,9 @@ KEEP_DRIVER = per_family(
     f"follow {_GUIDE}",
 )
 
+# cuda-drivers-580 is there as well, and goes on within its branch
 HOLD_BRANCH = per_family(
-    "apt install cuda-drivers-580",
+    "apt-mark hold cuda-drivers",
     "dnf install 'dnf-command(versionlock)' && dnf versionlock add '*nvidia*'",
     "zypper addlock '*nvidia*'",
     f"follow {_GUIDE}",

@@ -90,6 +90,10 @@ CHECKS = (
         blocked_by=("driver-not-installed", "dkms-not-built"),
         preflight=ANY_ENGINE,
         reboot=True,
+        refs=(
+            "https://wiki.debian.org/SecureBoot",
+            "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",
+        ),
     ),
     Check(
         id="mok-pending",
@@ -109,5 +113,6 @@ CHECKS = (
         blocked_by=("driver-not-installed", "secureboot-unsigned"),
         unless=("operator-driver",),
         reboot=True,
+        refs=("https://wiki.debian.org/SecureBoot",),
     ),
 )

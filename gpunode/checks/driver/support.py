@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from gpunode.checks import fixes
-from gpunode.checks.driver import packages, remedies
+from gpunode.checks.driver import packages, remedies, targets
 from gpunode.checks.driver.logged import logged
-from gpunode.checks.model import ANY_ENGINE, HOST_OR_CONTAINER, Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.model import (
+    ANY_ENGINE,
+    HOST_OR_CONTAINER,
+    Check,
+    Verdict,
+    fail,
+    note,
+    ok,
+    seen,
+    skip,
+    warn,
+)
 from gpunode.facts import driver, gpu_support
 from gpunode.facts.node import Node
-from gpunode.result import Evidence, Fix
+from gpunode.facts.packages import Package
+from gpunode.facts.pci import PciGpu
+from gpunode.result import Evidence
 
 MINIMUM = (384, 81)
 _UNSUPPORTED = (
@@ -23,10 +36,9 @@ def driver_too_old(node: Node) -> Verdict:
         return skip("the module doesn't tell its version")
     evidence = _version(node)
     if node.module is not None and numbers < MINIMUM:
-        return fail(f"driver {version} is older than 384.81", evidence)
-    fix = packages.install_driver(node)
-    needs = "a driver of branch {0.min} or newer"
-    return _judge(node, gpu_support.TOO_NEW, needs, fix) or ok(f"driver {version} is new enough", evidence)
+        return fail(f"driver {version} is older than 384.81", evidence, fix=packages.install_driver(node))
+    found = _judge(node, gpu_support.TOO_NEW, "a driver of branch {0.min} or newer")
+    return found or ok(f"driver {version} is new enough", evidence)
 
 
 def gpu_arch_dropped(node: Node) -> Verdict:
@@ -35,20 +47,33 @@ def gpu_arch_dropped(node: Node) -> Verdict:
     found = _judge(node, gpu_support.DROPPED, "a driver of branch {0.max} or older")
     if found is not None:
         return found
-    rows = (gpu_support.supports(gpu.device_id) for gpu in node.gpus)
+    rows = (gpu_support.supports(gpu.device_id) for gpu in node.gpus if _could_have(node, gpu))
     last = next((row for row in rows if row and row.max), None)
     if last is None:
         return ok("no GPU here is left behind by newer drivers")
-    from gpunode.facts.auto_upgrades import apt_pins
-
     followed = node.packages.installed.get("cuda-drivers")
-    if followed is None or followed.held or "cuda-drivers" in apt_pins(node.host):
+    if followed is None or _stays(node, followed):
         return ok(f"the driver stays within branch {last.max}, which a GPU here ({last.name}) needs")
     return warn(
         f"the next upgrade of cuda-drivers leaves branch {last.max}, the last for a GPU here ({last.name})",
         seen("package database", f"cuda-drivers {followed.version}, which follows the newest branch"),
         fix=remedies.HOLD_BRANCH.for_family(node.distribution.family),
     )
+
+
+def _could_have(node: Node, gpu: PciGpu) -> bool:
+    """Whether this driver has the GPU, or takes it once it is loaded."""
+    unsuited = {one.gpu.address for one in node.unsuited_gpus}
+    return gpu.driver == "nvidia" or (gpu.driver is None and gpu.address not in unsuited)
+
+
+def _stays(node: Node, package: Package) -> bool:
+    """Whether something keeps this package, or the driver below it, within its branch."""
+    from gpunode.facts.package_locks import locked, module_stream
+
+    if package.held or module_stream(node.host, "nvidia-driver")[:1].isdigit():
+        return True
+    return locked(node.host, node.distribution.family, package.name, "nvidia-driver")
 
 
 def kmod_flavour(node: Node) -> Verdict:
@@ -59,8 +84,9 @@ def kmod_flavour(node: Node) -> Verdict:
     return found or ok(f"the {kind} kernel module drives these GPUs")
 
 
-def _judge(node: Node, reason: str, needs: str, fix: Fix | None = None) -> Verdict | None:
-    """The GPUs that are left without a driver for this reason: an error if no other GPU has one."""
+def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
+    """The GPUs that are left without a driver for this reason: an error if no other GPU has one, and no fault
+    where they are old cards for a screen, or where the others would lose theirs for them."""
     found = [one for one in node.unsuited_gpus if one.reason == reason]
     if not found:
         return None
@@ -74,9 +100,15 @@ def _judge(node: Node, reason: str, needs: str, fix: Fix | None = None) -> Verdi
     ]
     flavour = {True: ", open", False: ", proprietary", None: ""}[node.module_open]
     evidence += [_version(node, flavour), *logged(node, _UNSUPPORTED)[:2]]
+    summary = f"{count} {verb} {what}"
     driven = any(gpu.driver == "nvidia" for gpu in node.gpus)
-    fix = fix or packages.suited_driver(node, first.supports)
-    return (warn if driven else fail)(f"{count} {verb} {what}", *evidence, fix=fix)
+    if driven and all(one.supports.max and one.gpu.display for one in found):
+        return note(f"{summary}, which only matters if it is to compute", *evidence)
+    if driven and not targets.spares(node, first.supports):
+        return note(f"{summary}, which doesn't drive the others", *evidence)
+    newer = reason == gpu_support.TOO_NEW
+    fix = packages.install_driver(node) if newer else packages.suited_driver(node, first.supports)
+    return (warn if driven else fail)(summary, *evidence, fix=fix)
 
 
 def _version(node: Node, flavour: str = "") -> Evidence:
@@ -92,6 +124,10 @@ def driver_eol(node: Node) -> Verdict:
     bulletin = gpu_support.ended(number)
     if bulletin is None:
         return ok(f"branch {number} still gets fixes", _version(node))
+    last = targets.last_branch(node)
+    if last and last <= number:
+        summary = f"driver branch {number} gets no more fixes, and is the last for GPUs like these"
+        return note(summary, _version(node))
     kept = ", ".join(str(one) for one in bulletin.branches)
     return warn(
         f"driver branch {number} gets no more security fixes",
@@ -144,6 +180,7 @@ CHECKS = (
         unless=("operator-driver", "vfio-host"),
         preflight=ANY_ENGINE,
         table=gpu_support.TABLE,
+        refs=("https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/",),
     ),
     Check(
         id="kmod-flavour",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gpunode.checks.driver import packages, remedies
+from gpunode.checks.driver import packages, remedies, targets
 from gpunode.checks.model import Check, Verdict, ok, seen, warn
 from gpunode.facts.libraries import CUDA, is_compat
 from gpunode.facts.node import Node
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from gpunode.facts.auto_upgrades import Automatic
 
 _RUN_INSTALLER = "/usr/bin/nvidia-uninstall"
-# packages that take the libraries to another version; Ubuntu's carry the branch in their names
+# the packages of the libraries themselves, Ubuntu's with the branch in their names: whatever depends on them
+# can't take them along where they are held
 _LIBRARIES = (
     "libnvidia-compute",
     "libnvidia-ml1",
     "libcuda1",
     "nvidia-driver-cuda",
-    "nvidia-compute",
-    "cuda-drivers",
+    "nvidia-compute-G0",
+    "nvidia-compute-utils-G0",
 )
 _APT_TIMER = "apt-daily-upgrade.timer"
 _WIDE = ("nvidia", "*", "developer.download")
@@ -59,7 +60,7 @@ def _exposed(node: Node, upgrades: Automatic, package: Package) -> bool:
         return True
     wide = any(word in origin.lower() for origin in upgrades.origins for word in _WIDE)
     # Ubuntu has the driver itself, among its security updates; NVIDIA's repository must be named
-    own = "-0ubuntu0." in package.version or not packages.has_repository(node)
+    own = "-0ubuntu0." in package.version or not targets.has_repository(node)
     return bool(upgrades.origins) and (wide or own)
 
 
@@ -67,7 +68,7 @@ def driver_two_installs(node: Node) -> Verdict:
     if node.host.is_dir(OPERATOR_DRIVER):
         return _beside_operator(node)
     if node.host.executable(_RUN_INSTALLER):
-        packaged = node.packages.starting(*_LIBRARIES[:-1])
+        packaged = node.packages.starting(*_LIBRARIES)
         if packaged:
             named = ", ".join(f"{one.name} {one.upstream}" for one in packaged[:3])
             return warn(
@@ -125,6 +126,7 @@ CHECKS = (
         run=unattended_upgrades_driver,
         blocked_by=("driver-not-installed",),
         unless=("operator-driver", "immutable"),
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
     ),
     Check(
         id="driver-two-installs",
@@ -141,6 +143,10 @@ CHECKS = (
         ),
         remedy=remedies.REMOVE_RUN_INSTALL,
         run=driver_two_installs,
-        blocked_by=("driver-not-installed", "driver-libs-mixed", "driver-lib-mismatch"),
+        blocked_by=(
+            *("driver-not-installed", "driver-libs-mixed", "driver-lib-mismatch"),
+            "operator-host-driver-conflict",
+        ),
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
     ),
 )

@@ -19,6 +19,7 @@ from gpunode.checks.model import (
     warn,
 )
 from gpunode.errors import GpunodeError
+from gpunode.facts import driver
 from gpunode.facts.libraries import Library, is_compat
 from gpunode.facts.node import Node
 from gpunode.result import Evidence, Fix
@@ -77,7 +78,7 @@ def _who(node: Node, version: str) -> Iterator[Evidence]:
 def _rebuild(node: Node, version: str) -> Fix:
     """The module of the libraries' version for the kernel that boots next."""
     if version in node.dkms:
-        name = f"nvidia/{version} -k {node.next_kernel}"
+        name = f"{driver.dkms_name(node.host, version)} -k {node.next_kernel}"
         return Fix(f"dkms install --force {name} && reboot", True, "reboot")
     if node.dkms:
         return packages.upgrade_driver(node)
@@ -123,6 +124,7 @@ CHECKS = (
         blocked_by=("libnvidia-ml-missing", "libcuda-missing"),
         classes=HOST_OR_CONTAINER,
         preflight=ANY_ENGINE,
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
     ),
     Check(
         id="driver-lib-mismatch",
@@ -144,6 +146,10 @@ CHECKS = (
         classes=HOST_OR_CONTAINER,
         preflight=ANY_ENGINE,
         reboot=True,
+        refs=(
+            "https://github.com/NVIDIA/ubuntu-packaging-nvidia-driver/issues/3",
+            "https://docs.nvidia.com/deploy/nvml-api/",
+        ),
     ),
     Check(
         id="driver-upgrade-pending",
@@ -163,5 +169,6 @@ CHECKS = (
         blocked_by=("module-not-loaded", "driver-lib-mismatch"),
         classes=HOST,
         reboot=True,
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
     ),
 )

@@ -48,7 +48,7 @@ def mig_strategy_mismatch(node: Node) -> Verdict:
     if all(one.source.startswith("gpunode") for one in told):
         edit = Fix("systemctl edit gpunode-device-plugin.service", True, "restart")
         return warn(f"{summary}: it offers one kind only", *told, *layout, fix=edit)
-    return fail(summary, *told, *layout)
+    return fail(summary, *told, *layout, fix=remedies.OPERATORS_STRATEGY if node.operator.pods else None)
 
 
 def _cut(devices: tuple[MigDevice, ...]) -> str:

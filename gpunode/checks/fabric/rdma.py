@@ -7,9 +7,11 @@ from gpunode.checks.model import HOST, Check, Verdict, note, ok, seen, skip, war
 from gpunode.facts import gpudirect
 from gpunode.facts.kernel_log import SOURCE, matching
 from gpunode.facts.node import Node
+from gpunode.facts.processes import uptime
 from gpunode.result import Fix
 
 _INVALID = r"nvidia[-_]peermem .*detected invalid context"
+_RECENT_SECONDS = 24 * 3600  # each is of one program, which has ended
 _GUIDE = "https://docs.nvidia.com/cuda/gpudirect-rdma/"
 
 
@@ -17,7 +19,9 @@ def peermem(node: Node) -> Verdict:
     cards = gpudirect.infiniband_cards(node.host)
     if not cards:
         return skip("there is no InfiniBand or RoCE card of NVIDIA's on this node")
-    invalid = matching(node.kernel_log, _INVALID)
+    now = uptime(node.host)
+    found = matching(node.kernel_log, _INVALID)
+    invalid = [(line, match) for line, match in found if not now or now - line.seconds < _RECENT_SECONDS]
     if invalid:
         shown = (seen(SOURCE, line.text) for line, _ in invalid[-3:])
         again = Fix("modprobe -r nvidia-peermem && modprobe nvidia-peermem", True, "drain")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpunode.checks import fixes
+from gpunode.checks.driver import targets
 from gpunode.checks.health import told
 from gpunode.facts.driver import version_numbers
 from gpunode.facts.fabric_manager import IB_UMAD, package_version
@@ -15,6 +16,7 @@ from gpunode.result import Fix
 
 _ENABLE = "systemctl enable --now nvidia-fabricmanager"
 _HOLDERS = ("nvidia-persistenced", "nvidia-dcgm")
+_ONE_NAME = 580  # the first branch whose package has one name in all of NVIDIA's repositories
 _VERSION = "$(cat /sys/module/nvidia/version)"
 
 # apt takes a pattern for the packager's revision
@@ -27,10 +29,12 @@ MATCHING_MANAGER = fixes.per_family(
 )
 START_MANAGER = fixes.everywhere(_ENABLE, "restart")
 KEEP_LAYOUT = fixes.everywhere("follow https://github.com/NVIDIA/mig-parted/tree/main/deployments/systemd")
-MIXED_STRATEGY = fixes.everywhere(
-    "kubectl set env --all-namespaces daemonset --selector app.kubernetes.io/name=nvidia-device-plugin "
-    "MIG_STRATEGY=mixed",
-    needs_root=False,
+MIXED_STRATEGY = fixes.everywhere(fixes.tell_plugin("MIG_STRATEGY=mixed"), needs_root=False)
+# what the operator has set up it sets back
+OPERATORS_STRATEGY = Fix(
+    "kubectl patch clusterpolicies.nvidia.com/cluster-policy --type merge "
+    """--patch '{"spec": {"mig": {"strategy": "mixed"}}}'""",
+    False,
 )
 # guests get their driver from whoever runs the host, not from a public repository
 GUEST_DRIVER = fixes.everywhere("follow https://docs.nvidia.com/vgpu/")
@@ -44,20 +48,30 @@ READ_MANAGER_LOG = fixes.everywhere("journalctl -b -u nvidia-fabricmanager -n 50
 
 def matching_manager(node: Node, version: str) -> Fix | None:
     """The package of exactly the loaded driver's version, under the name that it has here; None where that
-    can't be told. Ubuntu's name carries the branch up to 580."""
-    numbers, family = version_numbers(version), node.distribution.family
-    installed = package_version(node.packages)
-    if not numbers or (installed is None and family != "debian"):
+    can't be told."""
+    numbers = version_numbers(version)
+    if not numbers:
         return None
-    name = (
-        installed[0] if installed else f"nvidia-fabricmanager{f'-{numbers[0]}' if numbers[0] <= 580 else ''}"
-    )
+    name = _manager_package(node, numbers[0])
     command = {
         "debian": f"apt install '{name}={version}*'",
         "rhel": f"dnf install {name}-{version}",
         "suse": f"zypper install --oldpackage {name}={version}",
-    }.get(family)
+    }.get(node.distribution.family)
     return Fix(f"{command} && {_ENABLE}", True, "restart") if command else None
+
+
+def _manager_package(node: Node, branch: int) -> str:
+    """As it is installed, if it is of this branch. Ubuntu's archive names the branch, NVIDIA's repositories
+    do so for apt, or write the name otherwise for rpm, up to 575."""
+    installed = package_version(node.packages)
+    if installed is not None and version_numbers(installed[1])[:1] == (branch,):
+        return installed[0]
+    if node.distribution.family != "debian":
+        return "nvidia-fabricmanager" if branch >= _ONE_NAME else "nvidia-fabric-manager"
+    archive = node.distribution.id == "ubuntu" and not targets.has_repository(node)
+    named = branch < _ONE_NAME or archive or targets.from_ubuntu(node, branch)
+    return f"nvidia-fabricmanager-{branch}" if named else "nvidia-fabricmanager"
 
 
 def missing_manager(node: Node) -> Fix | None:

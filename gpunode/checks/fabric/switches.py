@@ -6,13 +6,14 @@ from gpunode.checks import fixes
 from gpunode.checks.fabric import remedies
 from gpunode.checks.model import ANY_ENGINE, HOST, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.facts import fabric_manager as manager
-from gpunode.facts.kernel_log import SOURCE, matching
+from gpunode.facts.kernel_log import SOURCE, KernelLine, matching
 from gpunode.facts.node import Node
-from gpunode.facts.processes import boot_time
+from gpunode.facts.processes import boot_time, uptime
+from gpunode.facts.xid_log import last_load
 from gpunode.gpu.condition import Condition
-from gpunode.result import Evidence
 
 _TRAINING_SECONDS = 300  # a fabric of eight GPUs is trained within a minute
+_RECENT_SECONDS = 24 * 3600  # links also go down and up again with each reset of a GPU
 _GUIDE = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/"
 _SXID = r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)"
 
@@ -84,9 +85,12 @@ def fabric_topology(node: Node) -> Verdict:
     logged = {kind: seen(manager.LOG, one.text, one.line) for kind, one in lines.items()}
     if "topology" in logged and not _runs(node):
         return fail("the fabric manager misses NVSwitches", logged["topology"])
-    fatal, mild = _switch_errors(node)
+    reported = _switch_errors(node)
+    fatal = [seen(SOURCE, line.text) for line, kind in reported if kind == "Fatal"]
+    mild = [seen(SOURCE, line.text) for line, kind in reported if kind != "Fatal" and _recent(node, line)]
     fatal += [logged["fatal"]] if "fatal" in logged and not fatal else []
-    mild += [logged["non-fatal"]] if "non-fatal" in logged and not mild else []
+    # the fabric manager repeats what the kernel's log has, where its age can be told
+    mild += [logged["non-fatal"]] if "non-fatal" in logged and not reported else []
     if fatal:
         return fail("an NVSwitch reports a fatal error", *fatal[-4:])
     if mild:
@@ -100,10 +104,15 @@ def _of_this_boot(node: Node) -> bool:
     return _runs(node) or (unit is not None and unit.active == "failed")
 
 
-def _switch_errors(node: Node) -> tuple[list[Evidence], list[Evidence]]:
-    found = [(line, match[3]) for line, match in matching(node.kernel_log, _SXID)]
-    fatal = [seen(SOURCE, line.text) for line, kind in found if kind == "Fatal"]
-    return fatal, [seen(SOURCE, line.text) for line, kind in found if kind != "Fatal"]
+def _switch_errors(node: Node) -> list[tuple[KernelLine, str]]:
+    """Lines of the kernel's log and how grave they are, since the driver was last loaded."""
+    loaded = last_load(node.kernel_log)
+    return [(line, match[3]) for line, match in matching(node.kernel_log, _SXID) if line.seconds >= loaded]
+
+
+def _recent(node: Node, line: KernelLine) -> bool:
+    now = uptime(node.host)
+    return not now or now - line.seconds < _RECENT_SECONDS
 
 
 def fabric_training(node: Node) -> Verdict:
@@ -170,7 +179,8 @@ CHECKS = (
         layer="fabric",
         severity="error",
         looks_at=(
-            f"SXid lines of the kernel's log, and {manager.LOG} since the fabric manager's last start."
+            "SXid lines of the kernel's log (the last day of those that aren't fatal), and "
+            f"{manager.LOG} since the fabric manager's last start."
         ),
         why=(
             "With a switch missing or in a fatal state the fabric manager gives up, and CUDA fails with "

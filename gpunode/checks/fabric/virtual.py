@@ -9,6 +9,7 @@ from gpunode.facts.kernel_log import SOURCE, matching
 from gpunode.facts.node import Node
 from gpunode.facts.processes import boot_time
 from gpunode.facts.system import VM
+from gpunode.facts.xid_log import last_load
 from gpunode.result import Evidence, Fix
 
 _TOKENS = "/etc/nvidia/ClientConfigToken"
@@ -65,9 +66,8 @@ def _configured(node: Node) -> bool:
 
 
 def vgpu_driver_mismatch(node: Node) -> Verdict:
-    if node.kind != VM:
-        return skip("only the guest of a virtual GPU tells")
-    found = matching(node.kernel_log, _TOO_OLD)
+    since = last_load(node.kernel_log)  # guest or host may have been upgraded since
+    found = [(line, match) for line, match in matching(node.kernel_log, _TOO_OLD) if line.seconds >= since]
     if not found:
         return ok("the driver hasn't refused the host's vGPU manager")
     line, match = found[-1]
@@ -106,7 +106,7 @@ CHECKS = (
         remedy=remedies.GUEST_DRIVER,
         run=vgpu_driver_mismatch,
         blocked_by=("module-not-loaded",),
-        classes=HOST,
+        classes=(VM,),
         refs=(_VERSIONS,),
         preflight=ANY_ENGINE,
     ),

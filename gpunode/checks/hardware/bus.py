@@ -18,10 +18,10 @@ from gpunode.checks.model import (
 from gpunode.facts import pcie
 from gpunode.facts.node import Node
 from gpunode.facts.pci import DEVICES, PciGpu, lone_audio
+from gpunode.facts.traits import TRAITS
 from gpunode.result import Evidence, Fix
 
 _NVIDIA = "nvidia"
-_FOR_VMS = "vfio-pci"
 
 
 def pci_no_gpu(node: Node) -> Verdict:
@@ -76,13 +76,15 @@ def gpu_bound_other_driver(node: Node) -> Verdict:
     ours = sum(gpu.driver == _NVIDIA for gpu in node.gpus)
     if not others and not orphans:
         return ok("no foreign driver owns a GPU")
-    if ours and all(gpu.driver == _FOR_VMS for gpu in (*others, *orphans)):
+    if ours and all(gpu.for_vms for gpu in (*others, *orphans)):
         return ok(f"{of(others, node)} kept for virtual machines", *owners(others))
+    if TRAITS["vm-host"].holds(node):
+        return note("every GPU is kept for virtual machines", *owners(others))
     names = ", ".join(sorted({gpu.driver or "no driver" for gpu in (*others, *orphans)}))
     if not others:
         summary = f"the driver is loaded, but has not taken {of(orphans, node)}"
         return (warn if ours else fail)(summary, *owners(orphans), fix=fixes.READ_KERNEL_LOG.other)
-    bound = node.module_options.option("vfio_pci", "ids") if _FOR_VMS in names else None
+    bound = node.module_options.option("vfio_pci", "ids") if "vfio-pci" in names else None
     evidence = [*owners((*others, *orphans))]
     evidence += [seen(bound.source, f"vfio-pci ids={bound.value}", bound.line)] if bound else []
     fix = fixes.rebind(*(gpu.address for gpu in others)).for_family(node.distribution.family)
@@ -134,6 +136,7 @@ CHECKS = (
         run=pci_no_gpu,
         preflight=ANY_ENGINE,
         classes=HOST_OR_CONTAINER,
+        refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
     ),
     Check(
         id="pci-gpu-count-mismatch",
@@ -152,6 +155,7 @@ CHECKS = (
         remedy=fixes.READ_KERNEL_LOG,
         run=pci_gpu_count_mismatch,
         blocked_by=("pci-no-gpu", "nvml-hang", "vgpu-driver-mismatch"),
+        refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
     ),
     Check(
         id="gpu-bound-other-driver",
@@ -160,16 +164,19 @@ CHECKS = (
         severity="error",
         looks_at=(
             "the driver link of every GPU in /sys/bus/pci/devices; nouveau and nova have their own checks. "
-            "GPUs that vfio-pci keeps for virtual machines beside others that nvidia owns are fine."
+            "GPUs that vfio-pci keeps for virtual machines beside others that nvidia owns are fine, and a "
+            "host that keeps all of them and has neither driver nor toolkit is a note."
         ),
         why=(
             "One driver at a time owns a PCI function. While vfio-pci or another driver holds it, "
             "nvidia.ko can't use it and NVML doesn't list it."
         ),
-        remedy=fixes.rebind("0000:3b:00.0"),
+        # the check knows the addresses and says how to rebind them; a made-up one may be a disk's
+        remedy=fixes.everywhere("gpunode doctor gpu-bound-other-driver"),
         run=gpu_bound_other_driver,
         blocked_by=("pci-no-gpu", "bar-too-small", "nova-core-loaded"),
         preflight=ANY_ENGINE,
         classes=HOST_OR_CONTAINER,
+        refs=("https://docs.kernel.org/driver-api/vfio.html",),
     ),
 )

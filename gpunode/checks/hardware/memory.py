@@ -75,6 +75,7 @@ CHECKS = (
         classes=HOST,
         needs=("gpu",),
         preflight=ANY_ENGINE,
+        refs=("https://docs.nvidia.com/deploy/xid-errors/",),
     ),
     Check(
         id="coherent-memory-mode",

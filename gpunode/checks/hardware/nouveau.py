@@ -7,10 +7,11 @@ from gpunode.checks.hardware import remedies
 from gpunode.checks.hardware.bus import is_nova, of, owners
 from gpunode.checks.model import ANY_ENGINE, Check, Verdict, fail, note, ok, seen, skip, warn
 from gpunode.errors import Unreadable
+from gpunode.facts import gpu_support
 from gpunode.facts.driver import has_module_file, initramfs_of, module_loaded
 from gpunode.facts.kernel_log import SOURCE, matching
 from gpunode.facts.node import Node
-from gpunode.facts.pci import PciGpu
+from gpunode.facts.pci import PciGpu, display_cards
 
 _NVIDIA = "nvidia"
 _OLDER_SECONDS = 60  # an initramfs that was written this much before the blacklist can't hold it
@@ -43,12 +44,24 @@ def _free(node: Node) -> bool:
 
 def _held(node: Node, held: tuple[PciGpu, ...], who: str) -> Verdict:
     ours = any(gpu.driver == _NVIDIA for gpu in node.gpus)
-    return (warn if ours else fail)(f"{who} {of(held, node)}", *owners(held))
+    summary = f"{who} {of(held, node)}"
+    others = len(held) < len(node.gpus)
+    if others and all(_not_for_us(node, gpu) for gpu in held):
+        return ok(f"{summary}, which this driver wouldn't drive", *owners(held))
+    if others and display_cards(held, node.gpus):
+        return note(f"{summary}, for a screen", *owners(held))
+    return (warn if ours else fail)(summary, *owners(held))
+
+
+def _not_for_us(node: Node, gpu: PciGpu) -> bool:
+    row = gpu_support.supports(gpu.device_id)
+    number = gpu_support.branch(node.driver_version)
+    return row is not None and bool(gpu_support.refusal(row, number, node.module_open))
 
 
 def nouveau_not_blacklisted(node: Node) -> Verdict:
     if any(gpu.driver == "nouveau" for gpu in node.gpus):
-        return skip("nouveau holds a GPU already")
+        return skip("nouveau holds a GPU already")  # nouveau-loaded judges that
     if not has_module_file(node.host, node.kernel, "nouveau"):
         return ok("this kernel has no nouveau")
     refusals = node.module_options.refused("nouveau")
@@ -98,7 +111,8 @@ CHECKS = (
         severity="error",
         looks_at=(
             "the driver link of every GPU in /sys/bus/pci/devices, and /sys/module/nouveau. A warning if it "
-            "only holds some GPUs (an old display card, say) or is merely loaded."
+            "only holds some GPUs or is merely loaded; a card that this driver wouldn't drive is left to it, "
+            "and a display card beside GPUs without outputs is a note."
         ),
         why=(
             "nouveau, the kernel's own driver, takes the GPUs at boot, and nvidia.ko then finds none. "
@@ -124,6 +138,7 @@ CHECKS = (
         run=nova_core_loaded,
         blocked_by=("pci-no-gpu", "driver-not-installed"),
         preflight=ANY_ENGINE,
+        refs=("https://docs.kernel.org/gpu/nova/index.html",),
     ),
     Check(
         id="nouveau-not-blacklisted",
@@ -145,5 +160,6 @@ CHECKS = (
         needs=("gpu",),
         unless=("vfio-host", "operator-driver"),
         reboot=True,
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
     ),
 )

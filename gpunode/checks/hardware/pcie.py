@@ -108,7 +108,7 @@ def pcie_aer_errors(node: Node) -> Verdict:
 
 
 def iommu_acs(node: Node) -> Verdict:
-    if any(gpu.driver == "vfio-pci" for gpu in node.gpus):
+    if any(gpu.for_vms for gpu in node.gpus):
         return ok("GPUs are kept for virtual machines, which need the detour")
     redirecting = {gpu.address: pcie.redirecting_bridges(node.host, gpu.address) for gpu in node.gpus}
     ports = sorted({port for found in redirecting.values() for port in found})
@@ -211,6 +211,7 @@ CHECKS = (
         blocked_by=("pci-no-gpu",),
         classes=(BARE_METAL,),
         needs=("gpu",),
+        refs=("https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",),
     ),
     Check(
         id="pcie-aer-errors",
@@ -229,6 +230,7 @@ CHECKS = (
         run=pcie_aer_errors,
         blocked_by=("pci-no-gpu",),
         needs=("gpu",),
+        refs=("https://docs.kernel.org/PCI/pcieaer-howto.html",),
     ),
     Check(
         id="iommu-acs",
@@ -283,5 +285,6 @@ CHECKS = (
         blocked_by=("pci-no-gpu",),
         classes=(BARE_METAL,),
         needs=("gpu",),
+        refs=("https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-bus-pci",),
     ),
 )

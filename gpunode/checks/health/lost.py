@@ -148,5 +148,6 @@ CHECKS = (
         remedy=remedies.REPORT,
         run=inforom_corrupt,
         blocked_by=("nvml-hang",),
+        refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
     ),
 )

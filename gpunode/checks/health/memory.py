@@ -153,6 +153,7 @@ CHECKS = (
         remedy=remedies.RESET,
         run=channel_repair_pending,
         blocked_by=("nvml-hang", "gpu-reset-required"),
+        refs=("https://docs.nvidia.com/deploy/nvml-api/",),
     ),
     Check(
         id="ecc-mode-pending",
@@ -168,5 +169,6 @@ CHECKS = (
         run=ecc_mode_pending,
         blocked_by=("nvml-hang", "gpu-reset-required"),
         reboot=True,
+        refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
     ),
 )

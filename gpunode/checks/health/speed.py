@@ -130,6 +130,7 @@ CHECKS = (
         run=power_cap_low,
         blocked_by=("nvml-hang",),
         unless=("vgpu-guest",),
+        refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
     ),
     Check(
         id="nvlink-down",
@@ -144,5 +145,6 @@ CHECKS = (
         remedy=remedies.NVLINKS,
         run=nvlink_down,
         blocked_by=("nvml-hang", "gpu-reset-required", "fabricmanager-missing", "fabric-training"),
+        refs=("https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",),
     ),
 )

@@ -128,6 +128,7 @@ CHECKS = (
         remedy=remedies.NO_DESKTOP,
         run=gpu_used_by_desktop,
         blocked_by=("nvml-hang",),
+        refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
     ),
     Check(
         id="zombie-gpu-memory",
@@ -143,6 +144,7 @@ CHECKS = (
         run=zombie_gpu_memory,
         blocked_by=("nvml-hang",),
         unless=("coherent-gpu",),
+        refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
     ),
     Check(
         id="bad-cuda-env",
@@ -160,5 +162,9 @@ CHECKS = (
         remedy=remedies.ENVIRONMENT,
         run=bad_cuda_env,
         blocked_by=("pci-no-gpu",),
+        refs=(
+            "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables",
+            "https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",
+        ),
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks import fixes
-from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
 from gpunode.facts.kubelet import DEVICE_PLUGINS, Kubelet, sockets_in
 from gpunode.facts.node import Node
 from gpunode.facts.units import read_unit
@@ -62,7 +62,9 @@ def plugin_socket_dead(node: Node) -> Verdict:
         if len(dead) < len(names):
             paths = " ".join(f"{DEVICE_PLUGINS}/{name}" for name in dead)
             summary = "a device plugin left its socket, another one answers"
-            return warn(summary, *evidence, fix=Fix(f"rm {paths}"))
+            return note(summary, *evidence, fix=Fix(f"rm {paths}"))
+        if node.allocatable is not None and node.allocatable.told and any(node.allocatable.nvidia.values()):
+            return note("a device plugin left its socket, and GPUs are offered without it", *evidence)
         return fail("a device plugin died and left its socket", *evidence, fix=restart_plugin(node))
     return _silent(node, names) or ok(
         f"{len(names)} device plugin socket{'s' if len(names) > 1 else ''} answer"
@@ -110,6 +112,9 @@ CHECKS = (
             *("pci-no-gpu", "memory-cgroup-v1"),
             *("containerd-config-version", "containerd-cri-disabled", "containerd-not-restarted"),
         ),
+        refs=(
+            "https://kubernetes.io/docs/setup/production-environment/tools/kubeadm/troubleshooting-kubeadm/",
+        ),
     ),
     Check(
         id="kubelet-device-plugin-dir",
@@ -125,6 +130,7 @@ CHECKS = (
         run=kubelet_device_plugin_dir,
         preflight=("kubernetes",),
         blocked_by=("pci-no-gpu", "kubelet-not-running", "microk8s-paths"),
+        refs=("https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",),
     ),
     Check(
         id="plugin-socket-dead",
@@ -145,6 +151,10 @@ CHECKS = (
         blocked_by=(
             *("pci-no-gpu", "kubelet-not-running", "kubelet-device-plugin-dir"),
             *("nvml-hang", "containerd-runtime-missing", "mig-enabled-no-instances", "mig-strategy-mismatch"),
+        ),
+        refs=(
+            "https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",
+            "https://github.com/NVIDIA/k8s-device-plugin/issues/240",
         ),
     ),
 )

@@ -6,14 +6,13 @@ import re
 
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere
-from gpunode.checks.kubelet.plugin import shown
+from gpunode.checks.kubelet.plugin import PATIENCE, shown
 from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError
 from gpunode.facts.node import Node
 from gpunode.facts.traits import OPERATOR_DRIVER
 from gpunode.result import Fix
 
-_PATIENCE = 1200.0  # a driver container that compiles its module takes up to 20 minutes
 _LIBRARIES = ("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "lib")
 
 
@@ -32,7 +31,7 @@ def operator_validations(node: Node) -> Verdict:
     if log is None:
         return skip(f"the GPU operator's validator hasn't begun with {stage}")
     path, lines, since = log
-    if node.host.now() - since < _PATIENCE:
+    if node.host.now() - since < PATIENCE:
         return skip(f"the GPU operator's validator is busy with {stage}")
     told = seen(f"{VALIDATIONS}/{stage}-ready", "isn't there")
     last = [seen(path, shown(line)) for line in lines[-1:]]
@@ -90,19 +89,27 @@ def operator_leftovers(node: Node) -> Verdict:
                     "containerd still uses the toolkit that the GPU operator left",
                     seen(path, line.strip(), number),
                     gone,
-                    fix=_without(node),
+                    fix=_mend(node),
                 )
     return ok(f"nothing refers to {TOOLKIT}")
 
 
-def _without(node: Node) -> Fix | None:
-    """On a node without a toolkit of its own, that comes first."""
-    if node.host.which("nvidia-container-runtime"):
-        return None
+def _mend(node: Node) -> Fix:
+    """On a node without a toolkit of its own, that comes first; k3s and rke2 find theirs when they start."""
+    from gpunode.facts.gpu_operator import TOOLKIT
+
+    daemon = node.containerd
+    manager = daemon.manager if daemon else ""
+    command = f"gpunode configure-runtime --runtime {manager or 'containerd'} && {_ASIDE}"
+    if daemon is not None and manager in ("k3s", "rke2"):
+        command = f"{_ASIDE} && {fixes.restart_managed(manager, daemon.unit)}"
+    own = node.host.which("nvidia-container-runtime") or ""
     install = fixes.INSTALL_TOOLKIT.for_family(node.distribution.family)
-    return Fix(f"{install.command} && {_AGAIN}", True, "restart")
+    before = "" if own and not own.startswith(TOOLKIT) else f"{install.command} && "
+    return Fix(f"{before}{command}", True, "restart")
 
 
+_ASIDE = "mv /usr/local/nvidia/toolkit /usr/local/nvidia/toolkit.old"
 _AGAIN = "gpunode configure-runtime --runtime containerd"
 _BELOW = (
     *("pci-no-gpu", "driver-not-installed", "module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
@@ -121,9 +128,10 @@ CHECKS = (
             "has loaded itself they fail with Driver/library version mismatch."
         ),
         remedy=everywhere(
-            "helm upgrade gpu-operator gpu-operator --repo https://helm.ngc.nvidia.com/nvidia "
-            "--namespace gpu-operator --reuse-values --set driver.enabled=false && reboot",
-            "reboot",
+            # of this node alone: driver.enabled=false takes the driver from every other node as well
+            'kubectl label node "$(uname -n)" nvidia.com/gpu.deploy.driver=false --overwrite',
+            "drain",
+            needs_root=False,
         ),
         run=operator_host_driver_conflict,
         blocked_by=("pci-no-gpu",),
@@ -163,7 +171,7 @@ CHECKS = (
             "Whoever deletes the directory stops every pod that uses the nvidia runtime."
         ),
         remedy=everywhere(
-            f"{_AGAIN} && mv /usr/local/nvidia/toolkit /usr/local/nvidia/toolkit.old",
+            f"{_AGAIN} && {_ASIDE}",
             "restart",
         ),
         run=operator_leftovers,

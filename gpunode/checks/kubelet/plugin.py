@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.kubelet.daemon import has_own_plugin, restart_plugin
-from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.facts.gpu_ways import dra_directory
 from gpunode.facts.node import Node
 from gpunode.result import Evidence, Fix
 
 if TYPE_CHECKING:
     from gpunode.facts.device_plugins import PluginLog
 
-_DRA = "/var/lib/kubelet/plugins/gpu.nvidia.com"  # NVIDIA's driver for dynamic resource allocation
+PATIENCE = 1200.0  # a driver container that compiles its module takes up to 20 minutes
 _YOUNG_SECONDS = 90.0  # plugins register within seconds of the kubelet's start
 # what NVIDIA's plugin logs when it finds no GPUs (cmd/nvidia-device-plugin, internal/rm, factory.go)
 _BLIND = (
@@ -22,21 +23,75 @@ _BLIND = (
     *("nvml init failed", "failed to initialize NVML", "No devices found. Waiting indefinitely"),
     "driver/library version mismatch",
 )
+_API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
+_OF_THE_CLUSTER = ("kube-", "calico-", "tigera-", "cilium", "node-feature-discovery_", "metallb-")
+_GPU_WORDS = ("gpu", "nvidia", "cuda")  # every other vendor's name for a share of one has one of them
 _SEEING = "Registered device plugin"
 _PLUGIN = "nvidia-device-plugin"
 _DEPLOY = everywhere(
     "helm upgrade --install nvidia-device-plugin nvidia-device-plugin "
     "--repo https://nvidia.github.io/k8s-device-plugin --namespace nvidia-device-plugin --create-namespace"
 )
+_ASK_OPERATOR = Fix("kubectl get pods --all-namespaces --selector app=nvidia-device-plugin-daemonset -o wide")
 _BELOW = (
     *("pci-no-gpu", "driver-lib-mismatch", "nvml-hang", "kubelet-not-running", "kubelet-device-plugin-dir"),
     *("containerd-not-restarted", "containerd-runtime-missing", "containerd-runtime-binary"),
 )
 
 
-def _starting(node: Node) -> bool:
+def _starting(node: Node) -> str:
+    """Why it is too early to judge what is offered; empty if it isn't."""
     process = node.kubelet.process if node.kubelet else None
-    return process is not None and 0 <= node.host.now() - process.started < _YOUNG_SECONDS
+    if process is not None and _young(node, process.started):
+        return "the kubelet has just started, and plugins are about to register"
+    if any(_young(node, one.process.started) for one in node.plugin_processes):
+        return "a device plugin has just started, and is about to register"
+    stage = busy_stage(node)
+    return f"the GPU operator is still busy here: its validator is at {stage}" if stage else ""
+
+
+def _young(node: Node, started: float) -> bool:
+    return 0 <= node.host.now() - started < _YOUNG_SECONDS
+
+
+def busy_stage(node: Node) -> str:
+    """The stage at which the GPU operator's validator waits, as long as that takes no longer than usual."""
+    from gpunode.facts.gpu_operator import stage_log
+
+    operator = node.operator
+    stage = operator.missing if operator.validators else ""
+    log = stage_log(node.host, operator, stage) if stage else None
+    return stage if log is not None and node.host.now() - log[2] < PATIENCE else ""
+
+
+def _without_plugin(node: Node) -> Verdict | None:
+    """Pods may get GPUs by nobody's leave: a runtime class, and a variable in the pod that names them."""
+    meant = node.plugin_processes or node.plugin_logs or node.operator.pods or has_own_plugin(node)
+    if meant or not node.cri_containers:
+        return None
+    seeing = {one.id for one in node.gpu_containers}
+    pods = [one for one in node.cri_containers if one.id in seeing and "exporter" not in one.pod]
+    if not pods:
+        return None
+    names = ", ".join(f"{one.namespace}/{one.pod}" for one in pods[:4])
+    where = node.kubelet.endpoint if node.kubelet else "the CRI"
+    return note(
+        "pods use GPUs here without a device plugin, so Kubernetes doesn't count them", seen(where, names)
+    )
+
+
+def _kept_free(node: Node) -> Verdict | None:
+    """kubeadm's control plane takes no ordinary pods by default, and so no device plugin either."""
+    from gpunode.facts.device_plugins import POD_LOGS
+
+    pods = node.host.listdir(POD_LOGS) if node.host.is_file(_API_SERVER) else ()
+    if not pods or node.plugin_processes or not all(pod.startswith(_OF_THE_CLUSTER) for pod in pods):
+        return None
+    return note(
+        "no device plugin is on this node of the control plane, which runs no ordinary pods",
+        seen(_API_SERVER, "the control plane is here"),
+        seen(POD_LOGS, f"{len(pods)} pods, all of the cluster's own"),
+    )
 
 
 def plugin_not_registered(node: Node) -> Verdict:
@@ -45,18 +100,25 @@ def plugin_not_registered(node: Node) -> Verdict:
         return skip("the kubelet doesn't tell which devices were offered to it")
     if allocatable.nvidia:
         return ok(f"offered to the kubelet: {', '.join(sorted(allocatable.nvidia))}")
-    if node.host.is_dir(_DRA):
+    if dra_directory(node):
         return skip("GPUs are handed out by NVIDIA's DRA driver here, which needs no device plugin")
-    if _starting(node):
-        return skip("the kubelet has just started, and plugins are about to register")
-    shared = [name for name in sorted(allocatable.resources) if "gpu" in name.lower()]
+    early = _starting(node)
+    if early:
+        return skip(early)
+    names = sorted(allocatable.resources)
+    shared = [name for name in names if any(word in name.lower() for word in _GPU_WORDS)]
     if shared:
         return ok(f"GPUs are offered under another name: {', '.join(shared)}")
+    plain = _without_plugin(node) or _kept_free(node)
+    if plain is not None:
+        return plain
     others = ", ".join(sorted(allocatable.resources)) or "none at all"
     evidence = [seen(allocatable.source, f"no resource nvidia.com/...; it knows {others}")]
     for plugin in node.plugin_processes:
         evidence.append(seen(f"/proc/{plugin.process.pid}", f"{plugin.name} runs, but has not registered"))
     fix = restart_plugin(node) if node.plugin_processes or has_own_plugin(node) else None
+    if fix is None and node.operator.pods:  # it deploys a plugin by itself; a second one would get in its way
+        fix = _ASK_OPERATOR
     return fail("no device plugin has offered GPUs to the kubelet", *evidence, fix=fix)
 
 
@@ -66,8 +128,9 @@ def allocatable_zero(node: Node) -> Verdict:
         return skip("no device plugin has offered GPUs to the kubelet")
     counts = {name: len(ids) for name, ids in sorted(allocatable.nvidia.items())}
     told = seen(allocatable.source, ", ".join(f"{name}: {count}" for name, count in counts.items()))
-    if _starting(node):
-        return skip("the kubelet has just started, and plugins are about to register")
+    early = _starting(node)
+    if early:
+        return skip(early)
     if not any(counts.values()):
         summary = "the kubelet can hand out none of this node's GPUs"
         return fail(summary, told, *_last_words(node), fix=restart_plugin(node))

@@ -6,9 +6,11 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from gpunode.checks.fixes import everywhere
+from gpunode.checks.fixes import everywhere, tell_plugin
 from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.errors import DaemonError, GpunodeError
+from gpunode.facts import gates
+from gpunode.facts.engines import containerd_role
 from gpunode.facts.kubelet import DEVICE_PLUGINS, root_directory
 from gpunode.facts.node import Node
 from gpunode.facts.plugin_configuration import configuration
@@ -21,6 +23,7 @@ _SETTLED_SECONDS = 90.0
 _ENVVAR, _MOUNTS, _CRI = "envvar", "volume-mounts", "cdi-cri"
 _BY_ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
+_STRATEGY = "DEVICE_LIST_STRATEGY"
 _NONE = "no device plugin for NVIDIA GPUs runs here"
 _HIDDEN = "needs root to see the device plugin's settings"
 
@@ -62,12 +65,7 @@ def _refused(node: Node, strategies: tuple[str, ...]) -> tuple[Evidence, str] | 
     if len(strategies) != 1:
         return None
     if strategies[0] == _CRI:
-        try:
-            switch = node.cri.config.get("enableCDI")
-        except DaemonError:
-            return None
-        told = seen(f"CRI Status at {node.containerd.socket if node.containerd else ''}", "enableCDI = false")
-        return (told, "gpunode configure-runtime --runtime containerd --cdi") if switch is False else None
+        return _engine_refuses(node) or _kubelet_refuses(node)
     key = {_ENVVAR: _BY_ENVVAR, _MOUNTS: _BY_MOUNTS}.get(strategies[0], "")
     settings = node.toolkit_settings
     if not key or not node.toolkit.programs or settings.value(key) is not False:
@@ -76,10 +74,34 @@ def _refused(node: Node, strategies: tuple[str, ...]) -> tuple[Evidence, str] | 
         seen(settings.path, f"{key} = false", settings.line(key)),
         f"gpunode toolkit config set {key}=true"
         if key == _BY_MOUNTS
-        else f"gpunode toolkit config set {_BY_MOUNTS}=true && "
-        "kubectl set env --all-namespaces daemonset --selector app.kubernetes.io/name=nvidia-device-plugin "
-        "DEVICE_LIST_STRATEGY=volume-mounts",
+        else f"gpunode toolkit config set {_BY_MOUNTS}=true && {tell_plugin(f'{_STRATEGY}={_MOUNTS}')}",
     )
+
+
+def _engine_refuses(node: Node) -> tuple[Evidence, str] | None:
+    """containerd without CDI; CRI-O always has it."""
+    daemon = node.containerd
+    if daemon is None or not containerd_role(node).used:
+        return None
+    if gates.can("containerd", "cdi", daemon.version) is False:
+        return seen(daemon.binary or daemon.socket, ".".join(map(str, daemon.version))), tell_plugin(
+            f"{_STRATEGY}={_ENVVAR}"
+        )
+    try:
+        switch = node.cri.config.get("enableCDI")
+    except DaemonError:
+        return None
+    told = seen(f"CRI Status at {daemon.socket}", "enableCDI = false")
+    command = f"gpunode configure-runtime --runtime {daemon.manager or 'containerd'} --cdi"
+    return (told, command) if switch is False else None
+
+
+def _kubelet_refuses(node: Node) -> tuple[Evidence, str] | None:
+    """One that doesn't know of CDI drops the names without a word."""
+    if gates.can("kubelet", "cdi-devices", node.kubelet_version) is not False:
+        return None
+    release = ".".join(map(str, node.kubelet_version))
+    return seen("kubelet", f"{release}, which passes on no CDI names"), tell_plugin(f"{_STRATEGY}={_ENVVAR}")
 
 
 def plugin_device_specs(node: Node) -> Verdict:
@@ -188,7 +210,8 @@ CHECKS = (
         severity="error",
         looks_at=(
             "the running plugin's DEVICE_LIST_STRATEGY (flag, variable or file) against the engine's CDI "
-            f"switch (CRI Status) and {_BY_ENVVAR} and {_BY_MOUNTS} of the toolkit's config.toml."
+            f"(containerd's release and CRI Status), the kubelet's release, and {_BY_ENVVAR} and "
+            f"{_BY_MOUNTS} of the toolkit's config.toml."
         ),
         why=(
             "The plugin names GPUs by variable, mount or CDI name, and somebody has to act on that. If "
@@ -196,6 +219,7 @@ CHECKS = (
         ),
         remedy=everywhere("gpunode configure-runtime --runtime containerd --cdi", "restart"),
         run=plugin_strategy_mismatch,
+        table=gates.TABLE,
         blocked_by=(
             *_BELOW,
             "toolkit-config-invalid",
@@ -218,11 +242,7 @@ CHECKS = (
             "A static CPU manager updates running containers. Device files that the kubelet wasn't told of "
             "are lost by it: 'Failed to initialize NVML: Unknown Error'."
         ),
-        remedy=everywhere(
-            "kubectl set env --all-namespaces daemonset --selector "
-            "app.kubernetes.io/name=nvidia-device-plugin PASS_DEVICE_SPECS=true",
-            "restart",
-        ),
+        remedy=everywhere(tell_plugin("PASS_DEVICE_SPECS=true"), "restart"),
         run=plugin_device_specs,
         blocked_by=_BELOW,
         needs=("kubelet",),

@@ -2,52 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import Check, Verdict, note, ok, seen, skip, warn
-from gpunode.errors import DaemonError
+from gpunode.facts.gpu_ways import holders
 from gpunode.facts.node import Node
 from gpunode.result import Fix
 
-if TYPE_CHECKING:
-    from gpunode.facts.workloads import Container
-
-_OWN_KERNELS = ("kata", "runsc", "gvisor")  # their containers have no device files that the node sees
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 
 
-def _holders(node: Node) -> list[tuple[str, str, Container]]:
-    """Name, runtime handler and running container of whoever holds GPUs, as far as it runs on this kernel."""
-    try:
-        held = {(one.namespace, one.pod, one.container) for one in node.gpu_holdings}
-    except DaemonError:
-        return []
-    running = {one.id: one for one in node.containers} if held else {}
-    return [
-        (f"pod {one.namespace}/{one.pod}, container {one.name}", one.handler, running[one.id])
-        for one in (node.cri_containers if held else ())
-        if (one.namespace, one.pod, one.name) in held
-        and one.id in running
-        and not one.handler.startswith(_OWN_KERNELS)
-    ]
-
-
 def runtimeclass_missing(node: Node) -> Verdict:
-    holders = _holders(node)
-    if not holders:
+    found = holders(node)
+    if not found:
         return skip("no running container is known to hold a GPU")
-    without = [(name, handler, one) for name, handler, one in holders if not one.nodes]
+    without = [one for one in found if not one.container.nodes]
     if not without:
-        return ok(f"all {len(holders)} containers that hold GPUs have device files for them")
+        return ok(f"all {len(found)} containers that hold GPUs have device files for them")
     evidence = [
         seen(
-            f"/proc/{one.pid}/root/dev",
-            f"{name}: no NVIDIA device file; its handler is {handler or 'the default'}",
+            f"/proc/{one.container.pid}/root/dev",
+            f"{one.name}: no NVIDIA device file; its handler is {one.handler or 'the default'}",
         )
-        for name, handler, one in without
+        for one in without
     ]
-    named = [name for name, handler, _ in without if handler.startswith("nvidia")]
+    named = [one.name for one in without if one.handler.startswith("nvidia")]
     fix = Fix("gpunode verify --runtime containerd") if named else None
     return warn(f"{len(without)} containers hold GPUs and see none of them", *evidence[:8], fix=fix)
 
@@ -55,14 +33,14 @@ def runtimeclass_missing(node: Node) -> Verdict:
 def pod_driver_capabilities(node: Node) -> Verdict:
     from gpunode.facts.device_plugins import environment
 
-    holders = _holders(node)
-    if not holders:
+    held = holders(node)
+    if not held:
         return skip("no running container is known to hold a GPU")
     found = []
-    for name, _, one in holders:
-        value = environment(node.host, one.pid).get(_CAPABILITIES, "")
+    for one in held:
+        value = environment(node.host, one.container.pid).get(_CAPABILITIES, "")
         if value and not {"all", "compute"} & set(value.split(",")):
-            found.append(seen(f"/proc/{one.pid}/environ", f"{name}: {_CAPABILITIES}={value}"))
+            found.append(seen(f"/proc/{one.container.pid}/environ", f"{one.name}: {_CAPABILITIES}={value}"))
     if found:
         return note(f"{len(found)} containers that hold GPUs asked for no CUDA libraries", *found[:8])
     return ok("whoever holds GPUs has CUDA's libraries")

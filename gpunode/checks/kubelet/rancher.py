@@ -9,6 +9,7 @@ from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts.daemons import Daemon
+from gpunode.facts.gpu_ways import taken_way
 from gpunode.facts.node import Node
 from gpunode.result import Fix
 
@@ -19,6 +20,7 @@ _OLD, _NEW = "config.toml.tmpl", "config-v3.toml.tmpl"
 _MARK = "DO NOT EDIT"
 _BASE = 'template "base"'
 _SYSTEM = "/etc/containerd"
+_OTHER_WAY = "GPUs take another way than the nvidia runtime here"
 _OTHERS = "this node's containerd isn't k3s' or rke2's"
 
 
@@ -33,6 +35,13 @@ def _handlers(node: Node) -> tuple[str, ...] | None:
         return tuple(name for name in node.cri.handlers if name)
     except DaemonError:
         return None
+
+
+def _blind(node: Node, handlers: tuple[str, ...] | None) -> bool:
+    """Whether GPUs need a handler here and there is none."""
+    if handlers is None or any(name.startswith("nvidia") for name in handlers):
+        return False
+    return taken_way(node, cdi=node.cri.config.get("enableCDI") is True) is None
 
 
 def _templates(node: Node, daemon: Daemon) -> Mapping[str, str]:
@@ -55,6 +64,8 @@ def k3s_nvidia_not_detected(node: Node) -> Verdict:
         return skip("the running containerd doesn't tell its handlers")
     if any(name.startswith("nvidia") for name in handlers):
         return ok(f"{daemon.manager} has found the nvidia runtime")
+    if not _blind(node, handlers):
+        return skip(_OTHER_WAY)
     places = (f"{place}/{_RUNTIME}" for place in _SEARCHED)
     path = next((one for one in places if node.host.executable(one)), None)
     if path is None or any(_BASE not in text for text in _templates(node, daemon).values()):
@@ -66,7 +77,7 @@ def k3s_nvidia_not_detected(node: Node) -> Verdict:
     return fail(
         f"{daemon.manager} was started before the nvidia runtime was installed",
         seen(f"CRI Status at {daemon.socket}", f"handlers {', '.join(handlers) or 'none'}"),
-        seen(path, f"came after {daemon.manager} was started"),
+        seen(path, f"came after {daemon.manager} was started" if node.host.live else "is there now"),
         fix=_restart(daemon),
     )
 
@@ -85,7 +96,7 @@ def k3s_wrong_template(node: Node) -> Verdict:
         return _unread(node, f"{directory}/{_NEW}", f"containerd {version}", daemon)
     text = templates[used]
     handlers = _handlers(node)
-    blind = handlers is not None and not any(name.startswith("nvidia") for name in handlers)
+    blind = _blind(node, handlers)
     if blind and _BASE not in text and "nvidia" not in text:
         return fail(
             f"{daemon.manager}'s template leaves out the nvidia runtime",
@@ -101,8 +112,7 @@ def k3s_wrong_template(node: Node) -> Verdict:
 
 def _unread(node: Node, path: str, why: str, daemon: Daemon) -> Verdict:
     handlers = _handlers(node)
-    blind = handlers is not None and not any(name.startswith("nvidia") for name in handlers)
-    judge = fail if blind and "nvidia" in (node.host.read_text(path) or "") else warn
+    judge = fail if _blind(node, handlers) and "nvidia" in (node.host.read_text(path) or "") else warn
     summary = f"{daemon.manager} doesn't read the template that is here"
     fix = _configure(daemon) if judge is fail else Fix(f"mv {path} {path}.old")
     return judge(summary, seen(path, f"unread with {why}"), fix=fix)
@@ -149,6 +159,8 @@ def k3s_nvidia_wrong_root(node: Node) -> Verdict:
         return skip("the running containerd doesn't tell its handlers")
     if any(name.startswith("nvidia") for name in handlers):
         return ok(f"{daemon.manager} has the nvidia runtime")
+    if not _blind(node, handlers):
+        return skip(_OTHER_WAY)
     if any(one.name == "containerd" and not manager(node.host, one) for one in node.processes):
         return ok(f"another containerd reads {_SYSTEM}")
     paths = [f"{_SYSTEM}/config.toml", *node.host.glob(f"{_SYSTEM}/conf.d", "*.toml")]

@@ -20,6 +20,8 @@ from gpunode.checks.model import (
 )
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import kubelet
+from gpunode.facts.containerd import dig
+from gpunode.facts.engines import containerd_role, crio_role, docker_role
 from gpunode.facts.node import Node
 from gpunode.result import Evidence, Fix
 
@@ -59,14 +61,26 @@ def disk_pressure(node: Node) -> Verdict:
 
 
 def _wanted(node: Node) -> Iterator[tuple[str, str]]:
-    if node.kubelet is not None and node.kubelet.joined:
+    """The kubelet's limits are for the engine that it uses; what lies beside it may be as full as it is."""
+    joined = node.kubelet is not None and node.kubelet.joined
+    if joined:
         yield kubelet.root_directory(node.kubelet), "nodefs"
-    if node.containerd is not None:
+    if node.containerd is not None and (containerd_role(node).used or not joined):
         process = node.containerd.process
         given = process.option("--root") if process else None
         yield given or _ROOTS.get(node.containerd.manager or "containerd", _ROOTS["containerd"]), "imagefs"
-    if node.docker is not None:
+    if node.docker is not None and (docker_role(node).used or not joined):
         yield _docker_root(node), "imagefs"
+    if node.crio is not None and (crio_role(node).used or not joined):
+        yield _crio_root(node), "imagefs"
+
+
+def _crio_root(node: Node) -> str:
+    try:
+        told = dig(node.crio_config, "crio", "root")
+    except DaemonError:
+        told = None
+    return told if isinstance(told, str) and told.startswith("/") else "/var/lib/containers/storage"
 
 
 def _docker_root(node: Node) -> str:
@@ -120,7 +134,11 @@ def _size(number: int) -> str:
 def _prune(node: Node) -> Fix | None:
     if node.docker is not None and (node.kubelet is None or not node.kubelet.joined):
         return Fix("docker system prune", True)
-    return None
+    daemon = node.containerd
+    if daemon is None or not daemon.manager or not containerd_role(node).used:
+        return None
+    program = {"k3s": "k3s crictl", "rke2": "/var/lib/rancher/rke2/bin/crictl"}.get(daemon.manager, "crictl")
+    return Fix(f"{program} --runtime-endpoint unix://{daemon.socket} rmi --prune", True)
 
 
 def kubelet_swap(node: Node) -> Verdict:

@@ -33,7 +33,7 @@ RESTORE_LISTS = everywhere("apt install --reinstall nvidia-l4t-init")
 def pass_devices(paths: Sequence[str]) -> Fix:
     """On the machine that runs the LXC container. Nothing in here tells its number, and a made-up one would
     be that of another container."""
-    return Fix(f"follow {_LXC_GUIDE} to hand {', '.join(paths)} to this container", disruptive="restart")
+    return Fix(f"follow {_LXC_GUIDE} to hand {', '.join(paths)} to this container", needs_root=False)
 
 
 def teach_apparmor(profile: str) -> Fix:
@@ -47,12 +47,12 @@ def teach_apparmor(profile: str) -> Fix:
 def _allow_nesting(profile: str) -> Fix:
     number = _LXC_NUMBER.match(profile)
     if number is None:
-        return Fix(f"follow {_LXC_GUIDE} to let this container nest others", disruptive="restart")
+        return Fix(f"follow {_LXC_GUIDE} to let this container nest others", needs_root=False)
     return Fix(f"pct set {number[1]} -features nesting=1 && pct reboot {number[1]}", disruptive="restart")
 
 
 PASS_DEVICES = everywhere(
-    pass_devices(("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")).command, "restart"
+    pass_devices(("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")).command, needs_root=False
 )
 
 _REMOVE = {"debian": "apt remove", "rhel": "dnf remove", "suse": "zypper remove"}

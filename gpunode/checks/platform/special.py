@@ -144,6 +144,7 @@ CHECKS = (
         blocked_by=("pci-no-gpu",),
         classes=(TEGRA,),
         table=TABLE,
+        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/",),
     ),
     Check(
         id="lxc-nested",
@@ -180,5 +181,6 @@ CHECKS = (
         classes=(BARE_METAL, VM),
         needs=("immutable",),
         unless=("operator-driver", "vfio-host"),
+        refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/",),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from gpunode.checks import fixes
-from gpunode.checks.driver.packages import install_driver
+from gpunode.checks.driver.packages import newer_for_kernel
 from gpunode.checks.model import (
     ANY_ENGINE,
     HOST,
@@ -116,12 +116,14 @@ def kernel_unsupported(node: Node) -> Verdict:
     found = failed_build(node.host, node.kernel)
     if found is None:
         return ok("no build of the module failed for this kernel")
-    evidence = seen(found.path, found.text)
+    evidence = [seen(found.path, found.text)]
     if found.realtime:
         build = Fix(f"IGNORE_PREEMPT_RT_PRESENCE=1 dkms autoinstall -k {node.kernel} && modprobe nvidia")
-        return fail(f"driver {found.version} refuses the realtime kernel {node.kernel}", evidence, fix=build)
+        return fail(f"driver {found.version} refuses the realtime kernel {node.kernel}", *evidence, fix=build)
+    others = (kernel.release for kernel in node.kernels if kernel.has_module)
+    evidence += [seen(f"/lib/modules/{one}/modules.dep", "nvidia.ko: this kernel has it") for one in others]
     summary = f"driver {found.version} doesn't compile for kernel {node.kernel}"
-    return fail(summary, evidence, fix=install_driver(node))
+    return fail(summary, *evidence, fix=newer_for_kernel(node, node.kernel))
 
 
 def memory_cgroup_v1(node: Node) -> Verdict:
@@ -174,6 +176,7 @@ CHECKS = (
         blocked_by=("module-not-loaded",),
         classes=HOST_OR_CONTAINER,
         needs=("gpu",),
+        refs=("https://kubernetes.io/docs/tutorials/security/apparmor/",),
     ),
     Check(
         id="clock-skew",
@@ -188,6 +191,7 @@ CHECKS = (
         remedy=remedies.SET_CLOCK,
         run=clock_skew,
         blocked_by=("pci-no-gpu",),
+        refs=("https://www.freedesktop.org/software/systemd/man/latest/timedatectl.html",),
     ),
     Check(
         id="reboot-required",
@@ -207,6 +211,7 @@ CHECKS = (
         run=reboot_required,
         blocked_by=("pci-no-gpu", "driver-lib-mismatch"),
         unless=("immutable",),
+        refs=("https://ubuntu.com/server/docs/how-to/software/automatic-updates/",),
     ),
     Check(
         id="kernel-unsupported",
@@ -226,6 +231,7 @@ CHECKS = (
         blocked_by=("driver-not-installed",),
         preflight=ANY_ENGINE,
         needs=("gpu",),
+        refs=("https://github.com/NVIDIA/open-gpu-kernel-modules#readme",),
     ),
     Check(
         id="memory-cgroup-v1",
@@ -247,5 +253,6 @@ CHECKS = (
         classes=HOST,
         needs=("kubelet",),
         table=TABLE,
+        refs=("https://kubernetes.io/docs/concepts/architecture/cgroups/",),
     ),
 )

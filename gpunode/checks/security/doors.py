@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpunode.checks.fixes import everywhere
+from gpunode.checks.fixes import everywhere, tell_plugin
 from gpunode.checks.model import Check, Verdict, note, ok, seen, skip, warn
 from gpunode.errors import DaemonError
 from gpunode.facts.containerd import dig
@@ -125,7 +125,7 @@ def docker_group(node: Node) -> Verdict:
         return ok("nobody but administrators may command Docker")
     shown = ", ".join(users[:_SHOWN]) + (f" and {len(users) - _SHOWN} more" if len(users) > _SHOWN else "")
     return note(
-        "users in the group docker are as good as root, and can't become it otherwise",
+        "users in the group docker are as good as root",
         seen("/etc/group", f"docker: {shown}"),
     )
 
@@ -159,8 +159,8 @@ CHECKS = (
             "turned off."
         ),
         remedy=everywhere(
-            f"gpunode toolkit config set {BY_MOUNTS}=true && kubectl set env --all-namespaces daemonset "
-            "--selector app.kubernetes.io/name=nvidia-device-plugin DEVICE_LIST_STRATEGY=volume-mounts && "
+            f"gpunode toolkit config set {BY_MOUNTS}=true && "
+            f"{tell_plugin('DEVICE_LIST_STRATEGY=volume-mounts')} && "
             f"gpunode toolkit config set {BY_ENVVAR}=false",
             "restart",
         ),

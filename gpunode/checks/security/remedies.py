@@ -10,7 +10,10 @@ from gpunode.result import Fix
 
 _OPERATOR_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/upgrade.html"
 # the packages that pull in the rest of a driver, by the beginning of their names
-_DRIVERS = ("nvidia-driver", "nvidia-open", "cuda-drivers")
+_DRIVERS = (
+    *("nvidia-driver", "nvidia-open", "cuda-drivers", "nvidia-headless", "nvidia-compute-utils-G0"),
+    *("nvidia-kernel-dkms", "nvidia-kernel-open-dkms"),
+)
 _UPGRADES = {
     "debian": "apt update && apt install --only-upgrade {} && reboot",
     "rhel": "dnf upgrade {} && reboot",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from gpunode.checks import fixes
-from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, Check, Verdict, fail, ok, seen, skip
+from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, NO_ENGINE, Check, Verdict, fail, ok, seen, skip
 from gpunode.checks.toolkit import remedies
 from gpunode.facts.engines import docker_role
+from gpunode.facts.gpu_ways import Way, dra_directory, mounting
 from gpunode.facts.node import Node
-from gpunode.facts.system import CONTAINER, TEGRA
+from gpunode.facts.system import TEGRA
 from gpunode.tables import gate
 
 # one of these starts containers; the others are helpers and leftovers
@@ -15,8 +16,6 @@ _NEEDED = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-
 
 
 def toolkit_missing(node: Node) -> Verdict:
-    if node.kind == CONTAINER:
-        return skip("inside a container the toolkit is the host's business")
     found = node.toolkit.programs
     if any(name in found for name in _NEEDED):
         return ok("the container toolkit is installed", *(seen(path, name) for name, path in found.items()))
@@ -27,6 +26,10 @@ def toolkit_missing(node: Node) -> Verdict:
     alone = [spec.path for spec in node.cdi_specs if spec.serves_gpus and not spec.has_hooks]
     if alone:
         return ok("no container toolkit, and none is needed: GPUs come by CDI", seen(alone[0], "no hooks"))
+    place = dra_directory(node)  # that driver brings its hook along
+    way = Way("GPUs are handed out by NVIDIA's DRA driver", place, "there") if place else mounting(node)
+    if way is not None:
+        return ok(f"no container toolkit, and none is needed: {way.summary}", seen(way.source, way.value))
     looked = "none of nvidia-container-runtime, nvidia-container-runtime-hook, nvidia-cdi-hook"
     return fail("the NVIDIA Container Toolkit isn't installed", seen("PATH", looked))
 
@@ -70,8 +73,9 @@ CHECKS = (
         ),
         remedy=fixes.INSTALL_TOOLKIT,
         run=toolkit_missing,
-        blocked_by=("pci-no-gpu", "driver-not-installed"),
+        blocked_by=("pci-no-gpu", "driver-not-installed", "wsl2", "jetson"),
         classes=EVERYWHERE_BUT_TEGRA,
+        unless=NO_ENGINE,
         refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html",),
     ),
     Check(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpunode.checks import fixes
 from gpunode.checks.fixes import per_family
-from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Check, Verdict, fail, note, ok, seen, skip, warn
 from gpunode.checks.toolkit import remedies
 from gpunode.facts.apt_sources import AptSource, read_sources
 from gpunode.facts.driver import version_numbers
@@ -55,8 +55,11 @@ def toolkit_known_bad_version(node: Node) -> Verdict:
     if not faults:
         return ok(f"no fault of toolkit {text} is known that matters here")
     evidence = [seen(row["ref"], f"{row['what']}; mended in {row['fixed']}") for row in faults]
-    told = f"toolkit {text}: {faults[0]['what']}"
-    return warn(told, seen(node.toolkit.version_source, text), *evidence, fix=remedies.upgrade(node))
+    # what an engine that is set up got of them is judged by its own checks
+    harmful = [row for row in faults if not row["sets_up"]]
+    told = f"toolkit {text}: {(harmful or faults)[0]['what']}"
+    judge = warn if harmful else note
+    return judge(told, seen(node.toolkit.version_source, text), *evidence, fix=remedies.upgrade(node))
 
 
 def _used(node: Node, engine: str) -> bool:
@@ -133,7 +136,10 @@ CHECKS = (
         title="No known fault of this toolkit release matters here",
         layer="toolkit",
         severity="warning",
-        looks_at="the toolkit's version against a table of releases with faults, by the engines in use here.",
+        looks_at=(
+            "the toolkit's version against a table of releases with faults, by the engines in use here. One "
+            "that only comes when nvidia-ctk sets an engine up is a note."
+        ),
         why="The toolkit's next release mends this; what happens until then stands with each fault.",
         remedy=fixes.UPGRADE_TOOLKIT,
         run=toolkit_known_bad_version,

@@ -28,6 +28,7 @@ NAME = "status.json"
 FORMAT = 1
 _LEAST_SECONDS = 1.0
 _AGAIN_SECONDS = 30.0  # after a write that failed: the disk may have room by then
+_BUSY_SECONDS = 0.1  # until the one who writes is asked again
 _LAST_SECONDS = 1.0
 
 
@@ -49,9 +50,12 @@ class StatusFile:
         self._trouble = ""
 
     def tick(self, now: float) -> None:
-        if now < self._next or (self._writer is not None and self._writer.is_alive()):
-            return
         seen = self._seen()
+        if now < self._next or (self._writer is not None and self._writer.is_alive()):
+            if seen != self._shown:
+                # no other news need follow, and the next turn without news is seconds away
+                self._service.again_within(max(self._next - now, _BUSY_SECONDS))
+            return
         if seen != self._shown or (self._trouble and now >= self._again):
             self._shown = seen
             self._next = now + _LEAST_SECONDS

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gpunode.host import Host
 from gpunode.plugin.compose import make_service
 from gpunode.plugin.observe.status_file import StatusFile, start_ticks
@@ -41,3 +43,21 @@ def test_a_write_that_failed_is_made_again_without_news(tmp_path: Path) -> None:
     status.tick(131.0)
     assert eventually((blocked / "status.json").exists)
     assert len(log.messages("warning")) == 1
+
+
+def test_news_within_a_second_of_a_write_are_told_when_that_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "state").mkdir()
+    service = make_service(recorded_host(tmp_path), Settings(state_dir="/state"), MemoryLog())
+    status, asked = StatusFile(service), list[float]()
+    monkeypatch.setattr(service, "again_within", asked.append)
+    status.tick(100.0)
+    assert eventually((tmp_path / "state/status.json").exists)
+    status.tick(100.2)
+    assert asked == []
+    service.ledger.config_trouble = "a bad edit"
+    status.tick(100.4)
+    assert asked == [pytest.approx(0.6)]
+    status.tick(101.1)
+    assert eventually(lambda: "a bad edit" in (tmp_path / "state/status.json").read_text())

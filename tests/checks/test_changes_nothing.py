@@ -1,0 +1,138 @@
+"""Looking changes nothing: no file, no device file, no module, no word to a daemon beyond a question."""
+
+import hashlib
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fixtures.machines import machine, recorded_host
+from gpunode.checks.runner import run_checks
+from gpunode.commands import doctor, doctor_fix, explain
+from gpunode.facts.machine_file import build_machine
+from gpunode.facts.node import Node
+from gpunode.gpu import isolated
+from gpunode.host import Host
+from gpunode.render import SilentProgress
+from gpunode.result import FindingStatus
+from tests.checks import untouched
+
+MACHINES = (
+    *("healthy-h100", "healthy-k3s", "healthy-crio", "healthy-wsl2", "healthy-jetson-orin"),
+    *("dev-nodes-missing", "module-not-loaded", "cdi-spec-stale", "docker-not-restarted"),
+)
+# what changes a machine; every other method of Host reads
+WRITING = {
+    *("write_atomic", "make_dirs", "remove", "remove_empty_directory", "set_owner", "rename", "remove_tree"),
+    *("lock", "signal", "listen_unix", "listen_tcp", "notify", "temporary_directory"),
+}
+# programs that only tell something, and how they are called for it
+QUESTIONS = (
+    r".+ (--version|-V|version)",
+    r"modinfo( -k \S+)? -F \w+ [\w-]+",
+    r"mokutil --(list-enrolled|list-new|sb-state)",
+    r"systemctl show .*",
+    r"rpm -qa .*",
+    r"\S*ldconfig -p",
+    r"\S*dockerd --validate --config-file=\S+",
+    r"\S*nvidia-container-cli info",
+    r"podman image inspect .*",
+    r"\S*python\S* -P -m gpunode\.gpu\.probe.*",
+)
+
+
+def state(root: Path) -> dict[str, tuple[object, ...]]:
+    """Everything below: kind, mode, owner, size, times of change, contents or where a link leads."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in (root, *sorted(root.rglob("*"))):
+        about = path.lstat()
+        inside = str(path.readlink()) if path.is_symlink() else ""
+        if path.is_file() and not path.is_symlink():
+            inside = hashlib.sha256(path.read_bytes()).hexdigest()
+        times = (about.st_mtime_ns, about.st_ctime_ns)
+        found[str(path)] = (about.st_mode, about.st_uid, about.st_gid, about.st_ino, *times, inside)
+    return found
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_machine_is_the_same_after_the_doctor(name, tmp_path):
+    host = recorded_host(name, tmp_path / "machine")
+    before = state(host.root)
+    doctor.run(host, doctor.Options(), SilentProgress())
+    doctor_fix.run(host, doctor_fix.Options(), SilentProgress())
+    explain.run(host, explain.Options("dev-nodes-missing"), SilentProgress())
+    assert state(host.root) == before
+
+
+def forbidden(*_args: object, **_named: object) -> None:
+    raise AssertionError("the doctor changes the machine")
+
+
+@pytest.mark.parametrize("name", ["", *MACHINES])
+def test_no_method_that_writes_is_called(name, tmp_path, monkeypatch):
+    """Without a name the machine that the tests run on, which has nothing recorded."""
+    host = recorded_host(name, tmp_path) if name else Host()
+    for method in WRITING:
+        monkeypatch.setattr(Host, method, forbidden)
+    findings = run_checks(Node(host))
+    assert not [one for one in findings if "changes the machine" in one.summary]
+
+
+def test_every_method_of_the_host_is_known_to_read_or_to_write() -> None:
+    """A new one that writes has to be named above."""
+    reading = {
+        *("run", "connect_unix", "socket_state", "listener", "waiter", "now", "monotonic", "sleep"),
+        *("wait_until", "writable"),
+    }
+    own = {
+        name
+        for name, _ in inspect.getmembers(Host, inspect.isfunction)
+        if name in vars(Host) and not name.startswith("_")
+    }
+    assert own == reading | WRITING
+
+
+@pytest.mark.parametrize("name", ["", *MACHINES])
+def test_the_interpreter_saw_nothing_but_reading(name, tmp_path):
+    root = str(recorded_host(name, tmp_path).root) if name else "/"
+    done = subprocess.run(
+        [sys.executable, "-m", untouched.__name__, root],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    events = json.loads(done.stdout)
+    programs = [" ".join(one["what"]) for one in events if one["event"] == "run"]
+    assert [one for one in events if one["event"] not in ("run", "connect")] == []
+    assert [one for one in programs if not any(re.fullmatch(known, one) for known in QUESTIONS)] == []
+    if name:
+        assert events == [], "a recorded machine is only read"
+
+
+def test_the_evidence_would_tell_of_a_change() -> None:
+    assert untouched.told("open", ("/etc/x", None, 0o1101)) == {"event": "write", "what": "/etc/x"}
+    assert untouched.told("os.remove", ("/etc/x", -1)) is not None
+    assert untouched.told("subprocess.Popen", ("a", ["nvidia-smi"], None, None)) is not None
+    assert untouched.told("open", ("/etc/x", None, 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("dev-nodes-missing", "make /dev/nvidia"), ("module-not-loaded", "load the module")],
+)
+def test_nvml_is_not_asked_where_it_would_mend_the_fault(name, why, tmp_path, monkeypatch):
+    """Its library makes device files and has the module loaded: the fault would be gone before it is told."""
+    monkeypatch.setattr(isolated, "probe", forbidden)
+    node = Node(recorded_host(name, tmp_path))
+    assert not node.nvml.asked and why in node.nvml.message
+    findings = {one.id: one for one in run_checks(node)}
+    assert findings[name].status is FindingStatus.FAIL
+
+
+def test_a_container_asks_nvml_for_the_gpus_that_it_was_given(tmp_path):
+    spec = machine("lxc-unprivileged")
+    del spec["recording"]["devices"]["/dev/nvidia3"]
+    node = Node(Host(build_machine(spec, tmp_path), environ={}))
+    assert node.kind == "container" and node.nvml.asked

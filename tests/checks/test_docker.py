@@ -1,0 +1,143 @@
+"""Dockers that are set up in an odd way: what works is no finding, and what mends one fits whose it is."""
+
+import pytest
+
+from fixtures.machines import machine
+from gpunode.checks.catalogue import BY_ID
+from gpunode.facts.machine_file import build_machine
+from gpunode.facts.node import Node
+from gpunode.host import Host
+
+ROCKY, FILE, SOCKET = "healthy-docker-rocky9", "/etc/docker/daemon.json", "/run/docker.sock"
+
+
+def judged(tmp_path, identifier, name, change):
+    spec = machine(name)
+    change(spec)
+    return BY_ID[identifier].run(Node(Host(build_machine(spec, tmp_path), environ={})))
+
+
+def file(text, version="27.3.1"):
+    def change(spec):
+        spec["files"][FILE] = text
+        told = {"stdout": f"Docker version {version}, build 311b9ff\n"}
+        spec["recording"]["commands"]["/usr/bin/dockerd --version"] = told
+
+    return change
+
+
+def test_a_key_that_stands_twice_keeps_no_docker_from_starting(tmp_path):
+    twice = file('{\n "log-driver": "json-file",\n "log-driver": "local"\n}\n')
+    verdict = judged(tmp_path / "twice", "docker-config-invalid-json", ROCKY, twice)
+    assert (verdict.status.value, verdict.evidence[0].line) == ("warn", 3)
+    assert judged(tmp_path / "keys", "docker-unknown-key", ROCKY, twice).status.value == "pass"
+
+
+@pytest.mark.parametrize("text", ["", " \n", '\ufeff{"debug": false}'])
+@pytest.mark.parametrize(("version", "expected"), [("20.10.24+dfsg1", "fail"), ("23.0.0", "pass")])
+def test_older_dockers_refuse_an_empty_file_and_a_byte_order_mark(tmp_path, text, version, expected):
+    verdict = judged(tmp_path, "docker-config-invalid-json", ROCKY, file(text, version))
+    assert verdict.status.value == expected
+
+
+def listening(*addresses):
+    def change(spec):
+        words = [word for address in addresses for word in ("-H", address)]
+        spec["files"]["/proc/1210/cmdline"] = "\0".join(("/usr/bin/dockerd", *words, ""))
+        del spec["recording"]["sockets"][SOCKET]
+        del spec["recording"]["daemons"][SOCKET]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        (["tcp://127.0.0.1:2375"], "pass"),
+        (["tcp://127.0.0.1:2375", "unix://"], "fail"),
+        (["unix:///run/docker.sock"], "fail"),
+    ],
+)
+def test_a_docker_that_listens_on_tcp_alone_has_no_socket_to_miss(tmp_path, addresses, expected):
+    verdict = judged(tmp_path, "docker-not-running", ROCKY, listening(*addresses))
+    assert verdict.status.value == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [("healthy-workstation", "apt install docker-ce && "), (ROCKY, "dnf install docker-ce && ")],
+)
+def test_a_docker_beside_docker_desktop_keeps_its_command(tmp_path, name, command):
+    def desktop(spec):
+        gone = ("/usr/bin/dockerd",)
+        spec["executables"] = [path for path in spec["executables"] if path not in gone]
+        for path in [*spec["files"]]:
+            if "docker" in path or spec["files"][path].startswith("/usr/bin/dockerd"):
+                del spec["files"][path]
+        spec["files"] |= {
+            "/etc/passwd": "anna:x:1000:1000::/home/anna:/bin/sh\n",
+            "/proc/4100/cmdline": "com.docker.backend\0",
+            "/proc/4100/stat": "4100 (com.docker.back) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 9 0 0\n",
+            "/proc/4100/status": "Name:\tcom.docker.back\nUid:\t1000\t1000\t1000\t1000\n",
+            "/home/anna/.docker/config.json": '{"currentContext": "desktop-linux"}',
+        }
+
+    verdict = judged(tmp_path, "docker-desktop", name, desktop)
+    assert verdict.status.value == "fail"
+    assert verdict.fix.command.startswith(f"{command}sudo -Hu anna docker context use default")
+
+
+def test_a_specification_that_cannot_be_read_gives_no_gpus(tmp_path):
+    def broken(spec):
+        spec["files"]["/etc/cdi/nvidia.yaml"] = "kind: [nvidia.com/gpu\n"
+        info = spec["recording"]["daemons"][SOCKET]["info"]
+        info["CDISpecDirs"] = ["/etc/cdi"]
+        del info["Runtimes"]["nvidia"]
+
+    assert judged(tmp_path, "docker-runtime-missing", ROCKY, broken).status.value == "warn"
+
+
+def test_whoever_google_makes_an_administrator_may_command_docker(tmp_path):
+    def group(spec):
+        spec["files"]["/etc/group"] = "google-sudoers:x:1001:anna\ndocker:x:998:anna\n"
+
+    assert not judged(tmp_path, "docker-group", ROCKY, group).note
+
+
+def test_a_runtime_that_lost_its_program_matters_less_where_gpus_come_by_cdi(tmp_path):
+    def gone(spec):
+        spec["executables"] = [path for path in spec["executables"] if "nvidia-c" not in path]
+
+    def cdi_off(spec):
+        gone(spec)
+        spec["recording"]["daemons"][SOCKET]["info"]["CDISpecDirs"] = []
+
+    by_cdi = judged(tmp_path / "cdi", "docker-runtime-missing", "healthy-workstation", gone)
+    assert by_cdi.status.value == "warn" and FILE in by_cdi.fix.command
+    without = judged(tmp_path / "without", "docker-runtime-missing", "healthy-workstation", cdi_off)
+    assert without.status.value == "fail"
+
+
+@pytest.mark.parametrize(
+    ("load", "file", "expected", "command"),
+    [
+        ("masked", "masked", "skip", ""),
+        ("loaded", "disabled", "fail", "systemctl enable --now docker"),
+        ("loaded", "enabled", "fail", "systemctl restart docker"),
+    ],
+)
+def test_a_stopped_docker_is_started_for_good_unless_it_is_off_on_purpose(
+    tmp_path, load, file, expected, command
+):
+    def stopped(spec):
+        for path in [path for path in spec["files"] if path.startswith("/proc/1210/")]:
+            del spec["files"][path]
+        del spec["recording"]["sockets"][SOCKET]
+        told = (
+            f"Id=docker.service\nLoadState={load}\nActiveState=inactive\nSubState=dead\nUnitFileState={file}"
+        )
+        spec["recording"]["commands"]["systemctl show docker.service"] = {"stdout": told}
+
+    verdict = judged(tmp_path, "docker-not-running", ROCKY, stopped)
+    assert verdict.status.value == expected
+    assert (verdict.fix.command if verdict.fix else "") == command

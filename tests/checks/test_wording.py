@@ -1,0 +1,68 @@
+"""A report is read at night: few lines, nothing twice, and what a command really disturbs."""
+
+import pytest
+
+from fixtures.machines import recorded_host
+from gpunode.checks.wording import disturbance, evidence_lines
+from gpunode.commands import doctor
+from gpunode.render import SilentProgress, plain_lines
+from gpunode.result import Evidence, Fix
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("gpunode configure-runtime --runtime docker --cdi", "restarts Docker"),
+        ("gpunode configure-runtime --runtime docker --set-as-default", "restarts Docker"),
+        ("dnf upgrade docker-ce", "restarts Docker"),
+        ("${EDITOR:-vi} /etc/docker/daemon.json && snap restart docker", "restarts Docker"),
+        ("gpunode configure-runtime --runtime containerd", "restarts containerd"),
+        ("systemctl restart rke2-server", "restarts this node's Kubernetes"),
+        ("systemctl restart crio", "restarts CRI-O"),
+        ("systemctl disable --now crio", "stops CRI-O"),
+        ("systemctl restart kubelet", "restarts the kubelet"),
+        ("crictl ps --quiet --name nvidia-device-plugin | xargs crictl stop", "restarts the device plugin"),
+        ("crictl stop 4f1c4f1c4f1c", "restarts the containers that it names"),
+        ("wsl.exe --update && wsl.exe --shutdown", "ends everything that runs in WSL"),
+        ("something else", "restarts a daemon"),
+    ],
+)
+def test_what_a_restart_restarts_is_read_off_the_command(command, told):
+    assert disturbance(Fix(command, disruptive="restart")).startswith(told)
+
+
+def test_what_is_worse_than_a_restart_and_what_is_none():
+    assert disturbance(Fix("x", disruptive="drain")) == "stops GPU work"
+    assert disturbance(Fix("x && reboot", disruptive="reboot")) == "reboots the node"
+    assert disturbance(Fix("x")) == ""
+
+
+def test_evidence_that_differs_in_one_word_of_a_path_is_one_line():
+    alike = [Evidence(f"/sys/bus/pci/devices/{one}/driver", "vfio-pci") for one in ("a", "b", "c")]
+    other = Evidence("/etc/modprobe.d/vfio.conf", "options vfio-pci", 3)
+    assert list(evidence_lines([*alike, other])) == [
+        "/sys/bus/pci/devices/{a,b,c}/driver: vfio-pci",
+        "/etc/modprobe.d/vfio.conf:3: options vfio-pci",
+    ]
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        ("/dev/nvidia0", "/dev/nvidia1"),
+        ("/a/b/c", "/a/x/y", "/a/b/d"),
+        ("NVML, GPU 0", "NVML, GPU 1", "NVML, GPU 2"),
+        ("/dev/a b", "/dev/c", "/dev/d"),
+    ],
+)
+def test_evidence_that_a_shell_would_not_take_together_stays_apart(sources):
+    assert len(list(evidence_lines([Evidence(one, "x") for one in sources]))) == len(sources)
+
+
+def test_a_command_that_mends_several_findings_stands_there_once(tmp_path):
+    host = recorded_host("cuda-driver-version-suse", tmp_path)
+    blocks = doctor.run(host, doctor.Options(cuda="13.0"), SilentProgress()).blocks
+    lines = [line for block in blocks for line in plain_lines(block)]
+    command = next(line for line in lines if line.startswith("First, as root: ")).partition(": ")[2]
+    assert sum(line.strip() == command for line in lines) == 1
+    assert lines.count("  mended by the command for cuda-driver-version") == 2
