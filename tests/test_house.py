@@ -59,10 +59,10 @@ ONLY_HERE = {
     "tomlkit": {"runtime/toml_edit.py"},
     "rich": {"render.py"},
     "lightkube": {"kubernetes/client.py"},
-    "httpx": {"kubernetes/client.py"},
+    "httpx2": {"kubernetes/client.py"},
 }
 GRPC_ROOMS = {"plugin", "daemons"}
-HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "ctypes", "lightkube", "httpx"}
+HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "ctypes", "lightkube", "httpx2"}
 
 COMPILED_DATACLASSES = {"dataclass.py", "gpu/forked.py", "gpu/vectors.py"}
 
