@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any
 
 from gpunode.dataclass import dataclass
+from gpunode.facts.yaml_tree import EMPTY, DocumentError, Item, Notes, read
 from gpunode.plugin.config import sharing as sections
-from gpunode.plugin.config.document import EMPTY, DocumentError, Item, Notes, read
 from gpunode.plugin.config.options import OPTIONS, Option
 from gpunode.plugin.config.problems import Problem
 from gpunode.plugin.config.reader import Reader, joined
