@@ -1,4 +1,4 @@
-"""What a package manager is to us: questions that change nothing, and commands that are shown before they run.
+"""What a package manager is to us: questions that change nothing, and commands to be shown before they run.
 
 A `Manager` never runs what it plans. Its questions go through `Host.run`, its commands come back as
 `Command`; whoever has shown them runs them with `packages.run.run_command`, which waits for another process's
@@ -185,8 +185,8 @@ class Manager(Protocol):
     def preview(self, command: Command) -> tuple[PackageChange, ...]:
         """What an install or remove command would do; empty where the manager can't tell without doing it."""
 
-    def refresh(self) -> Command:
-        """Read the repositories' indexes anew."""
+    def refresh(self, only: str = "") -> Command:
+        """Read the repositories' indexes anew, or that of one alone: its file for apt, its id for others."""
 
     def install(self, packages: Sequence[Wanted], *, downgrade: bool = False) -> Command:
         """All in one transaction. `downgrade` allows older versions than the installed ones."""
@@ -203,5 +203,5 @@ class Manager(Protocol):
     def release(self, names: Sequence[str]) -> Command:
         """Take the hold off."""
 
-    def explain(self, done: Completed) -> Failure:
-        """Why a command of this manager failed."""
+    def explain(self, done: Completed) -> Failure | None:
+        """Why a command of this manager failed; None if it did what it was asked."""
