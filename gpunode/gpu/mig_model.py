@@ -173,12 +173,12 @@ _STARTS_AT_MULTIPLES_OF = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 def inferred_compute(gpu_slices: int) -> tuple[ComputeProfile, ...]:
     """The compute instances that a GPU instance of so many slices takes, for one that isn't there yet.
 
-    So many slices or at most half of them, rounded up: 1c, 2c and 4c of a 4g, 1c, 2c and 3c of a 3g, and 1c, 2c,
-    3c, 4c and 7c of a 7g (nvidia-smi mig -lcip on A100 and H100).
+    All of its slices, or at most half of them, rounded up: 1c, 2c and 4c of a 4g; 1c, 2c and 3c of a 3g; 1c,
+    2c, 3c, 4c and 7c of a 7g (`nvidia-smi mig -lcip` on an A100).
     """
     found = []
     for slices, multiple in _STARTS_AT_MULTIPLES_OF.items():
-        if slices == gpu_slices or 2 * slices <= gpu_slices + 1 and slices < gpu_slices:
+        if slices == gpu_slices or (slices < gpu_slices and 2 * slices <= gpu_slices + 1):
             starts = range(0, gpu_slices - slices + 1, multiple)
             places = tuple(Placement(start, slices) for start in starts)
             found.append(ComputeProfile(slices, len(places), places))

@@ -114,6 +114,11 @@ class Nvml:
         except UnicodeDecodeError as error:
             raise NvmlError(UNKNOWN, f"{function} gave bytes that are no text") from error
 
+    def structure(self, name: str, count: int = 0) -> Any:
+        """An empty pynvml structure by name, or an array of `count` of them, for a call to fill."""
+        kind = getattr(self._library, name)
+        return (kind * count)() if count else kind()
+
     # --- the node --------------------------------------------------------------------------------------
 
     def driver_version(self) -> str:
@@ -146,6 +151,11 @@ class Nvml:
     def pci(self, device: Handle) -> str:
         """PCI address as sysfs spells it."""
         return sysfs_address(self.call("nvmlDeviceGetPciInfo", device.raw).busId)
+
+    def pci_ids(self, device: Handle) -> tuple[str, int, int]:
+        """PCI address as sysfs spells it; device id and subsystem id, each above its vendor's: 0x20B010DE."""
+        info = self.call("nvmlDeviceGetPciInfo", device.raw)
+        return sysfs_address(info.busId), int(info.pciDeviceId), int(info.pciSubSystemId)
 
     def minor(self, device: Handle) -> int:
         """N of /dev/nvidiaN."""

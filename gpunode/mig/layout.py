@@ -1,4 +1,4 @@
-"""The nouns of MIG: layouts, instances, profiles, places. They live with the GPUs, whose reader makes them."""
+"""The nouns of MIG: layouts, instances, profiles, places. The GPUs' reader makes them, and has them."""
 
 from __future__ import annotations
 
