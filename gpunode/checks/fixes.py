@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpunode.dataclass import dataclass
+from gpunode.facts.kernel_headers import kernel_devel
 from gpunode.result import Fix, Step
 
 FAMILIES = ("debian", "rhel", "suse", "other")
@@ -137,14 +138,6 @@ BUILD_MODULE = per_family(
     "zypper install --force nvidia-open-driver-G06-signed-kmp-default && modprobe nvidia",
     "dkms autoinstall -k $(uname -r) && modprobe nvidia",
 )
-
-
-def kernel_devel(release: str) -> str:
-    """The package with the headers of a kernel on RHEL and Oracle Linux: 5.14.0-427.el9.x86_64+rt has
-    kernel-rt-devel-5.14.0-427.el9.x86_64."""
-    base, _, kind = release.partition("+")
-    kind = kind or ("uek" if "uek." in release else "")
-    return f"kernel-{kind}-devel-{base}" if kind else f"kernel-devel-{base}"
 
 
 def build_module_for(release: str) -> Remedy:
