@@ -59,7 +59,7 @@ ONLY_HERE = {
     "tomlkit": {"runtime/toml_edit.py"},
     "rich": {"render.py"},
     "lightkube": {"kubernetes/client.py"},
-    "httpx2": {"kubernetes/client.py"},
+    "httpx2": {"kubernetes/client.py", "kubernetes/refusals.py"},
 }
 GRPC_ROOMS = {"plugin", "daemons"}
 HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "ctypes", "lightkube", "httpx2"}

@@ -24,7 +24,8 @@ Patch = Sequence[Mapping[str, Any]]
 class Cluster(Protocol):
     """One API server, and who we are there. Every call ends within `timeout` or raises a `ClusterError`.
 
-    `source` says for people where the access comes from; `namespace` is its own, "default" if it names none.
+    `source` says for people where the access comes from, `words` are the options that lead there again;
+    `namespace` is its own, "default" if it names none.
     A patch is one request: the server takes all of it or nothing.
     """
 
@@ -32,6 +33,8 @@ class Cluster(Protocol):
     def server(self) -> str: ...
     @property
     def source(self) -> str: ...
+    @property
+    def words(self) -> tuple[str, ...]: ...
     @property
     def namespace(self) -> str: ...
 
@@ -141,8 +144,10 @@ class Unavailable(ClusterError):
 class Unreachable(ClusterError):
     """No connection, none that TLS trusts, or none that lasted until the answer.
 
-    `sent`: the request may have reached the server, so whether it was carried out can't be told.
+    `sent`: a change may have reached the server, so whether it was carried out can't be told. `lasting`: no
+    waiting mends it, as when TLS trusts no certificate.
     """
 
     default_code = "kubernetes-unreachable"
     sent: bool = False
+    lasting: bool = False
