@@ -22,8 +22,8 @@ _CREATED, _EXPIRES = 2, 9  # subpackets of a signature
 
 @dataclass(frozen=True)
 class Key:
-    """A primary key. `fingerprint` is 40 hex digits in capitals, `expires` in seconds since the epoch (None: it
-    never does)."""
+    """A primary key: its fingerprint, 40 hex digits in capitals, and when it expires, in seconds since the
+    epoch; None if it never does."""
 
     fingerprint: str
     expires: float | None = None

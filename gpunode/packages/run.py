@@ -30,7 +30,7 @@ def run_command(
     """
     deadline = host.monotonic() + wait_seconds
     while True:
-        _wait(host, manager, progress, deadline)
+        wait_for_others(host, manager, progress, deadline - host.monotonic())
         with progress.step(command.text), whole() if command.changes else nullcontext():
             done = host.run(command.argv, timeout=command.seconds, env=command.environ)
         failure = manager.explain(done)
@@ -54,13 +54,13 @@ def failed(command: Command, failure: Failure) -> PackagesError:
     )
 
 
-def _wait(host: Host, manager: Manager, progress: Progress, deadline: float) -> None:
+def wait_for_others(host: Host, manager: Manager, progress: Progress, seconds: float) -> None:
+    """Until no other process holds the manager's lock, as far as that is seen. `PackagesError` if it stays."""
     lock = holder(host, manager.lock_files)
     if lock is None:
         return
-    left = deadline - host.monotonic()
-    with progress.step(f"waiting for {lock}, which holds {lock.path}, {max(0, round(left))} s at most"):
-        host.wait_until(lambda: holder(host, manager.lock_files) is None, left, _POLL_SECONDS)
+    with progress.step(f"waiting for {lock}, which holds {lock.path}, {max(0, round(seconds))} s at most"):
+        host.wait_until(lambda: holder(host, manager.lock_files) is None, seconds, _POLL_SECONDS)
     now = holder(host, manager.lock_files)
     if now is not None:
         raise _too_long(now, "")
