@@ -26,7 +26,7 @@ ROOM_MAY_IMPORT = {
     "runtime": {"cdi", "facts", "daemons", "gpu", "journal", "errors", "host", "result"},
     "kubernetes": {"errors", "host", "result"},
     "packages": {"facts", "gpu", "tables", "journal", "errors", "host", "result"},
-    "mig": {"facts", "gpu", "tables", "journal", "kubernetes", "errors", "host", "result"},
+    "mig": {"cdi", "facts", "gpu", "tables", "journal", "kubernetes", "errors", "host", "result"},
     "plugin": {
         *("cdi", "facts", "daemons", "gpu", "tables", "errors", "host", "result"),  # daemons: gRPC
         "kubernetes",  # labels straight onto the node
