@@ -18,6 +18,7 @@ from gpunode import __version__  # noqa: E402
 from gpunode.cli_cdi import cdi_app  # noqa: E402
 from gpunode.cli_doctor import doctor_app  # noqa: E402
 from gpunode.cli_mps import mps_app  # noqa: E402
+from gpunode.cli_node import node_app  # noqa: E402
 from gpunode.cli_options import (  # noqa: E402
     CdiOption,
     ConfigOption,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 # from looking to changing to undoing; what isn't named here follows
 ORDER = (
     *("doctor", "explain", "report", "status", "setup", "configure-runtime", "verify", "unconfigure-runtime"),
-    *("rollback", "journal", "gpus", "cdi", "toolkit", "plugin", "mps", "manifests", "demo"),
+    *("rollback", "journal", "gpus", "cdi", "toolkit", "plugin", "mps", "node", "manifests", "demo"),
 )
 
 
@@ -74,6 +75,7 @@ app.add_typer(status_app, name="status")
 app.add_typer(toolkit_app, name="toolkit")
 app.add_typer(cdi_app, name="cdi")
 app.add_typer(journal_app, name="journal")
+app.add_typer(node_app, name="node")
 app.add_typer(manifests_app, name="manifests")
 
 
