@@ -21,6 +21,13 @@ Patch = Sequence[Mapping[str, Any]]
 """RFC 6902: operations with `op` (test, add, replace, remove), `path` (RFC 6901) and `value`."""
 
 
+def named(one: Mapping[str, Any]) -> str:
+    """An object as people call it: ``DaemonSet kube-system/gpunode-device-plugin``."""
+    metadata = one["metadata"]
+    place = f"{metadata['namespace']}/" if metadata.get("namespace") else ""
+    return f"{one['kind']} {place}{metadata['name']}"
+
+
 class Cluster(Protocol):
     """One API server, and who we are there. Every call ends within `timeout` or raises a `ClusterError`.
 
@@ -67,6 +74,14 @@ class Cluster(Protocol):
         """Replace it; with a resourceVersion in it `Conflict` if somebody else changed it since."""
 
     def get_runtime_class(self, name: str) -> Json: ...
+    def get_object(self, like: Json) -> Json:
+        """The object with the kind, namespace and name of `like`, whose kind is one that manifests have."""
+
+    def create_object(self, wanted: Json) -> Json:
+        """`Conflict` with the code kubernetes-exists if it is there."""
+
+    def delete_object(self, made: Json) -> None:
+        """One that `create_object` gave; `NotFound` if it is gone."""
 
 
 class ClusterError(GpunodeError):

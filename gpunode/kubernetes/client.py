@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpunode.kubernetes.api import FIELD_MANAGER, Cluster, ExtraMissing, Invalid, Json, NoAccess, Patch
+from gpunode.kubernetes.api import FIELD_MANAGER, Cluster, ExtraMissing, Invalid, Json, NoAccess, Patch, named
 from gpunode.kubernetes.connection import Connection
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")  # of a URL's path: the library quotes nothing
 _EVENTS = 200
+_RBAC = "rbac.authorization.k8s.io"
 
 
 def open_client(connection: Connection, timeout: float, refused: str) -> Cluster:
@@ -172,6 +173,31 @@ class _LightkubeCluster:
         kind = self._kinds["RuntimeClass"]
         return self._ask(f"read the RuntimeClass {name}", name, lambda: self._client.get(kind, _part(name)))
 
+    def get_object(self, like: Json) -> Json:
+        kind, place, name = self._meant(like)
+        return self._ask(
+            f"read the {named(like)}", name, lambda: self._client.get(kind, _part(name), **place)
+        )
+
+    def create_object(self, wanted: Json) -> Json:
+        kind, place, name = self._meant(wanted)
+        client: Any = self._client  # its overloads don't take what may have a namespace or none
+        what = f"create the {named(wanted)}"
+        return self._ask(what, name, lambda: client.create(kind(wanted), **place), changes=True)
+
+    def delete_object(self, made: Json) -> None:
+        kind, place, name = self._meant(made)
+        client: Any = self._client
+        with self._told(f"delete the {named(made)}", changes=True):
+            client.delete(kind, _part(name), **place)
+
+    def _meant(self, wanted: Json) -> tuple[Any, dict[str, str], str]:
+        """The kind's class, the keyword that tells its namespace if it has one, and the object's name."""
+        metadata = wanted["metadata"]
+        namespace = str(metadata.get("namespace") or "")
+        place = {"namespace": _part(namespace)} if namespace else {}
+        return self._kinds[wanted["kind"]], place, str(metadata["name"])
+
     def _get(self, kind: str, namespace: str, name: str) -> Json:
         def ask() -> Any:
             return self._client.get(self._kinds[kind], _part(name), namespace=_part(namespace))
@@ -236,6 +262,16 @@ def _kinds() -> dict[str, Any]:
         "NodeFeature": made(
             GenericNamespacedResource, "nfd.k8s-sigs.io", "v1alpha1", "NodeFeature", "nodefeatures"
         ),
+        "Namespace": made(GenericGlobalResource, "", "v1", "Namespace", "namespaces"),
+        "ServiceAccount": made(GenericNamespacedResource, "", "v1", "ServiceAccount", "serviceaccounts"),
+        "ConfigMap": made(GenericNamespacedResource, "", "v1", "ConfigMap", "configmaps"),
+        "DaemonSet": made(GenericNamespacedResource, "apps", "v1", "DaemonSet", "daemonsets"),
+        "ClusterRole": made(GenericGlobalResource, _RBAC, "v1", "ClusterRole", "clusterroles"),
+        "ClusterRoleBinding": made(
+            GenericGlobalResource, _RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings"
+        ),
+        "Role": made(GenericNamespacedResource, _RBAC, "v1", "Role", "roles"),
+        "RoleBinding": made(GenericNamespacedResource, _RBAC, "v1", "RoleBinding", "rolebindings"),
     }
 
 
