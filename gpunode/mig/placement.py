@@ -58,7 +58,7 @@ def solve(gpu: GpuLayout, wanted: Mapping[str, int]) -> tuple[Target, ...]:
 
 def unknown_profiles(gpu: GpuLayout, wanted: Iterable[str]) -> tuple[str, ...]:
     """The names that this GPU doesn't offer."""
-    return tuple(name for name in wanted if _find(gpu, name) is None)
+    return tuple(name for name in wanted if meaning(gpu, name) is None)
 
 
 def offered(gpu: GpuLayout) -> str:
@@ -66,7 +66,8 @@ def offered(gpu: GpuLayout) -> str:
     return ", ".join(profile.name for profile in gpu.profiles)
 
 
-def _find(gpu: GpuLayout, name: str) -> tuple[Profile, int] | None:
+def meaning(gpu: GpuLayout, name: str) -> tuple[Profile, int] | None:
+    """The GPU instance profile and the compute slices that a name means here; None if it isn't offered."""
     parsed = parse_name(name)
     if parsed is None:
         return None
@@ -88,7 +89,7 @@ class _Part:
 def _wish(gpu: GpuLayout, wanted: Mapping[str, int]) -> tuple[_Part, ...]:
     sizes: dict[int, list[int]] = {}
     for name, count in wanted.items():
-        found = _find(gpu, name)
+        found = meaning(gpu, name)
         if found is None:
             raise CannotPlace(f"it has no profile {name}", f"its profiles: {offered(gpu)}")
         profile, compute = found

@@ -250,10 +250,14 @@ def _places(instance: GpuInstance) -> list[tuple[int, int]]:
     return [(ci.slices, ci.placement.start if ci.placement else -1) for ci in instance.compute]
 
 
-def reached(goal: GpuPlan, now: GpuLayout, target: Sequence[Target]) -> str:
+def reached(goal: GpuPlan, now: GpuLayout, target: Sequence[Target], *, mode_only: bool = False) -> str:
     """Empty if the GPU is what was wanted, else what differs."""
+    if not now.capable:
+        return ""
     if now.current != goal.wish.enabled or now.pending != goal.wish.enabled:
         return f"MIG is {'on' if now.current else 'off'}" + (" until a reset" if now.mode_pending else "")
+    if mode_only:
+        return ""
     have = sorted(
         (gi.profile_id, gi.placement.start, sorted(c.slices for c in gi.compute)) for gi in now.instances
     )

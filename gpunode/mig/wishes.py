@@ -43,8 +43,12 @@ class CannotBe(PreconditionError):
         self.faults = tuple(faults)
 
 
-def wishes(path: str, label: str, entries: Sequence[Entry], layouts: Layouts) -> Wishes:
+def wishes(
+    path: str, label: str, entries: Sequence[Entry], layouts: Layouts, *, mode_only: bool = False
+) -> Wishes:
     """What the entries of one label mean here. `CannotBe` with everything that stands against it.
+
+    With `mode_only` nobody asks for instances, and so not for the right to see them.
 
     As mig-parted has it entries are walked in the file's order, and of two for one GPU the later one holds
     for its instances; where they differ about the mode there is no answer. Unlike there, an index that this
@@ -67,7 +71,7 @@ def wishes(path: str, label: str, entries: Sequence[Entry], layouts: Layouts) ->
         seen = ", ".join(f"GPU {gpu.index} is 0x{gpu.device_id:08X}" for gpu in layouts.gpus) or "it has none"
         faults.append(f"{path}: no entry of {label!r} matches a GPU of this node ({seen})")
     for wish in found.values():
-        faults += _impossible(f"{path}:{wish.line}", wish)
+        faults += _impossible(f"{path}:{wish.line}", wish, mode_only)
     if faults:
         raise CannotBe(tuple(dict.fromkeys(faults)))
     left = [gpu for gpu in layouts.gpus if gpu.capable and gpu.index not in found]
@@ -101,7 +105,7 @@ def _chosen(
     return found
 
 
-def _impossible(place: str, wish: Wish) -> list[str]:
+def _impossible(place: str, wish: Wish, mode_only: bool) -> list[str]:
     gpu = wish.gpu
     name = f"{place}: GPU {gpu.index}"
     if gpu.error:
@@ -111,6 +115,8 @@ def _impossible(place: str, wish: Wish) -> list[str]:
     changes = wish.enabled != gpu.current or bool(wish.profiles) or bool(gpu.instances)
     if gpu.virtualization == _VGPU_GUEST and changes:
         return [f"{name} is a virtual GPU, whose host decides about MIG"]
+    if mode_only:
+        return []
     if gpu.untold:
         return [f"{name} doesn't tell its instances: {gpu.untold} (root may ask)"]
     unknown = unknown_profiles(gpu, wish.profiles) if gpu.profiles else ()
