@@ -17,6 +17,8 @@ import typer.core  # noqa: E402
 from gpunode import __version__  # noqa: E402
 from gpunode.cli_cdi import cdi_app  # noqa: E402
 from gpunode.cli_doctor import doctor_app  # noqa: E402
+from gpunode.cli_driver import driver_app  # noqa: E402
+from gpunode.cli_manifests import manifests_app  # noqa: E402
 from gpunode.cli_mps import mps_app  # noqa: E402
 from gpunode.cli_node import node_app  # noqa: E402
 from gpunode.cli_options import (  # noqa: E402
@@ -34,9 +36,10 @@ from gpunode.cli_plugin_inject import plugin_inject  # noqa: E402, F401
 from gpunode.cli_plugin_placement import plugin_explain_placement  # noqa: E402, F401
 from gpunode.cli_plugin_status import plugin_status  # noqa: E402, F401
 from gpunode.cli_runtime import runtime_app  # noqa: E402
-from gpunode.cli_state import journal_app, manifests_app  # noqa: E402
+from gpunode.cli_state import journal_app  # noqa: E402
 from gpunode.cli_status import status_app  # noqa: E402
 from gpunode.cli_toolkit import toolkit_app  # noqa: E402
+from gpunode.cli_toolkit_packages import toolkit_install  # noqa: E402, F401
 from gpunode.session import Session, run_app, takes_globals, verb  # noqa: E402
 
 if TYPE_CHECKING:
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
 # from looking to changing to undoing; what isn't named here follows
 ORDER = (
     *("doctor", "explain", "report", "status", "setup", "configure-runtime", "verify", "unconfigure-runtime"),
-    *("rollback", "journal", "gpus", "cdi", "toolkit", "plugin", "mps", "node", "manifests", "demo"),
+    *("rollback", "journal", "gpus", "cdi", "driver", "toolkit", "plugin", "mps", "node", "manifests", "demo"),
 )
 
 
@@ -73,6 +76,7 @@ app.add_typer(plugin_app, name="plugin")
 app.add_typer(mps_app, name="mps")
 app.add_typer(status_app, name="status")
 app.add_typer(toolkit_app, name="toolkit")
+app.add_typer(driver_app, name="driver")
 app.add_typer(cdi_app, name="cdi")
 app.add_typer(journal_app, name="journal")
 app.add_typer(node_app, name="node")
