@@ -19,23 +19,21 @@ from gpunode.cli_cdi import cdi_app  # noqa: E402
 from gpunode.cli_doctor import doctor_app  # noqa: E402
 from gpunode.cli_driver import driver_app  # noqa: E402
 from gpunode.cli_manifests import manifests_app  # noqa: E402
+from gpunode.cli_mig import mig_app  # noqa: E402
+from gpunode.cli_mig_change import mig_apply, mig_assert, mig_plan  # noqa: E402, F401
 from gpunode.cli_mps import mps_app  # noqa: E402
 from gpunode.cli_node import node_app  # noqa: E402
 from gpunode.cli_options import (  # noqa: E402
-    CdiOption,
     ConfigOption,
-    DefaultOption,
     NameOption,
-    RestartCommandOption,
-    RuntimeOption,
     SocketOption,
-    YesOption,
 )
 from gpunode.cli_plugin import plugin_app  # noqa: E402
 from gpunode.cli_plugin_inject import plugin_inject  # noqa: E402, F401
 from gpunode.cli_plugin_placement import plugin_explain_placement  # noqa: E402, F401
 from gpunode.cli_plugin_status import plugin_status  # noqa: E402, F401
 from gpunode.cli_runtime import runtime_app  # noqa: E402
+from gpunode.cli_setup import setup_app  # noqa: E402
 from gpunode.cli_state import journal_app  # noqa: E402
 from gpunode.cli_status import status_app  # noqa: E402
 from gpunode.cli_toolkit import toolkit_app  # noqa: E402
@@ -48,7 +46,8 @@ if TYPE_CHECKING:
 # from looking to changing to undoing; what isn't named here follows
 ORDER = (
     *("doctor", "explain", "report", "status", "setup", "configure-runtime", "verify", "unconfigure-runtime"),
-    *("rollback", "journal", "gpus", "cdi", "driver", "toolkit", "plugin", "mps", "node", "manifests", "demo"),
+    *("rollback", "journal", "gpus", "cdi", "driver", "toolkit", "mig", "plugin", "mps"),
+    *("node", "manifests", "demo"),
 )
 
 
@@ -73,6 +72,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "GPUNODE"},
 )
 app.add_typer(plugin_app, name="plugin")
+app.add_typer(mig_app, name="mig")
 app.add_typer(mps_app, name="mps")
 app.add_typer(status_app, name="status")
 app.add_typer(toolkit_app, name="toolkit")
@@ -124,6 +124,7 @@ app.callback()(takes_globals(_main))
 
 app.add_typer(doctor_app)
 app.add_typer(runtime_app)
+app.add_typer(setup_app)
 
 
 @verb(app, "verify", "Verification")
@@ -174,37 +175,6 @@ def gpus(session: Session) -> "Result":
     from gpunode.commands import gpus as command
 
     return command.run(session.host, command.Options(), session.progress)
-
-
-@verb(app, "setup", "SetupReport")
-def setup(
-    session: Session,
-    runtime: RuntimeOption = "auto",
-    set_as_default: DefaultOption = False,
-    config: ConfigOption = "",
-    socket: SocketOption = "",
-    restart_command: RestartCommandOption = "",
-    cdi: CdiOption = False,
-    yes: YesOption = False,
-) -> "Result":
-    """Run doctor, configure-runtime and verify. Stops at the first failure and says what to do.
-
-    gpunode setup --runtime containerd
-
-    gpunode setup --runtime podman --cdi
-    """
-    from gpunode.commands import setup as command
-
-    options = command.Options(
-        runtime=runtime,
-        set_as_default=set_as_default,
-        config=config,
-        socket=socket,
-        restart_command=restart_command,
-        yes=yes,
-        cdi=cdi,
-    )
-    return command.run(session.host, options, session.progress)
 
 
 @verb(app, "demo", "Demo")

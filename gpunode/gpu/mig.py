@@ -26,7 +26,7 @@ from gpunode.gpu.nvml_errors import (
     RESET_REQUIRED,
 )
 from gpunode.host import RECORDING, Host
-from gpunode.result import ExitCode
+from gpunode.result import ExitCode, plain
 
 READ_SECONDS = 60.0
 CHANGE_SECONDS = 120.0  # setting the mode of an Ampere GPU resets it
@@ -200,7 +200,9 @@ def read_layouts(host: Host) -> Layouts:
     if not host.live:
         return _recorded(host)
     with MigSession(host) as session:
-        return session.layouts()
+        layouts = session.layouts()
+    host.heard("nvml", "mig", plain(layouts))
+    return layouts
 
 
 def _recorded(host: Host) -> Layouts:
