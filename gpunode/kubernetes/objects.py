@@ -77,7 +77,7 @@ def create(cluster: Cluster, objects: Sequence[Json]) -> tuple[Json, ...]:
             if one is not None:
                 made.append(one)
     except BaseException as error:
-        left = _delete(cluster, made)
+        left = delete(cluster, made)
         if left and isinstance(error, ClusterError):
             error.hint = f"{error.hint}; these were made and could not be deleted: {', '.join(left)}"
         raise
@@ -102,7 +102,8 @@ def _create(cluster: Cluster, wanted: Json) -> Json | None:
         raise
 
 
-def _delete(cluster: Cluster, made: Sequence[Json]) -> list[str]:
+def delete(cluster: Cluster, made: Sequence[Json]) -> list[str]:
+    """Take away what `create` made, the last first; the names of those that could not be."""
     left = []
     for one in reversed(made):
         try:

@@ -1,0 +1,117 @@
+"""What every step of `setup --kubernetes` works with: the options, the engine, the way to the API server."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import field
+
+from gpunode.dataclass import dataclass
+from gpunode.errors import PreconditionError, UsageError
+from gpunode.facts.kubelet import find_kubelet
+from gpunode.facts.processes import running
+from gpunode.host import Host
+from gpunode.kubernetes.access import Access
+from gpunode.kubernetes.api import Cluster, ExtraMissing, NoAccess
+from gpunode.result import Progress
+
+WAYS = ("systemd", "daemonset")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line's options. `plugin` is one of `WAYS`; `image` is the DaemonSet's, `test_image` that of
+    the pod which proves it; `wait`: seconds for the kubelet to take the GPUs."""
+
+    runtime: str = "auto"
+    set_as_default: bool = False
+    config: str = ""
+    socket: str = ""
+    restart_command: str = ""
+    yes: bool = False
+    cdi: bool = False
+    plugin: str = "systemd"
+    image: str = ""
+    test_image: str = ""
+    access: Access = field(default_factory=Access)
+    node: str = ""
+    wait: float = 60.0
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Way:
+    """`cluster` is None where there is no way to an API server; `offline` says why."""
+
+    host: Host
+    options: Options
+    progress: Progress
+    engine: str
+    cluster: Cluster | None
+    offline: str = ""
+
+
+def prepare(host: Host, options: Options, progress: Progress) -> Way:
+    """`UsageError`; `PreconditionError` for a node without kubelet or engine, or a user who isn't root."""
+    from gpunode.runtime import find
+
+    if options.plugin not in WAYS:
+        raise UsageError(f"--plugin {options.plugin!r}", hint=f"one of {', '.join(WAYS)}")
+    if options.image and options.plugin != "daemonset":
+        raise UsageError("--image is the DaemonSet's", hint="add --plugin daemonset")
+    if host.live and not host.is_root and not options.dry_run:
+        raise PreconditionError("setting a node up needs root", hint="run it again with sudo, or --dry-run")
+    kubelet = find_kubelet(host, running(host))
+    if kubelet is None:
+        raise PreconditionError(
+            "there is no kubelet on this node",
+            hint="install it and join the cluster first; for containers alone: gpunode setup",
+            code="no-kubelet",
+        )
+    daemon = find.engine(host, options.runtime, options.config, socket=options.socket).daemon
+    if kubelet.joined and kubelet.engine != daemon.name:
+        raise UsageError(
+            f"the kubelet's engine is {kubelet.engine} ({kubelet.endpoint_source}), not {daemon.name}",
+            hint="leave out --runtime",
+        )
+    cluster, offline = _connect(host, options.access)
+    return Way(host, options, progress, find.name_of_daemon(daemon), cluster, offline)
+
+
+def _connect(host: Host, access: Access) -> tuple[Cluster | None, str]:
+    """The cluster, or why there is none; one that was asked for and can't be had is an error."""
+    from gpunode.kubernetes.access import connect
+
+    if not host.live:
+        return None, "no API server is asked under --root"
+    try:
+        return connect(host, access), ""
+    except (NoAccess, ExtraMissing) as error:
+        if access.kubeconfig or access.context or access.server:
+            raise
+        return None, f"{error.message}; {error.hint}"
+
+
+def command_line(options: Options) -> str:
+    """The command line that means the same, and would go on from here."""
+    access = options.access
+    given = (
+        ("--runtime", options.runtime if options.runtime != "auto" else ""),
+        ("--config", options.config),
+        ("--socket", options.socket),
+        ("--restart-command", options.restart_command),
+        ("--plugin", options.plugin if options.plugin != "systemd" else ""),
+        ("--image", options.image),
+        ("--test-image", options.test_image),
+        ("--kubeconfig", access.kubeconfig),
+        ("--context", access.context),
+        ("--server", access.server),
+        ("--node", options.node),
+        ("--wait", f"{options.wait:g}" if options.wait != Options.wait else ""),
+    )
+    switches = (
+        ("--cdi", options.cdi),
+        ("--set-as-default", options.set_as_default),
+        ("--yes", options.yes),
+    )
+    words = [word for name, value in given if value for word in (name, value)]
+    return shlex.join(["gpunode", "setup", "--kubernetes", *words, *(name for name, on in switches if on)])
