@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from gpunode.commands.mig_wanted import Planned
 from gpunode.dataclass import dataclass
@@ -111,7 +111,7 @@ def blocks(data: MigPlan, busy: Sequence[Obstacle]) -> Iterator[Block]:
     """The plan for people. GPUs with the same plan are told of together."""
     groups: dict[tuple[object, ...], list[PlannedGpu]] = {}
     for gpu in data.gpus:
-        key = (gpu.name, gpu.mode, gpu.reset, _shape(gpu.today), _shape(gpu.wanted or ()), bool(gpu.steps))
+        key = (gpu.name, gpu.mode, gpu.reset, _shape(gpu.today), _shape(gpu.wanted or ()), lines(gpu.steps))
         groups.setdefault((*key, gpu.wanted is None), []).append(gpu)
     for members in groups.values():
         yield from _group(members)
@@ -148,8 +148,31 @@ def _group(members: Sequence[PlannedGpu]) -> Iterator[Block]:
     if first.reset != "none":
         sure = "will be reset" if first.reset == "needed" else "may have to be reset"
         yield Text(f"  {sure}: everything that uses the GPU must end first", Style.WARN)
-    for step in first.steps:
-        yield Text(f"  {step.text}", Style.COMMAND)
+    for line in lines(first.steps):
+        yield Text(f"  {line}", Style.COMMAND)
+
+
+def lines(steps: Sequence[Step]) -> tuple[str, ...]:
+    """The steps for people: what an instance holds goes and comes with it."""
+    gone = {step.gi for step in steps if step.action == "destroy-instance"}
+    made = {step.at for step in steps if step.action == "create-instance"}
+    found = []
+    for step in steps:
+        if step.action == "create-instance":
+            inner = [one.slices for one in steps if one.action == "create-compute" and one.at == step.at]
+            whole = len(inner) == 1 and step.profile.startswith(f"{inner[0]}g.")
+            parts = "" if whole else " with " + ", ".join(f"{size}c" for size in inner)
+            found.append(step.text + (parts if inner else ", empty"))
+        elif not _inside(step, gone, made):
+            found.append(step.text)
+    return tuple(found)
+
+
+def _inside(step: Step, gone: Collection[int | None], made: Collection[Placement | None]) -> bool:
+    """Whether it is part of another step: of what goes or comes as a whole."""
+    if step.action == "destroy-compute":
+        return step.gi in gone
+    return step.action == "create-compute" and step.gi is None and step.at in made
 
 
 def _rows(gpu: PlannedGpu) -> Iterator[tuple[Cell | str, ...]]:

@@ -25,6 +25,11 @@ class Drained:
     pids: tuple[int, ...] = ()
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All of it."""
+        return (*self.units, *((DRM,) if self.module else ()), *map(str, self.pids))
+
+    @property
     def again(self) -> tuple[tuple[str, ...], ...]:
         """The commands that bring it back."""
         modules = (("modprobe", DRM),) if self.module else ()

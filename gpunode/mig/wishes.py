@@ -70,8 +70,7 @@ def wishes(
     if not found and not faults:
         seen = ", ".join(f"GPU {gpu.index} is 0x{gpu.device_id:08X}" for gpu in layouts.gpus) or "it has none"
         faults.append(f"{path}: no entry of {label!r} matches a GPU of this node ({seen})")
-    for wish in found.values():
-        faults += _impossible(f"{path}:{wish.line}", wish, mode_only)
+    faults += _impossible(path, found, mode_only)
     if faults:
         raise CannotBe(tuple(dict.fromkeys(faults)))
     left = [gpu for gpu in layouts.gpus if gpu.capable and gpu.index not in found]
@@ -105,19 +104,31 @@ def _chosen(
     return found
 
 
-def _impossible(place: str, wish: Wish, mode_only: bool) -> list[str]:
+def _impossible(path: str, found: Mapping[int, Wish], mode_only: bool) -> list[str]:
+    """What stands against the wishes; GPUs of which the same is to be said are named together."""
+    faults: dict[tuple[str, int, str], list[str]] = {}
+    for wish in found.values():
+        reason = _against(wish, mode_only)
+        if reason:
+            faults.setdefault((wish.gpu.name, wish.line, reason), []).append(str(wish.gpu.index))
+    return [
+        f"{path}:{line}: GPU {', '.join(numbers)}{f' ({name})' if name else ''} {reason}"
+        for (name, line, reason), numbers in faults.items()
+    ]
+
+
+def _against(wish: Wish, mode_only: bool) -> str:
     gpu = wish.gpu
-    name = f"{place}: GPU {gpu.index}"
     if gpu.error:
-        return [f"{name} can't be asked: {gpu.error}"]
+        return f"can't be asked: {gpu.error}"
     if not gpu.capable:
-        return [f"{name} ({gpu.name}) knows no MIG"] if wish.enabled else []
+        return "knows no MIG" if wish.enabled else ""
     changes = wish.enabled != gpu.current or bool(wish.profiles) or bool(gpu.instances)
     if gpu.virtualization == _VGPU_GUEST and changes:
-        return [f"{name} is a virtual GPU, whose host decides about MIG"]
+        return "is a virtual GPU, whose host decides about MIG"
     if mode_only:
-        return []
+        return ""
     if gpu.untold:
-        return [f"{name} doesn't tell its instances: {gpu.untold} (root may ask)"]
+        return f"doesn't tell its instances: {gpu.untold} (root may ask)"
     unknown = unknown_profiles(gpu, wish.profiles) if gpu.profiles else ()
-    return [f"{name} ({gpu.name}) has no profile {one}; it has {offered(gpu)}" for one in unknown]
+    return f"has no profile {' or '.join(unknown)}; it has {offered(gpu)}" if unknown else ""
