@@ -104,7 +104,7 @@ def with_taints(there: Sequence[Taint], add: Sequence[Taint], remove: Sequence[T
 
 def taints_of(node: Json) -> tuple[Taint, ...]:
     """A node's taints. `ClusterError` for what is no list of taints."""
-    found = _at(node, ("spec", "taints")) or ()
+    found = _at(node, ("spec", "taints")) or []
     if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
         raise ClusterError("the node's taints are no list: not an API server's answer")
     return tuple(Taint(*(str(one.get(name) or "") for name in ("key", "value", "effect"))) for one in found)
