@@ -106,7 +106,6 @@ def mig_apply(
     gpunode mig apply -f mig.yaml -c all-balanced --drain nvidia-dcgm --persist
     """
     from gpunode.commands import mig_apply as command
-    from gpunode.kubernetes.access import Access
 
     options = command.Options(
         config_file,
@@ -117,7 +116,7 @@ def mig_apply(
         persist,
         dry_run,
         node_labels or bool(kubeconfig or kube_context or server or node),
-        Access(kubeconfig, kube_context, server),
+        command.Access(kubeconfig, kube_context, server),
         node,
     )
     return command.run(session.host, options, session.progress)

@@ -22,6 +22,8 @@ from gpunode.result import Block, Progress, Result, Text
 from gpunode.runtime.apply import uninterrupted
 from gpunode.runtime.files import LOCK_SECONDS
 
+__all__ = ["Access", "Options", "run"]
+
 KIND = "MigApplication"
 _RESET_SECONDS = 300.0
 
