@@ -45,6 +45,9 @@ class Cluster(Protocol):
     @property
     def namespace(self) -> str: ...
 
+    def close(self) -> None:
+        """Give up its connections, which it keeps for the next question; a process's end does too."""
+
     def get_node(self, name: str) -> Json: ...
     def patch_node(self, name: str, patch: Patch) -> Json:
         """Labels, annotations, taints. Gives the node as it is afterwards."""

@@ -93,6 +93,9 @@ class _LightkubeCluster:
     def namespace(self) -> str:
         return self._connection.namespace
 
+    def close(self) -> None:
+        self._client.close()
+
     def get_node(self, name: str) -> Json:
         return self._ask(
             f"read the node {name}", name, lambda: self._client.get(self._kinds["Node"], _part(name))
