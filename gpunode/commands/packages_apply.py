@@ -49,6 +49,7 @@ class CarriedOut:
 
 
 Run = Callable[[Command], None]
+_ARMOUR = "BEGIN PGP PUBLIC KEY BLOCK"
 
 
 def require_live(host: Host) -> None:
@@ -120,7 +121,7 @@ def file_blocks(files: Sequence[FileChange], changes: Sequence[Change], *, dry_r
         why = f": {reasons[change.path]}" if reasons.get(change.path) else ""
         mark = " (dry run)" if dry_run else ""
         blocks.append(Text(f"{change.path} {change.action}{mark}{why}", Style.GOOD))
-        if dry_run and change.diff:
+        if dry_run and change.diff and _ARMOUR not in change.diff:  # a key tells nobody anything
             blocks.append(Diff(change.diff))
     return blocks
 
@@ -138,10 +139,10 @@ def _packages_back(job: Job, run: Run | None, error: BaseException) -> None:
     if run is None:
         return
     try:
-        now = job.manager.look(job.watched)
+        now = job.manager.installed(job.watched)
         for command in back(job.manager, now, job.before):
             run(command)
-        left = _different(job.manager.look(job.watched), job.before)
+        left = _different(job.manager.installed(job.watched), job.before)
     except GpunodeError as trouble:
         left = {"packages": trouble.message}
     if left:

@@ -45,6 +45,7 @@ _PATTERNS = (
     (Trouble.DEPENDENCIES, r"held broken packages|unmet dependencies|Depends: |Conflicts: "),
     (Trouble.NETWORK, r"Could not resolve|Temporary failure|Could not connect|Unable to connect|timed out"),
     (Trouble.NETWORK, r"^[EW]: Failed to fetch|does not have a Release file|404 +Not Found"),
+    (Trouble.OTHER, r"^trying to overwrite|subprocess .*returned error"),  # why, after which package
     (Trouble.OTHER, r"^dpkg: error processing|^E: "),
 )
 _IGNORED_BY_UPDATE = re.compile(r"^W: (GPG error|Failed to fetch|An error occurred)", re.MULTILINE)
@@ -105,6 +106,20 @@ class Apt:
         held = set(marks.stdout.split()) if marks.ok else set()
         known = {state.name: state for state in _policies(answer.stdout, held)}
         return {name: known.get(name, PackageState(name)) for name in names}
+
+    def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
+        """From dpkg, which knows no repositories."""
+        form = r"${Package}\t${Version}\t${db:Status-Abbrev}\n"
+        admin = self.places.status.rpartition("/")[0]
+        answer = self.host.run(
+            ["dpkg-query", f"--admindir={admin}", "-W", "-f", form, *names], timeout=_ASK_SECONDS
+        )
+        found = {name: PackageState(name) for name in names}
+        for line in answer.stdout.splitlines():  # of several architectures the last
+            name, version, status = (*line.split("\t"), "", "")[:3]
+            if name in found and status[1:2] not in ("n", "c", ""):
+                found[name] = PackageState(name, version, version, held=status.startswith("h"))
+        return found
 
     def preview(self, command: Command) -> tuple[PackageChange, ...]:
         """``apt-get -s``: the solver's answer, without a lock."""

@@ -77,6 +77,11 @@ class Dnf:
         )
         return PackageState(name, version, candidate, everything, locked(self.host, "rhel", name))
 
+    def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
+        """From rpm, which knows no repositories."""
+        here = installed(self.host, names)
+        return {name: self._state(name, here.get(name, ""), []) for name in names}
+
     def preview(self, command: Command) -> tuple[PackageChange, ...]:
         """dnf tells it in tables of its own language; nothing is claimed."""
         return ()

@@ -182,6 +182,9 @@ class Manager(Protocol):
     def look(self, names: Sequence[str]) -> Mapping[str, PackageState]:
         """Each of `names`; one that the manager doesn't know has a state without versions."""
 
+    def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
+        """What is installed and held, without a word about repositories: also where those are in disorder."""
+
     def preview(self, command: Command) -> tuple[PackageChange, ...]:
         """What an install or remove command would do; empty where the manager can't tell without doing it."""
 

@@ -87,7 +87,7 @@ class Wanted:
 @dataclass(frozen=True)
 class RepositoryPlan:
     """The files to change, none if the repository is there already; `file` is the one that names it and `id`
-    what the manager calls it. `judged` is what was found."""
+    what dnf and zypper call it, empty if that isn't known. `judged` is what was found."""
 
     files: tuple[FileChange, ...]
     file: str
@@ -217,7 +217,8 @@ def plan_repository(host: Host, shelf: Shelf, wanted: Wanted) -> RepositoryPlan:
     for path, gone in off.items():
         kept = [one for one in entries if one.path == path and one not in gone]
         files += _disabled(host, shelf, path, gone, alone=not kept)
-    return RepositoryPlan(tuple(files), used.path if used else shelf.file, NAME, judged)
+    ours = used is None or used.path == shelf.file
+    return RepositoryPlan(tuple(files), used.path if used else shelf.file, NAME if ours else "", judged)
 
 
 def _added(host: Host, shelf: Shelf, wanted: Wanted) -> list[FileChange]:

@@ -55,7 +55,7 @@ def failed(command: Command, failure: Failure) -> PackagesError:
 
 
 def wait_for_others(host: Host, manager: Manager, progress: Progress, seconds: float) -> None:
-    """Until no other process holds the manager's lock, as far as that is seen. `PackagesError` if it stays."""
+    """Until no other process holds the manager's lock, as far as is seen. `PackagesError` if one stays."""
     lock = holder(host, manager.lock_files)
     if lock is None:
         return

@@ -76,6 +76,11 @@ class Zypper:
         everything = newest_first([*offers, (version, "")]) if missing else available
         return PackageState(name, version, candidate, everything, locked(self.host, "suse", name))
 
+    def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
+        """From rpm, which knows no repositories."""
+        here = installed(self.host, names)
+        return {name: self._state(name, here.get(name, ""), []) for name in names}
+
     def preview(self, command: Command) -> tuple[PackageChange, ...]:
         """zypper tells it in its own words; nothing is claimed."""
         return ()
