@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpunode.dataclass import dataclass
+from gpunode.facts.blacklist import INITRAMFS, NOUVEAU_FILE, NOUVEAU_TEXT, NOVA_FILE, NOVA_TEXT
 from gpunode.facts.kernel_headers import kernel_devel
 from gpunode.result import Fix, Step
 
@@ -79,15 +80,6 @@ UPGRADE_DRIVER = per_family(
     "reboot",
 )
 
-_INITRAMFS = {
-    "debian": (("update-initramfs", "-u", "-k", "all"),),
-    "rhel": (
-        ("dracut", "-f", "--regenerate-all"),
-        ("grubby", "--update-kernel=ALL", "--args=rd.driver.blacklist=nouveau modprobe.blacklist=nouveau"),
-    ),
-    "suse": (("dracut", "-f", "--regenerate-all"),),
-}
-
 
 def _blacklist(path: str, content: str, commands: tuple[tuple[str, ...], ...]) -> Fix:
     """Write the file, have the next boot know it, and boot: only the last disturbs anybody."""
@@ -108,17 +100,17 @@ def _shown(argv: tuple[str, ...]) -> str:
 def blacklist(name: str, content: str) -> Remedy:
     """Keep kernel modules from being loaded at boot, from /etc/modprobe.d/NAME on."""
     path = f"/etc/modprobe.d/{name}"
-    rhel = _INITRAMFS["rhel"] if "nouveau" in content else _INITRAMFS["rhel"][:1]
+    rhel = INITRAMFS["rhel"] if "nouveau" in content else INITRAMFS["rhel"][:1]
     return Remedy(
-        _blacklist(path, content, _INITRAMFS["debian"]),
+        _blacklist(path, content, INITRAMFS["debian"]),
         _blacklist(path, content, rhel),
-        _blacklist(path, content, _INITRAMFS["suse"]),
+        _blacklist(path, content, INITRAMFS["suse"]),
         _blacklist(path, content, ()),
     )
 
 
-BLACKLIST_NOUVEAU = blacklist("blacklist-nouveau.conf", "blacklist nouveau\noptions nouveau modeset=0\n")
-BLACKLIST_NOVA = blacklist("blacklist-nova.conf", "blacklist nova_core\nblacklist nova_drm\nblacklist nova\n")
+BLACKLIST_NOUVEAU = blacklist(NOUVEAU_FILE.rpartition("/")[2], NOUVEAU_TEXT)
+BLACKLIST_NOVA = blacklist(NOVA_FILE.rpartition("/")[2], NOVA_TEXT)
 
 
 def rebind(*addresses: str) -> Remedy:

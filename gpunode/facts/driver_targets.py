@@ -7,6 +7,7 @@ from gpunode.errors import GpunodeError
 from gpunode.facts import gpu_support
 from gpunode.facts.driver import driver_packages
 from gpunode.facts.node import Node
+from gpunode.facts.pci import PciGpu
 
 LONG_TERM = 580  # what Ubuntu has for all its releases, and the last branch for GPUs before Turing
 REPOSITORY = "developer.download.nvidia.com/compute/cuda/repos"
@@ -15,11 +16,19 @@ _REPOSITORY_DIRECTORIES = ("/etc/apt/sources.list.d", "/etc/yum.repos.d", "/etc/
 
 
 def last_branch(node: Node) -> int:
-    """The last branch that drives the GPUs here; 0 for no limit. A card for a screen doesn't count beside
-    GPUs that compute, nor an old GPU where another needs a driver that doesn't take the old one."""
-    mine = [gpu for gpu in node.gpus if not gpu.for_vms]
-    computing = [gpu for gpu in mine if not gpu.display] or mine
-    rows = [row for gpu in computing if (row := gpu_support.supports(gpu.device_id))]
+    """The last branch that drives the GPUs here; 0 for no limit."""
+    return last_branch_for(node.gpus)
+
+
+def computing(gpus: tuple[PciGpu, ...]) -> tuple[PciGpu, ...]:
+    """Those that a driver is for: a card for a screen doesn't count beside GPUs that compute."""
+    mine = tuple(gpu for gpu in gpus if not gpu.for_vms)
+    return tuple(gpu for gpu in mine if not gpu.display) or mine
+
+
+def last_branch_for(gpus: tuple[PciGpu, ...]) -> int:
+    """As `last_branch`. An old GPU doesn't count where another needs a driver that doesn't take it."""
+    rows = [row for gpu in computing(gpus) if (row := gpu_support.supports(gpu.device_id))]
     limits = [row.max for row in rows if row.max]
     last = min(limits, default=0)
     alone = any(row.module == "open" or row.min > last for row in rows)
@@ -47,9 +56,14 @@ def has_repository(node: Node) -> bool:
 
 def module_for(node: Node) -> str:
     """The only kernel module that drives the GPUs here: open, proprietary, or empty for either."""
-    if last_branch(node):
+    return module_for_gpus(node.gpus)
+
+
+def module_for_gpus(gpus: tuple[PciGpu, ...]) -> str:
+    """As `module_for`."""
+    if last_branch_for(gpus):
         return "proprietary"
-    rows = (gpu_support.supports(gpu.device_id) for gpu in node.gpus if not gpu.for_vms)
+    rows = (gpu_support.supports(gpu.device_id) for gpu in gpus if not gpu.for_vms)
     return "open" if any(row is not None and row.module == "open" for row in rows) else ""
 
 
