@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from gpunode.commands.mig_list import look, unreadable
+from gpunode.commands.mig_list import exit_code, look, unreadable
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.host import Host
@@ -46,7 +46,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         )
     layouts = look(host, progress)
     for error in unreadable(layouts, placements=False):
-        raise GpunodeError(error.message, hint=error.hint, code=error.code)
+        raise GpunodeError(error.message, hint=error.hint, code=error.code, exit_code=exit_code((error,)))
     document = export(layouts, options.label)
     text = as_json(document) if options.format == "json" else as_yaml(document)
     # a terminal wraps other text, and a copied document must stay what it is

@@ -36,9 +36,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     errors = tuple(unreadable(layouts, placements=options.profiles))
     if not errors:
         return Result("MigLayout", _data(layouts), blocks=blocks)
-    rights = all(one.code == "mig-permission" for one in errors)
-    code = ExitCode.PRECONDITION if rights else ExitCode.FAILED
-    return Result("MigLayout", _data(layouts), "fail", code, (), errors, blocks)
+    return Result("MigLayout", _data(layouts), "fail", exit_code(errors), (), errors, blocks)
 
 
 def look(host: Host, progress: Progress) -> Layouts:
@@ -61,6 +59,12 @@ def unreadable(layouts: Layouts, *, placements: bool) -> Iterator[ErrorInfo]:
         plural = "s" if len(kept) > 1 else ""
         message = f"{what} of GPU{plural} {numbers} can't be read: {kept[0].untold}"
         yield ErrorInfo("mig-permission", message, "run it as root, or with the capability mig/monitor")
+
+
+def exit_code(errors: Sequence[ErrorInfo]) -> ExitCode:
+    """A precondition where nothing but rights is missing."""
+    rights = all(one.code == "mig-permission" for one in errors)
+    return ExitCode.PRECONDITION if rights else ExitCode.FAILED
 
 
 def _data(layouts: Layouts) -> dict[str, Any]:
