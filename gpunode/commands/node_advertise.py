@@ -35,7 +35,7 @@ _NO_DEVICE = (
     " is the engine's default or the pod's RuntimeClass, and NVIDIA_VISIBLE_DEVICES is set"
 )
 _RESTART = "a kubelet that registers anew may set it to 0: advertise again after it restarts"
-_INTERVAL = 1.0
+_INTERVAL = 0.5
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     resource = checked_resource(options.resource)
     at = place(host, options.target)
     count = None if options.remove else _count(host, options, at, progress)
-    served = _served(host, resource) if at.own and not options.force else ""
+    by = served(host, resource) if at.own and not options.force else ""
 
     def plan(node: Json) -> Patch:
         patch = capacity_patch(node, resource, count)
         if patch and not options.force:
-            _refuse_served(node, resource, served)
+            _refuse_served(node, resource, by)
         return patch
 
     done = carry_out(host, progress, at, plan, status=True)
@@ -138,7 +138,7 @@ def _some(count: int) -> int:
     return count
 
 
-def _served(host: Host, resource: str) -> str:
+def served(host: Host, resource: str) -> str:
     """Who says that a device plugin of this node serves it: the kubelet, or its checkpoint; else empty."""
     from gpunode.facts.node import Node
 
@@ -149,21 +149,21 @@ def _served(host: Host, resource: str) -> str:
     return found.source if found is not None and resource in found.resources else ""
 
 
-def _refuse_served(node: Json, resource: str, served: str) -> None:
+def _refuse_served(node: Json, resource: str, by: str) -> None:
     """`PreconditionError` where the value is a device plugin's, or may be: gpunode didn't write it."""
     hint = "see: gpunode plugin status; to overwrite what isn't ours: add --force"
-    if served:
+    if by:
         raise PreconditionError(
-            f"a device plugin serves {resource} on this node ({served}): it would overwrite the count",
+            f"a device plugin serves {resource} on this node ({by}): it would overwrite the count",
             hint=hint,
             code="resource-served",
         )
     value = _seen(node, resource)[0]
     writer = writer_of(node, resource)
     if value not in (None, "0") and writer != FIELD_MANAGER:
-        by = f"{writer} set it" if writer else "who set it isn't recorded"
+        wrote = f"{writer} set it" if writer else "who set it isn't recorded"
         raise PreconditionError(
-            f"the node has {resource}: {value} already, and {by}: a device plugin serves it, it seems",
+            f"the node has {resource}: {value} already, and {wrote}: a device plugin serves it, it seems",
             hint=hint,
             code="resource-served",
         )

@@ -13,7 +13,7 @@ from gpunode.errors import UsageError
 from gpunode.host import Host
 from gpunode.kubernetes import change
 from gpunode.kubernetes.access import Access, connect, node_name
-from gpunode.kubernetes.api import Cluster, Json, Patch
+from gpunode.kubernetes.api import Cluster, Json, NotFound, Patch
 from gpunode.kubernetes.change import Changed
 from gpunode.result import Block, Progress, Style, Text
 
@@ -60,10 +60,11 @@ class NodeChange:
 
 @dataclass(frozen=True)
 class Place:
-    """A node that was found by `place`; `own` if it is this machine."""
+    """A node that was found by `place`, by `source`; `own` if it is this machine."""
 
     cluster: Cluster
     node: str
+    source: str
     own: bool
     dry_run: bool
 
@@ -74,9 +75,9 @@ class Place:
 
 def place(host: Host, target: Target) -> Place:
     """Errors as `access.connect` and `access.node_name` have them."""
-    name, _ = node_name(host, target.node)
+    name, source = node_name(host, target.node)
     own, _ = node_name(host, "")
-    return Place(connect(host, target.access), name, name == own, target.dry_run)
+    return Place(connect(host, target.access), name, source, name == own, target.dry_run)
 
 
 def carry_out(
@@ -86,7 +87,11 @@ def carry_out(
     cluster = at.cluster
 
     def read() -> Json:
-        return cluster.get_node(at.node)
+        try:
+            return cluster.get_node(at.node)
+        except NotFound as error:
+            error.hint = f"the name is from {at.source}; see: kubectl get nodes, then add --node NAME"
+            raise
 
     with progress.step(f"asking {cluster.server}"):
         if at.dry_run:
@@ -134,10 +139,16 @@ def blocks(data: NodeChange) -> tuple[Block, ...]:
 
 def _line(one: KeyChange) -> str:
     if one.after is None:
-        return f"- {one.key}{f'={one.before}' if one.before else ''}"
+        return f"- {_written(one.key, one.before or '')}"
     if one.before is None:
-        return f"+ {one.key}={one.after}" if one.after else f"+ {one.key}"
-    return f"~ {one.key}={one.after} (was {one.before or 'empty'})"
+        return f"+ {_written(one.key, one.after)}"
+    return f"~ {_written(one.key, one.after)} (was {one.before or 'empty'})"
+
+
+def _written(key: str, value: str) -> str:
+    """As it is given on the command line; only a taint's key has a colon."""
+    name, colon, effect = key.partition(":")
+    return f"{name}{f'={value}' if value or not colon else ''}{colon}{effect}"
 
 
 def checked_key(key: str, what: str) -> str:

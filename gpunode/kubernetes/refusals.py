@@ -72,7 +72,7 @@ def _of_status(error: httpx2.HTTPStatusError, asked: Asked) -> ClusterError:
         hint = f"ask for that right, or use another account; used was: {asked.source}"
         return Forbidden(message, hint=hint, status=403)
     if code == 404:
-        return NotFound(message, hint="see what there is: kubectl get nodes", status=404)
+        return NotFound(message, status=404)
     if code == 409:
         exists = "kubernetes-exists" if reason == "AlreadyExists" else ""
         return Conflict(message, hint="run this again", code=exists, status=409)

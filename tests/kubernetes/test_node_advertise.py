@@ -10,6 +10,10 @@ import pytest
 
 from fixtures.api_objects import record_writer
 from fixtures.api_server import ApiServer, Fault
+from fixtures.scenario import machine
+from fixtures.stubs import stub_node
+from gpunode.commands.node_advertise import served
+from gpunode.host import Host
 from tests.kubernetes.conftest import Gpunode
 
 GPU = ("node", "advertise", "--resource", "nvidia.com/gpu")
@@ -140,9 +144,23 @@ def test_what_can_not_be_meant_is_refused(api: ApiServer, run: Gpunode, words: l
     assert api.changes() == []
 
 
-def test_auto_counts_the_gpus_of_this_machine(api: ApiServer, run: Gpunode) -> None:
-    own = Path("/proc/sys/kernel/hostname").read_text().strip().lower()
-    api.add_node(own)
-    done = run("node", "advertise", "--resource", "example.com/x", NODE_NAME=own)
-    assert done.code == 2
-    assert "can't be told by itself" in done.err
+def test_auto_counts_the_whole_gpus_of_this_machine(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+    node = stub_node(tmp_path, machine(4))
+    done = run(*GPU, **node.env)
+    assert done.code == 0, done.err
+    assert amounts(api) == ("4", "4")
+    other = run("node", "advertise", "--resource", "example.com/x")
+    assert (other.code, "can't be told by itself" in other.err) == (2, True)
+    none = run(*GPU, **stub_node(tmp_path, machine(0)).env)
+    assert (none.code, "no whole GPU" in none.err) == (3, True)
+
+
+def test_the_kubelets_checkpoint_tells_what_a_plugin_serves(tmp_path: Path) -> None:
+    path = tmp_path / "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"Data": {"RegisteredDevices": {"nvidia.com/gpu": ["GPU-1"]}}}))
+    host = Host(tmp_path)
+    assert served(host, "nvidia.com/gpu").endswith("kubelet_internal_checkpoint")
+    assert served(host, "example.com/gpu") == ""
+    path.write_text("nonsense")
+    assert served(host, "nvidia.com/gpu") == ""
