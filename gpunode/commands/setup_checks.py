@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpunode.commands.setup import mended_by_configuring
 from gpunode.commands.setup_steps import State, Step
 from gpunode.facts.distributions import DISTRIBUTIONS
-from gpunode.result import Finding, Result, Style, Text
+from gpunode.host import Host
+from gpunode.result import ErrorInfo, ExitCode, Finding, FindingStatus, Result, Style, Text
 
 if TYPE_CHECKING:
     from gpunode.commands.setup_way import Way
@@ -35,6 +38,19 @@ def excuse(finding: Finding, engine: str, cdi: bool) -> str:
     if finding.layer in _ENGINE_LAYERS - {own}:
         return f"not needed for {engine}"
     return ""
+
+
+def with_reason(result: Result, excuse: Callable[[Finding], str]) -> Result:
+    """The doctor's result with the faults that stopped it as one error."""
+    if result.exit_code is ExitCode.OK:
+        return result
+    findings: tuple[Finding, ...] = result.data["findings"]
+    bad = [one for one in findings if one.status is FindingStatus.FAIL and not excuse(one)]
+    if not bad:
+        return result
+    told = "; ".join(f"{one.id}: {one.summary}" for one in bad)
+    error = ErrorInfo("doctor-failed", told, f"find out more: gpunode explain {bad[0].id}")
+    return replace(result, errors=(error,))
 
 
 def gpu_labels(node: Json) -> tuple[str, ...]:
@@ -67,7 +83,27 @@ def pod_step(way: Way) -> Step:
     """A pod on this node, through the API server."""
     from gpunode.commands import verify_kubernetes
 
-    raise NotImplementedError(verify_kubernetes)
+    options = way.options
+
+    def prove() -> Result:
+        wanted = verify_kubernetes.Options(
+            image=options.test_image,
+            node=options.node,
+            resource=_resource(way.host),
+            runtime_class=verify_kubernetes.AUTO if way.handler else "",
+            access=options.access,
+        )
+        return verify_kubernetes.run(way.host, wanted, way.progress)
+
+    return _proof("verify", shlex.join(("gpunode", "verify", "--on", "kubernetes", *way.words)), prove)
+
+
+def _resource(host: Host) -> str:
+    """What the kubelet counts whole GPUs by, else the first of NVIDIA's resources that it can hand out."""
+    from gpunode.commands.setup_plugin import serving
+
+    offered = [name for name, count in serving(host).counts if count]
+    return "nvidia.com/gpu" if "nvidia.com/gpu" in offered or not offered else offered[0]
 
 
 def _proof(name: str, command: str, prove: Callable[[], Result]) -> Step:

@@ -5,6 +5,7 @@ Each is a command of gpunode's own; setup_steps.py says what a step is, setup_wa
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from gpunode.commands import setup_checks
@@ -15,7 +16,7 @@ from gpunode.dataclass import dataclass
 from gpunode.facts.kubelet import find_kubelet, root_directory
 from gpunode.facts.processes import running
 from gpunode.host import Host
-from gpunode.result import Block, ErrorInfo, ExitCode, Progress, Result, Style, Text
+from gpunode.result import Block, ErrorInfo, ExitCode, Finding, Progress, Result, Style, Text
 
 if TYPE_CHECKING:
     from gpunode.commands import configure_runtime, manifests_plugin
@@ -40,7 +41,10 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     Errors as `prepare` has them.
     """
     way = prepare(host, options, progress)
-    walked = walk(host, steps(way), dry_run=options.dry_run)
+    try:
+        walked = walk(host, steps(way), dry_run=options.dry_run)
+    finally:
+        way.close()
     stopped = walked.stopped_at
     go_on = command_line(options) if (stopped or options.dry_run or walked.left) else ""
     data = KubernetesSetup(way.engine, options.plugin, walked.steps, go_on, options.dry_run)
@@ -83,10 +87,11 @@ def steps(way: Way) -> tuple[Step, ...]:
 def _doctor(way: Way) -> Step:
     """Nothing is set up on a node whose GPUs can't work; what a later step mends doesn't count."""
 
+    def excuse(finding: Finding) -> str:
+        return setup_checks.excuse(finding, way.engine, way.options.cdi)
+
     def examine() -> Result:
-        return doctor_before(
-            way.host, lambda finding: setup_checks.excuse(finding, way.engine, way.options.cdi), way.progress
-        )
+        return setup_checks.with_reason(doctor_before(way.host, excuse, way.progress), excuse)
 
     return Step("doctor", "gpunode doctor", lambda: State("no fault that this can't mend"), examine, examine)
 
@@ -147,12 +152,6 @@ def _configuring(way: Way, dry_run: bool) -> configure_runtime.Options:
     return configure_runtime.Options(request, set_as_default=options.set_as_default, cdi=options.cdi)
 
 
-def _handler(way: Way) -> str:
-    """The runtime handler of pods; empty where the GPUs come by CDI and the engine gets none."""
-    there = way.host.which("nvidia-container-runtime") is not None
-    return "nvidia" if there or not way.options.cdi else ""
-
-
 def _runtime_class(way: Way) -> Step:
     from gpunode.commands import cluster_objects
     from gpunode.kubernetes.manifests.cluster import runtime_class
@@ -161,7 +160,7 @@ def _runtime_class(way: Way) -> Step:
     wanted = (runtime_class("nvidia"),)
 
     def look() -> State:
-        if not _handler(way):
+        if not way.handler:
             return State("pods get their GPUs by CDI and name no runtime", right=True)
         if way.cluster is None:
             return State(f"{way.offline}; where kubectl works: {command} | kubectl apply -f -", left=True)
@@ -195,10 +194,8 @@ def _gpu_label(way: Way) -> Step:
 
     def look() -> State:
         if way.cluster is None:
-            return State(
-                f"where kubectl works: kubectl label node {node_name(way.host, options.node)[0]} {word}",
-                left=True,
-            )
+            name = options.node or way.host.environ.get("NODE_NAME") or "NAME"
+            return State(f"where kubectl works: kubectl label node {name} {word}", left=True)
         name, _ = node_name(way.host, options.node)
         found = setup_checks.gpu_labels(way.cluster.get_node(name))
         return State(f"{name} has {found[0]}", right=True) if found else State(f"{name} isn't marked as one")
@@ -207,7 +204,8 @@ def _gpu_label(way: Way) -> Step:
         target = Target(options.access, options.node, dry_run)
         return node_label.run(way.host, node_label.Options((word,), target), way.progress)
 
-    return Step("node-label", f"gpunode node label {word}", look, lambda: label(True), lambda: label(False))
+    command = shlex.join(("gpunode", "node", "label", *way.words, word))
+    return Step("node-label", command, look, lambda: label(True), lambda: label(False))
 
 
 def _manifest(way: Way) -> manifests_plugin.Options:
@@ -216,7 +214,7 @@ def _manifest(way: Way) -> manifests_plugin.Options:
     kubelet = find_kubelet(way.host, running(way.host))
     return manifests_plugin.Options(
         image=way.options.image,
-        runtime_class=_handler(way),
+        runtime_class=way.handler,
         cdi=way.options.cdi,
         kubelet_root=root_directory(kubelet),
     )

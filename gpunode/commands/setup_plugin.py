@@ -44,7 +44,10 @@ def serving(host: Host) -> Serving:
     """As the kubelet tells it now; where nobody may be asked, as the node's files do."""
     node = Node(host)
     allocatable = node.allocatable
-    counts = {name: len(ids) for name, ids in allocatable.nvidia.items()} if allocatable else {}
+    known = allocatable is not None and (
+        allocatable.told or not host.live
+    )  # a checkpoint outlives its plugin
+    counts = {name: len(ids) for name, ids in allocatable.nvidia.items()} if allocatable and known else {}
     plugins = node.plugin_processes
     names = tuple(f"{one.name} (process {one.process.pid})" for one in plugins)
     others = [one for one in plugins if one.name != "gpunode" or one.container]
@@ -70,10 +73,12 @@ def arguments(host: Host, cdi: bool) -> tuple[str, ...]:
 
 def _foreign(found: Serving) -> State | None:
     """Another plugin serves, or should: a second one would only take the kubelet's registration from it."""
-    if not found.names or found.ours:
+    if found.ours:
         return None
     if found.serves:
         return State(f"{found}; it is left as it is (docs/device-plugin.md says how to switch)", right=True)
+    if not found.names:
+        return None
     raise PreconditionError(
         f"{found.names[0]} runs here and has offered no GPU to the kubelet",
         hint="see why: gpunode doctor; or take it away, then run this again",

@@ -49,6 +49,23 @@ class Way:
     cluster: Cluster | None
     offline: str = ""
 
+    @property
+    def handler(self) -> str:
+        """The runtime handler of pods; empty where the GPUs come by CDI and the engine gets none."""
+        there = self.host.which("nvidia-container-runtime") is not None
+        return "nvidia" if there or not self.options.cdi else ""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options by which another command finds the same node of the same cluster."""
+        node = ("--node", self.options.node) if self.options.node else ()
+        return (*node, *(self.cluster.words if self.cluster is not None else ()))
+
+    def close(self) -> None:
+        """No step comes any more."""
+        if self.cluster is not None:
+            self.cluster.close()
+
 
 def prepare(host: Host, options: Options, progress: Progress) -> Way:
     """`UsageError`; `PreconditionError` for a node without kubelet or engine, or a user who isn't root."""
@@ -67,8 +84,14 @@ def prepare(host: Host, options: Options, progress: Progress) -> Way:
             hint="install it and join the cluster first; for containers alone: gpunode setup",
             code="no-kubelet",
         )
+    if not kubelet.joined:
+        raise PreconditionError(
+            "this node's kubelet has joined no cluster yet",
+            hint="join it first, as with kubeadm join; for containers alone: gpunode setup",
+            code="kubelet-not-joined",
+        )
     daemon = find.engine(host, options.runtime, options.config, socket=options.socket).daemon
-    if kubelet.joined and kubelet.engine != daemon.name:
+    if kubelet.engine != daemon.name:
         raise UsageError(
             f"the kubelet's engine is {kubelet.engine} ({kubelet.endpoint_source}), not {daemon.name}",
             hint="leave out --runtime",

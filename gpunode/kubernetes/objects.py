@@ -60,7 +60,9 @@ def differences(wanted: Any, found: Any, at: str = "") -> list[str]:
             for number, pair in enumerate(zip(wanted, found, strict=True))
             for one in differences(*pair, f"{at}/{number}")
         ]
-    empty = wanted in (None, "", False) and found is None  # the server leaves such values out
+    empty = found is None and (
+        wanted is None or wanted == "" or wanted is False
+    )  # the server leaves them out
     return [] if wanted == found or empty else [at or "/"]
 
 
