@@ -20,8 +20,7 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the exact pa
 
 
 def _target(kubeconfig: str, context: str, server: str, node: str, dry_run: bool) -> "Target":
-    from gpunode.commands.node_change import Target
-    from gpunode.kubernetes.access import Access
+    from gpunode.commands.node_change import Access, Target
 
     return Target(Access(kubeconfig, context, server), node, dry_run)
 

@@ -17,6 +17,9 @@ from gpunode.kubernetes.api import Cluster, Json, NotFound, Patch
 from gpunode.kubernetes.change import Changed
 from gpunode.result import Block, Progress, Style, Text
 
+__all__ = ["KIND", "Access", "KeyChange", "NodeChange", "Place", "Target", "blocks", "carry_out"]
+__all__ += ["checked_key", "checked_value", "place", "told"]
+
 KIND = "NodeChange"
 _PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
