@@ -14,6 +14,7 @@ from gpunode.errors import GpunodeError, PreconditionError, RolledBackError
 from gpunode.host import Host
 from gpunode.journal import Journal, lock_path
 from gpunode.packages.manager import Command, FileChange, Manager, PackagesError, PackageState, Wanted
+from gpunode.packages.repository import SUFFIX
 from gpunode.packages.run import WAIT_SECONDS, run_command, wait_for_others
 from gpunode.result import Block, Change, Diff, Progress, Style, Text
 from gpunode.runtime.apply import uninterrupted
@@ -23,7 +24,8 @@ from gpunode.runtime.files import LOCK_SECONDS, change_files
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be done. `watched` are the packages that go back if it fails, `before` what they were.
+    """What is to be done. `watched` are the packages that go back if it fails, `before` what they were,
+    `held` those of them that were held.
 
     `context` goes into the journal; `before` is added to it, so that a removal knows what was not there.
     """
@@ -36,6 +38,7 @@ class Job:
     before: Mapping[str, str]
     context: Mapping[str, Any] = field(default_factory=dict)
     lock_seconds: float = WAIT_SECONDS
+    held: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,10 +119,16 @@ def edits_of(host: Host, files: Sequence[FileChange]) -> tuple[FileEdit, ...]:
 def file_blocks(files: Sequence[FileChange], changes: Sequence[Change], *, dry_run: bool) -> list[Block]:
     """Each file with what happens to it and why; with `dry_run` its diff."""
     reasons = {one.path: one.reason for one in files}
+    aside = {path.partition(SUFFIX)[0]: path for path in reasons if SUFFIX in path}
+    mark = " (dry run)" if dry_run else ""
     blocks: list[Block] = []
     for change in changes:
         why = f": {reasons[change.path]}" if reasons.get(change.path) else ""
-        mark = " (dry run)" if dry_run else ""
+        if change.path in aside.values():
+            continue
+        if change.path in aside:
+            blocks.append(Text(f"{change.path} renamed to {aside[change.path]}{mark}{why}", Style.GOOD))
+            continue
         blocks.append(Text(f"{change.path} {change.action}{mark}{why}", Style.GOOD))
         if dry_run and change.diff and _ARMOUR not in change.diff:  # a key tells nobody anything
             blocks.append(Diff(change.diff))
@@ -142,6 +151,9 @@ def _packages_back(job: Job, run: Run | None, error: BaseException) -> None:
         now = job.manager.installed(job.watched)
         for command in back(job.manager, now, job.before):
             run(command)
+        free = [name for name, state in job.manager.installed(job.held).items() if not state.held]
+        if free:
+            run(job.manager.hold(free))
         left = _different(job.manager.installed(job.watched), job.before)
     except GpunodeError as trouble:
         left = {"packages": trouble.message}

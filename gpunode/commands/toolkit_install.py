@@ -104,7 +104,10 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         return _report(intent, CarriedOut(changes, commands, "", notes), intent.steps.versions, dry_run=True)
     before = {name: intent.states[name].installed for name in PACKAGES}
     context = {"version": options.version, "from": options.directory, "held": options.hold}
-    job = Job(host, manager, OPERATION, progress, PACKAGES, before, context, options.lock_seconds)
+    held = tuple(name for name in PACKAGES if intent.states[name].held)
+    job = Job(host, manager, OPERATION, progress, PACKAGES, before, context, options.lock_seconds, held)
+    if not intent.file_changes and not intent.steps.commands:
+        return _report(intent, CarriedOut((), (), "", ()), before, dry_run=False)
     done = carry_out(job, lambda: intent.file_changes, lambda run: _act(intent, run))
     after = manager.look(PACKAGES)
     return _report(intent, done, {name: after[name].installed for name in PACKAGES}, dry_run=False)

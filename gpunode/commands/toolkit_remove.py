@@ -56,12 +56,14 @@ class ToolkitRemoval:
 @dataclass(frozen=True)
 class Brought:
     """What the journal says that gpunode brought: packages that were not there, whether it held them, and
-    files that were not there and are as it wrote them; `changed` are those that somebody edited since."""
+    files that were not there and are as it wrote them; `changed` are those that somebody edited since,
+    `aside` the new names of files that were switched off."""
 
     packages: tuple[str, ...]
     held: bool
     files: tuple[str, ...]
     changed: tuple[str, ...]
+    aside: tuple[str, ...]
 
 
 def run(host: Host, options: Options, progress: Progress) -> Result:
@@ -141,6 +143,7 @@ def _brought(host: Host, entries: Sequence[Entry]) -> Brought:
         any(entry.manifest.get("held") for entry in installs),
         tuple(path for path, state in files.items() if state == "ours"),
         tuple(path for path, state in files.items() if state == "foreign"),
+        tuple(file["path"] for entry in installs for file in entry.files if SUFFIX in file["path"]),
     )
 
 
@@ -193,6 +196,9 @@ def _require_unused(host: Host, progress: Progress) -> None:
 def _left(host: Host, brought: Brought) -> Iterator[str]:
     for path in brought.changed:
         yield f"{path}: changed since gpunode wrote it"
+    for path in brought.aside:
+        if host.exists(path):
+            yield f"{path}: put aside by gpunode; rename it to have it back"
     for path in LEFTOVERS:
         if host.exists(path):
             yield f"{path}: configuration; the packages don't remove it"

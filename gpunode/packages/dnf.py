@@ -89,7 +89,8 @@ class Dnf:
     def refresh(self, only: str = "") -> Command:
         """`only` is a repository's id. ``-y`` takes the key that its file names."""
         alone = ("--disablerepo=*", f"--enablerepo={only}") if only else ()
-        return Command((self.program, "-y", "makecache", "--refresh", *alone), seconds=300.0, changes=False)
+        argv = (self.program, "-y", *self._impatient, "makecache", "--refresh", *alone)
+        return Command(argv, seconds=300.0, changes=False)
 
     def install(self, packages: Sequence[Wanted], *, downgrade: bool = False) -> Command:
         """dnf takes the version that is named, an older one too, without being told so."""
@@ -104,9 +105,12 @@ class Dnf:
         return self._change("remove", "--noautoremove", *names)
 
     def _change(self, verb: str, *rest: str) -> Command:
-        # without it dnf waits for another's lock for ever, and nobody sees it
-        impatient = () if self.program == "dnf5" else ("--setopt=exit_on_lock=True",)
-        return Command((self.program, "-y", *impatient, verb, *rest))
+        return Command((self.program, "-y", *self._impatient, verb, *rest))
+
+    @property
+    def _impatient(self) -> tuple[str, ...]:
+        """Without it dnf 4 waits for another's lock for ever, and nobody sees it."""
+        return () if self.program == "dnf5" else ("--setopt=exit_on_lock=True",)
 
     def hold(self, names: Sequence[str]) -> Command:
         """Needs the versionlock plugin, which dnf 5 has built in."""

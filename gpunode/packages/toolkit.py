@@ -78,7 +78,7 @@ def around(
     held = [name for name in PACKAGES if states[name].held]
     if held and not goal.hold:
         raise PackagesError(
-            f"held at their version: {', '.join(f'{name} {states[name].installed}' for name in held)}",
+            f"held at {', '.join(sorted({states[name].installed for name in held}))}: {', '.join(held)}",
             hint=f"{manager.release(held).text}, or hold the new version in place of it: --hold",
             code="held",
             exit_code=ExitCode.PRECONDITION,

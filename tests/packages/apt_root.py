@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.cli import Ran, gpunode
 
@@ -173,7 +174,7 @@ class AptRoot:
     def gpunode(self, *argv: str, timeout: float = 60) -> Ran:
         return gpunode(*argv, env=self.env, timeout=timeout)
 
-    def json(self, *argv: str) -> dict:
+    def json(self, *argv: str) -> dict[str, Any]:
         return self.gpunode(*argv, "-o", "json").document
 
     def installed(self) -> dict[str, str]:
@@ -236,7 +237,7 @@ def make_root(root: Path) -> AptRoot:
     return AptRoot(root)
 
 
-def journal(root: AptRoot) -> list[dict]:
+def journal(root: AptRoot) -> list[dict[str, Any]]:
     """The manifests, oldest first."""
     found = [json.loads(path.read_text()) for path in (root.root / "state/journal").glob("*/manifest.json")]
     return sorted(found, key=lambda one: one["sequence"])

@@ -59,7 +59,11 @@ def test_a_pinned_version_is_that_of_all_four_and_is_held(apt, repository):
     apt.apt("-y", "upgrade")
     assert apt.installed() == OLDER
     refused = apt.gpunode("toolkit", "install", "--upgrade")
-    assert refused.code == 3 and "held at their version" in refused.err and "apt-mark unhold" in refused.err
+    assert (
+        refused.code == 3
+        and "held at 1.19.0-1: nvidia-container-toolkit," in refused.err
+        and "apt-mark unhold" in refused.err
+    )
     status = apt.json("toolkit", "status")["data"]
     assert status["version"] == "1.19.0-1" and all(one["pinned"] for one in status["packages"])
     assert apt.gpunode("toolkit", "install", "--upgrade", "--hold").code == 0
@@ -306,3 +310,40 @@ def test_what_cannot_be_meant_is_refused_before_anything(apt, argv, said):
     done = apt.gpunode("toolkit", "install", *argv)
     assert done.code in (1, 2) and said in done.err and "hint: " in done.err
     assert apt.tree() == before and journal(apt) == []
+
+
+def test_a_rollback_leaves_packages_to_their_own_command(apt, repository):
+    apt.gpunode("toolkit", "install", *from_mirror(repository))
+    before = apt.tree()
+    name = journal(apt)[0]["id"]
+    done = apt.gpunode("rollback", name)
+    assert done.code == 2 and "it changed packages" in done.err
+    assert apt.gpunode("rollback").code == 2
+    assert (apt.tree(), apt.installed()) == (before, NEWEST)
+    assert apt.gpunode("toolkit", "remove").code == 0
+    assert apt.installed() == {}
+
+
+def test_an_ordinary_user_is_told_to_be_root(apt, repository):
+    if shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv")
+    user = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
+    argv = [*user, *command("toolkit", "install", "--repository", repository.url)]
+    probe = subprocess.run([*user, *command("--version")], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip("another user may not read this Python environment")
+    done = subprocess.run(argv, env=clean_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and "run it again with sudo" in done.stderr
+
+
+def test_a_hold_is_put_back_with_the_version(apt, signer, tmp_path):
+    mirror = make_repository(tmp_path / "mirror", signer, "1.19.0-1")
+    apt.gpunode("toolkit", "install", *from_mirror(mirror), "--hold")
+    four(mirror.flat, "1.20.0-1")
+    mirror.index()
+    (
+        mirror.flat / f"libnvidia-container1_1.20.0-1_{architecture()}.deb"
+    ).unlink()  # gone since it was indexed
+    done = apt.gpunode("toolkit", "install", "--upgrade", "--hold")
+    assert done.code == 4 and apt.installed() == OLDER, done.err
+    assert all(one["pinned"] for one in apt.json("toolkit", "status")["data"]["packages"])
