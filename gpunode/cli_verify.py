@@ -39,6 +39,24 @@ class Place(StrEnum):
     KUBERNETES = "kubernetes"
 
 
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option("--timeout", metavar="SECONDS", min=1, help="For each device, 60; for the whole pod, 300."),
+]
+NamespaceOption = Annotated[
+    str, typer.Option("--namespace", metavar="NAME", help="The pod's; that of the context if not given.")
+]
+ResourceOption = Annotated[
+    str, typer.Option("--resource", metavar="NAME", help="What the pod asks for; nvidia.com/gpu.")
+]
+ClassOption = Annotated[
+    str,
+    typer.Option(
+        "--runtime-class", metavar="NAME", help="The pod's; empty for none. auto: nvidia if there is one."
+    ),
+]
+
+
 @verb(verify_app, "verify", "Verification")
 def verify(
     session: Session,
@@ -49,30 +67,13 @@ def verify(
     runtime_name: NameOption = "nvidia",
     config: ConfigOption = "",
     socket: SocketOption = "",
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--timeout",
-            metavar="SECONDS",
-            min=1,
-            help="For each device, 60; for the whole pod, 300.",
-        ),
-    ] = None,
+    timeout: TimeoutOption = None,
     cdi: Annotated[
         bool, typer.Option("--cdi", help="Give the container its GPUs by CDI, whatever runtime there is.")
     ] = False,
-    namespace: Annotated[
-        str, typer.Option("--namespace", metavar="NAME", help="The pod's; that of the context if not given.")
-    ] = "",
-    resource: Annotated[
-        str, typer.Option("--resource", metavar="NAME", help="What the pod asks for; nvidia.com/gpu.")
-    ] = "",
-    runtime_class: Annotated[
-        str,
-        typer.Option(
-            "--runtime-class", metavar="NAME", help="The pod's; empty for none. auto: nvidia if there is one."
-        ),
-    ] = "auto",
+    namespace: NamespaceOption = "",
+    resource: ResourceOption = "",
+    runtime_class: ClassOption = "auto",
     node: NodeOption = "",
     kubeconfig: KubeconfigOption = "",
     kube_context: ContextOption = "",
