@@ -119,13 +119,26 @@ def engines_page() -> str:
 
 def device_plugin_page() -> str:
     """The page with its table of options as they are."""
-    from gpunode.commands.plugin_options import OPTIONS, default_text, metavar
+    from gpunode.commands.plugin_options import SERVING
+
+    return page_with_options("docs/device-plugin.md", SERVING, "NVIDIA's plugin")
+
+
+def labels_page() -> str:
+    from gpunode.commands.labels import OPTIONS
+
+    return page_with_options("docs/labels.md", OPTIONS, "GPU feature discovery")
+
+
+def page_with_options(page: str, options: Any, theirs_of: str) -> str:
+    """The page with its table of options as they are."""
+    from gpunode.commands.plugin_options import default_text, metavar
 
     rows = [
-        "| option | variables of NVIDIA's plugin | key in the file | default | means |",
+        f"| option | variables of {theirs_of} | key in the file | default | means |",
         "|---|---|---|---|---|",
     ]
-    for option in OPTIONS:
+    for option in options:
         flags = " ".join(f"`{flag}`" for flag in option.flags)
         words = metavar(option).replace("|", "\\|")
         theirs = " ".join(f"`{name}`" for name in option.variables)
@@ -133,10 +146,10 @@ def device_plugin_page() -> str:
         default = f"`{default_text(option)}`" if default_text(option) else ""
         restart = "" if option.live else " Takes a restart."
         rows.append(f"| {flags} {words} | {theirs} | {key} | {default} | {option.help}{restart} |")
-    text = (REPOSITORY / "docs/device-plugin.md").read_text()
+    text = (REPOSITORY / page).read_text()
     before, mark, rest = text.partition("<!-- options -->\n")
     _, end, after = rest.partition("<!-- end of options -->")
-    assert mark and end, "docs/device-plugin.md has no place for its options"
+    assert mark and end, f"{page} has no place for its options"
     return before + mark + "\n".join(rows) + "\n" + end + after
 
 
@@ -217,6 +230,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/checks.md": checks_page,
     "docs/engines.md": engines_page,
     "docs/device-plugin.md": device_plugin_page,
+    "docs/labels.md": labels_page,
     "docs/environment.md": environment_page,
     "docs/doctor.md": lambda: page_with_transcripts("docs/doctor.md"),
     "README.md": lambda: page_with_transcripts("README.md"),

@@ -106,7 +106,7 @@ def _data(file: str, resolved: Resolved) -> dict[str, Any]:
                 "from": origins.get(option.field, DEFAULT),
             }
             for option in OPTIONS
-            if option.field != "lenient"
+            if option.field != "lenient" and (option.field in origins or not option.part)
         ],
         "rules": settings.rules,
         "rulesFrom": origins.get("rules", DEFAULT),
@@ -162,7 +162,7 @@ def _blocks(file: str, resolved: Resolved, seen: _Seen) -> Iterator[Block]:
 
 def _rows(resolved: Resolved) -> Iterator[tuple[Cell | str, ...]]:
     for option in OPTIONS:
-        if option.field == "lenient":
+        if option.field == "lenient" or (option.part and option.field not in resolved.origins):
             continue
         origin = resolved.origins.get(option.field, DEFAULT)
         text = value_text(option, resolved.settings)
