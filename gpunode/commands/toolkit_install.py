@@ -18,7 +18,7 @@ from gpunode.dataclass import dataclass
 from gpunode.errors import UsageError
 from gpunode.host import Host
 from gpunode.packages import bundle, toolkit
-from gpunode.packages.find import find_manager
+from gpunode.packages.find import find_manager, recorded_states
 from gpunode.packages.manager import Command, FileChange, Manager, PackagesError, PackageState, Trouble
 from gpunode.packages.repository import Judged, RepositoryPlan, Wanted, plan_repository, wanted_repository
 from gpunode.packages.run import WAIT_SECONDS
@@ -137,7 +137,7 @@ def _intend(host: Host, manager: Manager, options: Options, wanted: Wanted) -> I
     goal = Goal(options.version, options.upgrade, options.hold)
     shelf = shelf_of(host, manager)
     repository = plan_repository(host, shelf, wanted)
-    states = _states(manager, repository)
+    states = _states(host, manager, repository)
     if options.directory:
         return _from_directory(host, manager, options, goal, states)
     steps = toolkit.plan(manager, states, goal)
@@ -148,10 +148,12 @@ def _intend(host: Host, manager: Manager, options: Options, wanted: Wanted) -> I
     return Intent(manager, states, goal, (), repository, refresh, steps)
 
 
-def _states(manager: Manager, repository: RepositoryPlan) -> Mapping[str, PackageState]:
+def _states(host: Host, manager: Manager, repository: RepositoryPlan) -> Mapping[str, PackageState]:
     try:
         return manager.look(PACKAGES)
     except PackagesError as error:
+        if not host.live:
+            return recorded_states(host, PACKAGES)
         if error.code != Trouble.CONFLICTING_SOURCES or not repository.files:
             raise
         return manager.installed(PACKAGES)  # apt answers nothing until the files are right

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from gpunode.commands.toolkit_install import NEXT
 from gpunode.dataclass import dataclass
 from gpunode.facts.package_locks import locked
-from gpunode.facts.packages import read_packages
 from gpunode.host import Host
-from gpunode.packages.find import find_manager
+from gpunode.packages.find import find_manager, recorded_states
 from gpunode.packages.manager import Manager, PackagesError, PackageState
 from gpunode.packages.repository import Judged, State, judge, wanted_repository
 from gpunode.packages.shelves import shelf_of
@@ -87,9 +86,7 @@ def _states(host: Host, manager: Manager) -> tuple[Mapping[str, PackageState], t
     except PackagesError as error:
         if host.live:
             return manager.installed(PACKAGES), (error.message,)
-    known = read_packages(host).installed  # a recorded machine has its files, and not every answer
-    found = {name: known.get(name) for name in PACKAGES}
-    return {name: PackageState(name, one.version if one else "") for name, one in found.items()}, ()
+    return recorded_states(host, PACKAGES), ()
 
 
 def _package(host: Host, manager: Manager, state: PackageState) -> ToolkitPackage:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from gpunode.errors import PreconditionError
+from gpunode.facts.packages import read_packages
 from gpunode.facts.system import Distribution, read_distribution
 from gpunode.host import Host
-from gpunode.packages.manager import Manager
+from gpunode.packages.manager import Manager, PackageState
 
 _ADVICE = {
     "flatcar": "Flatcar takes the toolkit as a system extension (systemd-sysext): its nvidia-runtime image",
@@ -32,16 +35,18 @@ def find_manager(host: Host) -> Manager:
             hint=instead(distribution),
             code="immutable",
         )
-    if host.which("apt-get") is not None:
+    # a recorded machine has its files, and not every program
+    family = "" if host.live else distribution.family
+    if family == "debian" or host.which("apt-get") is not None:
         from gpunode.packages.apt import Apt
 
         return Apt.of(host)
-    for program in ("dnf5", "dnf", "yum"):
-        if distribution.family != "suse" and host.which(program) is not None:
-            from gpunode.packages.dnf import Dnf
+    there = [program for program in ("dnf5", "dnf", "yum") if host.which(program) is not None]
+    if distribution.family != "suse" and (there or family == "rhel"):
+        from gpunode.packages.dnf import Dnf
 
-            return Dnf(host, program)
-    if host.which("zypper") is not None:
+        return Dnf(host, there[0] if there else "dnf")
+    if family == "suse" or host.which("zypper") is not None:
         from gpunode.packages.zypper import Zypper
 
         return Zypper(host)
@@ -50,6 +55,17 @@ def find_manager(host: Host) -> Manager:
         hint="install the toolkit by this system's own means, then: gpunode configure-runtime",
         code="no-package-manager",
     )
+
+
+def recorded_states(host: Host, names: Sequence[str]) -> Mapping[str, PackageState]:
+    """What a recorded machine tells of packages where its manager's answers weren't recorded."""
+    known = read_packages(host).installed
+    return {
+        name: PackageState(name, known[name].version, held=known[name].held)
+        if name in known
+        else PackageState(name)
+        for name in names
+    }
 
 
 def instead(distribution: Distribution) -> str:

@@ -8,6 +8,7 @@ from gpunode.host import Host
 from gpunode.packages.manager import FileChange
 from gpunode.packages.repository import plan_repository, wanted_repository
 from gpunode.packages.shelves import RpmShelf
+from tests.cli import gpunode
 from tests.packages.apt_root import PACKAGES
 
 NVIDIA = "https://nvidia.github.io"
@@ -238,3 +239,23 @@ def test_a_file_of_retired_sections_alone_gets_another_name(tmp_path):
     gone, kept = plan_rpm(host).files
     assert (gone.path, gone.content) == (path, None)
     assert kept == FileChange(f"{path}.disabled-by-gpunode", old.encode(), kept.reason)
+
+
+def test_a_recorded_machine_tells_what_its_files_hold(tmp_path):
+    """Neither apt nor its answers are in a support bundle of an older gpunode."""
+    for path, text in (
+        ("etc/os-release", "ID=ubuntu\nID_LIKE=debian\nVERSION_ID=24.04\n"),
+        ("etc/apt/sources.list.d/libnvidia-container.list", f"deb {GUIDE} /\n"),
+        (
+            "var/lib/dpkg/status",
+            "".join(f"Package: {one}\nStatus: hold ok installed\nVersion: 1.20.0-1\n\n" for one in PACKAGES),
+        ),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    status = gpunode("toolkit", "status", "--root", str(tmp_path), "-o", "json").document["data"]
+    assert (status["manager"], status["version"]) == ("apt", "1.20.0-1")
+    assert all(one["pinned"] for one in status["packages"])
+    assert [one["state"] for one in status["repositories"]] == ["other-key"]
+    plan = gpunode("toolkit", "install", "--dry-run", "--root", str(tmp_path), "-o", "json").document["data"]
+    assert "/etc/apt/sources.list.d/libnvidia-container.list" in [one["path"] for one in plan["changes"]]
