@@ -63,7 +63,10 @@ def wishes(
         for gpu in _chosen(entry, layouts, place, notes, faults):
             before = found.get(gpu.index)
             if before is not None and before.enabled != entry.enabled:
-                faults.append(f"{place}: GPU {gpu.index} is to have MIG on and, by line {before.line}, off")
+                one, other = ("on", "off") if entry.enabled else ("off", "on")
+                faults.append(
+                    f"{place}: GPU {gpu.index} is to have MIG {one} and, by line {before.line}, {other}"
+                )
             elif before is not None and dict(before.profiles) != dict(entry.profiles):
                 notes.append(f"{place}: holds for GPU {gpu.index}, and not line {before.line}")
             found[gpu.index] = Wish(gpu, entry.enabled, entry.profiles, entry.line)
