@@ -94,7 +94,7 @@ def _install(
     latest = [plan]
 
     def act(run: Run) -> None:
-        latest[0] = _act(host, manager, plan, options.wish, run, progress)
+        latest[0] = _act(job, situation, plan, options.wish, run)
 
     done = carry_out(job, lambda: plan.files, act)
     final = latest[0]
@@ -103,19 +103,23 @@ def _install(
     return _result(final, shown, pending, options)
 
 
-def _act(
-    host: Host, manager: Manager, plan: DriverPlan, wish: Wish, run: Run, progress: Progress
-) -> DriverPlan:
+def _act(job: Job, situation: Situation, plan: DriverPlan, wish: Wish, run: Run) -> DriverPlan:
     """Make the repository known and plan again with what it has, then install and look at the outcome."""
-    for command in plan.commands[: plan.preparing]:
-        run(command)
-    if plan.preparing:
-        plan = made(host, wish)[1]
-        _require(plan)
-        progress.note(f"the repository has driver {plan.version}")
-    for command in plan.commands[plan.preparing : len(plan.commands) - plan.finishing]:
-        run(command)
-    _prove(host, manager, plan)
+    first = plan
+    try:
+        for command in plan.commands[: plan.preparing]:
+            run(command)
+        if plan.preparing:
+            plan = made(job.host, wish, situation)[1]
+            _require(plan)
+            job.progress.note(f"the repository has driver {plan.version}")
+        for command in plan.commands[plan.preparing : len(plan.commands) - plan.finishing]:
+            run(command)
+        _prove(job.host, job.manager, plan)
+    except BaseException:
+        for command in first.stream_back:
+            run(command)
+        raise
     return plan
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from gpunode.dataclass import dataclass
@@ -9,7 +10,7 @@ from gpunode.errors import UsageError
 from gpunode.facts.node import Node
 from gpunode.host import Host
 from gpunode.packages.driver_model import DISTRIBUTION, FLAVOURS, NVIDIA, DriverPlan, Situation, Wish
-from gpunode.result import Block, Cell, Progress, Result, Style, Table, Text
+from gpunode.result import Block, Progress, Result, Style, Table, Text
 
 KIND = "DriverPlan"
 _NUMERALS = frozenset("0123456789.")
@@ -65,13 +66,18 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     return Result(KIND, data_of(plan), status=status, messages=plan.notes, blocks=tuple(blocks(plan)))
 
 
-def made(host: Host, wish: Wish) -> tuple[Situation, DriverPlan]:
-    """The node as it is now and its plan. `UsageError` for a wish that can't be meant."""
+def made(host: Host, wish: Wish, before: Situation | None = None) -> tuple[Situation, DriverPlan]:
+    """The node as it is now and its plan. `UsageError` for a wish that can't be meant.
+
+    With `before`, what our own files have changed since then counts as still to be done.
+    """
     from gpunode.packages.driver import plan_driver
     from gpunode.packages.driver_situation import read_situation
 
     check(wish)
     situation = read_situation(Node(host))
+    if before is not None:
+        situation = dataclasses.replace(situation, nouveau_kept_out=before.nouveau_kept_out)
     return situation, plan_driver(host, situation, wish)
 
 
@@ -123,8 +129,10 @@ def blocks(plan: DriverPlan, *, refusals: bool = True) -> Iterator[Block]:
     if plan.decisions:
         shown = plan.version or f"branch {plan.branch}"
         yield Text(f"driver {shown}, {plan.flavour} kernel module", Style.HEADING)
-        rows = ((one.subject, one.choice, one.because, one.source) for one in plan.decisions)
-        yield Table(("WHAT", "CHOICE", "BECAUSE", "SOURCE"), tuple(tuple(map(Cell, row)) for row in rows))
+        width = max(len(one.subject) for one in plan.decisions) + 2
+        for one in plan.decisions:
+            yield Text(f"  {one.subject:<{width}}{one.choice}")
+            yield Text(f"  {'':<{width}}{one.because} ({one.source})", Style.DIM)
     if plan.up_to_date:
         yield Text(f"driver {plan.version} is installed: nothing to do", Style.GOOD)
     if plan.packages and not plan.up_to_date:

@@ -44,14 +44,19 @@ def newer_branch(node: Node) -> int:
 
 def has_repository(node: Node) -> bool:
     """Whether NVIDIA's repository is among this node's."""
+    return any(REPOSITORY in line for line in repository_lines(node))
+
+
+def repository_lines(node: Node) -> tuple[str, ...]:
+    """Every line of the package manager's repository files; one that this user may not read is left out."""
+    found: list[str] = []
     for directory in _REPOSITORY_DIRECTORIES:
         for path in node.host.glob(directory, "*"):
             try:
-                if REPOSITORY in (node.host.read_text(path) or ""):
-                    return True
+                found += (node.host.read_text(path) or "").splitlines()
             except GpunodeError:
                 continue
-    return False
+    return tuple(found)
 
 
 def module_for(node: Node) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from gpunode.dataclass import dataclass
-from gpunode.errors import GpunodeError
+from gpunode.errors import GpunodeError, Unreadable
 from gpunode.facts.node import Node
 from gpunode.host import Host
 
@@ -32,36 +32,38 @@ class GpuUser:
 
 @dataclass(frozen=True)
 class GpuUsers:
-    """Who they are, and whether all could be looked at: an ordinary user sees no others' files."""
+    """Who they are, and how many processes are closed to us: an ordinary user sees no others' files."""
 
     users: tuple[GpuUser, ...] = ()
-    complete: bool = True
+    closed: int = 0
 
 
 def gpu_users(node: Node) -> GpuUsers:
     """By process number; one in a container is named once."""
     found: dict[int, GpuUser] = {}
-    complete = True
+    closed = 0
     try:
         containers = node.gpu_containers
     except GpunodeError:
-        containers, complete = (), False
+        containers, closed = (), 1
     names = {process.pid: process.name for process in node.processes}
     for one in containers:
         found[one.pid] = GpuUser(one.pid, names.get(one.pid, "a process"), one.id)
     for process in node.processes:
         opened = _opens(node.host, process.pid)
-        complete = complete and opened is not None
+        closed += opened is None
         if opened and process.pid not in found and process.name not in _ITS_OWN:
             found[process.pid] = GpuUser(process.pid, process.name)
-    return GpuUsers(tuple(found[pid] for pid in sorted(found)), complete)
+    return GpuUsers(tuple(found[pid] for pid in sorted(found)), closed)
 
 
 def _opens(host: Host, pid: int) -> bool | None:
-    """Whether a process has a GPU's device file open; None if it isn't ours to see."""
+    """Whether a process has a GPU's device file open; None if it isn't ours to see, False if it is gone."""
     place = f"/proc/{pid}/fd"
     try:
         links = (host.readlink(f"{place}/{number}") for number in host.listdir(place))
         return any(link is not None and _DEVICE.fullmatch(link) for link in links)
-    except (GpunodeError, OSError):
+    except (Unreadable, PermissionError):
         return None
+    except (GpunodeError, OSError):
+        return False

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+_ARCHITECTURE = re.compile(r"\.(?:x86_64|aarch64)$")
+
 
 def kernel_devel(release: str) -> str:
     """The package with the headers of a kernel on RHEL and Oracle Linux: 5.14.0-427.el9.x86_64+rt has
@@ -12,13 +16,13 @@ def kernel_devel(release: str) -> str:
 
 
 def header_package(family: str, release: str) -> tuple[str, str]:
-    """Name and version of the package with a kernel's headers for debian, rhel or suse; the version is empty
-    where the name has it, both are for another family. SUSE's release is the package's version without the
-    build number that rpm has behind it."""
+    """Name and version of the package with a kernel's headers for debian, rhel or suse, empty for another
+    family. Debian's name has the version; SUSE's release lacks the last part of it, the build's number."""
     if family == "debian":
         return f"linux-headers-{release}", ""
     if family == "rhel":
-        return kernel_devel(release), ""
+        base = release.partition("+")[0]
+        return kernel_devel(release).removesuffix(f"-{base}"), _ARCHITECTURE.sub("", base)
     if family == "suse":
         version, _, flavour = release.rpartition("-")
         return f"kernel-{flavour}-devel", version

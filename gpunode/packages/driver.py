@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from gpunode.errors import PreconditionError
 from gpunode.facts.gpu_support import branch
-from gpunode.facts.kernel_headers import header_package
 from gpunode.host import Host
 from gpunode.packages import driver_commands as commands
+from gpunode.packages.driver_building import lacking_headers, to_build
 from gpunode.packages.driver_choice import Choice, choose, known_as_of
 from gpunode.packages.driver_model import OPEN, Decision, DriverPackage, DriverPlan, Refusal, Situation, Wish
 from gpunode.packages.driver_refusals import against_module, against_node
@@ -26,7 +26,6 @@ from gpunode.packages.driver_route import (
 from gpunode.packages.driver_versions import Resolved, driver_version, resolve
 from gpunode.packages.manager import Manager, PackageChange, PackagesError, PackageState, Wanted
 
-_EPEL = "https://dl.fedoraproject.org/pub/epel/epel-release-latest-{}.noarch.rpm"
 States = Mapping[str, PackageState]
 
 
@@ -83,26 +82,28 @@ def plan_driver(host: Host, situation: Situation, wish: Wish) -> DriverPlan:
 def _with_packages(
     base: DriverPlan, situation: Situation, wish: Wish, choice: Choice, route: Route, manager: Manager
 ) -> DriverPlan:
-    headers = _headers(situation)
+    headers = lacking_headers(situation)
     states, why = _look(manager, situation, route, choice, headers)
-    known = bool(states) and not route.add
+    known = bool(states) and not route.add and not commands.changes_stream(situation, route, choice)
     way = _way(situation, route, choice, states, known)
     names = package_names(situation, route, choice, way)
     found = resolve(names, states, choice, route, wish) if known else _unresolved(names, situation, wish)
-    needs = _needs(situation, route, way, headers, states, known)
+    needs = to_build(situation, route, headers, states) if way == DKMS else ((), ())
     signed = way == PREBUILT or (route.name == "suse" and choice.flavour == OPEN)
     refusals = (*base.refusals, *found.refusals, *against_module(situation, signed=signed), *needs[1])
     decisions = (*base.decisions, *_decisions(situation, way, found, headers, known=known))
     notes = (*base.notes, *found.notes, *_fits(situation, base), *((why,) if why else ()))
-    if route.add:
-        notes += ("exact versions are told once the repository is known to the package manager",)
+    if states and not known:
+        notes += ("exact versions are told once the package manager knows the repository and its stream",)
     plan = dataclasses.replace(
         base, version=found.version, packages=found.packages, decisions=decisions, refusals=refusals,
         notes=notes, resolved=known and bool(found.version),
         watched=_considered(situation, route, choice, headers),
     )  # fmt: skip
     if _up_to_date(situation, plan):
-        return dataclasses.replace(plan, up_to_date=True)
+        if not situation.loaded:
+            notes += ("the driver is installed and not loaded; gpunode doctor says why",)
+        return dataclasses.replace(plan, up_to_date=True, notes=notes)
     return _with_commands(plan, situation, wish, choice, route, manager, needs[0], way)
 
 
@@ -122,12 +123,14 @@ def _with_commands(
     before = branch(situation.version)
     here = {True: "open", False: "proprietary", None: choice.flavour}[situation.opened]
     switching = bool(before) and (before != choice.branch or here != choice.flavour)
-    preparing = commands.make_known(route, manager)
+    preparing = (
+        *commands.make_known(route, manager),
+        *commands.streams(situation, route, choice, manager),
+    )
     installs = commands.installs(situation, plan.packages, headers, manager, switching=switching)
     finishing = commands.finishing(situation, plan.packages, reboot=bool(reboot))
     steps = (
         *preparing,
-        *commands.streams(situation, route, choice, manager),
         *installs,
         *commands.settling(situation, plan.packages, manager, hold=wish.hold),
         *finishing,
@@ -141,7 +144,8 @@ def _with_commands(
             plan = dataclasses.replace(plan, refusals=(*plan.refusals, refusal))
     return dataclasses.replace(
         plan, files=commands.files(situation, route), commands=steps, preparing=len(preparing),
-        finishing=len(finishing),         changes=changes, reboot=reboot,
+        finishing=len(finishing), changes=changes, reboot=reboot,
+        stream_back=commands.streams_back(situation, route, choice, manager),
     )  # fmt: skip
 
 
@@ -153,13 +157,6 @@ def _fits(situation: Situation, base: DriverPlan) -> tuple[str, ...]:
     return (
         f"driver {situation.version} is loaded and fits: this is only needed for a newer one of its branch",
     )
-
-
-def _headers(situation: Situation) -> dict[str, Wanted]:
-    """By kernel, the package that each needs for building modules; only for kernels that haven't got it."""
-    family = situation.distribution.family
-    found = {one: header_package(family, one) for one in situation.kernels if one not in situation.headers}
-    return {release: Wanted(*package) for release, package in found.items() if package[0]}
 
 
 def _considered(
@@ -198,47 +195,6 @@ def _unresolved(names: Sequence[Name], situation: Situation, wish: Wish) -> Reso
         if one.must or one.name in here
     )
     return Resolved(wish.version, packages)
-
-
-def _needs(
-    situation: Situation, route: Route, way: str, headers: Mapping[str, Wanted], states: States, known: bool
-) -> tuple[tuple[Wanted, ...], tuple[Refusal, ...]]:
-    """Headers to install first, and what building lacks."""
-    if way != DKMS:
-        return (), ()
-    refusals: list[Refusal] = []
-    wanted: list[Wanted] = []
-    for release, package in headers.items():
-        state = states.get(package.name)
-        if states and (state is None or not state.available):
-            refusals.append(_no_headers(situation, release, package.name))
-            continue
-        wanted.append(package)
-    dkms = states.get("dkms")
-    if states and route.name == CUDA_RPM and (dkms is None or not dkms.available):
-        refusals.append(_no_dkms(situation))
-    return tuple(wanted), tuple(refusals)
-
-
-def _no_headers(situation: Situation, release: str, package: str) -> Refusal:
-    running = release == situation.kernel
-    other = (
-        "boot a kernel whose headers are offered" if running else "install a kernel whose headers are offered"
-    )
-    return Refusal(
-        "headers-missing",
-        f"the headers of kernel {release} can't be had: nobody offers {package}",
-        f"{other}, then run this again",
-    )
-
-
-def _no_dkms(situation: Situation) -> Refusal:
-    major = situation.distribution.version.partition(".")[0]
-    return Refusal(
-        "dkms-missing",
-        "the module is built by DKMS, which no repository here offers; on RHEL and its kin it is in EPEL",
-        f"dnf install {_EPEL.format(major)}",
-    )
 
 
 def _decisions(

@@ -45,7 +45,8 @@ def choose(situation: Situation, wish: Wish) -> Choice:
     branch, why = _branch(situation, wish, need)
     flavour, also = _flavour(situation, wish, need, branch)
     refusals = (*_against_branch(wish, need, branch), *_against_flavour(need, branch, flavour))
-    return Choice(branch, flavour, (why, also), refusals, tuple(_left_out(situation, branch, flavour)))
+    notes = () if refusals else tuple(_left_out(situation, branch, flavour))
+    return Choice(branch, flavour, (why, also), refusals, notes)
 
 
 def known_as_of(name: str) -> str:

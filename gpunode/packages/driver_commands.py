@@ -14,6 +14,7 @@ from gpunode.packages.manager import Command, FileChange, Manager, Wanted
 
 _ARCHIVES = "/var/cache/apt/archives"
 _FABRIC_MANAGER = ("nvidia-fabricmanager", "nvidia-fabric-manager")
+_MODULE = "nvidia-driver"
 _UMAD_FILE = "/etc/modules-load.d/gpunode-nvlink.conf"
 _INITRAMFS_SECONDS = 900.0
 
@@ -64,15 +65,34 @@ def files(situation: Situation, route: Route) -> tuple[FileChange, ...]:
     return tuple(filter(None, found))
 
 
+def changes_stream(situation: Situation, route: Route, choice: Choice) -> bool:
+    """Whether another stream of the dnf module must be enabled; until then its packages aren't seen."""
+    return route.modular and situation.stream != _stream(choice)
+
+
+def _stream(choice: Choice) -> str:
+    return f"{choice.branch}-{'open' if choice.flavour == OPEN else 'dkms'}"
+
+
 def streams(situation: Situation, route: Route, choice: Choice, manager: Manager) -> tuple[Command, ...]:
     """The dnf module's stream for this branch and flavour, where branches are streams."""
-    wanted = f"{choice.branch}-{'open' if choice.flavour == OPEN else 'dkms'}"
-    if not route.modular or situation.stream == wanted:
+    if not changes_stream(situation, route, choice):
         return ()
-    program = getattr(manager, "program", "dnf")
-    reset = Command((program, "-y", "module", "reset", "nvidia-driver"))
-    enable = Command((program, "-y", "module", "enable", f"nvidia-driver:{wanted}"))
-    return (reset, enable) if situation.stream else (enable,)
+    enable = _module(manager, "enable", f"{_MODULE}:{_stream(choice)}")
+    return (_module(manager, "reset", _MODULE), enable) if situation.stream else (enable,)
+
+
+def streams_back(situation: Situation, route: Route, choice: Choice, manager: Manager) -> tuple[Command, ...]:
+    """What takes that back."""
+    if not changes_stream(situation, route, choice):
+        return ()
+    reset = _module(manager, "reset", _MODULE)
+    again = (_module(manager, "enable", f"{_MODULE}:{situation.stream}"),) if situation.stream else ()
+    return (reset, *again)
+
+
+def _module(manager: Manager, verb: str, what: str) -> Command:
+    return Command((getattr(manager, "program", manager.name), "-y", "module", verb, what))
 
 
 def installs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from gpunode.dataclass import dataclass
+from gpunode.facts.driver_targets import REPOSITORY
 from gpunode.facts.gpu_users import GpuUsers
 from gpunode.facts.packages import Packages
 from gpunode.facts.pci import PciGpu
@@ -40,7 +41,8 @@ class Situation:
     Debian's own packages. `headers` are the releases that modules can be built for now. `key` is the
     certificate that signs this node's own modules and `key_enrolled` whether Secure Boot accepts it.
     `nouveau` names what of the kernel's own drivers holds GPUs or is loaded, `nouveau_kept_out` whether
-    something refuses it at boot. `unread` are things that this user may not look at, in words.
+    something refuses it at boot. `repositories` are the
+    lines of the package manager's files. `unread` are things that this user may not look at, in words.
     """
 
     distribution: Distribution
@@ -54,7 +56,7 @@ class Situation:
     loaded: bool = False
     packages: Packages = field(default_factory=Packages)
     stream: str = ""
-    nvidia_repository: bool = False
+    repositories: tuple[str, ...] = ()
     run_installed: bool = False
     operator_driver: str = ""
     vgpu_guest: bool = False
@@ -71,6 +73,16 @@ class Situation:
     rack: bool = False
     users: GpuUsers = field(default_factory=GpuUsers)
     unread: tuple[str, ...] = ()
+
+    @property
+    def nvidia_repository(self) -> bool:
+        """Whether NVIDIA's own repository is set up."""
+        return self.has(REPOSITORY)
+
+    def has(self, address: str) -> bool:
+        """Whether a repository file names this address, whatever else is in the line."""
+        lines = (one.strip() for one in self.repositories)
+        return any(address in one for one in lines if not one.startswith("#"))
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -116,9 +128,9 @@ class DriverPlan:
 
     `commands` run in order once the `files` are written; the first `preparing` of them only make the
     repository known, after which the versions are looked up anew, and the last `finishing` bring up what is
-    installed: their failure takes nothing back. `watched` are the packages that may come or change. `reboot`
-    says why a reboot is needed, empty if it isn't; gpunode never does it. `changes` is what the package
-    manager says it would do.
+    installed: their failure takes nothing back. `watched` are the packages that may come or change,
+    `stream_back` gives a dnf module its old stream. `reboot` says why a reboot is needed, empty if it isn't;
+    gpunode never does it. `changes` is what the package manager says it would do.
     """
 
     branch: int = 0
@@ -134,6 +146,7 @@ class DriverPlan:
     preparing: int = 0
     finishing: int = 0
     watched: tuple[str, ...] = ()
+    stream_back: tuple[Command, ...] = ()
     changes: tuple[PackageChange, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()

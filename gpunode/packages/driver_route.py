@@ -75,9 +75,10 @@ def choose_route(situation: Situation, wish: Wish, choice: Choice) -> Route:
         here, why, source = _prefers_own(situation, own)
         if here:
             return Route(own, decisions=(Decision("from", _WHERE[own], why, source),))
-    return _from_nvidia(situation, wish, own)
+    return _from_nvidia(situation, wish, choice, own)
 
 
+_NVIDIAS = "NVIDIA's repository"
 _WHERE = {
     UBUNTU: "Ubuntu's archive",
     DEBIAN: "Debian's archive (non-free)",
@@ -115,14 +116,17 @@ def _from_distribution(situation: Situation, own: str) -> Route:
     )
 
 
-def _from_nvidia(situation: Situation, wish: Wish, own: str) -> Route:
+def _from_nvidia(situation: Situation, wish: Wish, choice: Choice, own: str) -> Route:
     row = _row(situation)
     if row is None:
         return Route("", refusals=(_unknown(situation),))
-    mirror = wish.repository if wish.repository not in ("", NVIDIA) else f"https://{REPOSITORY}"
+    own_mirror = wish.repository not in ("", NVIDIA)
+    mirror = wish.repository if own_mirror else f"https://{REPOSITORY}"
     base = f"{mirror.rstrip('/')}/{row['directory']}/{situation.architecture}"
     name = {UBUNTU: CUDA_UBUNTU, DEBIAN: CUDA_DEBIAN, SUSE: SUSE}.get(own, CUDA_RPM)
-    add = not situation.nvidia_repository
+    add = not situation.has(base if own_mirror else REPOSITORY)
+    if add and own_mirror and situation.distribution.family == "debian":
+        return Route("", refusals=(_mirror(base),))
     if wish.repository:
         why, source = "you asked for it", f"--repository {wish.repository}"
     elif situation.nvidia_repository:
@@ -132,14 +136,20 @@ def _from_nvidia(situation: Situation, wish: Wish, own: str) -> Route:
     else:
         why = f"it has a driver for {situation.distribution.name or situation.distribution.id}"
         source = known_as_of(REPOSITORIES)
-    where = (
-        f"{_WHERE[SUSE]} ({row['directory']})"
-        if name == SUSE
-        else f"NVIDIA's repository ({row['directory']})"
-    )
+    signed = name == SUSE and choice.flavour == OPEN
+    where = f"{_WHERE[SUSE] if signed else _NVIDIAS} ({row['directory']})"
     decision = Decision("from", where, why, source)
     return Route(
         name, row["directory"], base, row["setup"], add, row["modular"], bool(wish.repository), (decision,)
+    )
+
+
+def _mirror(base: str) -> Refusal:
+    """NVIDIA's package that sets apt up names NVIDIA's own address, and a key must come from somebody."""
+    return Refusal(
+        "mirror-not-set-up",
+        f"apt doesn't know {base} yet, and its key has to come from you",
+        f"add it, then run this again: deb [signed-by=/etc/apt/keyrings/KEY.asc] {base} /",
     )
 
 

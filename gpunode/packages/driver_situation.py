@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from gpunode.errors import Unreadable
 from gpunode.facts import driver
-from gpunode.facts.driver_targets import has_repository, run_installed
+from gpunode.facts.driver_targets import repository_lines, run_installed
 from gpunode.facts.gpu_users import gpu_users
 from gpunode.facts.module_options import ModuleOptions
 from gpunode.facts.node import Node
@@ -42,8 +42,8 @@ def read_situation(node: Node) -> Situation:
     options = told("modprobe.d", lambda: node.module_options, ModuleOptions((), ()))
     secure, nouveau = bool(node.secure_boot), _kernels_own(node)
     users = gpu_users(node)
-    if not users.complete:
-        unread.append("who uses the GPUs: that takes root to see")
+    if users.closed:
+        unread.append(f"who uses the GPUs: {users.closed} processes are closed to this user")
     return Situation(
         distribution=node.distribution,
         kind=node.kind,
@@ -56,7 +56,7 @@ def read_situation(node: Node) -> Situation:
         loaded=node.module is not None,
         packages=node.packages,
         stream=module_stream(host, "nvidia-driver"),
-        nvidia_repository=has_repository(node),
+        repositories=repository_lines(node),
         run_installed=run_installed(node),
         operator_driver=told("the operator's pods", lambda: _operator_driver(node), ""),
         vgpu_guest=TRAITS["vgpu-guest"].holds(node) or bool(told("vGPUs", lambda: read_vgpus(host), None)),
@@ -68,7 +68,7 @@ def read_situation(node: Node) -> Situation:
         nouveau_kept_out=not nouveau and (bool(options.refused("nouveau")) or not _has_nouveau(node)),
         headers=tuple(one for one in _kernels(node) if driver.has_headers(host, one)),
         debian_own=_debians(node),
-        switches=len(told("NVSwitches", lambda: node.switches, ())),
+        switches=told("NVSwitches", lambda: len(node.switches), 0),
         nvlink5=nvlink5,
         rack=nvlink5 and arm,
         users=users,

@@ -53,7 +53,17 @@ def suse(version: str) -> Shelf:
 
 
 SUSE_REPO = {"/etc/zypp/repos.d/cuda.repo": f"[cuda]\nbaseurl={CUDA_DEB.format('sles15')}\n"}
-DNF_REPO = {"/etc/yum.repos.d/cuda.repo": f"[cuda]\nbaseurl={CUDA_DEB.format('rhel9')}\n"}
+
+
+def stream(name: str) -> dict[str, str]:
+    """dnf's note of the module's stream."""
+    text = f"[nvidia-driver]\nname=nvidia-driver\nstream={name}\nprofiles=\nstate=enabled\n"
+    return {"/etc/dnf/modules.d/nvidia-driver.module": text}
+
+
+BARE_REPO = {"/etc/yum.repos.d/cuda.repo": f"[cuda]\nbaseurl={CUDA_DEB.format('rhel9')}\n"}
+OLD_REPO = {**BARE_REPO, **stream("580-dkms")}
+DNF_REPO = {**BARE_REPO, **stream("580-open")}
 UBUNTU_REPO = {"/etc/apt/sources.list.d/cuda.list": f"deb {CUDA_DEB.format('ubuntu2204')} /\n"}
 
 
@@ -110,7 +120,7 @@ TABLE = {
         *(580, "proprietary", "suse", "580.173.02", False, "nvidia-compute-utils-G06=580.173.02-0"),
     ),
     "volta on rocky": (
-        *("kmod-flavour-rocky9", cuda_rpm("580.173.02", kmod="kmod-nvidia-latest-dkms"), DNF_REPO),
+        *("kmod-flavour-rocky9", cuda_rpm("580.173.02", kmod="kmod-nvidia-latest-dkms"), OLD_REPO),
         *(580, "proprietary", "cuda-rpm", "580.173.02", False, "kmod-nvidia-latest-dkms=3:580.173.02-1.el9"),
     ),
     "nvswitch": (
@@ -291,13 +301,17 @@ def test_headers_of_the_kernel_come_first_or_it_is_refused(tmp_path):
     data = plan(root, cuda_rpm("580.173.02"))
     assert "headers-missing" in codes(data)
     shelf = cuda_rpm("580.173.02")
-    asked = next(one["message"] for one in data["refusals"] if one["code"] == "headers-missing")
-    package = asked.rpartition(" ")[2]
-    with_headers = Shelf({**shelf.offers, package: (("5.14.0-1.el9", "baseos"),)})
+    version = kernel.removesuffix(".x86_64")
+    other = Shelf({**shelf.offers, "kernel-devel": (("5.14.0-1.el9", "baseos"),)})
+    assert "headers-missing" in codes(
+        plan(built(tmp_path / "a", "kernel-headers-missing-rocky9", DNF_REPO), other)
+    )
+    offered = ((f"{version}", "baseos"), ("5.14.0-1.el9", "baseos"))
+    with_headers = Shelf({**shelf.offers, "kernel-devel": offered})
     data = plan(built(tmp_path / "b", "kernel-headers-missing-rocky9", DNF_REPO), with_headers)
     assert "headers-missing" not in codes(data)
     installs = [line for line in data["commands"] if " install " in line]
-    assert package in installs[0] and "kmod-nvidia" in installs[-1], kernel
+    assert installs[0].endswith(f" kernel-devel-{version}") and "kmod-nvidia" in installs[-1]
 
 
 def test_no_dkms_on_rhel_leads_to_epel(tmp_path):
@@ -307,11 +321,11 @@ def test_no_dkms_on_rhel_leads_to_epel(tmp_path):
 
 
 def test_a_stream_is_enabled_for_branch_and_flavour_and_an_old_one_given_up(tmp_path):
-    stream = "[nvidia-driver]\nname=nvidia-driver\nstream=latest-dkms\nstate=enabled\n"
-    files = {**DNF_REPO, "/etc/dnf/modules.d/nvidia-driver.module": stream}
-    data = plan(built(tmp_path, "healthy-docker-rocky9", files), cuda_rpm("580.173.02"))
+    root = built(tmp_path, "healthy-docker-rocky9", {**BARE_REPO, **stream("latest-dkms")})
+    data = plan(root, cuda_rpm("580.173.02"))
     modules = [line for line in data["commands"] if " module " in line]
     assert modules == ["dnf -y module reset nvidia-driver", "dnf -y module enable nvidia-driver:580-open"]
+    assert not data["resolved"], "its packages aren't seen before"
 
 
 def test_secure_boot_is_no_matter_with_the_archives_signed_modules(tmp_path):
