@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from fixtures.api_server import ApiServer, Fault, Listening, kubeconfig, make_certificates
 from fixtures.scenario import Fault as NvmlFault
 from fixtures.scenario import mig_machine
+from gpunode.cdi.document import MARKER
+from gpunode.cdi.places import STANDARD
 from gpunode.commands import mig_after, mig_wanted
 from gpunode.commands.mig_show import MigPlan
 from gpunode.errors import ConfigError, UsageError
@@ -22,8 +25,51 @@ from gpunode.render import SilentProgress
 from gpunode.result import Result
 from tests.cli import gpunode
 from tests.mig.conftest import EXAMPLES, MigMaker
+from tests.plugin.serving import kubelet
 
 UNIT, CONFIG = "etc/systemd/system/gpunode-mig.service", "etc/gpunode/mig.yaml"
+
+
+# --- what is there beside it ------------------------------------------------------------------------------
+
+
+def test_a_running_plugin_notices(mig_node: MigMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = mig_node(mig_machine("h100", "h100"))
+    for name, value in node.stub.env.items():
+        monkeypatch.setenv(name, value)
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        (Path(short) / "dp").mkdir()
+        with kubelet(Path(short)) as (stub, start):
+            serving = start("--mig-strategy", "mixed", "--rediscover-seconds", "0.5")
+            assert stub.wait_allocatable("nvidia.com/gpu", 2, 20), serving.log()
+            assert node.apply("first-whole").code == 0
+            assert stub.wait_allocatable("nvidia.com/mig-3g.40gb", 2, 20), serving.log()
+            assert stub.wait_allocatable("nvidia.com/gpu", 1, 5), serving.log()
+            assert node.apply("all-disabled").code == 0
+            assert stub.wait_allocatable("nvidia.com/gpu", 2, 20), serving.log()
+
+
+def test_the_cdi_specification_goes_the_way_of_cdi_refresh(tmp_path: Path) -> None:
+    host = Host(root=tmp_path)
+    assert mig_after.settle(host, SilentProgress()).cdi == "", "a node without one gets none"
+    host.make_dirs("/var/run/cdi")
+    host.write_atomic(STANDARD, f"{MARKER}\n---\n".encode())
+    # this root has no driver, and then it is taken away
+    assert mig_after.settle(host, SilentProgress()).cdi == f"{STANDARD} removed"
+
+
+def test_device_files_that_are_missing_are_told(tmp_path: Path) -> None:
+    for path in ("gpu0/mig/gi1/access", "gpu0/mig/gi1/ci0/access"):
+        place = tmp_path / "proc/driver/nvidia/capabilities" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    table = tmp_path / "proc/driver/nvidia-caps/mig-minors"
+    table.parent.mkdir()
+    table.write_text("config 1\ngpu0/gi1/access 30\ngpu0/gi1/ci0/access 31\ngpu0/gi2/access 39\n")
+    (tmp_path / "dev/nvidia-caps").mkdir(parents=True)
+    (tmp_path / "dev/nvidia-caps/nvidia-cap30").touch()
+    (note,) = mig_after.settle(Host(root=tmp_path), SilentProgress()).notes
+    assert note == "/dev/nvidia-caps/nvidia-cap31 is not there yet: nvidia-smi -L makes it"
 
 
 # --- at boot ---------------------------------------------------------------------------------------------
