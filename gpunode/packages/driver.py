@@ -103,6 +103,9 @@ def _with_packages(
     if _up_to_date(situation, plan):
         if not situation.loaded:
             notes += ("the driver is installed and not loaded; gpunode doctor says why",)
+        loose = [one.name for one in plan.packages if not states[one.name].held] if wish.hold else []
+        if loose:
+            return dataclasses.replace(plan, commands=(manager.hold(loose),), notes=notes)
         return dataclasses.replace(plan, up_to_date=True, notes=notes)
     return _with_commands(plan, situation, wish, choice, route, manager, needs[0], way)
 
@@ -128,11 +131,12 @@ def _with_commands(
         *commands.streams(situation, route, choice, manager),
     )
     installs = commands.installs(situation, plan.packages, headers, manager, switching=switching)
-    finishing = commands.finishing(situation, plan.packages, reboot=bool(reboot))
+    hold = (manager.hold([one.name for one in plan.packages]),) if wish.hold else ()
+    finishing = commands.finishing(situation, plan.packages, hold, reboot=bool(reboot))
     steps = (
         *preparing,
         *installs,
-        *commands.settling(situation, plan.packages, manager, hold=wish.hold),
+        *commands.settling(situation),
         *finishing,
     )
     changes: tuple[PackageChange, ...] = ()
@@ -145,8 +149,15 @@ def _with_commands(
     return dataclasses.replace(
         plan, files=commands.files(situation, route), commands=steps, preparing=len(preparing),
         finishing=len(finishing), changes=changes, reboot=reboot,
+        watched=tuple(dict.fromkeys((*plan.watched, *(one.name for one in changes), *_here(situation)))),
         stream_back=commands.streams_back(situation, route, choice, manager),
     )  # fmt: skip
+
+
+def _here(situation: Situation) -> tuple[str, ...]:
+    """The driver's packages that are installed: a new one may push them out."""
+    found = situation.packages.containing("nvidia")
+    return tuple(one.name for one in found if "container" not in one.name)
 
 
 def _fits(situation: Situation, base: DriverPlan) -> tuple[str, ...]:

@@ -60,9 +60,9 @@ def _no_headers(situation: Situation, release: str, package: Wanted) -> Refusal:
 
 
 def _no_dkms(situation: Situation) -> Refusal:
-    major = situation.distribution.version.partition(".")[0]
-    return Refusal(
-        "dkms-missing",
-        "the module is built by DKMS, which no repository here offers; on RHEL and its kin it is in EPEL",
-        f"dnf install {_EPEL.format(major)}",
-    )
+    system = situation.distribution
+    if system.id in ("fedora", "amzn"):
+        hint = f"it is in {system.name}'s own repositories: see that they are enabled"
+    else:
+        hint = f"it is in EPEL: dnf install {_EPEL.format(system.version.partition('.')[0])}"
+    return Refusal("dkms-missing", "the module is built by DKMS, which no repository here offers", hint)

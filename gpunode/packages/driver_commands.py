@@ -128,23 +128,19 @@ def _erasing(command: Command, manager: Manager) -> Command:
     return dataclasses.replace(command, argv=(*command.argv[:at], word, *command.argv[at:]))
 
 
-def settling(
-    situation: Situation, packages: Sequence[DriverPackage], manager: Manager, *, hold: bool
-) -> tuple[Command, ...]:
-    """What belongs to the install itself: nouveau out of the initramfs, and the hold that was asked for."""
-    found: list[Command] = []
-    if not situation.nouveau_kept_out:
-        family = INITRAMFS.get(situation.distribution.family, ())
-        found += [Command(argv, seconds=_INITRAMFS_SECONDS) for argv in family]
-    if hold and packages:
-        found.append(manager.hold([one.name for one in packages]))
-    return tuple(found)
+def settling(situation: Situation) -> tuple[Command, ...]:
+    """What belongs to the install itself: an initramfs that keeps nouveau out as the file does."""
+    if situation.nouveau_kept_out:
+        return ()
+    family = INITRAMFS.get(situation.distribution.family, ())
+    return tuple(Command(argv, seconds=_INITRAMFS_SECONDS) for argv in family)
 
 
 def finishing(
-    situation: Situation, packages: Sequence[DriverPackage], *, reboot: bool
+    situation: Situation, packages: Sequence[DriverPackage], hold: Sequence[Command], *, reboot: bool
 ) -> tuple[Command, ...]:
-    """What has the driver come up: now if nothing stands in the way, else with the next boot."""
+    """What has the driver come up, now if nothing stands in the way, else with the next boot; then the hold
+    that was asked for."""
     found: list[Command] = []
     fabric = ("ib_umad",) if situation.switches and situation.nvlink5 else ()
     if not reboot:
@@ -153,7 +149,7 @@ def finishing(
     for unit in _units([one.name for one in packages]):
         now = () if reboot else ("--now",)
         found.append(Command(("systemctl", "enable", *now, unit), seconds=180.0, changes=False))
-    return tuple(found)
+    return (*found, *hold)
 
 
 def _units(names: Sequence[str]) -> tuple[str, ...]:

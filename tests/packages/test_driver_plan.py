@@ -348,6 +348,44 @@ def test_what_is_there_already_needs_nothing(tmp_path):
     assert ran.code == 0 and "nothing to do" in ran.out
 
 
+# device ids: branch, kernel module, how many are left without a driver
+MIXED = {
+    "volta and hopper": (("0x1db6", "0x2330"), 580, "proprietary", 0),
+    "volta and blackwell": (("0x1db6", "0x2901"), 580, "open", 1),
+    "ampere and gb300": (("0x20b0", "0x3182"), 580, "open", 0),
+    "one that nobody knows yet": (("0x2330", "0x3fff"), 580, "open", 1),
+}
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_gpus_of_several_generations_get_the_one_driver_that_takes_most(case, tmp_path):
+    ids, branch, flavour, left_out = MIXED[case]
+    gpus = ("0000:18:00.0", "0000:2a:00.0")
+    files = {
+        f"/sys/bus/pci/devices/{one}/device": f"{number}\n" for one, number in zip(gpus, ids, strict=True)
+    }
+    root = built(tmp_path, "healthy-docker-rocky9", files, ("/sys/module/nvidia", "/var/lib/dkms"))
+    (root / "lib/modules/5.14.0-427.13.1.el9_4.x86_64/modules.dep").write_text("")
+    data = plan(root, Shelf())
+    assert (data["branch"], data["flavour"]) == (branch, flavour)
+    ran = gpunode("driver", "plan", "--root", str(root))
+    assert (
+        sum("gets no driver" in line or "don't know the GPU" in line for line in ran.err.splitlines())
+        == left_out
+    )
+
+
+def test_a_hold_alone_is_all_that_is_left_to_do(tmp_path):
+    shelf = archive("580.159.03")
+    here = {name: some[0][0] for name, some in shelf.offers.items() if "6.8.0" not in name}
+    here.pop("nvidia-headless-580-server-open")
+    root = built(tmp_path, "healthy-h100", {})
+    record(root, Shelf(shelf.offers, here), lambda host: made(host, Wish(hold=True)))
+    ran = gpunode("driver", "plan", "--hold", "--root", str(root), "-o", "json")
+    commands = ran.document["data"]["commands"]
+    assert len(commands) == 1 and commands[0].startswith("apt-mark hold ")
+
+
 def test_an_unknown_mirror_a_wrong_version_and_a_wrong_flavour_are_usage_errors(tmp_path):
     root = built(tmp_path, "healthy-h100", {})
     for argv in (
