@@ -90,6 +90,7 @@ def _dry_run(host: Host, options: Options, chosen: mig_wanted.Chosen, progress: 
         layouts, processes = mig_wanted.look(host)
     found = mig_wanted.planned(chosen, layouts, mode_only=options.mode_only)
     busy = mig_wanted.in_the_way(host, found.plans, processes) if found.changes else ()
+    notes = (*found.notes, *(mig_wanted.remarks(host, found.plans) if found.changes else ()))
     plan = mig_show.data_of(chosen.path, chosen.label, found, busy)
     shown: list[Block] = [
         *mig_show.blocks(plan, busy),
@@ -98,7 +99,7 @@ def _dry_run(host: Host, options: Options, chosen: mig_wanted.Chosen, progress: 
     data = mig_after.MigApplication(plan, applied=False, dry_run=True)
     if options.persist:
         shown += mig_after.persist_preview(host, chosen)
-    return Result(KIND, data, messages=found.notes, blocks=tuple(shown))
+    return Result(KIND, data, messages=notes, blocks=tuple(shown))
 
 
 class _Run:
@@ -126,6 +127,7 @@ class _Run:
         if not found.changes:
             self._tell(node_labels.SUCCESS)
             return self._outcome(found, found.layouts, notes, changed=False)
+        notes = (*notes, *mig_wanted.remarks(self._host, found.plans))
         self._refuse(found, busy if not self._options.drain else ())
         with self._drained(busy) as drained:
             if self._options.drain:

@@ -27,7 +27,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         layouts, processes = mig_wanted.look(host)
     found = mig_wanted.planned(chosen, layouts, mode_only=options.mode_only)
     busy = mig_wanted.in_the_way(host, found.plans, processes) if found.changes else ()
-    notes = found.notes
+    notes = (*found.notes, *(mig_wanted.remarks(host, found.plans) if found.changes else ()))
     if found.changes and host.live and not host.is_root:
         notes = (*notes, "only root sees everybody's open files: there may be more in the way")
     data = mig_show.data_of(chosen.path, chosen.label, found, busy)

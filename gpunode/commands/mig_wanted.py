@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpunode.dataclass import dataclass
-from gpunode.errors import ConfigError, UsageError
+from gpunode.errors import ConfigError, GpunodeError, UsageError
+from gpunode.facts.fabric_manager import PROGRAM, UNIT
+from gpunode.facts.mig_layout import keeper
 from gpunode.facts.node import Node
 from gpunode.gpu.mig import MigProcess, MigSession, read_layouts
 from gpunode.host import Host
@@ -88,3 +90,26 @@ def in_the_way(
 ) -> tuple[Obstacle, ...]:
     """Who must end first. To be asked while no NVML of ours is open."""
     return obstacles(Node(host), plans, processes, frozenset({os.getpid(), os.getppid()}))
+
+
+def remarks(host: Host, plans: Sequence[GpuPlan]) -> tuple[str, ...]:
+    """What may cross a plan that changes something: who else cuts GPUs here, and a board with NVSwitches."""
+    node = Node(host)
+    found = []
+    other = keeper(node)
+    if other.startswith("process "):
+        found.append(f"{other}, cuts GPUs on this node as well, and may do it again")
+    resets = any(plan.changes_mode and plan.reset != "none" for plan in plans)
+    if resets and _switched(node) and PROGRAM not in {process.name for process in node.processes}:
+        found.append(
+            "these GPUs are linked by NVSwitches and the fabric manager doesn't run: without it a GPU is only"
+            f" reset together with all others (start it: systemctl start {UNIT})"
+        )
+    return tuple(found)
+
+
+def _switched(node: Node) -> bool:
+    try:
+        return bool(node.switches)
+    except GpunodeError:
+        return False  # only root may read what tells it

@@ -97,7 +97,7 @@ class InvalidMigConfig(ConfigError):
         more = len(shown) - _MOST_SHOWN
         told = shown[:_MOST_SHOWN] + ([f"and {more} more"] if more > 0 else [])
         super().__init__(
-            "; ".join(told), hint="the form is mig-parted's, version v1; an example: docs/mig-config.yaml"
+            "; ".join(told), hint="the form is mig-parted's, version v1; gpunode's docs/mig.md describes it"
         )
         self.faults = tuple(faults)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.commands.mig_wanted import remarks
 from gpunode.facts.node import Node
 from gpunode.gpu.mig import MigProcess
 from gpunode.host import Host
@@ -117,6 +118,22 @@ def test_a_reset_wants_nobody_at_all(machine: Machine) -> None:
     assert "GPU 0, which must be reset" in found[0].text
     machine.put("sys/module/nvidia_drm/parameters/modeset", "N\n")
     assert len(machine.ask(gpu, Wish(gpu, True, {}, 1))) == 2
+
+
+def test_who_else_cuts_gpus_is_told(machine: Machine) -> None:
+    gpu = gpu_of("h100", architecture=7, cut=False, on=False)
+    machine.process(50, "nvidia-mig-manager")
+    machine.put("sys/bus/pci/devices/0000:05:00.0/class", "0x068000\n")
+    machine.put("sys/bus/pci/devices/0000:05:00.0/vendor", "0x10de\n")
+    machine.put("sys/bus/pci/devices/0000:19:00.0/class", "0x030200\n")
+    machine.put("sys/bus/pci/devices/0000:19:00.0/vendor", "0x10de\n")
+    machine.put("sys/bus/pci/devices/0000:19:00.0/device", "0x20b0\n")
+    plans = [plan_gpu(Wish(gpu, True, {}, 1))]
+    other, board_ = remarks(Host(root=machine.root), plans)
+    assert other == "process 50, nvidia-mig-manager, cuts GPUs on this node as well, and may do it again"
+    assert "the fabric manager doesn't run" in board_
+    machine.process(51, "nv-fabricmanager")
+    assert len(remarks(Host(root=machine.root), plans)) == 1
 
 
 def test_hopper_takes_no_reset_and_only_work_is_in_the_way(machine: Machine) -> None:
