@@ -163,7 +163,9 @@ def _runtime_class(way: Way) -> Step:
         if not way.handler:
             return State("pods get their GPUs by CDI and name no runtime", right=True)
         if way.cluster is None:
-            return State(f"{way.offline}; where kubectl works: {command} | kubectl apply -f -", left=True)
+            return State(
+                f"no API server from here; where kubectl works: {command} | kubectl apply -f -", left=True
+            )
         held = cluster_objects.look(way.host, way.cluster, wanted, way.progress)
         cluster_objects.refuse_others(held, command)
         if held[0].found is not None:
@@ -245,6 +247,7 @@ def _last_words(way: Way, walked: Walked, go_on: str) -> list[Block]:
     if way.options.dry_run:
         return [Text(f"Nothing was changed. Do it with: {go_on}", Style.COMMAND)]
     left = [Text(f"Left to you: {one.name}: {one.why}", Style.WARN) for one in walked.left]
+    left += [Text(f"  {way.offline}", Style.DIM)] if left and way.offline else []
     if not way.host.live:
         told = Text("Nothing was started under --root: this node is configured, not proven.", Style.WARN)
     elif way.cluster is None:
