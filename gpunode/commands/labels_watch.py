@@ -143,6 +143,8 @@ class _Node:
         """What is there stays, unless there is no GPU, or it was asked for otherwise."""
         from gpunode.plugin.labels.make import none_there
 
+        if self.settings.vendor != "nvidia":
+            return
         if sure and (not self.settings.fail_on_init_error or none_there(self._host)):
             self._inventory, self._gone = None, True
             self.told()

@@ -8,11 +8,12 @@ from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host
-from gpunode.plugin.labels.model import Labels
+from gpunode.plugin.labels.model import Labels, Machine
 from gpunode.plugin.model import Device, Plan, Resource, Unit
 from gpunode.plugin.settings import Settings
 
 VFIO = "vfio"
+_PATIENCE_SECONDS = 30.0  # NVML wakes GPUs one by one where nothing keeps them awake
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,13 @@ def label(host: Host, settings: Settings) -> Labels:
     return label_amd(host, settings) if settings.vendor == "amd" else label_seen(host, see(host, settings))
 
 
-def label_seen(host: Host, seen: Seen) -> Labels:
-    """The labels of GPUs that were seen already; only files of the machine are read."""
+def label_seen(host: Host, seen: Seen, machine: Machine | None = None) -> Labels:
+    """The labels of GPUs that were seen already; only files of the machine are read, if it isn't known."""
     from gpunode.plugin.labels.machine import read_machine
     from gpunode.plugin.labels.nvidia import nvidia_labels
 
     gpus = seen.inventory.gpus if seen.inventory else ()
-    machine = read_machine(host, seen.settings.labels, gpus)
+    machine = machine or read_machine(host, seen.settings.labels, gpus)
     return nvidia_labels(seen.settings, seen.inventory, seen.plan, machine, host.now())
 
 
@@ -89,7 +90,8 @@ def _look(host: Host, settings: Settings) -> tuple[Inventory | None, str]:
     from gpunode.gpu.isolated import probe
     from gpunode.plugin.nvidia.library import nvml_library
 
-    seen = probe(host, settings.probe_seconds, library=nvml_library(host, settings))
+    patience = max(settings.probe_seconds, _PATIENCE_SECONDS)
+    seen = probe(host, patience, library=nvml_library(host, settings))
     return seen.inventory, seen.message
 
 

@@ -78,6 +78,7 @@ def _word(true: bool) -> str:
 
 def _mode(inventory: Inventory, gpus: Sequence[Gpu], machine: Machine) -> str:
     """What the GPUs are made for, by their PCI class: `graphics` can drive a screen."""
+    gpus = [gpu for gpu in gpus if not gpu.error] or gpus
     if inventory.simulated:  # they are on no bus; cards for a screen go by this name
         kinds = {_GRAPHICS if "GeForce" in gpu.name else _COMPUTE for gpu in gpus}
     else:

@@ -6,16 +6,17 @@ so it isn't done in the part's turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from gpunode.errors import GpunodeError
-from gpunode.gpu.model import Inventory
+from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
 from gpunode.plugin.errand import Errand
+from gpunode.plugin.labels.machine import read_machine
 from gpunode.plugin.labels.make import label_amd, label_seen, plan_seen
-from gpunode.plugin.labels.model import Labels
+from gpunode.plugin.labels.model import Labels, Machine
 from gpunode.plugin.labels.sinks import Sink, make_sinks
 from gpunode.plugin.logfmt import Log, OnChange
 from gpunode.plugin.settings import LabelSettings, Settings
@@ -38,6 +39,7 @@ class Labeller:
         self._say = OnChange(log)
         self._errand = Errand("labels")
         self._sinks: tuple[LabelSettings, tuple[Sink, ...]] | None = None
+        self._known: tuple[object, Machine] | None = None
         self._done: object = None
         self._next = 0.0
         self._failures = 0
@@ -87,12 +89,20 @@ class Labeller:
         if settings.vendor == "amd":
             labels = label_amd(self._host, settings)
         else:
-            labels = label_seen(self._host, plan_seen(self._host, settings, inventory))
+            machine = self._machine(settings, inventory.gpus if inventory else ())
+            labels = label_seen(self._host, plan_seen(self._host, settings, inventory), machine)
         for warning in labels.warnings:
             if warning not in self._warned:
                 self._log.warning(warning)
         self._warned = labels.warnings
         return labels
+
+    def _machine(self, settings: Settings, gpus: Sequence[Gpu]) -> Machine:
+        """Read once for the same GPUs: to read a device's configuration space wakes it."""
+        of = settings.labels, tuple(gpu.pci for gpu in gpus)
+        if self._known is None or self._known[0] != of:
+            self._known = of, read_machine(self._host, settings.labels, gpus)
+        return self._known[1]
 
     def _places(self, settings: Settings) -> tuple[Sink, ...]:
         if self._sinks is None or self._sinks[0] != settings.labels:

@@ -76,8 +76,8 @@ def lines(labels: Mapping[str, str]) -> str:
 
 
 def change(where: str, before: Mapping[str, str] | None, after: Mapping[str, str]) -> Change:
-    """What becomes of the labels there; None: there is nothing yet."""
-    if before is not None and dict(before) == dict(after):
+    """What becomes of the labels there; None: there is nothing yet, and without labels nothing is made."""
+    if dict(before or {}) == dict(after):
         return Change(where, "unchanged")
     old = lines(before or {}).splitlines(keepends=True)
     diff = "".join(unified_diff(old, lines(after).splitlines(keepends=True), where, where))

@@ -76,7 +76,7 @@ class NodeFeature:
         before = None if there is None else strings(there, ("spec", "labels"))
         after = labels if before is None else settled(labels, before)
         told = change(where, before, after)
-        sound = there is not None and strings(there, ("metadata", "labels")).get(_NODE) == node
+        sound = there is None or strings(there, ("metadata", "labels")).get(_NODE) == node
         if told.action == "unchanged" and not sound:
             told = Change(where, "updated")
         if dry_run or told.action == "unchanged":
