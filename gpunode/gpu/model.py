@@ -11,7 +11,7 @@ from gpunode.dataclass import dataclass
 
 @dataclass(frozen=True)
 class MigSize:
-    """What of a GPU a MIG device has, as nvmlDeviceGetAttributes tells it; None where only the slices are known.
+    """What of a GPU a MIG device has, by nvmlDeviceGetAttributes; None where only the slices are known.
 
     The engines are those that copy, decode and encode video, decode JPEG, and compute optical flow (OFA).
     """
@@ -46,8 +46,8 @@ class Gpu:
 
     `pci` is ``0000:3b:00.0`` in lower case, as sysfs spells it; `minor` is N of /dev/nvidiaN, which need not
     equal `index`; `numa` is None if the platform doesn't say. `mig_capable` is whether it knows MIG at all.
-    `clique` is the NVLink partition that it has joined, ``<cluster uuid>.<clique id>``. A GPU that NVML lists but can't describe has
-    `error` set and holds only what could be read: it never hides the others.
+    `clique` is the NVLink partition that it has joined, ``<cluster uuid>.<clique id>``. A GPU that NVML lists
+    but can't describe has `error` set and holds only what could be read: it never hides the others.
     """
 
     index: int
