@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -204,3 +204,24 @@ def test_a_name_that_is_no_label_is_refused(mig_node: MigMaker, api: ApiServer, 
     ran = node.apply("a b", *words(tmp_path, api), file=node.config(text))
     assert ran.code == 2 and "can't be the value of nvidia.com/mig.config" in ran.err
     assert node.stub.mig_changes() == []
+
+
+def test_the_unit_is_enabled_and_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for the lock that whoever enables it holds."""
+    from gpunode.host import Completed
+    from gpunode.runtime import units
+
+    ran: list[tuple[str, ...]] = []
+
+    class Recording(Host):
+        def run(self, argv: Sequence[str], **_: object) -> Completed:
+            ran.append(tuple(argv))
+            return Completed(tuple(argv), 0, "", "")
+
+    monkeypatch.setattr(units, "_acts", lambda _host: True)
+    units.Moves(coming=("gpunode-mig.service", "a.service")).settle(Recording())
+    assert ran == [
+        ("systemctl", "daemon-reload"),
+        ("systemctl", "enable", "--now", "a.service"),
+        ("systemctl", "enable", "gpunode-mig.service"),
+    ]
