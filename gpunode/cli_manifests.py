@@ -31,6 +31,14 @@ class Mig(StrEnum):
     MIXED = "mixed"
 
 
+class Sink(StrEnum):
+    """Where the plugin keeps the node's labels."""
+
+    NODE = "node"
+    NODE_FEATURE = "node-feature"
+    FILE = "file"
+
+
 ImageOption = Annotated[
     str,
     typer.Option(
@@ -71,6 +79,10 @@ SecretOption = Annotated[
     str, typer.Option("--image-pull-secret", metavar="NAME", help="The registry's secret.")
 ]
 TaintOption = Annotated[bool, typer.Option("--taint", help="Keep pods without GPUs off the node.")]
+LabelsOption = Annotated[
+    list[Sink] | None,
+    typer.Option("--labels", help="Keep the node's labels as well: there (repeatable)."),
+]
 ResourceOption = Annotated[str, typer.Option("--resource", metavar="NAME", help="What the pod asks for.")]
 
 
@@ -89,6 +101,7 @@ def manifests_all(
     kubelet_root: KubeletRootOption = "/var/lib/kubelet",
     metrics_port: PortOption = 0,
     image_pull_secret: SecretOption = "",
+    labels: LabelsOption = None,
     node: Annotated[
         str, typer.Option("--node", metavar="NAME", help="Print this Node too, and bind the pod to it.")
     ] = "",
@@ -117,6 +130,7 @@ def manifests_all(
         kubelet_root=kubelet_root,
         metrics_port=metrics_port,
         pull_secret=image_pull_secret,
+        labels=tuple(one.value for one in labels or ()),
     )
     return command.everything(session.host, options, node, taint, test_image, resource)
 
@@ -154,6 +168,7 @@ def manifests_daemon_set(
     kubelet_root: KubeletRootOption = "/var/lib/kubelet",
     metrics_port: PortOption = 0,
     image_pull_secret: SecretOption = "",
+    labels: LabelsOption = None,
 ) -> "Result":
     """Print the device plugin. With the rights that what is asked for takes, and no other.
 
@@ -176,6 +191,7 @@ def manifests_daemon_set(
         kubelet_root=kubelet_root,
         metrics_port=metrics_port,
         pull_secret=image_pull_secret,
+        labels=tuple(one.value for one in labels or ()),
     )
     return command.run(session.host, options)
 

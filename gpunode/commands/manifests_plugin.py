@@ -46,12 +46,17 @@ class Options:
     kubelet_root: str = "/var/lib/kubelet"
     metrics_port: int = 0
     pull_secret: str = ""
+    labels: tuple[str, ...] = ()
 
 
 def run(host: Host, options: Options) -> Result:
     """The DaemonSet, behind the ConfigMap that it reads."""
     wanted = _plugin(host, options)
-    return printed(_plugin_objects(wanted), _messages(wanted))
+    messages = _messages(wanted)
+    if rights := uses(wanted)[1:]:
+        command = " ".join(("gpunode manifests rbac", *(f"--for {one}" for one in rights)))
+        messages += (f"keeping labels takes rights of its account: {command}",)
+    return printed(_plugin_objects(wanted), messages)
 
 
 def everything(host: Host, options: Options, node: str, taint: bool, image: str, resource: str) -> Result:
@@ -68,7 +73,7 @@ def everything(host: Host, options: Options, node: str, taint: bool, image: str,
         found += (cluster.namespace(wanted.namespace),)
     if wanted.runtime_class:
         found += (cluster.runtime_class(wanted.runtime_class),)
-    found += rbac(wanted.namespace, ("plugin",))
+    found += rbac(wanted.namespace, uses(wanted))
     if node:
         name = checked_subdomain(node, "a node's name")
         found += (cluster.gpu_node(name, wanted.vendor, taint=taint),)
@@ -79,6 +84,12 @@ def everything(host: Host, options: Options, node: str, taint: bool, image: str,
     else:
         messages += ("without a pod: there is no vector-add sample of AMD's; name one with --test-image",)
     return printed(found, messages)
+
+
+def uses(wanted: PluginSet) -> tuple[str, ...]:
+    """What it asks the API server for, as `manifests rbac --for` calls it."""
+    by_sink = {"node": "labels", "node-feature": "node-feature"}
+    return ("plugin", *(by_sink[one] for one in wanted.labels if one in by_sink))
 
 
 def _plugin_objects(wanted: PluginSet) -> Objects:
@@ -112,6 +123,7 @@ def _plugin(host: Host, options: Options) -> PluginSet:
         driver_root=_checked_path(options.driver_root or "/", "--driver-root"),
         kubelet_root=_checked_path(options.kubelet_root, "--kubelet-root"),
         metrics_port=options.metrics_port,
+        labels=options.labels,
         pull_secret=options.pull_secret and checked_subdomain(options.pull_secret, "a secret's name"),
     )
     return _with_file(host, options, wanted) if options.config_file else wanted
@@ -139,6 +151,7 @@ def _arguments(options: Options) -> tuple[str, ...]:
         *(("--device-list-strategy=cdi-cri",) if options.cdi else ()),
         *((f"--driver-root={options.driver_root}",) if options.driver_root else ()),
         *(("--mps",) if options.mps else ()),
+        *(f"--labels={one}" for one in options.labels),
     )
 
 
@@ -164,7 +177,7 @@ def _with_file(host: Host, options: Options, wanted: PluginSet) -> PluginSet:
     from gpunode.commands.plugin_options import sources
 
     given = {"config_file": options.config_file, "vendor": options.vendor}
-    asked = {"mig_strategy": options.mig, "driver_root": options.driver_root}
+    asked = {"mig_strategy": options.mig, "driver_root": options.driver_root, "labels_to": options.labels}
     source = sources(replace(host, environ={}), given | {key: value for key, value in asked.items() if value})
     resolved = source.resolve()
     settings = resolved.wanted()
@@ -177,6 +190,7 @@ def _with_file(host: Host, options: Options, wanted: PluginSet) -> PluginSet:
         mps_elsewhere=shared and not settings.mps,
         mig=settings.mig_strategy != "none",
         device_specs=settings.pass_device_specs,
+        labels=settings.labels.to,
         driver_root=_checked_path(settings.driver_root, "driver root"),
         mps_root=_checked_path(settings.mps_root or wanted.mps_root, "MPS root"),
     )

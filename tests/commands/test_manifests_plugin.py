@@ -27,6 +27,7 @@ COMBINATIONS = [
     ("--vendor", "amd", "--metrics-port", "9400"),
     ("--namespace", "gpus", "--image-pull-secret", "registry", "--runtime-class", ""),
     ("--kubelet-root", "/data/kubelet", "--driver-root", "/run/nvidia/driver"),
+    ("--labels", "node", "--labels", "node-feature", "--labels", "file"),
 ]
 
 
@@ -164,6 +165,23 @@ def test_what_each_option_adds_and_nothing_else() -> None:
     assert "NVIDIA_MIG_MONITOR_DEVICES" not in {one["name"] for one in pod()["containers"][0]["env"]}
 
 
+def test_keeping_labels_takes_a_token_and_the_rights_of_each_place_alone() -> None:
+    assert pod("--labels", "file")["automountServiceAccountToken"] is False
+    assert volumes("--labels", "file").keys() - volumes().keys() == {"features"}
+    found = {one["kind"]: one for one in objects("all", *IMAGE, "--labels", "node")}
+    spec = found["DaemonSet"]["spec"]["template"]["spec"]
+    assert spec["automountServiceAccountToken"] is True and "Role" not in found
+    assert "--labels=node" in spec["containers"][0]["args"]
+    env = {one["name"]: one.get("valueFrom") for one in spec["containers"][0]["env"]}
+    assert env["NODE_NAME"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert found["ClusterRole"]["rules"] == [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}
+    ]
+    of_features = {one["kind"] for one in objects("all", *IMAGE, "--labels", "node-feature")}
+    assert "Role" in of_features and "ClusterRole" not in of_features
+    assert "gpunode manifests rbac --for labels" in manifests("daemon-set", *IMAGE, "--labels", "node").err
+
+
 def test_the_drivers_root_is_read_only_and_sees_later_mounts() -> None:
     mounts = {one["name"]: one for one in pod("--cdi")["containers"][0]["volumeMounts"]}
     assert mounts["driver-root"]["readOnly"] is True
@@ -244,6 +262,12 @@ def test_device_specs_and_others_mps_daemons_get_what_they_need(tmp_path: Path) 
     spec = with_file(tmp_path, text)[-1]["spec"]["template"]["spec"]
     assert "hostPID" not in spec
     assert {"name": "mps", "mountPath": "/run/mps"} in spec["containers"][0]["volumeMounts"]
+
+
+def test_labels_that_a_file_asks_for_bring_the_token(tmp_path: Path) -> None:
+    spec = with_file(tmp_path, "flags: {gpunode: {labels: [node]}}\n")[-1]["spec"]["template"]["spec"]
+    assert spec["automountServiceAccountToken"] is True
+    assert not [one for one in spec["containers"][0]["args"] if "labels" in one]
 
 
 def test_a_wrong_config_file_is_refused_with_its_line(tmp_path: Path) -> None:

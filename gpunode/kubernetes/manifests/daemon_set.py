@@ -7,6 +7,7 @@ What each right is for (the chart in NVIDIA/k8s-device-plugin, deployments/helm,
 - the driver's root, read only, and /var/run/cdi with CDI: specifications name the driver's files
 - the node's processes and a few capabilities with MPS: daemons serve clients of other users and containers
 - privileged with pass-device-specs: the container must see the node's device files
+- the account's token with labels onto the Node or a NodeFeature; NFD's directory with labels in a file
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class PluginSet:
 
     `mig`, `cdi`, `mps` and `device_specs` ask for the rights that those take, and `mps_elsewhere` for a look
     at daemons of somebody else's; what switches them on are the arguments or the file. Paths are the node's.
-    `metrics_port` 0 is no port, and no probes.
+    `metrics_port` 0 is no port, and no probes; `labels` are the sinks of the node's labels.
     """
 
     image: str
@@ -53,6 +54,7 @@ class PluginSet:
     kubelet_root: str = "/var/lib/kubelet"
     mps_root: str = "/run/nvidia/mps"
     metrics_port: int = 0
+    labels: tuple[str, ...] = ()
     pull_secret: str = ""
 
 
@@ -78,7 +80,7 @@ def _pod(wanted: PluginSet) -> Json:
     key = resource(wanted.vendor)
     return {
         "serviceAccountName": PLUGIN,
-        "automountServiceAccountToken": False,
+        "automountServiceAccountToken": asks_server(wanted),
         "enableServiceLinks": False,
         "priorityClassName": "system-node-critical",
         **filled(runtimeClassName=wanted.runtime_class),
@@ -108,7 +110,7 @@ def _container(wanted: PluginSet, volumes: tuple[Volume, ...]) -> Json:
         "imagePullPolicy": pull_policy(wanted.image),
         "command": ["gpunode"],
         "args": list(_arguments(wanted)),
-        **filled(env=[{"name": name, "value": value} for name, value in _environment(wanted).items()]),
+        **filled(env=_environment(wanted)),
         **_served(wanted.metrics_port),
         "resources": _resources(wanted),
         "securityContext": _security(wanted),
@@ -132,7 +134,20 @@ def _arguments(wanted: PluginSet) -> tuple[str, ...]:
     )
 
 
-def _environment(wanted: PluginSet) -> dict[str, str]:
+def asks_server(wanted: PluginSet) -> bool:
+    """Whether anything that it does goes through the API server."""
+    return not {"node", "node-feature"}.isdisjoint(wanted.labels)
+
+
+def _environment(wanted: PluginSet) -> list[Json]:
+    told = [{"name": name, "value": value} for name, value in _of_runtime(wanted).items()]
+    fields = {"NODE_NAME": "spec.nodeName", "POD_NAME": "metadata.name"} if asks_server(wanted) else {}
+    return told + [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()
+    ]
+
+
+def _of_runtime(wanted: PluginSet) -> dict[str, str]:
     """What NVIDIA's runtime gives the container: NVML's library, with MPS its programs, and every GPU."""
     if wanted.vendor != "nvidia":
         return {}

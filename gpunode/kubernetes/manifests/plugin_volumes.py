@@ -16,6 +16,7 @@ DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
 POD_RESOURCES = "/var/lib/kubelet/pod-resources"
 CONFIG_FILE = "/etc/gpunode/plugin/config.yaml"
 _STATE = "/var/lib/gpunode/plugin"
+_FEATURES = "/etc/kubernetes/node-feature-discovery/features.d"  # where NFD looks
 _CDI = "/var/run/cdi"
 _DRIVER_ROOT = "/driver-root"
 
@@ -42,6 +43,8 @@ def volumes(wanted: PluginSet) -> tuple[Volume, ...]:
         config = str(PurePosixPath(CONFIG_FILE).parent)
         volume = {"name": "config", "configMap": {"name": PLUGIN}}
         found.append(Volume(volume, (_mount("config", config, read_only=True),)))
+    if "file" in wanted.labels:
+        found.append(_of_node("features", _FEATURES, "DirectoryOrCreate"))
     if wanted.cdi:
         found.append(_of_node("cdi", _CDI, "DirectoryOrCreate"))
         root = _of_node("driver-root", wanted.driver_root, "Directory", _DRIVER_ROOT, read_only=True)

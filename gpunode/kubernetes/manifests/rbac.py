@@ -27,7 +27,9 @@ USES = {
     "plugin": Use("the device plugin: it speaks to the kubelet alone"),
     "labels": Use("labels onto the Node", (_rule("", "nodes", "get patch"),)),
     "node-feature": Use(
-        "labels as a NodeFeature", (), (_rule("nfd.k8s-sigs.io", "nodefeatures", "get create update"),)
+        "labels as a NodeFeature, which goes with the pod's DaemonSet",
+        (),
+        (_rule("nfd.k8s-sigs.io", "nodefeatures", "get create update"), _rule("", "pods", "get")),
     ),
     "mig": Use("the state of MIG onto the Node", (_rule("", "nodes", "get patch"),)),
     "advertise": Use(
