@@ -35,6 +35,28 @@ class PluginWay(StrEnum):
     DAEMONSET = "daemonset"
 
 
+KubernetesOption = Annotated[
+    bool,
+    typer.Option("--kubernetes", help="Up to a GPU pod: toolkit, runtime, RuntimeClass, device plugin."),
+]
+PluginOption = Annotated[
+    PluginWay, typer.Option("--plugin", help="With --kubernetes: how the device plugin comes.")
+]
+ImageOption = Annotated[
+    str, typer.Option("--image", metavar="REF", help="The image of the plugin's DaemonSet.")
+]
+TestImageOption = Annotated[
+    str, typer.Option("--test-image", metavar="REF", help="With --kubernetes: the image of the proof's pod.")
+]
+WaitOption = Annotated[
+    float,
+    typer.Option("--wait", metavar="SECONDS", min=1, help="With --kubernetes: for the kubelet's GPUs."),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show what each step would do; change nothing.")
+]
+
+
 @verb(setup_app, "setup", "SetupReport")
 def setup(
     session: Session,
@@ -44,31 +66,16 @@ def setup(
     socket: SocketOption = "",
     restart_command: RestartCommandOption = "",
     cdi: CdiOption = False,
-    kubernetes: Annotated[
-        bool,
-        typer.Option("--kubernetes", help="Up to a GPU pod: toolkit, runtime, RuntimeClass, device plugin."),
-    ] = False,
-    plugin: Annotated[
-        PluginWay, typer.Option("--plugin", help="With --kubernetes: how the device plugin comes.")
-    ] = PluginWay.SYSTEMD,
-    image: Annotated[
-        str, typer.Option("--image", metavar="REF", help="The image of the plugin's DaemonSet.")
-    ] = "",
-    test_image: Annotated[
-        str,
-        typer.Option("--test-image", metavar="REF", help="With --kubernetes: the image of the proof's pod."),
-    ] = "",
+    kubernetes: KubernetesOption = False,
+    plugin: PluginOption = PluginWay.SYSTEMD,
+    image: ImageOption = "",
+    test_image: TestImageOption = "",
     kubeconfig: KubeconfigOption = "",
     kube_context: ContextOption = "",
     server: ServerOption = "",
     node: NodeOption = "",
-    wait: Annotated[
-        float,
-        typer.Option("--wait", metavar="SECONDS", min=1, help="With --kubernetes: for the kubelet's GPUs."),
-    ] = 60.0,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what each step would do; change nothing.")
-    ] = False,
+    wait: WaitOption = 60.0,
+    dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> "Result":
     """Run every step up to a proof. Stops at the first failure and says what to do.
@@ -79,33 +86,8 @@ def setup(
 
     gpunode setup --kubernetes --dry-run
     """
-    if kubernetes:
-        from gpunode.commands import setup_kubernetes
-        from gpunode.kubernetes.access import Access
-
-        wanted = setup_kubernetes.Options(
-            runtime=runtime,
-            set_as_default=set_as_default,
-            config=config,
-            socket=socket,
-            restart_command=restart_command,
-            yes=yes,
-            cdi=cdi,
-            plugin=plugin.value,
-            image=image,
-            test_image=test_image,
-            access=Access(kubeconfig, kube_context, server),
-            node=node,
-            wait=wait,
-            dry_run=dry_run,
-        )
-        return setup_kubernetes.run(session.host, wanted, session.progress)
     from gpunode.commands import setup as command
 
-    given = {"--image": image, "--test-image": test_image, "--kubeconfig": kubeconfig}
-    command.refuse_without_kubernetes(
-        {**given, "--context": kube_context, "--server": server, "--node": node}
-    )
     options = command.Options(
         runtime=runtime,
         set_as_default=set_as_default,
@@ -116,4 +98,12 @@ def setup(
         cdi=cdi,
         dry_run=dry_run,
     )
+    if kubernetes:
+        from gpunode.commands import setup_kubernetes as whole
+
+        access = whole.Access(kubeconfig, kube_context, server)
+        wanted = whole.Options(options, plugin.value, image, test_image, access, node, wait)
+        return whole.run(session.host, wanted, session.progress)
+    cluster = {"kubeconfig": kubeconfig, "context": kube_context, "server": server, "node": node}
+    command.refuse_without_kubernetes({"image": image, "test-image": test_image, **cluster})
     return command.run(session.host, options, session.progress)

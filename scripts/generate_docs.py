@@ -79,13 +79,17 @@ def environment_page() -> str:
             continue
         prefix = path.upper().replace("-", "_").replace(" ", "_")
         own = getattr(option, "variable", "")  # of the table that commands of the plugin share
-        variable = own or option.envvar or f"{prefix}_{option.name.upper()}"
+        listed = (
+            option.envvar if isinstance(option.envvar, list) else []
+        )  # ours first, then other tools' names
+        variable = own or next(iter(listed), option.envvar) or f"{prefix}_{option.name.upper()}"
         if variable in seen:
             continue
         seen.add(variable)
-        scope = "every command" if option.envvar and not own else path.removeprefix("gpunode ")
-        others = f" Also: {', '.join(f'`{one}`' for one in option.envvar[1:])}." if own else ""
-        told = option.help + (others if own and option.envvar[1:] else "")
+        everywhere = isinstance(option.envvar, str) and not own
+        scope = "every command" if everywhere else path.removeprefix("gpunode ")
+        others = f" Also: {', '.join(f'`{one}`' for one in listed[1:])}." if listed[1:] else ""
+        told = option.help + others
         lines.append(f"| `{variable}` | `{option.opts[0]}` | {scope} | {told} |")
     lines += [
         "",

@@ -94,12 +94,10 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 
 
 def refuse_without_kubernetes(given: Mapping[str, str]) -> None:
-    """`UsageError` for options that only mean something with --kubernetes."""
-    meant = [option for option, value in given.items() if value]
+    """`UsageError` for an option, by its field's name, that only means something with --kubernetes."""
+    meant = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
     if meant:
-        raise UsageError(
-            f"{meant[0]} goes with --kubernetes", hint=f"add --kubernetes, or leave out {meant[0]}"
-        )
+        raise UsageError(f"{meant[0]} goes with --kubernetes", hint="add --kubernetes, or leave it out")
 
 
 Step = tuple[str, str, Callable[[str], Result]]

@@ -70,8 +70,10 @@ def node_steps(way: Way) -> tuple[Step, ...]:
     from gpunode.commands import verify
 
     options, host = way.options, way.host
-    in_engine = verify.Options(on=way.engine, config=options.config, socket=options.socket, cdi=options.cdi)
-    by_cdi = " --cdi" if options.cdi else ""
+    in_engine = verify.Options(
+        on=way.engine, config=options.engine.config, socket=options.engine.socket, cdi=options.engine.cdi
+    )
+    by_cdi = " --cdi" if options.engine.cdi else ""
     first = _proof("verify-host", "gpunode verify", lambda: verify.run(host, verify.Options(), way.progress))
     if not host.live:
         return (first,)  # nothing can be started under --root

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpunode.commands import setup_checks
 from gpunode.commands.setup import doctor_before
 from gpunode.commands.setup_steps import State, Step, StepReport, Walked, overview, walk
-from gpunode.commands.setup_way import Options, Way, command_line, prepare
+from gpunode.commands.setup_way import Access, Options, Way, command_line, prepare
 from gpunode.dataclass import dataclass
 from gpunode.facts.kubelet import find_kubelet, root_directory
 from gpunode.facts.processes import running
@@ -21,7 +21,7 @@ from gpunode.result import Block, ErrorInfo, ExitCode, Finding, Progress, Result
 if TYPE_CHECKING:
     from gpunode.commands import configure_runtime, manifests_plugin
 
-__all__ = ["KubernetesSetup", "Options", "run"]
+__all__ = ["Access", "KubernetesSetup", "Options", "run"]
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     """
     way = prepare(host, options, progress)
     try:
-        walked = walk(host, steps(way), dry_run=options.dry_run)
+        walked = walk(host, steps(way), dry_run=options.engine.dry_run)
     finally:
         way.close()
     stopped = walked.stopped_at
-    go_on = command_line(options) if (stopped or options.dry_run or walked.left) else ""
-    data = KubernetesSetup(way.engine, options.plugin, walked.steps, go_on, options.dry_run)
+    go_on = command_line(options) if (stopped or options.engine.dry_run or walked.left) else ""
+    data = KubernetesSetup(way.engine, options.plugin, walked.steps, go_on, options.engine.dry_run)
     blocks = (*walked.blocks, overview(walked.steps), *_last_words(way, walked, go_on))
     failure = walked.failure
     if failure is None:
@@ -70,14 +70,14 @@ def steps(way: Way) -> tuple[Step, ...]:
 
     host, options, progress = way.host, way.options, way.progress
     found = [_doctor(way)]
-    if not options.cdi:  # by CDI, containers get their GPUs without it
+    if not options.engine.cdi:  # by CDI, containers get their GPUs without it
         found.append(_toolkit(way))
     found += [_runtime(way), _runtime_class(way)]
     if options.plugin == "daemonset":
         found.append(_gpu_label(way))
         found.append(daemon_set_step(host, way.cluster, _manifest(way), options.wait, progress))
     else:
-        found.append(service_step(host, options.cdi, options.wait, progress))
+        found.append(service_step(host, options.engine.cdi, options.wait, progress))
     return (*found, *_verify(way))
 
 
@@ -88,7 +88,7 @@ def _doctor(way: Way) -> Step:
     """Nothing is set up on a node whose GPUs can't work; what a later step mends doesn't count."""
 
     def excuse(finding: Finding) -> str:
-        return setup_checks.excuse(finding, way.engine, way.options.cdi)
+        return setup_checks.excuse(finding, way.engine, way.options.engine.cdi)
 
     def examine() -> Result:
         return setup_checks.with_reason(doctor_before(way.host, excuse, way.progress), excuse)
@@ -131,7 +131,7 @@ def _runtime(way: Way) -> Step:
     def configure(dry_run: bool) -> Result:
         return configure_runtime.run(way.host, _configuring(way, dry_run), way.progress)
 
-    by_cdi = " --cdi" if way.options.cdi else ""
+    by_cdi = " --cdi" if way.options.engine.cdi else ""
     command = f"gpunode configure-runtime --runtime {way.engine}{by_cdi}"
     return Step("runtime", command, look, lambda: configure(True), lambda: configure(False))
 
@@ -142,14 +142,16 @@ def _configuring(way: Way, dry_run: bool) -> configure_runtime.Options:
     options = way.options
     request = configure_runtime.Request(
         runtimes=(way.engine,),
-        config=options.config,
-        socket=options.socket,
-        restart_command=options.restart_command,
+        config=options.engine.config,
+        socket=options.engine.socket,
+        restart_command=options.engine.restart_command,
         dry_run=dry_run,
-        yes=options.yes,
+        yes=options.engine.yes,
         configures=True,
     )
-    return configure_runtime.Options(request, set_as_default=options.set_as_default, cdi=options.cdi)
+    return configure_runtime.Options(
+        request, set_as_default=options.engine.set_as_default, cdi=options.engine.cdi
+    )
 
 
 def _runtime_class(way: Way) -> Step:
@@ -217,7 +219,7 @@ def _manifest(way: Way) -> manifests_plugin.Options:
     return manifests_plugin.Options(
         image=way.options.image,
         runtime_class=way.handler,
-        cdi=way.options.cdi,
+        cdi=way.options.engine.cdi,
         kubelet_root=root_directory(kubelet),
     )
 
@@ -237,14 +239,14 @@ def _last_words(way: Way, walked: Walked, go_on: str) -> list[Block]:
     if stopped is not None:
         done = ", ".join(one.name for one in walked.steps if one.state in ("right", "done")) or "nothing"
         rest = ", ".join(one.name for one in walked.steps if one.state == "waiting")
-        first = "Would stop at" if way.options.dry_run else "Stopped at"
+        first = "Would stop at" if way.options.engine.dry_run else "Stopped at"
         blocks: list[Block] = [Text(f"{first} {stopped.name}: {stopped.why}", Style.BAD)]
-        if not way.options.dry_run:
+        if not way.options.engine.dry_run:
             blocks.append(
                 Text(f"Right or done: {done}. Not done: {stopped.name}{f', {rest}' if rest else ''}")
             )
         return [*blocks, Text(f"Then go on with: {go_on}", Style.COMMAND)]
-    if way.options.dry_run:
+    if way.options.engine.dry_run:
         return [Text(f"Nothing was changed. Do it with: {go_on}", Style.COMMAND)]
     left = [Text(f"Left to you: {one.name}: {one.why}", Style.WARN) for one in walked.left]
     left += [Text(f"  {way.offline}", Style.DIM)] if left and way.offline else []

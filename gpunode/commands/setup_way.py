@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import field
 
+from gpunode.commands import setup
 from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.facts.kubelet import find_kubelet
@@ -14,28 +15,24 @@ from gpunode.kubernetes.access import Access
 from gpunode.kubernetes.api import Cluster, ExtraMissing, NoAccess
 from gpunode.result import Progress
 
+__all__ = ["Access", "Options", "Way", "command_line", "prepare"]
+
 WAYS = ("systemd", "daemonset")
 
 
 @dataclass(frozen=True)
 class Options:
-    """The command line's options. `plugin` is one of `WAYS`; `image` is the DaemonSet's, `test_image` that of
-    the pod which proves it; `wait`: seconds for the kubelet to take the GPUs."""
+    """The command line's options. `engine` are those that `setup` takes for containers, too; `plugin` is one
+    of `WAYS`; `image` is the DaemonSet's, `test_image` that of the pod which proves it; `wait`: seconds for
+    the kubelet to take the GPUs."""
 
-    runtime: str = "auto"
-    set_as_default: bool = False
-    config: str = ""
-    socket: str = ""
-    restart_command: str = ""
-    yes: bool = False
-    cdi: bool = False
+    engine: setup.Options = field(default_factory=setup.Options)
     plugin: str = "systemd"
     image: str = ""
     test_image: str = ""
     access: Access = field(default_factory=Access)
     node: str = ""
     wait: float = 60.0
-    dry_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Way:
     def handler(self) -> str:
         """The runtime handler of pods; empty where the GPUs come by CDI and the engine gets none."""
         there = self.host.which("nvidia-container-runtime") is not None
-        return "nvidia" if there or not self.options.cdi else ""
+        return "nvidia" if there or not self.options.engine.cdi else ""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -75,7 +72,7 @@ def prepare(host: Host, options: Options, progress: Progress) -> Way:
         raise UsageError(f"--plugin {options.plugin!r}", hint=f"one of {', '.join(WAYS)}")
     if options.image and options.plugin != "daemonset":
         raise UsageError("--image is the DaemonSet's", hint="add --plugin daemonset")
-    if host.live and not host.is_root and not options.dry_run:
+    if host.live and not host.is_root and not options.engine.dry_run:
         raise PreconditionError("setting a node up needs root", hint="run it again with sudo, or --dry-run")
     kubelet = find_kubelet(host, running(host))
     if kubelet is None:
@@ -90,7 +87,9 @@ def prepare(host: Host, options: Options, progress: Progress) -> Way:
             hint="join it first, as with kubeadm join; for containers alone: gpunode setup",
             code="kubelet-not-joined",
         )
-    daemon = find.engine(host, options.runtime, options.config, socket=options.socket).daemon
+    daemon = find.engine(
+        host, options.engine.runtime, options.engine.config, socket=options.engine.socket
+    ).daemon
     if kubelet.engine != daemon.name:
         raise UsageError(
             f"the kubelet's engine is {kubelet.engine} ({kubelet.endpoint_source}), not {daemon.name}",
@@ -118,10 +117,10 @@ def command_line(options: Options) -> str:
     """The command line that means the same, and would go on from here."""
     access = options.access
     given = (
-        ("--runtime", options.runtime if options.runtime != "auto" else ""),
-        ("--config", options.config),
-        ("--socket", options.socket),
-        ("--restart-command", options.restart_command),
+        ("--runtime", options.engine.runtime if options.engine.runtime != "auto" else ""),
+        ("--config", options.engine.config),
+        ("--socket", options.engine.socket),
+        ("--restart-command", options.engine.restart_command),
         ("--plugin", options.plugin if options.plugin != "systemd" else ""),
         ("--image", options.image),
         ("--test-image", options.test_image),
@@ -132,9 +131,9 @@ def command_line(options: Options) -> str:
         ("--wait", f"{options.wait:g}" if options.wait != Options.wait else ""),
     )
     switches = (
-        ("--cdi", options.cdi),
-        ("--set-as-default", options.set_as_default),
-        ("--yes", options.yes),
+        ("--cdi", options.engine.cdi),
+        ("--set-as-default", options.engine.set_as_default),
+        ("--yes", options.engine.yes),
     )
     words = [word for name, value in given if value for word in (name, value)]
     return shlex.join(["gpunode", "setup", "--kubernetes", *words, *(name for name, on in switches if on)])
