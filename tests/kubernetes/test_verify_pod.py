@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fixtures.api_server import ADMIN, ApiServer, Fault, kubeconfig
 from tests.cli import Ran, clean_environment, command
@@ -416,3 +417,24 @@ def test_what_a_killed_run_left_is_removed_by_the_next(gpu_node: ApiServer, run:
     ]
     for name in ("by-hand", "elsewhere", "fresh"):
         gpu_node.store.delete("Pod", name, "default")
+
+
+def test_the_rights_that_are_printed_for_it_are_those_that_it_uses(gpu_node: ApiServer, run: Gpunode) -> None:
+    """`gpunode manifests rbac --for verify`: a verb too few would stop it, one too many is a risk."""
+    assert verify(run).code == 0
+    used = set()
+    for asked in gpu_node.asked:
+        parts = asked.path.strip("/").split("/")
+        plural = next(one for one in reversed(parts) if one in {"nodes", "runtimeclasses", "pods", "events"})
+        named = parts[-1] != plural
+        kind = "pods/log" if parts[-1] == "log" else plural
+        verb = {"POST": "create", "DELETE": "delete"}.get(asked.method, "get" if named else "list")
+        used.add((kind, verb))
+    granted = {
+        (resource, verb)
+        for one in yaml.safe_load_all(run("manifests", "rbac", "--for", "verify").out)
+        for rule in one.get("rules", ())
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert used == granted
