@@ -28,6 +28,7 @@ VOLATILE = (
     # a second entry within one second has a number behind its name
     (re.compile(r"\d{8}T\d{6}Z(-[a-z]+(?:-[a-z]+)*)(?:-\d+)?"), "YYYYMMDDTHHMMSSZ\\1"),
     (re.compile(r"time=\S+"), "time=..."),
+    (re.compile(r"gfd\.timestamp=\d+"), "gfd.timestamp=N"),
     # the age of the reference tables
     (re.compile(r"\d+ days? old"), "N days old"),
     (re.compile(r" +"), " "),
@@ -222,6 +223,31 @@ def status_transcript() -> str:
         return "$ gpunode status runtime\n" + printed("status", "runtime", "--root", f"{name}/node")
 
 
+def recorded_transcript(machine: str, *argv: str) -> str:
+    """What a command prints on a recorded machine."""
+    from fixtures.machines import recorded_host
+
+    with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
+        recorded_host(machine, Path(name) / "node")
+        return f"$ gpunode {' '.join(argv)}\n" + printed(*argv, "--root", f"{name}/node")
+
+
+def setup_transcript() -> str:
+    return recorded_transcript("fresh-node-with-driver", "setup", "--kubernetes")
+
+
+def driver_transcript() -> str:
+    return recorded_transcript("driver-not-installed", "driver", "plan")
+
+
+def toolkit_transcript() -> str:
+    return recorded_transcript("toolkit-missing", "toolkit", "install", "--dry-run")
+
+
+def labels_transcript() -> str:
+    return recorded_transcript("healthy-mig-h100", "labels")
+
+
 TRANSCRIPTS: dict[str, Callable[[], str]] = {
     "demo": demo_transcript,
     "doctor": doctor_transcript,
@@ -229,6 +255,10 @@ TRANSCRIPTS: dict[str, Callable[[], str]] = {
     "compare": compare_transcript,
     "dry-run": dry_run_transcript,
     "status": status_transcript,
+    "setup": setup_transcript,
+    "driver": driver_transcript,
+    "toolkit": toolkit_transcript,
+    "labels": labels_transcript,
 }
 PAGES: dict[str, Callable[[], str]] = {
     "docs/checks.md": checks_page,
@@ -237,6 +267,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/labels.md": labels_page,
     "docs/environment.md": environment_page,
     "docs/doctor.md": lambda: page_with_transcripts("docs/doctor.md"),
+    "docs/setup.md": lambda: page_with_transcripts("docs/setup.md"),
     "README.md": lambda: page_with_transcripts("README.md"),
 }
 

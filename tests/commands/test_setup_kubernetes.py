@@ -159,7 +159,7 @@ def test_a_fault_that_no_step_mends_stops_it_before_anything_is_written(tmp_path
 
 
 def test_the_toolkit_is_a_step_and_its_absence_no_fault_of_the_doctors(tmp_path: Path) -> None:
-    """No package manager is on that recorded node, so the step itself is where it stops."""
+    """Packages are only installed on the node itself, so under another root that step is where it stops."""
     root = node(tmp_path, "toolkit-missing")
     before = files(root)
     ran = setup(root, "-o", "json")
