@@ -75,10 +75,10 @@ def environment_page() -> str:
         for option in command.get_params(typer.Context(command))
     ]
     # what every command takes comes first
-    for path, option in sorted(options, key=lambda pair: not isinstance(pair[1].envvar, str)):
+    for path, option in sorted(options, key=lambda pair: not _of_every_command(*pair)):
         if option.param_type_name != "option" or option.name in ("help", "version"):
             continue
-        prefix = path.upper().replace("-", "_").replace(" ", "_")
+        prefix = _prefix(path)
         own = getattr(option, "variable", "")  # of the table that commands of the plugin share
         listed = (
             option.envvar if isinstance(option.envvar, list) else []
@@ -87,8 +87,7 @@ def environment_page() -> str:
         if variable in seen:
             continue
         seen.add(variable)
-        everywhere = isinstance(option.envvar, str) and not own
-        scope = "every command" if everywhere else path.removeprefix("gpunode ")
+        scope = "every command" if _of_every_command(path, option) else path.removeprefix("gpunode ")
         others = f" Also: {', '.join(f'`{one}`' for one in listed[1:])}." if listed[1:] else ""
         told = option.help + others
         lines.append(f"| `{variable}` | `{option.opts[0]}` | {scope} | {told} |")
@@ -99,6 +98,18 @@ def environment_page() -> str:
         "(where the journal lies instead of `/var/lib/gpunode`).",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _prefix(path: str) -> str:
+    return path.upper().replace("-", "_").replace(" ", "_")
+
+
+def _of_every_command(path: str, option: Any) -> bool:
+    """A global option names its one variable; those that a command names begin with its first word."""
+    named, group = option.envvar, _prefix(" ".join(path.split()[:2]))
+    return (
+        isinstance(named, str) and not getattr(option, "variable", "") and not named.startswith(f"{group}_")
+    )
 
 
 def walk(command: Any, path: str) -> list[tuple[str, Any]]:
