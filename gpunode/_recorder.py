@@ -130,8 +130,18 @@ class RecordingHost(Host):
     def kernel_log(self) -> tuple[str, ...] | None:
         lines = self._asked("/dev/kmsg", lambda: Host.kernel_log(self))
         if lines is not None:
-            self.kept.log[:] = lines
+            self.kept.log[:] = self._latest(lines)
         return lines
+
+    def _latest(self, lines: tuple[str, ...]) -> list[str]:
+        """The end of a log that is larger than a file may be."""
+        left = MOST_FILE
+        for number, line in enumerate(reversed(lines)):
+            left -= len(line) + 1
+            if left < 0:
+                self.kept.left_out["/dev/kmsg"] = f"the first {len(lines) - number} lines are too many"
+                return list(lines[-number:]) if number else []
+        return list(lines)
 
     def listener(self, path: str) -> tuple[str, int]:
         found = Host.listener(self, path)
@@ -153,7 +163,13 @@ class RecordingHost(Host):
         done = Host.run(self, argv, timeout=timeout, stdin=stdin, env=env)
         # gpunode's own children ask what has a section of its own; a program that isn't there needs no entry
         if argv[0] != sys.executable and done.code != 127:
-            answer: dict[str, Any] = {"code": done.code, "stdout": done.stdout, "stderr": done.stderr}
+            answer: dict[str, Any] = {"code": done.code}
+            for name, text in (("stdout", done.stdout), ("stderr", done.stderr)):
+                answer[name] = text[:MOST_FILE]
+                if len(text) > MOST_FILE:
+                    self.kept.left_out[f"{name} of {shlex.join(argv)}"] = (
+                        f"{len(text)} characters are too many"
+                    )
             self.heard("commands", shlex.join(argv), answer | ({"timedOut": True} if done.timed_out else {}))
         return done
 

@@ -141,15 +141,9 @@ def doctor(
     _only_whole(session, output_file, list_=list_, compare=compare, fix=fix)
     if list_:
         return _explain(session, "")
-    if compare:
-        _no_diagnosis(
-            only=only, skip=skip, ignore=ignore, preflight=preflight, expect_gpus=expect_gpus is not None,
-            cuda=cuda, image=image, deep=deep, explain=explain,
-        )  # fmt: skip
-        return _compare(session, tuple(checks or ()), strict)
     options = command.Options(
         strict=strict,
-        only=(*(checks or ()), *(only or ())),
+        only=tuple(only or ()) if compare else (*(checks or ()), *(only or ())),
         skip=tuple(skip or ()),
         ignore=tuple(ignore or ()),
         preflight=preflight.value if preflight else "",
@@ -159,6 +153,8 @@ def doctor(
         deep=deep,
         explain=explain,
     )
+    if compare:
+        return _compare(session, tuple(checks or ()), options)
     if fix or apply or allow:
         return _fix(session, options, fix, apply, tuple(allow or ()))
     return _filed(command.run(session.host, options, session.progress), output_file)
@@ -214,22 +210,27 @@ def _writable(path: str) -> None:
         )
 
 
-def _no_diagnosis(**others: object) -> None:
-    """--compare looks at no node: an option for a diagnosis would do nothing."""
-    from gpunode.errors import UsageError
-
-    given = next((f"--{name.replace('_', '-')}" for name, value in others.items() if value), "")
-    if given:
-        raise UsageError(
-            f"{given} is for a diagnosis, and --compare reads reports that were made",
-            hint=f"give {given} to the gpunode doctor that makes them",
-        )
-
-
-def _compare(session: Session, paths: tuple[str, ...], strict: bool) -> "Result":
+def _compare(session: Session, paths: tuple[str, ...], options: "Options") -> "Result":
     from gpunode.commands import doctor_compare as command
 
-    return command.run(session.host, command.Options(paths, strict), session.progress)
+    _no_diagnosis(session, vars(options) | {"strict": False})
+    return command.run(session.host, command.Options(paths, options.strict), session.progress)
+
+
+def _no_diagnosis(session: Session, options: dict[str, object]) -> None:
+    """--compare looks at no node: an option for a diagnosis would do nothing. One that the environment sets
+    for every doctor is meant for the others."""
+    from gpunode.errors import UsageError
+
+    for name, value in options.items():
+        # 0 == False, and --expect-gpus 0 was said
+        unset = value is None or value is False or value in ("", ())
+        if not unset and not session.host.environ.get(f"GPUNODE_DOCTOR_{name.upper()}"):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{option} is for a diagnosis, and --compare reads reports that were made",
+                hint=f"give {option} to the gpunode doctor that makes them",
+            )
 
 
 def _fix(session: Session, looked: "Options", fix: bool, apply: bool, allow: tuple[str, ...]) -> "Result":

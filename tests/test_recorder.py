@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,20 @@ def test_commands_are_kept_but_for_our_own_and_such_as_are_not_there():
     assert commands["true"] == {"code": 0, "stdout": "", "stderr": ""}
     assert commands["sleep 5"]["timedOut"] is True
     assert len(commands) == 2
+
+
+def test_a_log_and_an_answer_that_are_too_large_are_cut_and_that_is_told(monkeypatch):
+    monkeypatch.setattr("gpunode._recorder.MOST_FILE", 10)
+    monkeypatch.setattr(Host, "kernel_log", lambda self: ("first", "4444", "last"))
+    host = RecordingHost()
+    assert host.kernel_log() == ("first", "4444", "last")
+    assert host.kept.log == ["4444", "last"]
+    assert len(host.run(["seq", "100"]).stdout) > 200
+    assert host.kept.recording["commands"]["seq 100"]["stdout"] == "1\n2\n3\n4\n5\n"
+    assert host.kept.left_out == {
+        "/dev/kmsg": "the first 1 lines are too many",
+        "stdout of seq 100": "292 characters are too many",
+    }
 
 
 def test_what_this_user_may_not_read_is_kept_as_that(monkeypatch):
@@ -182,7 +197,7 @@ def test_of_an_image_only_what_is_about_gpus_is_kept():
     env = ["PATH=/bin", "NVIDIA_REQUIRE_CUDA=cuda>=12", "DB_HOST=mine", "CUDA_VERSION=12"]
     inspected = json.dumps([{"Config": {"Env": env, "Cmd": ["mine"]}, "History": "mine"}])
     line = "podman image inspect -- x"
-    recording = {
+    recording: dict[str, dict[str, Any]] = {
         "daemons": {"/s": {"images": {"x": {"Env": env, "Labels": {"a": "mine"}}}, "info": {}}},
         "commands": {line: {"stdout": inspected, "code": 0}, "true": {"stdout": "1"}},
     }

@@ -9,7 +9,7 @@ from typing import Any
 from gpunode.checks.chains import chains
 from gpunode.checks.fixes import REBOOT
 from gpunode.checks.model import LAYERS
-from gpunode.checks.runner import BY_OPTION
+from gpunode.checks.runner import BY_OPTION, Selection
 from gpunode.checks.wording import disturbance, evidence_lines
 from gpunode.facts.system import CONTAINER, TEGRA, VM, WSL2
 from gpunode.result import Block, Cell, Finding, FindingStatus, Fix, Style, Table, Text
@@ -32,11 +32,12 @@ def blocks(
     findings: tuple[Finding, ...],
     explain: bool = False,
     tables: Sequence[dict[str, Any]] = (),
+    selection: Selection | None = None,
 ) -> tuple[Block, ...]:
     """Everything that the table form shows; with `explain` also which check waits for which. `tables` are the
-    reference tables as the report has them."""
+    reference tables as the report has them. By the `selection` a part is not taken for the whole."""
     return (
-        *_verdict(node, findings),
+        *_verdict(node, findings, selection or Selection()),
         *_layers(findings),
         *_problems(_ordered(findings)),
         *_notes(findings),
@@ -79,7 +80,7 @@ def _ordered(findings: tuple[Finding, ...]) -> list[Finding]:
     return sorted(bad, key=lambda finding: (_BAD.index(finding.status), -waiting[finding.id]))
 
 
-def _verdict(node: dict[str, Any], findings: tuple[Finding, ...]) -> Iterator[Block]:
+def _verdict(node: dict[str, Any], findings: tuple[Finding, ...], selection: Selection) -> Iterator[Block]:
     counts = Counter(finding.status for finding in findings)
     errors = counts[FindingStatus.FAIL] + counts[FindingStatus.ERROR]
     warnings = counts[FindingStatus.WARN]
@@ -90,13 +91,14 @@ def _verdict(node: dict[str, Any], findings: tuple[Finding, ...]) -> Iterator[Bl
             ", ".join(parts) + f": {_ordered(findings)[0].summary}", Style.BAD if errors else Style.WARN
         )
     else:
-        yield _no_fault(findings, counts[FindingStatus.PASS])
+        yield _no_fault(findings, counts[FindingStatus.PASS], selection)
     yield Text(_machine(node), Style.DIM)
     yield Text("")
 
 
-def _no_fault(findings: tuple[Finding, ...], passed: int) -> Text:
-    """Ready only if everything that applies was judged: a check that couldn't look vouches for nothing."""
+def _no_fault(findings: tuple[Finding, ...], passed: int, selection: Selection) -> Text:
+    """Ready only if everything that applies was judged: a check that couldn't look, or that nobody asked,
+    vouches for nothing."""
     unread = sum(_unread(finding) for finding in findings)
     if unread:
         return Text(
@@ -105,6 +107,13 @@ def _no_fault(findings: tuple[Finding, ...], passed: int) -> Text:
     if not passed:
         reason = f": {findings[0].summary}" if findings else ""
         return Text(f"Nothing was judged{reason}", Style.WARN)
+    if selection.only:
+        return Text(f"No fault found by {_many(passed, 'check')}: the others weren't asked", Style.GOOD)
+    left = f", with {_many(len(selection.skip), 'check')} left out" if selection.skip else ""
+    if selection.preflight:
+        return Text(f"Nothing found that blocks {selection.preflight}{left}", Style.GOOD)
+    if left:
+        return Text(f"No fault found{left}", Style.GOOD)
     return Text("This node is ready: no check found a fault", Style.GOOD)
 
 

@@ -55,6 +55,11 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         "node": about,
         "findings": findings,
         "counts": counts,
+        "selection": {
+            "only": list(selection.only),
+            "skip": list(selection.skip),
+            "preflight": selection.preflight,
+        },
         "first": first(findings),
         "chains": behind(findings),
         "reboot": reboot(findings),
@@ -68,7 +73,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         data,
         status=status,
         exit_code=ExitCode.FAILED if failed else ExitCode.OK,
-        blocks=blocks(about, findings, options.explain, tables),
+        blocks=blocks(about, findings, options.explain, tables, selection),
         documents={"html": _page, "prometheus": _metrics},
     )
 

@@ -67,7 +67,8 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     names = _models(reports.values())
     members = _named([_member(path, report, names) for path, report in reports.items()])
     differences = tuple(_differing({one.name: one.aspects for one in members}))
-    findings = tuple(_differing({one.name: _filled(one, members) for one in members}))
+    bad = sorted({name for one in members for name, state in one.findings.items() if state in _BAD})
+    findings = tuple(_differing({one.name: _filled(one, bad) for one in members}))
     common = _common(members)
     data = {
         "nodes": [
@@ -165,10 +166,9 @@ def _named(members: Sequence[Member]) -> list[Member]:
     ]
 
 
-def _filled(member: Member, members: Sequence[Member]) -> dict[str, str]:
+def _filled(member: Member, bad: Sequence[str]) -> dict[str, str]:
     """The checks in which some node has a fault; one that a report doesn't have wasn't judged there."""
-    bad = {name for one in members for name, state in one.findings.items() if state in _BAD}
-    return {name: member.findings.get(name, "skip") for name in sorted(bad)}
+    return {name: member.findings.get(name, "skip") for name in bad}
 
 
 def _differing(values: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]:
@@ -211,15 +211,13 @@ def _blocks(
         yield Text(f"{len(members)} nodes, and they don't differ", Style.GOOD)
     else:
         told = f"{number} {'difference' if number == 1 else 'differences'}"
-        yield Text(f"{len(members)} nodes, {told}", Style.WARN)
-    for one in differences:
-        yield Text("")
-        yield Text(one.what, Style.HEADING)
-        yield _table(one, {})
-    for one in findings:
-        yield Text("")
-        yield Text(one.what, Style.HEADING)
-        yield _table(one, _WORDS)
+        domain = _domain(members)
+        shared = f" (all of them in {domain.removeprefix('.')})" if domain else ""
+        yield Text(f"{len(members)} nodes{shared}, {told}", Style.WARN)
+        for one in (*differences, *findings):
+            yield Text("")
+            yield Text(one.what, Style.HEADING)
+            yield _table(one, _WORDS if one in findings else {}, domain)
     if common:
         yield Text("")
         yield Text("on every node", Style.HEADING)
@@ -227,12 +225,26 @@ def _blocks(
         yield Table(("", ""), tuple(rows))
 
 
-def _table(difference: Difference, words: Mapping[str, str]) -> Table:
+def _domain(members: Sequence[Member]) -> str:
+    """What every name ends in, from a dot on; empty if they share none. Told once, not on every line."""
+    if any(one.file in one.name for one in members):
+        return ""
+    domains = {one.name[one.name.find(".") :] if "." in one.name else "" for one in members}
+    return domains.pop() if len(domains) == 1 else ""
+
+
+def _table(difference: Difference, words: Mapping[str, str], domain: str) -> Table:
     rows = []
     for group in difference.groups:
         value = words.get(group.value, group.value)
         style = _STYLES.get(group.value, Style.PLAIN) if words else Style.PLAIN
-        rows.append((Cell(f"  {value}", style), str(len(group.nodes)), _few(group.nodes)))
+        rows.append(
+            (
+                Cell(f"  {value}", style),
+                str(len(group.nodes)),
+                _few([one.removesuffix(domain) for one in group.nodes]),
+            )
+        )
     return Table(("", "", ""), tuple(rows))
 
 

@@ -32,12 +32,12 @@ _OWN_ENDPOINTS = {
     "kubelite": "/var/snap/microk8s/common/run/containerd.sock",
     "snap.microk8s": "/var/snap/microk8s/common/run/containerd.sock",
 }
-# what is there once a cluster has taken the node: kubeadm's file, and those of k3s and rke2
-_JOINED = (
-    "/etc/kubernetes/kubelet.conf",
-    "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
-    "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
-)
+# what is there once a cluster has taken the node, by the beginning of the unit's name
+_JOINED = {
+    "kubelet": "/etc/kubernetes/kubelet.conf",
+    "k3s": "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
+    "rke2": "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
+}
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,28 @@ class Kubelet:
 def find_kubelet(host: Host, processes: Sequence[Process]) -> Kubelet | None:
     """None on a node that has no kubelet installed and none running."""
     process = next((one for one in processes if one.name in KUBELETS), None)
-    unit = next((name for name in _UNITS if read_unit(host, name) is not None), None)
+    unit = next((name for name in _by_likelihood(host, process) if read_unit(host, name) is not None), None)
     config = _config(host, process)
     if process is None and unit is None and config is None:
         return None
     endpoint, source = _endpoint(host, process, unit, config)
-    joined = process is not None or config is not None or any(host.stat(path) for path in _JOINED)
+    joined = process is not None or config is not None or any(host.stat(path) for path in _JOINED.values())
     driver = _cgroup_driver(host, process, config or "")
     return Kubelet(process, unit, joined, endpoint, source, driver)
+
+
+def _by_likelihood(host: Host, process: Process | None) -> list[str]:
+    """The units, the one first that started what runs, else the one whose cluster has taken this node."""
+    program = process.argv[0] if process else ""
+    words = (("k3s", "k3s"), ("/rke2/", "rke2"), ("/k0s/", "k0s"), ("kubelite", "snap."))
+    runs = next((start for word, start in words if word in program), "kubelet") if program else ""
+    marks = [
+        name
+        for start, path in _JOINED.items()
+        for name in _UNITS
+        if name.startswith(start) and host.stat(path)
+    ]
+    return sorted(_UNITS, key=lambda name: (not (runs and name.startswith(runs)), name not in marks))
 
 
 def _cgroup_driver(host: Host, process: Process | None, config: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gpunode.dataclass import dataclass
-from gpunode.errors import ConfigError
+from gpunode.errors import ConfigError, Unreadable
 from gpunode.host import Host
 
 BARE_METAL = "bare-metal"
@@ -14,8 +14,7 @@ WSL2 = "wsl2"
 TEGRA = "tegra"
 CONTAINER = "container"
 
-_SPELT = {"ol": "oracle", "opensuse-leap": "opensuse"}  # ids that go by another name elsewhere
-# os-release ids and ID_LIKE words
+# os-release ids and ID_LIKE words, as the library `distro` normalises them
 _FAMILIES = {
     "debian": {"debian", "ubuntu", "linuxmint", "raspbian"},
     "rhel": {
@@ -73,32 +72,33 @@ def family_of(identifier: str, like: str) -> str:
 
 def read_distribution(host: Host) -> Distribution:
     """From os-release in the host's root; empty strings where it says nothing."""
-    said = os_release(host)
-    spelt = said.get("ID", "").lower().replace(" ", "_")
-    identifier = _SPELT.get(spelt, spelt)
-    name = said.get("PRETTY_NAME") or said.get("NAME", "")
-    whole = identifier in _IMMUTABLE or host.exists(_OSTREE)
-    family = "other" if whole else family_of(identifier, said.get("ID_LIKE", "").lower())
-    return Distribution(identifier, said.get("VERSION_ID", ""), name, family, whole)
+    from distro import LinuxDistribution
 
-
-def os_release(host: Host) -> dict[str, str]:
-    """The assignments of os-release(5); {} where there is none. A line that is none is passed over."""
-    file = next((path for path in _OS_RELEASE if host.is_file(path)), None)
     try:
-        text = (host.read_text(file) or "") if file else ""
-    except ConfigError:
-        return {}  # endless, or a pipe
-    pairs = (line.strip().partition("=") for line in text.splitlines() if not line.lstrip().startswith("#"))
-    return {name: _unquoted(value) for name, equals, value in pairs if equals}
-
-
-def _unquoted(value: str) -> str:
-    """As a shell takes it; a backslash escapes only between double quotes."""
-    quote = value[:1]
-    if quote not in ("'", '"') or len(value) < 2 or not value.endswith(quote):
-        return value
-    return value[1:-1] if quote == "'" else re.sub(r'\\([\\"$`])', r"\1", value[1:-1])
+        # os-release(5); resolved here, since the library would follow an absolute link out of the root
+        file = next((path for path in _OS_RELEASE if host.is_file(path)), None)
+        if file is None:
+            return Distribution("", "", "", "other")
+        host.read_bytes(file)  # the library opens it by itself, and a `RecordingHost` keeps what it read
+        # nor may it look for another file in /etc by itself: whatever lies there could be a pipe
+        found = LinuxDistribution(
+            include_lsb=False,
+            include_uname=False,
+            include_oslevel=False,
+            os_release_file=str(host.path(file)),
+            distro_release_file="/dev/null",
+        )
+        identifier = found.id()
+        # its `version` and `name` would ask the debian_version of the machine that looks
+        version = found.os_release_attr("version_id")
+        name = found.os_release_attr("pretty_name") or found.os_release_attr("name")
+        whole = identifier in _IMMUTABLE or host.exists(_OSTREE)
+        family = "other" if whole else family_of(identifier, found.like())
+        return Distribution(identifier, version, name, family, whole)
+    except PermissionError as error:
+        raise Unreadable("can't read /etc/os-release: permission denied", hint="run as root") from error
+    except (OSError, ValueError, ConfigError):
+        return Distribution("", "", "", "other")  # garbage where os-release should be
 
 
 def kernel_release(host: Host) -> str:

@@ -83,6 +83,9 @@ def _headline(envelope: Mapping[str, Any], findings: tuple[Mapping[str, Any], ..
         return f"No fault found, {_many(unread, 'check')} not judged", "warn"
     if not envelope["data"]["counts"]["pass"]:
         return "Nothing was judged", "warn"
+    chosen = envelope["data"].get("selection", {})  # reports of earlier versions don't tell
+    if any(chosen.values()):
+        return "No fault found by the checks that were asked", "good"
     return "Ready: no check found a fault", "good"
 
 
@@ -295,8 +298,8 @@ def _layers(report: Report) -> Iterator[str]:
         waits = sum(state(one) == "waits" for one in here)
         told = [f"{passed} passed"] if passed else []
         told += [f"{waits} waiting"] if waits else []
-        rest = len(here) - passed - waits
-        told += [f"{rest} not judged"] if rest else []
+        unjudged = len(here) - passed - waits
+        told += [f"{unjudged} not judged"] if unjudged else []
         yield f'<details class="layer"><summary><h3>{escaped(layer)}</h3> '
         yield f'<span class="quiet">{", ".join(told)}</span></summary><ul class="rows">'
         for one in here:

@@ -23,7 +23,9 @@ _KEY = rf"(?:{_KEYS}|[\w.\-]{{0,60}}[_.\-](?:auth|pwd|pass)|auth)"
 # a line without any of these holds no secret; most lines are passed over for it
 _HINT = r"pass|secret|token|credential|auth|key|pwd|://|bearer|basic|sig"
 # a key that only says where a secret lies, or how it is used, is none
-_HARMLESS_KEY = r"(?:file|path|dir|directory|url|mode|ttl|timeout|plugin|webhook|enabled|name|id|days|type)s?$"
+_HARMLESS_KEY = (
+    r"(?:file|path|dir|directory|url|mode|ttl|timeout|plugin|webhook|enabled|name|id|days|type)s?$"
+)
 _HARMLESS = {"true", "false", "null", "none", "", '""', "''", "yes", "no", "on", "off", HIDDEN.lower()}
 _KNOWN = (
     r"nvapi-[\w-]{20,}",  # NVIDIA NGC

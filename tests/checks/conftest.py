@@ -1,5 +1,5 @@
-"""The recorded machines of these tests lie in memory where there is some: a tree has hundreds of entries, and a
-disk takes longer to make and remove them than the doctor to judge them."""
+"""The recorded machines of these tests lie in memory where there is some: a tree has hundreds of entries, and
+a disk takes longer to make and remove them than the doctor to judge them."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-_MEMORY = Path("/dev/shm")  # noqa: S108 - what is made there has a random name and mode 0700
+_MEMORY = Path("/dev/shm")
 _ROOM = 64 << 20
 
 

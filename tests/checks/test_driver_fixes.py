@@ -13,6 +13,7 @@ from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node, Questions
 from gpunode.facts.packages import RPM_QUERY
 from gpunode.host import Host
+from tests.sure import sure
 
 COMMANDS = {
     "kmod-flavour-blackwell": "apt install nvidia-driver-580-server-open && reboot",
@@ -89,7 +90,7 @@ UBUNTU = [
 @pytest.mark.parametrize(("installed", "wanted"), UBUNTU)
 def test_ubuntus_own_packages_go_on_under_the_names_of_another_branch(installed, wanted, tmp_path):
     files = {"/sys/module/nvidia/version": "535.288.01\n", **dpkg(*installed)}
-    fix = packages.install_driver(on("healthy-h100", tmp_path, files=files))
+    fix = sure(packages.install_driver(on("healthy-h100", tmp_path, files=files)))
     assert fix.command == f"apt update && apt install {wanted} && reboot"
 
 
@@ -101,19 +102,19 @@ def test_nvidias_packages_on_ubuntu_go_on_from_nvidias_repository(tmp_path):
         **dpkg("nvidia-driver-570-open", version="570.211.01-0ubuntu1"),
     }
     node = on("healthy-h100", tmp_path, files=files)
-    assert packages.install_driver(node).command == "apt install nvidia-open && reboot"
+    assert sure(packages.install_driver(node)).command == "apt install nvidia-open && reboot"
 
 
 def test_a_driver_of_the_run_installer_gets_no_packages_beside_it(tmp_path):
     node = on("healthy-docker-rocky9", tmp_path, executables=["/usr/bin/nvidia-uninstall"])
-    assert packages.install_driver(node).command.startswith("follow https://www.nvidia.com/")
-    assert "580.159.03.run" in packages.install_libraries(node).command
+    assert sure(packages.install_driver(node)).command.startswith("follow https://www.nvidia.com/")
+    assert "580.159.03.run" in sure(packages.install_libraries(node)).command
 
 
 def test_a_dnf_module_in_use_is_given_up_before_another_is_enabled(tmp_path):
     module = "[nvidia-driver]\nname=nvidia-driver\nstream=570-dkms\nprofiles=\nstate=enabled\n"
     files = {"/etc/dnf/modules.d/nvidia-driver.module": module}
-    command = packages.install_driver(on("healthy-docker-rocky9", tmp_path, files=files)).command
+    command = sure(packages.install_driver(on("healthy-docker-rocky9", tmp_path, files=files))).command
     assert "dnf module reset nvidia-driver && dnf module enable nvidia-driver:open-dkms" in command
 
 
@@ -128,7 +129,7 @@ def test_a_dnf_module_in_use_is_given_up_before_another_is_enabled(tmp_path):
     ],
 )
 def test_the_last_branch_that_drives_all_gpus(ids, last, tmp_path):
-    files = {}
+    files: dict[str, str] = {}
     for number, device in enumerate(ids):
         place = f"/sys/bus/pci/devices/0000:{number + 1:02x}:00.0"
         files |= {f"{place}/vendor": "0x10de", f"{place}/class": "0x030200", f"{place}/device": device}
@@ -196,7 +197,7 @@ def test_a_key_is_enrolled_under_dkms_own_name_for_the_driver(tmp_path):
         "/var/lib/dkms/mok.pub": "",
     }
     node = Node(Host(build_machine({"files": files}, tmp_path / "machine"), environ={}))
-    again = packages.enrol_key(node, signed=False).command
+    again = sure(packages.enrol_key(node, signed=False)).command
     assert again.startswith("dkms build --force nvidia-current/550.163.01 -k ")
 
 

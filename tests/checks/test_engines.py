@@ -10,6 +10,7 @@ from gpunode.checks.runner import Selection, run_checks
 from gpunode.facts.about import Trial
 from gpunode.facts.node import Node, Questions
 from gpunode.result import FindingStatus
+from tests.sure import sure
 
 PASS, FAIL, SKIP = FindingStatus.PASS, FindingStatus.FAIL, FindingStatus.SKIP
 DEEP = "docker-gpus-run-probe"
@@ -49,7 +50,8 @@ def test_no_container_is_started_where_it_could_not_be(tmp_path):
     for machine in ("docker-not-running", "toolkit-missing", "docker-default-runtime", "healthy-crio"):
         found, tried = deep(machine, tmp_path / machine, trial)
         assert found.status is SKIP and tried == [], machine
-    node = Node(recorded_host("healthy-docker-rocky9", tmp_path / "b"), Questions(), {"docker": lambda *_: 1})
+    host = recorded_host("healthy-docker-rocky9", tmp_path / "b")
+    node = Node(host, Questions(), {"docker": lambda *_: trial})
     assert judged(node, DEEP).skipped == "left-out"
 
 
@@ -147,7 +149,7 @@ def test_every_engine_that_is_not_used_is_left_alone():
 def test_where_each_podman_looks_for_specifications(release, named, status, tmp_path):
     machine = "podman-cdi-directories" if named else "healthy-podman-fedora"
     node = Node(recorded_host(machine, tmp_path))
-    podman = replace(node.podman, version=tuple(map(int, release.split("."))) if release else ())
+    podman = replace(sure(node.podman), version=tuple(map(int, release.split("."))) if release else ())
     node.__dict__["podman"] = podman
     assert judged(node, "podman-cdi").status is status
 

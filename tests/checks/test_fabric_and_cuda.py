@@ -3,6 +3,7 @@
 import os
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from gpunode.gpu.model import Gpu
 from gpunode.host import Host
 from gpunode.render import SilentProgress
 from gpunode.result import FindingStatus
+from tests.sure import sure
 
 PASS, SKIP, WARN, FAIL = FindingStatus.PASS, FindingStatus.SKIP, FindingStatus.WARN, FindingStatus.FAIL
 
@@ -242,7 +244,7 @@ def test_a_cuda_that_is_none_is_refused(given, tmp_path):
 )
 def test_each_model_is_cut_by_its_own_profiles(name, cut):
     gpus = [Gpu(index, f"GPU-{index}", name, "") for index in range(2)]
-    assert _instances(Node(Host("/nowhere")), gpus).command == cut
+    assert _instances(Node(Host(Path("/nowhere"))), gpus).command == cut
 
 
 def test_a100s_that_are_linked_are_reset_together_for_their_mig_mode(tmp_path):
@@ -272,7 +274,7 @@ def test_the_operators_pod_tells_where_its_fabric_manager_went(tmp_path):
     spec.setdefault("dirs", []).append("/run/nvidia/driver/usr")
     verdict = BY_ID["fabricmanager-missing"].run(Node(Host(build_machine(spec, tmp_path), environ={})))
     assert verdict.status is FAIL
-    assert verdict.fix.command.startswith("kubectl get pods ")
+    assert sure(verdict.fix).command.startswith("kubectl get pods ")
 
 
 @pytest.mark.parametrize(

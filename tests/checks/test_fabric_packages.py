@@ -7,6 +7,7 @@ from gpunode.checks.fabric.remedies import matching_manager
 from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node
 from gpunode.host import Host
+from tests.sure import sure
 
 NVIDIA = "deb https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2204/x86_64 /\n"
 STATUS = "Package: {}\nStatus: install ok installed\nVersion: {}\n"
@@ -15,7 +16,8 @@ STATUS = "Package: {}\nStatus: install ok installed\nVersion: {}\n"
 def command(name, version, files, tmp_path):
     spec = machine(name)
     spec["files"] |= files
-    return matching_manager(Node(Host(build_machine(spec, tmp_path), environ={})), version).command
+    node = Node(Host(build_machine(spec, tmp_path), environ={}))
+    return sure(matching_manager(node, version)).command
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ ABSENCES = {
     },
     r".*/host-files-for-container\.d/.*": {"jetson"},
     r".*/nvidia-smi": {"nvidia-smi-missing", "cdi-spec-stale", "wsl2"},
-    r".*/(nvidia-persistenced|nvidia-cuda-mps-\w+|gsp_\w+\.bin)": {"cdi-spec-stale"},
+    r".*/(nvidia-persistenced|nvidia-imex|nvidia-cuda-mps-\w+|gsp_\w+\.bin)": {"cdi-spec-stale"},
     r".*lib(cuda|nvidia|nv|dxcore|GL|EGL)[\w-]*\.so.*": {
         *("libcuda-missing", "libnvidia-ml-missing", "cdi-spec-stale", "wsl2"),
     },

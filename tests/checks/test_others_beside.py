@@ -110,3 +110,16 @@ def test_a_control_plane_that_runs_no_ordinary_pods_has_no_plugin(tmp_path):
 def test_shares_of_gpus_under_any_name(tmp_path):
     spec = offered({"tencent.com/vcuda-core": ["0", "1"]})
     assert judge("plugin-not-registered", spec, tmp_path).status is FindingStatus.PASS
+
+
+@pytest.mark.parametrize("runs", [("k3s", "server"), None], ids=["runs", "stopped"])
+def test_a_kubelet_package_beside_k3s_is_not_what_is_restarted(runs, tmp_path):
+    unit = "[Service]\nExecStart=/usr/bin/x\n"
+    files = {
+        "/usr/lib/systemd/system/kubelet.service": unit,
+        "/etc/systemd/system/k3s.service": unit,
+        "/var/lib/rancher/k3s/agent/kubelet.kubeconfig": "x\n",
+    }
+    host = Host(build_machine({"files": files}, tmp_path), environ={})
+    found = find_kubelet(host, [Process(7, runs, 0.0)] if runs else [])
+    assert found is not None and (found.unit, found.endpoint, found.joined) == ("k3s.service", OWN, True)

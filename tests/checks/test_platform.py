@@ -10,6 +10,7 @@ from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node
 from gpunode.host import Host
 from gpunode.result import FindingStatus
+from tests.sure import sure
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_whoever_holds_the_profile_is_told(node, profile, command):
     here = node("apparmor-denied", files={"/.gpunode/kernel.log": f'{text} name="/dev/nvidiactl"\n'})
     verdict = system.apparmor_denied(here)
     assert (verdict.status, profile in verdict.summary) == (FindingStatus.WARN, True)
-    assert verdict.fix.command.startswith(command)
+    assert sure(verdict.fix).command.startswith(command)
 
 
 def test_a_kernel_without_the_module_isnt_worth_a_reboot(node):
@@ -70,7 +71,7 @@ def test_the_library_that_hides_windows_driver_goes_with_its_package(node):
         "Package: bash\nStatus: install ok installed\nVersion: 5.1\n"
     )
     verdict = special.wsl2(node("wsl2-linux-driver", files={"/var/lib/dpkg/status": status}))
-    assert verdict.fix.command == "apt remove libnvidia-compute-580 && ldconfig"
+    assert sure(verdict.fix).command == "apt remove libnvidia-compute-580 && ldconfig"
     beside = special.wsl2(node("healthy-wsl2", files={"/var/lib/dpkg/status": status}))
     assert beside.status is FindingStatus.PASS
 
@@ -82,7 +83,7 @@ def test_an_old_toolkit_on_a_jetson_matters_to_device_plugins_alone(node):
     kubelet = {"/var/lib/kubelet/config.yaml": "kind: KubeletConfiguration\n"}
     verdict = special.jetson(node("healthy-jetson-orin", recording={"commands": told}, files=kubelet))
     assert verdict.status is FindingStatus.WARN
-    assert "nvidia-container-toolkit" in verdict.fix.command
+    assert "nvidia-container-toolkit" in sure(verdict.fix).command
 
 
 def test_a_jetson_with_a_cdi_specification_needs_no_lists(node):
@@ -108,4 +109,4 @@ def test_a_privileged_lxc_container_may_change_control_groups(node):
 )
 def test_each_system_that_takes_no_packages_has_its_own_way(node, release, command):
     verdict = special.immutable(node("toolkit-missing", files={"/etc/os-release": release}))
-    assert verdict.note and verdict.fix.command.startswith(command)
+    assert verdict.note and sure(verdict.fix).command.startswith(command)

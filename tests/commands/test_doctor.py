@@ -13,6 +13,7 @@ from gpunode.commands import doctor
 from gpunode.commands.doctor import Options
 from gpunode.errors import UsageError
 from gpunode.host import Host
+from gpunode.pages.html import page
 from gpunode.render import SilentProgress, plain_lines
 from gpunode.result import ExitCode, Style, Text
 
@@ -197,3 +198,26 @@ def test_no_command_is_wrapped(tmp_path):
     shown = [block for block in result.blocks if isinstance(block, Text) and commands[0] in block.text]
     assert len(shown) == 3  # with the fault, before a reboot, and what to do first
     assert {block.style for block in shown} == {Style.COMMAND}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"only": ("uvm-not-loaded",)}, "No fault found by 1 check: the others weren't asked"),
+        ({"skip": ("driver-eol:known", "driver-cve")}, "No fault found, with 2 checks left out"),
+        ({"preflight": "kubernetes"}, "Nothing found that blocks kubernetes"),
+        (
+            {"preflight": "kubernetes", "skip": ("driver-eol",)},
+            "Nothing found that blocks kubernetes, with 1 check left out",
+        ),
+    ],
+)
+def test_a_part_of_the_checks_calls_no_node_ready(options, told, tmp_path):
+    result = report(recorded_host("healthy-h100", tmp_path), **options)
+    assert lines(result)[0] == told
+    head = page(json.loads(json.dumps(result.envelope())))
+    assert "No fault found by the checks that were asked" in head and "Ready: no check" not in head
+    chosen = result.data["selection"]
+    assert [bool(chosen[name]) for name in ("only", "skip", "preflight")] == [
+        name in options for name in ("only", "skip", "preflight")
+    ]

@@ -1,9 +1,9 @@
 """The section "Safe to reboot?", through the command line: what it says, and what it leaves out."""
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -141,7 +141,7 @@ def test_every_page_has_the_section(ask):
 
 def test_a_check_that_may_not_look_vouches_for_nothing(tmp_path):
     class Closed(Host):
-        def path(self, path: str | os.PathLike[str], *, follow: bool = True):
+        def path(self, path: str | Path, *, follow: bool = True) -> Path:
             if str(path).startswith("/var/lib/dkms") or str(path).startswith("/lib/modules"):
                 raise PermissionError(13, "Permission denied", str(path))
             return super().path(path, follow=follow)

@@ -2,6 +2,7 @@ from pathlib import Path
 
 from gpunode.facts.auto_upgrades import apt_pins, automatic_upgrades, parse_apt_conf
 from gpunode.host import Host
+from tests.sure import sure
 
 
 def node(root: Path, files, programs=(), links=()):
@@ -52,7 +53,7 @@ def test_garbage_in_apts_configuration_ends():
 
 def test_unattended_upgrades_and_what_they_leave_alone(tmp_path):
     files = {"etc/apt/apt.conf.d/20auto-upgrades": ON, "etc/apt/apt.conf.d/50unattended-upgrades": UBUNTU}
-    found = automatic_upgrades(node(tmp_path, files, UU), "debian")
+    found = sure(automatic_upgrades(node(tmp_path, files, UU), "debian"))
     assert (found.tool, found.line) == ("unattended-upgrades", 2)
     assert found.leaves("nvidia-dkms-580") and found.leaves("libnvidia-compute-580")
     assert not found.leaves("linux-image-generic")
@@ -75,7 +76,7 @@ def test_a_pin_on_a_version_holds_and_a_pin_on_a_repository_does_not(tmp_path):
         UU,
     )
     assert list(apt_pins(host)) == ["libnvidia-*", "nvidia-open"]
-    found = automatic_upgrades(host, "debian")
+    found = sure(automatic_upgrades(host, "debian"))
     assert found.leaves("libnvidia-compute") and found.leaves("nvidia-open")
     assert not found.leaves("nvidia-open-580")
 
@@ -83,13 +84,14 @@ def test_a_pin_on_a_version_holds_and_a_pin_on_a_repository_does_not(tmp_path):
 def test_dnf_automatic(tmp_path):
     timer = ("etc/systemd/system/timers.target.wants/dnf-automatic.timer",)
     conf = {"etc/dnf/automatic.conf": "[commands]\nupgrade_type = default\napply_updates = yes\n"}
-    found = automatic_upgrades(node(tmp_path / "a", conf, (), timer), "rhel")
+    found = sure(automatic_upgrades(node(tmp_path / "a", conf, (), timer), "rhel"))
     assert (found.source, found.line) == ("/etc/dnf/automatic.conf", 3)
     assert not found.leaves("nvidia-driver")
     locked = conf | {"etc/dnf/plugins/versionlock.list": "# x\nnvidia-driver-3:580.159.03-1.el9.*\n"}
-    assert automatic_upgrades(node(tmp_path / "b", locked, (), timer), "rhel").leaves("nvidia-driver")
+    assert sure(automatic_upgrades(node(tmp_path / "b", locked, (), timer), "rhel")).leaves("nvidia-driver")
     excluded = conf | {"etc/dnf/dnf.conf": "[main]\nexcludepkgs=*nvidia*\n"}
-    assert automatic_upgrades(node(tmp_path / "c", excluded, (), timer), "rhel").leaves("kmod-nvidia-open")
+    found = sure(automatic_upgrades(node(tmp_path / "c", excluded, (), timer), "rhel"))
+    assert found.leaves("kmod-nvidia-open")
     assert automatic_upgrades(node(tmp_path / "d", conf), "rhel") is None
     only = {"etc/dnf/automatic.conf": "upgrade_type = security\napply_updates = yes\n"}
     assert automatic_upgrades(node(tmp_path / "e", only, (), timer), "rhel") is None
@@ -99,8 +101,8 @@ def test_dnf_automatic(tmp_path):
 
 def test_susess_online_update_and_locks(tmp_path):
     job = {"etc/cron.daily/opensuse.org-online_update": "#!/bin/sh\n"}
-    assert not automatic_upgrades(node(tmp_path / "a", job), "suse").leaves("nvidia-compute-G06")
+    assert not sure(automatic_upgrades(node(tmp_path / "a", job), "suse")).leaves("nvidia-compute-G06")
     locked = job | {"etc/zypp/locks": "type: package\nmatch_type: glob\nsolvable_name: *nvidia*\n"}
-    assert automatic_upgrades(node(tmp_path / "b", locked), "suse").leaves("nvidia-compute-G06")
+    assert sure(automatic_upgrades(node(tmp_path / "b", locked), "suse")).leaves("nvidia-compute-G06")
     assert automatic_upgrades(node(tmp_path / "c", {}), "suse") is None
     assert automatic_upgrades(node(tmp_path / "d", {}), "other") is None

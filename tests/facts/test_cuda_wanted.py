@@ -20,6 +20,7 @@ from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node
 from gpunode.facts.sample_images import sample_cuda
 from gpunode.host import Completed, Host
+from tests.sure import sure
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_releases_are_two_numbers(text, found):
     ],
 )
 def test_within_a_major_release_any_driver_of_it_will_do(wanted, driver, runs):
-    assert release(wanted).runs_on(driver) is runs
+    assert sure(release(wanted)).runs_on(driver) is runs
 
 
 @pytest.mark.parametrize(
@@ -134,8 +135,9 @@ def test_each_engine_is_asked_and_the_first_that_holds_it_answers(tmp_path):
     }
     search = find_image(node(tmp_path, daemons=here), "a:1")
     assert (search.held_not, search.silent) == (("Docker",), ())
-    assert search.image.engine == "containerd"
-    assert search.image.cuda == "12.8.1"
+    image = sure(search.image)
+    assert image.engine == "containerd"
+    assert image.cuda == "12.8.1"
 
 
 @pytest.mark.parametrize("wrong", [[], {"a:1": []}, {"a:1": None}, {"b:1": {}}])

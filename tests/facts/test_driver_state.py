@@ -8,6 +8,7 @@ from gpunode.facts.dkms_log import failed_build
 from gpunode.facts.driver_state import crash, firmware, firmware_versions, switched_off, wants_firmware
 from gpunode.facts.kernel_log import KernelLine
 from gpunode.host import Host
+from tests.sure import sure
 
 
 def host(root: Path, files) -> Host:
@@ -94,7 +95,7 @@ make: *** [Makefile:82: modules] Error 2
 
 def test_the_compilers_first_error_is_why_a_build_failed(tmp_path):
     node = host(tmp_path, {"var/lib/dkms/nvidia/580.159.03/build/make.log": LOG})
-    found = failed_build(node, "6.14.0-15-generic")
+    found = sure(failed_build(node, "6.14.0-15-generic"))
     assert (found.line, found.version, found.realtime) == (4, "580.159.03", False)
     assert found.text.endswith("'vm_flags_set'")
     assert failed_build(node, "6.14.0-15") is None, "another kernel's log tells nothing of this one"

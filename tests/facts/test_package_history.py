@@ -1,6 +1,7 @@
 from gpunode.facts.package_history import apt_changes, brought, dnf_changes, zypp_changes
 from gpunode.facts.packages import Package, Packages
 from gpunode.host import Host
+from tests.sure import sure
 
 APT = """
 Start-Date: 2026-08-30  06:12:01
@@ -34,7 +35,7 @@ def test_each_managers_log_names_what_brought_a_version(tmp_path):
         place = root / "var/log" / name
         place.parent.mkdir(parents=True)
         place.write_text(text)
-        found = brought(Host(root, environ={}), "580.173.02", Packages)
+        found = sure(brought(Host(root, environ={}), "580.173.02", Packages))
         assert "2026-08-30" in str(found) and "nvidia" in found.package and found.line
         assert brought(Host(root, environ={}), "580.159.03", Packages) is None
     assert [one.by for one in zypp_changes(ZYPP)] == ["zypper up"]

@@ -1,6 +1,7 @@
 """systemd's answer for many units at once."""
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_a_recorded_machine_needs_no_more_than_the_units_it_recorded(tmp_path):
     assert read_unit_states(Host(tmp_path / "nothing")) == {}
 
 
-ASKED = []
+ASKED: list[Sequence[str]] = []
 
 
 class Hanging(Host):

@@ -9,7 +9,8 @@ LINES = (
     "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
     "NVRM: Xid (PCI:0000:3B:00): 13, pid=2213, name=python, Graphics Exception: ESR 0x50",
     "NVRM: Xid (0000:0a:00): 31, Ch 00000010, engmask 00000101",
-    "NVRM: Xid (PCI:0000:04:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+    "NVRM: Xid (PCI:0000:04:00): 154, GPU recovery action changed "
+    "from 0x0 (None) to 0x1 (GPU Reset Required)",
     "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",
 )
 

@@ -14,6 +14,7 @@ from gpunode.facts.node import Node
 from gpunode.host import Host
 from gpunode.result import FindingStatus
 from tests.integration.conftest import path_of
+from tests.sure import sure
 
 OLD = "io.containerd.grpc.v1.cri"
 NEW = "io.containerd.cri.v1.runtime"
@@ -67,7 +68,7 @@ PAIRS = [
 def test_what_is_passed_over_is_not_in_force(case, source):
     path = path_of(source)
     first, second = CASES[case]
-    program = shutil.which("containerd", path=path)
+    program = sure(shutil.which("containerd", path=path))
     release = parse_version(Host().run([program, "--version"]).stdout)
     engine = start_containerd(first, binary=program, path=path)
     drop_in = engine.directory / "conf.d" / "99-nvidia.toml"
@@ -78,7 +79,7 @@ def test_what_is_passed_over_is_not_in_force(case, source):
             status = cri.status()
         wanted = {"runc", *(["nvidia"] if second else [])}
         whole = wanted <= set(status.handlers) and all(status.systemd_cgroup(name) for name in wanted)
-        daemon = find_containerd(Host(), str(engine.config))
+        daemon = sure(find_containerd(Host(), str(engine.config)))
         node = Node(Host())
         node.__dict__.update(
             {"kubelet": None, "docker": None, "containerd": replace(daemon, version=release)}

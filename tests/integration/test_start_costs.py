@@ -22,7 +22,7 @@ from gpunode.host import Host
 from tests.integration.configuring import Cli, configuring
 
 HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "logging", "ssl", "email", "http"}
-HEAVY |= {"ctypes", "urllib.request", "importlib.metadata", "tempfile", "concurrent"}
+HEAVY |= {"ctypes", "distro", "urllib.request", "importlib.metadata", "tempfile", "concurrent"}
 ENGINES = {
     "containerd": {"gpunode.facts.docker", "gpunode.facts.crio", "gpunode.facts.podman"},
     "docker": {"gpunode.facts.crio", "gpunode.facts.podman", "gpunode.facts.containerd", "tomllib"},

@@ -130,7 +130,8 @@ CHECKS = (
         looks_at="vendor (0x10de) and class (0x0300 VGA, 0x0302 3D) of everything in /sys/bus/pci/devices.",
         why=(
             "A GPU that the bus doesn't show can't be reached by any driver: it is absent, unpowered, badly "
-            "seated, switched off in the firmware, or not passed through to this virtual machine."
+            "seated, switched off in the firmware, or not passed through to this virtual machine. Of a node "
+            "that is to have none, --expect-gpus 0 says so."
         ),
         remedy=fixes.RESCAN_PCI,
         run=pci_no_gpu,

@@ -72,7 +72,7 @@ class Rival:
 
     @property
     def suspected(self) -> bool:
-        """Another look is due in two seconds, news or not; what is merely old is let alone after the second."""
+        """Another look is due in two seconds, news or not; after it, what is merely old is let alone."""
         return self._looks > 0 and (self._met or self._looks < _SURE_AFTER)
 
     def forget(self) -> None:
