@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gpunode.result import Result
 
 driver_app = typer.Typer(
-    help="NVIDIA's driver: which one this node needs, and installing it.",
+    help="Plan and install the driver that the GPUs need.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -146,9 +146,9 @@ def blocks(plan: DriverPlan, *, refusals: bool = True) -> Iterator[Block]:
     if refusals and plan.refusals and not plan.up_to_date:
         yield Text("")
         yield Text("not to be run as it is:", Style.BAD)
-        for one in plan.refusals:
-            yield Text(f"  {one.message}", Style.BAD)
-            yield Text(f"    {one.hint}", Style.DIM)
+        for refusal in plan.refusals:
+            yield Text(f"  {refusal.message}", Style.BAD)
+            yield Text(f"    {refusal.hint}", Style.DIM)
 
 
 def _work(plan: DriverPlan) -> Iterator[Block]:

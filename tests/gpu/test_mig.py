@@ -25,6 +25,7 @@ from gpunode.gpu.mig_model import GpuLayout, Placement
 from gpunode.gpu.mig_wire import layouts_from_json
 from gpunode.result import ExitCode, plain
 from tests.gpu.conftest import NodeMaker, host_of
+from tests.sure import sure
 
 U0 = gpu_uuid(0)
 IN_USE, RESET_REQUIRED = 19, 16
@@ -61,7 +62,7 @@ def test_every_model_tells_its_profiles_with_mig_off(make_node, board):
         for p in sorted(wanted.profiles, key=lambda one: one.index)
     ]
     for profile in wanted.profiles:
-        seen = gpu.profile(profile.name)
+        seen = sure(gpu.profile(profile.name))
         assert [(place.start, place.size) for place in seen.placements] == [
             (start, profile.size) for start in profile.starts
         ]
@@ -134,7 +135,7 @@ def test_without_rights_the_modes_are_told_and_the_instances_are_not(make_node):
     (gpu,) = layouts(make_node, scenario)
     assert (gpu.capable, gpu.current, gpu.error, gpu.instances) == (True, True, "", ())
     assert "no permission" in gpu.untold
-    assert gpu.profile("3g.40gb").max_count == 2
+    assert sure(gpu.profile("3g.40gb")).max_count == 2
 
 
 # --- changes ------------------------------------------------------------------------------------------------
@@ -308,7 +309,7 @@ def test_missing_rights_are_a_precondition(make_node):
 
 def test_a_fault_strikes_at_the_step_that_the_scenario_says(make_node):
     node = make_node(mig_machine("h100", enabled=True).with_faults(Fault("migChange", 999, after=2, times=1)))
-    outcomes = []
+    outcomes: list[int | None] = []
     for _ in range(2):  # counted over all processes
         with MigSession(host_of(node)) as session:
             for _ in range(2):

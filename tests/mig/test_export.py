@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import yaml
@@ -26,7 +27,7 @@ A100, H100, T4 = 0x20B010DE, 0x233010DE, 0x1EB810DE
 ONE, TWO, THREE = ("1g.5gb", 1, 0, 19), ("2g.10gb", 2, 1, 14), ("3g.20gb", 3, 2, 9)
 
 
-def gpu(index: int, *cut: Sequence, device: int = A100, on: bool | None = None, capable: bool = True):
+def gpu(index: int, *cut: Sequence[Any], device: int = A100, on: bool | None = None, capable: bool = True):
     """A GPU cut into these profiles; one of (profile, slices, ...) has compute instances of those slices."""
     instances = []
     for number, one in enumerate(cut):

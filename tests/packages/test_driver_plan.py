@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ def built(root: Path, name: str, files: dict[str, str], remove: tuple[str, ...] 
     return build_machine(overlay(machine(name), {"set": {"files": files}, "remove": remove}), root / name)
 
 
-def plan(root: Path, shelf: Shelf, *argv: str) -> dict:
+def plan(root: Path, shelf: Shelf, *argv: str) -> dict[str, Any]:
     """The plan as a user gets it, by the command line."""
     wish = Wish(**_wish(argv))
     record(root, shelf, lambda host: made(host, wish))
@@ -82,17 +83,17 @@ def plan(root: Path, shelf: Shelf, *argv: str) -> dict:
     return data
 
 
-def _wish(argv: tuple[str, ...]) -> dict:
+def _wish(argv: tuple[str, ...]) -> dict[str, Any]:
     pairs = dict(zip(argv[::2], argv[1::2], strict=True))
     given = {name.removeprefix("--"): value for name, value in pairs.items()}
     return {name: int(value) if name == "branch" else value for name, value in given.items()}
 
 
-def versions(data: dict) -> dict[str, str]:
+def versions(data: dict[str, Any]) -> dict[str, str]:
     return {one["name"]: one["version"] for one in data["packages"]}
 
 
-def codes(data: dict) -> list[str]:
+def codes(data: dict[str, Any]) -> list[str]:
     return [one["code"] for one in data["refusals"]]
 
 
@@ -338,8 +339,8 @@ def test_what_is_there_already_needs_nothing(tmp_path):
     names = (
         "linux-modules-nvidia-580-server-open-generic",
         "linux-modules-nvidia-580-server-open-5.15.0-122-generic",
+        *("nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server"),
     )
-    names += ("nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server")
     here = Shelf(shelf.offers, {name: shelf.offers[name][0][0] for name in names})
     root = built(tmp_path, "healthy-h100", {})
     data = plan(root, here)
