@@ -174,19 +174,10 @@ def make_nodes(minors: tuple[int, ...]) -> Fix:
 
 LOAD_UVM = everywhere("modprobe nvidia-uvm && nvidia-modprobe -c0 -u", safe=True)
 
-_TOOLKIT_REPOSITORY = "https://nvidia.github.io/libnvidia-container"
-_KEYRING = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
-
 INSTALL_TOOLKIT = per_family(
-    f"curl -fsSL {_TOOLKIT_REPOSITORY}/gpgkey | gpg --dearmor -o {_KEYRING} && "
-    f"curl -fsSL {_TOOLKIT_REPOSITORY}/stable/deb/nvidia-container-toolkit.list | "
-    f"sed 's#deb https://#deb [signed-by={_KEYRING}] https://#' "
-    "> /etc/apt/sources.list.d/nvidia-container-toolkit.list && "
-    "apt update && apt install nvidia-container-toolkit",
-    f"curl -fsSL {_TOOLKIT_REPOSITORY}/stable/rpm/nvidia-container-toolkit.repo "
-    "-o /etc/yum.repos.d/nvidia-container-toolkit.repo && dnf install nvidia-container-toolkit",
-    f"zypper addrepo {_TOOLKIT_REPOSITORY}/stable/rpm/nvidia-container-toolkit.repo "
-    "&& zypper install nvidia-container-toolkit",
+    "gpunode toolkit install",
+    "gpunode toolkit install",
+    "gpunode toolkit install",
     f"follow {TOOLKIT_GUIDE}",
 )
 
