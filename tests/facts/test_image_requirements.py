@@ -108,8 +108,14 @@ def test_not_knowing_a_property_never_turns_the_answer_around(groups, facts, unk
 
 @given(st.text(max_size=40))
 def test_any_text_is_read_or_refused(text):
+    """And what is read means the same when it is read again."""
     try:
-        parse(text)
-        numbers(text)
+        found = numbers(text)
     except ValueError:
-        pass
+        found = None
+    assert found is None or numbers(".".join(map(str, found)) or "0") == found
+    try:
+        groups = parse(text)
+    except ValueError:
+        groups = ()
+    assert all(condition.name for group in groups for condition in group)
