@@ -8,7 +8,6 @@ import sys
 # one short process: collecting while modules are imported costs every command five milliseconds
 gc.set_threshold(50_000)
 
-from enum import StrEnum  # noqa: E402
 from typing import TYPE_CHECKING, Annotated  # noqa: E402
 
 import typer  # noqa: E402
@@ -17,25 +16,24 @@ import typer.core  # noqa: E402
 from gpunode import __version__  # noqa: E402
 from gpunode.cli_cdi import cdi_app  # noqa: E402
 from gpunode.cli_doctor import doctor_app  # noqa: E402
+from gpunode.cli_driver import driver_app  # noqa: E402
+from gpunode.cli_labels import labels_app  # noqa: E402
+from gpunode.cli_manifests import manifests_app  # noqa: E402
+from gpunode.cli_mig import mig_app  # noqa: E402
+from gpunode.cli_mig_change import mig_apply, mig_assert, mig_plan  # noqa: E402, F401
 from gpunode.cli_mps import mps_app  # noqa: E402
-from gpunode.cli_options import (  # noqa: E402
-    CdiOption,
-    ConfigOption,
-    DefaultOption,
-    NameOption,
-    RestartCommandOption,
-    RuntimeOption,
-    SocketOption,
-    YesOption,
-)
+from gpunode.cli_node import node_app  # noqa: E402
 from gpunode.cli_plugin import plugin_app  # noqa: E402
 from gpunode.cli_plugin_inject import plugin_inject  # noqa: E402, F401
 from gpunode.cli_plugin_placement import plugin_explain_placement  # noqa: E402, F401
 from gpunode.cli_plugin_status import plugin_status  # noqa: E402, F401
 from gpunode.cli_runtime import runtime_app  # noqa: E402
-from gpunode.cli_state import journal_app, manifests_app  # noqa: E402
+from gpunode.cli_setup import setup_app  # noqa: E402
+from gpunode.cli_state import journal_app  # noqa: E402
 from gpunode.cli_status import status_app  # noqa: E402
 from gpunode.cli_toolkit import toolkit_app  # noqa: E402
+from gpunode.cli_toolkit_packages import toolkit_install  # noqa: E402, F401
+from gpunode.cli_verify import verify_app  # noqa: E402
 from gpunode.session import Session, run_app, takes_globals, verb  # noqa: E402
 
 if TYPE_CHECKING:
@@ -44,7 +42,8 @@ if TYPE_CHECKING:
 # from looking to changing to undoing; what isn't named here follows
 ORDER = (
     *("doctor", "explain", "report", "status", "setup", "configure-runtime", "verify", "unconfigure-runtime"),
-    *("rollback", "journal", "gpus", "cdi", "toolkit", "plugin", "mps", "manifests", "demo"),
+    *("rollback", "journal", "gpus", "cdi", "driver", "toolkit", "mig", "plugin", "labels"),
+    *("mps", "node", "manifests", "demo"),
 )
 
 
@@ -69,26 +68,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "GPUNODE"},
 )
 app.add_typer(plugin_app, name="plugin")
+app.add_typer(mig_app, name="mig")
 app.add_typer(mps_app, name="mps")
 app.add_typer(status_app, name="status")
 app.add_typer(toolkit_app, name="toolkit")
+app.add_typer(driver_app, name="driver")
 app.add_typer(cdi_app, name="cdi")
 app.add_typer(journal_app, name="journal")
+app.add_typer(node_app, name="node")
 app.add_typer(manifests_app, name="manifests")
-
-
-class Place(StrEnum):
-    """Where `verify` runs its kernel."""
-
-    HOST = "host"
-    DOCKER = "docker"
-    CONTAINERD = "containerd"
-    CRIO = "crio"
-    PODMAN = "podman"
-    K3S = "k3s"
-    RKE2 = "rke2"
-    K0S = "k0s"
-    MICROK8S = "microk8s"
 
 
 def _version(wanted: bool) -> None:
@@ -118,45 +106,9 @@ app.callback()(takes_globals(_main))
 
 app.add_typer(doctor_app)
 app.add_typer(runtime_app)
-
-
-@verb(app, "verify", "Verification")
-def verify(
-    session: Session,
-    on: Annotated[Place, typer.Option("--on", help="Where the kernel runs.")] = Place.HOST,
-    image: Annotated[
-        str, typer.Option("--image", metavar="REF", help="Run this image's own vectoradd instead.")
-    ] = "",
-    runtime_name: NameOption = "nvidia",
-    config: ConfigOption = "",
-    socket: SocketOption = "",
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=1, help="For each device.")
-    ] = 60.0,
-    cdi: Annotated[
-        bool, typer.Option("--cdi", help="Give the container its GPUs by CDI, whatever runtime there is.")
-    ] = False,
-) -> "Result":
-    """Prove it: compute on every GPU. A CUDA vector-add, compared element by element; MIG devices too.
-
-    gpunode verify
-
-    gpunode verify --on containerd
-
-    gpunode verify --on podman --cdi
-    """
-    from gpunode.commands import verify as command
-
-    options = command.Options(
-        on=on.value,
-        image=image,
-        timeout=timeout,
-        runtime_name=runtime_name,
-        socket=socket,
-        config=config,
-        cdi=cdi,
-    )
-    return command.run(session.host, options, session.progress)
+app.add_typer(labels_app)
+app.add_typer(setup_app)
+app.add_typer(verify_app)
 
 
 @verb(app, "gpus", "GpuInventory")
@@ -168,37 +120,6 @@ def gpus(session: Session) -> "Result":
     from gpunode.commands import gpus as command
 
     return command.run(session.host, command.Options(), session.progress)
-
-
-@verb(app, "setup", "SetupReport")
-def setup(
-    session: Session,
-    runtime: RuntimeOption = "auto",
-    set_as_default: DefaultOption = False,
-    config: ConfigOption = "",
-    socket: SocketOption = "",
-    restart_command: RestartCommandOption = "",
-    cdi: CdiOption = False,
-    yes: YesOption = False,
-) -> "Result":
-    """Run doctor, configure-runtime and verify. Stops at the first failure and says what to do.
-
-    gpunode setup --runtime containerd
-
-    gpunode setup --runtime podman --cdi
-    """
-    from gpunode.commands import setup as command
-
-    options = command.Options(
-        runtime=runtime,
-        set_as_default=set_as_default,
-        config=config,
-        socket=socket,
-        restart_command=restart_command,
-        yes=yes,
-        cdi=cdi,
-    )
-    return command.run(session.host, options, session.progress)
 
 
 @verb(app, "demo", "Demo")

@@ -96,3 +96,22 @@ ExitCodeOption = Annotated[
     bool, typer.Option("--exit-code", help="With --dry-run: exit 1 if changes are pending.")
 ]
 NoVerifyOption = Annotated[bool, typer.Option("--no-verify", help="Don't ask the running daemon afterwards.")]
+KubeconfigOption = Annotated[
+    str,
+    typer.Option(
+        "--kubeconfig",
+        metavar="PATH",
+        help="How to come to the API server; kubelet is this node's own. KUBECONFIG, else a pod's account or"
+        " ~/.kube/config if not given.",
+    ),
+]
+ContextOption = Annotated[str, typer.Option("--context", metavar="NAME", help="A context of the kubeconfig.")]
+ServerOption = Annotated[
+    str, typer.Option("--server", metavar="URL", help="A kubectl proxy, such as http://127.0.0.1:8001.")
+]
+NodeOption = Annotated[
+    str,
+    typer.Option(
+        "--node", metavar="NAME", help="The Node object; NODE_NAME or this machine's name if not given."
+    ),
+]

@@ -2,6 +2,7 @@
 
 # no `from __future__ import annotations`: Typer reads these annotations as objects
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,14 @@ from gpunode.session import Session, verb
 
 if TYPE_CHECKING:
     from gpunode.result import Result
+
+
+class Foreign(StrEnum):
+    """Whose configuration can be translated."""
+
+    GKE = "gke"
+    GPU_OPERATOR = "gpu-operator"
+
 
 plugin_app = typer.Typer(help="Serve GPUs to Kubernetes.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -36,6 +45,12 @@ def plugin_serve(session: Session, **given: Any) -> "Result":
 def plugin_check_config(
     session: Session,
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="The config file, as --config-file.")] = "",
+    source: Annotated[
+        Foreign | None, typer.Option("--from", help="FILE is theirs: print it as a config file of ours.")
+    ] = None,
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="With --from: which of several configurations.")
+    ] = "",
     **given: Any,
 ) -> "Result":
     """Check a config file. Shows each value with where it comes from, and the devices that would be served.
@@ -43,7 +58,10 @@ def plugin_check_config(
     Takes what `plugin serve` takes; serves nothing.
 
     gpunode plugin check-config /etc/gpunode/plugin.yaml
+
+    gpunode plugin check-config --from gke /etc/nvidia/gpu_config.json > plugin.yaml
     """
     from gpunode.commands import plugin_check_config as command
 
-    return command.run(session.host, command.Options(given, file), session.progress)
+    asked = command.Options(given, file, source.value if source else "", name)
+    return command.run(session.host, asked, session.progress)

@@ -40,11 +40,17 @@ class SettingsCommand(typer.core.TyperCommand):
 
     _settings: list[SettingOption] | None = None
 
+    def rows(self) -> Any:
+        """Its part of the table."""
+        from gpunode.commands.plugin_options import SERVING
+
+        return SERVING
+
     def get_params(self, ctx: Any) -> list[Any]:
         if self._settings is None:
-            from gpunode.commands.plugin_options import OPTIONS, default_text, metavar
+            from gpunode.commands.plugin_options import default_text, metavar
 
-            self._settings = [SettingOption(row, metavar(row), default_text(row)) for row in OPTIONS]
+            self._settings = [SettingOption(row, metavar(row), default_text(row)) for row in self.rows()]
         named = super().get_params(ctx)
         own = [one for one in named if one.name != "help" and getattr(one, "rich_help_panel", "") != "Global"]
         return [*own, *self._settings, *(one for one in named if one not in own)]
@@ -52,4 +58,4 @@ class SettingsCommand(typer.core.TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from gpunode.commands.plugin_options import with_go_words
 
-        return super().parse_args(ctx, with_go_words(args))
+        return super().parse_args(ctx, with_go_words(args, self.rows()))

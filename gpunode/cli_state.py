@@ -1,4 +1,4 @@
-"""`gpunode journal ...` and `gpunode manifests ...`: what was done, and what a cluster needs beside it."""
+"""`gpunode journal ...`: what was done."""
 
 # no `from __future__ import annotations`: Typer reads these annotations as objects
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpunode.cli_options import NameOption
 from gpunode.session import Session, verb
 
 if TYPE_CHECKING:
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 journal_app = typer.Typer(
     help="What gpunode changed on this node.", no_args_is_help=True, rich_markup_mode=None
 )
-manifests_app = typer.Typer(help="Print Kubernetes objects.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @verb(journal_app, "list", "Journal")
@@ -43,21 +41,3 @@ def journal_show(
     from gpunode.commands import journal_show as command
 
     return command.run(session.host, command.Options(entry), session.progress)
-
-
-@verb(manifests_app, "runtime-class", "Manifests")
-def manifests_runtime_class(
-    session: Session,
-    nvidia_runtime_name: NameOption = "nvidia",
-    also: Annotated[
-        str,
-        typer.Option("--also", metavar="VARIANTS", help="Variants to print too: cdi, legacy; or cdi,legacy."),
-    ] = "",
-) -> "Result":
-    """Print RuntimeClass objects. By them pods choose the nvidia runtime; nothing is contacted.
-
-    gpunode manifests runtime-class --also cdi | kubectl apply -f -
-    """
-    from gpunode.commands import manifests as command
-
-    return command.run(session.host, command.Options(nvidia_runtime_name, also), session.progress)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gpunode.result import Result
 
 toolkit_app = typer.Typer(
-    help="Configure the NVIDIA Container Toolkit itself.", no_args_is_help=True, rich_markup_mode=None
+    help="Install and configure the NVIDIA Container Toolkit.", no_args_is_help=True, rich_markup_mode=None
 )
 config_app = typer.Typer(help="Read and edit its config.toml.", no_args_is_help=True, rich_markup_mode=None)
 toolkit_app.add_typer(config_app, name="config")

@@ -71,8 +71,16 @@ class Entry:
 
     @property
     def undoable(self) -> bool:
-        """A rollback isn't rolled back again: the next one goes further back. Nor is what wrote no file."""
-        return self.manifest.get("operation") != "rollback" and bool(self.files)
+        """A rollback isn't rolled back again: the next one goes further back. Nor is what wrote no file.
+
+        Nor what changed packages: files alone would leave those without their repository.
+        """
+        return self.manifest.get("operation") != "rollback" and bool(self.files) and not self.of_packages
+
+    @property
+    def of_packages(self) -> bool:
+        """Whether it installed or removed packages; its own command takes it back."""
+        return bool(self.manifest.get("packages"))
 
     @property
     def of_engine(self) -> bool:
@@ -199,7 +207,9 @@ class Journal:
         none = "every change has been taken back" if states else f"{self.directory} has no entries"
         problem = f"no such journal entry: {name}" if name else f"nothing to roll back: {none}"
         if name in states:
-            problem = f"{name} can't be rolled back: it is {states[name]}"
+            of_packages = any(entry.id == name and entry.of_packages for entry in self.entries())
+            why = "it changed packages" if of_packages else f"it is {states[name]}"
+            problem = f"{name} can't be rolled back: {why}"
         raise UsageError(
             problem,
             hint=f"entries that can be rolled back: {listed}" if listed else self.elsewhere() or LIST_HINT,

@@ -27,6 +27,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     PRECONDITION = 3
     ROLLED_BACK = 4
+    DIFFERS = 5
     INTERRUPTED = 130
 
 

@@ -28,6 +28,7 @@ VOLATILE = (
     # a second entry within one second has a number behind its name
     (re.compile(r"\d{8}T\d{6}Z(-[a-z]+(?:-[a-z]+)*)(?:-\d+)?"), "YYYYMMDDTHHMMSSZ\\1"),
     (re.compile(r"time=\S+"), "time=..."),
+    (re.compile(r"gfd\.timestamp=\d+"), "gfd.timestamp=N"),
     # the age of the reference tables
     (re.compile(r"\d+ days? old"), "N days old"),
     (re.compile(r" +"), " "),
@@ -74,18 +75,21 @@ def environment_page() -> str:
         for option in command.get_params(typer.Context(command))
     ]
     # what every command takes comes first
-    for path, option in sorted(options, key=lambda pair: not isinstance(pair[1].envvar, str)):
+    for path, option in sorted(options, key=lambda pair: not _of_every_command(*pair)):
         if option.param_type_name != "option" or option.name in ("help", "version"):
             continue
-        prefix = path.upper().replace("-", "_").replace(" ", "_")
+        prefix = _prefix(path)
         own = getattr(option, "variable", "")  # of the table that commands of the plugin share
-        variable = own or option.envvar or f"{prefix}_{option.name.upper()}"
+        listed = (
+            option.envvar if isinstance(option.envvar, list) else []
+        )  # ours first, then other tools' names
+        variable = own or next(iter(listed), option.envvar) or f"{prefix}_{option.name.upper()}"
         if variable in seen:
             continue
         seen.add(variable)
-        scope = "every command" if option.envvar and not own else path.removeprefix("gpunode ")
-        others = f" Also: {', '.join(f'`{one}`' for one in option.envvar[1:])}." if own else ""
-        told = option.help + (others if own and option.envvar[1:] else "")
+        scope = "every command" if _of_every_command(path, option) else path.removeprefix("gpunode ")
+        others = f" Also: {', '.join(f'`{one}`' for one in listed[1:])}." if listed[1:] else ""
+        told = option.help + others
         lines.append(f"| `{variable}` | `{option.opts[0]}` | {scope} | {told} |")
     lines += [
         "",
@@ -94,6 +98,18 @@ def environment_page() -> str:
         "(where the journal lies instead of `/var/lib/gpunode`).",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _prefix(path: str) -> str:
+    return path.upper().replace("-", "_").replace(" ", "_")
+
+
+def _of_every_command(path: str, option: Any) -> bool:
+    """A global option names its one variable; those that a command names begin with its first word."""
+    named, group = option.envvar, _prefix(" ".join(path.split()[:2]))
+    return (
+        isinstance(named, str) and not getattr(option, "variable", "") and not named.startswith(f"{group}_")
+    )
 
 
 def walk(command: Any, path: str) -> list[tuple[str, Any]]:
@@ -119,13 +135,26 @@ def engines_page() -> str:
 
 def device_plugin_page() -> str:
     """The page with its table of options as they are."""
-    from gpunode.commands.plugin_options import OPTIONS, default_text, metavar
+    from gpunode.commands.plugin_options import SERVING
+
+    return page_with_options("docs/device-plugin.md", SERVING, "NVIDIA's plugin")
+
+
+def labels_page() -> str:
+    from gpunode.commands.labels import OPTIONS
+
+    return page_with_options("docs/labels.md", OPTIONS, "GPU feature discovery")
+
+
+def page_with_options(page: str, options: Any, theirs_of: str) -> str:
+    """The page with its table of options as they are."""
+    from gpunode.commands.plugin_options import default_text, metavar
 
     rows = [
-        "| option | variables of NVIDIA's plugin | key in the file | default | means |",
+        f"| option | variables of {theirs_of} | key in the file | default | means |",
         "|---|---|---|---|---|",
     ]
-    for option in OPTIONS:
+    for option in options:
         flags = " ".join(f"`{flag}`" for flag in option.flags)
         words = metavar(option).replace("|", "\\|")
         theirs = " ".join(f"`{name}`" for name in option.variables)
@@ -133,10 +162,10 @@ def device_plugin_page() -> str:
         default = f"`{default_text(option)}`" if default_text(option) else ""
         restart = "" if option.live else " Takes a restart."
         rows.append(f"| {flags} {words} | {theirs} | {key} | {default} | {option.help}{restart} |")
-    text = (REPOSITORY / "docs/device-plugin.md").read_text()
+    text = (REPOSITORY / page).read_text()
     before, mark, rest = text.partition("<!-- options -->\n")
     _, end, after = rest.partition("<!-- end of options -->")
-    assert mark and end, "docs/device-plugin.md has no place for its options"
+    assert mark and end, f"{page} has no place for its options"
     return before + mark + "\n".join(rows) + "\n" + end + after
 
 
@@ -205,6 +234,31 @@ def status_transcript() -> str:
         return "$ gpunode status runtime\n" + printed("status", "runtime", "--root", f"{name}/node")
 
 
+def recorded_transcript(machine: str, *argv: str) -> str:
+    """What a command prints on a recorded machine."""
+    from fixtures.machines import recorded_host
+
+    with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
+        recorded_host(machine, Path(name) / "node")
+        return f"$ gpunode {' '.join(argv)}\n" + printed(*argv, "--root", f"{name}/node")
+
+
+def setup_transcript() -> str:
+    return recorded_transcript("fresh-node-with-driver", "setup", "--kubernetes")
+
+
+def driver_transcript() -> str:
+    return recorded_transcript("driver-not-installed", "driver", "plan")
+
+
+def toolkit_transcript() -> str:
+    return recorded_transcript("toolkit-missing", "toolkit", "install", "--dry-run")
+
+
+def labels_transcript() -> str:
+    return recorded_transcript("healthy-mig-h100", "labels")
+
+
 TRANSCRIPTS: dict[str, Callable[[], str]] = {
     "demo": demo_transcript,
     "doctor": doctor_transcript,
@@ -212,13 +266,19 @@ TRANSCRIPTS: dict[str, Callable[[], str]] = {
     "compare": compare_transcript,
     "dry-run": dry_run_transcript,
     "status": status_transcript,
+    "setup": setup_transcript,
+    "driver": driver_transcript,
+    "toolkit": toolkit_transcript,
+    "labels": labels_transcript,
 }
 PAGES: dict[str, Callable[[], str]] = {
     "docs/checks.md": checks_page,
     "docs/engines.md": engines_page,
     "docs/device-plugin.md": device_plugin_page,
+    "docs/labels.md": labels_page,
     "docs/environment.md": environment_page,
     "docs/doctor.md": lambda: page_with_transcripts("docs/doctor.md"),
+    "docs/setup.md": lambda: page_with_transcripts("docs/setup.md"),
     "README.md": lambda: page_with_transcripts("README.md"),
 }
 

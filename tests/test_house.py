@@ -24,14 +24,20 @@ ROOM_MAY_IMPORT = {
     "cdi": {"facts", "daemons", "gpu", "tables", "errors", "host", "result"},
     "checks": {"cdi", "facts", "gpu", "tables", "errors", "host", "result"},
     "runtime": {"cdi", "facts", "daemons", "gpu", "journal", "errors", "host", "result"},
-    "plugin": {"cdi", "facts", "daemons", "gpu", "tables", "errors", "host", "result"},  # daemons: gRPC
+    "kubernetes": {"errors", "host", "result"},
+    "packages": {"facts", "gpu", "tables", "journal", "errors", "host", "result"},
+    "mig": {"cdi", "facts", "gpu", "tables", "journal", "kubernetes", "errors", "host", "result"},
+    "plugin": {
+        *("cdi", "facts", "daemons", "gpu", "tables", "errors", "host", "result"),  # daemons: gRPC
+        "kubernetes",  # labels straight onto the node
+    },
     "pages": set(),  # drawn from the JSON envelope alone
     "support": {"facts", "errors", "host", "result"},
     "output": set(),
     "render": {"errors", "output", "result"},
     "commands": {
         *("checks", "runtime", "plugin", "cdi", "gpu", "facts", "daemons", "journal", "host", "errors"),
-        *("tables", "pages", "support", "result"),
+        *("tables", "pages", "support", "packages", "mig", "kubernetes", "result"),
     },
     "outcome": {"errors", "host", "output", "render", "result"},
     "session": {"outcome", "errors", "output", "render", "result"},
@@ -52,9 +58,11 @@ ONLY_HERE = {
     "pynvml": {"gpu/nvml.py"},
     "tomlkit": {"runtime/toml_edit.py"},
     "rich": {"render.py"},
+    "lightkube": {"kubernetes/client.py"},
+    "httpx2": {"kubernetes/client.py", "kubernetes/refusals.py"},
 }
 GRPC_ROOMS = {"plugin", "daemons"}
-HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "ctypes"}
+HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "ctypes", "lightkube", "httpx2"}
 
 COMPILED_DATACLASSES = {"dataclass.py", "gpu/forked.py", "gpu/vectors.py"}
 

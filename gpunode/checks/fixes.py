@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpunode.dataclass import dataclass
+from gpunode.facts.blacklist import INITRAMFS, NOUVEAU_FILE, NOUVEAU_TEXT, NOVA_FILE, NOVA_TEXT
+from gpunode.facts.kernel_headers import kernel_devel
 from gpunode.result import Fix, Step
 
 FAMILIES = ("debian", "rhel", "suse", "other")
@@ -78,15 +80,6 @@ UPGRADE_DRIVER = per_family(
     "reboot",
 )
 
-_INITRAMFS = {
-    "debian": (("update-initramfs", "-u", "-k", "all"),),
-    "rhel": (
-        ("dracut", "-f", "--regenerate-all"),
-        ("grubby", "--update-kernel=ALL", "--args=rd.driver.blacklist=nouveau modprobe.blacklist=nouveau"),
-    ),
-    "suse": (("dracut", "-f", "--regenerate-all"),),
-}
-
 
 def _blacklist(path: str, content: str, commands: tuple[tuple[str, ...], ...]) -> Fix:
     """Write the file, have the next boot know it, and boot: only the last disturbs anybody."""
@@ -107,17 +100,17 @@ def _shown(argv: tuple[str, ...]) -> str:
 def blacklist(name: str, content: str) -> Remedy:
     """Keep kernel modules from being loaded at boot, from /etc/modprobe.d/NAME on."""
     path = f"/etc/modprobe.d/{name}"
-    rhel = _INITRAMFS["rhel"] if "nouveau" in content else _INITRAMFS["rhel"][:1]
+    rhel = INITRAMFS["rhel"] if "nouveau" in content else INITRAMFS["rhel"][:1]
     return Remedy(
-        _blacklist(path, content, _INITRAMFS["debian"]),
+        _blacklist(path, content, INITRAMFS["debian"]),
         _blacklist(path, content, rhel),
-        _blacklist(path, content, _INITRAMFS["suse"]),
+        _blacklist(path, content, INITRAMFS["suse"]),
         _blacklist(path, content, ()),
     )
 
 
-BLACKLIST_NOUVEAU = blacklist("blacklist-nouveau.conf", "blacklist nouveau\noptions nouveau modeset=0\n")
-BLACKLIST_NOVA = blacklist("blacklist-nova.conf", "blacklist nova_core\nblacklist nova_drm\nblacklist nova\n")
+BLACKLIST_NOUVEAU = blacklist(NOUVEAU_FILE.rpartition("/")[2], NOUVEAU_TEXT)
+BLACKLIST_NOVA = blacklist(NOVA_FILE.rpartition("/")[2], NOVA_TEXT)
 
 
 def rebind(*addresses: str) -> Remedy:
@@ -137,14 +130,6 @@ BUILD_MODULE = per_family(
     "zypper install --force nvidia-open-driver-G06-signed-kmp-default && modprobe nvidia",
     "dkms autoinstall -k $(uname -r) && modprobe nvidia",
 )
-
-
-def kernel_devel(release: str) -> str:
-    """The package with the headers of a kernel on RHEL and Oracle Linux: 5.14.0-427.el9.x86_64+rt has
-    kernel-rt-devel-5.14.0-427.el9.x86_64."""
-    base, _, kind = release.partition("+")
-    kind = kind or ("uek" if "uek." in release else "")
-    return f"kernel-{kind}-devel-{base}" if kind else f"kernel-devel-{base}"
 
 
 def build_module_for(release: str) -> Remedy:
@@ -189,19 +174,10 @@ def make_nodes(minors: tuple[int, ...]) -> Fix:
 
 LOAD_UVM = everywhere("modprobe nvidia-uvm && nvidia-modprobe -c0 -u", safe=True)
 
-_TOOLKIT_REPOSITORY = "https://nvidia.github.io/libnvidia-container"
-_KEYRING = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
-
 INSTALL_TOOLKIT = per_family(
-    f"curl -fsSL {_TOOLKIT_REPOSITORY}/gpgkey | gpg --dearmor -o {_KEYRING} && "
-    f"curl -fsSL {_TOOLKIT_REPOSITORY}/stable/deb/nvidia-container-toolkit.list | "
-    f"sed 's#deb https://#deb [signed-by={_KEYRING}] https://#' "
-    "> /etc/apt/sources.list.d/nvidia-container-toolkit.list && "
-    "apt update && apt install nvidia-container-toolkit",
-    f"curl -fsSL {_TOOLKIT_REPOSITORY}/stable/rpm/nvidia-container-toolkit.repo "
-    "-o /etc/yum.repos.d/nvidia-container-toolkit.repo && dnf install nvidia-container-toolkit",
-    f"zypper addrepo {_TOOLKIT_REPOSITORY}/stable/rpm/nvidia-container-toolkit.repo "
-    "&& zypper install nvidia-container-toolkit",
+    "gpunode toolkit install",
+    "gpunode toolkit install",
+    "gpunode toolkit install",
     f"follow {TOOLKIT_GUIDE}",
 )
 

@@ -25,10 +25,15 @@ _KIND = "PluginConfig"
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says, as for `plugin serve`; `file` stands for --config-file."""
+    """What the command line says, as for `plugin serve`; `file` stands for --config-file.
+
+    With `source` (gke, gpu-operator) it is theirs, and is translated; `name`: which configuration in it.
+    """
 
     given: Mapping[str, Any] = field(default_factory=dict)
     file: str = ""
+    source: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ class _Seen:
 def run(host: Host, options: Options, progress: Progress) -> Result:
     """Exit 1 with every problem of a file, 2 where only the command line or the environment is wrong."""
     given = dict(options.given)
+    if options.source or options.name:
+        return _translated(host, options, given)
     if options.file:
         if given.get("config_file") is not None:
             raise UsageError("both FILE and --config-file are given", hint="name the file once")
@@ -66,6 +73,19 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         messages=tuple(f"warning: {one}" for one in warnings),
         blocks=tuple(_blocks(source.file, resolved, seen)),
     )
+
+
+def _translated(host: Host, options: Options, given: Mapping[str, Any]) -> Result:
+    from gpunode.commands import plugin_translate
+
+    if not options.source:
+        raise UsageError("--name chooses from another plugin's configurations", hint="give --from, too")
+    if any(value not in (None, (), []) for value in given.values()):
+        raise UsageError(
+            "--from only translates a file: options of the plugin have no place beside it",
+            hint="translate it, then check the outcome: gpunode plugin check-config FILE",
+        )
+    return plugin_translate.run(host, options.source, options.file, options.name)
 
 
 def _messages(warnings: tuple[Problem, ...]) -> tuple[str, ...]:
@@ -106,7 +126,7 @@ def _data(file: str, resolved: Resolved) -> dict[str, Any]:
                 "from": origins.get(option.field, DEFAULT),
             }
             for option in OPTIONS
-            if option.field != "lenient"
+            if option.field != "lenient" and (option.field in origins or not option.part)
         ],
         "rules": settings.rules,
         "rulesFrom": origins.get("rules", DEFAULT),
@@ -162,7 +182,7 @@ def _blocks(file: str, resolved: Resolved, seen: _Seen) -> Iterator[Block]:
 
 def _rows(resolved: Resolved) -> Iterator[tuple[Cell | str, ...]]:
     for option in OPTIONS:
-        if option.field == "lenient":
+        if option.field == "lenient" or (option.part and option.field not in resolved.origins):
             continue
         origin = resolved.origins.get(option.field, DEFAULT)
         text = value_text(option, resolved.settings)

@@ -12,7 +12,18 @@ if TYPE_CHECKING:
     from gpunode.plugin.config.resolve import Sources
     from gpunode.plugin.settings import Settings
 
-__all__ = ["OPTIONS", "Option", "default_text", "metavar", "sources", "value_text", "with_go_words"]
+__all__ = [
+    "OPTIONS",
+    "SERVING",
+    "Option",
+    "default_text",
+    "metavar",
+    "sources",
+    "value_text",
+    "with_go_words",
+]
+SERVING = tuple(option for option in OPTIONS if not option.part)
+"""Those that have a flag where devices are served."""
 
 
 def default_text(option: Option) -> str:
@@ -36,7 +47,7 @@ def value_text(option: Option, settings: Settings) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def sources(host: Host, given: Mapping[str, Any]) -> Sources:
+def sources(host: Host, given: Mapping[str, Any], part: str = "") -> Sources:
     """What the command line said, by field; what it didn't say is left out."""
     from gpunode.plugin.config.resolve import Sources
 
@@ -45,10 +56,10 @@ def sources(host: Host, given: Mapping[str, Any]) -> Sources:
         for field, value in given.items()
         if value is not None and value != ()
     }
-    return Sources(host, flags)
+    return Sources(host, flags, part)
 
 
-def with_go_words(arguments: Sequence[str]) -> list[str]:
+def with_go_words(arguments: Sequence[str], options: Sequence[Option] = SERVING) -> list[str]:
     """The same command line in our spelling: a boolean always with its value, two dashes before a name.
 
     Go's flag package takes ``-name`` for ``--name`` and a boolean without a value; existing deployments do.
@@ -56,8 +67,8 @@ def with_go_words(arguments: Sequence[str]) -> list[str]:
     """
     from gpunode.plugin.config.values import FALSE, TRUE
 
-    booleans = {flag for option in OPTIONS if option.kind == "boolean" for flag in option.flags}
-    known = {flag for option in OPTIONS for flag in option.flags}
+    booleans = {flag for option in options if option.kind == "boolean" for flag in option.flags}
+    known = {flag for option in options for flag in option.flags}
     made: list[str] = []
     words = list(arguments)
     while words:

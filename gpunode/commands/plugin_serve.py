@@ -70,7 +70,7 @@ def _chosen(resolved: Resolved) -> Iterator[tuple[str, str]]:
     """What isn't the default; `check-config` tells all, and where it comes from."""
     settings = resolved.settings
     for option in OPTIONS:
-        if option.field in resolved.origins:
+        if option.field in resolved.origins and (settings.labels.to or not option.part):
             yield option.flags[0].removeprefix("--"), value_text(option, settings)
     if settings.rules:
         yield "rules", ", ".join(f"{rule.pattern} {rule.name}" for rule in settings.rules)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gpunode.dataclass import dataclass
-from gpunode.errors import GpunodeError
+from gpunode.errors import GpunodeError, UsageError
 from gpunode.facts.distributions import DISTRIBUTIONS
 from gpunode.host import Host
 from gpunode.result import (
@@ -42,6 +42,7 @@ class Options:
     restart_command: str = ""
     yes: bool = False
     cdi: bool = False
+    dry_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,24 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
             engine = getattr(result.data, "engine", engine)
         if result.exit_code != ExitCode.OK:
             return _stopped(engine, stages, blocks, result, shown)
-    if host.live:
+    if options.dry_run:
+        blocks.append(
+            Text(f"Then: gpunode verify, and gpunode verify --on {engine}; nothing was changed", Style.DIM)
+        )
+    elif host.live:
         blocks.append(Text(f"This node runs GPU containers with {engine}: it just did.", Style.GOOD))
     else:
         blocks.append(
             Text(f"Nothing was started under --root: {engine} is configured, not proven.", Style.WARN)
         )
     return Result("SetupReport", SetupReport(engine, tuple(stages)), blocks=tuple(blocks))
+
+
+def refuse_without_kubernetes(given: Mapping[str, str]) -> None:
+    """`UsageError` for an option, by its field's name, that only means something with --kubernetes."""
+    meant = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+    if meant:
+        raise UsageError(f"{meant[0]} goes with --kubernetes", hint="add --kubernetes, or leave it out")
 
 
 Step = tuple[str, str, Callable[[str], Result]]
@@ -102,6 +114,7 @@ def _stages(host: Host, options: Options, progress: Progress) -> tuple[Step, ...
             socket=options.socket,
             restart_command=options.restart_command,
             yes=options.yes,
+            dry_run=options.dry_run,
             configures=True,
         )
         wanted = configure_runtime.Options(request, set_as_default=options.set_as_default, cdi=options.cdi)
@@ -115,23 +128,30 @@ def _stages(host: Host, options: Options, progress: Progress) -> tuple[Step, ...
         return verify.run(host, wanted, progress)
 
     by_cdi = " --cdi" if options.cdi else ""
+    dry = " --dry-run" if options.dry_run else ""
     first: tuple[Step, ...] = (
         ("doctor", "gpunode doctor", lambda engine: _doctor(host, engine, options.cdi, progress)),
-        ("configure-runtime", f"gpunode configure-runtime --runtime ENGINE{by_cdi}", configure),
+        ("configure-runtime", f"gpunode configure-runtime --runtime ENGINE{by_cdi}{dry}", configure),
         ("verify-host", "gpunode verify", verify_host),
     )
+    if options.dry_run:
+        return first[:2]
     if not host.live:
         return first  # nothing can be started under --root
     return (*first, ("verify-container", f"gpunode verify --on ENGINE{by_cdi}", verify_container))
 
 
 def _doctor(host: Host, engine: str, cdi: bool, progress: Progress) -> Result:
-    """The doctor's findings, where what the next stage mends or what comes later doesn't stop the set-up."""
+    return doctor_before(host, lambda finding: _excuse(finding, engine, cdi), progress)
+
+
+def doctor_before(host: Host, excuse: Callable[[Finding], str], progress: Progress) -> Result:
+    """The doctor's findings, where those don't stop the set-up for which `excuse` has a word."""
     from gpunode.commands import doctor
 
     result = doctor.run(host, doctor.Options(), progress)
     failed = [finding for finding in result.data["findings"] if finding.status is FindingStatus.FAIL]
-    excuses = {finding.id: _excuse(finding, engine, cdi) for finding in failed}
+    excuses = {finding.id: excuse(finding) for finding in failed}
     if not all(excuses.values()):
         return result
     blocks: list[Block] = [result.blocks[0]] if not failed else []
@@ -142,6 +162,18 @@ def _doctor(host: Host, engine: str, cdi: bool, progress: Progress) -> Result:
 
 def _excuse(finding: Finding, engine: str, cdi: bool) -> str:
     """Why a failed check doesn't stop the set-up of `engine`; empty if it does."""
+    mended = mended_by_configuring(finding, cdi)
+    if mended:
+        return mended
+    if finding.layer in _LATER_LAYERS or finding.severity != "error":
+        return "not needed for containers"
+    if finding.layer in _ENGINE_LAYERS and _is_another(engine, finding.layer):
+        return f"not needed for {engine}"
+    return ""
+
+
+def mended_by_configuring(finding: Finding, cdi: bool) -> str:
+    """The command that mends it on the way, or why it need not be mended; empty for none of these."""
     mends = finding.fix[0].command if finding.fix else ""
     if finding.id in _RESTARTED_HERE or mends.startswith(_MENDED_HERE):
         return _MENDED_HERE
@@ -149,10 +181,6 @@ def _excuse(finding: Finding, engine: str, cdi: bool) -> str:
         return f"{_MENDED_HERE} --cdi"
     if cdi and finding.layer in _WITHOUT_CDI:
         return "not needed with --cdi"
-    if finding.layer in _LATER_LAYERS or finding.severity != "error":
-        return "not needed for containers"
-    if finding.layer in _ENGINE_LAYERS and _is_another(engine, finding.layer):
-        return f"not needed for {engine}"
     return ""
 
 

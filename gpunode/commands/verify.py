@@ -18,6 +18,7 @@ from gpunode.host import Host
 from gpunode.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 
 if TYPE_CHECKING:
+    from gpunode.commands.verify_kubernetes import PodRun
     from gpunode.runtime.container_run import ContainerOutcome, ContainerRequest
 
 _NVML_SECONDS = 30.0
@@ -38,8 +39,22 @@ _HINTS = {
 
 
 @dataclass(frozen=True)
+class PodAsked:
+    """What only a pod takes; see `verify_kubernetes.Options`. `timeout` 0 is its own default."""
+
+    namespace: str = ""
+    resource: str = ""
+    runtime_class: str = "auto"
+    node: str = ""
+    kubeconfig: str = ""
+    context: str = ""
+    server: str = ""
+    timeout: float = 0.0
+
+
+@dataclass(frozen=True)
 class Options:
-    """`on` is host or an engine; `timeout`: seconds for each device; the rest is for containers.
+    """`on` is host, an engine or kubernetes; `timeout`: seconds for each device; the rest is for containers.
 
     With `cdi` the GPUs come by CDI, otherwise by the handler `runtime_name` where the engine has it.
     """
@@ -51,21 +66,28 @@ class Options:
     socket: str = ""
     config: str = ""
     cdi: bool = False
+    pod: PodAsked = PodAsked()
 
 
 @dataclass(frozen=True)
 class Verification:
-    """`data` of the envelope. `via` says how the container got its GPUs: a handler, or devices by CDI."""
+    """`data` of the envelope. `via` says how the container got its GPUs: a handler, or devices by CDI; for a
+    pod, the device plugin or a resource claim. `pod` is there on kubernetes only."""
 
     on: str
     devices: tuple[DeviceResult, ...]
     image: str = ""
     via: str = ""
+    pod: PodRun | None = None
 
 
 def run(host: Host, options: Options, progress: Progress) -> Result:
     """Prove that CUDA computes. Exit 1 if a device fails or there is none; errors name cause and cure."""
     _refuse_contradictions(options)
+    if options.on == "kubernetes":
+        from gpunode.commands import verify_kubernetes
+
+        return verify_kubernetes.run(host, verify_kubernetes.asked(options), progress)
     if options.image:
         return _own_image(host, options, progress)
     with progress.step("asking NVML which GPUs there are"):
@@ -86,6 +108,17 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 
 
 def _refuse_contradictions(options: Options) -> None:
+    if options.on == "kubernetes":
+        given = (
+            "--cdi" if options.cdi else "--socket" if options.socket else "--config" * bool(options.config)
+        )
+        if given:
+            raise UsageError(f"{given} is for a container engine", hint="leave it out with --on kubernetes")
+        return
+    if dataclasses.replace(options.pod, timeout=0.0) != PodAsked():
+        raise UsageError(
+            f"a pod's options are given, and --on is {options.on}", hint="gpunode verify --on kubernetes"
+        )
     given = f"--image {options.image}" if options.image else "--cdi" if options.cdi else ""
     if given and options.on == "host":
         what = "an image" if options.image else "CDI"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gpunode.dataclass import dataclass
 from gpunode.host import Host
 
+MAIN = "/etc/apt/sources.list"
 DIRECTORY = "/etc/apt/sources.list.d"
 
 
@@ -21,12 +22,12 @@ class AptSource:
     signed_by: str
 
 
-def read_sources(host: Host) -> tuple[AptSource, ...]:
-    """All that are switched on, in either format."""
+def read_sources(host: Host, main: str = MAIN, directory: str = DIRECTORY) -> tuple[AptSource, ...]:
+    """All that are switched on, in either format; where apt's configuration has them."""
     found: list[AptSource] = []
-    for path in ("/etc/apt/sources.list", *host.glob(DIRECTORY, "*.list")):
+    for path in (main, *host.glob(directory, "*.list")):
         found += _one_line(host.read_text(path) or "", path)
-    for path in host.glob(DIRECTORY, "*.sources"):
+    for path in host.glob(directory, "*.sources"):
         found += _deb822(host.read_text(path) or "", path)
     return tuple(found)
 

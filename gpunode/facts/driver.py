@@ -14,6 +14,7 @@ PARAMETERS = "/proc/driver/nvidia/params"
 # Debian builds the same module as nvidia-current and the kernel shows it with an underscore
 MODULE_NAMES = ("nvidia", "nvidia_current")
 _IN_MODULES_DEP = re.compile(r"^[^:\s]*/nvidia(?:-current)?\.ko(?:\.\w+)?:", re.MULTILINE)
+_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub", "/etc/pki/akmods/certs/public_key.der")
 _LONGEST = 64  # characters; a version has ten
 _NUMBERS = re.compile(r"\d{1,9}", re.ASCII)
 
@@ -190,6 +191,21 @@ def waiting_keys(host: Host) -> bytes | None:
     shim keeps them in the variable MokNew of its vendor's GUID, which mokutil writes.
     """
     return host.read_bytes("/sys/firmware/efi/efivars/MokNew-605dab50-e046-4300-abb6-3dd810dd8b23")
+
+
+def signing_key(host: Host) -> str:
+    """The certificate with which this node's own builds of modules are signed (DKMS, akmods); empty if it has
+    none."""
+    return next((path for path in _KEYS if host.exists(path)), "")
+
+
+def key_enrolled(host: Host, path: str) -> bool | None:
+    """Whether Secure Boot accepts what this certificate signed, as mokutil(1) tells; None if it doesn't."""
+    answer = host.run(["mokutil", "--test-key", path], timeout=5.0)
+    if "is already enrolled" in answer.stdout:
+        return True
+    known = ("is not enrolled", "is already in the enrollment")
+    return False if any(words in answer.stdout for words in known) else None
 
 
 def enrolled_keys(host: Host) -> str | None:

@@ -20,7 +20,10 @@ FAULTS = "mig_driver_faults"
 # programs in pods: the MIG manager of the GPU operator; the DRA driver, which cuts GPUs as pods ask for it
 _PODS = ("nvidia-mig-manager", "gpu-kubelet-plugin")
 _GKE = "/etc/nvidia/gpu_config.json"  # by which Google's partition_gpu cuts a node's GPUs at each start
-_COMMANDS = ("nvidia-mig-parted", "nvidia-smi mig", "mig -cgi", "mig --create-gpu-instance")
+_COMMANDS = (
+    *("nvidia-mig-parted", "nvidia-smi mig", "mig -cgi", "mig --create-gpu-instance"),
+    "mig apply --config-file",  # gpunode-mig.service
+)
 
 
 def partitioned(node: Node) -> list[Gpu]:

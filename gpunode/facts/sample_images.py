@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpunode.tables import table
 
 TABLE = "sample_images"
+VECTOR_ADD = "nvcr.io/nvidia/k8s/cuda-sample"
 
 
 def sample_cuda(reference: str) -> str:
@@ -14,3 +15,12 @@ def sample_cuda(reference: str) -> str:
     rows = table(TABLE).rows if named else ()
     known = ((f"{row['image']}:{row['tag']}", row["cuda"]) for row in rows)
     return next((cuda for name, cuda in known if named == name or named.startswith(f"{name}-")), "")
+
+
+def vector_add_image() -> str:
+    """NVIDIA's newest vector-add sample for Kubernetes, with its tag."""
+    from gpunode.tables import numbers
+
+    rows = [row for row in table(TABLE).rows if row["image"] == VECTOR_ADD]
+    newest = max(rows, key=lambda row: numbers(row["cuda"]))
+    return f"{newest['image']}:{newest['tag']}"

@@ -115,10 +115,13 @@ def _gpu(
     others = partitions.get(place_of(address), [])
     mine: tuple[AmdPartition, ...] = ()
     if node and others:
-        first = AmdPartition(0, address, kind, node.partition, 0, node.memory_bytes, paths)
+        first = AmdPartition(0, address, kind, node.partition, 0, node.memory_bytes, paths=paths)
         mine = (
             first,
-            *(AmdPartition(n, p.uuid, kind, p.gi, 0, p.memory_bytes, p.paths) for n, p in _count(others)),
+            *(
+                AmdPartition(n, p.uuid, kind, p.gi, 0, p.memory_bytes, paths=p.paths)
+                for n, p in _count(others)
+            ),
         )
     return AmdGpu(
         index,
@@ -151,7 +154,7 @@ def _partitions(host: Host, by_minor: Mapping[int, KfdNode]) -> dict[Place, list
         node = by_minor.get(minor) if minor is not None else None
         if node is not None:
             number = int(re.sub(r"\D", "", name))
-            one = AmdPartition(number, name, "", node.partition, 0, node.memory_bytes, paths)
+            one = AmdPartition(number, name, "", node.partition, 0, node.memory_bytes, paths=paths)
             found.setdefault(node.place, []).append(one)
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 from gpunode.errors import GpunodeError
 from gpunode.gpu.mig_names import profile_name
 from gpunode.gpu.model import Gpu, Inventory, MigDevice
-from gpunode.gpu.nvml import Handle, Nvml
+from gpunode.gpu.nvml import FABRIC_COMPLETED, Handle, Nvml
 from gpunode.gpu.nvml_errors import NO_PERMISSION, NOT_SUPPORTED, NvmlError
 from gpunode.host import Host
 
@@ -82,7 +82,8 @@ def _gpu(nvml: Nvml, host: Host, index: int, asking: Callable[[int], None] | Non
     minor = reader.read(lambda: nvml.minor(device), None, optional=True)
     memory = reader.read(lambda: nvml.memory_bytes(device), 0, optional=True)
     capability = reader.read(lambda: nvml.compute_capability(device), "", optional=True)
-    mig_enabled = reader.read(lambda: nvml.mig_enabled(device), False)
+    mig_mode = reader.read(lambda: nvml.mig_mode(device), None)
+    mig_enabled = bool(mig_mode)
     mig = reader.read(lambda: _mig_devices(nvml, device, memory), ()) if mig_enabled else ()
     return Gpu(
         index,
@@ -96,6 +97,8 @@ def _gpu(nvml: Nvml, host: Host, index: int, asking: Callable[[int], None] | Non
         mig_enabled,
         mig,
         reader.error,
+        mig_mode is not None,
+        "" if reader.error else _clique(nvml, device),
     )
 
 
@@ -105,7 +108,8 @@ def _mig_devices(nvml: Nvml, gpu: Handle, gpu_memory: int) -> tuple[MigDevice, .
 
 def _mig_device(nvml: Nvml, gpu: Handle, slot: int, device: Handle, gpu_memory: int) -> MigDevice:
     gi, ci = nvml.mig_instances(device)
-    size = nvml.mig_attributes(device)
+    told = nvml.mig_attributes(device)
+    size = told.size
     try:
         profile = nvml.gpu_instance_profile(gpu, gi)
     except NvmlError as error:
@@ -113,13 +117,25 @@ def _mig_device(nvml: Nvml, gpu: Handle, slot: int, device: Handle, gpu_memory: 
             raise
         profile = None
     named = _profile_in(nvml.name(device)) if profile is None else ""
-    computed = profile_name(size.gpu_slices, size.compute_slices, size.memory_mib, gpu_memory or 1, profile)
-    return MigDevice(slot, nvml.uuid(device), named or computed, gi, ci, size.memory_mib << 20)
+    computed = profile_name(size.gpu_slices, size.compute_slices, told.memory_mib, gpu_memory or 1, profile)
+    return MigDevice(slot, nvml.uuid(device), named or computed, gi, ci, told.memory_mib << 20, size)
 
 
 def _profile_in(name: str) -> str:
     """The profile in a MIG device's own name (``NVIDIA A100-SXM4-40GB MIG 1g.5gb``), "" without."""
     return name.partition(" MIG ")[2].strip()
+
+
+def _clique(nvml: Nvml, gpu: Handle) -> str:
+    """The NVLink partition that a GPU has joined; "" for most, which know of none. Nobody misses it."""
+    try:
+        fabric = nvml.fabric_info(gpu)
+    except NvmlError:
+        return ""
+    text = fabric.cluster
+    joined = fabric.state == FABRIC_COMPLETED and not fabric.status and text.strip("0")
+    cluster = "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+    return f"{cluster}.{fabric.clique}" if joined else ""
 
 
 def _numa_node(host: Host, pci: str) -> int | None:

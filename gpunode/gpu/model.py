@@ -10,8 +10,26 @@ from gpunode.dataclass import dataclass
 
 
 @dataclass(frozen=True)
+class MigSize:
+    """What of a GPU a MIG device has, by nvmlDeviceGetAttributes; None where only the slices are known.
+
+    The engines are those that copy, decode and encode video, decode JPEG, and compute optical flow (OFA).
+    """
+
+    gpu_slices: int
+    compute_slices: int
+    multiprocessors: int | None = None
+    copy_engines: int | None = None
+    decoders: int | None = None
+    encoders: int | None = None
+    jpeg: int | None = None
+    ofa: int | None = None
+
+
+@dataclass(frozen=True)
 class MigDevice:
-    """One MIG compute instance. `index` is the slot on its GPU; `gi` and `ci` are NVML's instance ids."""
+    """One MIG compute instance. `index` is the slot on its GPU; `gi` and `ci` are NVML's instance ids. `size`
+    is None if it was never told, as in older recordings."""
 
     index: int
     uuid: str
@@ -19,6 +37,7 @@ class MigDevice:
     gi: int
     ci: int
     memory_bytes: int
+    size: MigSize | None = None
 
 
 @dataclass(frozen=True)
@@ -26,8 +45,9 @@ class Gpu:
     """One physical GPU as NVML tells it.
 
     `pci` is ``0000:3b:00.0`` in lower case, as sysfs spells it; `minor` is N of /dev/nvidiaN, which need not
-    equal `index`; `numa` is None if the platform doesn't say. A GPU that NVML lists but can't describe has
-    `error` set and holds only what could be read: it never hides the others.
+    equal `index`; `numa` is None if the platform doesn't say. `mig_capable` is whether it knows MIG at all.
+    `clique` is the NVLink partition that it has joined, ``<cluster uuid>.<clique id>``. A GPU that NVML lists
+    but can't describe has `error` set and holds only what could be read: it never hides the others.
     """
 
     index: int
@@ -41,6 +61,8 @@ class Gpu:
     mig_enabled: bool = False
     mig: tuple[MigDevice, ...] = ()
     error: str = ""
+    mig_capable: bool = False
+    clique: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,6 +98,8 @@ def _gpu(data: Mapping[str, Any]) -> Gpu:
         mig_enabled=data.get("migEnabled", False),
         mig=tuple(_mig(item) for item in data.get("mig", ())),
         error=data.get("error", ""),
+        mig_capable=data.get("migCapable", data.get("migEnabled", False)),
+        clique=data.get("clique", ""),
     )
 
 
@@ -87,6 +111,20 @@ def _mig(data: Mapping[str, Any]) -> MigDevice:
         gi=data["gi"],
         ci=data["ci"],
         memory_bytes=data.get("memoryBytes", 0),
+        size=_size(data["size"]) if data.get("size") else None,
+    )
+
+
+def _size(data: Mapping[str, Any]) -> MigSize:
+    return MigSize(
+        gpu_slices=data["gpuSlices"],
+        compute_slices=data["computeSlices"],
+        multiprocessors=data.get("multiprocessors"),
+        copy_engines=data.get("copyEngines"),
+        decoders=data.get("decoders"),
+        encoders=data.get("encoders"),
+        jpeg=data.get("jpeg"),
+        ofa=data.get("ofa"),
     )
 
 

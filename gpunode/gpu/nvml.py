@@ -13,6 +13,7 @@ from typing import Any
 
 from gpunode.dataclass import dataclass
 from gpunode.gpu.events import EventSet, GpuEvent
+from gpunode.gpu.model import MigSize
 from gpunode.gpu.nvml_errors import (
     FUNCTION_NOT_FOUND,
     INVALID_ARGUMENT,
@@ -26,7 +27,7 @@ __all__ = ["EventSet", "GpuEvent", "Handle", "MigAttributes", "Nvml", "NvmlError
 
 _GPU_INSTANCE_PROFILES = 18  # NVML_GPU_INSTANCE_PROFILE_COUNT
 _FIELD_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
-_FABRIC_COMPLETED = 3
+FABRIC_COMPLETED = 3
 
 
 def _load(path: str) -> None:
@@ -46,10 +47,9 @@ class Handle:
 
 @dataclass(frozen=True)
 class MigAttributes:
-    """Size of a MIG device: GPU slices, compute slices, memory in MiB."""
+    """A MIG device: its size, and its memory in MiB."""
 
-    gpu_slices: int
-    compute_slices: int
+    size: MigSize
     memory_mib: int
 
 
@@ -114,6 +114,11 @@ class Nvml:
         except UnicodeDecodeError as error:
             raise NvmlError(UNKNOWN, f"{function} gave bytes that are no text") from error
 
+    def structure(self, name: str, count: int = 0) -> Any:
+        """An empty pynvml structure by name, or an array of `count` of them, for a call to fill."""
+        kind = getattr(self._library, name)
+        return (kind * count)() if count else kind()
+
     # --- the node --------------------------------------------------------------------------------------
 
     def driver_version(self) -> str:
@@ -146,6 +151,11 @@ class Nvml:
     def pci(self, device: Handle) -> str:
         """PCI address as sysfs spells it."""
         return sysfs_address(self.call("nvmlDeviceGetPciInfo", device.raw).busId)
+
+    def pci_ids(self, device: Handle) -> tuple[str, int, int]:
+        """PCI address as sysfs spells it; device id and subsystem id, each above its vendor's: 0x20B010DE."""
+        info = self.call("nvmlDeviceGetPciInfo", device.raw)
+        return sysfs_address(info.busId), int(info.pciDeviceId), int(info.pciSubSystemId)
 
     def minor(self, device: Handle) -> int:
         """N of /dev/nvidiaN."""
@@ -193,7 +203,7 @@ class Nvml:
     def fabric(self, device: Handle) -> tuple[int, str]:
         """NVML_GPU_FABRIC_STATE_* of the NVLink fabric, and what is wrong with it ("" for nothing)."""
         info = self.fabric_info(device)
-        if info.state == _FABRIC_COMPLETED and info.status:
+        if info.state == FABRIC_COMPLETED and info.status:
             return info.state, str(NvmlError(info.status))
         # NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY; 1 is true
         unhealthy = (info.health or 0) >> 4 & 3 == 1
@@ -235,11 +245,15 @@ class Nvml:
 
     def mig_enabled(self, gpu: Handle) -> bool:
         """Whether MIG mode is on now; a GPU or driver that knows no MIG has it off."""
+        return bool(self.mig_mode(gpu))
+
+    def mig_mode(self, gpu: Handle) -> bool | None:
+        """The same, None if the GPU or the driver knows no MIG."""
         try:
             return bool(self.call("nvmlDeviceGetMigMode", gpu.raw)[0])
         except NvmlError as error:
             if error.code in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
-                return False
+                return None
             raise
 
     def mig_handles(self, gpu: Handle) -> tuple[tuple[int, Handle], ...]:
@@ -264,9 +278,16 @@ class Nvml:
 
     def mig_attributes(self, mig: Handle) -> MigAttributes:
         seen = self.call("nvmlDeviceGetAttributes", mig.raw)
-        return MigAttributes(
-            int(seen.gpuInstanceSliceCount), int(seen.computeInstanceSliceCount), int(seen.memorySizeMB)
+        size = MigSize(
+            *(int(seen.gpuInstanceSliceCount), int(seen.computeInstanceSliceCount)),
+            multiprocessors=int(seen.multiprocessorCount),
+            copy_engines=int(seen.sharedCopyEngineCount),
+            decoders=int(seen.sharedDecoderCount),
+            encoders=int(seen.sharedEncoderCount),
+            jpeg=int(seen.sharedJpegCount),
+            ofa=int(seen.sharedOfaCount),
         )
+        return MigAttributes(size, int(seen.memorySizeMB))
 
     def gpu_instance_profile(self, gpu: Handle, gi: int) -> int | None:
         """The profile of a GPU instance as NVML_GPU_INSTANCE_PROFILE_*, None if no profile has its id.

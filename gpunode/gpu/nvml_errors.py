@@ -14,6 +14,8 @@ CORRUPTED_INFOROM = 14
 GPU_IS_LOST = 15
 RESET_REQUIRED = 16
 VERSION_MISMATCH = 18
+IN_USE = 19
+INSUFFICIENT_RESOURCES = 23
 UNKNOWN = 999
 
 _MEANINGS = {
@@ -34,10 +36,10 @@ _MEANINGS = {
     RESET_REQUIRED: "the GPU must be reset before it can be used",
     17: "the operating system (a cgroup, for example) blocks access to the GPU",
     VERSION_MISMATCH: "the driver's library and kernel module have different versions",
-    19: "the GPU is in use",
+    IN_USE: "the GPU is in use",
     20: "out of memory",
     21: "no data",
-    23: "not enough resources",
+    INSUFFICIENT_RESOURCES: "not enough resources",
     27: "the system is not ready",
     28: "no GPU was found",
     29: "the GPU is in a state that doesn't allow this",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpunode.gpu.model import Inventory
 from gpunode.host import Host
 from gpunode.plugin.backend import Backend
 from gpunode.plugin.health.judge import HealthJudge
@@ -28,7 +29,9 @@ def make_service(host: Host, settings: Settings, log: Log, parts: Sequence[PartM
     nvidia = (make_cdi,) if settings.vendor == "nvidia" and not settings.simulate else ()
     mps = (make_mps,) if nvidia and host.live else ()
     seen = (make_status_file, make_endpoints) if settings.listen else (make_status_file,)
-    return PluginService(host, settings, log, backend, judge, (*nvidia, *mps, *parts, *seen, remember))
+    labels = (make_labels,) if settings.labels.to else ()
+    every = (*nvidia, *mps, *parts, *labels, *seen, remember)
+    return PluginService(host, settings, log, backend, judge, every)
 
 
 def make_cdi(service: PluginService) -> Part:
@@ -53,6 +56,18 @@ def make_mps(service: PluginService) -> Part:
     supervisor = Supervisor(service.host, service.log, source, ledger.tick, soon=service.again_within)
     ledger.condemners.append(supervisor)
     return supervisor
+
+
+def make_labels(service: PluginService) -> Part:
+    """The node's labels, of the GPUs that the service sees anyway."""
+    from gpunode.plugin.labels.watch import Labeller
+
+    ledger = service.ledger
+
+    def source() -> tuple[Settings, Inventory] | None:
+        return None if ledger.inventory is None else (ledger.settings, ledger.inventory)
+
+    return Labeller(service.host, service.log, source, service.again_within)
 
 
 def make_status_file(service: PluginService) -> Part:

@@ -74,6 +74,27 @@ class HealthSettings:
 
 
 @dataclass(frozen=True)
+class LabelSettings:
+    """The node's labels; see labels/. Names are those of GPU feature discovery's flags.
+
+    `to` are sinks: stdout, file, node-feature, node; empty: by the others. `sleep_seconds` may be infinite.
+    """
+
+    to: tuple[str, ...] = ()
+    oneshot: bool = True
+    no_timestamp: bool = False
+    sleep_seconds: float = 60.0
+    output_file: str = ""
+    machine_type_file: str = "/sys/class/dmi/id/product_name"
+    use_node_feature_api: bool = False
+    firmware: bool = False  # AMD's
+    kubeconfig: str = ""
+    namespace: str = ""
+    node_name: str = ""
+    pod_name: str = ""
+
+
+@dataclass(frozen=True)
 class Settings:
     """Paths are the node's own; times are seconds. Empty strings mean "not given" unless said otherwise.
 
@@ -106,7 +127,7 @@ class Settings:
     mps_root: str = ""
     mps: bool = False  # own the control daemons in this process
     shared_devices_allocation_policy: str = "distributed"  # packed
-    device_discovery_strategy: str = "auto"  # nvml, tegra
+    device_discovery_strategy: str = "auto"  # nvml, tegra; vfio for labels
     imex_channel_ids: tuple[int, ...] = ()
     imex_required: bool = False
     config_file: str = ""
@@ -115,6 +136,7 @@ class Settings:
     exclude: tuple[str, ...] = ()
     sharing: Sharing | None = None
     health: HealthSettings = field(default_factory=HealthSettings)
+    labels: LabelSettings = field(default_factory=LabelSettings)
     simulate: str = ""
     listen: str = ""  # HOST:PORT of /metrics, /healthz and /readyz; empty: none
     state_dir: str = "/var/lib/gpunode/plugin"

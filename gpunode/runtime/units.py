@@ -12,6 +12,8 @@ from gpunode.journal import Entry
 from gpunode.runtime.engine import FileEdit
 
 _SECONDS = 60.0
+# takes the lock that whoever installs it holds, and has nothing to do before the next boot
+_NOT_NOW = frozenset({"gpunode-mig.service"})
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,10 @@ class Moves:
         if not _acts(host) or not (self.coming or self.going or self.staying):
             return
         commands: list[tuple[str, ...]] = [("systemctl", "daemon-reload")]
-        commands += [("systemctl", "enable", "--now", *self.coming)] if self.coming else []
+        now = tuple(unit for unit in self.coming if unit not in _NOT_NOW)
+        later = tuple(unit for unit in self.coming if unit in _NOT_NOW)
+        commands += [("systemctl", "enable", "--now", *now)] if now else []
+        commands += [("systemctl", "enable", *later)] if later else []
         for argv in commands:
             answer = host.run(argv, timeout=_SECONDS)
             if not answer.ok and self.coming:

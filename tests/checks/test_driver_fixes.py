@@ -8,6 +8,7 @@ from fixtures.machines import expected, machine, options, overlay, recorded_host
 from gpunode.checks import fixes
 from gpunode.checks.driver import packages, targets
 from gpunode.checks.runner import Selection, run_checks
+from gpunode.facts.kernel_headers import kernel_devel
 from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node, Questions
 from gpunode.facts.packages import RPM_QUERY
@@ -268,5 +269,5 @@ def test_libraries_that_are_held_keep_what_depends_on_them(held, tmp_path):
     ],
 )
 def test_headers_come_in_the_package_of_the_kernels_kind(release, package):
-    assert fixes.kernel_devel(release) == package
+    assert kernel_devel(release) == package
     assert package in fixes.build_module_for(release).rhel.command

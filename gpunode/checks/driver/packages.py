@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpunode.checks import fixes
 from gpunode.checks.driver import targets
 from gpunode.facts import driver
+from gpunode.facts.kernel_headers import kernel_devel
 from gpunode.facts.node import Node
 from gpunode.facts.package_locks import module_stream
 from gpunode.facts.system import Distribution
@@ -23,7 +24,6 @@ _LEGACY = "https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/"
 _PREBUILT = re.compile(r"^kernel/nvidia-(\d+)(srv)?(-open)?/nvidia\.ko", re.MULTILINE)
 # kmod-nvidia-580.159.03-5.14.0-427.13.1
 _FOR_ONE_KERNEL = re.compile(r"(kmod-nvidia(?:-open)?-\d+\.[\d.]+)-\d+\.\d+\.\d+-")
-_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub", "/etc/pki/akmods/certs/public_key.der")
 
 
 def install_driver(node: Node) -> Fix | None:
@@ -102,8 +102,8 @@ def _dnf_command(node: Node, *, old: bool) -> str:
     """dnf's modules stand for branches where there are any; a stream in use must be given up first."""
     modular = node.distribution.id == "amzn" or _repository_name(node.distribution) in ("rhel8", "rhel9")
     erase = " --allowerasing" if driver.driver_packages(node.packages) else ""
-    plain = fixes.kernel_devel(node.kernel) == f"kernel-devel-{node.kernel}"
-    install = f"dnf install{erase} {fixes.kernel_devel('$(uname -r)' if plain else node.kernel)}"
+    plain = kernel_devel(node.kernel) == f"kernel-devel-{node.kernel}"
+    install = f"dnf install{erase} {kernel_devel('$(uname -r)' if plain else node.kernel)}"
     if not modular:
         lock = "dnf install 'dnf-command(versionlock)' && dnf versionlock add '*nvidia*580*' && "
         return f"{lock}{install} cuda-drivers" if old else f"{install} nvidia-open"
@@ -148,7 +148,7 @@ def build_module(node: Node, release: str) -> Fix:
 def _without_dkms(node: Node, release: str) -> str:
     """Empty where DKMS builds the module, or where it can't be told who does."""
     if node.host.stat("/usr/sbin/akmods"):
-        return f"dnf install {fixes.kernel_devel(release)} && akmods --force --kernels {release}"
+        return f"dnf install {kernel_devel(release)} && akmods --force --kernels {release}"
     if node.distribution.family == "suse":
         built = [one.name for one in node.packages.containing("nvidia") if "-kmp-" in one.name]
         return f"zypper install --force {' '.join(built)}" if built else ""
@@ -175,8 +175,8 @@ def _precompiled(node: Node, release: str) -> str:
 
 def enrol_key(node: Node, *, signed: bool) -> Fix | None:
     """Enrol the key that lies on this node; a module that DKMS left unsigned is first built again."""
-    key = next((path for path in _KEYS if node.host.exists(path)), None)
-    if key is None:
+    key = driver.signing_key(node.host)
+    if not key:
         return None
     version = next(iter(node.dkms), None)
     again = ""

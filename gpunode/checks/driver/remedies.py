@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpunode.checks.fixes import Remedy, everywhere, kernel_devel, per_family
+from gpunode.checks.fixes import Remedy, everywhere, per_family
+from gpunode.facts.kernel_headers import kernel_devel
 
 _GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
 

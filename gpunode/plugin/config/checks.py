@@ -12,8 +12,11 @@ from gpunode.plugin.settings import Settings
 _PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/")
 
 
-def check(settings: Settings, origins: Mapping[str, str]) -> tuple[list[Problem], list[Problem]]:
-    """(problems, warnings). What depends on the node's GPUs is found when they are seen."""
+def check(
+    settings: Settings, origins: Mapping[str, str], part: str = ""
+) -> tuple[list[Problem], list[Problem]]:
+    """(problems, warnings). What depends on the node's GPUs is found when they are seen. `part` is labels for
+    that command, and empty for those that serve."""
 
     def at(field: str) -> str:
         return origins.get(field, BY_FIELD[field].flags[0] if field in BY_FIELD else "")
@@ -23,7 +26,7 @@ def check(settings: Settings, origins: Mapping[str, str]) -> tuple[list[Problem]
     if mps and settings.mig_strategy == "mixed":
         message = f"MPS can't serve MIG devices, which mig-strategy mixed ({at('mig_strategy')}) advertises"
         problems.append(Problem(at("sharing"), "sharing.mps", message, "take single or none, or timeSlicing"))
-    if mps and not settings.mps_root:
+    if mps and not settings.mps_root and part != "labels":
         message = "nobody is said to run the MPS daemons"
         hint = "give --mps, and gpunode runs them, or --mps-root for daemons that run elsewhere"
         problems.append(Problem(at("sharing"), "sharing.mps", message, hint))
@@ -39,6 +42,13 @@ def check(settings: Settings, origins: Mapping[str, str]) -> tuple[list[Problem]
     if settings.imex_required and not settings.imex_channel_ids:
         message = "without channel IDs nothing is required"
         warnings.append(Problem(at("imex_required"), "", message, "--imex-channel-ids 0"))
+    if "stdout" in settings.labels.to and part != "labels":
+        message = "a service has no stdout to show labels on"
+        problems.append(Problem(at("labels_to"), "", message, "--labels file, node-feature or node"))
+    if settings.device_discovery_strategy == "vfio" and part != "labels":
+        message = "GPUs that are kept for virtual machines can't be served to containers"
+        hint = "gpunode labels --device-discovery-strategy vfio labels them"
+        problems.append(Problem(at("device_discovery_strategy"), "", message, hint))
     if settings.simulate and settings.vendor != "nvidia":
         problems.append(Problem(at("simulate"), "", "simulated nodes have NVIDIA GPUs", "--vendor nvidia"))
     return problems, warnings

@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any
 
 from gpunode.dataclass import dataclass
+from gpunode.facts.yaml_tree import EMPTY, DocumentError, Item, Notes, read
 from gpunode.plugin.config import sharing as sections
-from gpunode.plugin.config.document import EMPTY, DocumentError, Item, Notes, read
 from gpunode.plugin.config.options import OPTIONS, Option
 from gpunode.plugin.config.problems import Problem
 from gpunode.plugin.config.reader import Reader, joined
@@ -17,9 +17,6 @@ from gpunode.plugin.settings import NameRule, Sharing
 
 VERSION = "v1"
 TOP = ("version", "flags", "resources", "sharing", "imex", "health")
-IGNORED = ("flags.gfd", "flags.useNodeFeatureAPI")
-"""GPU Feature Discovery's part of the common format."""
-_GFD = ("oneshot", "noTimestamp", "sleepInterval", "outputFile", "machineTypeFile")
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,7 @@ def known_keys() -> tuple[str, ...]:
         *(f"resources.{name}" for name in sections.RULE_LISTS),
         *(f"resources.{name}[].{key}" for name in sections.RULE_LISTS for key in sections.RULE_KEYS),
     ]
-    gfd = (f"flags.gfd.{key}" for key in _GFD)
-    return (*TOP, "flags.plugin", "flags.gpunode", *by_key(), *IGNORED, *gfd, *shared)
+    return (*TOP, "flags.plugin", "flags.gpunode", "flags.gfd", *by_key(), *shared)
 
 
 def read_file(data: bytes, name: str, *, vendor: str = "", lenient: bool = False) -> FileConfig:
@@ -132,8 +128,6 @@ def _options(reader: Reader, path: str, item: Item) -> Iterator[tuple[Option, An
     names = tuple(dict.fromkeys(key.removeprefix(f"{path}.").partition(".")[0] for key in below))
     for name, _, value in reader.fields(item, path, names):
         key = joined(path, name)
-        if key in IGNORED:
-            continue
         option = by_key().get(key)
         if option is None:
             yield from _options(reader, key, value)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gpunode.plugin.config import label_options
+
 PREFIX = "GPUNODE_PLUGIN_SERVE_"
 
 
@@ -15,7 +17,8 @@ class Option(NamedTuple):
     """`kind` is one of those in values.py; `key` is the dotted path in the config file, empty for none.
 
     `variables` are those of NVIDIA's plugin, tried in order after our own. What can't change while we run is
-    not `live`: it takes a restart. `known` are the words that mean something where any word is taken.
+    not `live`: it takes a restart. A `part` other than "" is a command of its own: `plugin serve` has no flag
+    for it. `known` are the words that mean something where any word is taken.
     """
 
     field: str
@@ -27,11 +30,13 @@ class Option(NamedTuple):
     allowed: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     live: bool = True
+    part: str = ""
 
     @property
     def variable(self) -> str:
         """Our own variable."""
-        return PREFIX + self.flags[0].removeprefix("--").upper().replace("-", "_")
+        prefix = label_options.PREFIX if self.part else PREFIX
+        return prefix + self.flags[0].removeprefix("--").upper().replace("-", "_")
 
     @property
     def takes_many(self) -> bool:
@@ -147,9 +152,9 @@ _NVIDIA = (
     Option(
         "device_discovery_strategy",
         ("--device-discovery-strategy",),
-        "How GPUs are found.",
+        "How GPUs are found; vfio, for labels alone: those that are kept for virtual machines.",
         *("choice", "flags.deviceDiscoveryStrategy", ("DEVICE_DISCOVERY_STRATEGY",)),
-        allowed=("auto", "nvml", "tegra"),
+        allowed=("auto", "nvml", "tegra", "vfio"),
         live=False,
     ),
     Option(
@@ -307,7 +312,8 @@ _OURS = (
         "boolean",
     ),
 )
-OPTIONS = _NVIDIA + _OURS
+_LABELS = tuple(Option(**row) for row in label_options.ROWS)
+OPTIONS = _NVIDIA + _OURS + _LABELS
 BY_FIELD = {option.field: option for option in OPTIONS}
 METAVARS = {
     **{"boolean": "BOOLEAN", "path": "PATH", "socket": "PATH", "resource": "NAME", "seconds": "SECONDS"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpunode.plugin.config.document import Item
+from gpunode.facts.yaml_tree import Item
 from gpunode.plugin.config.options import Option
 from gpunode.plugin.config.problems import Problem, nearest
 from gpunode.plugin.config.values import parse

@@ -14,13 +14,21 @@ from gpunode.plugin.config.checks import check
 from gpunode.plugin.config.options import BY_FIELD, OPTIONS, Option
 from gpunode.plugin.config.problems import InvalidConfig, Problem, nearest
 from gpunode.plugin.config.values import TRUE, parse, split
-from gpunode.plugin.settings import HealthSettings, Settings
+from gpunode.plugin.settings import HealthSettings, LabelSettings, Settings
 
 DEFAULT = "default"
 MPS_ROOT = "/run/nvidia/mps"
 _HEALTH = {
     **{"health_disable": "disabled", "health_enable": "enabled"},
     **{"health_hold_down": "hold_seconds", "health_poll_interval": "poll_seconds"},
+}
+_LABELS = {
+    **{"labels_to": "to", "sleep_interval": "sleep_seconds"},
+    **{
+        name: name
+        for name in ("output_file", "use_node_feature_api", "oneshot", "no_timestamp", "machine_type_file")
+    },
+    **{name: name for name in ("firmware", "kubeconfig", "namespace", "node_name", "pod_name")},
 }
 Flags = Mapping[str, Sequence[str]]
 """By an option's field what stood on the command line: each time it was given, one text."""
@@ -58,6 +66,8 @@ class Sources:
 
     host: Host
     flags: Flags
+    part: str = ""
+    """The command: labels has GPU feature discovery's own variables before those that both have."""
 
     def resolve(self, data: bytes | None = None) -> Resolved:
         """Everything merged and checked; never raises. `data` is what the file holds, if it was read."""
@@ -67,7 +77,8 @@ class Sources:
         """(origin, texts) from the command line or the environment. An empty variable is none."""
         if option.field in self.flags:
             return option.flags[0], self.flags[option.field]
-        for name in (option.variable, *option.variables):
+        own = [f"GFD_{name}" for name in option.variables] if self.part == "labels" else []
+        for name in (option.variable, *own, *option.variables):
             if text := self.host.environ.get(name, ""):
                 return name, [text]
         return None
@@ -123,8 +134,12 @@ class _Merge:
             self._take_given(option)
         more = self._take_file(data) if self._sources.file else {}
         settings = self._settings(more)
+        if not self._sources.part and not settings.labels.to:
+            # GPU feature discovery's part of the file is of no matter here
+            self._problems = [one for one in self._problems if not _of_labels(one)]
+            self._warnings = [one for one in self._warnings if not _of_labels(one)]
         if not self._problems:
-            problems, warnings = check(settings, self._origins)
+            problems, warnings = check(settings, self._origins, self._sources.part)
             self._problems += problems
             self._warnings += warnings
         self._unknown_words()
@@ -184,7 +199,9 @@ class _Merge:
         for name in ("disabled", "enabled"):
             if name in health:
                 health[name] = frozenset(health[name])
-        settings = replace(Settings(), **values, **more, health=HealthSettings(**health))
+        labels = {_LABELS[name]: value for name, value in self._values.items() if name in _LABELS}
+        told = HealthSettings(**health), LabelSettings(**labels)
+        settings = replace(Settings(), **values, **more, health=told[0], labels=told[1])
         if settings.vendor != "nvidia" and "resource_name" not in self._origins:
             settings = replace(settings, resource_name=f"{settings.vendor}.com/gpu")
         if settings.mps and not settings.mps_root:
@@ -200,10 +217,19 @@ class _Merge:
                     self._warnings.append(Problem(self._origins[option.field], "", message))
 
 
+def _of_labels(problem: Problem) -> bool:
+    rows = [option for option in OPTIONS if option.part]
+    keys = {option.key for option in rows if option.key}
+    names = {name for option in rows for name in (option.variable, *option.variables)}
+    return problem.where in names or problem.key in keys or problem.key.startswith("flags.gfd")
+
+
 def told(settings: Settings, option: Option) -> Any:
     """An option's effective value, as plain JSON; None for what settings don't hold."""
     if option.field in _HEALTH:
         value = getattr(settings.health, _HEALTH[option.field])
+    elif option.field in _LABELS:
+        value = getattr(settings.labels, _LABELS[option.field])
     else:
         value = getattr(settings, option.field, None)
     if isinstance(value, frozenset):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from gpunode.plugin.config.document import Item
+from gpunode.facts.yaml_tree import Item
 from gpunode.plugin.config.reader import Reader, joined
 from gpunode.plugin.config.values import selector
 from gpunode.plugin.settings import NameRule, SharedResource, Sharing, resource_name_problem

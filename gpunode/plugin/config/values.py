@@ -41,7 +41,7 @@ def parse(option: Option, texts: Sequence[str]) -> Any:
     if len(words) > MAX_LIST:
         raise ValueError(f"{len(words)} items are more than the {MAX_LIST} that make sense")
     found = tuple(dict.fromkeys(item(option, word) for word in words))
-    if option.kind == "choices" and not found:
+    if option.kind == "choices" and not found and option.field != "labels_to":
         raise ValueError(f"at least one of {', '.join(option.allowed)} is needed")
     if option.field == "imex_channel_ids" and found not in ((), (0,)):
         raise ValueError("only channel 0, or none, can be handed out")

@@ -16,6 +16,8 @@ from gpunode.plugin.sharing import share
 NVML, WSL, TEGRA = "nvml", "wsl", "tegra"
 _DXG = "/dev/dxg"
 _UNITS = {WSL: Unit("all", "all", "all", paths=(_DXG,)), TEGRA: Unit("tegra", "tegra", "0")}
+ONE_DEVICE = frozenset(unit.id for unit in _UNITS.values())
+"""Ids of the one device that stands for every GPU of such a machine."""
 _CTK_MODES = {WSL: "wsl", TEGRA: "csv"}
 _INTEGRATED = ("(nvgpu)", "NVIDIA Thor")
 

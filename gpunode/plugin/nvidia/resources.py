@@ -23,7 +23,7 @@ from gpunode.plugin.settings import Settings, resource_name_problem
 from gpunode.plugin.sharing import share
 
 DOMAIN = "nvidia.com"
-_DISPLAY_ONLY = {"DGX Display", "NVIDIA DGX Display"}  # drives a monitor, runs no CUDA
+DISPLAY_ONLY = {"DGX Display", "NVIDIA DGX Display"}  # drives a monitor, runs no CUDA
 
 
 class _Notes:
@@ -80,7 +80,7 @@ def _candidates(settings: Settings, inventory: Inventory, site: Site, notes: _No
 
 def _distinct(gpus: Iterable[Gpu], notes: _Notes) -> Iterable[Gpu]:
     for gpu in gpus:
-        if gpu.name in _DISPLAY_ONLY:
+        if gpu.name in DISPLAY_ONLY:
             continue
         if gpu.uuid:
             yield gpu

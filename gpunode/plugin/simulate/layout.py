@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from random import Random
 
 from gpunode.errors import UsageError
-from gpunode.gpu.model import Gpu, MigDevice
+from gpunode.gpu.model import Gpu, MigDevice, MigSize
 from gpunode.plugin.simulate.models import Model, Profile
 
 Placed = tuple[Profile, int]
@@ -65,5 +65,6 @@ def devices(gpu: Gpu, layout: Sequence[Placed], model: Model) -> tuple[MigDevice
         gi = model.slots // profile.size - 1 + start // profile.size
         uuid = "MIG-" + stable_uuid(gpu.uuid, profile.name, gi)
         memory = gpu.memory_bytes * profile.size // model.slots
-        made.append(MigDevice(index, uuid, profile.name, gi, 0, memory))
+        slices = int(profile.name.partition("g.")[0])
+        made.append(MigDevice(index, uuid, profile.name, gi, 0, memory, MigSize(slices, slices)))
     return tuple(made)

@@ -135,6 +135,7 @@ def slots(groups: tuple[Group, ...], host: Host | None) -> tuple[Slot, ...]:
                 memory_bytes=group.model.memory_mib << 20,
                 compute_capability=group.model.capability,
                 numa=index * sockets // total if sockets else None,
+                mig_capable=bool(group.model.mig),
             )
             if layout:
                 gpu = replace(gpu, mig_enabled=True, mig=devices(gpu, layout, group.model))

@@ -43,7 +43,8 @@ def value_of(option: Option) -> some.SearchStrategy[Any]:
         "text": some.just("cdi.k8s.io/"),
     }
     if option.allowed:
-        one = some.sampled_from(option.allowed)
+        for_labels_alone = {"vfio", "stdout"}
+        one = some.sampled_from([word for word in option.allowed if word not in for_labels_alone])
         return some.lists(one, min_size=1, unique=True) if option.takes_many else one
     return words[option.kind]
 

@@ -46,7 +46,7 @@ def test_an_empty_flag_is_a_value() -> None:
 def test_every_variable_of_the_other_plugin_counts(option) -> None:
     text = {
         **{"boolean": "true", "path": "/x", "socket": "/x", "text": "/x", "integers": "0", "xids": "48"},
-        "words": "all",
+        **{"words": "all", "hold": "60s"},
     }.get(option.kind, option.allowed[-1] if option.allowed else "")
     for name in option.variables:
         resolved = sources({}, {name: text}).resolve()

@@ -53,6 +53,20 @@ Notes = list[tuple[int, str]]
 
 def read(data: bytes, notes: Notes) -> Item:
     """The tree. `DocumentError` for what is no plain YAML document. `notes` grow."""
+    documents = _documents(_text(data))
+    if len(documents) > 1:
+        line = documents[1].start_mark.line + 1
+        notes.append((line, "a second document, which has no effect: one file is one document"))
+    return _Tree(notes).item(documents[0], ()) if documents else EMPTY
+
+
+def read_all(data: bytes, notes: Notes) -> tuple[Item, ...]:
+    """Every document of a stream that isn't empty; otherwise as `read`. Together they are bounded as one."""
+    tree = _Tree(notes)
+    return tuple(tree.item(one, ()) for one in _documents(_text(data)))
+
+
+def _text(data: bytes) -> str:
     if len(data) > MAX_BYTES:
         raise DocumentError(0, f"{len(data)} bytes are more than the {MAX_BYTES} allowed for a config file")
     try:
@@ -63,8 +77,7 @@ def read(data: bytes, notes: Notes) -> Item:
     if text.lstrip()[:1] == "{":
         text = text.replace("\t", " ")  # JSON may be indented with tabs, YAML not
     _refuse_nesting(text)
-    node = _compose(text, notes)
-    return EMPTY if node is None else _Tree(notes).item(node, ())
+    return text
 
 
 def _refuse_nesting(text: str) -> None:
@@ -74,12 +87,12 @@ def _refuse_nesting(text: str) -> None:
         raise DocumentError(0, "nested too deeply")
 
 
-def _compose(text: str, notes: Notes) -> Any:
+def _documents(text: str) -> list[Any]:
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        documents = [node for node in yaml.compose_all(text, Loader=loader) if not _is_null(node)]
+        return [node for node in yaml.compose_all(text, Loader=loader) if not _is_null(node)]
     except yaml.MarkedYAMLError as error:
         raise DocumentError(*_marked(error, text)) from error
     except yaml.reader.ReaderError as error:
@@ -88,10 +101,6 @@ def _compose(text: str, notes: Notes) -> Any:
         raise DocumentError(line, f"not YAML: the character U+{code:04X} can't stand in a file") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise DocumentError(0, f"not YAML: {' '.join(str(error).split())}") from error
-    if len(documents) > 1:
-        line = documents[1].start_mark.line + 1
-        notes.append((line, "a second document, which has no effect: one file is one document"))
-    return documents[0] if documents else None
 
 
 def _marked(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str]:

@@ -1,0 +1,109 @@
+"""`gpunode node ...`: which commands and options there are; the commands are imported when they run."""
+
+# no `from __future__ import annotations`: Typer reads these annotations as objects
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpunode.cli_options import ContextOption, KubeconfigOption, NodeOption, ServerOption
+from gpunode.session import Session, verb
+
+if TYPE_CHECKING:
+    from gpunode.commands.node_change import Target
+    from gpunode.result import Result
+
+node_app = typer.Typer(
+    help="Change this machine's Node object in Kubernetes.", no_args_is_help=True, rich_markup_mode=None
+)
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the exact patch; change nothing.")]
+
+
+def _target(kubeconfig: str, context: str, server: str, node: str, dry_run: bool) -> "Target":
+    from gpunode.commands.node_change import Access, Target
+
+    return Target(Access(kubeconfig, context, server), node, dry_run)
+
+
+@verb(node_app, "advertise", "NodeChange")
+def node_advertise(
+    session: Session,
+    resource: Annotated[
+        str, typer.Option("--resource", metavar="NAME", help="An extended resource, such as nvidia.com/gpu.")
+    ],
+    count: Annotated[
+        str, typer.Option("--count", metavar="N", help="How many; auto counts this machine's whole GPUs.")
+    ] = "auto",
+    remove: Annotated[bool, typer.Option("--remove", help="Take the resource off the node again.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Although a device plugin serves it, or somebody else set it.")
+    ] = False,
+    wait: Annotated[
+        float,
+        typer.Option("--wait", metavar="SECONDS", min=0, help="For the kubelet to make it allocatable."),
+    ] = 30.0,
+    kubeconfig: KubeconfigOption = "",
+    kube_context: ContextOption = "",
+    server: ServerOption = "",
+    node: NodeOption = "",
+    dry_run: DryRunOption = False,
+) -> "Result":
+    """Give the node a resource without a device plugin. Pods can be scheduled by it; no device comes with it.
+
+    gpunode node advertise --resource example.com/gpu --count 8 --dry-run
+    """
+    from gpunode.commands import node_advertise as command
+
+    target = _target(kubeconfig, kube_context, server, node, dry_run)
+    options = command.Options(resource, count, remove, force, wait, target)
+    return command.run(session.host, options, session.progress)
+
+
+@verb(node_app, "label", "NodeChange")
+def node_label(
+    session: Session,
+    label: Annotated[
+        list[str], typer.Argument(metavar="KEY=VALUE...", help="KEY=VALUE sets a label, KEY- takes it away.")
+    ],
+    kubeconfig: KubeconfigOption = "",
+    kube_context: ContextOption = "",
+    server: ServerOption = "",
+    node: NodeOption = "",
+    dry_run: DryRunOption = False,
+) -> "Result":
+    """Set and remove labels of the node. All in one patch, or none.
+
+    gpunode node label nvidia.com/gpu.present=true
+    """
+    from gpunode.commands import node_label as command
+
+    options = command.Options(tuple(label), _target(kubeconfig, kube_context, server, node, dry_run))
+    return command.run(session.host, options, session.progress)
+
+
+@verb(node_app, "taint", "NodeChange")
+def node_taint(
+    session: Session,
+    taint: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUE:EFFECT...", help="Sets a taint; KEY- or KEY:EFFECT- takes it away."
+        ),
+    ],
+    yes: Annotated[
+        bool, typer.Option("-y", "--yes", help="Go on although NoExecute ends pods that run.")
+    ] = False,
+    kubeconfig: KubeconfigOption = "",
+    kube_context: ContextOption = "",
+    server: ServerOption = "",
+    node: NodeOption = "",
+    dry_run: DryRunOption = False,
+) -> "Result":
+    """Set and remove taints of the node. They keep pods away that don't tolerate them.
+
+    gpunode node taint nvidia.com/gpu=present:NoSchedule
+    """
+    from gpunode.commands import node_taint as command
+
+    options = command.Options(tuple(taint), yes, _target(kubeconfig, kube_context, server, node, dry_run))
+    return command.run(session.host, options, session.progress)

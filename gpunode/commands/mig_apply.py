@@ -1,0 +1,244 @@
+"""`gpunode mig apply`: make the GPUs what a configuration says, or leave them as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import field, replace
+
+from gpunode.commands import mig_after, mig_show, mig_wanted
+from gpunode.dataclass import dataclass
+from gpunode.errors import GpunodeError, PreconditionError, UsageError
+from gpunode.gpu.mig import MigSession
+from gpunode.host import Host
+from gpunode.journal import lock_path
+from gpunode.kubernetes.access import Access
+from gpunode.mig import node_labels, snapshot
+from gpunode.mig.apply import HalfDone, Tools, carry_out, restore
+from gpunode.mig.busy import Obstacle
+from gpunode.mig.drain import Drained, bring_back, drain
+from gpunode.mig.layout import GpuLayout, Layouts
+from gpunode.result import Block, Progress, Result, Text
+from gpunode.runtime.apply import uninterrupted
+from gpunode.runtime.files import LOCK_SECONDS
+
+__all__ = ["Access", "Options", "run"]
+
+KIND = "MigApplication"
+_RESET_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """`drain` names units, processes and nvidia_drm to be stopped. `skip_reset` leaves a mode that wants a
+    reset pending. With `labels` the Node's labels tell of it, by `access` and `node`; in a pod always."""
+
+    config_file: str = ""
+    label: str = ""
+    mode_only: bool = False
+    skip_reset: bool = False
+    drain: tuple[str, ...] = ()
+    persist: bool = False
+    dry_run: bool = False
+    labels: bool = False
+    access: Access = field(default_factory=Access)
+    node: str = ""
+
+
+def run(host: Host, options: Options, progress: Progress) -> Result:
+    """Apply; kind MigApplication, data `mig_after.MigApplication`. Nothing to change: nothing is touched.
+
+    `PreconditionError` (exit 3) before anything is changed: not root, in use, can't be had here.
+    `RolledBackError` (exit 4) if it failed and the previous layout is in place again, `HalfDone` (exit 1) if
+    that failed as well.
+    """
+    chosen = mig_wanted.choose(options.config_file, options.label)
+    if options.persist and options.mode_only:
+        raise UsageError("--persist applies a whole layout at boot", hint="leave --mode-only out")
+    if options.dry_run:
+        return _dry_run(host, options, chosen, progress)
+    _require(host)
+    labels = _labels(host, options, chosen.label)
+    if options.persist:
+        mig_after.refuse_persist(host, chosen)
+    with host.lock(lock_path(host), LOCK_SECONDS):
+        done = _Run(host, options, chosen, labels, progress).done()
+    return mig_after.finish(host, chosen, done, options.persist, progress)
+
+
+def _require(host: Host) -> None:
+    if not host.live:
+        raise PreconditionError(
+            "MIG is only changed on the node itself", hint="leave --root out, or add --dry-run"
+        )
+    if not host.is_root:
+        raise PreconditionError("changing MIG needs root", hint="run it again with sudo")
+
+
+def _labels(host: Host, options: Options, label: str) -> node_labels.NodeLabels | None:
+    """Whom to tell, if anybody. Errors as `access.connect` has them, before anything is changed."""
+    if not options.labels and not node_labels.in_pod(host):
+        return None
+    from gpunode.kubernetes.access import connect, node_name
+
+    node_labels.check(label)
+    return node_labels.NodeLabels(connect(host, options.access), node_name(host, options.node)[0])
+
+
+def _dry_run(host: Host, options: Options, chosen: mig_wanted.Chosen, progress: Progress) -> Result:
+    with progress.step("reading the layouts"):
+        layouts, processes = mig_wanted.look(host)
+    found = mig_wanted.planned(chosen, layouts, mode_only=options.mode_only)
+    busy = mig_wanted.in_the_way(host, found.plans, processes) if found.changes else ()
+    notes = (*found.notes, *(mig_wanted.remarks(host, found.plans) if found.changes else ()))
+    plan = mig_show.data_of(chosen.path, chosen.label, found, busy)
+    shown: list[Block] = [
+        *mig_show.blocks(plan, busy),
+        *(Text(f"would stop {word}") for word in options.drain),
+    ]
+    data = mig_after.MigApplication(plan, applied=False, dry_run=True)
+    if options.persist:
+        shown += mig_after.persist_preview(host, chosen)
+    return Result(KIND, data, messages=notes, blocks=tuple(shown))
+
+
+class _Run:
+    """One run, under the node's lock."""
+
+    def __init__(
+        self,
+        host: Host,
+        options: Options,
+        chosen: mig_wanted.Chosen,
+        labels: node_labels.NodeLabels | None,
+        progress: Progress,
+    ) -> None:
+        self._host, self._options, self._chosen = host, options, chosen
+        self._labels, self._progress = labels, progress
+        self._tools = Tools(
+            open=lambda: MigSession(host), reset=self._reset, uninterrupted=uninterrupted, tell=progress.step
+        )
+
+    def done(self) -> mig_after.Done:
+        """Plan and carry out; what was stopped for it is brought back in any case."""
+        notes = self._recover()
+        found, busy = self._plan()
+        notes = (*notes, *found.notes)
+        if not found.changes:
+            self._tell(node_labels.SUCCESS)
+            return self._outcome(found, found.layouts, notes, changed=False)
+        notes = (*notes, *mig_wanted.remarks(self._host, found.plans))
+        self._refuse(found, busy if not self._options.drain else ())
+        with self._drained(busy) as drained:
+            if self._options.drain:
+                found, busy = self._plan()
+                self._refuse(found, busy)
+            after = self._change(found)
+            self._tell(node_labels.SUCCESS)
+            made = mig_after.settle(self._host, self._progress)
+        outcome = self._outcome(found, after, (*notes, *made.notes), changed=True)
+        return replace(outcome, drained=drained.names, cdi=made.cdi)
+
+    def _outcome(
+        self, found: mig_wanted.Planned, after: Layouts, notes: Sequence[str], *, changed: bool
+    ) -> mig_after.Done:
+        plan = mig_show.data_of(self._chosen.path, self._chosen.label, found, ())
+        before = tuple(one.gpu for one in found.plans)
+        return mig_after.Done(plan, before, after, changed, tuple(notes))
+
+    def _plan(self) -> tuple[mig_wanted.Planned, tuple[Obstacle, ...]]:
+        with self._progress.step("reading the layouts"):
+            layouts, processes = mig_wanted.look(self._host)
+        found = mig_wanted.planned(self._chosen, layouts, mode_only=self._options.mode_only)
+        if not found.changes:
+            return found, ()
+        return found, mig_wanted.in_the_way(self._host, found.plans, processes)
+
+    def _refuse(self, found: mig_wanted.Planned, busy: Sequence[Obstacle]) -> None:
+        if busy:
+            words = dict.fromkeys(one.drain for one in busy if one.drain)
+            stop = "".join(f" --drain {word}" for word in words)
+            pods = ", ".join(dict.fromkeys(one.pod or one.name for one in busy if not one.drain))
+            hints = [f"have them stopped:{stop}"] if stop else []
+            hints += [f"end first: {pods}"] if pods else []
+            raise PreconditionError(
+                "; ".join(one.text for one in busy), hint="; ".join(hints), code="mig-busy"
+            )
+        waits = [one.gpu.index for one in found.plans if one.changes_mode and one.reset == "needed"]
+        if waits and self._options.skip_reset and not self._options.mode_only:
+            raise PreconditionError(
+                f"GPU {', '.join(map(str, waits))} takes a reset to switch MIG, and --skip-reset was given",
+                hint="leave it out; or let the mode wait for a reboot: --mode-only --skip-reset",
+                code="mig-reset",
+            )
+
+    @contextmanager
+    def _drained(self, busy: Sequence[Obstacle]) -> Iterator[Drained]:
+        drained = drain(self._host, self._options.drain, busy, self._progress)
+        try:
+            yield drained
+        finally:
+            with uninterrupted():
+                for trouble in bring_back(self._host, drained, self._progress):
+                    self._progress.note(trouble)
+
+    def _change(self, found: mig_wanted.Planned) -> Layouts:
+        before = tuple(plan.gpu for plan in found.plans if plan.steps or plan.target is None)
+        plans = tuple(plan for plan in found.plans if plan.steps or plan.target is None)
+        self._tell(node_labels.PENDING)
+        snapshot.save(self._host, before)
+        try:
+            after = carry_out(
+                self._tools,
+                plans,
+                skip_reset=self._options.skip_reset,
+                mode_only=self._options.mode_only,
+            )
+        except BaseException as error:
+            with uninterrupted():
+                if not isinstance(error, HalfDone):
+                    snapshot.forget(self._host)
+                self._tell(node_labels.FAILED, softly=True)
+                for note in mig_after.settle(self._host, self._progress).notes:
+                    self._progress.note(note)
+            raise
+        snapshot.forget(self._host)
+        return after
+
+    def _recover(self) -> tuple[str, ...]:
+        """Take back what a killed run left: its GPUs become again what they were when it began."""
+        before = snapshot.load(self._host)
+        if not before:
+            return ()
+        with uninterrupted():
+            problem = restore(self._tools, before)
+            snapshot.forget(self._host)
+        names = ", ".join(f"GPU {gpu.index}" for gpu in before)
+        if problem:
+            return (f"an earlier run was killed half-way, and {names} can't be put back: {problem}",)
+        return (f"an earlier run was killed half-way; {names} was put back to what it had been",)
+
+    def _tell(self, state: str, *, softly: bool = False) -> None:
+        """The labels. A server that fails stops the run only before it has changed anything."""
+        if self._labels is None:
+            return
+        try:
+            self._labels.tell(self._host, self._progress, self._chosen.label, state)
+        except GpunodeError as error:
+            if state == node_labels.PENDING and not softly:
+                raise
+            self._progress.note(f"the node's labels don't say {state}: {error.message}")
+
+    def _reset(self, gpus: Sequence[GpuLayout]) -> None:
+        """By NVIDIA's own program, only these GPUs; nobody may have them open."""
+        names = ", ".join(f"GPU {gpu.index}" for gpu in gpus)
+        argv = ("nvidia-smi", "-r", "-i", ",".join(gpu.pci for gpu in gpus))
+        with self._progress.step(f"reset {names}"):
+            answer = self._host.run(argv, timeout=_RESET_SECONDS)
+        if not answer.ok:
+            said = " ".join((answer.stdout + answer.stderr).split())[-400:]
+            reason = "took too long" if answer.timed_out else said or f"exit code {answer.code}"
+            hint = "see who holds it: gpunode mig plan, fuser -v /dev/nvidia*"
+            if any(gpu.virtualization == 1 for gpu in gpus):
+                hint = "a virtual machine may need a reboot: --mode-only --skip-reset, reboot, then apply"
+            raise GpunodeError(f"{' '.join(argv)}: {reason}", hint=hint, code="mig-reset")

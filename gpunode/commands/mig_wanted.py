@@ -1,0 +1,115 @@
+"""What `mig plan`, `apply` and `assert` share: the configuration, the GPUs, the plan, who is in the way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpunode.dataclass import dataclass
+from gpunode.errors import ConfigError, GpunodeError, UsageError
+from gpunode.facts.fabric_manager import PROGRAM, UNIT
+from gpunode.facts.mig_layout import keeper
+from gpunode.facts.node import Node
+from gpunode.gpu.mig import MigProcess, MigSession, read_layouts
+from gpunode.host import Host
+from gpunode.mig.busy import Obstacle, obstacles
+from gpunode.mig.config import Entry, MigConfig, parse
+from gpunode.mig.layout import Layouts
+from gpunode.mig.plan import GpuPlan, plan
+from gpunode.mig.wishes import wishes
+
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A label of a configuration file, and the file's bytes."""
+
+    path: str
+    label: str
+    entries: tuple[Entry, ...]
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What is there, what becomes of each GPU that the configuration names, and what to tell."""
+
+    layouts: Layouts
+    plans: tuple[GpuPlan, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is to be done."""
+        return any(one.steps or one.target is None for one in self.plans)
+
+
+def choose(path: str, label: str) -> Chosen:
+    """Read the file (``-``: standard input) of this machine and select a label; errors name what is wrong."""
+    if not path:
+        raise UsageError("no configuration file was given", hint="name it: --config-file FILE")
+    data = _read(path)
+    shown = "standard input" if path == "-" else path
+    config: MigConfig = parse(data, shown)
+    selected, entries = config.select(label)
+    return Chosen(shown, selected, entries, data)
+
+
+def _read(path: str) -> bytes:
+    if path == "-":
+        import sys
+
+        return sys.stdin.buffer.read(_MAX_BYTES)
+    place = str(Path(path).absolute())
+    found = Host(Path("/")).read_bytes(place)
+    if found is None:
+        raise ConfigError(f"{path} is not there", hint="name a file in mig-parted's form: --config-file FILE")
+    return found
+
+
+def planned(chosen: Chosen, layouts: Layouts, *, mode_only: bool = False) -> Planned:
+    """The plan for these layouts. `CannotBe` for what can't be had here."""
+    wanted = wishes(chosen.path, chosen.label, chosen.entries, layouts)
+    return Planned(layouts, plan(chosen.path, wanted.all, mode_only=mode_only), wanted.notes)
+
+
+def look(host: Host) -> tuple[Layouts, dict[str, tuple[MigProcess, ...]]]:
+    """The layouts, and what NVML says runs on each GPU; a recorded machine tells no processes."""
+    if not host.live:
+        return read_layouts(host), {}
+    with MigSession(host) as session:
+        layouts = session.layouts()
+        able = [gpu.uuid for gpu in layouts.gpus if gpu.uuid and not gpu.error and gpu.capable]
+        return layouts, {uuid: session.processes(uuid) for uuid in able}
+
+
+def in_the_way(
+    host: Host, plans: Sequence[GpuPlan], processes: Mapping[str, Sequence[MigProcess]]
+) -> tuple[Obstacle, ...]:
+    """Who must end first. To be asked while no NVML of ours is open."""
+    return obstacles(Node(host), plans, processes, frozenset({os.getpid(), os.getppid()}))
+
+
+def remarks(host: Host, plans: Sequence[GpuPlan]) -> tuple[str, ...]:
+    """What may cross a plan that changes something: who else cuts GPUs here, and a board with NVSwitches."""
+    node = Node(host)
+    found = []
+    other = keeper(node)
+    if other.startswith("process "):
+        found.append(f"{other}, cuts GPUs on this node as well, and may do it again")
+    resets = any(plan.changes_mode and plan.reset != "none" for plan in plans)
+    if resets and _switched(node) and PROGRAM not in {process.name for process in node.processes}:
+        found.append(
+            "these GPUs are linked by NVSwitches and the fabric manager doesn't run: without it a GPU is only"
+            f" reset together with all others (start it: systemctl start {UNIT})"
+        )
+    return tuple(found)
+
+
+def _switched(node: Node) -> bool:
+    try:
+        return bool(node.switches)
+    except GpunodeError:
+        return False  # only root may read what tells it

@@ -1,0 +1,190 @@
+"""Carrying out what installs or removes packages: files through the journal, commands under one lock.
+
+What fails takes the packages back as far as the manager can, then the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+from gpunode.dataclass import dataclass
+from gpunode.errors import GpunodeError, PreconditionError, RolledBackError
+from gpunode.host import Host
+from gpunode.journal import Journal, lock_path
+from gpunode.packages.manager import Command, FileChange, Manager, PackagesError, PackageState, Wanted
+from gpunode.packages.repository import SUFFIX
+from gpunode.packages.run import WAIT_SECONDS, run_command, wait_for_others
+from gpunode.result import Block, Change, Diff, Progress, Style, Text
+from gpunode.runtime.apply import uninterrupted
+from gpunode.runtime.engine import FileEdit
+from gpunode.runtime.files import LOCK_SECONDS, change_files
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be done. `watched` are the packages that go back if it fails, `before` what they were,
+    `held` those of them that were held.
+
+    `context` goes into the journal; `before` is added to it, so that a removal knows what was not there.
+    """
+
+    host: Host
+    manager: Manager
+    operation: str
+    progress: Progress
+    watched: tuple[str, ...]
+    before: Mapping[str, str]
+    context: Mapping[str, Any] = field(default_factory=dict)
+    lock_seconds: float = WAIT_SECONDS
+    held: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CarriedOut:
+    """What was done. `journal` is the entry's id, `commands` those that ran, in order."""
+
+    changes: tuple[Change, ...]
+    commands: tuple[str, ...]
+    journal: str
+    notes: tuple[str, ...]
+
+
+Run = Callable[[Command], None]
+_ARMOUR = "BEGIN PGP PUBLIC KEY BLOCK"
+
+
+def require_live(host: Host) -> None:
+    """`PreconditionError` for another root, and for a user who may not."""
+    if not host.live:
+        raise PreconditionError(
+            "packages are only installed and removed on the node itself", hint="leave --root out"
+        )
+    if not host.is_root:
+        raise PreconditionError("changing packages needs root", hint="run it again with sudo")
+
+
+def carry_out(job: Job, files: Callable[[], Sequence[FileChange]], act: Callable[[Run], None]) -> CarriedOut:
+    """Write the files, then let `act` run its commands. `RolledBackError` if it fails and all is as before.
+
+    An error that leaves packages changed says which. Without files the journal still tells what ran.
+    """
+    ran: list[str] = []
+    started: list[str] = []
+
+    def run(command: Command) -> None:
+        started.append(command.text)
+        run_command(
+            job.host,
+            job.manager,
+            command,
+            job.progress,
+            wait_seconds=job.lock_seconds,
+            whole=uninterrupted,
+        )
+        ran.append(command.text)
+
+    def activate() -> None:
+        try:
+            act(run)
+        except BaseException as error:
+            with uninterrupted():
+                _packages_back(job, run if started else None, error)
+            raise
+
+    def plan() -> tuple[FileEdit, ...]:
+        return edits_of(job.host, files())
+
+    wait_for_others(job.host, job.manager, job.progress, job.lock_seconds)  # before anything is written
+    context = {
+        **job.context,
+        "packageManager": job.manager.name,
+        "packages": dict(job.before),
+    }
+    done = change_files(job.host, job.operation, plan, job.progress, context=context, activate=activate)
+    journal, notes = done.journal, done.notes
+    if not journal:
+        with job.host.lock(lock_path(job.host), LOCK_SECONDS):
+            activate()
+            journal = _noted(job, context) if ran else ""
+    return CarriedOut(tuple(edit.change() for edit in done.edits), tuple(ran), journal, notes)
+
+
+def edits_of(host: Host, files: Sequence[FileChange]) -> tuple[FileEdit, ...]:
+    """As the journal takes them."""
+    return tuple(FileEdit(one.path, host.read_bytes(one.path), one.content) for one in files)
+
+
+def file_blocks(files: Sequence[FileChange], changes: Sequence[Change], *, dry_run: bool) -> list[Block]:
+    """Each file with what happens to it and why; with `dry_run` its diff."""
+    reasons = {one.path: one.reason for one in files}
+    aside = {path.partition(SUFFIX)[0]: path for path in reasons if SUFFIX in path}
+    mark = " (dry run)" if dry_run else ""
+    blocks: list[Block] = []
+    for change in changes:
+        why = f": {reasons[change.path]}" if reasons.get(change.path) else ""
+        if change.path in aside.values():
+            continue
+        if change.path in aside:
+            blocks.append(Text(f"{change.path} renamed to {aside[change.path]}{mark}{why}", Style.GOOD))
+            continue
+        blocks.append(Text(f"{change.path} {change.action}{mark}{why}", Style.GOOD))
+        if dry_run and change.diff and _ARMOUR not in change.diff:  # a key tells nobody anything
+            blocks.append(Diff(change.diff))
+    return blocks
+
+
+def _noted(job: Job, context: Mapping[str, Any]) -> str:
+    journal = Journal.of(job.host)
+    entry = journal.begin(job.operation, (), {"engine": "", "units": [], **context})
+    journal.mark(entry, "committed")
+    journal.prune()
+    return entry.id
+
+
+def _packages_back(job: Job, run: Run | None, error: BaseException) -> None:
+    """Bring every watched package back to its version. Raises in place of `error` what is known then."""
+    if run is None:
+        return
+    try:
+        now = job.manager.installed(job.watched)
+        for command in back(job.manager, now, job.before):
+            run(command)
+        free = [name for name, state in job.manager.installed(job.held).items() if not state.held]
+        if free:
+            run(job.manager.hold(free))
+        left = _different(job.manager.installed(job.watched), job.before)
+    except GpunodeError as trouble:
+        left = {"packages": trouble.message}
+    if left:
+        told = ", ".join(f"{name} {version}" for name, version in left.items())
+        raise PackagesError(
+            f"{error}; and these packages could not be put back: {told}",
+            hint=getattr(error, "hint", "") or "see what is there: gpunode toolkit status",
+            code="half-installed",
+        ) from error
+    if isinstance(error, GpunodeError):
+        raise RolledBackError(
+            f"{error.message}; packages and files are as before", hint=error.hint, code=error.code
+        ) from error
+
+
+def back(manager: Manager, now: Mapping[str, PackageState], before: Mapping[str, str]) -> tuple[Command, ...]:
+    """The commands that undo a half-done transaction: out with what was not there, then the old versions."""
+    wrong = _different(now, before)
+    out = [name for name in wrong if not before.get(name)]
+    again = [Wanted(name, before[name]) for name in wrong if before.get(name)]
+    return (
+        *((manager.install(again, downgrade=True),) if again else ()),
+        *((manager.remove(out),) if out else ()),
+    )
+
+
+def _different(now: Mapping[str, PackageState], before: Mapping[str, str]) -> dict[str, str]:
+    """The packages that aren't as they were, with what they are now."""
+    return {
+        name: state.installed or "not installed"
+        for name, state in now.items()
+        if state.installed != before.get(name, "")
+    }

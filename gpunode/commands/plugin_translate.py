@@ -1,0 +1,70 @@
+"""`gpunode plugin check-config --from gke|gpu-operator`: another plugin's configuration as ours."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpunode.dataclass import dataclass
+from gpunode.errors import ConfigError, UsageError
+from gpunode.host import Host
+from gpunode.plugin.config import translate_gke, translate_operator
+from gpunode.plugin.config.settle import settled
+from gpunode.plugin.config.translate import Left, Translator, WrongInput, documents
+from gpunode.result import ErrorInfo, ExitCode, Result, Style, Text
+
+KIND = "PluginConfigTranslation"
+SOURCES: dict[str, Translator] = {
+    "gke": translate_gke.translate,
+    "gpu-operator": translate_operator.translate,
+}
+_STDIN_BYTES = 1 << 20  # what an API server takes of one object
+
+
+@dataclass(frozen=True)
+class PluginConfigTranslation:
+    """`data` of the envelope: our config file as a tree and as text, and what has no place in it.
+
+    `name` is which of several configurations was taken, empty where there is one.
+    """
+
+    source: str
+    file: str
+    name: str
+    config: dict[str, Any]
+    text: str
+    left: tuple[Left, ...]
+
+
+def run(host: Host, source: str, file: str, name: str) -> Result:
+    """Exit 1 where the file can't be meant, or what it says is wrong in any plugin."""
+    if not file:
+        raise UsageError("--from needs a file", hint=f"gpunode plugin check-config --from {source} FILE")
+    shown = "standard input" if file == "-" else file
+    try:
+        found, text = settled(SOURCES[source](documents(_read(host, file)), name))
+    except WrongInput as error:
+        raise ConfigError(f"{shown}: {error.message}", hint=error.hint) from error
+    data = PluginConfigTranslation(source, file, found.name, found.config, text, found.left)
+    if found.problems:
+        errors = tuple(ErrorInfo("config", f"{shown}: {one}") for one in found.problems)
+        return Result(KIND, data, "error", ExitCode.FAILED, _messages(found.left), errors)
+    lines = tuple(Text(line, Style.COMMAND) for line in text.splitlines())
+    return Result(KIND, data, "warn" if found.left else "ok", messages=_messages(found.left), blocks=lines)
+
+
+def _messages(left: tuple[Left, ...]) -> tuple[str, ...]:
+    return tuple(f"left: {one.text}" for one in left)
+
+
+def _read(host: Host, file: str) -> bytes:
+    """The file lies on the node, or here if the path is relative, as with --config-file; - is stdin."""
+    if file == "-":
+        return sys.stdin.buffer.read(_STDIN_BYTES)
+    reader = host if file.startswith("/") else Host(Path("/"), host.environ)
+    path = str(Path(file).absolute())
+    data = None if reader.is_dir(path) else reader.read_bytes(path)
+    if data is None:
+        raise ConfigError(f"{file} is no file", hint="name a file, or - for standard input")
+    return data

@@ -1,0 +1,264 @@
+"""`gpunode setup --kubernetes`: from the driver to a pod that computes. `steps` is the whole way.
+
+Each is a command of gpunode's own; setup_steps.py says what a step is, setup_way.py what all work with.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from gpunode.commands import setup_checks
+from gpunode.commands.setup import doctor_before
+from gpunode.commands.setup_steps import State, Step, StepReport, Walked, overview, walk
+from gpunode.commands.setup_way import Access, Options, Way, command_line, prepare
+from gpunode.dataclass import dataclass
+from gpunode.facts.kubelet import find_kubelet, root_directory
+from gpunode.facts.processes import running
+from gpunode.host import Host
+from gpunode.result import Block, ErrorInfo, ExitCode, Finding, Progress, Result, Style, Text
+
+if TYPE_CHECKING:
+    from gpunode.commands import configure_runtime, manifests_plugin
+
+__all__ = ["Access", "KubernetesSetup", "Options", "run"]
+
+
+@dataclass(frozen=True)
+class KubernetesSetup:
+    """`data` of the envelope. `go_on` is the command line that takes the rest up, if there is any."""
+
+    engine: str
+    plugin: str
+    steps: tuple[StepReport, ...]
+    go_on: str
+    dry_run: bool
+
+
+def run(host: Host, options: Options, progress: Progress) -> Result:
+    """Go the way; kind KubernetesSetup. The exit code is that of the step that stopped it, 0 if none did.
+
+    Errors as `prepare` has them.
+    """
+    way = prepare(host, options, progress)
+    try:
+        walked = walk(host, steps(way), dry_run=options.engine.dry_run)
+    finally:
+        way.close()
+    stopped = walked.stopped_at
+    go_on = command_line(options) if (stopped or options.engine.dry_run or walked.left) else ""
+    data = KubernetesSetup(way.engine, options.plugin, walked.steps, go_on, options.engine.dry_run)
+    blocks = (*walked.blocks, overview(walked.steps), *_last_words(way, walked, go_on))
+    failure = walked.failure
+    if failure is None:
+        status = "warn" if walked.left else "ok"
+        return Result("KubernetesSetup", data, status, messages=walked.messages, blocks=blocks)
+    return Result(
+        "KubernetesSetup",
+        data,
+        "error" if failure.exit_code is ExitCode.INTERRUPTED else "fail",
+        failure.exit_code,
+        walked.messages,
+        failure.errors or (_unexplained(stopped),),
+        blocks,
+    )
+
+
+def steps(way: Way) -> tuple[Step, ...]:
+    """The whole way."""
+    from gpunode.commands.setup_plugin import daemon_set_step, service_step
+
+    host, options, progress = way.host, way.options, way.progress
+    found = [_doctor(way)]
+    if not options.engine.cdi:  # by CDI, containers get their GPUs without it
+        found.append(_toolkit(way))
+    found += [_runtime(way), _runtime_class(way)]
+    if options.plugin == "daemonset":
+        found.append(_gpu_label(way))
+        found.append(daemon_set_step(host, way.cluster, _manifest(way), options.wait, progress))
+    else:
+        found.append(service_step(host, options.engine.cdi, options.wait, progress))
+    return (*found, *_verify(way))
+
+
+# --- the steps, but for the plugin's --------------------------------------------------------------------
+
+
+def _doctor(way: Way) -> Step:
+    """Nothing is set up on a node whose GPUs can't work; what a later step mends doesn't count."""
+
+    def excuse(finding: Finding) -> str:
+        return setup_checks.excuse(finding, way.engine, way.options.engine.cdi)
+
+    def examine() -> Result:
+        return setup_checks.with_reason(doctor_before(way.host, excuse, way.progress), excuse)
+
+    return Step("doctor", "gpunode doctor", lambda: State("no fault that this can't mend"), examine, examine)
+
+
+def _toolkit(way: Way) -> Step:
+    from gpunode.commands import toolkit_install
+
+    def look() -> State:
+        from gpunode.facts.toolkit import find_toolkit
+
+        found = find_toolkit(way.host)
+        path = found.programs.get("nvidia-container-runtime")
+        if path is None:
+            return State("nvidia-container-runtime is not there")
+        version = ".".join(map(str, found.version))
+        return State(f"{path} is there{f', toolkit {version}' if version else ''}", right=True)
+
+    def install(dry_run: bool) -> Result:
+        return toolkit_install.run(way.host, toolkit_install.Options(dry_run=dry_run), way.progress)
+
+    return Step("toolkit", "gpunode toolkit install", look, lambda: install(True), lambda: install(False))
+
+
+def _runtime(way: Way) -> Step:
+    from gpunode.commands import configure_runtime
+
+    def look() -> State:
+        data = configure_runtime.run(way.host, _configuring(way, True), way.progress).data
+        changes = [one.path for one in data.changes if one.action != "unchanged"]
+        if changes:
+            return State(f"{', '.join(changes)} must say so")
+        if data.restart.verb != "none":
+            return State(f"{way.engine} hasn't read {data.config}")
+        handlers = f": {', '.join(data.active.handler)}" if data.active else ""
+        return State(f"{way.engine} has it{handlers}", right=True)
+
+    def configure(dry_run: bool) -> Result:
+        return configure_runtime.run(way.host, _configuring(way, dry_run), way.progress)
+
+    by_cdi = " --cdi" if way.options.engine.cdi else ""
+    command = f"gpunode configure-runtime --runtime {way.engine}{by_cdi}"
+    return Step("runtime", command, look, lambda: configure(True), lambda: configure(False))
+
+
+def _configuring(way: Way, dry_run: bool) -> configure_runtime.Options:
+    from gpunode.commands import configure_runtime
+
+    options = way.options
+    request = configure_runtime.Request(
+        runtimes=(way.engine,),
+        config=options.engine.config,
+        socket=options.engine.socket,
+        restart_command=options.engine.restart_command,
+        dry_run=dry_run,
+        yes=options.engine.yes,
+        configures=True,
+    )
+    return configure_runtime.Options(
+        request, set_as_default=options.engine.set_as_default, cdi=options.engine.cdi
+    )
+
+
+def _runtime_class(way: Way) -> Step:
+    from gpunode.commands import cluster_objects
+    from gpunode.kubernetes.manifests.cluster import runtime_class
+
+    command = "gpunode manifests runtime-class"
+    wanted = (runtime_class("nvidia"),)
+
+    def look() -> State:
+        if not way.handler:
+            return State("pods get their GPUs by CDI and name no runtime", right=True)
+        if way.cluster is None:
+            return State(
+                f"no API server from here; where kubectl works: {command} | kubectl apply -f -", left=True
+            )
+        held = cluster_objects.look(way.host, way.cluster, wanted, way.progress)
+        cluster_objects.refuse_others(held, command)
+        if held[0].found is not None:
+            return State("RuntimeClass nvidia is in the cluster", right=True)
+        return State("RuntimeClass nvidia isn't in the cluster")
+
+    def make(dry_run: bool) -> Result:
+        assert way.cluster is not None  # `look` has left it
+        return cluster_objects.make(way.host, way.cluster, wanted, way.progress, dry_run=dry_run)
+
+    return Step(
+        "runtime-class",
+        f"{command} | kubectl apply -f -",
+        look,
+        lambda: make(True),
+        lambda: make(False),
+    )
+
+
+def _gpu_label(way: Way) -> Step:
+    """The DaemonSet comes to nodes that are known to have GPUs: by NFD's labels, or by this one."""
+    from gpunode.commands import node_label
+    from gpunode.commands.node_change import Target
+    from gpunode.kubernetes.access import node_name
+    from gpunode.kubernetes.manifests.cluster import present
+
+    options, word = way.options, f"{present('nvidia')}=true"
+
+    def look() -> State:
+        if way.cluster is None:
+            name = options.node or way.host.environ.get("NODE_NAME") or "NAME"
+            return State(f"where kubectl works: kubectl label node {name} {word}", left=True)
+        name, _ = node_name(way.host, options.node)
+        found = setup_checks.gpu_labels(way.cluster.get_node(name))
+        return State(f"{name} has {found[0]}", right=True) if found else State(f"{name} isn't marked as one")
+
+    def label(dry_run: bool) -> Result:
+        target = Target(options.access, options.node, dry_run)
+        return node_label.run(way.host, node_label.Options((word,), target), way.progress)
+
+    command = shlex.join(("gpunode", "node", "label", *way.words, word))
+    return Step("node-label", command, look, lambda: label(True), lambda: label(False))
+
+
+def _manifest(way: Way) -> manifests_plugin.Options:
+    from gpunode.commands import manifests_plugin
+
+    kubelet = find_kubelet(way.host, running(way.host))
+    return manifests_plugin.Options(
+        image=way.options.image,
+        runtime_class=way.handler,
+        cdi=way.options.engine.cdi,
+        kubelet_root=root_directory(kubelet),
+    )
+
+
+def _verify(way: Way) -> tuple[Step, ...]:
+    """The proof: a pod where there is a way to the API server, else the host and the kubelet's engine."""
+    if way.cluster is not None:
+        return (setup_checks.pod_step(way),)
+    return setup_checks.node_steps(way)
+
+
+# --- what is said at the end ----------------------------------------------------------------------------
+
+
+def _last_words(way: Way, walked: Walked, go_on: str) -> list[Block]:
+    stopped = walked.stopped_at
+    if stopped is not None:
+        done = ", ".join(one.name for one in walked.steps if one.state in ("right", "done")) or "nothing"
+        rest = ", ".join(one.name for one in walked.steps if one.state == "waiting")
+        first = "Would stop at" if way.options.engine.dry_run else "Stopped at"
+        blocks: list[Block] = [Text(f"{first} {stopped.name}: {stopped.why}", Style.BAD)]
+        if not way.options.engine.dry_run:
+            blocks.append(
+                Text(f"Right or done: {done}. Not done: {stopped.name}{f', {rest}' if rest else ''}")
+            )
+        return [*blocks, Text(f"Then go on with: {go_on}", Style.COMMAND)]
+    if way.options.engine.dry_run:
+        return [Text(f"Nothing was changed. Do it with: {go_on}", Style.COMMAND)]
+    left = [Text(f"Left to you: {one.name}: {one.why}", Style.WARN) for one in walked.left]
+    left += [Text(f"  {way.offline}", Style.DIM)] if left and way.offline else []
+    if not way.host.live:
+        told = Text("Nothing was started under --root: this node is configured, not proven.", Style.WARN)
+    elif way.cluster is None:
+        told = Text(f"This node runs GPU containers with {way.engine}: it just did.", Style.GOOD)
+    else:
+        told = Text("This node runs GPU pods: it just did.", Style.GOOD)
+    return [*left, told]
+
+
+def _unexplained(stopped: StepReport | None) -> ErrorInfo:
+    command = stopped.command if stopped else "a step"
+    return ErrorInfo("step-failed", f"{command} failed", "mend what it says above, then go on")

@@ -1,0 +1,217 @@
+"""MIG through NVML: read how the GPUs are cut, and change it. In a child process, which a sick GPU may take.
+
+`MigSession` keeps one child, and so NVML, open over many questions: each opening wakes all GPUs. A GPU can't
+be reset while it is open: close the session first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from gpunode._process import LineChild
+from gpunode.dataclass import dataclass
+from gpunode.errors import ConfigError, GpunodeError
+from gpunode.gpu.child import module_argv, signal_name
+from gpunode.gpu.mig_model import ComputeInstance, Layouts, Placement
+from gpunode.gpu.mig_wire import layouts_from_json
+from gpunode.gpu.nvml_errors import (
+    GPU_IS_LOST,
+    IN_USE,
+    INSUFFICIENT_RESOURCES,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    RESET_REQUIRED,
+)
+from gpunode.host import RECORDING, Host
+from gpunode.result import ExitCode, plain
+
+READ_SECONDS = 60.0
+CHANGE_SECONDS = 120.0  # setting the mode of an Ampere GPU resets it
+
+_HINTS = {
+    NO_PERMISSION: "run it as root",
+    IN_USE: "end what uses the GPU; gpunode mig plan names it",
+    INSUFFICIENT_RESOURCES: "see what is there and what fits: gpunode mig list --profiles",
+    NOT_SUPPORTED: "MIG must be on, and the GPU not a virtual one whose host fixes its layout",
+    GPU_IS_LOST: "find out why: gpunode doctor",
+    RESET_REQUIRED: "reset the GPU, or reboot",
+}
+
+
+class MigError(GpunodeError):
+    """NVML refused something of MIG, hung or crashed.
+
+    `nvml_code` is NVML's return code, None if it hung or crashed; `uuid` the GPU's, "" for the node; `what`
+    names the GPU and the instance.
+    """
+
+    default_code = "mig"
+
+    def __init__(
+        self, doing: str, what: str, reason: str, nvml_code: int | None = None, uuid: str = ""
+    ) -> None:
+        place = f"{what}: " if what else ""
+        code = f" (NVML {nvml_code})" if nvml_code is not None else ""
+        rights = nvml_code == NO_PERMISSION
+        super().__init__(
+            f"{place}can't {doing}: {reason}{code}",
+            hint=_HINTS.get(nvml_code or 0, "find out why: gpunode doctor"),
+            code="mig-permission" if rights else "mig-hang" if nvml_code is None else "mig",
+            exit_code=ExitCode.PRECONDITION if rights else ExitCode.FAILED,
+        )
+        self.what, self.reason, self.nvml_code, self.uuid = what, reason, nvml_code, uuid
+
+
+@dataclass(frozen=True)
+class ModeChange:
+    """What became of setting a mode: it holds (`current`) or waits for a reset (`pending` differs). `status`
+    is NVML's reason for waiting: IN_USE, RESET_REQUIRED, 0 for none."""
+
+    status: int
+    current: bool
+    pending: bool
+
+
+@dataclass(frozen=True)
+class MigProcess:
+    """A process on a GPU, or on one of its instances; `gi` and `ci` are None for the whole GPU."""
+
+    pid: int
+    gi: int | None = None
+    ci: int | None = None
+
+
+class MigSession:
+    """An open NVML in a child. Every method raises `MigError`; after a hang or a crash the session is over.
+
+    The GPU is named by its UUID; profiles by the driver's id; places as `Placement`.
+    """
+
+    def __init__(self, host: Host) -> None:
+        """Starts the child; `MigError` if NVML doesn't open."""
+        if host.trace is not None:
+            host.trace("python -m gpunode.gpu.mig_child")
+        argv = module_argv("gpunode.gpu.mig_child")
+        self._child: LineChild | None = LineChild(argv, {**host.environ, "LC_ALL": "C.UTF-8"})
+        try:
+            self._heard("open NVML", "", READ_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> MigSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child and with it NVML; nothing to do if it has ended."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
+
+    def layouts(self) -> Layouts:
+        """How all GPUs are cut now."""
+        return layouts_from_json(self._ask("read the layouts", READ_SECONDS, do="layouts"))
+
+    def processes(self, uuid: str) -> tuple[MigProcess, ...]:
+        """What runs on a GPU and its instances."""
+        found = self._ask("list the processes", READ_SECONDS, do="processes", uuid=uuid)
+        return tuple(MigProcess(*one) for one in found)
+
+    def set_mode(self, uuid: str, on: bool) -> ModeChange:
+        """Switch MIG on or off. Off needs a GPU without instances; Ampere may leave it pending."""
+        doing = f"switch MIG {'on' if on else 'off'}"
+        return ModeChange(**self._ask(doing, CHANGE_SECONDS, do="set-mode", uuid=uuid, on=on))
+
+    def create_gpu_instance(
+        self, uuid: str, profile_id: int, at: Placement | None = None, name: str = ""
+    ) -> tuple[int, Placement]:
+        """Make a GPU instance `at` a place, or where the driver likes; its id and its place."""
+        doing = f"create GPU instance {name or f'of profile id {profile_id}'}{f' at {at}' if at else ''}"
+        made = self._ask(
+            doing, CHANGE_SECONDS, do="create-gpu-instance", uuid=uuid, profile=profile_id, **_place(at)
+        )
+        return made["id"], Placement(*made["at"])
+
+    def create_compute_instance(
+        self, uuid: str, gi: int, slices: int, at: Placement | None = None
+    ) -> ComputeInstance:
+        """Make a compute instance of so many slices on a GPU instance."""
+        doing = f"create compute instance {slices}c{f' at {at}' if at else ''}"
+        question = {"do": "create-compute-instance", "uuid": uuid, "gi": gi, "slices": slices, **_place(at)}
+        made = self._ask(doing, CHANGE_SECONDS, **question)
+        return ComputeInstance(made["id"], slices, Placement(*made["at"]), made["uuid"])
+
+    def destroy_gpu_instance(self, uuid: str, gi: int) -> None:
+        """Destroy a GPU instance without compute instances."""
+        self._ask("destroy it", CHANGE_SECONDS, do="destroy-gpu-instance", uuid=uuid, gi=gi)
+
+    def destroy_compute_instance(self, uuid: str, gi: int, ci: int) -> None:
+        """Destroy a compute instance that nobody uses."""
+        self._ask("destroy it", CHANGE_SECONDS, do="destroy-compute-instance", uuid=uuid, gi=gi, ci=ci)
+
+    def _ask(self, doing: str, seconds: float, **question: Any) -> Any:
+        if self._child is None:
+            raise MigError(doing, "", "NVML is closed after its failure", uuid=question.get("uuid", ""))
+        self._child.tell(json.dumps(question))
+        return self._heard(doing, question.get("uuid", ""), seconds)
+
+    def _heard(self, doing: str, uuid: str, seconds: float) -> Any:
+        """The child's answer. `MigError` for NVML's refusal; for silence or a crash too, then it is over."""
+        assert self._child is not None
+        line = self._child.read_line(seconds)
+        what = f"GPU {uuid}" if uuid else ""
+        if not line:
+            last = self._child.last_words
+            child, self._child = self._child, None
+            code = child.end()
+            if line is None:
+                raise MigError(doing, what, f"NVML did not answer within {seconds:g} s", uuid=uuid)
+            if code is not None and code < 0:
+                reason = f"NVML crashed the process that asked it ({signal_name(code)})"
+                raise MigError(doing, what, reason, uuid=uuid)
+            raise MigError(doing, what, last or f"NVML's child ended with {code}", uuid=uuid)
+        try:
+            answer: Mapping[str, Any] = json.loads(line)
+        except ValueError:
+            self.close()
+            raise MigError(
+                doing, what, f"NVML's child gave no usable answer: {line[:200]}", uuid=uuid
+            ) from None
+        if "error" in answer:
+            raise MigError(doing, answer.get("what") or what, answer["error"], answer["code"], uuid)
+        return answer.get("done")
+
+
+def _place(at: Placement | None) -> dict[str, Any]:
+    return {"at": [at.start, at.size]} if at is not None else {}
+
+
+def read_layouts(host: Host) -> Layouts:
+    """How the GPUs of this node are cut. `MigError` if NVML doesn't tell; of a recorded machine, what was
+    recorded of it (`ConfigError` for a malformed recording)."""
+    if not host.live:
+        return _recorded(host)
+    with MigSession(host) as session:
+        layouts = session.layouts()
+    host.heard("nvml", "mig", plain(layouts))
+    return layouts
+
+
+def _recorded(host: Host) -> Layouts:
+    recorded = host.recording.get("nvml", {}).get("mig")
+    if recorded is None:
+        raise MigError("read the layouts", "", "nothing was recorded of this machine's MIG")
+    try:
+        return layouts_from_json(recorded)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{RECORDING}: nvml.mig is malformed ({error!r})", hint="see docs/recorded-machines.md"
+        ) from error

@@ -1,0 +1,164 @@
+"""How gpunode comes to an API server, and which node it means.
+
+In this order: `--server` (a `kubectl proxy`, which has the credentials), `--kubeconfig`, KUBECONFIG, the
+account of the pod that gpunode runs in, ~/.kube/config. Nothing else is tried by itself: what root finds
+under /etc/kubernetes may do far more than is meant, so it is named in the hint and taken when asked for.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpunode.dataclass import dataclass
+from gpunode.errors import PreconditionError, UsageError
+from gpunode.host import Host
+from gpunode.kubernetes import kubeconfig
+from gpunode.kubernetes.api import Cluster, NoAccess
+from gpunode.kubernetes.connection import Connection, Identity, checked_server, expiry
+
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+KUBELET = "kubelet"
+"""As `--kubeconfig`: the kubelet's own, wherever this distribution has it."""
+KUBELETS_OWN = (
+    "/etc/kubernetes/kubelet.conf",
+    "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
+    "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
+    "/var/lib/k0s/kubelet.conf",
+    "/var/snap/microk8s/current/credentials/kubelet.config",
+    "/var/lib/kubelet/kubeconfig",  # EKS
+)
+_ADMINS = (
+    "/etc/kubernetes/admin.conf",
+    "/etc/rancher/k3s/k3s.yaml",
+    "/etc/rancher/rke2/rke2.yaml",
+    "/var/lib/k0s/pki/admin.conf",
+    "/var/snap/microk8s/current/credentials/client.config",
+)
+_NODE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # RFC 1123 subdomain, as the server takes it
+
+
+@dataclass(frozen=True)
+class Access:
+    """The options by which a command is told its API server. `timeout`: seconds for one answer."""
+
+    kubeconfig: str = ""
+    context: str = ""
+    server: str = ""
+    timeout: float = 10.0
+
+
+def connect(host: Host, access: Access) -> Cluster:
+    """The cluster that the options, the environment or the files lead to; nothing is asked of it yet.
+
+    `ExtraMissing`, `NoAccess`, `UsageError` for options that contradict each other, `PreconditionError` under
+    another root.
+    """
+    if not host.live:
+        raise PreconditionError(
+            f"no API server is asked under --root {host.root}", hint="leave out --root", code="not-live"
+        )
+    found = find(host, access)
+    from gpunode.kubernetes.client import open_client
+
+    return open_client(found, access.timeout, refused(host, found))
+
+
+def find(host: Host, access: Access) -> Connection:
+    """Where to connect to, and as whom. Errors as `connect` has them."""
+    if access.server:
+        if access.kubeconfig or access.context:
+            raise UsageError(
+                "--server speaks to a kubectl proxy, which has credentials of its own",
+                hint="leave out --kubeconfig and --context, or --server",
+            )
+        return Connection(checked_server(access.server, "--server"), "--server", ("--server", access.server))
+    if access.kubeconfig:
+        paths = _kubelets(host) if access.kubeconfig == KUBELET else (_absolute(access.kubeconfig),)
+        return _of_files(host, paths, access, ("--kubeconfig", access.kubeconfig))
+    named = tuple(filter(None, host.environ.get("KUBECONFIG", "").split(":")))
+    if named:
+        return _of_files(host, tuple(map(_absolute, named)), access, ())
+    if host.environ.get("KUBERNETES_SERVICE_HOST") and host.exists(f"{ACCOUNT}/token") and not access.context:
+        return _of_account(host)
+    own = f"{host.environ.get('HOME', '')}/.kube/config"
+    if own.startswith("/") and host.is_file(own):
+        return _of_files(host, (own,), access, ())
+    raise _nothing(host)
+
+
+def _absolute(path: str) -> str:
+    from pathlib import Path
+
+    return str(Path(path).expanduser().absolute())
+
+
+def _of_files(host: Host, paths: tuple[str, ...], access: Access, words: tuple[str, ...]) -> Connection:
+    if access.context:
+        words = (*words, "--context", access.context)
+    return kubeconfig.connection(host, kubeconfig.read(host, paths), access.context, words)
+
+
+def _kubelets(host: Host) -> tuple[str, ...]:
+    found = tuple(path for path in KUBELETS_OWN if host.is_file(path))[:1]
+    if not found:
+        raise NoAccess(
+            "no kubelet's kubeconfig is on this node", hint=f"looked for: {', '.join(KUBELETS_OWN)}"
+        )
+    return found
+
+
+def _of_account(host: Host) -> Connection:
+    """The pod's own service account (Kubernetes: Accessing the API from a Pod)."""
+    address = host.environ["KUBERNETES_SERVICE_HOST"]
+    port = host.environ.get("KUBERNETES_SERVICE_PORT") or "443"
+    shown = f"[{address}]" if ":" in address else address
+    return Connection(
+        server=checked_server(f"https://{shown}:{port}", "KUBERNETES_SERVICE_HOST"),
+        source="this pod's service account",
+        namespace=(host.read_text(f"{ACCOUNT}/namespace") or "default").strip(),
+        identity=Identity(token_file=f"{ACCOUNT}/token"),
+        ca_file=f"{ACCOUNT}/ca.crt",
+    )
+
+
+def _nothing(host: Host) -> NoAccess:
+    there = [path for path in (*_ADMINS, *KUBELETS_OWN) if host.exists(path)]
+    offer = f"here are {', '.join(there)}; " if there else ""
+    return NoAccess(
+        "no way to an API server: no KUBECONFIG, no ~/.kube/config, and this is no pod with an account",
+        hint=f"{offer}--kubeconfig PATH, --kubeconfig kubelet (this node's own),"
+        " or kubectl proxy and --server http://127.0.0.1:8001",
+    )
+
+
+def refused(host: Host, found: Connection) -> str:
+    """What to do when the server doesn't know who we are; tells of a token that has run out."""
+    token = found.identity.token
+    if found.identity.token_file:
+        token = (host.read_text(found.identity.token_file) or "").strip()
+    ends = expiry(token)
+    if ends and ends < host.now():
+        import time
+
+        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(ends))
+        return f"the token expired at {when}; get a new one where {found.source} has it from"
+    if found.words[:1] == ("--server",):
+        return "kubectl proxy adds the credentials: is it still running, with a context that works?"
+    return f"sign in again, or make a new token or certificate; used was: {found.source}"
+
+
+def node_name(host: Host, given: str) -> tuple[str, str]:
+    """The node that is meant, and where its name comes from: `--node`, NODE_NAME, or this machine's name.
+
+    `UsageError` for what can't be a node's name.
+    """
+    own = (host.read_text("/proc/sys/kernel/hostname") or "").strip().lower()
+    named = (
+        (given, "--node"),
+        (host.environ.get("NODE_NAME", ""), "NODE_NAME"),
+        (own, "this machine's name"),
+    )
+    name, source = next((one for one in named if one[0]), ("", ""))
+    if _NODE.fullmatch(name) is None or len(name) > 253 or ".." in name:
+        raise UsageError(f"{name!r} can't be a node's name ({source})", hint="see: kubectl get nodes")
+    return name, source

@@ -1,0 +1,110 @@
+"""Changing an object by one patch until it holds, whatever happens on the way.
+
+A patch tests what it replaces (`patches.py`), so it may be sent again: had the first one been carried out and
+only its answer been lost, the second look finds nothing left to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gpunode.dataclass import dataclass
+from gpunode.host import Host
+from gpunode.kubernetes.api import ClusterError, Conflict, Invalid, Json, Patch, Unavailable, Unreachable
+from gpunode.result import Progress
+
+ATTEMPTS = 5
+_PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds, after the first, second, ... attempt
+_LONGEST_PAUSE = 10.0
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The object as it was first seen and as it is now, and the patch that was sent last; empty if none."""
+
+    before: Json
+    after: Json
+    patch: Patch
+
+
+def patiently(host: Host, progress: Progress, ask: Callable[[], _Answer]) -> _Answer:
+    """Ask what changes nothing; again while the server is busy or doesn't answer, some seconds at most."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return ask()
+        except (Unavailable, Unreachable) as error:
+            _wait(host, progress, error, attempt)
+    raise AssertionError("the last attempt raises")
+
+
+def change(
+    host: Host,
+    progress: Progress,
+    read: Callable[[], Json],
+    plan: Callable[[Json], Patch],
+    send: Callable[[Patch], Json],
+) -> Changed:
+    """Read, plan and patch; `ClusterError` says whether anything was changed.
+
+    What `plan` raises goes through. A busy server, a lost answer and a conflict are tried again.
+    """
+    first: Json | None = None
+    now: Json = {}
+    sent: Patch = ()
+    lost = False  # whether a patch went out of which we don't know what became
+    for attempt in range(ATTEMPTS):
+        try:
+            now = read()
+            first = now if first is None else first
+            patch = plan(now)
+            if not patch:
+                return Changed(first, now, sent if lost else ())
+            sent = patch
+            return Changed(first, send(patch), patch)
+        except ClusterError as error:
+            lost = lost or (isinstance(error, Unreachable) and error.sent)
+            if not _worth_another(error, read, now):
+                raise _told(error, lost) from error
+            try:
+                _wait(host, progress, error, attempt)
+            except ClusterError as last:
+                raise _told(last, lost) from error
+    raise AssertionError("the last attempt raises")
+
+
+def _worth_another(error: ClusterError, read: Callable[[], Json], seen: Json) -> bool:
+    """A conflict, a busy server or a lost answer; and a refused patch, if the object has changed since: then
+    it was a test of ours that failed, and not the value."""
+    if not isinstance(error, Invalid):
+        return isinstance(error, Conflict | Unavailable | Unreachable)
+    try:
+        return bool(_version(read()) != _version(seen))
+    except (Unavailable, Unreachable):
+        return True
+
+
+def _version(node: Json) -> Any:
+    metadata = node.get("metadata")
+    return metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+
+
+def _wait(host: Host, progress: Progress, error: ClusterError, attempt: int) -> None:
+    """Raises `error` after the last attempt, and for what no waiting mends."""
+    if attempt + 1 >= ATTEMPTS or (isinstance(error, Unreachable) and error.lasting):
+        raise error
+    asked = error.retry_after if isinstance(error, Unavailable) else 0.0
+    progress.note(f"{error.message}; trying again")
+    host.sleep(min(max(_PAUSES[attempt], asked), _LONGEST_PAUSE))
+
+
+def _told(error: ClusterError, lost: bool) -> ClusterError:
+    """The last error, with what is known of the change."""
+    outcome = (
+        "whether the change was made can't be told: all of it or none; run this again to find out"
+        if lost
+        else "nothing was changed"
+    )
+    error.hint = f"{outcome}; {error.hint}" if error.hint else outcome
+    return error

@@ -1,0 +1,84 @@
+"""Where an API server is and who we are there: what a kubeconfig, an account or a URL comes to."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any
+from urllib.parse import urlsplit
+
+from gpunode.dataclass import dataclass
+from gpunode.kubernetes.api import NoAccess
+
+PROXY_HINT = (
+    "let kubectl speak to the server: kubectl proxy --port=8001, then add --server http://127.0.0.1:8001"
+)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What proves who we are; all empty for nobody. Certificates and keys are paths, or PEM in base64."""
+
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    cert_file: str = ""
+    cert_data: str = field(default="", repr=False)
+    key_file: str = ""
+    key_data: str = field(default="", repr=False)
+    username: str = ""
+    password: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Connection:
+    """One server and one identity.
+
+    `source` says for people where that stands, `words` are the options that lead there again, for a command
+    that undoes. `ca_file` is a path, `ca_data` PEM in base64; with neither the machine's own are trusted.
+    """
+
+    server: str
+    source: str
+    words: tuple[str, ...] = ()
+    namespace: str = "default"
+    identity: Identity = Identity()
+    ca_file: str = ""
+    ca_data: str = ""
+    insecure: bool = False
+    proxy: str = ""
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the server is this machine, so that no proxy of the environment is meant."""
+        host = urlsplit(self.server).hostname or ""
+        return host in {"localhost", "::1"} or host.startswith("127.")
+
+
+def checked_server(url: Any, source: str) -> str:
+    """The URL without a last slash. `NoAccess` for what is no http or https URL."""
+    text = url if isinstance(url, str) else ""
+    try:
+        parts = urlsplit(text)
+        sound = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound or any(c.isspace() for c in text):
+        raise NoAccess(
+            f"{source}: {url!r} is no API server's address", hint="it is such as https://10.0.0.1:6443"
+        )
+    return text.rstrip("/")
+
+
+def expiry(token: str) -> float:
+    """When a JSON web token ends (seconds since the epoch, its claim `exp`); 0 where it doesn't say."""
+    parts = token.split(".")
+    if len(parts) != 3:
+        return 0.0
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (ValueError, RecursionError):
+        return 0.0
+    found = claims.get("exp") if isinstance(claims, Mapping) else None
+    return float(found) if isinstance(found, int | float) and 0 < found < 1e11 else 0.0

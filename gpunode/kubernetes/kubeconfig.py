@@ -1,0 +1,178 @@
+"""kubeconfig files: several are merged as kubectl merges them, one context of them becomes a `Connection`.
+
+Format: Kubernetes' client-go, tools/clientcmd/api/v1. The first file that names a cluster, user or context
+has it; relative paths are relative to the file they stand in. The library's own reader takes one file, and of
+the programs that print a token only those of an older version; so it isn't used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from gpunode.dataclass import dataclass
+from gpunode.host import Host
+from gpunode.kubernetes.api import NoAccess
+from gpunode.kubernetes.connection import PROXY_HINT, Connection, Identity, checked_server
+from gpunode.kubernetes.exec_plugin import identity_from_program
+
+_LIMIT = 4 << 20  # kubeconfigs with many clusters have some hundred KiB
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One named part: its file's path, and what stands there."""
+
+    file: str
+    value: Mapping[str, Any]
+
+    def text(self, key: str) -> str:
+        """A string of it, empty if it isn't there. `NoAccess` for any other kind of value."""
+        found = self.value.get(key)
+        if found is None:
+            return ""
+        if not isinstance(found, str):
+            raise NoAccess(f"{self.file}: {key} must be a string", hint="see: kubectl config view")
+        return found
+
+    def path(self, host: Host, key: str) -> str:
+        """A file that it names, made absolute. `NoAccess` if it isn't there."""
+        named = self.text(key)
+        if not named:
+            return ""
+        path = str(PurePosixPath(self.file).parent / named)
+        if not host.is_file(path):
+            raise NoAccess(
+                f"{self.file} names {path} ({key}), which is not there",
+                hint="write a kubeconfig that holds its certificates: kubectl config view --flatten --raw",
+            )
+        return path
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Several files as one: each map is name to `Entry`."""
+
+    files: tuple[str, ...]
+    current: str
+    contexts: Mapping[str, Entry]
+    clusters: Mapping[str, Entry]
+    users: Mapping[str, Entry]
+
+
+def read(host: Host, paths: Sequence[str]) -> Merged:
+    """Merge the files that are there. `NoAccess` if none is, or one isn't a kubeconfig; `Unreadable`."""
+    current, found = "", []
+    maps: tuple[dict[str, Entry], ...] = ({}, {}, {})
+    for path in paths:
+        text = host.read_text(path)
+        if text is None:
+            continue
+        tree = _parsed(path, text)
+        found.append(path)
+        current = current or Entry(path, tree).text("current-context")
+        for into, (plural, single) in zip(
+            maps, (("contexts", "context"), ("clusters", "cluster"), ("users", "user")), strict=True
+        ):
+            for name, value in _named(path, tree, plural, single):
+                into.setdefault(name, Entry(path, value))
+    if not found:
+        raise NoAccess(
+            f"no kubeconfig at {', '.join(paths)}", hint="name one that is there: --kubeconfig PATH"
+        )
+    return Merged(tuple(found), current, *maps)
+
+
+def _parsed(path: str, text: str) -> Mapping[str, Any]:
+    import yaml
+
+    hint = "see: kubectl config view --kubeconfig FILE"
+    if len(text) > _LIMIT:
+        raise NoAccess(f"{path} is no kubeconfig: it is larger than {_LIMIT >> 20} MiB", hint=hint)
+    try:
+        tree = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise NoAccess(f"{path} can't be parsed: {reason}", hint=hint) from error
+    if not isinstance(tree, Mapping):
+        raise NoAccess(f"{path} is no kubeconfig", hint=hint)
+    return tree
+
+
+def _named(
+    path: str, tree: Mapping[str, Any], plural: str, single: str
+) -> list[tuple[str, Mapping[str, Any]]]:
+    entries = tree.get(plural) or []
+    wrong = NoAccess(f"{path}: {plural} must be a list of name and {single}", hint="see: kubectl config view")
+    if not isinstance(entries, list):
+        raise wrong
+    named = []
+    for one in entries:
+        if not isinstance(one, Mapping) or not isinstance(one.get("name"), str):
+            raise wrong
+        value = one.get(single) or {}
+        if not isinstance(value, Mapping):
+            raise wrong
+        named.append((one["name"], value))
+    return named
+
+
+def connection(host: Host, merged: Merged, context: str, words: tuple[str, ...]) -> Connection:
+    """What a context (the current one by default) leads to. `NoAccess` says what is missing in which file."""
+    files = ":".join(merged.files)
+    name = context or merged.current
+    if not name:
+        raise NoAccess(f"{files} has no current context", hint=f"choose one: {_choice(merged)}")
+    chosen = merged.contexts.get(name)
+    if chosen is None:
+        raise NoAccess(f"{files} has no context {name!r}", hint=f"choose one: {_choice(merged)}")
+    cluster = _referred(merged.clusters, chosen, "cluster", name)
+    user = _referred(merged.users, chosen, "user", name) if chosen.text("user") else None
+    if cluster.text("tls-server-name"):
+        raise NoAccess(f"{cluster.file}: gpunode knows no tls-server-name", hint=PROXY_HINT)
+    ca_data = cluster.text("certificate-authority-data")
+    return Connection(
+        server=checked_server(cluster.value.get("server"), cluster.file),
+        source=f"{chosen.file}, context {name}",
+        words=words,
+        namespace=chosen.text("namespace") or "default",
+        identity=_identity(host, user) if user is not None else Identity(),
+        ca_file="" if ca_data else cluster.path(host, "certificate-authority"),
+        ca_data=ca_data,
+        insecure=cluster.value.get("insecure-skip-tls-verify") is True,
+        proxy=cluster.text("proxy-url"),
+    )
+
+
+def _choice(merged: Merged) -> str:
+    return ", ".join(f"--context {name}" for name in sorted(merged.contexts)) or "there is none"
+
+
+def _referred(entries: Mapping[str, Entry], context: Entry, kind: str, name: str) -> Entry:
+    wanted = context.text(kind)
+    if wanted not in entries:
+        raise NoAccess(
+            f"{context.file}: context {name} names the {kind} {wanted!r}, which isn't there",
+            hint="see: kubectl config view",
+        )
+    return entries[wanted]
+
+
+def _identity(host: Host, user: Entry) -> Identity:
+    if user.value.get("auth-provider"):
+        raise NoAccess(f"{user.file}: auth-provider is no longer a way to sign in", hint=PROXY_HINT)
+    program = user.value.get("exec")
+    if program is not None:
+        return identity_from_program(host, program, user.file)
+    cert_data, key_data = user.text("client-certificate-data"), user.text("client-key-data")
+    return Identity(
+        token="" if user.text("tokenFile") else user.text("token"),
+        token_file=user.path(host, "tokenFile"),
+        cert_data=cert_data,
+        cert_file="" if cert_data else user.path(host, "client-certificate"),
+        key_data=key_data,
+        key_file="" if key_data else user.path(host, "client-key"),
+        username=user.text("username"),
+        password=user.text("password"),
+    )

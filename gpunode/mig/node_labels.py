@@ -1,0 +1,57 @@
+"""The two labels by which a cluster follows a node's MIG layout, kept as the GPU operator's mig-manager does.
+
+``nvidia.com/mig.config`` is the configuration's name, ``nvidia.com/mig.config.state`` how far it is: pending,
+then success or failed.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpunode.dataclass import dataclass
+from gpunode.errors import UsageError
+from gpunode.host import Host
+from gpunode.kubernetes import change
+from gpunode.kubernetes.access import ACCOUNT
+from gpunode.kubernetes.api import Cluster
+from gpunode.kubernetes.patches import label_patch
+from gpunode.result import Progress
+
+CONFIG = "nvidia.com/mig.config"
+STATE = "nvidia.com/mig.config.state"
+PENDING, SUCCESS, FAILED = "pending", "success", "failed"
+_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class NodeLabels:
+    """The labels of one Node object."""
+
+    cluster: Cluster
+    node: str
+
+    def tell(self, host: Host, progress: Progress, label: str, state: str) -> None:
+        """Set both labels in one patch, or nothing; `ClusterError`. Tried again where that is safe."""
+        wanted: dict[str, str | None] = {CONFIG: label, STATE: state}
+        with progress.step(f"label {self.node}: {STATE}={state}"):
+            change.change(
+                host,
+                progress,
+                lambda: self.cluster.get_node(self.node),
+                lambda node: label_patch(node, wanted),
+                lambda patch: self.cluster.patch_node(self.node, patch),
+            )
+
+
+def check(label: str) -> None:
+    """`UsageError` if a configuration's name can't be a label's value."""
+    if not _VALUE.fullmatch(label):
+        raise UsageError(
+            f"{label!r} can't be the value of {CONFIG}",
+            hint="rename the configuration: letters, digits, '-', '_' and '.', at most 63",
+        )
+
+
+def in_pod(host: Host) -> bool:
+    """Whether we run in a pod with an account at its API server."""
+    return bool(host.environ.get("KUBERNETES_SERVICE_HOST")) and host.exists(f"{ACCOUNT}/token")

@@ -1,0 +1,306 @@
+"""Where the wanted instances go on one GPU: a small search over the places that its driver offers.
+
+What fits already stays where it is, with its UUIDs. The driver's own first fit would need the right order of
+creation and could leave a GPU that has room without a way to use it (NVIDIA's MIG user guide: 1g, 1g, 2g, 3g
+fails on an A100, 3g first works), so each instance gets its place beforehand.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from gpunode.dataclass import dataclass
+from gpunode.mig.fitting import Bin, ComputeTarget, bins, compute_places, fillings
+from gpunode.mig.layout import GpuInstance, GpuLayout, Placement, Profile, device_name
+from gpunode.mig.profiles import DeviceName, parse_name, same_profile
+
+
+class CannotPlace(Exception):
+    """The wish can't be had on this GPU; `reason` says which profile, `fits` what of it would."""
+
+    def __init__(self, reason: str, fits: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.fits = fits
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU instance that is wanted, with all of its compute instances; `kept` is the one there already."""
+
+    profile_id: int
+    name: str
+    slices: int
+    placement: Placement
+    compute: tuple[ComputeTarget, ...]
+    kept: GpuInstance | None = None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The MIG devices that it comes to."""
+        return tuple(device_name(self.name, self.slices, one.slices) for one in self.compute)
+
+
+def solve(gpu: GpuLayout, wanted: Mapping[str, int]) -> tuple[Target, ...]:
+    """Everything that shall be on the GPU afterwards, by place. `CannotPlace` if it doesn't fit.
+
+    Of all ways that one is taken which loses the fewest MIG devices that are there, then the fewest GPU
+    instances, then makes the fewest. A GPU whose mode is about to change has no instances: pass it without.
+    """
+    wish = _wish(gpu, wanted)
+    found = _search(gpu, wish)
+    if found is None:
+        raise CannotPlace(_reason(gpu, wish, wanted), _what_fits(gpu, wanted))
+    return found
+
+
+def unknown_profiles(gpu: GpuLayout, wanted: Iterable[str]) -> tuple[str, ...]:
+    """The names that this GPU doesn't offer."""
+    return tuple(name for name in wanted if meaning(gpu, name) is None)
+
+
+def offered(gpu: GpuLayout) -> str:
+    """The names of the GPU's profiles, for messages."""
+    return ", ".join(profile.name for profile in gpu.profiles)
+
+
+def meaning(gpu: GpuLayout, name: str) -> tuple[Profile, int] | None:
+    """The GPU instance profile and the compute slices that a name means here; None if it isn't offered."""
+    parsed = parse_name(name)
+    if parsed is None:
+        return None
+    for profile in gpu.profiles:
+        if same_profile(parsed, profile.names):
+            fits = parsed.compute == profile.slices or parsed.compute in {c.slices for c in profile.compute}
+            return (profile, parsed.compute) if fits else None
+    return None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is wanted of one profile: compute instances by their slices."""
+
+    profile: Profile
+    sizes: Bin
+
+
+def _wish(gpu: GpuLayout, wanted: Mapping[str, int]) -> tuple[_Part, ...]:
+    sizes: dict[int, list[int]] = {}
+    for name, count in wanted.items():
+        found = meaning(gpu, name)
+        if found is None:
+            raise CannotPlace(f"it has no profile {name}", f"its profiles: {offered(gpu)}")
+        profile, compute = found
+        most = profile.max_count * max(1, profile.slices)
+        if count > most:
+            text = f"{count} x {name} are wanted, of which it takes at most {_most(profile, compute)}"
+            raise CannotPlace(text)
+        sizes.setdefault(profile.index, []).extend([compute] * count)
+    profiles = {profile.index: profile for profile in gpu.profiles}
+    parts = [_Part(profiles[index], tuple(sorted(all_, reverse=True))) for index, all_ in sizes.items()]
+    return tuple(sorted(parts, key=lambda part: (-part.profile.slices, part.profile.index)))
+
+
+def _most(profile: Profile, compute: int) -> int:
+    each = 1 if compute == profile.slices else _count_limit(profile, compute)
+    return profile.max_count * each
+
+
+def _count_limit(profile: Profile, compute: int) -> int:
+    return next((one.max_count for one in profile.compute if one.slices == compute), 1)
+
+
+# --- the search ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One way: which instances stay with which compute instances, and what is made anew."""
+
+    kept: tuple[tuple[GpuInstance, Bin], ...]
+    made: tuple[tuple[Profile, Bin], ...]
+    lost_devices: int
+    lost_instances: int
+
+    @property
+    def cost(self) -> tuple[int, int, int]:
+        return self.lost_devices, self.lost_instances, len(self.made)
+
+
+def _search(gpu: GpuLayout, wish: Sequence[_Part]) -> tuple[Target, ...] | None:
+    per_profile = [list(_choices(part, gpu.instances)) for part in wish]
+    known = {part.profile.id for part in wish}
+    rest = [one for one in gpu.instances if one.profile_id not in known]
+    for choice in sorted(_joined(per_profile, rest), key=lambda one: one.cost):
+        profiles = [*(_profile_of(gpu, one) for one, _ in choice.kept), *(p for p, _ in choice.made)]
+        if not _allowed(profiles):
+            continue
+        places = _places(gpu, [one.placement for one, _ in choice.kept], [p for p, _ in choice.made])
+        if places is not None:
+            return _targets(gpu, choice, places)
+    return None
+
+
+def _joined(per_profile: Sequence[Sequence[_Choice]], rest: Sequence[GpuInstance]) -> Iterator[_Choice]:
+    lost = sum(len(one.compute) for one in rest)
+    for combination in itertools.product(*per_profile):
+        yield _Choice(
+            tuple(itertools.chain.from_iterable(one.kept for one in combination)),
+            tuple(itertools.chain.from_iterable(one.made for one in combination)),
+            lost + sum(one.lost_devices for one in combination),
+            len(rest) + sum(one.lost_instances for one in combination),
+        )
+
+
+def _choices(part: _Part, instances: Sequence[GpuInstance]) -> Iterator[_Choice]:
+    """Every way to have one profile's devices: which present instances are used for them, and what is new."""
+    present = [one for one in instances if one.profile_id == part.profile.id]
+
+    def walk(
+        at: int, left: Counter[int], kept: tuple[tuple[GpuInstance, Bin], ...], lost: tuple[int, int]
+    ) -> Iterator[_Choice]:
+        if at == len(present):
+            made = tuple((part.profile, one) for one in bins(part.profile, left))
+            yield _Choice(kept, made, *lost)
+            return
+        instance = present[at]
+        yield from walk(at + 1, left, kept, (lost[0] + len(instance.compute), lost[1] + 1))
+        for one in _uses(part.profile, instance, left):
+            gone = (
+                len(instance.compute) - (Counter(c.slices for c in instance.compute) & Counter(one)).total()
+            )
+            yield from walk(at + 1, left - Counter(one), (*kept, (instance, one)), (lost[0] + gone, lost[1]))
+
+    yield from walk(0, Counter(part.sizes), (), (0, 0))
+
+
+def _uses(profile: Profile, instance: GpuInstance, left: Counter[int]) -> Iterator[Bin]:
+    """What of the wish an instance could hold: at most its own devices of it, and what fits beside them."""
+    for one in fillings(profile, left):
+        if compute_places(profile, one, instance.compute) is not None:
+            yield one
+
+
+def _profile_of(gpu: GpuLayout, instance: GpuInstance) -> Profile:
+    return next(one for one in gpu.profiles if one.id == instance.profile_id)
+
+
+def _allowed(profiles: Sequence[Profile]) -> bool:
+    """Whether the profiles go together, wherever they lie: their counts, and who gets the media engines.
+
+    NVIDIA's MIG user guide: one instance of a GPU at most has the extensions of ``+me``; one with ``+me.all``
+    takes every engine, so that all others must be ``-me``.
+    """
+    counts = Counter(profile.index for profile in profiles)
+    limits = {profile.index: profile.max_count for profile in profiles}
+    if any(count > limits[index] for index, count in counts.items()):
+        return False
+    names = [parsed for profile in profiles if (parsed := _attributes(profile)) is not None]
+    extended = [one for one in names if "me" in one.added]
+    greedy = [one for one in names if "me.all" in one.added]
+    others = [one for one in names if "me.all" not in one.added and "me" not in one.removed]
+    return len(extended) <= 1 and len(greedy) <= 1 and not (greedy and others)
+
+
+def _attributes(profile: Profile) -> DeviceName | None:
+    return next((parsed for name in profile.names if (parsed := parse_name(name)) is not None), None)
+
+
+# --- places ----------------------------------------------------------------------------------------------
+
+
+def _places(
+    gpu: GpuLayout, taken: Sequence[Placement], made: Sequence[Profile]
+) -> tuple[Placement, ...] | None:
+    """A place for each of `made` that leaves the most room for what may come later; None if there is none."""
+    order = sorted(range(len(made)), key=lambda number: -_size(made[number]))
+    everywhere = [place for profile in gpu.profiles for place in profile.placements]
+
+    def damage(place: Placement) -> tuple[int, int]:
+        return sum(place.overlaps(other) for other in everywhere), place.start
+
+    chosen: dict[int, Placement] = {}
+
+    def walk(at: int) -> bool:
+        if at == len(order):
+            return True
+        number = order[at]
+        for place in sorted(made[number].placements, key=damage):
+            if any(place.overlaps(other) for other in (*taken, *chosen.values())):
+                continue
+            chosen[number] = place
+            if walk(at + 1):
+                return True
+            del chosen[number]
+        return False
+
+    return tuple(chosen[number] for number in range(len(made))) if walk(0) else None
+
+
+def _size(profile: Profile) -> int:
+    return max((place.size for place in profile.placements), default=0)
+
+
+def _targets(gpu: GpuLayout, choice: _Choice, places: Sequence[Placement]) -> tuple[Target, ...]:
+    found = []
+    for instance, one in choice.kept:
+        compute = compute_places(_profile_of(gpu, instance), one, instance.compute) or ()
+        found.append(
+            Target(instance.profile_id, instance.name, instance.slices, instance.placement, compute, instance)
+        )
+    for (profile, one), place in zip(choice.made, places, strict=True):
+        compute = compute_places(profile, one, ()) or ()
+        found.append(Target(profile.id, profile.name, profile.slices, place, compute))
+    return tuple(sorted(found, key=lambda target: target.placement.start))
+
+
+# --- why not ---------------------------------------------------------------------------------------------
+
+
+def _reason(gpu: GpuLayout, wish: Sequence[_Part], wanted: Mapping[str, int]) -> str:
+    for part in wish:
+        count = len(bins(part.profile, Counter(part.sizes)))
+        if count > part.profile.max_count:
+            limit = part.profile.max_count
+            return f"{count} x {part.profile.name} are wanted, of which it takes at most {limit}"
+        if not part.profile.placements:
+            return f"the driver doesn't tell where a {part.profile.name} may lie"
+    made = [
+        profile for part in wish for profile in [part.profile] * len(bins(part.profile, Counter(part.sizes)))
+    ]
+    if not _allowed(made):
+        return f"{summary(wanted)} want the same media engines"
+    slots = f" in its {gpu.slots} memory slots" if gpu.slots else ""
+    return f"{summary(wanted)} don't fit together{slots}"
+
+
+def _what_fits(gpu: GpuLayout, wanted: Mapping[str, int]) -> str:
+    """As much of the wish as there is room for, in its own order, the largest profiles first."""
+    bare = _bare(gpu)
+    fitting: dict[str, int] = {}
+    names = [name for name, count in sorted(wanted.items(), key=_largest_first) for _ in range(min(count, 8))]
+    for name in names:
+        more = {**fitting, name: fitting.get(name, 0) + 1}
+        if _search(bare, _wish(bare, more)) is not None:
+            fitting = more
+    return f"this much of it would fit: {summary(fitting)}" if fitting else ""
+
+
+def _largest_first(pair: tuple[str, int]) -> tuple[int, int]:
+    parsed = parse_name(pair[0])
+    return (-parsed.slices, -parsed.compute) if parsed else (0, 0)
+
+
+def _bare(gpu: GpuLayout) -> GpuLayout:
+    from dataclasses import replace
+
+    return replace(gpu, instances=())
+
+
+def summary(devices: Mapping[str, int]) -> str:
+    """``1 x 3g.20gb, 2 x 2g.10gb``."""
+    return ", ".join(
+        f"{count} x {name}" for name, count in sorted(devices.items(), key=_largest_first) if count
+    )

@@ -1,0 +1,268 @@
+"""From what a GPU is to what it shall be: the steps in an order that fits, and what is lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from gpunode.dataclass import dataclass
+from gpunode.mig.fitting import ComputeTarget
+from gpunode.mig.layout import GpuInstance, GpuLayout, Placement
+from gpunode.mig.placement import CannotPlace, Target, solve
+from gpunode.mig.wishes import CannotBe, Wish
+
+AMPERE = 7  # NVML_DEVICE_ARCH_AMPERE: its MIG mode takes a reset; from Hopper on it doesn't
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change. `action` is enable, disable, reset, destroy-compute, destroy-instance, create-instance or
+    create-compute. `at` is the GPU instance's place, `gi` its id where it is there already."""
+
+    action: str
+    gpu: int
+    uuid: str
+    profile: str = ""
+    profile_id: int = 0
+    at: Placement | None = None
+    gi: int | None = None
+    ci: int | None = None
+    slices: int = 0
+    inner: Placement | None = None
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        place = f" at {self.at}" if self.at else ""
+        compute = f"compute instance {self.ci} of GPU instance {self.gi}"
+        return {
+            "enable": "switch MIG on",
+            "disable": "switch MIG off",
+            "reset": "reset the GPU",
+            "destroy-compute": f"destroy {compute} ({self.profile})",
+            "destroy-instance": f"destroy GPU instance {self.gi} ({self.profile}{place})",
+            "create-instance": f"create GPU instance {self.profile}{place}",
+            "create-compute": f"create compute instance {self.slices}c on the {self.profile}{place}",
+        }[self.action]
+
+
+@dataclass(frozen=True)
+class Device:
+    """A MIG device: its profile, where its GPU instance lies, its instances' ids and its UUID."""
+
+    profile: str
+    at: Placement
+    gi: int
+    ci: int
+    uuid: str
+
+
+@dataclass(frozen=True)
+class GpuPlan:
+    """What happens to one GPU.
+
+    `target` is None while its driver tells no profiles, which it does once MIG is on. `reset`: none, needed
+    (Ampere, unless the driver does it itself) or unknown. `lost` are the MIG devices that go, `kept` those
+    that stay, with their UUIDs.
+    """
+
+    wish: Wish
+    target: tuple[Target, ...] | None
+    steps: tuple[Step, ...]
+    lost: tuple[Device, ...] = ()
+    kept: tuple[Device, ...] = ()
+    reset: str = "none"
+
+    @property
+    def gpu(self) -> GpuLayout:
+        """As it is today."""
+        return self.wish.gpu
+
+    @property
+    def changes_mode(self) -> bool:
+        """Whether MIG is to be switched."""
+        return self.gpu.capable and self.gpu.current != self.wish.enabled
+
+
+def plan(path: str, wanted: Sequence[Wish], *, mode_only: bool = False) -> tuple[GpuPlan, ...]:
+    """The plans of all GPUs; with `mode_only` instances stay unless the mode takes them.
+
+    `CannotBe` names each profile that a GPU has no room for, and what would fit.
+    """
+    found, faults = [], []
+    for wish in wanted:
+        try:
+            found.append(plan_gpu(wish, mode_only=mode_only))
+        except CannotPlace as error:
+            fits = f"; {error.fits}" if error.fits else ""
+            faults.append(f"{path}:{wish.line}: GPU {wish.gpu.index} ({wish.gpu.name}): {error.reason}{fits}")
+    if faults:
+        raise CannotBe(faults)
+    return tuple(found)
+
+
+def plan_gpu(wish: Wish, *, mode_only: bool = False) -> GpuPlan:
+    """One GPU's plan. `CannotPlace` if the wish doesn't fit."""
+    gpu = wish.gpu
+    if not gpu.capable:
+        return GpuPlan(wish, (), ())  # it is to have MIG off, and has
+    switches = gpu.current != wish.enabled
+    target = _target(wish, switches, mode_only)
+    mode = _mode_steps(gpu, wish.enabled)
+    reset = _reset(gpu) if switches else "none"
+    destroy = towards(gpu, gpu.instances, () if switches else target or ())[0]
+    create = towards(gpu, () if switches else gpu.instances, target or ())[1]
+    kept_ids = set() if switches else {(d.gi, d.ci) for d in _kept(target or ())}
+    devices = list(devices_of(gpu.instances))
+    return GpuPlan(
+        wish,
+        target,
+        (*destroy, *mode, *((_step("reset", gpu),) if reset == "needed" else ()), *create),
+        tuple(one for one in devices if (one.gi, one.ci) not in kept_ids),
+        tuple(one for one in devices if (one.gi, one.ci) in kept_ids),
+        reset,
+    )
+
+
+def _target(wish: Wish, switches: bool, mode_only: bool) -> tuple[Target, ...] | None:
+    gpu = replace(wish.gpu, instances=()) if switches else wish.gpu
+    if not wish.enabled:
+        return ()
+    if mode_only:
+        return as_it_was(gpu.instances, gpu.instances)
+    if not gpu.profiles and wish.profiles:
+        return None
+    return solve(gpu, wish.profiles)
+
+
+def _mode_steps(gpu: GpuLayout, enabled: bool) -> tuple[Step, ...]:
+    if gpu.current == enabled and gpu.pending == enabled:
+        return ()
+    return (_step("enable" if enabled else "disable", gpu),)
+
+
+def _reset(gpu: GpuLayout) -> str:
+    if not gpu.architecture:
+        return "unknown"
+    return "needed" if gpu.architecture <= AMPERE else "none"
+
+
+def _step(action: str, gpu: GpuLayout) -> Step:
+    return Step(action, gpu.index, gpu.uuid)
+
+
+def towards(
+    gpu: GpuLayout, present: Sequence[GpuInstance], target: Sequence[Target]
+) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """What is destroyed and then what is created, so that `present` becomes `target`."""
+    kept = {one.kept.id: one for one in target if one.kept is not None}
+    destroy: list[Step] = []
+    for instance in present:
+        stays = kept.get(instance.id)
+        inner = {c.kept.id for c in stays.compute if c.kept is not None} if stays else set()
+        for compute in instance.compute:
+            if compute.id not in inner:
+                destroy.append(_on(gpu, "destroy-compute", instance, ci=compute.id, slices=compute.slices))
+        if stays is None:
+            destroy.append(_on(gpu, "destroy-instance", instance))
+    create: list[Step] = []
+    for one in sorted(target, key=lambda each: -each.placement.size):
+        base = Step("create-instance", gpu.index, gpu.uuid, one.name, one.profile_id, one.placement)
+        gi = one.kept.id if one.kept is not None else None
+        create += [base] if one.kept is None else []
+        create += [
+            replace(base, action="create-compute", gi=gi, slices=c.slices, inner=c.placement)
+            for c in one.compute
+            if c.kept is None
+        ]
+    return tuple(destroy), tuple(create)
+
+
+def _on(gpu: GpuLayout, action: str, instance: GpuInstance, ci: int | None = None, slices: int = 0) -> Step:
+    return Step(
+        action,
+        gpu.index,
+        gpu.uuid,
+        instance.name,
+        instance.profile_id,
+        instance.placement,
+        instance.id,
+        ci,
+        slices,
+    )
+
+
+def devices_of(instances: Iterable[GpuInstance]) -> tuple[Device, ...]:
+    """The MIG devices of some GPU instances."""
+    return tuple(
+        Device(gi.device_name(ci), gi.placement, gi.id, ci.id, ci.uuid)
+        for gi in instances
+        for ci in gi.compute
+    )
+
+
+def _kept(target: Sequence[Target]) -> tuple[Device, ...]:
+    return tuple(
+        Device("", one.placement, one.kept.id, c.kept.id, c.kept.uuid)
+        for one in target
+        if one.kept is not None
+        for c in one.compute
+        if c.kept is not None
+    )
+
+
+def as_it_was(then: Sequence[GpuInstance], now: Sequence[GpuInstance]) -> tuple[Target, ...]:
+    """A layout that was, as a target: what of it is there now is kept, the rest gets its old places."""
+    found = []
+    for old in then:
+        same = next((one for one in now if _alike(one, old)), None)
+        left = list(same.compute) if same else []
+        compute = []
+        for ci in old.compute:
+            here = next((c for c in left if c.slices == ci.slices and c.placement == ci.placement), None)
+            if here is not None:
+                left.remove(here)
+            compute.append(ComputeTarget(ci.slices, ci.placement, here))
+        found.append(Target(old.profile_id, old.name, old.slices, old.placement, tuple(compute), same))
+    return tuple(found)
+
+
+def _alike(one: GpuInstance, other: GpuInstance) -> bool:
+    return one.profile_id == other.profile_id and one.placement == other.placement
+
+
+def same_layout(one: GpuLayout, other: GpuLayout) -> bool:
+    """Whether two states of a GPU are the same but for ids and UUIDs."""
+    return (one.current, one.pending, _shape(one.instances)) == (
+        other.current,
+        other.pending,
+        _shape(other.instances),
+    )
+
+
+def _shape(instances: Sequence[GpuInstance]) -> Sequence[object]:
+    return sorted(
+        (gi.profile_id, gi.placement.start, gi.placement.size, sorted(_places(gi))) for gi in instances
+    )
+
+
+def _places(instance: GpuInstance) -> list[tuple[int, int]]:
+    return [(ci.slices, ci.placement.start if ci.placement else -1) for ci in instance.compute]
+
+
+def reached(goal: GpuPlan, now: GpuLayout, target: Sequence[Target], *, mode_only: bool = False) -> str:
+    """Empty if the GPU is what was wanted, else what differs."""
+    if not now.capable:
+        return ""
+    if now.current != goal.wish.enabled or now.pending != goal.wish.enabled:
+        return f"MIG is {'on' if now.current else 'off'}" + (" until a reset" if now.mode_pending else "")
+    if mode_only:
+        return ""
+    have = sorted(
+        (gi.profile_id, gi.placement.start, sorted(c.slices for c in gi.compute)) for gi in now.instances
+    )
+    want = sorted((t.profile_id, t.placement.start, sorted(c.slices for c in t.compute)) for t in target)
+    if have == want:
+        return ""
+    told = ", ".join(f"{gi.name} at {gi.placement}" for gi in now.instances) or "no instance"
+    return f"it has {told}"

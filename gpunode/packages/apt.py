@@ -1,0 +1,202 @@
+"""apt: Debian, Ubuntu and their kin. The directories are those that apt itself names (apt.conf(5))."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpunode.dataclass import dataclass
+from gpunode.host import Completed, Host
+from gpunode.packages.manager import (
+    Available,
+    Command,
+    Failure,
+    PackageChange,
+    PackagesError,
+    PackageState,
+    Trouble,
+    Wanted,
+)
+from gpunode.packages.words import failure
+
+# needrestart would restart daemons, docker with its containers among them, after each transaction
+_ENVIRON = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l"}
+_KEEP_CONFIGURATION = ("-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold")
+_ASK_SECONDS = 30.0
+_UPDATE_SECONDS = 300.0
+_PLACES = {
+    "ETC": ("Dir::Etc/d", "/etc/apt/"),
+    "LIST": ("Dir::Etc::sourcelist/f", "/etc/apt/sources.list"),
+    "PARTS": ("Dir::Etc::sourceparts/d", "/etc/apt/sources.list.d/"),
+    "STATUS": ("Dir::State::status/f", "/var/lib/dpkg/status"),
+    "LISTS": ("Dir::State::lists/d", "/var/lib/apt/lists/"),
+    "ARCHIVES": ("Dir::Cache::archives/d", "/var/cache/apt/archives/"),
+}
+_PATTERNS = (
+    (Trouble.LOCKED, r"Could not get lock|frontend lock was locked|Unable to acquire the dpkg frontend lock"),
+    (Trouble.LOCKED, r"is another process using it|Unable to lock (the )?(director|administration)"),
+    (Trouble.CONFLICTING_SOURCES, r"Conflicting values set for option Signed-By"),
+    (Trouble.SIGNATURE, r"EXPKEYSIG|KEYEXPIRED|REVKEYSIG|BADSIG|NO_PUBKEY|SHA1 is not considered secure"),
+    (Trouble.SIGNATURE, r"is not signed|couldn't be verified|verification: |Clearsigned file isn't valid"),
+    (Trouble.INTERRUPTED, r"dpkg was interrupted"),
+    (Trouble.NO_SPACE, r"No space left on device|don't have enough free space"),
+    (Trouble.NOT_FOUND, r"Unable to locate package|was not found$|has no installation candidate"),
+    (Trouble.DEPENDENCIES, r"held broken packages|unmet dependencies|Depends: |Conflicts: "),
+    (Trouble.NETWORK, r"Could not resolve|Temporary failure|Could not connect|Unable to connect|timed out"),
+    (Trouble.NETWORK, r"^[EW]: Failed to fetch|does not have a Release file|404 +Not Found"),
+    (Trouble.OTHER, r"^trying to overwrite|subprocess .*returned error"),  # why, after which package
+    (Trouble.OTHER, r"^dpkg: error processing|^E: "),
+)
+_IGNORED_BY_UPDATE = re.compile(r"^W: (GPG error|Failed to fetch|An error occurred)", re.MULTILINE)
+_VERSION = re.compile(r"^ (?:\*\*\*|   ) (\S+) -?\d+$")
+_ORIGIN = re.compile(r"^ +-?\d+ (\S+)")
+_INSTALLS = re.compile(r"^Inst (\S+)(?: \[([^\]]+)\])? \((\S+)")
+_REMOVES = re.compile(r"^(?:Remv|Purg) (\S+) \[([^\]]+)\]")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where this apt keeps its things; directories without a slash at the end."""
+
+    etc: str
+    sources_list: str
+    sources_parts: str
+    status: str
+    lists: str
+    archives: str
+
+
+@dataclass(frozen=True)
+class Apt:
+    """apt-get(8), apt-cache(8) and apt-mark(8) of one node."""
+
+    host: Host
+    places: Places
+    name: str = "apt"
+
+    @classmethod
+    def of(cls, host: Host) -> Apt:
+        """With the directories of this node's configuration."""
+        asked = [word for name, (key, _) in _PLACES.items() for word in (name, key)]
+        answer = host.run(["apt-config", "shell", *asked], timeout=_ASK_SECONDS)
+        said = dict(_assignments(answer.stdout)) if answer.ok else {}
+        return cls(
+            host, Places(*((said.get(name) or usual).rstrip("/") for name, (_, usual) in _PLACES.items()))
+        )
+
+    @property
+    def lock_files(self) -> tuple[str, ...]:
+        """dpkg's two, and those of apt's indexes and downloads."""
+        dpkg = self.places.status.rpartition("/")[0]
+        return (
+            f"{dpkg}/lock-frontend",
+            f"{dpkg}/lock",
+            f"{self.places.lists}/lock",
+            f"{self.places.archives}/lock",
+        )
+
+    def look(self, names: Sequence[str]) -> Mapping[str, PackageState]:
+        """From ``apt-cache policy``, which needs no lock and no root."""
+        answer = self.host.run(["apt-cache", "policy", *names], timeout=_ASK_SECONDS)
+        if not answer.ok:
+            why = failure(answer, _PATTERNS)
+            raise PackagesError(f"apt-cache policy: {why.said}", hint=why.hint, code=str(why.trouble))
+        marks = self.host.run(["apt-mark", "showhold", *names], timeout=_ASK_SECONDS)
+        held = set(marks.stdout.split()) if marks.ok else set()
+        known = {state.name: state for state in _policies(answer.stdout, held)}
+        return {name: known.get(name, PackageState(name)) for name in names}
+
+    def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
+        """From dpkg, which knows no repositories."""
+        form = r"${Package}\t${Version}\t${db:Status-Abbrev}\n"
+        admin = self.places.status.rpartition("/")[0]
+        answer = self.host.run(
+            ["dpkg-query", f"--admindir={admin}", "-W", "-f", form, *names], timeout=_ASK_SECONDS
+        )
+        found = {name: PackageState(name) for name in names}
+        for line in answer.stdout.splitlines():  # of several architectures the last
+            name, version, status = (*line.split("\t"), "", "")[:3]
+            if name in found and status[1:2] not in ("n", "c", ""):
+                found[name] = PackageState(name, version, version, held=status.startswith("h"))
+        return found
+
+    def preview(self, command: Command) -> tuple[PackageChange, ...]:
+        """``apt-get -s``: the solver's answer, without a lock."""
+        argv = (command.argv[0], "--simulate", *command.argv[1:])
+        answer = self.host.run(argv, timeout=_UPDATE_SECONDS, env=command.environ)
+        if not answer.ok:
+            why = failure(answer, _PATTERNS)
+            raise PackagesError(f"apt-get can't do it: {why.said}", hint=why.hint, code=str(why.trouble))
+        return tuple(_simulated(answer.stdout))
+
+    def refresh(self, only: str = "") -> Command:
+        """``apt-get update``; of one file alone, so that a broken repository of others doesn't matter."""
+        alone = (
+            "-o", f"Dir::Etc::sourcelist={only}", "-o", "Dir::Etc::sourceparts=-",
+            "-o", "APT::Get::List-Cleanup=0",
+        )  # fmt: skip
+        argv = ("apt-get", "update", "-q", "-o", "APT::Update::Error-Mode=any", *(alone if only else ()))
+        return Command(argv, seconds=_UPDATE_SECONDS, changes=False)
+
+    def install(self, packages: Sequence[Wanted], *, downgrade: bool = False) -> Command:
+        named = (f"{one.name}={one.version}" if one.version else one.name for one in packages)
+        return self._change("install", downgrade, tuple(named))
+
+    def install_files(self, paths: Sequence[str], *, downgrade: bool = False) -> Command:
+        return self._change("install", downgrade, tuple(paths))
+
+    def remove(self, names: Sequence[str]) -> Command:
+        """Configuration files stay, as after any ``apt-get remove``."""
+        return self._change("remove", False, tuple(names))
+
+    def _change(self, verb: str, downgrade: bool, what: tuple[str, ...]) -> Command:
+        allowed = ("--allow-downgrades",) if downgrade else ()
+        kept = _KEEP_CONFIGURATION if verb == "install" else ()
+        return Command(("apt-get", verb, "-y", "-q", *allowed, *kept, *what), _ENVIRON)
+
+    def hold(self, names: Sequence[str]) -> Command:
+        return Command(("apt-mark", "hold", *names), seconds=_ASK_SECONDS)
+
+    def release(self, names: Sequence[str]) -> Command:
+        return Command(("apt-mark", "unhold", *names), seconds=_ASK_SECONDS)
+
+    def explain(self, done: Completed) -> Failure | None:
+        """Also for an update that passes over a repository with a warning and calls that success."""
+        if done.ok and not ("update" in done.argv and _IGNORED_BY_UPDATE.search(done.stderr)):
+            return None
+        return failure(done, _PATTERNS, noise=r"^W: Some index files|^N: |^E: Some index files")
+
+
+def _assignments(text: str) -> Iterator[tuple[str, str]]:
+    """``NAME='value'`` as apt-config prints it for a shell."""
+    for line in text.splitlines():
+        name, _, value = line.partition("=")
+        yield name, "".join(shlex.split(value))
+
+
+def _policies(text: str, held: set[str]) -> Iterator[PackageState]:
+    for block in re.split(r"^(?=\S)", text, flags=re.MULTILINE):
+        name, colon, rest = block.partition(":\n")
+        if not colon:
+            continue
+        heads = dict(re.findall(r"^  (Installed|Candidate): (\S+)$", rest, re.MULTILINE))
+        versions: list[tuple[str, list[str]]] = []
+        for line in rest.partition("Version table:")[2].splitlines():
+            if match := _VERSION.match(line):
+                versions.append((match[1], []))
+            elif versions and (match := _ORIGIN.match(line)) and not match[1].endswith("/status"):
+                versions[-1][1].append(match[1].rstrip("/"))
+        available = tuple(Available(version, tuple(origins)) for version, origins in versions)
+        shown = {key: "" if value == "(none)" else value for key, value in heads.items()}
+        yield PackageState(
+            name, shown.get("Installed", ""), shown.get("Candidate", ""), available, name in held
+        )
+
+
+def _simulated(text: str) -> Iterator[PackageChange]:
+    for line in text.splitlines():
+        if match := _INSTALLS.match(line):
+            yield PackageChange(match[1], match[2] or "", match[3])
+        elif match := _REMOVES.match(line):
+            yield PackageChange(match[1], match[2])

@@ -1,0 +1,185 @@
+"""Which branch and which kernel module: by the GPUs, the driver that is here, and what the user asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpunode.dataclass import dataclass
+from gpunode.facts import gpu_support
+from gpunode.facts.driver_targets import LONG_TERM, computing, last_branch_for, module_for_gpus
+from gpunode.facts.gpu_support import Supports
+from gpunode.packages.driver_model import OPEN, PROPRIETARY, Decision, Refusal, Situation, Wish
+from gpunode.tables import table
+
+BRANCHES = "driver_branches"
+_OPEN_BY_DEFAULT = 560  # the first branch whose own installer takes the open module
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The branch and the flavour, why, and what speaks against them."""
+
+    branch: int
+    flavour: str
+    decisions: tuple[Decision, ...]
+    refusals: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Need:
+    """What the GPUs take: branches from `first` to `last` (0: no limit), each with the kind of GPU that says
+    so, and the only `module`, empty for both."""
+
+    first: int
+    first_for: str
+    last: int
+    last_for: str
+    module: str
+    module_for: str
+
+
+def choose(situation: Situation, wish: Wish) -> Choice:
+    """Refusals are about the GPUs alone: a wish that they can't have."""
+    need = _need(situation)
+    branch, why = _branch(situation, wish, need)
+    flavour, also = _flavour(situation, wish, need, branch)
+    refusals = (*_against_branch(wish, need, branch), *_against_flavour(need, branch, flavour))
+    notes = () if refusals else tuple(_left_out(situation, branch, flavour))
+    return Choice(branch, flavour, (why, also), refusals, notes)
+
+
+def known_as_of(name: str) -> str:
+    """A table as the source of a decision."""
+    return f"{name} table of {table(name).date}"
+
+
+def kinds(situation: Situation) -> str:
+    """The GPUs by generation, as people count them: ``8 x Hopper, 1 x Volta``."""
+    names = [
+        row.name if (row := gpu_support.supports(gpu.device_id)) else gpu.device_id for gpu in _all(situation)
+    ]
+    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+
+
+def _all(situation: Situation) -> tuple[Any, ...]:
+    return tuple(gpu for gpu in situation.gpus if not gpu.for_vms)
+
+
+def _need(situation: Situation) -> _Need:
+    rows = [row for gpu in computing(situation.gpus) if (row := gpu_support.supports(gpu.device_id))]
+    last = last_branch_for(situation.gpus)
+    module = module_for_gpus(situation.gpus)
+    driven = [row for row in rows if not row.module or not module or row.module == module]
+    newest = max(driven, key=lambda row: row.min, default=None)
+    return _Need(
+        newest.min if newest else 0,
+        newest.name if newest else "",
+        last,
+        _name(rows, lambda row: row.max == last) if last else "",
+        module,
+        _name(rows, lambda row: row.module == module) if module else "",
+    )
+
+
+def _name(rows: list[Supports], fits: Any) -> str:
+    return next((row.name for row in rows if fits(row)), "")
+
+
+def _branch(situation: Situation, wish: Wish, need: _Need) -> tuple[int, Decision]:
+    asked = gpu_support.branch(wish.version) or wish.branch
+    if asked:
+        option = f"--version {wish.version}" if wish.version else f"--branch {wish.branch}"
+        return asked, Decision("branch", str(asked), "you asked for it", option)
+    here = gpu_support.branch(situation.version)
+    fits = here and need.first <= here and not (need.last and here > need.last)
+    if fits and (gpu_support.ended(here) is None or here == need.last):
+        reason = f"the driver here, {situation.version}, drives these GPUs and its branch gets fixes"
+        if gpu_support.ended(here) is not None:
+            reason = f"the driver here is of the last branch for {need.last_for}"
+        return here, Decision("branch", str(here), reason, known_as_of("driver_cves"))
+    if need.last and need.last <= LONG_TERM:
+        reason = f"{need.last} is the last branch that drives {need.last_for}"
+        return need.last, Decision("branch", str(need.last), reason, known_as_of(gpu_support.TABLE))
+    if need.first > LONG_TERM:
+        branch = max(need.first, *gpu_support.kept())
+        reason = f"{need.first_for} needs {need.first} or newer"
+        return branch, Decision("branch", str(branch), reason, known_as_of(gpu_support.TABLE))
+    until = next((row["end"] for row in table(BRANCHES).rows if row["branch"] == LONG_TERM), "")
+    reason = f"it drives {kinds(situation) or 'these GPUs'} and is kept longest, until {until}"
+    if here:
+        reason = f"branch {here}, which is here, doesn't fit or gets no more fixes; {reason}"
+    return LONG_TERM, Decision("branch", str(LONG_TERM), reason, known_as_of(BRANCHES))
+
+
+def _flavour(situation: Situation, wish: Wish, need: _Need, branch: int) -> tuple[str, Decision]:
+    subject = "kernel module"
+    if wish.flavour:
+        return wish.flavour, Decision(subject, wish.flavour, "you asked for it", f"--flavour {wish.flavour}")
+    if need.module:
+        reason = f"{need.module_for} is driven by the {need.module} module alone"
+        return need.module, Decision(subject, need.module, reason, known_as_of(gpu_support.TABLE))
+    here = {True: OPEN, False: PROPRIETARY, None: ""}[situation.opened]
+    if here and branch == gpu_support.branch(situation.version):
+        reason = "it is the one here, and drives these GPUs"
+        return here, Decision(subject, here, reason, "/proc/driver/nvidia/version or modinfo")
+    if branch < _OPEN_BY_DEFAULT:
+        reason = f"the open one is the default from branch {_OPEN_BY_DEFAULT} on"
+        return PROPRIETARY, Decision(subject, PROPRIETARY, reason, known_as_of(BRANCHES))
+    reason = "either drives these GPUs, and the open one is NVIDIA's default"
+    return OPEN, Decision(subject, OPEN, reason, known_as_of(gpu_support.TABLE))
+
+
+def _against_branch(wish: Wish, need: _Need, branch: int) -> tuple[Refusal, ...]:
+    if need.last and branch > need.last:
+        return (
+            Refusal(
+                "gpu-dropped",
+                f"branch {branch} doesn't drive {need.last_for}: {need.last} is the last that does",
+                f"gpunode driver plan --branch {need.last}",
+            ),
+        )
+    if branch < need.first:
+        return (
+            Refusal(
+                "branch-too-old",
+                f"branch {branch} doesn't know {need.first_for}, which needs {need.first} or newer",
+                f"gpunode driver plan --branch {max(need.first, LONG_TERM)}",
+            ),
+        )
+    return ()
+
+
+def _against_flavour(need: _Need, branch: int, flavour: str) -> tuple[Refusal, ...]:
+    if need.module and flavour != need.module:
+        return (
+            Refusal(
+                "wrong-flavour",
+                f"the {flavour} kernel module doesn't drive {need.module_for}",
+                f"--flavour {need.module}",
+            ),
+        )
+    open_only = [row["branch"] for row in table(BRANCHES).rows if not row["proprietary"]]
+    if flavour == PROPRIETARY and branch >= min(open_only, default=branch + 1):
+        return (
+            Refusal(
+                "no-proprietary-module",
+                f"there is no proprietary kernel module from branch {min(open_only)} on",
+                "--flavour open, or an older --branch",
+            ),
+        )
+    return ()
+
+
+def _left_out(situation: Situation, branch: int, flavour: str) -> list[str]:
+    """GPUs that this driver won't take beside those that it is for, and ones that nobody knows."""
+    notes = []
+    for gpu in _all(situation):
+        row = gpu_support.supports(gpu.device_id)
+        if row is None:
+            notes.append(
+                f"{gpu.address}: the tables don't know the GPU {gpu.device_id}; newer branches may be needed"
+            )
+        elif gpu_support.refusal(row, branch, flavour == OPEN):
+            notes.append(f"{gpu.address} ({row.name}) gets no driver: no one driver takes all GPUs here")
+    return notes

@@ -1,0 +1,78 @@
+"""Which package manager a node has, and what to do on one that takes no packages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpunode.errors import PreconditionError
+from gpunode.facts.packages import read_packages
+from gpunode.facts.system import Distribution, read_distribution
+from gpunode.host import Host
+from gpunode.packages.manager import Manager, PackageState
+
+_ADVICE = {
+    "flatcar": "Flatcar takes the toolkit as a system extension (systemd-sysext): its nvidia-runtime image",
+    "talos": "Talos takes it as a system extension: nvidia-container-toolkit in the image's schematic",
+    "bottlerocket": "Bottlerocket has the toolkit in its -nvidia variants: boot one of those",
+    "cos": "Container-Optimized OS brings driver and runtime itself: cos-extensions install gpu",
+    "nixos": "set hardware.nvidia-container-toolkit.enable = true, then nixos-rebuild switch",
+    "ubuntu-core": "Ubuntu Core takes snaps only: run the engine out of a snap that has the toolkit's parts",
+    "guix": "declare the toolkit's package in the system configuration, then guix system reconfigure",
+}
+_TRANSACTIONAL = ("sle-micro", "sl-micro", "opensuse-microos")
+_OSTREE_ADVICE = (
+    "layer it and reboot: put nvidia-container-toolkit.repo into /etc/yum.repos.d, then rpm-ostree install"
+    " nvidia-container-toolkit; or build it into the image, then: gpunode configure-runtime"
+)
+
+
+def find_manager(host: Host) -> Manager:
+    """The node's own. `PreconditionError` where there is none that installs, with what to do instead."""
+    distribution = read_distribution(host)
+    if distribution.immutable:
+        raise PreconditionError(
+            f"{distribution.name or distribution.id} is an image; packages can't be installed into it",
+            hint=instead(distribution),
+            code="immutable",
+        )
+    # a recorded machine has its files, and not every program
+    family = "" if host.live else distribution.family
+    if family == "debian" or host.which("apt-get") is not None:
+        from gpunode.packages.apt import Apt
+
+        return Apt.of(host)
+    there = [program for program in ("dnf5", "dnf", "yum") if host.which(program) is not None]
+    if distribution.family != "suse" and (there or family == "rhel"):
+        from gpunode.packages.dnf import Dnf
+
+        return Dnf(host, there[0] if there else "dnf")
+    if family == "suse" or host.which("zypper") is not None:
+        from gpunode.packages.zypper import Zypper
+
+        return Zypper(host)
+    raise PreconditionError(
+        f"{distribution.name or 'this system'} has neither apt-get nor dnf nor zypper",
+        hint="install the toolkit by this system's own means, then: gpunode configure-runtime",
+        code="no-package-manager",
+    )
+
+
+def recorded_states(host: Host, names: Sequence[str]) -> Mapping[str, PackageState]:
+    """What a recorded machine tells of packages where its manager's answers weren't recorded."""
+    known = read_packages(host).installed
+    return {
+        name: PackageState(name, known[name].version, held=known[name].held)
+        if name in known
+        else PackageState(name)
+        for name in names
+    }
+
+
+def instead(distribution: Distribution) -> str:
+    """What to do on a system that is an image or declared as a whole."""
+    if distribution.id in _TRANSACTIONAL:
+        return (
+            "install it into the next snapshot and reboot: transactional-update pkg install"
+            " nvidia-container-toolkit, then: gpunode configure-runtime"
+        )
+    return _ADVICE.get(distribution.id, _OSTREE_ADVICE)

@@ -1,0 +1,240 @@
+"""The toolkit's repository on a node: added once, found again, and the retired ones before it recognised.
+
+Two entries for one place with different keys make apt refuse to do anything at all, and a retired entry fails
+every update, so what is there is judged before anything is added. Files are disabled by a new name, never
+deleted: `SUFFIX` hides them from apt, dnf and zypper alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from gpunode.dataclass import dataclass
+from gpunode.errors import PreconditionError, UsageError
+from gpunode.host import Host
+from gpunode.packages.manager import FileChange
+from gpunode.packages.openpgp import armored, read_keys
+from gpunode.tables import table
+
+SUFFIX = ".disabled-by-gpunode"
+NAME = "nvidia-container-toolkit"
+_CHANNELS = re.compile(r"^(stable|experimental)/(deb|rpm)/")
+_SCHEMES = ("https://", "http://", "file:/")
+
+
+class State(StrEnum):
+    """What an entry is to the toolkit."""
+
+    USED = "used"
+    CHANNEL = "channel"  # another channel of the same repository, such as experimental; none of our business
+    RETIRED = "retired"  # an address that NVIDIA has given up: nvidia-docker, or one per distribution
+    DUPLICATE = "duplicate"  # the same place a second time
+    OTHER_KEY = "other-key"  # the right place, to be signed by a key that is missing or another
+    REPLACED = "replaced"  # NVIDIA's own address, where a mirror is asked for
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is published: `deb` and `rpm` are paths below `base`, `places` this and the retired."""
+
+    base: str
+    deb: str
+    rpm: str
+    packages: tuple[str, ...]
+    places: tuple[str, ...]
+    fingerprint: str
+    key: bytes
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of one file that is switched on. `key` is what it names to be signed by, empty if nothing.
+
+    `trusted` is whether the wanted key is in that file; None if that can't be told, as for an address.
+    """
+
+    path: str
+    line: int
+    address: str
+    key: str = ""
+    trusted: bool | None = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An entry with what it is."""
+
+    entry: Entry
+    state: State
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The repository to have. `base` is without a slash at the end; `asked` if a person named it.
+
+    `key` is armored, `fingerprint` its 40 hex digits.
+    """
+
+    base: str
+    key: bytes
+    fingerprint: str
+    asked: bool = False
+
+
+@dataclass(frozen=True)
+class RepositoryPlan:
+    """The files to change, none if the repository is there already; `file` is the one that names it and `id`
+    what dnf and zypper call it, empty if that isn't known. `judged` is what was found."""
+
+    files: tuple[FileChange, ...]
+    file: str
+    id: str
+    judged: tuple[Judged, ...]
+
+
+class Shelf(Protocol):
+    """The repository files of one kind of manager."""
+
+    @property
+    def file(self) -> str:
+        """The file that is ours to write."""
+
+    @property
+    def key_file(self) -> str:
+        """Where the key goes."""
+
+    def entries(self, wanted: Wanted) -> tuple[Entry, ...]:
+        """Every entry that is switched on, NVIDIA's or not."""
+
+    def address(self, wanted: Wanted) -> str:
+        """The address of the channel for this kind of package."""
+
+    def render(self, wanted: Wanted) -> bytes:
+        """Our file."""
+
+    def without(self, path: str, lines: Sequence[int]) -> bytes:
+        """The file with the entries that begin in these lines switched off, all else as it was."""
+
+
+def wanted_repository(base: str = "", key: bytes | None = None) -> Wanted:
+    """NVIDIA's own with NVIDIA's key, a mirror of it, or one with a key of its own.
+
+    `UsageError` for an address that no manager could use; `ConfigError` for what is no key.
+    """
+    known = facts()
+    if base and (
+        not base.startswith(_SCHEMES) or not re.fullmatch(r"[!-~]+", base) or set("[]<>\"'\\#$%") & set(base)
+    ):
+        raise UsageError(
+            f"{base!r} is no address of a repository",
+            hint="it begins with https://, http:// or file:/ and holds the directory 'stable'",
+        )
+    if "@" in base.partition("//")[2].partition("/")[0]:
+        raise UsageError(
+            "a password in the repository's address could be read by everybody on this node",
+            hint="put it where apt (auth.conf) or dnf (the .repo file's username) keep it",
+        )
+    data = armored(known.key if key is None else key)
+    found = read_keys(data)
+    if key is None and found[0].fingerprint != known.fingerprint:
+        raise PreconditionError("the key that gpunode brings isn't NVIDIA's", hint="reinstall gpunode")
+    return Wanted(base.rstrip("/") or known.base, data, found[0].fingerprint, bool(base) or key is not None)
+
+
+def facts() -> Facts:
+    """From tables/toolkit_repository.json."""
+    row = table("toolkit_repository").rows[0]
+    key = "".join(f"{line}\n" for line in row["key"]).encode()
+    places, packages = tuple(row["places"]), tuple(row["packages"])
+    return Facts(row["repository"], row["deb"], row["rpm"], packages, places, row["fingerprint"], key)
+
+
+def judge(entries: Sequence[Entry], wanted: Wanted, address: str, file: str) -> tuple[Judged, ...]:
+    """The entries that are about the toolkit, each with its state; one at most is `State.USED`."""
+    about = [(one, _first_state(one, wanted, address, file)) for one in entries]
+    usable = [one for one, state in about if state is State.USED]
+    best = min(usable, key=lambda one: (not one.trusted, one.path != file), default=None)
+    return tuple(
+        Judged(one, State.DUPLICATE if state is State.USED and one is not best else state)
+        for one, state in about
+        if state is not None
+    )
+
+
+def _first_state(entry: Entry, wanted: Wanted, address: str, file: str) -> State | None:
+    """Its state by itself; None if it has nothing to do with the toolkit."""
+    place = _place(entry.address)
+    below = _below_nvidia(place)
+    if entry.path == file and not wanted.asked and below is None:
+        return State.USED  # a mirror, chosen with its key at another time
+    if place == _place(address):
+        return State.OTHER_KEY if entry.trusted is False else State.USED
+    if below is None:
+        return State.REPLACED if entry.path == file else None
+    if not _CHANNELS.match(below):
+        return State.RETIRED
+    return State.REPLACED if wanted.asked else State.CHANNEL
+
+
+def _below_nvidia(place: str) -> str | None:
+    """The path below NVIDIA's present repository, empty for one of the retired ones, None for others."""
+    current, *retired = facts().places
+    if place.startswith(current):
+        return place.removeprefix(current)
+    return "" if place.startswith(tuple(retired)) else None
+
+
+def _place(address: str) -> str:
+    """An address without scheme, architecture variable or trailing slashes, to compare."""
+    bare = re.sub(r"^(mirror\+)?[a-z]+:/+", "", address, flags=re.IGNORECASE).rstrip("/") + "/"
+    return re.sub(r"/(\$\(ARCH\)|\$basearch|\$arch|amd64|arm64|ppc64el|x86_64|aarch64)/$", "/", bare)
+
+
+def plan_repository(host: Host, shelf: Shelf, wanted: Wanted) -> RepositoryPlan:
+    """What has to change so that the repository is there exactly once, and no retired one is.
+
+    `PreconditionError` if our own file holds repositories of others.
+    """
+    entries = shelf.entries(wanted)
+    judged = judge(entries, wanted, shelf.address(wanted), shelf.file)
+    used = next((one.entry for one in judged if one.state is State.USED), None)
+    off: dict[str, list[Entry]] = {}
+    for one in judged:
+        if one.state not in (State.USED, State.CHANNEL):
+            off.setdefault(one.entry.path, []).append(one.entry)
+    files: list[FileChange] = []
+    if used is None:
+        if any(one.path == shelf.file and one not in off.get(shelf.file, ()) for one in entries):
+            raise PreconditionError(
+                f"{shelf.file} holds other repositories as well",
+                hint="move those to a file of their own, then run this again",
+            )
+        off.pop(shelf.file, None)
+        files += _added(host, shelf, wanted)
+    for path, gone in off.items():
+        kept = [one for one in entries if one.path == path and one not in gone]
+        files += _disabled(host, shelf, path, gone, alone=not kept)
+    ours = used is None or used.path == shelf.file
+    return RepositoryPlan(tuple(files), used.path if used else shelf.file, NAME if ours else "", judged)
+
+
+def _added(host: Host, shelf: Shelf, wanted: Wanted) -> list[FileChange]:
+    key = f"the repository's key {wanted.fingerprint}"
+    made = [
+        FileChange(shelf.key_file, wanted.key, key),
+        FileChange(shelf.file, shelf.render(wanted), "the repository"),
+    ]
+    return [one for one in made if host.read_bytes(one.path) != one.content]
+
+
+def _disabled(host: Host, shelf: Shelf, path: str, gone: Sequence[Entry], *, alone: bool) -> list[FileChange]:
+    """By a new name if the file holds nothing else, else by switching off the entries alone."""
+    what = f"retired: {gone[0].address}"
+    if not alone:
+        return [FileChange(path, shelf.without(path, [one.line for one in gone]), what)]
+    names = (f"{path}{SUFFIX}{'' if number == 1 else f'-{number}'}" for number in range(1, 100))
+    free = next(name for name in names if not host.exists(name))
+    return [FileChange(path, None, what), FileChange(free, host.read_bytes(path), what)]

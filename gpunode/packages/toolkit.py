@@ -1,0 +1,161 @@
+"""Which commands bring the toolkit's four packages to one version, and whether any are needed. Pure.
+
+The four demand each other in exactly one version only since their later releases, so all of them are named in
+every command: a partial upgrade leaves a runtime that starts no container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+
+from gpunode.dataclass import dataclass
+from gpunode.packages.manager import Command, Manager, PackagesError, PackageState, Trouble, Wanted, matches
+from gpunode.packages.repository import facts
+from gpunode.result import ExitCode
+
+States = Mapping[str, PackageState]
+PACKAGES = facts().packages
+_REVISION = "-1"  # NVIDIA's packages of a release have never had another
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is asked for: a version, the newest with `upgrade`, else any that all have; `hold` keeps it."""
+
+    version: str = ""
+    upgrade: bool = False
+    hold: bool = False
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The commands, and the version of each package after them: the manager's whole one, empty if not known
+    before the repository has been read. `install` is the transaction among them, None if none is needed."""
+
+    commands: tuple[Command, ...] = ()
+    install: Command | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def common_version(states: States) -> str:
+    """The one version (``1.20.0-1``) that all four are installed at; empty if they aren't."""
+    found = {states[name].installed for name in PACKAGES}
+    return found.pop() if len(found) == 1 else ""
+
+
+def settled(states: States, goal: Goal) -> bool:
+    """Whether the four are installed as the goal has it."""
+    version = common_version(states)
+    if not version or (goal.version and not matches(version, goal.version)):
+        return False
+    return (
+        not goal.upgrade or bool(goal.version) or all(states[name].candidate == version for name in PACKAGES)
+    )
+
+
+def plan(manager: Manager, states: States, goal: Goal) -> Steps:
+    """What to run, the repository's files being as they should. `PackagesError` if it can't be had."""
+    if settled(states, goal):
+        return Steps(
+            _holding(manager, states, goal), versions={name: states[name].installed for name in PACKAGES}
+        )
+    versions = _versions(states, goal)
+    wanted = [Wanted(name, versions[name]) for name in PACKAGES]
+    install = manager.install(
+        wanted, downgrade=any(_older(states[name], versions[name]) for name in PACKAGES)
+    )
+    return around(manager, states, goal, install, versions)
+
+
+def around(
+    manager: Manager, states: States, goal: Goal, install: Command, versions: Mapping[str, str]
+) -> Steps:
+    """An install with the holds that come off before it and on after it.
+
+    `PackagesError` for packages that somebody holds, unless they are to be held anew.
+    """
+    held = [name for name in PACKAGES if states[name].held]
+    if held and not goal.hold:
+        raise PackagesError(
+            f"held at {', '.join(sorted({states[name].installed for name in held}))}: {', '.join(held)}",
+            hint=f"{manager.release(held).text}, or hold the new version in place of it: --hold",
+            code="held",
+            exit_code=ExitCode.PRECONDITION,
+        )
+    first = (manager.release(held),) if held else ()
+    last = (manager.hold(PACKAGES),) if goal.hold else ()
+    return Steps((*first, install, *last), install, versions)
+
+
+def shared_versions(states: States) -> tuple[str, ...]:
+    """The versions that every package can be had in, newest first."""
+    first, *others = (states[name] for name in PACKAGES)
+    return tuple(
+        one.version
+        for one in first.available
+        if one.origins
+        and all(
+            any(one.version == two.version and two.origins for two in state.available) for state in others
+        )
+    )
+
+
+def require_offered(states: States, versions: Mapping[str, str]) -> None:
+    """`PackagesError` if a version isn't offered, with those that are."""
+    for name, version in versions.items():
+        if version and states[name].offered(version) is None:
+            there = ", ".join(shared_versions(states)[:5])
+            raise PackagesError(
+                f"no repository of this node offers {name} {version}",
+                hint=f"all four are offered in {there}"
+                if there
+                else "see what there is: gpunode toolkit status",
+                code=str(Trouble.NOT_FOUND),
+            )
+    missing = [name for name in PACKAGES if not states[name].candidate]
+    if missing:
+        raise PackagesError(
+            f"no repository of this node offers {', '.join(missing)}",
+            hint="a mirror must hold the packages of this architecture; see: gpunode toolkit status",
+            code=str(Trouble.NOT_FOUND),
+        )
+
+
+def _holding(manager: Manager, states: States, goal: Goal) -> tuple[Command, ...]:
+    free = [name for name in PACKAGES if not states[name].held]
+    return (manager.hold(free),) if goal.hold and free else ()
+
+
+def _versions(states: States, goal: Goal) -> dict[str, str]:
+    if goal.version:
+        return {name: _whole(states[name], goal.version) for name in PACKAGES}
+    newest = {name: states[name].candidate for name in PACKAGES}
+    if not all(newest.values()):
+        return dict.fromkeys(PACKAGES, "")
+    if len(set(newest.values())) > 1:
+        shared = shared_versions(states)
+        raise PackagesError(
+            "the newest versions differ: "
+            + ", ".join(f"{name} {version}" for name, version in newest.items()),
+            hint=f"choose one that all four have: --version {shared[0]}"
+            if shared
+            else "two repositories disagree",
+            code="versions-differ",
+            exit_code=ExitCode.PRECONDITION,
+        )
+    return newest
+
+
+def _whole(state: PackageState, version: str) -> str:
+    """As the repository has it; before it is known, as NVIDIA numbers its packages."""
+    found = state.offered(version)
+    return found.version if found else version if "-" in version else f"{version}{_REVISION}"
+
+
+def _older(state: PackageState, version: str) -> bool:
+    """Whether `version` comes after the installed one in a list that is newest first."""
+    order = [one.version for one in state.available]
+    if state.installed not in order or version not in order:
+        return False
+    return order.index(version) > order.index(state.installed)

@@ -1,0 +1,39 @@
+"""Why a package manager failed, from what it prints: the first pattern that is found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from gpunode.host import Completed
+from gpunode.packages.manager import Failure, Trouble
+
+Pattern = tuple[Trouble, str]
+HINTS = {
+    Trouble.SIGNATURE: "the repository's key is missing, expired or another; give the right one: --key FILE",
+    Trouble.CONFLICTING_SOURCES: "two files name this repository with different keys: gpunode toolkit status",
+    Trouble.NETWORK: "the repository can't be reached: set the proxy, or use --repository URL or --from DIR",
+    Trouble.NOT_FOUND: "see what there is: gpunode toolkit status",
+    Trouble.INTERRUPTED: "finish the earlier transaction first: dpkg --configure -a",
+    Trouble.NO_SPACE: "make room, then run this again",
+    Trouble.TIMED_OUT: "it was killed; see in what state it left the packages before going on",
+}
+_SHOWN = 300
+
+
+def failure(done: Completed, patterns: Sequence[Pattern], *, noise: str = r"(?!)") -> Failure:
+    """The first line that a pattern fits, else the last one that says anything but `noise`."""
+    text = f"{done.stdout}\n{done.stderr}"
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not re.search(noise, line)]
+    if done.timed_out:
+        return _made(Trouble.TIMED_OUT, "it took too long")
+    for trouble, pattern in patterns:
+        for line in lines:
+            if re.search(pattern, line):
+                return _made(trouble, line)
+    return _made(Trouble.OTHER, lines[-1] if lines else f"exit code {done.code}")
+
+
+def _made(trouble: Trouble, said: str) -> Failure:
+    printable = "".join(char if char.isprintable() else " " for char in said)
+    return Failure(trouble, printable[:_SHOWN], HINTS.get(trouble, ""))

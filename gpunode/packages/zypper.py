@@ -1,0 +1,119 @@
+"""zypper: SUSE Linux Enterprise and openSUSE. Its exit codes say more than its words (zypper(8))."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from gpunode.dataclass import dataclass
+from gpunode.facts.package_locks import locked
+from gpunode.host import Completed, Host
+from gpunode.packages.manager import (
+    Command,
+    Failure,
+    PackageChange,
+    PackagesError,
+    PackageState,
+    Trouble,
+    Wanted,
+)
+from gpunode.packages.rpm import installed, newest_first
+from gpunode.packages.words import HINTS, failure
+
+_ASK_SECONDS = 120.0
+_QUIET = ("zypper", "--non-interactive")
+_NOTHING_FOUND = 104
+_DONE = (0, 100, 101, 102, 103)  # 102: a reboot is suggested, 103: zypper itself was updated
+_CODES = {
+    4: Trouble.DEPENDENCIES,
+    7: Trouble.LOCKED,
+    _NOTHING_FOUND: Trouble.NOT_FOUND,
+}
+_PATTERNS = (
+    (Trouble.LOCKED, r"System management is locked"),
+    (Trouble.SIGNATURE, r"[Ss]ignature verification failed|is not signed|Unknown GPG key|key expired"),
+    (Trouble.NO_SPACE, r"No space left on device|Not enough (free )?space"),
+    (Trouble.NOT_FOUND, r"not found in package names|No provider of|No matching items"),
+    (Trouble.DEPENDENCIES, r"^Problem: |nothing provides"),
+    (Trouble.NETWORK, r"Could not resolve|Download \(curl\) error|Timeout exceeded|Valid metadata not found"),
+    (Trouble.NETWORK, r"Repository .* is invalid|File .* not found on medium"),
+)
+_SOLVABLE = re.compile(r"<solvable ([^>]*)/?>")
+_ATTRIBUTE = re.compile(r'([a-z]+)="([^"]*)"')
+
+
+@dataclass(frozen=True)
+class Zypper:
+    """zypper(8) of one node."""
+
+    host: Host
+    name: str = "zypper"
+
+    @property
+    def lock_files(self) -> tuple[str, ...]:
+        """zypp notes its process in /run/zypp.pid and locks rpm's file while it writes."""
+        return ("/run/zypp.pid", "/var/lib/rpm/.rpm.lock", "/usr/lib/sysimage/rpm/.rpm.lock")
+
+    def look(self, names: Sequence[str]) -> Mapping[str, PackageState]:
+        here = installed(self.host, names)
+        argv = [*_QUIET, "--no-refresh", "--xmlout", "search", "--details", "--match-exact", "-t", "package"]
+        answer = self.host.run([*argv, *names], timeout=_ASK_SECONDS)
+        if answer.timed_out or answer.code not in (*_DONE, _NOTHING_FOUND):
+            why = failure(answer, _PATTERNS)
+            raise PackagesError(f"zypper search: {why.said}", hint=why.hint, code=str(why.trouble))
+        offers: dict[str, list[tuple[str, str]]] = {}
+        for found in _SOLVABLE.finditer(answer.stdout):
+            solvable = dict(_ATTRIBUTE.findall(found[1]))
+            repository = solvable.get("repository", "")
+            if solvable.get("name") in names and repository != "(System Packages)":
+                offers.setdefault(solvable["name"], []).append((solvable.get("edition", ""), repository))
+        return {name: self._state(name, here.get(name, ""), offers.get(name, [])) for name in names}
+
+    def _state(self, name: str, version: str, offers: Sequence[tuple[str, str]]) -> PackageState:
+        available = newest_first(offers)
+        candidate = available[0].version if available else version
+        missing = version and all(one.version != version for one in available)
+        everything = newest_first([*offers, (version, "")]) if missing else available
+        return PackageState(name, version, candidate, everything, locked(self.host, "suse", name))
+
+    def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
+        """From rpm, which knows no repositories."""
+        here = installed(self.host, names)
+        return {name: self._state(name, here.get(name, ""), []) for name in names}
+
+    def preview(self, command: Command) -> tuple[PackageChange, ...]:
+        """zypper tells it in its own words; nothing is claimed."""
+        return ()
+
+    def refresh(self, only: str = "") -> Command:
+        """`only` is a repository's alias. The key is the one that its file names."""
+        argv = (*_QUIET, "--gpg-auto-import-keys", "refresh", *((only,) if only else ()))
+        return Command(argv, seconds=300.0, changes=False)
+
+    def install(self, packages: Sequence[Wanted], *, downgrade: bool = False) -> Command:
+        named = (f"{one.name}={one.version}" if one.version else one.name for one in packages)
+        return self._install(downgrade, *named)
+
+    def install_files(self, paths: Sequence[str], *, downgrade: bool = False) -> Command:
+        """NVIDIA signs its repository's index and not its packages."""
+        return self._install(downgrade, "--allow-unsigned-rpm", *paths)
+
+    def _install(self, downgrade: bool, *rest: str) -> Command:
+        older = ("--oldpackage",) if downgrade else ()
+        return Command((*_QUIET, "install", *older, *rest))
+
+    def remove(self, names: Sequence[str]) -> Command:
+        return Command((*_QUIET, "remove", *names))
+
+    def hold(self, names: Sequence[str]) -> Command:
+        return Command((*_QUIET, "addlock", *names), seconds=_ASK_SECONDS)
+
+    def release(self, names: Sequence[str]) -> Command:
+        return Command((*_QUIET, "removelock", *names), seconds=_ASK_SECONDS)
+
+    def explain(self, done: Completed) -> Failure | None:
+        if not done.timed_out and done.code in _DONE:
+            return None
+        why = failure(done, _PATTERNS)
+        trouble = _CODES.get(done.code)
+        return Failure(trouble, why.said, HINTS.get(trouble, "")) if trouble else why

@@ -1,0 +1,144 @@
+"""GKE's gpu_config.json as our config file.
+
+Its format is that of GKE's device plugin (container-engine-accelerators, pkg/gpu/nvidia/manager.go): JSON
+whose keys Go reads in any case. A file that is invalid there is passed over as a whole, with a line in a log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from gpunode.facts.yaml_tree import Item
+from gpunode.plugin.config.translate import Left, Translation, WrongInput, get, keys, ordered, plain
+
+RESOURCE = "nvidia.com/gpu"  # GKE's plugin knows no other name
+ALWAYS_CRITICAL = 48
+_KEYS = ("GPUPartitionSize", "MaxTimeSharedClientsPerGPU", "GPUSharingConfig", "HealthCriticalXid")
+_SHARING_KEYS = ("GPUSharingStrategy", "MaxSharedClientsPerGPU")
+_PROFILE = re.compile(r"[1-9][0-9]*g\.[1-9][0-9]*gb(\+[a-z]+)?")
+_PASSED_OVER = "GKE's plugin passes over the whole file then"
+
+
+def translate(found: Sequence[Item], name: str) -> Translation:
+    """`WrongInput` for what GKE's plugin couldn't mean either."""
+    tree = found[0]
+    if tree.kind != "map" or len(found) > 1:
+        raise WrongInput("this is no gpu_config.json", hint="it is one JSON object, such as GPUPartitionSize")
+    if name:
+        raise WrongInput("gpu_config.json holds one configuration", hint="leave out --name")
+    left = [
+        *_unknown(tree, _KEYS, ""),
+        *_unknown(_get(tree, "GPUSharingConfig"), _SHARING_KEYS, "GPUSharingConfig."),
+    ]
+    config: dict[str, Any] = {}
+    size = _text(tree, "GPUPartitionSize")
+    if size:
+        config["flags"] = {"migStrategy": "single"}
+        left.append(_partition(size))
+    strategy, clients = _sharing(tree, left)
+    if strategy == "mps":
+        config.setdefault("flags", {})["gpunode"] = {"mps": True}
+        left += _mps(size)
+    if strategy and (clients > 1 or strategy == "mps"):
+        section = "mps" if strategy == "mps" else "timeSlicing"
+        shared = {"name": RESOURCE, "replicas": clients}
+        config["sharing"] = {section: {"failRequestsGreaterThanOne": True, "resources": [shared]}}
+    elif strategy:
+        left.append(Left("GPUSharingConfig", "one client for each GPU is no sharing"))
+    if xids := _xids(tree):
+        config["health"] = {"disable": ["all"], "enable": sorted({ALWAYS_CRITICAL, *xids})}
+        why = "GKE's plugin never takes a device back before its restart; ours does once the cause is gone"
+        left.append(Left("HealthCriticalXid", why, "health.holdDown: infinite does as GKE's"))
+    return Translation(ordered(config), tuple(left))
+
+
+def _get(tree: Item, key: str) -> Item:
+    return get(tree, key, fold=True)
+
+
+def _unknown(tree: Item, known: tuple[str, ...], above: str) -> list[Left]:
+    folded = {key.lower() for key in known}
+    return [
+        Left(f"{above}{key}", "GKE's plugin has no such key, and passes it over")
+        for key in keys(tree)
+        if key.lower() not in folded
+    ]
+
+
+def _partition(size: str) -> Left:
+    if _PROFILE.fullmatch(size) is None:
+        raise WrongInput(f"GPUPartitionSize: {size!r} is no MIG profile such as 1g.5gb")
+    return Left(
+        "GPUPartitionSize",
+        f"cutting the GPUs into {size} isn't the plugin's work, only serving them so",
+        f"gpunode mig apply, with as many {size} on every GPU as fit",
+    )
+
+
+def _sharing(tree: Item, left: list[Left]) -> tuple[str, int]:
+    """(time-sharing, mps or nothing, clients for each GPU), by the rules of AddDefaultsAndValidate."""
+    older = _count(tree, "MaxTimeSharedClientsPerGPU", "")
+    section = _get(tree, "GPUSharingConfig")
+    strategy = _text(section, "GPUSharingStrategy", "GPUSharingConfig.")
+    clients = _count(section, "MaxSharedClientsPerGPU", "GPUSharingConfig.")
+    if older > 0:
+        if strategy or clients > 0:
+            left.append(Left("GPUSharingConfig", "MaxTimeSharedClientsPerGPU is given, and counts alone"))
+        return "time-sharing", older
+    if strategy not in ("", "time-sharing", "mps"):
+        known = f"known: time-sharing, mps; {_PASSED_OVER}"
+        raise WrongInput(f"GPUSharingConfig.GPUSharingStrategy: {strategy!r} is no strategy", hint=known)
+    if strategy and clients <= 0:
+        raise WrongInput(
+            f"GPUSharingConfig: {strategy} without a MaxSharedClientsPerGPU above 0", hint=_PASSED_OVER
+        )
+    if clients > 0 and not strategy:
+        raise WrongInput(
+            "GPUSharingConfig: MaxSharedClientsPerGPU without a GPUSharingStrategy", hint=_PASSED_OVER
+        )
+    return strategy, clients
+
+
+def _mps(size: str) -> list[Left]:
+    found = [
+        Left(
+            "GPUSharingConfig.GPUSharingStrategy",
+            "GKE's nodes run the MPS daemon; here the plugin does (flags.gpunode.mps)",
+        ),
+        Left(
+            "GPUSharingConfig",
+            "GKE's plugin gives several shares to a container where the node has a single GPU",
+            "failRequestsGreaterThanOne: false does so on any node",
+        ),
+    ]
+    if size:
+        found.append(Left("GPUSharingConfig", "MIG devices can't be shared with MPS: they will be left out"))
+    return found
+
+
+def _xids(tree: Item) -> list[int]:
+    item = _get(tree, "HealthCriticalXid")
+    found = plain(item)
+    if found is None:
+        return []
+    numbers = [one for one in found if type(one) is int and one > 0] if isinstance(found, list) else []
+    if not isinstance(found, list) or len(numbers) != len(found):
+        raise WrongInput(f"HealthCriticalXid: {item.what} is no list of XIDs", hint=_PASSED_OVER)
+    return numbers
+
+
+def _text(tree: Item, key: str, above: str = "") -> str:
+    item = _get(tree, key)
+    if item.kind not in ("scalar", "null"):
+        raise WrongInput(f"{above}{key}: expected a text; found {item.what}", hint=_PASSED_OVER)
+    return item.text
+
+
+def _count(tree: Item, key: str, above: str) -> int:
+    item = _get(tree, key)
+    found = plain(item)
+    if found is not None and type(found) is not int:
+        raise WrongInput(f"{above}{key}: expected a number; found {item.what}", hint=_PASSED_OVER)
+    return found or 0

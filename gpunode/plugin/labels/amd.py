@@ -1,0 +1,119 @@
+"""The labels of a node with AMD GPUs, as AMD's node labeller sets them. Pure.
+
+One value for all GPUs is ``amd.com/gpu.KIND=VALUE``, several are ``amd.com/gpu.KIND.VALUE=COUNT``; both forms
+stand under beta.amd.com as well, where firmware stands alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
+
+from gpunode.dataclass import dataclass
+from gpunode.plugin.labels.model import Labels, label_value, made
+
+_DOMAIN, _BETA = "amd.com/gpu", "beta.amd.com/gpu"
+_FAMILIES = {
+    **{6: "SI", 7: "CI", 8: "VI", 9: "AI", 12: "GC_12_0_0"},
+    **{801: "CZ", 810: "CZ", 902: "RV", 909: "RV", 0x90C: "RV"},
+}
+_GFX = re.compile(r"gfx(\d{1,2})(\d)([0-9a-f])")
+
+
+@dataclass(frozen=True)
+class Card:
+    """One GPU. `partition` is ``spx_nps1``, empty where it can't be divided. `firmware` has the versions of
+    features and code of each part. Empty texts and zeros are what isn't told."""
+
+    gfx: str = ""
+    device_id: str = ""
+    product: str = ""
+    memory_bytes: int = 0
+    simds: int = 0
+    units: int = 0
+    partition: str = ""
+    firmware: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Of the first GPU that tells: the driver's version and that of its source, empty for the kernel's own,
+    and whether the GPU's compute side and its memory can be divided."""
+
+    version: str = ""
+    source: str = ""
+    compute_partitions: bool = False
+    memory_partitions: bool = False
+
+
+def amd_labels(cards: Sequence[Card], driver: Driver, firmware: bool) -> Labels:
+    """Every label; none without a GPU."""
+    values: dict[str, str] = {}
+    if cards:
+        for kind, told in _kinds(cards, driver):
+            values |= _labels(kind, Counter(_word(one) for one in told if one))
+        values |= _firmware(cards) if firmware else {}
+    return made(values)
+
+
+def _kinds(cards: Sequence[Card], driver: Driver) -> Iterator[tuple[str, list[str]]]:
+    """By kind of label what each GPU says."""
+    yield "family", [family(card.gfx) for card in cards]
+    yield "driver-version", [driver.version] * len(cards)
+    yield "driver-src-version", [driver.source] * len(cards)
+    yield "device-id", [card.device_id for card in cards]
+    yield "product-name", [card.product for card in cards]
+    yield "vram", [f"{round(card.memory_bytes / (1 << 30))}G" if card.memory_bytes else "" for card in cards]
+    yield "simd-count", [str(card.simds or "") for card in cards]
+    yield "cu-count", [str(card.units or "") for card in cards]
+    partitions = [card.partition for card in cards if card.partition]
+    if len(set(partitions)) == 1:
+        yield "compute-memory-partition", partitions
+    yield "compute-partitioning-supported", [_bool(driver.compute_partitions)] * len(cards)
+    yield "memory-partitioning-supported", [_bool(driver.memory_partitions)] * len(cards)
+
+
+def _bool(true: bool) -> str:
+    return "true" if true else "false"
+
+
+def _word(text: str) -> str:
+    """As the node labeller writes a name: blanks are underlines, brackets go."""
+    return label_value(re.sub(r"[()\[\]]", "", text).strip().replace(" ", "_"))
+
+
+def _labels(kind: str, counts: Counter[str]) -> Iterator[tuple[str, str]]:
+    for value, count in counts.items():
+        yield f"{_BETA}.{kind}.{value}", str(count)
+        if len(counts) > 1:
+            yield f"{_DOMAIN}.{kind}.{value}", str(count)
+        else:
+            yield f"{_BETA}.{kind}", value
+            yield f"{_DOMAIN}.{kind}", value
+
+
+def _firmware(cards: Sequence[Card]) -> dict[str, str]:
+    counts = Counter(
+        f"{_BETA}.firmware.{name}.{what}.{version}"
+        for card in cards
+        for name, versions in card.firmware.items()
+        for what, version in zip(("feat", "fw"), versions, strict=True)
+    )
+    return {key: str(count) for key, count in counts.items()}
+
+
+def family(gfx: str) -> str:
+    """libdrm's word for the family (AMDGPU_FAMILY_* in amdgpu_drm.h) of a GPU such as ``gfx942``; "" if it
+    isn't known. The kernel goes by the same version of the graphics core (amdgpu_discovery.c)."""
+    found = _GFX.fullmatch(gfx)
+    if found is None:
+        return ""
+    major, minor, step = int(found[1]), int(found[2]), int(found[3], 16)
+    if major == 10:
+        return {3: "VGH", 5: "YC", 6: "GC_10_3_6", 7: "GC_10_3_7"}.get(step, "NV") if minor == 3 else "NV"
+    if major == 11:
+        return "GC_11_5_0" if minor == 5 else "GC_11_0_1" if step > 2 else "GC_11_0_0"
+    exact = major * 100 + minor * 16 + step if major == 9 else major * 100 + minor * 10 + step
+    return _FAMILIES.get(exact) or _FAMILIES.get(major, "")

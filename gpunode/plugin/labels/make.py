@@ -1,0 +1,105 @@
+"""From a node to its labels: what is asked, and what is made of the answers."""
+
+from __future__ import annotations
+
+from dataclasses import field, replace
+
+from gpunode.dataclass import dataclass
+from gpunode.errors import GpunodeError
+from gpunode.gpu.model import Inventory
+from gpunode.host import Host
+from gpunode.plugin.labels.model import Labels, Machine
+from gpunode.plugin.model import Device, Plan, Resource, Unit
+from gpunode.plugin.settings import Settings
+
+VFIO = "vfio"
+_PATIENCE_SECONDS = 30.0  # NVML wakes GPUs one by one where nothing keeps them awake
+
+
+@dataclass(frozen=True)
+class Seen:
+    """NVIDIA's GPUs, and what they are advertised as. No inventory: there is no GPU."""
+
+    settings: Settings
+    inventory: Inventory | None = None
+    plan: Plan = field(default_factory=Plan)
+
+
+def label(host: Host, settings: Settings) -> Labels:
+    """The labels of this node now. `GpunodeError` if its GPUs can't be asked, unless `fail_on_init_error` is
+    off."""
+    return label_amd(host, settings) if settings.vendor == "amd" else label_seen(host, see(host, settings))
+
+
+def label_seen(host: Host, seen: Seen, machine: Machine | None = None) -> Labels:
+    """The labels of GPUs that were seen already; only files of the machine are read, if it isn't known."""
+    from gpunode.plugin.labels.machine import read_machine
+    from gpunode.plugin.labels.nvidia import nvidia_labels
+
+    gpus = seen.inventory.gpus if seen.inventory else ()
+    machine = machine or read_machine(host, seen.settings.labels, gpus)
+    return nvidia_labels(seen.settings, seen.inventory, seen.plan, machine, host.now())
+
+
+def label_amd(host: Host, settings: Settings) -> Labels:
+    """AMD's labels. None without a GPU, and the reason among the warnings."""
+    from gpunode.plugin.labels.amd import amd_labels
+    from gpunode.plugin.labels.amd_cards import read_cards
+
+    cards, driver, reason = read_cards(host, settings.labels.firmware)
+    labels = amd_labels(cards, driver, settings.labels.firmware)
+    return replace(labels, warnings=(*labels.warnings, *((reason,) if reason else ())))
+
+
+def see(host: Host, settings: Settings) -> Seen:
+    """Look once. `GpunodeError` as `label` has it."""
+    inventory, why = _look(host, settings)
+    if inventory is None:
+        if not settings.fail_on_init_error or none_there(host):
+            return Seen(settings)
+        raise GpunodeError(
+            f"the GPUs can't be labelled: {why}", hint="find out why: gpunode doctor", code="nvml"
+        )
+    return plan_seen(host, settings, inventory)
+
+
+def plan_seen(host: Host, settings: Settings, inventory: Inventory | None) -> Seen:
+    """What the inventory is advertised as. `ConfigError` where the settings can't hold for it."""
+    if inventory is None:
+        return Seen(settings)
+    from gpunode.plugin.nvidia.resources import plan
+
+    if settings.device_discovery_strategy == VFIO:  # whoever gives them to machines gives them whole
+        units = (Unit(gpu.uuid, gpu.uuid, str(gpu.index)) for gpu in inventory.gpus)
+        devices = tuple(Device(unit.id, unit) for unit in units)
+        return Seen(settings, inventory, Plan((Resource(settings.resource_name, devices),)))
+    # what containers are handed is of no matter here, and would be read from files
+    bare = replace(settings, device_list_strategy=("envvar",), pass_device_specs=False, imex_channel_ids=())
+    return Seen(settings, inventory, plan(host, bare, inventory))
+
+
+def _look(host: Host, settings: Settings) -> tuple[Inventory | None, str]:
+    if settings.device_discovery_strategy == VFIO:
+        from gpunode.plugin.labels.vfio import vfio_inventory
+
+        return vfio_inventory(host), ""
+    if settings.simulate:
+        from gpunode.plugin.simulate.profiles import load
+
+        return load(settings.simulate, host)[0], ""
+    from gpunode.gpu.isolated import probe
+    from gpunode.plugin.nvidia.library import nvml_library
+
+    patience = max(settings.probe_seconds, _PATIENCE_SECONDS)
+    seen = probe(host, patience, library=nvml_library(host, settings))
+    return seen.inventory, seen.message
+
+
+def none_there(host: Host) -> bool:
+    """Whether there is no NVIDIA GPU at all, rather than one that doesn't answer."""
+    from gpunode.facts.devices import driver_gpus
+    from gpunode.facts.pci import DEVICES, read_gpus
+
+    if not host.is_dir(DEVICES) or host.device("/dev/dxg") is not None:
+        return False
+    return not read_gpus(host) and not driver_gpus(host)

@@ -1,0 +1,77 @@
+"""What labels are made of and what they come to. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import field
+
+from gpunode.dataclass import dataclass
+
+TIMESTAMP = "nvidia.com/gfd.timestamp"
+_LONGEST = 63
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_STRANGE = re.compile(r"[^A-Za-z0-9\-_. ]")
+_EDGES = "-_."
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What of the machine goes into labels beside its GPUs.
+
+    `product` is the first content of the machine type file, "" if it can't be read. `classes` are PCI classes
+    by address. `vgpu` is whether GPUs of this machine are virtual, None if that can't be told, and then
+    `host_driver` has version and branch of the host's driver.
+    """
+
+    product: str = ""
+    classes: Mapping[str, int] = field(default_factory=dict)
+    vgpu: bool | None = None
+    host_driver: tuple[str, str] = ("", "")
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of a node, sorted, and what has to be said of them."""
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def sanitised(text: str) -> str:
+    """GPU feature discovery's: what isn't a letter, digit, ``-_.`` or blank goes, blanks become ``-``."""
+    return "-".join(_STRANGE.sub("", " ".join(text.split())).split())
+
+
+def label_value(text: str) -> str:
+    """The nearest that Kubernetes takes as a label's value: 63 characters, a letter or digit at both ends."""
+    return sanitised(text).strip(_EDGES)[:_LONGEST].strip(_EDGES)
+
+
+def made(values: Mapping[str, str], warnings: Iterable[str] = ()) -> Labels:
+    """These labels, each with a value that Kubernetes takes; a key that it wouldn't is told and left out."""
+    told = list(dict.fromkeys(warnings))
+    kept = {}
+    for key, value in sorted(values.items()):
+        if key_problem(key):
+            told.append(f"the label {key} is left out: {key_problem(key)}")
+        else:
+            kept[key] = label_value(value)
+    return Labels(kept, tuple(told))
+
+
+def key_problem(key: str) -> str:
+    """Why Kubernetes would not take this as a label's key; empty if it would."""
+    domain, slash, name = key.rpartition("/")
+    if slash and (len(domain) > 253 or not _DOMAIN.fullmatch(domain)):
+        return f"{domain!r} is no domain"
+    if len(name) > _LONGEST:
+        return f"{name!r} is longer than {_LONGEST} characters"
+    return "" if _NAME.fullmatch(name) else f"{name!r} is no name of letters, digits, '-', '_' and '.'"
+
+
+def settled(now: Mapping[str, str], before: Mapping[str, str]) -> Mapping[str, str]:
+    """`before` if `now` says nothing but another time: the timestamp is that of the last change."""
+    alike = now.keys() == before.keys() and all(before[key] == now[key] for key in now if key != TIMESTAMP)
+    return before if alike else now

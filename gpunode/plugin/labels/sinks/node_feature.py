@@ -1,0 +1,154 @@
+"""A NodeFeature object (nfd.k8s-sigs.io/v1alpha1), from which NFD's master sets the labels.
+
+Name, label and owners are those of GPU feature discovery, so that one takes the other's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpunode.errors import UsageError
+from gpunode.host import Host
+from gpunode.plugin.labels.model import settled
+from gpunode.plugin.labels.sinks import change
+from gpunode.plugin.settings import LabelSettings
+from gpunode.result import Change, Progress
+
+if TYPE_CHECKING:
+    from gpunode.kubernetes.api import Cluster
+
+_NODE = "nfd.node.kubernetes.io/node-name"
+_ATTEMPTS = 5
+
+
+class NodeFeature:
+    """See `Sink`."""
+
+    def __init__(
+        self,
+        host: Host,
+        connect: Callable[[], Cluster],
+        progress: Progress,
+        settings: LabelSettings,
+        vendor: str,
+    ) -> None:
+        self._host = host
+        self._connect = connect
+        self._progress = progress
+        self._settings = settings
+        self._vendor = vendor
+
+    def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
+        """`ClusterError`, also where the cluster has no such kind: NFD isn't installed."""
+        from gpunode.kubernetes.access import node_name
+        from gpunode.kubernetes.api import Conflict, Unavailable, Unreachable
+
+        node, _ = node_name(self._host, self._settings.node_name)
+        cluster = self._connect()
+        space = self._settings.namespace or cluster.namespace
+        if not space:
+            raise UsageError("no namespace is given", hint="--namespace node-feature-discovery")
+        name = f"{self._vendor}-features-for-{node}"
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._put(cluster, space, name, node, labels, dry_run)
+            except (Conflict, Unavailable, Unreachable) as error:
+                # whatever became of it: the next look tells, and what is right by then is left alone
+                if attempt + 1 == _ATTEMPTS or (isinstance(error, Unreachable) and error.lasting):
+                    raise
+                self._host.sleep(0.2 * 2**attempt)
+        raise AssertionError("the last attempt raises")
+
+    def _put(
+        self,
+        cluster: Cluster,
+        space: str,
+        name: str,
+        node: str,
+        labels: Mapping[str, str],
+        dry_run: bool,
+    ) -> Change:
+        from gpunode.kubernetes.patches import strings
+
+        where = f"nodefeature {space}/{name}"
+        there = self._read(cluster, space, name)
+        before = None if there is None else strings(there, ("spec", "labels"))
+        after = labels if before is None else settled(labels, before)
+        told = change(where, before, after)
+        sound = there is None or strings(there, ("metadata", "labels")).get(_NODE) == node
+        if told.action == "unchanged" and not sound:
+            told = Change(where, "updated")
+        if dry_run or told.action == "unchanged":
+            return told
+        if there is None:
+            self._create(cluster, space, self._object(cluster, space, name, node, after))
+        else:
+            cluster.update_node_feature(space, _updated(there, node, after))
+        return told
+
+    def _read(self, cluster: Cluster, space: str, name: str) -> dict[str, Any] | None:
+        from gpunode.kubernetes.api import NotFound
+
+        try:
+            return cluster.get_node_feature(space, name)
+        except NotFound:
+            return None
+
+    def _create(self, cluster: Cluster, space: str, feature: dict[str, Any]) -> None:
+        from gpunode.kubernetes.api import NotFound
+
+        try:
+            cluster.create_node_feature(space, feature)
+        except NotFound as error:
+            raise NotFound(
+                f"no NodeFeature can be made in the namespace {space}: {error.message}",
+                hint="install Node Feature Discovery, or label the node without it: --to node",
+                status=error.status,
+            ) from error
+
+    def _object(
+        self, cluster: Cluster, space: str, name: str, node: str, labels: Mapping[str, str]
+    ) -> dict[str, Any]:
+        owners = self._owners(cluster, space)
+        return {
+            "apiVersion": "nfd.k8s-sigs.io/v1alpha1",
+            "kind": "NodeFeature",
+            "metadata": {
+                "name": name,
+                "namespace": space,
+                "labels": {_NODE: node},
+                **({"ownerReferences": owners} if owners else {}),
+            },
+            "spec": {
+                "features": {"attributes": {}, "flags": {}, "instances": {}},
+                "labels": dict(labels),
+            },
+        }
+
+    def _owners(self, cluster: Cluster, space: str) -> list[dict[str, Any]]:
+        """The DaemonSet of our pod and the pod: with the first the object goes when it is uninstalled."""
+        pod_name = self._settings.pod_name
+        if not pod_name:
+            return []
+        from gpunode.kubernetes.api import ClusterError
+
+        try:
+            pod = cluster.get_pod(space, pod_name)
+        except ClusterError as error:
+            self._progress.note(f"the NodeFeature object gets no owner: {error.message}")
+            return []
+        found = pod.get("metadata", {})
+        sets = [one for one in found.get("ownerReferences") or () if one.get("kind") == "DaemonSet"]
+        if not sets:
+            return []
+        owner = {key: sets[0].get(key) for key in ("apiVersion", "kind", "name", "uid")}
+        mine = {"apiVersion": "v1", "kind": "Pod", "name": found.get("name"), "uid": found.get("uid")}
+        return [{**owner, "controller": True}, mine]
+
+
+def _updated(there: Mapping[str, Any], node: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """The object with these labels; everything else, its version above all, stays."""
+    metadata = dict(there.get("metadata") or {})
+    metadata["labels"] = {**(metadata.get("labels") or {}), _NODE: node}
+    return {**there, "metadata": metadata, "spec": {**(there.get("spec") or {}), "labels": dict(labels)}}

@@ -1,0 +1,124 @@
+"""Keeps the labels: a part of `plugin serve --labels`, and the heart of `gpunode labels --watch`.
+
+Whoever has it tells it the GPUs; it asks no driver. What it does may take its time (an API server far away),
+so it isn't done in the part's turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+from gpunode.errors import GpunodeError
+from gpunode.gpu.model import Gpu, Inventory
+from gpunode.host import Host
+from gpunode.plugin.errand import Errand
+from gpunode.plugin.labels.machine import read_machine
+from gpunode.plugin.labels.make import label_amd, label_seen, plan_seen
+from gpunode.plugin.labels.model import Labels, Machine
+from gpunode.plugin.labels.sinks import Sink, make_sinks
+from gpunode.plugin.logfmt import Log, OnChange
+from gpunode.plugin.settings import LabelSettings, Settings
+
+Source = Callable[[], tuple[Settings, Inventory | None] | None]
+"""The settings and the GPUs as they are now; no inventory: there is no GPU. None: that can't be told yet."""
+_LEAST_SECONDS = 1.0
+_AGAIN_SECONDS = 5.0  # after a failure; then twice as long each time
+_LONGEST_SECONDS = 300.0
+
+
+class Labeller:
+    """A part; see `gpunode.plugin.parts.Part`. At its end nothing is taken away."""
+
+    def __init__(self, host: Host, log: Log, source: Source, soon: Callable[[float], None]) -> None:
+        self._host = host
+        self._log = log
+        self._source = source
+        self._soon = soon
+        self._say = OnChange(log)
+        self._errand = Errand("labels")
+        self._sinks: tuple[LabelSettings, tuple[Sink, ...]] | None = None
+        self._known: tuple[object, Machine] | None = None
+        self._done: object = None
+        self._next = 0.0
+        self._failures = 0
+        self._warned: tuple[str, ...] = ()
+        self.passes = 0
+        """How often labels were made."""
+
+    def tick(self, now: float) -> None:
+        if self._errand.busy:
+            self._soon(_LEAST_SECONDS)
+            return
+        found = self._source()
+        if found is None or (found == self._done and now < self._due(found[0])):
+            return
+        self._done = found
+        self._next = now
+        self._errand.start(partial(self._pass, *found))
+        self._soon(_LEAST_SECONDS)
+
+    def close(self) -> None:
+        """Labels outlive us: those of a plugin that is restarted must not move a single pod."""
+
+    def _due(self, settings: Settings) -> float:
+        """When everything is looked at again though nothing was told."""
+        regular = max(settings.labels.sleep_seconds, _LEAST_SECONDS)
+        failed = min(_AGAIN_SECONDS * 2.0 ** min(self._failures - 1, 20), _LONGEST_SECONDS)
+        return self._next + (min(regular, failed) if self._failures else regular)
+
+    def _pass(self, settings: Settings, inventory: Inventory | None) -> None:
+        self.passes += 1
+        try:
+            labels = self._labels(settings, inventory)
+            for sink in self._places(settings):
+                done = sink.put(labels.values, dry_run=False)
+                if done.action != "unchanged":
+                    self._log.info("labels", where=done.path, action=done.action, count=len(labels.values))
+        except GpunodeError as error:
+            self._failures += 1
+            self._say.warning("the labels stay as they are", reason=error.message, hint=error.hint)
+            return
+        if self._failures:
+            self._log.info("the labels are kept again")
+        self._failures = 0
+        self._say.reset()
+
+    def _labels(self, settings: Settings, inventory: Inventory | None) -> Labels:
+        if settings.vendor == "amd":
+            labels = label_amd(self._host, settings)
+        else:
+            machine = self._machine(settings, inventory.gpus if inventory else ())
+            labels = label_seen(self._host, plan_seen(self._host, settings, inventory), machine)
+        for warning in labels.warnings:
+            if warning not in self._warned:
+                self._log.warning(warning)
+        self._warned = labels.warnings
+        return labels
+
+    def _machine(self, settings: Settings, gpus: Sequence[Gpu]) -> Machine:
+        """Read once for the same GPUs: to read a device's configuration space wakes it."""
+        of = settings.labels, tuple(gpu.pci for gpu in gpus)
+        if self._known is None or self._known[0] != of:
+            self._known = of, read_machine(self._host, settings.labels, gpus)
+        return self._known[1]
+
+    def _places(self, settings: Settings) -> tuple[Sink, ...]:
+        if self._sinks is None or self._sinks[0] != settings.labels:
+            made = make_sinks(self._host, settings, LogProgress(self._log))
+            self._sinks = settings.labels, made
+        return self._sinks[1]
+
+
+class LogProgress:
+    """A `Progress` for a service: what a person should know goes to the log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def step(self, text: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def note(self, text: str) -> None:
+        self._log.info(text)

@@ -1,0 +1,54 @@
+"""The plugin's systemd unit as it is written on a node: the packaged one, with that node's program in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpunode.cdi.refresh import program
+from gpunode.dataclass import dataclass
+from gpunode.host import Host
+
+UNIT = "gpunode-device-plugin.service"
+UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+MARKER = "# Made by gpunode (gpunode setup --kubernetes). Settings go into /etc/gpunode/env, not in here."
+_PACKAGED = Path(__file__).parent / UNIT
+_START = "ExecStart=/usr/local/bin/gpunode plugin serve\n"
+# what ProtectHome=yes hides from a service (systemd.exec(5))
+_HIDDEN = ("/home/", "/root/", "/run/user/")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The unit's file on a node: None if there is none. `ours` if gpunode wrote it."""
+
+    content: bytes | None
+
+    @property
+    def ours(self) -> bool:
+        return self.content is not None and self.content.startswith(MARKER.encode())
+
+
+def find_unit(host: Host) -> Found:
+    """The file in /etc/systemd/system, whoever wrote it."""
+    return Found(host.read_bytes(UNIT_FILE))
+
+
+def unit_text(host: Host, arguments: Sequence[str] = ()) -> str:
+    """The whole unit; `arguments` are options of `plugin serve`, words that systemd takes as they are."""
+    _, _, body = _PACKAGED.read_text().partition("\n\n")  # the comment before it tells how to copy it by hand
+    words = " ".join((program(host), "plugin", "serve", *arguments))
+    before, found, after = body.partition(_START)
+    assert found, "the packaged unit starts something else"
+    return f"{MARKER}\n\n{before}ExecStart={words}\n{after}"
+
+
+def hidden_program(host: Host) -> str:
+    """Where this gpunode lies, if the service couldn't see it there; else empty."""
+    if not host.live:
+        return ""
+    import sys
+
+    own = (sys.executable, str(Path(sys.executable).resolve()), sys.prefix + "/")
+    return next((path for path in own if re.match("|".join(_HIDDEN), path)), "")

@@ -1,0 +1,319 @@
+"""`gpunode manifests daemon-set|rbac|node|vector-add|all`: what a cluster takes, and no right too many."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cli import Ran, gpunode
+from tests.kubernetes.kubectl import discovery, kubectl
+from tests.kubernetes.schema import checked
+
+IMAGE = ("--image", "registry.example.com/gpunode:1.0")
+COMBINATIONS = [
+    (),
+    ("--mig", "none"),
+    ("--mig", "single"),
+    ("--mig", "mixed"),
+    ("--mps", "4"),
+    ("--cdi",),
+    ("--mig", "single", "--cdi", "--mps", "2", "--metrics-port", "9400"),
+    ("--vendor", "amd"),
+    ("--vendor", "amd", "--metrics-port", "9400"),
+    ("--namespace", "gpus", "--image-pull-secret", "registry", "--runtime-class", ""),
+    ("--kubelet-root", "/data/kubelet", "--driver-root", "/run/nvidia/driver"),
+    ("--labels", "node", "--labels", "node-feature", "--labels", "file"),
+]
+
+
+@cache  # it prints the same for the same words
+def manifests(*argv: str) -> Ran:
+    return gpunode("manifests", *argv)
+
+
+def objects(*argv: str) -> list[dict[str, Any]]:
+    ran = manifests(*argv)
+    assert ran.code == 0, ran.err
+    return list(yaml.safe_load_all(ran.out))
+
+
+def pod(*argv: str) -> dict[str, Any]:
+    found: dict[str, Any] = objects("daemon-set", *IMAGE, *argv)[-1]["spec"]["template"]["spec"]
+    return found
+
+
+def security(*argv: str) -> dict[str, Any]:
+    found: dict[str, Any] = pod(*argv)["containers"][0]["securityContext"]
+    return found
+
+
+def volumes(*argv: str) -> dict[str, str]:
+    return {one["name"]: one.get("hostPath", {}).get("path", "") for one in pod(*argv)["volumes"]}
+
+
+# --- the schema -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", COMBINATIONS, ids=" ".join)
+def test_every_object_is_one_of_the_schema(options: tuple[str, ...]) -> None:
+    found = objects("all", *IMAGE, "--node", "gpu-1", "--taint", *options)
+    for one in found:
+        checked(one)
+    kinds = [one["kind"] for one in found]
+    assert {"ServiceAccount", "Node", "DaemonSet"} <= set(kinds)
+    assert kinds.index("ServiceAccount") < kinds.index("DaemonSet")
+    assert ("Namespace" in kinds) == ("--namespace" in options)
+    assert ("Pod" in kinds) == ("amd" not in options)
+
+
+def test_the_check_itself_can_fail() -> None:
+    found = objects("daemon-set", *IMAGE)[-1]
+    for path, value in (("hostPid", True), ("hostPID", "yes"), ("containers", None)):
+        wrong = json.loads(json.dumps(found))
+        wrong["spec"]["template"]["spec"][path] = value
+        with pytest.raises((AssertionError, ValueError)):
+            checked(wrong)
+
+
+def test_all_uses_of_the_api_server_are_of_the_schema() -> None:
+    uses = ("plugin", "labels", "node-feature", "mig", "advertise", "node", "verify")
+    for one in objects("rbac", *(word for use in uses for word in ("--for", use))):
+        checked(one)
+
+
+@pytest.mark.parametrize("options", [(), COMBINATIONS[6], COMBINATIONS[9]], ids=" ".join)
+def test_kubectl_takes_the_stream(options: tuple[str, ...], tmp_path: Path) -> None:
+    text = manifests("all", *IMAGE, "--node", "gpu-1", *options).out
+    text += "---\n" + manifests("rbac", "--for", "verify", "--for", "node").out
+    want = ("create", "--dry-run=client", "--validate=false", "-o", "name", "-f", "-")
+    with discovery() as server:
+        done = kubectl(*want, stdin=text, home=str(tmp_path), server=server)
+    assert (done.returncode, done.stderr) == (0, "")
+    named = done.stdout.split()
+    assert len(named) == len(list(yaml.safe_load_all(text)))
+    assert "daemonset.apps/gpunode-device-plugin" in named and "pod/gpunode-vector-add" in named
+    assert "clusterrole.rbac.authorization.k8s.io/gpunode" in named
+
+
+def test_kubectl_reads_the_pods_as_they_are_meant(tmp_path: Path) -> None:
+    """`set env --local` decodes into Kubernetes' own types: what these don't have is gone afterwards."""
+    for ran in (manifests("daemon-set", *IMAGE, *COMBINATIONS[6][:-4]), manifests("vector-add")):
+        for text in ran.out.split("---\n"):
+            if "containers:" in text:
+                done = kubectl(
+                    *("set", "env", "--local", "-f", "-", "-o", "json", "GPUNODE_X=1"),
+                    stdin=text,
+                    home=str(tmp_path),
+                )
+                assert done.returncode == 0, done.stderr
+                assert missing(yaml.safe_load(text), json.loads(done.stdout)) == []
+
+
+def missing(wanted: Any, found: Any, path: str = "") -> list[str]:
+    """Where `found` lacks something of `wanted`; it may have more."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        return [
+            at
+            for key, value in wanted.items()
+            for at in ([f"{path}.{key}"] if key not in found else missing(value, found[key], f"{path}.{key}"))
+        ]
+    if isinstance(wanted, list) and isinstance(found, list):
+        return [
+            at
+            for n, (one, two) in enumerate(zip(wanted, found, strict=False))
+            for at in missing(one, two, f"{path}[{n}]")
+        ]
+    return [] if wanted == found else [path]
+
+
+# --- the least that it takes ----------------------------------------------------------------------------
+
+
+def test_the_plain_plugin_has_no_right_but_roots_own_files() -> None:
+    found = security()
+    assert found["capabilities"] == {"drop": ["ALL"]}
+    assert found["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert found["allowPrivilegeEscalation"] is False and found["readOnlyRootFilesystem"] is True
+    assert "privileged" not in found
+    spec = pod()
+    assert not {"hostPID", "hostNetwork", "hostIPC"} & spec.keys()
+    assert spec["automountServiceAccountToken"] is False
+    assert volumes() == {
+        "device-plugins": "/var/lib/kubelet/device-plugins",
+        "state": "/var/lib/gpunode/plugin",
+        "tmp": "",
+    }
+
+
+def test_what_each_option_adds_and_nothing_else() -> None:
+    plain = volumes()
+    assert security("--mig", "mixed")["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
+    assert security("--mig", "none") == security() == security("--cdi") == security("--metrics-port", "9400")
+    assert volumes("--mig", "mixed") == plain
+    assert volumes("--cdi").keys() - plain.keys() == {"cdi", "driver-root"}
+    assert volumes("--metrics-port", "9400").keys() - plain.keys() == {"pod-resources"}
+    assert volumes("--mps", "4").keys() - plain.keys() == {"mps", "mps-shm", "config"}
+    assert pod("--mps", "4")["hostPID"] is True
+    assert "SYS_ADMIN" in security("--mps", "4")["capabilities"]["add"]
+    env = {one["name"] for one in pod("--mig", "single")["containers"][0]["env"]}
+    assert "NVIDIA_MIG_MONITOR_DEVICES" in env
+    assert "NVIDIA_MIG_MONITOR_DEVICES" not in {one["name"] for one in pod()["containers"][0]["env"]}
+
+
+def test_keeping_labels_takes_a_token_and_the_rights_of_each_place_alone() -> None:
+    assert pod("--labels", "file")["automountServiceAccountToken"] is False
+    assert volumes("--labels", "file").keys() - volumes().keys() == {"features"}
+    found = {one["kind"]: one for one in objects("all", *IMAGE, "--labels", "node")}
+    spec = found["DaemonSet"]["spec"]["template"]["spec"]
+    assert spec["automountServiceAccountToken"] is True and "Role" not in found
+    assert "--labels=node" in spec["containers"][0]["args"]
+    env = {one["name"]: one.get("valueFrom") for one in spec["containers"][0]["env"]}
+    assert env["NODE_NAME"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert found["ClusterRole"]["rules"] == [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}
+    ]
+    of_features = {one["kind"] for one in objects("all", *IMAGE, "--labels", "node-feature")}
+    assert "Role" in of_features and "ClusterRole" not in of_features
+    assert "gpunode manifests rbac --for labels" in manifests("daemon-set", *IMAGE, "--labels", "node").err
+
+
+def test_the_drivers_root_is_read_only_and_sees_later_mounts() -> None:
+    mounts = {one["name"]: one for one in pod("--cdi")["containers"][0]["volumeMounts"]}
+    assert mounts["driver-root"]["readOnly"] is True
+    assert mounts["driver-root"]["mountPropagation"] == "HostToContainer"
+
+
+def test_amds_plugin_takes_no_runtime_and_tolerates_its_own_taint() -> None:
+    spec = pod("--vendor", "amd")
+    assert "runtimeClassName" not in spec and "env" not in spec["containers"][0]
+    assert spec["tolerations"] == [{"key": "amd.com/gpu", "operator": "Exists"}]
+    assert "--vendor=amd" in spec["containers"][0]["args"]
+
+
+def test_nodes_are_found_by_any_form_of_nfds_label_and_by_hand() -> None:
+    required = pod()["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    keys = {term["matchExpressions"][0]["key"] for term in required["nodeSelectorTerms"]}
+    assert keys == {
+        *(f"feature.node.kubernetes.io/pci-{one}.present" for one in ("10de", "0300_10de", "0302_10de")),
+        "nvidia.com/gpu.present",
+    }
+
+
+def test_the_plugins_account_has_no_role_and_each_use_only_its_verbs() -> None:
+    assert [one["kind"] for one in objects("rbac")] == ["ServiceAccount"]
+    found = {one["kind"]: one for one in objects("rbac", "--for", "advertise")}
+    assert found["ClusterRole"]["rules"] == [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
+        {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
+    ]
+    assert "Role" not in found
+    both = {one["kind"]: one for one in objects("rbac", "--for", "verify", "--for", "node")}
+    nodes = [rule for rule in both["ClusterRole"]["rules"] if rule["resources"] == ["nodes"]]
+    assert [rule["verbs"] for rule in nodes] == [["get", "patch"]]
+    pods = next(rule for rule in both["Role"]["rules"] if rule["resources"] == ["pods"])
+    assert "watch" not in pods["verbs"] and "deletecollection" not in pods["verbs"]
+
+
+def test_the_pod_fits_a_restricted_namespace() -> None:
+    """Pod Security Standards, level restricted, rule by rule."""
+    spec = objects("vector-add", "--node", "gpu-1", "--namespace", "tests")[0]["spec"]
+    container = spec["containers"][0]
+    assert spec["securityContext"]["runAsNonRoot"] is True and spec["securityContext"]["runAsUser"] > 0
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert container["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+    assert not {"hostPID", "hostNetwork", "hostIPC", "volumes"} & spec.keys()
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "1"}}
+    assert spec["nodeSelector"] == {"kubernetes.io/hostname": "gpu-1"} and "nodeName" not in spec
+    assert spec["restartPolicy"] == "Never" and spec["activeDeadlineSeconds"] > 0
+
+
+# --- a config file --------------------------------------------------------------------------------------
+
+
+def with_file(tmp_path: Path, text: str, *argv: str) -> list[dict[str, Any]]:
+    manifests.cache_clear()
+    file = tmp_path / "plugin.yaml"
+    file.write_text(text)
+    return objects("daemon-set", *IMAGE, "--config-file", str(file), *argv)
+
+
+def test_a_config_files_text_goes_whole_into_the_config_map(tmp_path: Path) -> None:
+    text = "# ours\nversion: v1\nflags:\n  migStrategy: mixed\n  plugin: {deviceListStrategy: [cdi-cri]}\n"
+    configured, plugin = with_file(tmp_path, text)
+    assert configured["data"] == {"config.yaml": text}
+    container = plugin["spec"]["template"]["spec"]["containers"][0]
+    assert "--config-file=/etc/gpunode/plugin/config.yaml" in container["args"]
+    assert container["securityContext"]["capabilities"]["add"] == ["SYS_ADMIN"]
+    assert "driver-root" in {one["name"] for one in container["volumeMounts"]}
+    # or an edit of the file would have no effect
+    assert not [one for one in container["args"] if "mig-strategy" in one or "device-list" in one]
+
+
+def test_device_specs_and_others_mps_daemons_get_what_they_need(tmp_path: Path) -> None:
+    plugin = with_file(tmp_path, "flags: {plugin: {passDeviceSpecs: true}}\n")[-1]
+    assert plugin["spec"]["template"]["spec"]["containers"][0]["securityContext"]["privileged"] is True
+    text = "flags: {mpsRoot: /run/mps}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"
+    spec = with_file(tmp_path, text)[-1]["spec"]["template"]["spec"]
+    assert "hostPID" not in spec
+    assert {"name": "mps", "mountPath": "/run/mps"} in spec["containers"][0]["volumeMounts"]
+
+
+def test_labels_that_a_file_asks_for_bring_the_token(tmp_path: Path) -> None:
+    spec = with_file(tmp_path, "flags: {gpunode: {labels: [node]}}\n")[-1]["spec"]["template"]["spec"]
+    assert spec["automountServiceAccountToken"] is True
+    assert not [one for one in spec["containers"][0]["args"] if "labels" in one]
+
+
+def test_a_wrong_config_file_is_refused_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "plugin.yaml"
+    file.write_text("version: v1\nflags:\n  migStrategie: mixed\n")
+    ran = manifests("daemon-set", *IMAGE, "--config-file", str(file))
+    assert (ran.code, ran.out) == (1, "")
+    assert f"{file}:3" in ran.err and "migStrategy" in ran.err
+
+
+# --- bad input ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("daemon-set", "--vendor", "amd", "--mig", "single"), "--mig is for NVIDIA's GPUs"),
+        (("daemon-set", "--vendor", "amd", "--mps", "2"), "--mps is for NVIDIA's GPUs"),
+        (("daemon-set", "--mps", "2", "--mig", "mixed"), "MPS can't serve"),
+        (("daemon-set", "--image", "a b"), "can't be an image's name"),
+        (("daemon-set", "--namespace", "Gpus"), "can't be a namespace"),
+        (("daemon-set", "--kubelet-root", "kubelet"), "no absolute path"),
+        (("daemon-set", "--mps", "2", "--config-file", "x"), "--config-file names one"),
+        (("rbac", "--for", "everything"), "known: plugin, labels"),
+        (("node", "gpu_1"), "can't be a node's name"),
+        (("vector-add", "--resource", "gpu"), "DOMAIN/NAME"),
+        (("all", "--taint"), "--taint needs a node"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_a_cluster_would_refuse_is_usage(argv: tuple[str, ...], said: str) -> None:
+    ran = manifests(*argv)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err and ran.err.splitlines()[-1].startswith("hint: ")
+
+
+def test_an_image_that_no_registry_has_is_never_fetched_by_its_bare_name() -> None:
+    ran = manifests("daemon-set")
+    plugin = list(yaml.safe_load_all(ran.out))[-1]["spec"]["template"]["spec"]["containers"][0]
+    assert plugin["image"].startswith("gpunode:") and plugin["imagePullPolicy"] == "Never"
+    assert "name yours with --image" in ran.err
+    own = manifests("daemon-set", *IMAGE)
+    assert own.err == "" and "imagePullPolicy: IfNotPresent" in own.out
+
+
+def test_a_taint_is_only_printed_when_asked_for_and_says_what_applying_it_does() -> None:
+    assert "spec" not in objects("node", "gpu-1")[0]
+    ran = manifests("node", "gpu-1", "--taint")
+    assert "effect: NoSchedule" in ran.out and "in the place of all that the node has" in ran.err

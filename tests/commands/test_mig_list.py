@@ -1,0 +1,242 @@
+"""`gpunode mig list` and `mig export` as a user meets them, on the stand-in of NVML."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import yaml
+
+from fixtures.scenario import (
+    Fault,
+    StubGpuInstance,
+    gpu_uuid,
+    machine,
+    mig_machine,
+    mig_uuid,
+    mixed_layout,
+    with_mig,
+)
+from fixtures.stubs import have_compiler, stub_node
+from gpunode.gpu.mig import MigSession
+from gpunode.host import Host
+from tests.cli import gpunode
+
+pytestmark = pytest.mark.skipif(not have_compiler() and not os.environ.get("CI"), reason="gcc is missing")
+
+
+@pytest.fixture
+def node(tmp_path):
+    """A node of which `gpunode` is run: the scenario may be written anew."""
+    return stub_node(tmp_path, with_mig(mig_machine("h100", "h100", "a30"), 0, mixed_layout(0)))
+
+
+def lines(text: str) -> list[str]:
+    return text.splitlines()
+
+
+def test_list_draws_the_slots_and_names_the_devices(node):
+    ran = gpunode("mig", "list", env=node.env)
+    assert ran.code == 0, ran.err
+    shown = lines(ran.out)
+    assert shown[1] == f"GPU 0  NVIDIA H100 80GB HBM3  MIG on  {gpu_uuid(0)}"
+    assert shown[2].split() == [str(slot) for slot in range(8)]
+    assert shown[3] == "  [2g          ][1g+me][1g   ][3g                        ]"
+    rows = [line.split() for line in shown[4:9]]
+    assert rows == [
+        ["GI", "CI", "PROFILE", "SLOTS", "MEMORY", "UUID"],
+        ["3", "0", "2g.20gb", "0-1", "19.6", "GiB", mig_uuid(0, 1)],
+        ["9", "0", "1g.10gb+me", "2", "9.8", "GiB", mig_uuid(0, 2)],
+        ["10", "0", "1g.10gb", "3", "9.8", "GiB", mig_uuid(0, 3)],
+        ["1", "0", "3g.40gb", "4-7", "39.5", "GiB", mig_uuid(0, 0)],
+    ]
+    assert shown[9:] == [
+        f"GPU 1  NVIDIA H100 80GB HBM3  MIG off  {gpu_uuid(1)}",
+        f"GPU 2  NVIDIA A30  MIG off  {gpu_uuid(2)}",
+    ]
+
+
+def test_four_slots_free_ones_and_an_instance_that_nobody_can_use(node):
+    empty = mig_machine("a30", enabled=True).with_gpu(0, gpu_instances=(StubGpuInstance(3, 0, 1),))
+    node.write(empty)
+    shown = lines(gpunode("mig", "list", env=node.env).out)
+    assert shown[2].split() == ["0", "1", "2", "3"]
+    assert shown[3] == "     .    [1g.6gb]   .       ."
+    assert shown[5].endswith("no compute instance: nobody can use it")
+
+
+def test_what_another_process_cut_is_listed(node):
+    with MigSession(Host(environ={**os.environ, **node.env})) as session:
+        session.set_mode(gpu_uuid(2), True)
+        gi, _ = session.create_gpu_instance(gpu_uuid(2), 5)
+        uuid = session.create_compute_instance(gpu_uuid(2), gi, 1).uuid
+    data = gpunode("mig", "list", "-o", "json", env=node.env).document["data"]
+    (instance,) = data["gpus"][2]["instances"]
+    assert (instance["name"], instance["placement"]) == ("2g.12gb", {"start": 0, "size": 2})
+    assert instance["compute"] == [
+        {
+            "id": 0,
+            "slices": 1,
+            "placement": {"start": 0, "size": 1},
+            "uuid": uuid,
+            "profile": "1c.2g.12gb",
+        }
+    ]
+
+
+def test_json_has_the_whole_layout(node):
+    document = gpunode("mig", "list", "-o", "json", env=node.env).document
+    assert (document["kind"], document["status"], document["exitCode"]) == ("MigLayout", "ok", 0)
+    first, second, _ = document["data"]["gpus"]
+    assert (first["capable"], first["current"], first["pending"], first["slots"]) == (True, True, True, 8)
+    assert first["deviceId"] == 0x233010DE
+    assert [one["compute"][0]["profile"] for one in first["instances"]] == [
+        *("3g.40gb", "2g.20gb", "1g.10gb+me", "1g.10gb")
+    ]
+    assert second["profiles"][2]["placements"] == [{"start": 0, "size": 4}, {"start": 4, "size": 4}]
+    assert {one["free"] for one in second["profiles"]} == {None}
+
+
+def test_profiles_say_what_fits_and_what_is_left(node):
+    ran = gpunode("mig", "list", "--profiles", env=node.env)
+    assert ran.code == 0, ran.err
+    words = [line.split() for line in lines(ran.out)]
+    assert words[14][:9] == ["3g.40gb", "9", "3", "39.5", "GiB", "60", "2", "-", "{0,4}:4"]
+    assert words[1][:2] == ["GPU", "0"]
+    four = next(row for row in words if row[:1] == ["4g.24gb"])
+    assert four[8:] == ["{0}:4", "1c", "x4,", "2c", "x2", "-"]
+    node.write(mig_machine("h100", "h100", "h100"))
+    assert lines(gpunode("mig", "list", "--profiles", env=node.env).out)[1].startswith("GPUs 0, 1, 2  ")
+
+
+@pytest.mark.parametrize(
+    ("told", "mode"),
+    [({"mig_next": 1}, "MIG off, on after a reset"), ({}, "MIG off")],
+)
+def test_a_pending_mode_is_told(node, told, mode):
+    node.write(mig_machine("a100-40gb").with_gpu(0, told=told))
+    assert f"  {mode}  GPU-" in gpunode("mig", "list", env=node.env).out
+
+
+def test_gpus_without_mig_are_listed_as_such(node):
+    node.write(machine(1, name="NVIDIA L40S", cc="8.9"))
+    ran = gpunode("mig", "list", env=node.env)
+    assert (ran.code, "NVIDIA L40S  no MIG" in ran.out) == (0, True)
+
+
+def test_without_rights_the_exit_code_is_that_of_a_precondition(node):
+    node.write(
+        with_mig(mig_machine("h100"), 0, mixed_layout(0)).with_faults(Fault("nvmlDeviceGetGpuInstances", 4))
+    )
+    ran = gpunode("mig", "list", env=node.env)
+    assert (ran.code, "instances unreadable" in ran.out) == (3, True)
+    assert "error: the MIG instances of GPU 0 can't be read: no permission" in ran.err
+    ran = gpunode("mig", "export", "-o", "json", env=node.env)
+    assert ran.document["errors"][0]["code"] == "mig-permission"
+    assert (ran.code, ran.document["data"]) == (3, {})
+
+
+def test_with_mig_off_no_rights_are_needed_to_list(node):
+    node.write(mig_machine("h100").with_faults(Fault("nvmlDeviceGetGpuInstancePossiblePlacements", 4)))
+    assert gpunode("mig", "list", env=node.env).code == 0
+    assert gpunode("mig", "list", "--profiles", env=node.env).code == 3
+
+
+def test_a_lost_gpu_is_named_and_the_others_are_listed(node):
+    node.write(mig_machine("h100", "h100").with_gpu(0, lost=True))
+    ran = gpunode("mig", "list", env=node.env)
+    assert (ran.code, f"MIG off  {gpu_uuid(1)}" in ran.out) == (1, True)
+    assert "error: 1 of 2 GPUs can't be read: GPU 0: the GPU is lost" in ran.err
+    ran = gpunode("mig", "export", env=node.env)
+    assert (ran.code, ran.out) == (1, ""), "half a configuration is none"
+
+
+def test_export_prints_mig_parteds_form(node):
+    ran = gpunode("mig", "export", "-l", "today", env=node.env)
+    assert ran.code == 0, ran.err
+    assert yaml.safe_load(ran.out) == {
+        "version": "v1",
+        "mig-configs": {
+            "today": [
+                {
+                    "device-filter": "0x233010DE",
+                    "devices": [0],
+                    "mig-enabled": True,
+                    "mig-devices": {"1g.10gb": 1, "1g.10gb+me": 1, "2g.20gb": 1, "3g.40gb": 1},
+                },
+                {
+                    "device-filter": ["0x233010DE", "0x20B710DE"],
+                    "devices": [1, 2],
+                    "mig-enabled": False,
+                    "mig-devices": {},
+                },
+            ]
+        },
+    }
+    assert json.loads(gpunode("mig", "export", "-l", "today", "--format", "json", env=node.env).out) == (
+        yaml.safe_load(ran.out)
+    )
+
+
+def test_export_tells_what_a_configuration_cannot_say(node):
+    empty = mig_machine("a30", enabled=True).with_gpu(0, gpu_instances=(StubGpuInstance(3, 0, 1),))
+    node.write(empty)
+    ran = gpunode("mig", "export", env=node.env)
+    assert ran.code == 0
+    assert "GPU 0: GPU instance 3 holds no compute instance and is left out" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--format", "toml"), "unknown format 'toml'"),
+        (("-l", "a b"), "'a b' can't be a configuration's label"),
+        (("-l", ""), "'' can't be a configuration's label"),
+    ],
+)
+def test_export_refuses_what_it_cannot_mean(node, words, message):
+    ran = gpunode("mig", "export", *words, env=node.env)
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err
+
+
+def test_a_driver_that_is_not_loaded_is_told(node):
+    node.write(mig_machine("h100").with_faults(Fault("nvmlInitWithFlags", 9)))
+    ran = gpunode("mig", "list", "-o", "json", env=node.env)
+    assert (ran.code, ran.document["errors"][0]["code"]) == (1, "mig")
+    assert "the NVIDIA kernel module is not loaded (NVML 9)" in ran.err
+
+
+def test_reading_changes_nothing(node):
+    for words in (("list",), ("list", "--profiles"), ("export",)):
+        gpunode("mig", *words, env=node.env)
+    assert node.mig_changes() == []
+
+
+# --- recorded machines --------------------------------------------------------------------------------------
+
+
+def test_a_recorded_machine_is_listed_as_it_was(node, tmp_path):
+    seen = gpunode("mig", "list", "-o", "json", env=node.env).document["data"]
+    root = tmp_path / "recorded"
+    (root / ".gpunode").mkdir(parents=True)
+    (root / ".gpunode/recording.json").write_text(json.dumps({"nvml": {"mig": seen}}))
+    ran = gpunode("--root", str(root), "mig", "list", "-o", "json")
+    assert (ran.code, ran.document["data"]) == (0, seen)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "message"),
+    [
+        ({}, "nothing was recorded of this machine's MIG"),
+        ({"mig": {}}, "nvml.mig is malformed (KeyError('gpus'))"),
+        ({"mig": {"gpus": [{"index": 0}]}}, "nvml.mig is malformed"),
+        ({"mig": {"gpus": 3}}, "nvml.mig is malformed"),
+    ],
+)
+def test_a_bad_recording_is_told(tmp_path, recorded, message):
+    (tmp_path / ".gpunode").mkdir()
+    (tmp_path / ".gpunode/recording.json").write_text(json.dumps({"nvml": recorded}))
+    ran = gpunode("--root", str(tmp_path), "mig", "list")
+    assert (ran.code, message in ran.err) == (1, True), ran.err

@@ -1,0 +1,121 @@
+"""A way of steps: what is skipped, what stops it, what is said of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpunode.commands.setup_steps import State, Step, walk
+from gpunode.errors import GpunodeError, PreconditionError, RolledBackError
+from gpunode.host import Host
+from gpunode.result import ErrorInfo, ExitCode, Result, Text
+
+
+class Way:
+    """Steps a, b and c that note what is asked of them."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    def step(
+        self,
+        name: str,
+        state: State | GpunodeError | None = None,
+        run: Callable[[], Result] | None = None,
+        plan: Callable[[], Result] | None = None,
+    ) -> Step:
+        def look() -> State:
+            if isinstance(state, GpunodeError):
+                raise state
+            return state or State("not there")
+
+        def act(word: str, does: Callable[[], Result] | None) -> Callable[[], Result]:
+            def called() -> Result:
+                self.called.append(f"{word} {name}")
+                return does() if does else Result("Any", {"name": name}, blocks=(Text(f"{word} {name}"),))
+
+            return called
+
+        return Step(name, f"gpunode {name}", look, act("plan", plan), act("run", run))
+
+
+def raising(error: BaseException) -> Callable[[], Result]:
+    def run() -> Result:
+        raise error
+
+    return run
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_what_is_right_or_left_to_others_is_not_run(host: Host) -> None:
+    way = Way()
+    steps = (
+        way.step("a", State("is there", right=True)),
+        way.step("b", State("no", left=True)),
+        way.step("c"),
+    )
+    walked = walk(host, steps, dry_run=False)
+    assert way.called == ["run c"]
+    assert [(one.name, one.state, one.why) for one in walked.steps] == [
+        ("a", "right", "is there"),
+        ("b", "left", "no"),
+        ("c", "done", "not there"),
+    ]
+    assert walked.steps[0].result is None and walked.steps[2].result == {"name": "c"}
+    assert (walked.failure, walked.left) == (None, (walked.steps[1],))
+
+
+FAILURES: list[tuple[Callable[[], Result], str, ExitCode]] = [
+    (raising(GpunodeError("bad")), "failed", ExitCode.FAILED),
+    (raising(PreconditionError("bad")), "failed", ExitCode.PRECONDITION),
+    (raising(RolledBackError("bad")), "failed", ExitCode.ROLLED_BACK),
+    (
+        lambda: Result("Any", exit_code=ExitCode.FAILED, errors=(ErrorInfo("x", "bad"),)),
+        "failed",
+        ExitCode.FAILED,
+    ),
+    (raising(KeyboardInterrupt()), "interrupted", ExitCode.INTERRUPTED),
+]
+
+
+@pytest.mark.parametrize(("run", "state", "code"), FAILURES)
+def test_the_first_failure_stops_it(
+    host: Host, run: Callable[[], Result], state: str, code: ExitCode
+) -> None:
+    way = Way()
+    walked = walk(host, (way.step("a"), way.step("b", run=run), way.step("c")), dry_run=False)
+    assert way.called == ["run a", "run b"]
+    assert [one.state for one in walked.steps] == ["done", state, "waiting"]
+    assert walked.steps[2].why == "for b"
+    assert walked.failure is not None and walked.failure.exit_code is code
+    assert walked.stopped_at is walked.steps[1]
+
+
+def test_a_step_that_cannot_look_has_failed(host: Host) -> None:
+    way = Way()
+    walked = walk(host, (way.step("a", PreconditionError("no way", hint="go")), way.step("b")), dry_run=False)
+    assert way.called == []
+    assert [one.state for one in walked.steps] == ["failed", "waiting"]
+    assert walked.failure is not None and walked.failure.errors == (
+        ErrorInfo("precondition", "no way", "go"),
+    )
+
+
+def test_a_dry_run_only_plans_and_shows_what_comes_behind_a_failure(host: Host) -> None:
+    way = Way()
+    steps = (way.step("a"), way.step("b", plan=raising(GpunodeError("bad"))), way.step("c"))
+    walked = walk(host, steps, dry_run=True)
+    assert way.called == ["plan a", "plan b", "plan c"]
+    assert [one.state for one in walked.steps] == ["planned", "failed", "planned"]
+    assert walked.stopped_at is walked.steps[1]
+
+
+def test_a_bug_is_no_failing_step(host: Host) -> None:
+    with pytest.raises(ZeroDivisionError):
+        walk(host, (Way().step("a", run=raising(ZeroDivisionError())),), dry_run=False)

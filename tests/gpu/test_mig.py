@@ -1,0 +1,346 @@
+"""MIG through NVML: read and changed in a child, on the stand-in, which behaves as hardware does."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from fixtures.mig_tables import BOARDS
+from fixtures.scenario import (
+    Fault,
+    Process,
+    Scenario,
+    StubGpuInstance,
+    gpu_uuid,
+    machine,
+    mig_machine,
+    mig_uuid,
+    mixed_layout,
+    with_mig,
+)
+from gpunode.gpu import mig
+from gpunode.gpu.mig import MigError, MigProcess, MigSession, ModeChange, read_layouts
+from gpunode.gpu.mig_model import GpuLayout, Placement
+from gpunode.gpu.mig_wire import layouts_from_json
+from gpunode.result import ExitCode, plain
+from tests.gpu.conftest import NodeMaker, host_of
+from tests.sure import sure
+
+U0 = gpu_uuid(0)
+IN_USE, RESET_REQUIRED = 19, 16
+
+
+def layouts(make_node: NodeMaker, scenario: Scenario) -> tuple[GpuLayout, ...]:
+    return read_layouts(host_of(make_node(scenario))).gpus
+
+
+def session_on(make_node: NodeMaker, scenario: Scenario):
+    node = make_node(scenario)
+    return node, MigSession(host_of(node))
+
+
+def smi(node, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(node.programs / "nvidia-smi"), *words], env=node.env, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_every_model_tells_its_profiles_with_mig_off(make_node, board):
+    (gpu,) = layouts(make_node, mig_machine(board))
+    wanted = BOARDS[board]
+    assert (gpu.name, gpu.capable, gpu.current, gpu.pending) == (wanted.name, True, False, False)
+    assert (gpu.device_id, gpu.subsystem_id, gpu.slots) == (
+        wanted.device_id,
+        wanted.subsystem_id,
+        wanted.slots,
+    )
+    assert (gpu.instances, gpu.error, gpu.untold) == ((), "", "")
+    assert [(p.index, p.id, p.name, p.slices, p.memory_mib, p.sms, p.max_count) for p in gpu.profiles] == [
+        (p.index, p.id, p.name, p.slices, p.megabytes, p.sms, p.count)
+        for p in sorted(wanted.profiles, key=lambda one: one.index)
+    ]
+    for profile in wanted.profiles:
+        seen = sure(gpu.profile(profile.name))
+        assert [(place.start, place.size) for place in seen.placements] == [
+            (start, profile.size) for start in profile.starts
+        ]
+        assert seen.free is None, "nothing is free where MIG is off"
+        # the name computed from the memory's share is NVML's own on all of these
+        assert seen.aliases == ()
+
+
+@pytest.mark.parametrize(("cc", "name"), [("8.9", "NVIDIA L40S"), ("7.5", "Tesla T4")])
+def test_a_gpu_without_mig_is_not_capable(make_node, cc, name):
+    (gpu,) = layouts(make_node, machine(1, cc=cc, name=name))
+    assert (gpu.capable, gpu.current, gpu.profiles, gpu.error) == (False, False, (), "")
+
+
+def test_instances_are_read_with_their_places_and_uuids(make_node):
+    (gpu,) = layouts(make_node, with_mig(mig_machine("h100"), 0, mixed_layout(0)))
+    found = [(gi.id, gi.name, str(gi.placement), [ci.uuid for ci in gi.compute]) for gi in gpu.instances]
+    assert found == [
+        (1, "3g.40gb", "4:4", [mig_uuid(0, 0)]),
+        (3, "2g.20gb", "0:2", [mig_uuid(0, 1)]),
+        (9, "1g.10gb+me", "2:1", [mig_uuid(0, 2)]),
+        (10, "1g.10gb", "3:1", [mig_uuid(0, 3)]),
+    ]
+    assert dict(gpu.devices()) == {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb+me": 1, "1g.10gb": 1}
+    assert [(p.name, p.free) for p in gpu.profiles if p.free] == []
+
+
+def test_a_gpu_instance_without_a_compute_instance_is_seen(make_node):
+    cut = mig_machine("a30", enabled=True).with_gpu(0, gpu_instances=(StubGpuInstance(3, 0, 1),))
+    (gpu,) = layouts(make_node, cut)
+    assert [(gi.id, gi.name, gi.placement, gi.compute) for gi in gpu.instances] == [
+        (3, "1g.6gb", Placement(1, 1), ())
+    ]
+    assert not gpu.devices()
+    assert {p.name: p.free for p in gpu.profiles} == {
+        "1g.6gb": 3,
+        "2g.12gb": 1,
+        "4g.24gb": 0,
+        "1g.6gb+me": 1,
+        "2g.12gb+me": 1,
+    }
+
+
+def test_layouts_survive_the_way_through_json(make_node):
+    found = read_layouts(host_of(make_node(with_mig(mig_machine("h100", "a30"), 0, mixed_layout(0)))))
+    assert layouts_from_json(plain(found)) == found
+
+
+def test_a_driver_without_names_has_them_computed(make_node):
+    old = (Fault("nvmlDeviceGetGpuInstanceProfileInfoV", 13),)
+    (gpu,) = layouts(make_node, with_mig(mig_machine("h100"), 0, mixed_layout(0)).with_faults(*old))
+    assert [p.name for p in gpu.profiles] == [
+        *("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.10gb+me", "1g.20gb")
+    ]
+    assert dict(gpu.devices())["1g.10gb+me"] == 1
+
+
+def test_a_lost_gpu_costs_the_others_nothing(make_node):
+    first, second = layouts(make_node, mig_machine("h100", "h100").with_gpu(0, lost=True))
+    assert "NVML 15" in first.error
+    assert second.capable and not second.error
+
+
+def test_without_rights_the_modes_are_told_and_the_instances_are_not(make_node):
+    denied = (
+        Fault("nvmlDeviceGetGpuInstances", 4),
+        Fault("nvmlDeviceGetGpuInstancePossiblePlacements", 4),
+    )
+    scenario = with_mig(mig_machine("h100"), 0, mixed_layout(0)).with_faults(*denied)
+    (gpu,) = layouts(make_node, scenario)
+    assert (gpu.capable, gpu.current, gpu.error, gpu.instances) == (True, True, "", ())
+    assert "no permission" in gpu.untold
+    assert sure(gpu.profile("3g.40gb")).max_count == 2
+
+
+# --- changes ------------------------------------------------------------------------------------------------
+
+
+def test_left_to_itself_an_a100_lays_the_first_1g_last_and_3g_no_longer_fits(make_node):
+    _, session = session_on(make_node, mig_machine("a100-40gb", enabled=True))
+    with session:
+        gpu = session.layouts().gpus[0]
+        one, two, three = (gpu.profile(name) for name in ("1g.5gb", "2g.10gb", "3g.20gb"))
+        assert session.create_gpu_instance(U0, one.id)[1] == Placement(6, 1)
+        assert session.create_gpu_instance(U0, one.id)[1] == Placement(0, 1)
+        assert session.create_gpu_instance(U0, two.id)[1] == Placement(2, 2)
+        with pytest.raises(MigError) as refused:
+            session.create_gpu_instance(U0, three.id, name="3g.20gb")
+    assert refused.value.nvml_code == 23
+    assert str(refused.value) == "GPU 0: can't create GPU instance 3g.20gb: not enough resources (NVML 23)"
+    assert refused.value.uuid == U0
+
+
+def test_with_places_the_same_fits(make_node):
+    node, session = session_on(make_node, mig_machine("a100-40gb", enabled=True))
+    with session:
+        gpu = session.layouts().gpus[0]
+        for name, start in (("1g.5gb", 2), ("1g.5gb", 3), ("2g.10gb", 0), ("3g.20gb", 4)):
+            profile = gpu.profile(name)
+            place = next(one for one in profile.placements if one.start == start)
+            gi, at = session.create_gpu_instance(U0, profile.id, place, name)
+            assert at == place
+            made = session.create_compute_instance(U0, gi, profile.slices)
+            assert (made.slices, made.placement, made.uuid[:4]) == (
+                profile.slices,
+                Placement(0, profile.slices),
+                "MIG-",
+            )
+        within = session.layouts().gpus[0]
+    later = read_layouts(host_of(node)).gpus[0]
+    assert later == within, "another process sees what this one did"
+    assert dict(later.devices()) == {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
+    assert len({ci.uuid for gi in later.instances for ci in gi.compute}) == 4
+
+
+def test_a_gpu_instance_is_shared_by_its_compute_instances(make_node):
+    _, session = session_on(make_node, mig_machine("h100", enabled=True))
+    with session:
+        gi, _ = session.create_gpu_instance(U0, 9, Placement(0, 4))
+        second = session.create_compute_instance(U0, gi, 1, Placement(1, 1))
+        first = session.create_compute_instance(U0, gi, 1, Placement(0, 1))
+        with pytest.raises(MigError, match=r"GPU 0, GPU instance 1: can't create compute instance 2c"):
+            session.create_compute_instance(U0, gi, 2)
+        with pytest.raises(MigError, match=r"no compute instance of 7 slices"):
+            session.create_compute_instance(U0, gi, 7)
+        with pytest.raises(MigError) as kept:
+            session.destroy_gpu_instance(U0, gi)
+        assert (kept.value.nvml_code, kept.value.what) == (IN_USE, "GPU 0, GPU instance 1")
+        (seen,) = session.layouts().gpus[0].instances
+        assert [(ci.id, ci.placement.start) for ci in seen.compute] == [(second.id, 1), (first.id, 0)]
+        assert [seen.device_name(ci) for ci in seen.compute] == ["1c.3g.40gb"] * 2
+        for ci in (first, second):
+            session.destroy_compute_instance(U0, gi, ci.id)
+        session.destroy_gpu_instance(U0, gi)
+        assert session.layouts().gpus[0].instances == ()
+
+
+def test_of_the_media_engines_all_is_all(make_node):
+    _, session = session_on(make_node, mig_machine("rtx-pro-6000", enabled=True))
+    with session:
+        gpu = session.layouts().gpus[0]
+        session.create_gpu_instance(U0, gpu.profile("1g.24gb+me.all").id)
+        with pytest.raises(MigError, match="not enough resources"):
+            session.create_gpu_instance(U0, gpu.profile("1g.24gb").id)
+        session.create_gpu_instance(U0, gpu.profile("1g.24gb-me").id)
+
+
+def test_what_somebody_uses_stays_and_its_neighbour_may_go(make_node):
+    busy = Process(0, 4711, gi=1, ci=0)
+    scenario = with_mig(mig_machine("h100"), 0, mixed_layout(0))
+    _, session = session_on(make_node, Scenario(**{**vars(scenario), "processes": (busy,)}))
+    with session:
+        assert session.processes(U0) == (MigProcess(4711, 1, 0),)
+        with pytest.raises(MigError) as refused:
+            session.destroy_compute_instance(U0, 1, 0)
+        assert refused.value.what == "GPU 0, GPU instance 1, compute instance 0"
+        session.destroy_compute_instance(U0, 3, 0)
+        session.destroy_gpu_instance(U0, 3)
+        assert [gi.id for gi in session.layouts().gpus[0].instances] == [1, 9, 10]
+
+
+# --- modes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("board", ["a100-80gb", "h100", "b200"])
+def test_an_idle_gpu_changes_its_mode_at_once(make_node, board):
+    _, session = session_on(make_node, mig_machine(board))
+    with session:
+        assert session.set_mode(U0, True) == ModeChange(0, True, True)
+        assert session.set_mode(U0, False) == ModeChange(0, False, False)
+
+
+def test_a_busy_gpu_leaves_the_mode_pending_until_its_reset(make_node):
+    scenario = mig_machine("a100-80gb").with_gpu(0, told={"held": 1})
+    node, session = session_on(make_node, scenario)
+    with session:
+        assert session.set_mode(U0, True) == ModeChange(IN_USE, False, True)
+        with pytest.raises(MigError, match=r"can't create GPU instance .* \(NVML 3\)"):
+            session.create_gpu_instance(U0, 19)
+        assert session.set_mode(U0, False) == ModeChange(0, False, False), "taken back"
+        session.set_mode(U0, True)
+    assert "In use by another client" in smi(node, "-r", "-i", "0").stdout
+    node.write(scenario.with_gpu(0, told={}))
+    gpu = read_layouts(host_of(node)).gpus[0]
+    assert (gpu.current, gpu.pending, gpu.mode_pending) == (False, True, True)
+    assert smi(node, "--gpu-reset", "-i", gpu.pci).returncode == 0
+    assert read_layouts(host_of(node)).gpus[0].current
+
+
+def test_an_open_session_keeps_the_gpu_from_its_reset(make_node):
+    node, session = session_on(make_node, mig_machine("a100-80gb"))
+    with session:
+        assert smi(node, "-r", "-i", U0).returncode == 3
+    assert smi(node, "-r", "-i", U0).returncode == 0
+
+
+def test_a_virtual_machine_needs_a_reboot(make_node):
+    _, session = session_on(make_node, mig_machine("a100-80gb").with_gpu(0, told={"mig_vm": 1}))
+    with session:
+        assert session.set_mode(U0, True) == ModeChange(RESET_REQUIRED, False, True)
+
+
+def test_mig_is_not_switched_off_over_instances(make_node):
+    node, session = session_on(make_node, with_mig(mig_machine("h100"), 0, mixed_layout(0)))
+    with session, pytest.raises(MigError, match="can't switch MIG off"):
+        session.set_mode(U0, False)
+    assert node.mig_changes() == []
+
+
+def test_a_reboot_takes_instances_and_hoppers_mode(make_node):
+    scenario = mig_machine("h100", "a100-80gb", enabled=True)
+    node, session = session_on(make_node, scenario)
+    with session:
+        for gpu in session.layouts().gpus:
+            session.create_gpu_instance(gpu.uuid, gpu.profiles[0].id)
+    node.reboot()
+    assert [(gpu.current, gpu.instances) for gpu in read_layouts(host_of(node)).gpus] == [
+        (False, ()),
+        (True, ()),
+    ]
+
+
+def test_a_virtual_gpu_is_its_hosts_to_cut(make_node):
+    guest = mig_machine("a100-80gb", enabled=True).with_gpu(0, told={"virtualization": 2})
+    _, session = session_on(make_node, guest)
+    with session:
+        assert session.layouts().gpus[0].virtualization == 2
+        for change in (lambda: session.set_mode(U0, False), lambda: session.create_gpu_instance(U0, 19)):
+            with pytest.raises(MigError) as refused:
+                change()
+            assert refused.value.nvml_code == 3
+
+
+# --- NVML at its worst --------------------------------------------------------------------------------------
+
+
+def test_missing_rights_are_a_precondition(make_node):
+    _, session = session_on(make_node, mig_machine("h100").with_faults(Fault("nvmlDeviceSetMigMode", 4)))
+    with session, pytest.raises(MigError) as refused:
+        session.set_mode(U0, True)
+    assert (refused.value.exit_code, refused.value.code) == (ExitCode.PRECONDITION, "mig-permission")
+    assert refused.value.hint == "run it as root"
+
+
+def test_a_fault_strikes_at_the_step_that_the_scenario_says(make_node):
+    node = make_node(mig_machine("h100", enabled=True).with_faults(Fault("migChange", 999, after=2, times=1)))
+    outcomes: list[int | None] = []
+    for _ in range(2):  # counted over all processes
+        with MigSession(host_of(node)) as session:
+            for _ in range(2):
+                try:
+                    outcomes.append(session.create_gpu_instance(U0, 19)[0])
+                except MigError as error:
+                    outcomes.append(error.nvml_code)
+    assert outcomes == [7, 8, 999, 9]
+
+
+def test_a_hang_ends_the_session_in_time(make_node, monkeypatch):
+    monkeypatch.setattr(mig, "CHANGE_SECONDS", 0.3)
+    _, session = session_on(
+        make_node, mig_machine("h100").with_faults(Fault("nvmlDeviceSetMigMode", hang=60))
+    )
+    with session:
+        with pytest.raises(MigError, match=r"did not answer within 0.3 s") as hung:
+            session.set_mode(U0, True)
+        assert (hung.value.nvml_code, hung.value.code) == (None, "mig-hang")
+        with pytest.raises(MigError, match="NVML is closed"):
+            session.layouts()
+
+
+def test_a_crash_is_told(make_node):
+    crash = Fault("nvmlDeviceCreateGpuInstance", abort=True)
+    _, session = session_on(make_node, mig_machine("h100", enabled=True).with_faults(crash))
+    with session, pytest.raises(MigError, match="SIGABRT"):
+        session.create_gpu_instance(U0, 19)
+
+
+def test_no_driver_is_told(make_node):
+    node = make_node(mig_machine("h100").with_faults(Fault("nvmlInitWithFlags", 9)))
+    with pytest.raises(MigError, match=r"can't open NVML: .*not loaded \(NVML 9\)"):
+        read_layouts(host_of(node))

@@ -1,0 +1,41 @@
+"""A test API server with one node, and gpunode on its command line against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fixtures.api_server import ApiServer, Listening, kubeconfig, make_certificates
+from tests.cli import Ran, gpunode
+
+NODE = "gpu-1"
+Gpunode = Callable[..., Ran]
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def api(certificates: Path) -> Iterator[ApiServer]:
+    """Listening, with the node gpu-1."""
+    server = ApiServer()
+    server.add_node(NODE, labels={"pool": "a"})
+    with Listening(server, certificates):
+        yield server
+
+
+@pytest.fixture
+def run(api: ApiServer, tmp_path: Path) -> Gpunode:
+    """gpunode with a kubeconfig for `api`; HOME and KUBECONFIG are the test's, NODE_NAME is gpu-1."""
+    path = tmp_path / "kubeconfig"
+    path.write_text(kubeconfig(api))
+
+    def call(*argv: str, **env: str) -> Ran:
+        own = {"HOME": str(tmp_path), "KUBECONFIG": str(path), "NODE_NAME": NODE, **env}
+        return gpunode(*argv, env=own)
+
+    return call

@@ -1,0 +1,289 @@
+"""Every way to an API server: kubeconfigs as people have them, a pod's account, kubectl proxy."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.api_server import ADMIN, ApiServer, Fault, Listening, kubeconfig
+from gpunode.errors import GpunodeError
+from gpunode.host import Host
+from gpunode.kubernetes.access import ACCOUNT, Access, find, node_name
+from tests.kubernetes.conftest import Gpunode
+from tests.kubernetes.test_node_label import labels
+
+LABEL = ("node", "label", "x=1")
+DONE = {"pool": "a", "x": "1"}
+
+
+def edited(text: str, **parts: Any) -> str:
+    """A kubeconfig with `cluster`, `user` or `context` entries changed, or a key of the top."""
+    tree = json.loads(text)
+    for key, value in parts.items():
+        if key in ("cluster", "user", "context"):
+            tree[f"{key}s"][0][key] |= value
+        else:
+            tree[key.replace("_", "-")] = value
+    return json.dumps(tree)
+
+
+@pytest.fixture
+def given(run: Gpunode, tmp_path: Path) -> Any:
+    """Run `LABEL` with this text as --kubeconfig."""
+
+    def call(text: str, *more: str, **env: str) -> Any:
+        path = tmp_path / "given.yaml"
+        path.write_text(text)
+        return run(*LABEL, "--kubeconfig", str(path), *more, **env)
+
+    return call
+
+
+def test_certificates_and_tokens_within_the_file(api: ApiServer, given: Any) -> None:
+    data = base64.b64encode(Path(api.ca).read_bytes()).decode()
+    text = edited(kubeconfig(api), cluster={"certificate-authority": "", "certificate-authority-data": data})
+    assert given(text).code == 0
+    assert labels(api) == DONE
+
+
+def test_paths_are_relative_to_their_file(api: ApiServer, given: Any, tmp_path: Path) -> None:
+    shutil.copy(api.ca, tmp_path / "ours.crt")
+    (tmp_path / "tok").write_text(f"{ADMIN}\n")
+    text = kubeconfig(api, tokenFile="tok")
+    done = given(edited(text, cluster={"certificate-authority": "ours.crt"}))
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_a_program_that_prints_the_token(api: ApiServer, given: Any, tmp_path: Path, version: str) -> None:
+    program = tmp_path / "get token"
+    answer = {"kind": "ExecCredential", "status": {"token": ADMIN}}
+    program.write_text(f"#!/bin/sh\n[ \"$1$MORE\" = ab ] && echo '{json.dumps(answer)}'\n")
+    program.chmod(0o755)
+    spec = {
+        "apiVersion": f"client.authentication.k8s.io/{version}",
+        "command": "./get token",
+        "args": ["a"],
+        "env": [{"name": "MORE", "value": "b"}],
+    }
+    done = given(kubeconfig(api, exec=spec))
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo sorry, sign in first >&2; exit 7", "ended with 7: sorry, sign in first"),
+        ("echo no json", "printed no ExecCredential"),
+        ('echo {\\"status\\":{}}', "printed neither a token nor a certificate"),
+    ],
+)
+def test_a_program_that_fails_is_named(
+    api: ApiServer, given: Any, tmp_path: Path, script: str, says: str
+) -> None:
+    program = tmp_path / "signer"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    spec = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(program)}
+    done = given(kubeconfig(api, exec=spec))
+    assert done.code == 3
+    assert says in done.err
+    assert "kubectl proxy" in done.err
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"current_context": "nowhere"}, "has no context 'nowhere'"),
+        ({"current_context": ""}, "has no current context"),
+        ({"context": {"cluster": "gone"}}, "names the cluster 'gone', which isn't there"),
+        ({"context": {"user": "gone"}}, "names the user 'gone', which isn't there"),
+        ({"cluster": {"server": "10.0.0.1:6443"}}, "is no API server's address"),
+        ({"cluster": {"server": None}}, "is no API server's address"),
+        ({"cluster": {"certificate-authority": "/no/ca.crt"}}, "names /no/ca.crt"),
+        ({"cluster": {"certificate-authority-data": "!!"}}, "can't be used"),
+        ({"cluster": {"tls-server-name": "x"}}, "tls-server-name"),
+        ({"user": {"client-certificate-data": "AAAA", "client-key-data": "AAAA"}}, "can't be used"),
+        ({"user": {"auth-provider": {"name": "gcp"}}}, "auth-provider"),
+        ({"user": {"exec": {"command": "x"}}}, "apiVersion None isn't known"),
+        ({"user": {"token": 7}}, "token must be a string"),
+        ({"contexts": {"a": 1}}, "contexts must be a list"),
+        ({"users": [{"user": {}}]}, "users must be a list of name and user"),
+    ],
+    ids=str,
+)
+def test_a_kubeconfig_that_leads_nowhere(api: ApiServer, given: Any, parts: Any, says: str) -> None:
+    done = given(edited(kubeconfig(api), **parts))
+    assert done.code == 3, done.err
+    assert says in done.err
+    assert api.asked == []
+
+
+@pytest.mark.parametrize("text", ["", "- 1", "a: [", "!!python/object/apply:os.system [id]", "\x00"])
+def test_what_is_no_kubeconfig(api: ApiServer, given: Any, text: str) -> None:
+    done = given(text)
+    assert done.code == 3, done.err
+    assert "Traceback" not in done.err
+
+
+def test_an_authority_that_did_not_sign(api: ApiServer, given: Any, tmp_path: Path) -> None:
+    from fixtures.api_server import make_certificates
+
+    other = tmp_path / "other"
+    other.mkdir()
+    make_certificates(other)
+    done = given(edited(kubeconfig(api), cluster={"certificate-authority": str(other / "ca.crt")}))
+    assert done.code == 1
+    assert "certificate isn't signed by the authority" in done.err
+    assert "trying again" not in done.err
+    assert api.asked == []
+
+
+def test_several_kubeconfigs_are_one(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+    tree = json.loads(kubeconfig(api))
+    (tmp_path / "one").write_text(json.dumps({"current-context": "test", "contexts": tree["contexts"]}))
+    (tmp_path / "two").write_text(json.dumps({**tree, "current-context": "other", "contexts": []}))
+    paths = f"{tmp_path / 'one'}:{tmp_path / 'missing'}:{tmp_path / 'two'}"
+    done = run(*LABEL, KUBECONFIG=paths)
+    assert done.code == 0, done.err
+
+
+def test_a_kubectl_proxy_needs_nothing_else(run: Gpunode, tmp_path: Path, certificates: Path) -> None:
+    plain = ApiServer(anonymous="admin")
+    plain.add_node("gpu-1", labels={"pool": "a"})
+    with Listening(plain, None):
+        # a proxy of the environment isn't asked for what is on this machine
+        done = run(*LABEL, "--server", plain.url, KUBECONFIG="", HTTP_PROXY="http://127.0.0.1:1")
+        assert done.code == 0, done.err
+        assert f"--server {plain.url} x-" in done.out
+    assert labels(plain) == DONE
+    refused = run(*LABEL, "--server", plain.url, "--context", "test")
+    assert refused.code == 2
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
+def test_a_real_kubectl_proxy(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+    path = str(tmp_path / "kubeconfig")
+    proxy = subprocess.Popen(
+        ["kubectl", "--kubeconfig", path, "proxy", "--port=0"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert proxy.stdout is not None
+        address = proxy.stdout.readline().split()[-1]
+        done = run(
+            "node", "advertise", "--resource", "a.b/c", "--count", "2", "--server", f"http://{address}"
+        )
+        assert done.code == 0, done.err
+    finally:
+        proxy.terminate()
+        proxy.communicate(timeout=10)
+    assert api.changes()[0].user == "admin"
+    assert api.node("gpu-1")["status"]["allocatable"]["a.b/c"] == "2"
+
+
+def test_nothing_at_all_says_what_there_could_be(run: Gpunode, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = run(*LABEL, KUBECONFIG="", HOME=str(empty), KUBERNETES_SERVICE_HOST="")
+    assert done.code == 3
+    assert "no way to an API server" in done.err
+    assert "kubectl proxy" in done.err
+
+
+def test_home_is_looked_at_last(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+    own = tmp_path / "home" / ".kube"
+    own.mkdir(parents=True)
+    (own / "config").write_text(kubeconfig(api))
+    assert run(*LABEL, KUBECONFIG="", HOME=str(own.parent), KUBERNETES_SERVICE_HOST="").code == 0
+
+
+def test_under_another_root_nothing_is_asked(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+    done = run("--root", str(tmp_path), *LABEL)
+    assert (done.code, api.asked) == (3, [])
+
+
+def test_without_the_library_the_error_says_how_to_get_it(
+    api: ApiServer, run: Gpunode, tmp_path: Path
+) -> None:
+    (tmp_path / "lightkube.py").write_text("raise ImportError('No module named lightkube')\n")
+    done = run(*LABEL, "-o", "json", PYTHONPATH=str(tmp_path))
+    assert done.code == 3
+    (error,) = done.document["errors"]
+    assert error["code"] == "kubernetes-extra-missing"
+    assert error["hint"] == "pip install 'gpunode[kubernetes]'"
+
+
+def test_a_right_that_is_missing(api: ApiServer, given: Any) -> None:
+    done = given(kubeconfig(api, "reader-token"))
+    assert done.code == 3
+    assert 'User "reader" cannot patch' in done.err
+    assert labels(api) == {"pool": "a"}
+
+
+def test_a_page_of_somebody_else(api: ApiServer, run: Gpunode) -> None:
+    api.faults.append(Fault("", "", "html"))
+    done = run(*LABEL)
+    assert (done.code, "no API server's answer" in done.err) == (1, True)
+
+
+# --- what can't be met on a command line here: files of the whole machine ----------------------------------
+
+
+def machine(root: Path, environ: dict[str, str], files: dict[str, str]) -> Host:
+    for path, text in files.items():
+        at = root / path.lstrip("/")
+        at.parent.mkdir(parents=True, exist_ok=True)
+        at.write_text(text)
+    return Host(root, environ)
+
+
+def test_a_pods_account(tmp_path: Path) -> None:
+    files = {f"{ACCOUNT}/token": "t", f"{ACCOUNT}/namespace": "gpu\n", f"{ACCOUNT}/ca.crt": "c"}
+    host = machine(tmp_path, {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}, files)
+    found = find(host, Access())
+    assert (found.server, found.namespace) == ("https://[fd00::1]:6443", "gpu")
+    assert (found.identity.token_file, found.ca_file) == (f"{ACCOUNT}/token", f"{ACCOUNT}/ca.crt")
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/kubernetes/kubelet.conf", "/var/lib/rancher/k3s/agent/kubelet.kubeconfig"]
+)
+def test_the_kubelets_own(tmp_path: Path, path: str) -> None:
+    text = kubeconfig(ApiServer(url="https://10.0.0.1:6443"), "t")
+    found = find(machine(tmp_path, {}, {path: text}), Access(kubeconfig="kubelet"))
+    assert found.server == "https://10.0.0.1:6443"
+    assert found.words == ("--kubeconfig", "kubelet")
+    assert found.source == f"{path}, context test"
+
+
+def test_files_of_root_are_offered_and_not_taken(tmp_path: Path) -> None:
+    host = machine(tmp_path, {}, {"/etc/kubernetes/admin.conf": "{}"})
+    with pytest.raises(GpunodeError) as caught:
+        find(host, Access())
+    assert "here are /etc/kubernetes/admin.conf" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "name", "source"),
+    [
+        ("n1", {"NODE_NAME": "n2"}, "n1", "--node"),
+        ("", {"NODE_NAME": "n2"}, "n2", "NODE_NAME"),
+        ("", {}, "host-3.example.com", "this machine's name"),
+    ],
+)
+def test_the_nodes_name(tmp_path: Path, given: str, environ: dict[str, str], name: str, source: str) -> None:
+    host = machine(tmp_path, environ, {"/proc/sys/kernel/hostname": "Host-3.Example.com\n"})
+    assert node_name(host, given) == (name, source)
+
+
+def test_secrets_are_in_no_text_about_a_connection(tmp_path: Path) -> None:
+    text = kubeconfig(ApiServer(url="https://10.0.0.1:6443"), "very-secret")
+    found = find(machine(tmp_path, {}, {"/k": text}), Access(kubeconfig="/k"))
+    assert found.identity.token == "very-secret"
+    assert "very-secret" not in repr(found)

@@ -1,0 +1,138 @@
+"""An API server that fails in every way it can: a clear error, and all labels or none."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from fixtures.api_server import ApiServer, Fault, kubeconfig
+from tests.kubernetes.conftest import Gpunode
+from tests.kubernetes.test_node_label import labels
+
+LABEL = ("node", "label", "x=1", "y=2", "pool-")
+BEFORE, AFTER = {"pool": "a"}, {"x": "1", "y": "2"}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("PATCH", "", "cut"),
+        Fault("PATCH", "", "cut-after"),
+        Fault("GET", "", "cut", times=2),
+        Fault("PATCH", "", "status", code=503),
+        Fault("PATCH", "", "status", code=500),
+        Fault("PATCH", "", "status", code=429, retry_after=1),
+        Fault("PATCH", "", "status", code=409, reason="Conflict", times=3),
+        Fault("GET", "", "status", code=503, times=3),
+    ],
+    ids=lambda fault: f"{fault.method} {fault.kind} {fault.code}",
+)
+def test_what_passes_is_tried_again(api: ApiServer, run: Gpunode, fault: Fault) -> None:
+    api.faults.append(fault)
+    done = run(*LABEL, "-o", "json")
+    assert done.code == 0, done.err
+    assert labels(api) == AFTER
+    assert done.document["data"]["undo"].endswith(" pool=a x- y-")
+    assert "trying again" in done.err
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "says", "left"),
+    [
+        (Fault("PATCH", "", "cut", 99), "kubernetes-unreachable", "can't be told: all of it or none", BEFORE),
+        (Fault("", "", "status", 99), "kubernetes-unavailable", "nothing was changed", BEFORE),
+        (
+            Fault("PATCH", "", "status", 99, 409, "Conflict"),
+            "kubernetes-conflict",
+            "nothing was changed",
+            BEFORE,
+        ),
+        (Fault("", "", "html", 99), "kubernetes-no-api-server", "no API server's answer", BEFORE),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Fault) else None,
+)
+def test_what_does_not_pass_is_said(
+    api: ApiServer, run: Gpunode, fault: Fault, code: str, says: str, left: dict[str, str]
+) -> None:
+    api.faults.append(fault)
+    done = run(*LABEL, "-o", "json")
+    assert done.code == 1
+    (error,) = done.document["errors"]
+    assert error["code"] == code
+    assert says in f"{error['message']}; {error['hint']}"
+    assert labels(api) == left
+
+
+def test_a_server_that_goes_away_for_good_after_it_took_the_change(api: ApiServer, run: Gpunode) -> None:
+    api.faults += [Fault("PATCH", "", "cut-after"), Fault("GET", "", "cut", 99, after=1)]
+    done = run(*LABEL)
+    assert done.code == 1
+    assert "can't be told: all of it or none; run this again" in done.err
+    assert labels(api) == AFTER
+    api.faults.clear()
+    assert run(*LABEL).out == "node gpu-1 unchanged\n"
+
+
+def jwt(ends: float) -> str:
+    part = base64.urlsafe_b64encode(json.dumps({"exp": int(ends)}).encode()).decode().rstrip("=")
+    return f"e30.{part}.sig"
+
+
+def test_an_expired_token_is_called_one(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+    path = tmp_path / "expired"
+    path.write_text(kubeconfig(api, jwt(1_700_000_000)))
+    done = run(*LABEL, KUBECONFIG=str(path))
+    assert done.code == 3
+    assert "doesn't know who we are (401)" in done.err
+    assert "the token expired at 2023-11-14 22:13 UTC" in done.err
+    assert jwt(1_700_000_000) not in done.err + done.out
+    assert labels(api) == BEFORE
+
+    path.write_text(kubeconfig(api, jwt(time.time() + 3600)))
+    refused = run(*LABEL, KUBECONFIG=str(path))
+    assert "sign in again" in refused.err
+
+
+def test_a_token_that_expires_midway(api: ApiServer, run: Gpunode) -> None:
+    api.faults.append(Fault("PATCH", "", "status", 9, 401, "Unauthorized"))
+    done = run(*LABEL)
+    assert (done.code, "nothing was changed" in done.err) == (3, True)
+    assert labels(api) == BEFORE
+
+
+def test_a_node_that_does_not_exist(api: ApiServer, run: Gpunode) -> None:
+    done = run(*LABEL, "--node", "nowhere", "-o", "json")
+    assert done.code == 3
+    (error,) = done.document["errors"]
+    assert error["code"] == "kubernetes-not-found"
+    assert '"nowhere" not found' in error["message"]
+    assert "kubectl get nodes" in error["hint"]
+
+
+@pytest.mark.parametrize("name", ["../pods", "a/b", "A", "-a", "a?x=1", "a..b"])
+def test_a_name_leads_nowhere_else(api: ApiServer, run: Gpunode, name: str) -> None:
+    done = run(*LABEL, f"--node={name}")
+    assert (done.code, api.asked) == (2, [])
+
+
+def test_a_value_that_the_server_refuses_is_not_tried_again(api: ApiServer, run: Gpunode) -> None:
+    api.faults.append(Fault("PATCH", "", "status", 9, 422, "Invalid"))
+    done = run(*LABEL)
+    assert done.code == 1
+    assert api.faults[0].times == 8
+
+
+def test_a_slow_server_is_waited_for(api: ApiServer, run: Gpunode) -> None:
+    api.faults.append(Fault("GET", "", "slow", seconds=1.5))
+    assert run(*LABEL).code == 0
+
+
+def test_nobody_listening(run: Gpunode) -> None:
+    done = run(*LABEL, "--server", "http://127.0.0.1:1")
+    assert done.code == 1
+    assert "Connection refused" in done.err
+    assert "nothing was changed" in done.err

@@ -1,0 +1,127 @@
+"""Objects of `setup --kubernetes` at an API server: all of them or none, and nothing is written over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.api_server import ApiServer, Fault, kubeconfig
+from gpunode.commands.cluster_objects import make, refuse_others
+from gpunode.commands.manifests_plugin import Options
+from gpunode.commands.setup_plugin import daemon_set_objects
+from gpunode.errors import DaemonError, RolledBackError
+from gpunode.host import Host
+from gpunode.kubernetes.access import Access, connect
+from gpunode.kubernetes.api import Cluster, ClusterError
+from gpunode.kubernetes.manifests.cluster import runtime_class
+from gpunode.kubernetes.objects import differences, look
+from gpunode.render import SilentProgress
+
+QUIET = SilentProgress()
+IMAGE = "registry.test/gpunode:1"
+
+
+@pytest.fixture
+def cluster(api: ApiServer, tmp_path: Path) -> Iterator[Cluster]:
+    path = tmp_path / "kubeconfig"
+    path.write_text(kubeconfig(api))
+    with closing(connect(Host(), Access(str(path)))) as made:
+        yield made
+
+
+def plugin() -> tuple[dict[str, Any], ...]:
+    return daemon_set_objects(Host(), Options(image=IMAGE))
+
+
+def kept(api: ApiServer) -> set[str]:
+    kinds = ("RuntimeClass", "ServiceAccount", "DaemonSet")
+    return {f"{kind}/{one['metadata']['name']}" for kind in kinds for one in api.store.list(kind)}
+
+
+def test_what_is_missing_is_made_and_found_again(api: ApiServer, cluster: Cluster) -> None:
+    done = make(Host(), cluster, plugin(), QUIET, dry_run=False)
+    assert kept(api) == {"ServiceAccount/gpunode-device-plugin", "DaemonSet/gpunode-device-plugin"}
+    assert [one.action for one in done.data.changes] == ["created", "created"]
+    assert done.data.undo == (
+        "kubectl delete daemonset gpunode-device-plugin --namespace kube-system",
+        "kubectl delete serviceaccount gpunode-device-plugin --namespace kube-system",
+    )
+    sent = len(api.changes())
+    again = make(Host(), cluster, plugin(), QUIET, dry_run=False)
+    assert [one.action for one in again.data.changes] == ["unchanged", "unchanged"]
+    assert len(api.changes()) == sent
+
+
+def test_a_dry_run_shows_the_objects_and_sends_nothing(api: ApiServer, cluster: Cluster) -> None:
+    done = make(Host(), cluster, plugin(), QUIET, dry_run=True)
+    assert api.changes() == []
+    assert "kind: DaemonSet" in [getattr(block, "text", "") for block in done.blocks]
+
+
+@pytest.mark.parametrize("kind", ["status", "cut"])
+def test_a_failure_midway_takes_back_what_was_made(api: ApiServer, cluster: Cluster, kind: str) -> None:
+    api.faults.append(Fault("POST", "daemonsets", kind, 99, 403, "Forbidden"))
+    with pytest.raises(ClusterError):
+        make(Host(), cluster, plugin(), QUIET, dry_run=False)
+    assert kept(api) == set()
+
+
+def test_an_answer_that_is_lost_counts_if_the_object_is_there(api: ApiServer, cluster: Cluster) -> None:
+    api.faults.append(Fault("POST", "daemonsets", "cut-after"))
+    make(Host(), cluster, plugin(), QUIET, dry_run=False)
+    assert "DaemonSet/gpunode-device-plugin" in kept(api)
+
+
+def test_what_cannot_be_taken_back_is_named(api: ApiServer, cluster: Cluster) -> None:
+    api.faults += [Fault("POST", "daemonsets", "status", 9), Fault("DELETE", "", "status", 99)]
+    with pytest.raises(ClusterError) as caught:
+        make(Host(), cluster, plugin(), QUIET, dry_run=False)
+    assert "ServiceAccount kube-system/gpunode-device-plugin" in caught.value.hint
+
+
+def test_what_settles_badly_is_taken_back(api: ApiServer, cluster: Cluster) -> None:
+    def settle() -> None:
+        raise DaemonError("no pod came")
+
+    with pytest.raises(RolledBackError, match="no pod came; what was made is deleted again"):
+        make(Host(), cluster, plugin(), QUIET, dry_run=False, settle=settle)
+    assert kept(api) == set()
+
+
+def test_ctrl_c_takes_it_back(api: ApiServer, cluster: Cluster) -> None:
+    def settle() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(Host(), cluster, plugin(), QUIET, dry_run=False, settle=settle)
+    assert kept(api) == set()
+
+
+def test_an_object_that_differs_is_left_alone(api: ApiServer, cluster: Cluster) -> None:
+    api.store.put("RuntimeClass", {"metadata": {"name": "nvidia"}, "handler": "nvidia-legacy"})
+    found = look(Host(), cluster, (runtime_class("nvidia"),), QUIET)
+    with pytest.raises(ClusterError, match="RuntimeClass nvidia is in the cluster and differs at /handler"):
+        refuse_others(found, "gpunode manifests runtime-class")
+    assert api.changes() == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "at"),
+    [
+        ({"a": 1}, {"a": 1, "b": 2}, []),  # what the server adds
+        ({"a": {"b": 1}}, {"a": {"b": 2}}, ["/a/b"]),
+        ({"a": [1, 2]}, {"a": [1]}, ["/a"]),
+        ({"a": [{"b": 1}]}, {"a": [{"b": 1, "c": 3}]}, []),
+        ({"a": ""}, {}, []),
+        ({"a": {}}, {}, []),
+        ({"a": False}, {}, []),
+        ({"a": 0}, {}, ["/a"]),
+        ({"a": {"b": 1}}, {"a": "text"}, ["/a"]),
+    ],
+)
+def test_differences_are_those_that_matter(wanted: Any, found: Any, at: list[str]) -> None:
+    assert differences(wanted, found) == at

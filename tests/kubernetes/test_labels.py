@@ -1,0 +1,265 @@
+"""`gpunode labels` onto a Node and into a NodeFeature object, against a server as strict as a real one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from fixtures.api_server import ADMIN, ApiServer, Fault, kubeconfig
+from tests.cli import clean_environment
+from tests.kubernetes.conftest import NODE, Gpunode
+from tests.plugin.nodes import eventually
+
+ANNOTATION = "gpunode/nvidia-labels"
+NFD = "nfd.node.kubernetes.io/feature-labels"
+
+
+def ours(api: ApiServer) -> dict[str, str]:
+    found = api.node(NODE)["metadata"]["labels"]
+    return {key: value for key, value in found.items() if key.startswith("nvidia.com/")}
+
+
+def features(api: ApiServer) -> list[dict[str, Any]]:
+    return list(api.store.list("NodeFeature", "nfd"))
+
+
+# --- the Node -------------------------------------------------------------------------------------------
+
+
+def test_labels_come_and_go_in_one_patch_each(api: ApiServer, run: Gpunode) -> None:
+    api.node(NODE)["metadata"]["labels"] |= {
+        "nvidia.com/mig.config": "all-balanced",
+        "nvidia.com/gpu.present": "true",
+    }
+    done = run("labels", "--simulate", "a100:2,mig=1g.5gb*7", "--mig-strategy", "mixed", "--to", "node")
+    assert done.code == 0, done.err
+    assert len(api.changes()) == 1
+    found = ours(api)
+    assert found["nvidia.com/mig-1g.5gb.count"] == "14"
+    keys = api.node(NODE)["metadata"]["annotations"][ANNOTATION].split(",")
+    assert sorted(keys) == keys
+    assert set(keys) == found.keys() - {"nvidia.com/mig.config", "nvidia.com/gpu.present"}
+
+    again = run("labels", "--simulate", "a100:2,mig=1g.5gb*7", "--mig-strategy", "mixed", "--to", "node")
+    assert (again.code, "unchanged" in again.out, len(api.changes())) == (0, True, 1)
+
+    other = run("labels", "--simulate", "l40s:4", "--to", "node")
+    assert (other.code, len(api.changes())) == (0, 2), other.err
+    found = ours(api)
+    assert found["nvidia.com/gpu.count"] == "4"
+    assert not any(key.startswith("nvidia.com/mig-") for key in found)
+    assert found["nvidia.com/mig.config"] == "all-balanced"
+    assert api.node(NODE)["metadata"]["labels"]["pool"] == "a"
+
+
+def test_a_dry_run_only_reads(api: ApiServer, run: Gpunode) -> None:
+    done = run(
+        "labels", "--simulate", "h100:8", "--to", "node,node-feature", "--namespace", "nfd", "--dry-run"
+    )
+    assert done.code == 0, done.err
+    assert api.changes() == []
+    assert "+nvidia.com/gpu.count=8" in done.out
+    assert f"node {NODE}: would be created" in done.out
+    assert f"nodefeature nfd/nvidia-features-for-{NODE}: would be created" in done.out
+
+
+def test_a_label_that_somebody_took_away_or_changed_is_back(api: ApiServer, run: Gpunode) -> None:
+    run("labels", "--simulate", "h100:8", "--to", "node")
+    before = ours(api)
+    labels = api.node(NODE)["metadata"]["labels"]
+    del labels["nvidia.com/gpu.count"]
+    labels["nvidia.com/gpu.family"] = "fermi"
+    assert "updated" in run("labels", "--simulate", "h100:8", "--to", "node").out
+    stamp = "nvidia.com/gfd.timestamp"
+    assert ours(api) | {stamp: ""} == before | {stamp: ""}
+
+
+def test_what_nfd_keeps_is_left_to_it(api: ApiServer, run: Gpunode) -> None:
+    node = api.node(NODE)
+    node["metadata"]["annotations"] = {NFD: "cpu-model.id,nvidia.com/gpu.count,nvidia.com/gpu.product"}
+    node["metadata"]["labels"]["nvidia.com/gpu.count"] = "8"
+    for more in ((), ("--dry-run",)):
+        done = run("labels", "--simulate", "h100:8", "--to", "node", *more)
+        assert done.code == 3
+        assert "Node Feature Discovery keeps nvidia.com/gpu.count and 1 more of these labels" in done.err
+    assert api.changes() == []
+
+
+def test_a_node_that_changes_meanwhile_is_looked_at_again(api: ApiServer, run: Gpunode) -> None:
+    def meanwhile() -> None:
+        node = api.node(NODE)
+        node["metadata"]["labels"]["pool"] = "b"
+        api.store.put("Node", node)
+
+    api.faults.append(Fault("PATCH", f"/nodes/{NODE}", "meanwhile", act=meanwhile))
+    done = run("labels", "--simulate", "h100:8", "--to", "node")
+    assert done.code == 0, done.err
+    assert ours(api)["nvidia.com/gpu.count"] == "8"
+    assert api.node(NODE)["metadata"]["labels"]["pool"] == "b"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("PATCH", "/nodes/", "cut"),
+        Fault("PATCH", "/nodes/", "cut-after"),
+        Fault("PATCH", "/nodes/", "status", times=2),
+        Fault("GET", "/nodes/", "status", code=429, reason="TooManyRequests"),
+    ],
+    ids=lambda fault: f"{fault.method} {fault.kind}",
+)
+def test_a_server_that_goes_away_for_a_moment(api: ApiServer, run: Gpunode, fault: Fault) -> None:
+    api.faults.append(fault)
+    done = run("labels", "--simulate", "h100:8", "--to", "node")
+    assert done.code == 0, done.err
+    assert ours(api)["nvidia.com/gpu.count"] == "8"
+
+
+def test_a_server_that_stays_away_has_no_half_label_set(api: ApiServer, run: Gpunode) -> None:
+    api.faults.append(Fault("PATCH", "/nodes/", "status", times=99))
+    done = run("labels", "--simulate", "h100:8", "--to", "node")
+    assert done.code == 1
+    assert "nothing was changed" in done.err
+    assert ours(api) == {}
+
+
+def test_who_may_not_and_who_isnt_there(api: ApiServer, run: Gpunode) -> None:
+    assert run("labels", "--simulate", "h100:8", "--to", "node", NODE_NAME="gpu-2").code == 3
+    api.users[ADMIN] = "reader"
+    done = run("labels", "--simulate", "h100:8", "--to", "node")
+    assert done.code == 3
+    assert "forbidden" in done.err.lower()
+
+
+def test_amd_labels_have_their_own_annotation(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+    run("labels", "--simulate", "h100:8", "--to", "node")
+    # this machine has no AMD GPU: nothing to set, and nothing of NVIDIA's to take away
+    done = run("labels", "--vendor", "amd", "--to", "node")
+    assert (done.code, "unchanged" in done.out, len(api.changes())) == (0, True, 1)
+    assert ours(api)["nvidia.com/gpu.count"] == "8"
+
+
+# --- NodeFeature ----------------------------------------------------------------------------------------
+
+
+def test_the_nodefeature_object(api: ApiServer, run: Gpunode) -> None:
+    argv = ("labels", "--use-node-feature-api", "--namespace", "nfd")
+    assert run(*argv, "--simulate", "h100:8").code == 0
+    (made,) = features(api)
+    assert made["metadata"]["name"] == f"nvidia-features-for-{NODE}"
+    assert made["metadata"]["labels"] == {"nfd.node.kubernetes.io/node-name": NODE}
+    assert made["spec"]["labels"]["nvidia.com/gpu.count"] == "8"
+    assert made["spec"]["features"] == {"attributes": {}, "flags": {}, "instances": {}}
+
+    assert "unchanged" in run(*argv, "--simulate", "h100:8").out
+    assert len(api.changes()) == 1
+
+    made["spec"]["features"] = {"attributes": {"x": {"elements": {}}}, "flags": {}, "instances": {}}
+    assert run(*argv, "--simulate", "l40s:2").code == 0
+    (now,) = features(api)
+    assert now["spec"]["labels"]["nvidia.com/gpu.product"] == "NVIDIA-L40S"
+    assert now["spec"]["features"]["attributes"] == {"x": {"elements": {}}}
+
+
+def test_it_goes_with_the_daemonset_of_our_pod(api: ApiServer, run: Gpunode) -> None:
+    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "labels", "uid": "u-1", "controller": True}
+    pod = {"metadata": {"name": "labels-x", "namespace": "nfd", "uid": "u-2", "ownerReferences": [owner]}}
+    api.store.put("Pod", pod, "nfd")
+    argv = ("labels", "--to", "node-feature", "--namespace", "nfd", "--simulate", "h100:8")
+    assert run(*argv, POD_NAME="labels-x").code == 0
+    (made,) = features(api)
+    assert [
+        (one["kind"], one["name"], one.get("controller")) for one in made["metadata"]["ownerReferences"]
+    ] == [
+        ("DaemonSet", "labels", True),
+        ("Pod", "labels-x", None),
+    ]
+
+
+def test_a_pod_that_cant_be_found_is_only_told(api: ApiServer, run: Gpunode) -> None:
+    argv = ("labels", "--to", "node-feature", "--namespace", "nfd", "--simulate", "h100:8")
+    done = run(*argv, "--pod-name", "gone")
+    assert done.code == 0, done.err
+    assert "gets no owner" in done.err
+    assert "ownerReferences" not in features(api)[0]["metadata"]
+
+
+def test_a_cluster_without_nfd(api: ApiServer, run: Gpunode) -> None:
+    api.without.add("NodeFeature")
+    done = run("labels", "--to", "node-feature", "--namespace", "nfd", "--simulate", "h100:8")
+    assert done.code == 3
+    assert "install Node Feature Discovery" in done.err
+
+
+@pytest.mark.parametrize("kind", ["cut", "cut-after", "status"])
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_a_lost_answer_is_asked_for_again(api: ApiServer, run: Gpunode, method: str, kind: str) -> None:
+    argv = ("labels", "--to", "node-feature", "--namespace", "nfd", "--simulate")
+    if method == "PUT":
+        assert run(*argv, "l40s:1").code == 0
+    api.faults.append(Fault(method, "nodefeatures", kind))
+    done = run(*argv, "h100:8")
+    assert done.code == 0, done.err
+    assert features(api)[0]["spec"]["labels"]["nvidia.com/gpu.count"] == "8"
+
+
+# --- kept -----------------------------------------------------------------------------------------------
+
+
+class Running:
+    """gpunode as a process that stays, its stderr in a file."""
+
+    def __init__(self, place: Path, api: ApiServer, *argv: str) -> None:
+        config = place / "kubeconfig"
+        config.write_text(kubeconfig(api))
+        self.log = place / "log"
+        env = clean_environment({"HOME": str(place), "KUBECONFIG": str(config), "NODE_NAME": NODE})
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gpunode", *argv], env=env, stderr=log, stdout=subprocess.DEVNULL
+            )
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(10)
+
+
+@pytest.fixture
+def running(api: ApiServer, tmp_path: Path) -> Iterator[list[Running]]:
+    started: list[Running] = []
+    yield started
+    for one in started:
+        if one.process.poll() is None:
+            os.kill(one.process.pid, signal.SIGKILL)
+            one.process.wait(5)
+
+
+def test_watch_keeps_them_and_leaves_them(api: ApiServer, tmp_path: Path, running: list[Running]) -> None:
+    argv = ("labels", "--watch", "--to", "node", "--simulate", "h100:8", "--sleep-interval", "1s")
+    running.append(Running(tmp_path, api, *argv))
+    log = running[0].log.read_text
+    assert eventually(lambda: ours(api).get("nvidia.com/gpu.count") == "8", 15), log()
+    with api.lock:
+        del api.node(NODE)["metadata"]["labels"]["nvidia.com/gpu.count"]
+    assert eventually(lambda: "nvidia.com/gpu.count" in ours(api), 15), log()
+    assert running[0].end() == 0
+    assert ours(api)["nvidia.com/gpu.count"] == "8"
+    assert "action=created" in log()
+
+
+def test_the_plugin_keeps_them_too(api: ApiServer, tmp_path: Path, running: list[Running]) -> None:
+    with TemporaryDirectory(prefix="gp-") as short:  # a socket's path is short; its kubelet never comes
+        argv = ("plugin", "serve", "--labels", "node", "--simulate", "h100:4", "--state-dir", str(tmp_path))
+        running.append(Running(tmp_path, api, *argv, "--kubelet-socket", f"{short}/kubelet.sock"))
+        log = running[0].log.read_text
+        assert eventually(lambda: ours(api).get("nvidia.com/gpu.count") == "4", 15), log()
+        assert running[0].end() == 0
+    assert ours(api)["nvidia.com/gpu.count"] == "4"

@@ -1,0 +1,166 @@
+"""`gpunode node advertise`, as a user meets it: written, read back, and refused where a plugin serves."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fixtures.api_objects import record_writer
+from fixtures.api_server import ApiServer, Fault
+from fixtures.scenario import machine
+from fixtures.stubs import stub_node
+from gpunode.commands.node_advertise import served
+from gpunode.host import Host
+from tests.kubernetes.conftest import Gpunode
+
+GPU = ("node", "advertise", "--resource", "nvidia.com/gpu")
+
+
+def amounts(api: ApiServer, resource: str = "nvidia.com/gpu") -> tuple[str | None, str | None]:
+    status = api.node("gpu-1")["status"]
+    return status["capacity"].get(resource), status["allocatable"].get(resource)
+
+
+def test_it_is_written_to_the_status_and_read_back_until_allocatable(api: ApiServer, run: Gpunode) -> None:
+    done = run(*GPU, "--count", "8", "-o", "json")
+    assert done.code == 0, done.err
+    assert amounts(api) == ("8", "8")
+    (sent,) = api.changes()
+    assert sent.path == "/api/v1/nodes/gpu-1/status"
+    assert sent.body[-1] == {"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": "8"}
+    data = done.document["data"]
+    assert (data["capacity"], data["allocatable"]) == ("8", "8")
+    assert any("no device comes with it" in one for one in done.document["messages"])
+
+    again = run(*GPU, "--count", "8")
+    assert again.code == 0
+    assert again.out.startswith("node gpu-1 unchanged")
+    assert len(api.changes()) == 1
+
+    more = run(*GPU, "--count", "4", "-o", "json")
+    assert (more.code, amounts(api)) == (0, ("4", "4"))
+    assert api.changes()[-1].body[0] == {
+        "op": "test",
+        "path": "/status/capacity/nvidia.com~1gpu",
+        "value": "8",
+    }
+    assert run(*shlex.split(more.document["data"]["undo"])[1:]).code == 0
+    assert amounts(api) == ("8", "8")
+    assert run(*shlex.split(data["undo"])[1:]).code == 0
+    assert amounts(api) == (None, None)
+
+
+def test_a_dry_run_sends_nothing(api: ApiServer, run: Gpunode) -> None:
+    done = run(*GPU, "--count", "8", "--dry-run")
+    assert done.code == 0, done.err
+    assert "PATCH /api/v1/nodes/gpu-1/status" in done.out
+    patch = json.loads(done.out[done.out.index("[{") :])
+    assert patch[-1]["path"] == "/status/capacity/nvidia.com~1gpu"
+    assert api.changes() == []
+
+
+def test_a_kubelet_that_does_not_look_is_told(api: ApiServer, run: Gpunode) -> None:
+    api.kubelet = None
+    done = run(*GPU, "--count", "8", "--wait", "0", "-o", "json")
+    assert done.code == 1
+    assert amounts(api) == ("8", None)
+    (error,) = done.document["errors"]
+    assert error["code"] == "not-allocatable"
+    assert "capacity 8, allocatable none" in error["message"]
+    assert done.document["data"]["undo"].endswith("--resource nvidia.com/gpu --remove")
+
+
+def test_it_waits_for_the_kubelet(api: ApiServer, run: Gpunode) -> None:
+    api.kubelet = 2
+    assert run(*GPU, "--count", "8", "--wait", "20").code == 0
+    assert amounts(api) == ("8", "8")
+
+
+def test_a_plugin_that_overwrites_it_is_told(api: ApiServer, run: Gpunode) -> None:
+    api.kubelet, api.plugin = 1, {"nvidia.com/gpu": "2"}
+    done = run(*GPU, "--count", "8", "--wait", "2", "-o", "json")
+    assert done.code == 1
+    assert done.document["errors"][0]["code"] == "overwritten"
+
+
+@pytest.mark.parametrize("words", [("--count", "8"), ("--remove",)])
+def test_what_a_plugin_serves_is_left_alone(api: ApiServer, run: Gpunode, words: tuple[str, ...]) -> None:
+    api.add_node("gpu-1", capacity={"nvidia.com/gpu": "4"})
+    done = run(*GPU, *words, "-o", "json")
+    assert done.code == 3
+    (error,) = done.document["errors"]
+    assert error["code"] == "resource-served"
+    assert "kubelet set it" in error["message"]
+    assert (api.changes(), amounts(api)) == ([], ("4", "4"))
+    assert run(*GPU, *words, "--force").code == 0
+
+
+def test_who_wrote_it_must_be_known(api: ApiServer, run: Gpunode) -> None:
+    node = api.add_node("gpu-1", capacity={"nvidia.com/gpu": "4"})
+    del node["metadata"]["managedFields"]
+    done = run(*GPU, "--count", "8")
+    assert (done.code, "who set it isn't recorded" in done.err) == (3, True)
+
+
+def test_a_plugin_that_is_gone_leaves_a_zero_that_may_be_replaced(api: ApiServer, run: Gpunode) -> None:
+    api.add_node("gpu-1", capacity={"nvidia.com/gpu": "0"})
+    assert run(*GPU, "--count", "8").code == 0
+    assert amounts(api) == ("8", "8")
+
+
+def test_another_count_that_comes_in_between_is_not_overwritten(api: ApiServer, run: Gpunode) -> None:
+    def plugin_registers() -> None:
+        node = api.node("gpu-1")
+        before = json.loads(json.dumps(node))
+        node["status"]["capacity"]["nvidia.com/gpu"] = "2"
+        record_writer(before, node, "kubelet")
+        api.store.put("Node", node)
+
+    api.faults.append(Fault("PATCH", "/status", "meanwhile", act=plugin_registers))
+    done = run(*GPU, "--count", "8")
+    assert done.code == 3, done.out
+    assert "kubelet set it" in done.err
+    assert amounts(api)[0] == "2"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--resource", "gpu", "--count", "1"], "can't be an extended resource"),
+        (["--resource", "x.kubernetes.io/gpu", "--count", "1"], "can't be an extended resource"),
+        (["--resource", "a.b/c", "--count", "0"], "is no number of devices"),
+        (["--resource", "a.b/c", "--count", "-1"], "is no number of devices"),
+        (["--resource", "a.b/c", "--count", "1e3"], "is no number of devices"),
+        (["--resource", "nvidia.com/gpu"], "is another machine"),
+    ],
+)
+def test_what_can_not_be_meant_is_refused(api: ApiServer, run: Gpunode, words: list[str], says: str) -> None:
+    done = run("node", "advertise", *words, "--node", "gpu-9")
+    assert done.code == 2
+    assert says in done.err
+    assert api.changes() == []
+
+
+def test_auto_counts_the_whole_gpus_of_this_machine(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+    node = stub_node(tmp_path, machine(4))
+    done = run(*GPU, **node.env)
+    assert done.code == 0, done.err
+    assert amounts(api) == ("4", "4")
+    other = run("node", "advertise", "--resource", "example.com/x")
+    assert (other.code, "can't be told by itself" in other.err) == (2, True)
+    none = run(*GPU, **stub_node(tmp_path, machine(0)).env)
+    assert (none.code, "no whole GPU" in none.err) == (3, True)
+
+
+def test_the_kubelets_checkpoint_tells_what_a_plugin_serves(tmp_path: Path) -> None:
+    path = tmp_path / "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"Data": {"RegisteredDevices": {"nvidia.com/gpu": ["GPU-1"]}}}))
+    host = Host(tmp_path)
+    assert served(host, "nvidia.com/gpu").endswith("kubelet_internal_checkpoint")
+    assert served(host, "example.com/gpu") == ""
+    path.write_text("nonsense")
+    assert served(host, "nvidia.com/gpu") == ""

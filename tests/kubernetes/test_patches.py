@@ -1,0 +1,146 @@
+"""The patches: whatever a node looks like, they make it what was asked for and touch nothing else."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fixtures.api_objects import record_writer
+from fixtures.json_patch import PatchFailed, apply
+from gpunode.errors import GpunodeError
+from gpunode.kubernetes.patches import (
+    Taint,
+    capacity_patch,
+    label_patch,
+    pointer,
+    taint_patch,
+    taints_of,
+    with_taints,
+    writer_of,
+)
+
+KEYS = st.text("ab/~.01", min_size=1, max_size=4)
+LABELS = st.dictionaries(KEYS, st.text("xyz", max_size=2), max_size=4)
+TAINTS = st.lists(
+    st.builds(Taint, st.sampled_from("ab"), st.sampled_from(["", "v", "w"]), st.sampled_from(["E", "F"])),
+    max_size=4,
+    unique_by=lambda one: (one.key, one.effect),
+)
+
+
+def node(**parts: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "n", "resourceVersion": "7"}, "spec": {}, "status": {}, **parts}
+
+
+@pytest.mark.parametrize(
+    ("parts", "made"),
+    [
+        (("status", "capacity", "nvidia.com/gpu"), "/status/capacity/nvidia.com~1gpu"),
+        (("a~b/c",), "/a~0b~1c"),
+        (("~1",), "/~01"),
+        ((), ""),
+    ],
+)
+def test_pointers_are_those_of_rfc_6901(parts: tuple[str, ...], made: str) -> None:
+    assert pointer(*parts) == made
+
+
+@given(
+    there=st.none() | LABELS, wanted=st.dictionaries(KEYS, st.none() | st.text("xyz", max_size=2), max_size=4)
+)
+def test_labels_become_what_was_asked_for(
+    there: dict[str, str] | None, wanted: dict[str, str | None]
+) -> None:
+    before = node()
+    if there is not None:
+        before["metadata"]["labels"] = there
+    patch = label_patch(before, wanted)
+    after = apply(before, patch)
+    expected = {**(there or {}), **wanted}
+    expected = {key: value for key, value in expected.items() if value is not None}
+    assert after["metadata"].get("labels", {}) == expected
+    assert label_patch(after, wanted) == []
+    if expected == (there or {}):
+        assert patch == []
+
+
+@given(there=LABELS, wanted=st.dictionaries(KEYS, st.none() | st.just("x"), min_size=1, max_size=3), at=KEYS)
+def test_a_node_that_changed_meanwhile_refuses_or_keeps_the_change(
+    there: dict[str, str], wanted: dict[str, str | None], at: str
+) -> None:
+    before = node()
+    before["metadata"]["labels"] = there
+    patch = label_patch(before, wanted)
+    meanwhile = copy.deepcopy(before)
+    meanwhile["metadata"] |= {"labels": {**there, at: "theirs"}, "resourceVersion": "8"}
+    try:
+        after = apply(meanwhile, patch)
+    except PatchFailed:
+        return
+    touched = {one["path"] for one in patch}
+    assert pointer("metadata", "labels", at) not in touched
+    assert after["metadata"]["labels"][at] == "theirs"
+
+
+@given(there=TAINTS, add=TAINTS, remove=TAINTS)
+def test_taints_become_what_was_asked_for(there: list[Taint], add: list[Taint], remove: list[Taint]) -> None:
+    before = node()
+    if there:
+        before["spec"]["taints"] = [
+            {"key": one.key, "value": one.value, "effect": one.effect, "timeAdded": "t"} for one in there
+        ]
+    wanted = with_taints(there, add, remove)
+    patch = taint_patch(before, wanted)
+    after = apply(before, patch)
+    assert taints_of(after) == wanted
+    assert taint_patch(after, with_taints(taints_of(after), add, [])) == taint_patch(
+        after, with_taints(wanted, add, [])
+    )
+    assert {(one.key, one.effect): one for one in wanted}.keys() >= {(one.key, one.effect) for one in add}
+    kept = {(one.key, one.effect) for one in there if one in wanted}
+    for one in after["spec"].get("taints", []):
+        assert ("timeAdded" in one) == ((one["key"], one["effect"]) in kept)
+    if wanted == tuple(there):
+        assert patch == []
+
+
+@pytest.mark.parametrize(
+    "status", [{}, {"capacity": {}}, {"capacity": {"cpu": "4"}}, {"capacity": {"a.b/c": "1"}}]
+)
+@pytest.mark.parametrize("count", [None, 0, 8])
+def test_a_capacity_is_a_string(status: dict[str, Any], count: int | None) -> None:
+    before = node(status=status)
+    after = apply(before, capacity_patch(before, "a.b/c", count))
+    found = after["status"].get("capacity", {}).get("a.b/c")
+    assert found == (None if count is None else str(count))
+    assert after["status"].get("capacity", {}).get("cpu") == status.get("capacity", {}).get("cpu")
+
+
+def test_who_wrote_a_capacity() -> None:
+    before = node(status={"capacity": {}})
+    after = copy.deepcopy(before)
+    after["status"]["capacity"]["a.b/c"] = "1"
+    record_writer(before, after, "gpunode")
+    assert writer_of(after, "a.b/c") == "gpunode"
+    assert writer_of(after, "a.b/d") == ""
+    later = copy.deepcopy(after)
+    later["status"]["capacity"]["a.b/c"] = "2"
+    record_writer(after, later, "kubelet")
+    assert writer_of(later, "a.b/c") == "kubelet"
+
+
+@pytest.mark.parametrize(
+    "managed", [None, 1, [], [None], [{}], [{"fieldsV1": []}], [{"fieldsV1": {"f:status": 1}}]]
+)
+def test_a_record_that_makes_no_sense_says_nothing(managed: Any) -> None:
+    assert writer_of({"metadata": {"managedFields": managed}}, "a.b/c") == ""
+
+
+@pytest.mark.parametrize("taints", ["x", {"a": 1}, [1]])
+def test_taints_that_are_none(taints: Any) -> None:
+    with pytest.raises(GpunodeError):
+        taints_of(node(spec={"taints": taints}))

@@ -1,0 +1,440 @@
+"""`gpunode verify --on kubernetes`: from the pod to the verdict, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fixtures.api_server import ADMIN, ApiServer, Fault, kubeconfig
+from tests.cli import Ran, clean_environment, command
+from tests.kubernetes.conftest import Gpunode
+from tests.kubernetes.pods import EVENTS, FAILED, GPU, PENDING, RUNNING, SUCCEEDED, unscheduled, waiting
+
+PASSED = "[Vector addition of 50000 elements]\nCopy output data from the CUDA device\nTest PASSED\nDone\n"
+
+
+@pytest.fixture
+def gpu_node(api: ApiServer) -> Iterator[ApiServer]:
+    """The node has eight GPUs and the cluster nvidia's class; a pod passes."""
+    for part in ("capacity", "allocatable"):
+        api.node("gpu-1")["status"][part][GPU] = "8"
+    api.store.put("RuntimeClass", {"metadata": {"name": "nvidia"}, "handler": "nvidia"})
+    api.pod_life = [waiting("ContainerCreating"), RUNNING, SUCCEEDED]
+    api.logs[""] = PASSED
+    yield api
+    assert api.store.list("Pod") == [] or api.asked[-1].method == "DELETE", "a pod is left"
+
+
+def verify(run: Gpunode, *argv: str, **env: str) -> Ran:
+    return run("verify", "--on", "kubernetes", "-o", "json", *argv, **env)
+
+
+def created(api: ApiServer) -> dict[str, Any]:
+    (one,) = [asked for asked in api.asked if asked.method == "POST"]
+    body: dict[str, Any] = one.body
+    return body
+
+
+def told(ran: Ran) -> dict[str, str]:
+    errors = ran.document["errors"]
+    assert len(errors) == 1, errors
+    found: dict[str, str] = errors[0]
+    return found
+
+
+# --- it works -------------------------------------------------------------------------------------------
+
+
+def test_a_pod_that_passes_proves_the_node_and_is_removed(gpu_node: ApiServer, run: Gpunode) -> None:
+    ran = verify(run)
+    assert ran.code == 0, ran.err
+    assert gpu_node.store.list("Pod") == []
+    data = ran.document["data"]
+    assert (data["on"], data["via"], data["devices"][0]["status"]) == ("kubernetes", "device plugin", "ok")
+    pod = data["pod"]
+    assert (pod["node"], pod["namespace"], pod["phase"]) == ("gpu-1", "default", "Succeeded")
+    assert (pod["runtimeClass"], pod["removed"], pod["reason"]) == ("nvidia", True, "")
+    assert "Test PASSED" in pod["log"]
+    assert pod["name"].startswith("gpunode-vector-add-")
+
+
+def test_what_is_created_is_bound_to_this_node_and_ends_by_itself(gpu_node: ApiServer, run: Gpunode) -> None:
+    gpu_node.node("gpu-1")["metadata"]["labels"]["kubernetes.io/hostname"] = "host-1"
+    ran = verify(
+        run, "--namespace", "tests", "--timeout", "60", "--image", "registry.example.com/vectoradd:1"
+    )
+    assert ran.code == 0, ran.err
+    body = created(gpu_node)
+    spec = body["spec"]
+    assert spec["nodeSelector"] == {"kubernetes.io/hostname": "host-1"}
+    assert spec["restartPolicy"] == "Never" and spec["runtimeClassName"] == "nvidia"
+    assert 60 <= spec["activeDeadlineSeconds"] <= 120
+    assert spec["containers"][0]["image"] == "registry.example.com/vectoradd:1"
+    assert spec["containers"][0]["resources"] == {"limits": {GPU: "1"}}
+    assert spec["tolerations"] == [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]
+    assert body["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "gpunode"
+    assert "name" not in body["metadata"] and body["metadata"]["generateName"]
+    assert all("/namespaces/tests/" in one.path for one in gpu_node.asked if "pods" in one.path)
+
+
+def test_people_see_the_log_and_the_verdict(gpu_node: ApiServer, run: Gpunode) -> None:
+    ran = run("verify", "--on", "kubernetes")
+    assert ran.code == 0, ran.err
+    assert "  Test PASSED\n" in ran.out
+    assert ran.out.splitlines()[-1] == "The pod computed on a GPU of gpu-1"
+    assert "vector-add pod on gpu-1: done in" in ran.err
+
+
+def test_a_mig_profile_and_a_node_without_the_class(gpu_node: ApiServer, run: Gpunode) -> None:
+    gpu_node.store.delete("RuntimeClass", "nvidia")
+    ran = verify(run, "--resource", "nvidia.com/mig-1g.10gb")
+    assert ran.code == 0, ran.err
+    spec = created(gpu_node)["spec"]
+    assert "runtimeClassName" not in spec
+    assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/mig-1g.10gb": "1"}
+    assert spec["tolerations"][0]["key"] == "nvidia.com/mig-1g.10gb"
+
+
+def test_a_gpu_by_a_resource_claim_is_told(gpu_node: ApiServer, run: Gpunode) -> None:
+    """DRAExtendedResource: the node advertises nothing, and the scheduler makes a claim of the request."""
+    for part in ("capacity", "allocatable"):
+        del gpu_node.node("gpu-1")["status"][part][GPU]
+    claim = {"resourceClaimName": "gpunode-vector-add-x-extended-resources-1"}
+    gpu_node.pod_life = [{**SUCCEEDED, "extendedResourceClaimStatus": claim}]
+    ran = verify(run)
+    assert ran.code == 0, ran.err
+    assert ran.document["data"]["via"] == "resource claim gpunode-vector-add-x-extended-resources-1"
+
+
+# --- it doesn't start -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("life", "code", "said", "hint"), [one[1:] for one in (PENDING[0], PENDING[6])], ids=["gpus", "image"]
+)
+def test_why_it_waits_is_told_and_the_pod_removed(
+    gpu_node: ApiServer, run: Gpunode, life: dict[str, Any], code: str, said: str, hint: str
+) -> None:
+    gpu_node.pod_life = [life]
+    ran = verify(run, "--timeout", "1")
+    assert ran.code == 1, ran.err
+    error = told(ran)
+    assert error["code"] == code
+    assert said in error["message"] and hint in error["hint"], error
+    assert "2 node(s)" not in error["message"], "other nodes don't matter"
+    assert f"Pending: {ran.document['data']['pod']['reason']}" in ran.err, "told while it waits"
+    assert gpu_node.store.list("Pod") == []
+
+
+def test_a_node_without_the_resource_names_what_it_has(gpu_node: ApiServer, run: Gpunode) -> None:
+    for part in ("capacity", "allocatable"):
+        resources = gpu_node.node("gpu-1")["status"][part]
+        del resources[GPU]
+        resources["nvidia.com/mig-3g.40gb"] = "2"
+    gpu_node.pod_life = [unscheduled(f"0/1 nodes are available: 1 Insufficient {GPU}.")]
+    error = told(verify(run, "--timeout", "1"))
+    assert error["code"] == "pending-no-gpu"
+    assert error["hint"] == "ask for what it has: --resource nvidia.com/mig-3g.40gb"
+
+
+def event(reason: str, message: str) -> Callable[[ApiServer], Fault]:
+    """Kubernetes writes it when the events are asked for."""
+
+    def made(api: ApiServer) -> Fault:
+        def act() -> None:
+            for pod in api.store.list("Pod"):
+                about = {"uid": pod["metadata"]["uid"], "kind": "Pod", "name": pod["metadata"]["name"]}
+                body = {"metadata": {"name": f"e-{reason.lower()}"}, "type": "Warning", "reason": reason}
+                where = pod["metadata"]["namespace"]
+                api.store.put("Event", body | {"message": message, "involvedObject": about}, where)
+
+        return Fault("GET", "/events", "meanwhile", act=act)
+
+    return made
+
+
+def test_what_only_an_event_tells(gpu_node: ApiServer, run: Gpunode) -> None:
+    reason, message, code, hint = EVENTS[0]
+    gpu_node.pod_life = [waiting("ContainerCreating")]
+    gpu_node.faults.append(event(reason, message)(gpu_node))
+    error = told(verify(run, "--timeout", "1"))
+    assert error["code"] == code
+    assert error["hint"].startswith(hint)
+
+
+def test_the_event_has_the_cause_that_the_back_off_hides(gpu_node: ApiServer, run: Gpunode) -> None:
+    gpu_node.pod_life = [waiting("ImagePullBackOff", 'Back-off pulling image "x"')]
+    gpu_node.faults.append(event("Failed", "Failed to pull image: 401 Unauthorized")(gpu_node))
+    error = told(verify(run, "--timeout", "1"))
+    assert "401 Unauthorized" in error["message"] and "wants a login" in error["hint"]
+
+
+def test_a_pod_that_never_ends_is_given_up_and_removed(gpu_node: ApiServer, run: Gpunode) -> None:
+    gpu_node.pod_life = [RUNNING]
+    ran = verify(run, "--timeout", "1")
+    assert (ran.code, told(ran)["code"]) == (1, "pod-hangs")
+    assert gpu_node.store.list("Pod") == []
+
+
+# --- it fails -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("life", "log", "code", "said", "hint"), [FAILED[0], FAILED[5], FAILED[-1]])
+def test_a_pod_that_fails_says_why(
+    gpu_node: ApiServer, run: Gpunode, life: dict[str, Any], log: str, code: str, said: str, hint: str
+) -> None:
+    gpu_node.pod_life = [RUNNING, life]
+    gpu_node.logs[""] = log
+    ran = verify(run)
+    assert ran.code == 1, ran.err
+    error = told(ran)
+    assert error["code"] == code
+    assert said in error["message"] and hint in error["hint"], error
+    assert ran.document["data"]["pod"]["log"] == log.splitlines()
+    assert gpu_node.store.list("Pod") == []
+
+
+def test_a_pod_that_somebody_else_deletes_is_told(gpu_node: ApiServer, run: Gpunode) -> None:
+    gpu_node.pod_life = [RUNNING]
+
+    def gone() -> None:
+        for pod in gpu_node.store.list("Pod"):
+            gpu_node.store.delete("Pod", pod["metadata"]["name"], pod["metadata"]["namespace"])
+
+    gpu_node.faults.append(Fault("GET", "/pods/gpunode", "meanwhile", act=gone))
+    ran = verify(run)
+    assert (ran.code, told(ran)["code"]) == (1, "pod-deleted")
+
+
+def test_control_characters_of_a_pod_never_reach_the_terminal(gpu_node: ApiServer, run: Gpunode) -> None:
+    gpu_node.pod_life = [waiting("CreateContainerError", "bad \x1b[2J\x1b]0;x\x07 thing")]
+    ran = run("verify", "--on", "kubernetes", "--timeout", "1")
+    assert ran.code == 1 and "\x1b" not in ran.out + ran.err and "\x07" not in ran.err
+    gpu_node.pod_life, gpu_node.logs[""] = [SUCCEEDED], "\x1b[31mTest PASSED\n"
+    assert "\x1b" not in run("verify", "--on", "kubernetes").out
+
+
+# --- it may not be --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "hint"),
+    [
+        (
+            "pods is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, limited: 8",
+            "pending-quota",
+            "kubectl -n default describe quota",
+        ),
+        (
+            'violates PodSecurity "restricted:latest": seccompProfile',
+            "pending-pod-security",
+            "--namespace",
+        ),
+        (
+            'pod rejected: RuntimeClass "nvidia" not found',
+            "pending-runtime-class",
+            "gpunode manifests runtime-class --nvidia-runtime-name nvidia | kubectl apply",
+        ),
+    ],
+)
+def test_what_admission_refuses(
+    gpu_node: ApiServer, run: Gpunode, message: str, code: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fixtures.api_objects import Refused
+
+    def refuse(*_: Any) -> None:
+        raise Refused(403, "Forbidden", message)
+
+    monkeypatch.setattr(gpu_node, "_create", refuse)
+    ran = verify(run)
+    assert ran.code == 3
+    error = told(ran)
+    assert error["code"] == code and hint in error["hint"] and message[:20] in error["message"]
+    assert not [one for one in gpu_node.asked if one.method == "DELETE"]
+
+
+def test_a_class_that_isnt_there_is_refused_before_anything_is_made(
+    gpu_node: ApiServer, run: Gpunode
+) -> None:
+    ran = verify(run, "--runtime-class", "nvidia-cdi")
+    assert (ran.code, told(ran)["code"]) == (3, "pending-runtime-class")
+    assert "manifests runtime-class --nvidia-runtime-name nvidia-cdi" in told(ran)["hint"]
+    assert gpu_node.changes() == []
+
+
+def test_an_unknown_node_is_refused_before_anything_is_made(gpu_node: ApiServer, run: Gpunode) -> None:
+    ran = verify(run, "--node", "gpu-2")
+    assert ran.code == 3 and "gpu-2" in told(ran)["message"]
+    assert gpu_node.changes() == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("--cdi",), "--cdi is for a container engine"),
+        (("--socket", "/run/x"), "--socket is for a container engine"),
+        (("--resource", "gpu"), "DOMAIN/NAME"),
+        (("--namespace", "A"), "can't be a namespace"),
+        (("--image", "a b"), "can't be an image's name"),
+        (("--timeout", "0"), "0.0 is not in the range"),
+    ],
+)
+def test_what_cant_be_meant_is_usage(
+    gpu_node: ApiServer, run: Gpunode, argv: tuple[str, ...], said: str
+) -> None:
+    ran = run("verify", "--on", "kubernetes", *argv)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+    assert gpu_node.asked == []
+
+
+def test_a_pods_options_without_a_pod_are_usage(run: Gpunode) -> None:
+    ran = run("verify", "--namespace", "x")
+    assert ran.code == 2 and "gpunode verify --on kubernetes" in ran.err
+
+
+# --- the API server fails -------------------------------------------------------------------------------
+
+
+def test_an_api_server_that_is_away_for_a_moment_costs_nothing(gpu_node: ApiServer, run: Gpunode) -> None:
+    gpu_node.faults += [
+        Fault("GET", "/pods/gpunode", "cut", 2),
+        Fault("GET", "/pods/gpunode", "status", 1),
+        Fault("DELETE", "/pods/gpunode", "status", 1),
+        Fault("GET", "/nodes/gpu-1", "status", 1),
+    ]
+    ran = verify(run)
+    assert ran.code == 0, ran.err
+    assert "looked at again when it is back" in ran.err
+    assert gpu_node.store.list("Pod") == []
+
+
+def test_an_api_server_that_stays_away_is_told_with_the_way_to_clean_up(
+    gpu_node: ApiServer, run: Gpunode
+) -> None:
+    gpu_node.faults += [Fault("GET", "/pods/gpunode", "cut", 999), Fault("DELETE", "", "cut", 999)]
+    ran = verify(run, "--timeout", "1")
+    (pod,) = gpu_node.store.list("Pod")
+    assert ran.code == 1 and told(ran)["code"] == "kubernetes-unreachable"
+    assert f"remove it: kubectl --namespace default delete pod {pod['metadata']['name']}" in ran.err
+    gpu_node.store.delete("Pod", pod["metadata"]["name"], "default")
+
+
+def test_a_pod_whose_creation_was_never_answered_is_found_and_removed(
+    gpu_node: ApiServer, run: Gpunode
+) -> None:
+    gpu_node.faults.append(Fault("POST", "/pods", "cut-after"))
+    ran = verify(run)
+    assert ran.code == 1 and told(ran)["code"] == "kubernetes-unreachable"
+    assert [one.method for one in gpu_node.changes()] == ["POST", "DELETE"]
+    assert gpu_node.store.list("Pod") == []
+
+
+def test_a_token_that_expires_on_the_way(gpu_node: ApiServer, run: Gpunode) -> None:
+    gpu_node.pod_life = [RUNNING]
+
+    def expire() -> None:
+        gpu_node.expired.add(ADMIN)
+
+    gpu_node.faults.append(Fault("GET", "/pods/gpunode", "meanwhile", act=expire))
+    ran = verify(run)
+    (pod,) = gpu_node.store.list("Pod")
+    assert ran.code == 3 and told(ran)["code"] == "kubernetes-unauthorized"
+    assert f"delete pod {pod['metadata']['name']}" in ran.err
+    gpu_node.store.delete("Pod", pod["metadata"]["name"], "default")
+
+
+def test_a_pod_that_cant_be_removed_is_named_and_the_proof_still_counts(
+    gpu_node: ApiServer, run: Gpunode
+) -> None:
+    gpu_node.faults.append(Fault("DELETE", "/pods/", "status", 999, 403, "Forbidden"))
+    ran = verify(run)
+    (pod,) = gpu_node.store.list("Pod")
+    assert (ran.code, ran.document["status"]) == (0, "warn")
+    assert ran.document["data"]["pod"]["removed"] is False
+    assert f"delete pod {pod['metadata']['name']}" in ran.document["messages"][0]
+    gpu_node.store.delete("Pod", pod["metadata"]["name"], "default")
+
+
+def test_events_that_may_not_be_read_are_no_obstacle(gpu_node: ApiServer, run: Gpunode) -> None:
+    gpu_node.faults.append(Fault("GET", "/events", "status", 999, 403, "Forbidden"))
+    ran = verify(run)
+    assert ran.code == 0 and "may not list events" in ran.err
+
+
+# --- it is stopped --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda one: one.name)
+def test_a_signal_ends_it_and_the_pod(gpu_node: ApiServer, tmp_path: Path, number: signal.Signals) -> None:
+    gpu_node.pod_life = [RUNNING]
+    path = tmp_path / "kubeconfig"
+    path.write_text(kubeconfig(gpu_node))
+    env = clean_environment({"HOME": str(tmp_path), "KUBECONFIG": str(path), "NODE_NAME": "gpu-1"})
+    process = subprocess.Popen(
+        command("verify", "--on", "kubernetes"),
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        deadline = time.monotonic() + 30
+        while not any("/pods/gpunode" in one.path for one in list(gpu_node.asked)):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        os.kill(process.pid, number)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert gpu_node.store.list("Pod") == []
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next(gpu_node: ApiServer, run: Gpunode) -> None:
+    def left(name: str, when: str, host: str, **labels: str) -> None:
+        marks = {"app.kubernetes.io/managed-by": "gpunode", "app.kubernetes.io/name": "gpunode-vector-add"}
+        spec = {"nodeSelector": {"kubernetes.io/hostname": host}, "activeDeadlineSeconds": 330}
+        metadata = {"name": name, "creationTimestamp": when, "labels": {**marks, **labels}}
+        gpu_node.store.put("Pod", {"metadata": metadata, "spec": spec}, "default")
+
+    run_mark = {"gpunode/run": "0123"}
+    left("old", "2020-01-01T00:00:00Z", "gpu-1", **run_mark)
+    left("fresh", "2999-01-01T00:00:00Z", "gpu-1", **run_mark)
+    left("elsewhere", "2020-01-01T00:00:00Z", "gpu-2", **run_mark)
+    left("by-hand", "2020-01-01T00:00:00Z", "gpu-1")
+    assert verify(run).code == 0
+    assert [one["metadata"]["name"] for one in gpu_node.store.list("Pod")] == [
+        "by-hand",
+        "elsewhere",
+        "fresh",
+    ]
+    for name in ("by-hand", "elsewhere", "fresh"):
+        gpu_node.store.delete("Pod", name, "default")
+
+
+def test_the_rights_that_are_printed_for_it_are_those_that_it_uses(gpu_node: ApiServer, run: Gpunode) -> None:
+    """`gpunode manifests rbac --for verify`: a verb too few would stop it, one too many is a risk."""
+    assert verify(run).code == 0
+    used = set()
+    for asked in gpu_node.asked:
+        parts = asked.path.strip("/").split("/")
+        plural = next(one for one in reversed(parts) if one in {"nodes", "runtimeclasses", "pods", "events"})
+        named = parts[-1] != plural
+        kind = "pods/log" if parts[-1] == "log" else plural
+        verb = {"POST": "create", "DELETE": "delete"}.get(asked.method, "get" if named else "list")
+        used.add((kind, verb))
+    granted = {
+        (resource, verb)
+        for one in yaml.safe_load_all(run("manifests", "rbac", "--for", "verify").out)
+        for rule in one.get("rules", ())
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert used == granted

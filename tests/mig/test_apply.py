@@ -1,0 +1,366 @@
+"""`gpunode mig apply`, and `plan` and `assert` with it, through the command line."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fixtures.scenario import Fault, Process, mig_machine
+from tests.cli import clean_environment, command
+from tests.mig.conftest import EXAMPLES, MigMaker
+from tests.nobody import NOBODY, opened, public_directory
+
+IN_USE, INSUFFICIENT = 19, 23
+
+
+def test_from_whole_to_cut_and_to_another_cut(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100"))
+    ran = node.apply("all-balanced")
+    assert ran.code == 0, ran.err
+    assert ran.out.splitlines()[-1] == "all-balanced applied"
+    assert node.devices() == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
+    before = node.uuids()
+    ran = node.apply("parts", "-o", "json")
+    assert ran.code == 0, ran.err
+    data = ran.document["data"]
+    assert node.devices() == {"3g.40gb": 1, "1c.3g.40gb": 3}
+    kept = before & node.uuids()
+    assert len(kept) == 1, "the 3g.40gb stays, with its UUID"
+    assert set(data["gone"]) == before - kept
+    assert {one["uuid"] for one in data["new"]} == node.uuids() - kept
+
+
+def test_results_for_programs(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100"))
+    document = node.apply("all-1g", "-o", "json").document
+    assert document["kind"] == "MigApplication" and document["data"]["applied"] is True
+    assert len(document["data"]["devices"]) == len(document["data"]["new"]) == 7
+
+
+def test_nothing_to_do_does_nothing(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("a100-40gb", "a30"))
+    assert node.apply("all-1g").code == 0
+    done = node.stub.mig_changes()
+    ran = node.apply("all-1g")
+    assert (ran.code, ran.out) == (0, "all-1g: unchanged\n")
+    assert node.stub.mig_changes() == done
+
+
+def test_a_dry_run_is_the_plan(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100", "h100"))
+    shown = node.run("plan", "-f", EXAMPLES, "-c", "all-balanced")
+    dry = node.apply("all-balanced", "--dry-run")
+    assert shown.code == dry.code == 0
+    assert shown.out.startswith(dry.out) and "create GPU instance 3g.40gb at 4:4" in dry.out
+    assert node.stub.mig_changes() == [] and not (node.directory / "state").exists()
+
+
+def test_the_plan_shows_today_beside_wanted(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100"))
+    assert node.apply("all-balanced").code == 0
+    ran = node.run("plan", "-f", EXAMPLES, "-c", "media")
+    assert "0-1    2g.20gb" in ran.out.replace("0      2g.20gb", "0-1    2g.20gb")
+    assert "goes: 2g.20gb at 0:2  MIG-" in ran.out
+    data = node.run("plan", "-f", EXAMPLES, "-c", "media", "-o", "json").document["data"]
+    (gpu,) = data["gpus"]
+    assert [piece["profile"] for piece in gpu["today"]] == ["2g.20gb", "1g.10gb", "1g.10gb", "3g.40gb"]
+    assert len(gpu["wanted"]) == 7 and len(gpu["lost"]) + len(gpu["kept"]) == 4
+    assert data["changes"] is True and data["obstacles"] == []
+
+
+def test_assert_has_an_exit_code_for_what_differs(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100"))
+    assert node.apply("all-balanced").code == 0
+    words = ("assert", "-f", EXAMPLES, "-c")
+    assert node.run(*words, "all-balanced").code == 0
+    ran = node.run(*words, "media")
+    assert ran.code == 5 and "wanted is 1 x 1g.10gb+me, 6 x 1g.10gb" in ran.out
+    assert node.run(*words, "media", "--mode-only").code == 0
+    assert node.run(*words, "all-disabled", "--mode-only").code == 5
+    assert node.run(*words, "graphics", "--valid-config").code == 0
+    assert node.run(*words, "graphics").code == 3
+    assert node.run(*words, "nothing").code == 2
+    assert node.run("assert", "-f", node.config("version: v9")).code == 1
+
+
+def test_mig_parteds_variables_and_short_flags(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100"))
+    env = {"MIG_PARTED_CONFIG_FILE": EXAMPLES, "MIG_PARTED_SELECTED_CONFIG": "all-enabled"}
+    assert node.run("apply", env=env).code == 0
+    assert node.gpu().current and node.devices() == {}
+    assert node.run("assert", "-m", env=env).code == 0
+    assert node.run("assert", env={**env, "MIG_PARTED_SELECTED_CONFIG": "all-disabled"}).code == 5
+
+
+def test_standard_input_is_a_file_too(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100"))
+    done = subprocess.run(
+        command("mig", "apply", "-f", "-"),
+        input="version: v1\nmig-configs: {a: [{devices: all, mig-enabled: true, mig-devices: {7g.80gb: 1}}]}",
+        env=clean_environment(node.env),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert node.devices() == {"7g.80gb": 1}
+
+
+def test_only_some_gpus(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100", "h100"))
+    assert node.apply("first-whole").code == 0
+    assert (node.devices(0), node.devices(1)) == ({}, {"3g.40gb": 2})
+    only = node.profiles("1g.10gb: 7", devices="[0]")
+    ran = node.apply("wanted", file=only)
+    assert ran.code == 0 and "GPU 1 is in no entry of 'wanted' and stays as it is" in ran.err
+    assert (node.devices(0), node.devices(1)) == ({"1g.10gb": 7}, {"3g.40gb": 2})
+    assert node.run("assert", "-f", only).code == 0
+
+
+def test_mode_only_leaves_the_instances_alone(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100"))
+    assert node.apply("all-balanced", "--mode-only").code == 0
+    assert node.gpu().current and node.devices() == {}
+    assert node.apply("all-balanced").code == 0
+    assert node.apply("media", "--mode-only").code == 0
+    assert node.devices() == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
+
+
+# --- refusals --------------------------------------------------------------------------------------------
+
+
+def test_an_ordinary_user_may_plan_and_not_apply(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100"))
+    with public_directory() as place:
+        copied = place / "scenario.txt"
+        copied.write_text(node.stub.scenario_path.read_text())
+        opened(place)
+        env = {"GPUNODE_STUB_SCENARIO": str(copied)}
+        ran = node.run("apply", "-f", EXAMPLES, "-c", "all-1g", env=env, prefix=NOBODY)
+    assert ran.code == 3 and "needs root" in ran.err
+
+
+def test_whoever_uses_what_goes_is_named_and_stops_it(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100"))
+    assert node.apply("all-balanced").code == 0
+    victim = next(gi for gi in node.gpu().instances if gi.name == "2g.20gb")
+    with subprocess.Popen(["sleep", "60"]) as sleep:
+        try:
+            used = Process(0, sleep.pid, gi=victim.id, ci=0, real=True)
+            node.stub.write(replace(mig_machine("h100"), processes=(used,)))
+            done = node.stub.mig_changes()
+            ran = node.apply("parts")
+            assert ran.code == 3
+            assert f"sleep (process {sleep.pid})" in ran.err and "uses the 2g.20gb at 0:2 of GPU 0" in ran.err
+            assert f"--drain {sleep.pid}" in ran.err
+            planned = node.run("plan", "-f", EXAMPLES, "-c", "parts", "-o", "json").document["data"]
+            assert [one["pid"] for one in planned["obstacles"]] == [sleep.pid]
+            assert node.stub.mig_changes() == done
+            # it doesn't use the 3g.40gb, so what leaves its own instance alone may go on
+            aside = node.profiles("2g.20gb: 1, 1g.10gb: 2")
+            assert node.apply("wanted", file=aside).code == 0
+            ran = node.apply("parts", "--drain", "1")
+            assert ran.code == 2 and "process 1 isn't in the way" in ran.err
+            ran = node.apply("parts", "--drain", str(sleep.pid))
+            assert ran.code == 0, ran.err
+            assert sleep.wait(5) == -signal.SIGTERM
+        finally:
+            sleep.kill()
+    assert node.devices() == {"3g.40gb": 1, "1c.3g.40gb": 3}
+
+
+def test_a_unit_is_stopped_and_started_again(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100"))
+    log = node.directory / "systemctl.log"
+    node.program("systemctl", f'echo "$@" >> {log}')
+    ran = node.apply("all-1g", "--drain", "nvidia-dcgm", "-o", "json")
+    assert ran.code == 0, ran.err
+    assert ran.document["data"]["drained"] == ["nvidia-dcgm.service"]
+    verbs = [line for line in log.read_text().splitlines() if "dcgm" in line]
+    assert verbs == [
+        "is-active --quiet nvidia-dcgm.service",
+        "stop nvidia-dcgm.service",
+        "start nvidia-dcgm.service",
+    ]
+
+
+def test_what_was_stopped_comes_back_after_a_failure(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100").with_faults(Fault("migChange", INSUFFICIENT, after=2, times=1)))
+    log = node.directory / "systemctl.log"
+    node.program("systemctl", f'echo "$@" >> {log}')
+    assert node.apply("all-1g", "--drain", "nvidia-dcgm").code == 4
+    assert log.read_text().splitlines()[-1] == "start nvidia-dcgm.service"
+
+
+def test_a_unit_that_does_not_stop_changes_nothing(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100"))
+    node.program(
+        "systemctl",
+        f'case "$*" in "stop b.service") echo no >&2; exit 1;; esac; echo "$@" >> {node.directory}/log',
+    )
+    ran = node.apply("all-1g", "--drain", "a", "--drain", "b")
+    assert ran.code == 3 and "systemctl stop b.service: no" in ran.err
+    assert (node.directory / "log").read_text().splitlines()[-1] == "start a.service"
+    assert node.stub.mig_changes() == []
+
+
+# --- failures on the way ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 7])
+def test_a_failure_puts_the_previous_layout_back(mig_node: MigMaker, after: int) -> None:
+    scenario = mig_machine("h100")
+    node = mig_node(scenario)
+    assert node.apply("all-balanced").code == 0
+    before = node.gpu()
+    node.stub.write(scenario.with_faults(Fault("migChange", INSUFFICIENT, after=after, times=1)))
+    ran = node.apply("media")
+    assert ran.code == 4
+    assert "the previous layout is in place again" in ran.err and "NVML 23" in ran.err
+    node.stub.write(scenario)
+    now = node.gpu()
+    assert [(g.name, g.placement) for g in sorted(now.instances, key=lambda g: g.placement.start)] == [
+        (g.name, g.placement) for g in sorted(before.instances, key=lambda g: g.placement.start)
+    ]
+    assert not (node.directory / "state/mig-before.json").exists()
+    assert node.run("assert", "-f", EXAMPLES, "-c", "all-balanced").code == 0
+
+
+def test_a_crash_of_nvml_puts_the_previous_layout_back(mig_node: MigMaker) -> None:
+    scenario = mig_machine("h100")
+    node = mig_node(scenario)
+    assert node.apply("all-balanced").code == 0
+    node.stub.write(scenario.with_faults(Fault("migChange", abort=True, after=4, times=1)))
+    ran = node.apply("media")
+    assert ran.code == 4 and "NVML crashed" in ran.err
+    node.stub.write(scenario)
+    assert node.devices() == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
+
+
+def test_a_failure_that_stays_is_told_with_what_is_there(mig_node: MigMaker) -> None:
+    scenario = mig_machine("h100")
+    node = mig_node(scenario)
+    assert node.apply("all-balanced").code == 0
+    node.stub.write(scenario.with_faults(Fault("migChange", INSUFFICIENT, after=5)))
+    ran = node.apply("media")
+    assert ran.code == 1 and "the way back failed" in ran.err
+    node.stub.write(scenario)
+    # the next run first takes it back, as nobody has looked at it since
+    ran = node.apply("all-balanced")
+    assert ran.code == 0 and "was put back to what it had been" in ran.err
+    assert node.devices() == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_puts_the_previous_layout_back(mig_node: MigMaker, number: int) -> None:
+    scenario = mig_machine("h100")
+    node = mig_node(scenario)
+    assert node.apply("all-balanced").code == 0
+    node.stub.write(scenario.with_faults(Fault("migChange", hang=1.0, after=6, times=1)))
+    begun = len(node.stub.mig_changes())
+    argv = command("mig", "apply", "-f", EXAMPLES, "-c", "media")
+    with subprocess.Popen(argv, env=clean_environment(node.env), stderr=subprocess.PIPE, text=True) as child:
+        until = time.monotonic() + 30
+        while len(node.stub.mig_changes()) < begun + 6 and time.monotonic() < until:
+            time.sleep(0.01)
+        child.send_signal(number)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert node.devices() == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
+
+
+def test_a_killed_run_is_taken_back_by_the_next(mig_node: MigMaker) -> None:
+    scenario = mig_machine("h100")
+    node = mig_node(scenario)
+    assert node.apply("all-balanced").code == 0
+    node.stub.write(scenario.with_faults(Fault("migChange", hang=3.0, after=6, times=1)))
+    begun = len(node.stub.mig_changes())
+    argv = command("mig", "apply", "-f", EXAMPLES, "-c", "media")
+    with subprocess.Popen(argv, env=clean_environment(node.env), stderr=subprocess.DEVNULL) as child:
+        until = time.monotonic() + 30
+        while len(node.stub.mig_changes()) < begun + 6 and time.monotonic() < until:
+            time.sleep(0.01)
+        child.kill()
+    node.stub.write(scenario)
+    ran = node.apply("all-balanced")
+    assert ran.code == 0 and "killed half-way; GPU 0 was put back" in ran.err
+    assert ran.out == "all-balanced: unchanged\n"
+
+
+def test_two_at_once_take_turns(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100"))
+    argv = [command("mig", "apply", "-f", EXAMPLES, "-c", label) for label in ("all-1g", "media")]
+    running = [subprocess.Popen(one, env=clean_environment(node.env), stderr=subprocess.PIPE) for one in argv]
+    assert [one.wait(60) for one in running] == [0, 0]
+    for one in running:
+        assert one.stderr is not None
+        one.stderr.close()
+    assert node.devices() in ({"1g.10gb": 7}, {"1g.10gb": 6, "1g.10gb+me": 1})
+
+
+# --- modes and resets ------------------------------------------------------------------------------------
+
+
+def held_until_reset(node, scenario) -> None:
+    """An nvidia-smi before which whatever holds the GPU lets go."""
+    path = node.stub.scenario_path
+    node.program("nvidia-smi", f"sed -i 's/ held=1//' {path}\nexec {node.stub.programs}/nvidia-smi \"$@\"")
+    node.stub.write(scenario)
+
+
+def test_only_the_gpu_that_waits_is_reset(mig_node: MigMaker) -> None:
+    scenario = mig_machine("a100-40gb", "a100-40gb", "a30")
+    node = mig_node(scenario)
+    held_until_reset(node, scenario.with_gpu(0, told={"held": 1}))
+    ran = node.apply("all-1g")
+    assert ran.code == 0, ran.err
+    assert [line for line in node.stub.mig_changes() if line.startswith("reset")] == ["reset gpu=0"]
+    assert [node.devices(n) for n in range(3)] == [{"1g.5gb": 7}, {"1g.5gb": 7}, {"1g.6gb": 4}]
+
+
+def test_a_reset_that_fails_leaves_no_mode_pending(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("a100-40gb").with_gpu(0, told={"held": 1}))
+    ran = node.apply("all-1g")
+    assert ran.code == 4 and "In use by another client" in ran.err
+    assert not node.gpu().current and not node.gpu().pending
+
+
+def test_a_virtual_machine_takes_a_reboot(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("a100-40gb").with_gpu(0, told={"mig_vm": 1, "virtualization": 1}))
+    ran = node.apply("all-1g")
+    assert ran.code == 4 and "--mode-only --skip-reset, reboot, then apply" in ran.err
+    assert not node.gpu().pending
+    ran = node.apply("all-1g", "--skip-reset")
+    assert ran.code == 3 and "--skip-reset was given" in ran.err
+    ran = node.apply("all-1g", "--mode-only", "--skip-reset")
+    assert ran.code == 0 and "on after a reset or a reboot" in ran.out
+    assert node.gpu().pending and not node.gpu().current
+    assert node.run("assert", "-m", "-f", EXAMPLES, "-c", "all-1g").code == 5
+    node.stub.reboot()
+    assert node.apply("all-1g").code == 0
+    assert node.devices() == {"1g.5gb": 7}
+
+
+def test_a_pending_mode_that_nobody_wants_is_taken_back(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("a100-40gb").with_gpu(0, told={"mig_next": 1, "held": 1}))
+    assert node.gpu().pending
+    ran = node.apply("all-disabled")
+    assert ran.code == 0, ran.err
+    assert not node.gpu().pending
+    assert not any(line.startswith("reset") for line in node.stub.mig_changes())
+
+
+# --- at boot ---------------------------------------------------------------------------------------------
+
+
+def test_a_unit_for_the_next_boots_and_the_way_back(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100"))
+    ran = node.apply("all-1g", "--persist", "--dry-run")
+    assert ran.code == 0 and "+ExecStart=" in ran.out and "/etc/systemd/system/gpunode-mig.service" in ran.out
+    assert 'mig apply --config-file /etc/gpunode/mig.yaml --selected-config "all-1g"' in ran.out
+    assert not Path("/etc/systemd/system/gpunode-mig.service").exists()

@@ -1,0 +1,162 @@
+"""Who stands in the way, from /proc and NVML's lists: only those of what goes, each by its name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpunode.commands.mig_wanted import remarks
+from gpunode.facts.node import Node
+from gpunode.gpu.mig import MigProcess
+from gpunode.host import Host
+from gpunode.mig.busy import Obstacle, obstacles
+from gpunode.mig.layout import GpuLayout
+from gpunode.mig.plan import plan_gpu
+from gpunode.mig.wishes import Wish
+from tests.mig.test_placement import board, instance
+
+CAPS = """\
+config 1
+monitor 2
+gpu3/gi1/access 30
+gpu3/gi1/ci0/access 31
+gpu3/gi2/access 39
+gpu3/gi2/ci0/access 40
+"""
+CONTAINER = "4" * 64
+
+
+class Machine:
+    """A tree with processes that have files open."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.put("proc/stat", "btime 1000\n")
+        self.put("proc/driver/nvidia-caps/mig-minors", CAPS)
+
+    def put(self, path: str, text: str) -> None:
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(text)
+
+    def process(self, pid: int, name: str, *files: str, cgroup: str = "/") -> None:
+        self.put(f"proc/{pid}/cmdline", f"/usr/bin/{name}\0-x\0")
+        self.put(f"proc/{pid}/stat", f"{pid} ({name}) S " + " ".join(["1"] * 40))
+        self.put(f"proc/{pid}/cgroup", f"0::{cgroup}\n")
+        for number, file in enumerate(files):
+            link = self.root / f"proc/{pid}/fd/{number}"
+            link.parent.mkdir(exist_ok=True)
+            link.symlink_to(file)
+
+    def ask(self, gpu: GpuLayout, wish: Wish, *processes: MigProcess, ours: int = 0) -> tuple[Obstacle, ...]:
+        node = Node(Host(root=self.root))
+        return obstacles(node, [plan_gpu(wish)], {gpu.uuid: processes}, frozenset({ours}))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def gpu_of(name: str, *, architecture: int = 9, cut: bool = True, on: bool = True) -> GpuLayout:
+    bare = board(name)
+    instances = (instance(bare, 1, "3g.40gb", 0), instance(bare, 2, "3g.40gb", 4)) if cut else ()
+    return replace(bare, minor=3, architecture=architecture, instances=instances, current=on, pending=on)
+
+
+def test_holders_of_what_goes_and_nobody_else(machine: Machine) -> None:
+    gpu = gpu_of("h100")
+    machine.process(
+        41, "train", "/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"
+    )
+    machine.process(
+        42, "serve", "/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap39", "/dev/nvidia-caps/nvidia-cap40"
+    )
+    machine.process(43, "nvidia-persistenced", "/dev/nvidia3")
+    machine.process(44, "other", "/dev/nvidia1", "/etc/hosts")
+    # 4g at slot 0 drives out the instance there
+    (found,) = machine.ask(gpu, Wish(gpu, True, {"4g.40gb": 1, "3g.40gb": 1}, 1))
+    assert (found.name, found.pid) == ("train", 41)
+    assert found.text == "train (process 41) uses the 3g.40gb at 0:4 of GPU 0"
+    assert found.drain == "41"
+
+
+def test_nvmls_list_counts_as_well(machine: Machine) -> None:
+    gpu = gpu_of("h100")
+    machine.process(41, "train")
+    wish = Wish(gpu, True, {"1g.10gb": 7}, 1)
+    found = machine.ask(gpu, wish, MigProcess(41, 1, 0), MigProcess(77, 2, 0), MigProcess(9, 2, 0), ours=9)
+    assert [(one.pid, one.name) for one in found] == [(41, "train"), (77, "a process")]
+
+
+def test_containers_and_units_are_told(machine: Machine) -> None:
+    gpu = gpu_of("h100")
+    cap = "/dev/nvidia-caps/nvidia-cap31"
+    machine.process(41, "train", cap, cgroup=f"/system.slice/docker-{CONTAINER}.scope")
+    machine.process(42, "jupyter", cap, cgroup="/system.slice/jupyter.service")
+    first, second = machine.ask(gpu, Wish(gpu, True, {}, 1))
+    assert first.container == CONTAINER and first.drain == ""
+    assert f"in container {CONTAINER[:12]}" in first.text
+    assert second.unit == second.drain == "jupyter.service" and "of jupyter.service" in second.text
+
+
+def test_a_reset_wants_nobody_at_all(machine: Machine) -> None:
+    gpu = gpu_of("h100", architecture=7, cut=False, on=False)
+    machine.process(
+        43, "nvidia-persistenced", "/dev/nvidia3", cgroup="/system.slice/nvidia-persistenced.service"
+    )
+    machine.process(44, "nv-hostengine", "/dev/nvidia3 (deleted)", cgroup="/system.slice/nvidia-dcgm.service")
+    machine.process(45, "elsewhere", "/dev/nvidia2")
+    machine.put("sys/module/nvidia_drm/parameters/modeset", "Y\n")
+    found = machine.ask(gpu, Wish(gpu, True, {"7g.80gb": 1}, 1))
+    assert [one.drain for one in found] == [
+        "nvidia-persistenced.service",
+        "nvidia-dcgm.service",
+        "nvidia_drm",
+    ]
+    assert "GPU 0, which must be reset" in found[0].text
+    machine.put("sys/module/nvidia_drm/parameters/modeset", "N\n")
+    assert len(machine.ask(gpu, Wish(gpu, True, {}, 1))) == 2
+
+
+def test_who_else_cuts_gpus_is_told(machine: Machine) -> None:
+    gpu = gpu_of("h100", architecture=7, cut=False, on=False)
+    machine.process(50, "nvidia-mig-manager")
+    machine.put("sys/bus/pci/devices/0000:05:00.0/class", "0x068000\n")
+    machine.put("sys/bus/pci/devices/0000:05:00.0/vendor", "0x10de\n")
+    machine.put("sys/bus/pci/devices/0000:19:00.0/class", "0x030200\n")
+    machine.put("sys/bus/pci/devices/0000:19:00.0/vendor", "0x10de\n")
+    machine.put("sys/bus/pci/devices/0000:19:00.0/device", "0x20b0\n")
+    plans = [plan_gpu(Wish(gpu, True, {}, 1))]
+    other, board_ = remarks(Host(root=machine.root), plans)
+    assert other == "process 50, nvidia-mig-manager, cuts GPUs on this node as well, and may do it again"
+    assert "the fabric manager doesn't run" in board_
+    machine.process(51, "nv-fabricmanager")
+    assert len(remarks(Host(root=machine.root), plans)) == 1
+
+
+def test_hopper_takes_no_reset_and_only_work_is_in_the_way(machine: Machine) -> None:
+    gpu = gpu_of("h100", cut=False, on=False)
+    machine.process(43, "nvidia-persistenced", "/dev/nvidia3")
+    machine.process(44, "train", "/dev/nvidia3")
+    machine.put("sys/module/nvidia_drm/parameters/modeset", "Y\n")
+    (found,) = machine.ask(gpu, Wish(gpu, True, {}, 1), MigProcess(44))
+    assert found.text == "train (process 44) uses GPU 0"
+
+
+def test_nothing_is_in_the_way_of_nothing(machine: Machine) -> None:
+    gpu = gpu_of("h100")
+    machine.process(41, "train", "/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap31")
+    assert machine.ask(gpu, Wish(gpu, True, {"3g.40gb": 2}, 1), MigProcess(41, 1, 0)) == ()
+
+
+def test_a_part_that_goes_is_not_its_neighbour(machine: Machine) -> None:
+    bare = board("h100")
+    parts = instance(bare, 1, "3g.40gb", 0, 1, 1, 1)
+    gpu = replace(bare, minor=3, architecture=9, instances=(parts,))
+    wish = Wish(gpu, True, {"1c.3g.40gb": 2}, 1)
+    lost = plan_gpu(wish).lost
+    assert [one.ci for one in lost] == [2]
+    assert machine.ask(gpu, wish, MigProcess(41, 1, 0), MigProcess(42, 1, 1)) == ()
+    assert [one.pid for one in machine.ask(gpu, wish, MigProcess(43, 1, 2))] == [43]

@@ -1,0 +1,151 @@
+"""What mig-parted does wrong or in silence, each as it is here."""
+
+from __future__ import annotations
+
+import pytest
+
+from fixtures.scenario import Scenario, StubGpuInstance, mig_machine
+from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
+
+BALANCED = {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
+
+
+def cut(mig_node: MigMaker, scenario: Scenario) -> MigNode:
+    """A node whose GPUs are cut already; what is asked of it next must not touch that."""
+    node = mig_node(scenario)
+    assert node.apply("all-balanced").code == 0
+    return node
+
+
+def test_a_profile_that_nobody_knows_destroys_nothing(mig_node: MigMaker) -> None:
+    node = cut(mig_node, mig_machine("h100"))
+    done = node.stub.mig_changes()
+    ran = node.apply("wanted", file=node.profiles("1g.11gb: 7"))
+    assert ran.code == 3
+    assert (
+        "config.yaml:4: GPU 0 (NVIDIA H100 80GB HBM3) has no profile 1g.11gb; it has 1g.10gb, 2g.20gb"
+        in ran.err
+    )
+    assert node.stub.mig_changes() == done
+
+
+def test_a_profile_of_another_gpu_destroys_nothing(mig_node: MigMaker) -> None:
+    node = cut(mig_node, mig_machine("h100", "a30"))
+    done = node.stub.mig_changes()
+    ran = node.apply("wanted", file=node.profiles("1g.6gb: 4"))
+    assert ran.code == 3 and "GPU 0 (NVIDIA H100 80GB HBM3) has no profile 1g.6gb" in ran.err
+    assert "GPU 1" not in ran.err
+    assert node.stub.mig_changes() == done
+
+
+def test_what_does_not_fit_destroys_nothing(mig_node: MigMaker) -> None:
+    node = cut(mig_node, mig_machine("h100"))
+    ran = node.apply("wanted", file=node.profiles("3g.40gb: 2, 1g.10gb: 1"))
+    assert ran.code == 3
+    assert "1 x 1g.10gb don't fit together in its 8 memory slots" in ran.err
+    assert "this much of it would fit: 2 x 3g.40gb" in ran.err
+    assert node.devices() == BALANCED
+
+
+def without_mig(scenario: Scenario, index: int) -> Scenario:
+    return scenario.with_gpu(index, name="NVIDIA L40S", cc="8.9")
+
+
+def test_mig_for_gpus_without_it_is_no_success(mig_node: MigMaker) -> None:
+    node = mig_node(without_mig(mig_machine("h100"), 0))
+    ran = node.apply("all-enabled")
+    assert ran.code == 3 and "GPU 0 (NVIDIA L40S) knows no MIG" in ran.err
+    assert node.apply("all-disabled").code == 0
+
+
+def test_a_gpu_without_mig_beside_others_is_left_out_and_told(mig_node: MigMaker) -> None:
+    node = mig_node(without_mig(mig_machine("h100", "h100"), 1))
+    ran = node.apply("wanted", file=node.profiles("7g.80gb: 1"))
+    assert ran.code == 0 and "GPU 1 (NVIDIA L40S) knows no MIG and is left out" in ran.err
+    ran = node.apply("wanted", file=node.profiles("7g.80gb: 1", devices="[0, 1]"))
+    assert ran.code == 3 and "GPU 1 (NVIDIA L40S) knows no MIG" in ran.err
+
+
+def test_a_filter_that_matches_nothing_is_no_success(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100"))
+    entry = "{device-filter: '0x20B010DE', devices: all, mig-enabled: false}"
+    text = f"version: v1\nmig-configs:\n  a:\n    - {entry}\n"
+    ran = node.apply("a", file=node.config(text))
+    assert ran.code == 3 and "no entry of 'a' matches a GPU of this node (GPU 0 is 0x233010DE)" in ran.err
+    ran = node.apply("a", file=node.config(text.replace("'0x20B010DE'", "20B0")))
+    assert ran.code == 1 and "device-filter: '20B0' is none" in ran.err
+
+
+def test_an_index_that_is_not_there_is_no_success(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100"))
+    ran = node.apply("wanted", file=node.profiles("7g.80gb: 1", devices="[0, 8]"))
+    assert ran.code == 3 and "there is no GPU 8: this node has 1 GPU" in ran.err
+    assert node.stub.mig_changes() == []
+
+
+def test_an_instance_that_holds_nothing_blocks_nothing(mig_node: MigMaker) -> None:
+    empty = StubGpuInstance(5, 1, 2)  # a 2g at slot 2 without a compute instance
+    scenario = mig_machine("h100", enabled=True).with_gpu(0, gpu_instances=(empty,))
+    node = mig_node(scenario)
+    assert [gi.id for gi in node.gpu().instances] == [5] and node.devices() == {}
+    ran = node.run("assert", "-f", EXAMPLES, "-c", "all-enabled")
+    assert ran.code == 0 and "GPU instance 5 has no compute instance and takes up room" in ran.err
+    assert node.apply("all-1g").code == 0
+    assert node.devices() == {"1g.10gb": 7}
+
+
+def test_an_empty_instance_gets_what_is_wanted_of_it(mig_node: MigMaker) -> None:
+    empty = StubGpuInstance(5, 1, 2)
+    node = mig_node(mig_machine("h100", enabled=True).with_gpu(0, gpu_instances=(empty,)))
+    assert node.apply("all-balanced").code == 0
+    assert next(gi for gi in node.gpu().instances if gi.name == "2g.20gb").id == 5
+
+
+def test_nothing_is_tried_blindly(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("a100-40gb"))
+    assert node.apply("all-balanced").code == 0
+    verbs = [line.split()[0] for line in node.stub.mig_changes()]
+    assert sorted(verbs) == ["create-ci"] * 4 + ["create-gi"] * 4 + ["set-mode"]
+
+
+def test_two_entries_for_one_gpu(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100", "h100"))
+    entry = "    - {{devices: {}, mig-enabled: {}, mig-devices: {{{}}}}}\n"
+    head = "version: v1\nmig-configs:\n  a:\n"
+    later = head + entry.format("all", "true", "1g.10gb: 7") + entry.format("[1]", "true", "7g.80gb: 1")
+    ran = node.apply("a", file=node.config(later))
+    assert ran.code == 0 and "config.yaml:5: holds for GPU 1, and not line 4" in ran.err
+    assert (node.devices(0), node.devices(1)) == ({"1g.10gb": 7}, {"7g.80gb": 1})
+    torn = head + entry.format("all", "true", "1g.10gb: 7") + entry.format("[1]", "false", "")
+    ran = node.apply("a", file=node.config(torn))
+    assert ran.code == 3 and "GPU 1 is to have MIG off and, by line 4, on" in ran.err
+
+
+def test_a_lost_gpu_is_named_and_nothing_changed(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100", "h100").with_gpu(1, lost=True))
+    ran = node.apply("wanted", file=node.profiles("7g.80gb: 1"))
+    assert ran.code == 3 and "GPU 1" in ran.err and "can't be asked" in ran.err and "lost" in ran.err
+    assert node.stub.mig_changes() == []
+    assert node.apply("wanted", file=node.profiles("7g.80gb: 1", devices="[0]")).code == 0
+
+
+def test_a_virtual_gpu_is_its_hosts_business(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100").with_gpu(0, told={"virtualization": 2}))
+    ran = node.apply("all-1g")
+    assert ran.code == 3 and "GPU 0 (NVIDIA H100 80GB HBM3) is a virtual GPU, whose host decides" in ran.err
+
+
+def test_the_name_of_an_older_driver_is_taken(mig_node: MigMaker) -> None:
+    """The memory in a profile's name follows from what the driver tells of the GPU's: 7g.79gb, 7g.80gb."""
+    node = mig_node(mig_machine("h100").with_gpu(0, memory=82 << 30))
+    whole = next(one for one in node.gpu().profiles if one.slices == 7)
+    assert whole.name == "7g.80gb" and "7g.82gb" in whole.names
+    assert node.apply("wanted", file=node.profiles("7g.82gb: 1")).code == 0
+    assert node.run("assert", "-f", str(node.directory / "config.yaml")).code == 0
+
+
+@pytest.mark.parametrize("label", ["nothing", "all-balancd"])
+def test_an_unknown_label_names_the_known_ones(mig_node: MigMaker, label: str) -> None:
+    ran = mig_node(mig_machine("h100")).apply(label)
+    assert ran.code == 2
+    assert ("did you mean all-balanced?" if label != "nothing" else "there are: all-disabled") in ran.err

@@ -1,0 +1,129 @@
+"""Every documented layout from every other, with failures at random: wanted or as before, never between."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from fixtures.scenario import Fault, Scenario, mig_machine
+from gpunode.commands import mig_apply
+from gpunode.errors import GpunodeError
+from gpunode.mig.compare import difference
+from gpunode.mig.config import parse
+from gpunode.mig.layout import Layouts
+from gpunode.mig.plan import same_layout
+from gpunode.mig.wishes import wishes
+from gpunode.render import SilentProgress
+from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
+
+HOPPER = ("all-disabled", "all-enabled", "all-1g", "all-balanced", "media", "roomy", "parts", "first-whole")
+PLAIN = ("all-disabled", "all-enabled", "all-1g", "all-balanced")
+PROFESSIONAL = (*PLAIN, "all-media", "graphics")
+# in use, not enough room, unknown; a crash of the process that asks
+TROUBLES = ({"code": 19}, {"code": 23}, {"code": 999}, {"abort": True})
+CALLS = (
+    *("migChange",) * 6,
+    "nvmlDeviceGetGpuInstances",
+    "nvmlInitWithFlags",
+    "nvmlDeviceGetMigMode",
+    "nvidia-smi",
+)
+
+
+def attempt(node: MigNode, label: str) -> int:
+    """The exit code."""
+    try:
+        result = mig_apply.run(node.host, mig_apply.Options(EXAMPLES, label), SilentProgress())
+    except GpunodeError as error:
+        return int(error.exit_code)
+    return int(result.exit_code)
+
+
+def wrong(label: str, now: Layouts) -> list[str]:
+    with open(EXAMPLES, "rb") as file:
+        entries = parse(file.read(), EXAMPLES).labels[label]
+    found = wishes(EXAMPLES, label, entries, now).all
+    return [one for one in map(difference, found) if one]
+
+
+def faults(chance: random.Random) -> tuple[Fault, ...]:
+    """One failure or two, each of a moment: the way back has three tries."""
+    found = []
+    for _ in range(chance.choice((1, 1, 2))):
+        call = chance.choice(CALLS)
+        trouble = chance.choice(TROUBLES if call != "nvidia-smi" else TROUBLES[:3])
+        found.append(Fault(call, after=chance.randrange(18), times=1, **trouble))
+    return tuple(found)
+
+
+def walk(node: MigNode, scenario: Scenario, start: str, goals: tuple[str, ...], chance: random.Random) -> int:
+    """How often it came out as before."""
+    state = node.stub.scenario_path.with_name(node.stub.scenario_path.name + ".mig")
+    kept = state.with_suffix(".kept")
+    assert attempt(node, start) == 0
+    before = node.layouts()
+    assert wrong(start, before) == []
+    if state.exists():
+        shutil.copy(state, kept)
+    back = 0
+    for goal in goals:
+        if goal == start:
+            continue
+        struck = faults(chance)
+        node.stub.write(scenario.with_faults(*struck))
+        code = attempt(node, goal)
+        node.stub.write(scenario)
+        now = node.layouts()
+        told = f"{start} -> {goal} with {struck}: exit {code}"
+        if code == 0:
+            assert wrong(goal, now) == [], told
+        else:
+            assert code in (1, 3, 4), told
+            assert all(same_layout(a, b) for a, b in zip(before.gpus, now.gpus, strict=True)), told
+            back += 1
+        assert not (node.directory / "state/mig-before.json").exists(), told
+        if kept.exists():
+            shutil.copy(kept, state)
+        else:
+            node.stub.forget_mig_changes()
+    return back
+
+
+@pytest.mark.parametrize(
+    ("boards", "labels"),
+    [
+        (("h100", "h100"), HOPPER),
+        (("a100-40gb", "a30"), PLAIN),
+        (("rtx-pro-6000",), PROFESSIONAL),
+    ],
+    ids=lambda value: value[0],
+)
+def test_wanted_or_as_before(mig_node: MigMaker, boards: tuple[str, ...], labels: tuple[str, ...]) -> None:
+    seed = 6 if os.environ.get("CI") == "true" else random.randrange(10**9)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    scenario = mig_machine(*boards)
+    node = mig_node(scenario)
+    back = sum(walk(node, scenario, start, labels, chance) for start in labels)
+    assert back > 0, "no failure has struck"
+
+
+def test_a_mode_that_needs_a_reset_in_a_failing_world(mig_node: MigMaker) -> None:
+    """Something holds the GPU until it is reset; the reset, or what comes after it, fails."""
+    scenario = mig_machine("a100-40gb")
+    node = mig_node(scenario)
+    path = node.stub.scenario_path
+    node.program("nvidia-smi", f"sed -i 's/ held=1//' {path}\nexec {node.stub.programs}/nvidia-smi \"$@\"")
+    held = scenario.with_gpu(0, told={"held": 1})
+    for fault in (Fault("nvidia-smi", 19, times=1), Fault("migChange", 23, after=3, times=1)):
+        node.stub.write(replace(held, faults=(fault,)))
+        assert attempt(node, "all-1g") == 4
+        now = node.gpu()
+        assert (now.current, now.pending, now.instances) == (False, False, ())
+    node.stub.write(held)
+    assert attempt(node, "all-1g") == 0
+    assert node.devices() == {"1g.5gb": 7}

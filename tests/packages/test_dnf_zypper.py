@@ -1,0 +1,328 @@
+"""dnf and zypper by recorded runs: no machine of theirs is at hand, so their answers are written down here.
+
+The answers follow dnf 4.14 (RHEL 9), dnf 5.2 (Fedora 41) and zypper 1.14 (SLES 15); exit codes are those of
+dnf(8) and zypper(8).
+"""
+
+import json
+import shlex
+
+import pytest
+
+from gpunode.host import Completed, Host
+from gpunode.packages.dnf import Dnf
+from gpunode.packages.manager import Command, PackagesError, Trouble, Wanted
+from gpunode.packages.rpm import compare
+from gpunode.packages.run import run_command
+from gpunode.packages.zypper import Zypper
+from tests.cli import gpunode
+from tests.packages.apt_root import PACKAGES
+
+REPOQUERY = r"%{name}\t%{evr}\t%{repoid}\n"
+RPM_QUERY = r"%{NAME}\t%{EVR}\n"
+
+
+def recorded(root, os_release, commands, *programs):
+    """A machine whose commands have these answers: stdout, or (stdout, code)."""
+    answers = {}
+    for argv, answer in commands.items():
+        out, code = answer if isinstance(answer, tuple) else (answer, 0)
+        answers[shlex.join(argv)] = {"stdout": out, "code": code}
+    for path, text in (
+        ("etc/os-release", os_release),
+        (
+            ".gpunode/recording.json",
+            json.dumps({"apiVersion": "gpunode/v1", "kind": "Recording", "commands": answers}),
+        ),
+    ):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    for program in programs:
+        (root / "usr/bin").mkdir(parents=True, exist_ok=True)
+        (root / "usr/bin" / program).write_text("#!/bin/sh\n")
+        (root / "usr/bin" / program).chmod(0o755)
+    return root
+
+
+def rpm_says(version):
+    argv = ("rpm", "-q", "--qf", RPM_QUERY, *PACKAGES)
+    lines = [f"{name}\t{version}" if version else f"package {name} is not installed" for name in PACKAGES]
+    return {argv: ("".join(f"{line}\n" for line in lines), 0 if version else len(PACKAGES))}
+
+
+def dnf_offers(program, *offers):
+    lines = [f"{name}\t{version}\t{repository}\n" for name in PACKAGES for version, repository in offers]
+    return {(program, "-q", "repoquery", "--available", "--qf", REPOQUERY, *PACKAGES): "\n".join(lines)}
+
+
+def zypper_offers(*offers):
+    rows = "".join(
+        f'<solvable status="not-installed" name="{name}" kind="package" edition="{version}" arch="x86_64"'
+        f' repository="{repository}"/>\n'
+        for name in PACKAGES
+        for version, repository in offers
+    )
+    argv = ("zypper", "--non-interactive", "--no-refresh", "--xmlout", "search", "--details", "--match-exact")
+    return {(*argv, "-t", "package", *PACKAGES): f"<?xml version='1.0'?>\n<stream>{rows}</stream>\n"}
+
+
+RHEL = 'ID="rhel"\nVERSION_ID="9.4"\nPRETTY_NAME="Red Hat Enterprise Linux 9.4"\n'
+SLES = 'ID="sles"\nVERSION_ID="15.6"\nPRETTY_NAME="SUSE Linux Enterprise Server 15 SP6"\n'
+TWO = (
+    ("1.19.0-1", "nvidia-container-toolkit"),
+    ("1.20.0-1", "nvidia-container-toolkit"),
+    ("1.20.0-1", "cuda-rhel9"),
+)
+
+
+@pytest.mark.parametrize("program", ["dnf", "dnf5"])
+def test_what_dnf_has_and_would_do(tmp_path, program):
+    root = recorded(tmp_path, RHEL, rpm_says("1.19.0-1") | dnf_offers(program, *TWO), program)
+    status = gpunode("toolkit", "status", "--root", str(root), "-o", "json").document["data"]
+    assert (status["manager"], status["version"]) == ("dnf", "1.19.0-1")
+    assert status["packages"][0]["candidate"] == "1.20.0-1"
+    assert status["packages"][0]["candidateOrigins"] == ["nvidia-container-toolkit", "cuda-rhel9"]
+    plan = gpunode(
+        "toolkit", "install", "--upgrade", "--hold", "--dry-run", "--root", str(root), "-o", "json"
+    )
+    names = [f"{name}-1.20.0-1" for name in PACKAGES]
+    impatient = [] if program == "dnf5" else ["--setopt=exit_on_lock=True"]
+    assert [shlex.split(one) for one in plan.document["data"]["commands"]] == [
+        [
+            program,
+            "-y",
+            *impatient,
+            "makecache",
+            "--refresh",
+            "--disablerepo=*",
+            "--enablerepo=nvidia-container-toolkit",
+        ],
+        [program, "-y", *impatient, "install", *names],
+        [program, "-y", "versionlock", "add", *PACKAGES],
+    ]
+
+
+def test_a_node_without_the_repository_gets_it_and_names_the_version(tmp_path):
+    root = recorded(tmp_path, RHEL, rpm_says("") | dnf_offers("dnf"), "dnf")
+    plan = gpunode(
+        "toolkit", "install", "--version", "1.20.0", "--dry-run", "--root", str(root), "-o", "json"
+    )
+    data = plan.document["data"]
+    assert [one["path"] for one in data["changes"]] == [
+        "/etc/pki/rpm-gpg/RPM-GPG-KEY-nvidia-container-toolkit",
+        "/etc/yum.repos.d/nvidia-container-toolkit.repo",
+    ]
+    assert data["commands"][1].split()[-4:] == [f"{name}-1.20.0-1" for name in PACKAGES]
+    assert not (root / "etc/yum.repos.d").exists()
+
+
+def test_what_zypper_has_and_would_do(tmp_path):
+    root = recorded(tmp_path, SLES, rpm_says("1.20.0-1") | zypper_offers(*TWO[:2]), "zypper")
+    status = gpunode("toolkit", "status", "--root", str(root), "-o", "json").document["data"]
+    assert (status["manager"], status["version"]) == ("zypper", "1.20.0-1")
+    plan = gpunode(
+        "toolkit", "install", "--version", "1.19.0", "--dry-run", "--root", str(root), "-o", "json"
+    )
+    quiet = ["zypper", "--non-interactive"]
+    assert [shlex.split(one) for one in plan.document["data"]["commands"]] == [
+        [*quiet, "--gpg-auto-import-keys", "refresh", "nvidia-container-toolkit"],
+        [*quiet, "install", "--oldpackage", *(f"{name}=1.19.0-1" for name in PACKAGES)],
+    ]
+    assert plan.document["data"]["changes"][1]["path"] == "/etc/zypp/repos.d/nvidia-container-toolkit.repo"
+
+
+def test_a_package_that_zypper_does_not_know(tmp_path):
+    ((argv, _),) = zypper_offers().items()
+    commands = rpm_says("") | {argv: ("<stream></stream>", 104)}
+    root = recorded(tmp_path, SLES, commands, "zypper")
+    assert gpunode("toolkit", "status", "--root", str(root)).code == 0
+
+
+def test_candidates_that_differ_are_refused_with_one_that_fits(tmp_path):
+    offers = dnf_offers("dnf", *TWO)
+    ((argv, text),) = offers.items()
+    newer = f"{text}\n{PACKAGES[1]}\t1.21.0-1\tcuda-rhel9\n"
+    root = recorded(tmp_path, RHEL, rpm_says("") | {argv: newer}, "dnf")
+    done = gpunode("toolkit", "install", "--dry-run", "--root", str(root))
+    assert done.code == 3 and "newest versions differ" in done.err and "--version 1.20.0-1" in done.err
+
+
+@pytest.mark.parametrize(
+    ("os_release", "extra", "said"),
+    [
+        ("ID=flatcar\nNAME=Flatcar\n", "", "system extension"),
+        ("ID=talos\n", "", "schematic"),
+        ("ID=bottlerocket\n", "", "-nvidia variants"),
+        ("ID=cos\n", "", "cos-extensions install gpu"),
+        ("ID=nixos\n", "", "hardware.nvidia-container-toolkit.enable"),
+        ("ID=opensuse-microos\n", "", "transactional-update"),
+        ("ID=fedora\nVARIANT_ID=coreos\n", "run/ostree-booted", "rpm-ostree install"),
+        ("ID=gentoo\nNAME=Gentoo\n", "", "by this system's own means"),
+    ],
+)
+@pytest.mark.parametrize("verb", [("install", "--dry-run"), ("status",), ("remove", "--dry-run")])
+def test_where_packages_are_no_way_it_says_what_is(tmp_path, os_release, extra, said, verb):
+    root = recorded(tmp_path, os_release, {})
+    if extra:
+        (root / extra).parent.mkdir(parents=True)
+        (root / extra).touch()
+    done = gpunode("toolkit", *verb, "--root", str(root))
+    assert done.code == 3 and said in done.err
+
+
+def test_another_root_is_never_installed_into(tmp_path):
+    root = recorded(tmp_path, RHEL, rpm_says("") | dnf_offers("dnf"), "dnf")
+    done = gpunode("toolkit", "install", "--root", str(root))
+    assert done.code == 3 and "leave --root out" in done.err
+
+
+def answer(code, out="", err=""):
+    return Completed(("x",), code, out, err)
+
+
+@pytest.mark.parametrize(
+    ("done", "trouble"),
+    [
+        (answer(0), None),
+        (answer(200, err="metadata already locked by 4711"), Trouble.LOCKED),
+        (answer(1, err="Failed to obtain rpm transaction lock. Another is in progress."), Trouble.LOCKED),
+        (answer(1, err="Error: Unable to find a match: nvidia-container-toolkit-9-1"), Trouble.NOT_FOUND),
+        (answer(1, err="Error: repomd.xml GPG signature verification error: Bad"), Trouble.SIGNATURE),
+        (answer(1, err="Curl error (6): Couldn't resolve host name for https://x"), Trouble.NETWORK),
+        (answer(1, err=" Problem: conflicting requests\n  - nothing provides libfoo"), Trouble.DEPENDENCIES),
+        (answer(1), Trouble.OTHER),
+        (Completed(("dnf",), -9, "", "", True), Trouble.TIMED_OUT),
+    ],
+)  # fmt: skip
+def test_why_dnf_failed(tmp_path, done, trouble):
+    failure = Dnf(Host(tmp_path, environ={})).explain(done)
+    assert (failure.trouble if failure else None) is trouble
+
+
+@pytest.mark.parametrize(
+    ("done", "trouble"),
+    [
+        (answer(0), None),
+        (answer(102), None),
+        (answer(103), None),
+        (
+            answer(7, err="System management is locked by the application with pid 815 (zypper)."),
+            Trouble.LOCKED,
+        ),
+        (answer(104, out="'x' not found in package names."), Trouble.NOT_FOUND),
+        (answer(4, out="Problem: nothing provides libfoo"), Trouble.DEPENDENCIES),
+        (answer(106, err="Download (curl) error for 'https://x'"), Trouble.NETWORK),
+        (answer(8, err="Signature verification failed for file 'repomd.xml'"), Trouble.SIGNATURE),
+    ],
+)
+def test_why_zypper_failed(tmp_path, done, trouble):
+    failure = Zypper(Host(tmp_path, environ={})).explain(done)
+    assert (failure.trouble if failure else None) is trouble
+
+
+class Told:
+    """What a person would read while it works."""
+
+    def __init__(self):
+        self.steps = []
+
+    def step(self, text):
+        from contextlib import nullcontext
+
+        self.steps.append(text)
+        return nullcontext()
+
+    def note(self, text):
+        self.steps.append(text)
+
+
+class Locked(Host):
+    """A machine on which somebody else is at work for the first two tries."""
+
+    tries = 0
+
+    def run(self, argv, **_):
+        Locked.tries += 1
+        if Locked.tries <= 2:
+            return Completed(tuple(argv), 200, "", "metadata already locked by 4711")
+        return Completed(tuple(argv), 0, "", "")
+
+    def sleep(self, seconds):
+        pass
+
+
+def test_a_lock_that_only_the_manager_tells_of_is_tried_again(tmp_path):
+    Locked.tries = 0
+    host, told = Locked(tmp_path, environ={}), Told()
+    run_command(host, Dnf(host), Command(("dnf", "-y", "install", "x")), told)
+    assert Locked.tries == 3
+    assert sum("already locked by 4711" in step for step in told.steps) == 2
+
+
+def test_and_not_for_ever(tmp_path):
+    Locked.tries = -1_000_000_000
+    host = Locked(tmp_path, environ={})
+    with pytest.raises(PackagesError) as raised:
+        run_command(host, Dnf(host), Command(("dnf", "-y", "install", "x")), Told(), wait_seconds=0.2)
+    assert (raised.value.code, raised.value.exit_code) == ("package-manager-locked", 3)
+
+
+def test_files_are_installed_without_any_repository(tmp_path):
+    host = Host(tmp_path, environ={})
+    older = Dnf(host).install_files(["/a.rpm"], downgrade=True)
+    assert older.argv[-3:] == ("downgrade", "--disablerepo=*", "/a.rpm")
+    assert Zypper(host).install_files(["/a.rpm"]).argv[-2:] == ("--allow-unsigned-rpm", "/a.rpm")
+    assert Zypper(host).install([Wanted("a"), Wanted("b", "1-1")]).argv[-2:] == ("a", "b=1-1")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "order"),
+    [
+        ("1.20.0-1", "1.20.0-1", 0),
+        ("1.20.0-1", "1.9.9-1", 1),
+        ("1.17.0~rc.2-1", "1.17.0-1", -1),
+        ("1.17.0~rc.1-1", "1.17.0~rc.2-1", -1),
+        ("0.1.0-1", "0.1.0.beta.1-1", -1),
+        ("3:595.91.07-1.el9", "600.1-1", 1),
+        ("1.0^git1-1", "1.0-1", 1),
+        ("1.0^git1-1", "1.0.1-1", -1),
+        ("1.0a-1", "1.0-1", 1),
+        ("1.0a-1", "1.0.1-1", -1),
+        ("1.20.0-1", "1.20.0-2", -1),
+    ],
+)
+def test_versions_are_ordered_as_rpm_does(first, second, order):
+    assert compare(first, second) == order
+    assert compare(second, first) == -order
+
+
+def brought(root):
+    """A journal in which gpunode installed the four."""
+    entry = root / "var/lib/gpunode/journal/20261121T000000Z-toolkit-install"
+    entry.mkdir(parents=True)
+    manifest = {
+        "id": entry.name,
+        "sequence": 1,
+        "operation": "toolkit-install",
+        "state": "committed",
+        "engine": "",
+    }
+    manifest |= {"units": [], "files": [], "packages": dict.fromkeys(PACKAGES, "")}
+    (entry / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("runtimes", ["nvidia", "other"])
+def test_it_stays_while_an_engine_has_the_runtime(tmp_path, runtimes):
+    """An engine whose default runtime has gone starts no container at all."""
+    commands = rpm_says("1.20.0-1") | {("dockerd", "--version"): "Docker version 27.0.0"}
+    root = recorded(tmp_path, RHEL, commands, "dnf", "dockerd")
+    brought(root)
+    program = "/usr/bin/nvidia-container-runtime" if runtimes == "nvidia" else "/usr/bin/crun"
+    (root / "etc/docker").mkdir(parents=True)
+    (root / "etc/docker/daemon.json").write_text(json.dumps({"runtimes": {runtimes: {"path": program}}}))
+    done = gpunode("toolkit", "remove", "--dry-run", "--root", str(root))
+    if runtimes == "nvidia":
+        assert done.code == 3 and "docker has the runtime nvidia (/etc/docker/daemon.json)" in done.err
+        assert "gpunode unconfigure-runtime --runtime docker" in done.err
+    else:
+        assert done.code == 0 and f"remove --noautoremove {' '.join(PACKAGES)}" in done.out

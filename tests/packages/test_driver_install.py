@@ -1,0 +1,134 @@
+"""`driver install` with the real apt and dpkg, in a namespace that is thrown away (driver_node.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+
+import pytest
+
+from tests.packages.apt_root import Repository
+from tests.packages.driver_node import (
+    DRIVER,
+    KERNEL,
+    MODULE_PACKAGE,
+    MODULES,
+    OLDER,
+    VERSION,
+    DriverNode,
+    make_packages,
+)
+
+BLACKLIST = "/etc/modprobe.d/blacklist-nouveau.conf"
+GOOD = f"echo kernel/nvidia-580srv-open/nvidia.ko: >> {MODULES}/modules.dep\n"
+BUILT_NOTHING = "true\n"
+BREAKS = "echo 'no space for the module' >&2; exit 1\n"
+
+
+def _cannot() -> str:
+    if os.geteuid() != 0:
+        return "needs root"
+    if not re.fullmatch(r"[a-z0-9.+-]+", KERNEL):
+        return f"no package can be named after the kernel {KERNEL}"
+    missing = [
+        name for name in ("apt-get", "dpkg-deb", "gpg", "unshare", "nsenter") if not shutil.which(name)
+    ]
+    return f"needs {', '.join(missing)}" if missing else ""
+
+
+@pytest.fixture
+def make(signer, tmp_path):
+    """A node whose archive has the driver; its module package does what it is told."""
+    if _cannot():
+        pytest.skip(_cannot())
+    nodes = []
+
+    def made(module: str = GOOD) -> DriverNode:
+        repository = Repository(tmp_path / "archive", signer)
+        make_packages(repository, module=module)
+        nodes.append(DriverNode(tmp_path, repository))
+        if not nodes[-1].ready:
+            pytest.skip("needs overlayfs in a mount namespace")
+        return nodes[-1]
+
+    yield made
+    for one in nodes:
+        one.close()
+
+
+def test_the_plan_is_what_runs_and_then_there_is_nothing_to_do(make):
+    node = make()
+    planned = json.loads(node.gpunode("driver", "plan", "-o", "json").out)["data"]
+    assert planned["version"] == "580.173.02" and planned["refusals"] == [] and planned["reboot"] == ""
+    ran = node.gpunode("driver", "install", "--yes", "-o", "json")
+    assert ran.code == 0, ran.err
+    data = ran.document["data"]
+    assert data["commands"] == planned["commands"] and data["pending"] == []
+    here = node.installed()
+    assert {here[name] for name in DRIVER} == {VERSION} and MODULE_PACKAGE in here
+    assert node.called() == [
+        "update-initramfs -u -k all",
+        "modprobe nvidia",
+        "modprobe nvidia-uvm",
+        "systemctl enable --now nvidia-persistenced.service",
+    ]
+    assert node.exists(BLACKLIST)
+    again = node.gpunode("driver", "install", "--yes")
+    assert again.code == 0 and "nothing to do" in again.out
+    entries = json.loads(node.gpunode("journal", "list", "-o", "json").out)["data"]["entries"]
+    assert [one["operation"] for one in entries] == ["driver-install"] and entries[0]["files"] == [BLACKLIST]
+
+
+def test_an_asked_for_version_is_the_one_that_comes_and_a_newer_one_later(make):
+    node = make()
+    assert node.gpunode("driver", "install", "--yes", "--version", "580.159.03", "--hold").code == 0
+    assert {node.installed()[name] for name in DRIVER} == {OLDER}
+    assert set(node.sh("apt-mark showhold").split()) >= set(DRIVER)
+    refused = node.gpunode("driver", "install", "--yes")
+    assert refused.code == 3 and "holds" in refused.err
+    node.sh(f"apt-mark unhold {' '.join(DRIVER)}")
+    assert node.gpunode("driver", "install", "--yes").code == 0
+    assert {node.installed()[name] for name in DRIVER} == {VERSION}
+
+
+@pytest.mark.parametrize("module", [BUILT_NOTHING, BREAKS])
+def test_a_driver_without_a_module_goes_again_with_its_files(make, module):
+    node = make(module)
+    ran = node.gpunode("driver", "install", "--yes", "-o", "json")
+    assert ran.code == 4, ran.err
+    assert "as before" in ran.err and node.installed() == {}
+    assert not node.exists(BLACKLIST) and "modprobe nvidia" not in node.called()
+
+
+def test_a_module_that_does_not_load_leaves_the_packages_and_says_what_is_left(make):
+    node = make()
+    node.fake("modprobe", 1)
+    ran = node.gpunode("driver", "install", "--yes", "-o", "json")
+    assert ran.code == 1
+    data = ran.document["data"]
+    assert data["pending"][0] == "modprobe nvidia" and "systemctl" in data["pending"][-1]
+    assert {node.installed()[name] for name in DRIVER} == {VERSION}
+
+
+def test_another_package_manager_is_waited_for_with_a_limit(make):
+    node = make()
+    with node.locked():
+        ran = node.gpunode("driver", "install", "--yes", "--lock-timeout", "1")
+    # on an overlay nobody sees beforehand who holds the lock: apt itself says it, and all is taken back
+    assert ran.code in (3, 4) and "lock" in ran.err
+    assert node.installed() == {} and not node.exists(BLACKLIST)
+    assert node.gpunode("driver", "install", "--yes").code == 0
+
+
+def test_a_transitional_branch_and_an_unconfirmed_plan_change_nothing(make):
+    node = make()
+    before = node.sh("find /etc /var/lib/dpkg /var/lib/gpunode -newer /usr/local/sbin/modprobe 2>&1 || true")
+    ran = node.gpunode("driver", "install", "--yes", "--branch", "570")
+    assert ran.code == 3 and "transitional" in ran.err
+    ran = node.gpunode("driver", "install")
+    assert ran.code == 3 and "--yes" in ran.err
+    assert node.gpunode("driver", "install", "--dry-run").code == 0
+    after = node.sh("find /etc /var/lib/dpkg /var/lib/gpunode -newer /usr/local/sbin/modprobe 2>&1 || true")
+    assert after == before and node.called() == []

@@ -1,0 +1,104 @@
+"""`driver install` on RHEL's kin, where dnf and rpm are programs that answer as recorded runs did.
+
+No dnf runs here: DNF and RPM below print what theirs print and keep what they were told in files. What is
+tested is gpunode's side: the repository's file, the module's stream, planning again, and the way back.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.packages.driver_node import LOG, MODULES, DriverNode
+from tests.packages.test_driver_install import _cannot
+
+REPO = "/etc/yum.repos.d/cuda-rhel9-x86_64.repo"
+STREAM = "/etc/dnf/modules.d/nvidia-driver.module"
+STATE = "/var/lib/recorded"
+RPM = f"""\
+#!/usr/bin/python3
+import os, sys
+names = sys.argv[4:] if sys.argv[1] == "-q" else []
+for name in names:
+    path = "{STATE}/" + name
+    there = os.path.exists(path)
+    print(name + "\\t" + open(path).read() if there else "package " + name + " is not installed")
+sys.exit(0 if names else 1)
+"""
+DNF = f"""\
+#!/usr/bin/python3
+import os, sys
+words = [word for word in sys.argv[1:] if word not in ("-y", "-q") and not word.startswith("--setopt")]
+open("{LOG}", "a").write("dnf " + " ".join(words) + "\\n") if "repoquery" not in words else None
+enabled = os.path.exists("{STREAM}") and "580-open" in open("{STREAM}").read()
+names = ("nvidia-driver-cuda", "kmod-nvidia-open-dkms", "nvidia-persistenced")
+offers = dict.fromkeys(names, ("3:580.173.02-1.el9",))
+if words[0] == "repoquery":
+    for name in words[4:]:
+        if name == "dkms":
+            print("dkms\\t3.2.1-1.el9\\tepel")
+        for version in offers.get(name, ()) if enabled and os.path.exists("{REPO}") else ():
+            print(name + "\\t" + version + "\\tcuda-rhel9-x86_64")
+elif words[:2] == ["module", "enable"]:
+    os.makedirs(os.path.dirname("{STREAM}"), exist_ok=True)
+    stream = words[2].partition(":")[2]
+    text = "[nvidia-driver]\\nname=nvidia-driver\\nstream=" + stream + "\\nstate=enabled\\n"
+    open("{STREAM}", "w").write(text)
+elif words[:2] == ["module", "reset"]:
+    os.remove("{STREAM}")
+elif words[0] == "install":
+    if os.path.exists("{STATE}/fails"):
+        sys.exit("Error: Transaction test error:\\n  package needs 900MB more space on the / filesystem")
+    for word in words[1:]:
+        name = next(one for one in offers if word.startswith(one))
+        open("{STATE}/" + name, "w").write(word[len(name) + 1:])
+    open("{MODULES}/modules.dep", "a").write("extra/nvidia.ko.xz:\\n")
+elif words[0] == "remove":
+    for name in words[1:]:
+        if os.path.exists("{STATE}/" + name):
+            os.remove("{STATE}/" + name)
+"""
+
+
+@pytest.fixture
+def rocky(tmp_path):
+    if _cannot():
+        pytest.skip(_cannot())
+    node = DriverNode(tmp_path, None)
+    if not node.ready:
+        pytest.skip("needs overlayfs in a mount namespace")
+    node.become_rocky({"dnf": DNF, "rpm": RPM})
+    node.sh(f"mkdir -p {STATE}")
+    yield node
+    node.close()
+
+
+def test_the_repository_and_the_stream_come_first_and_then_exact_versions(rocky):
+    planned = json.loads(rocky.gpunode("driver", "plan", "-o", "json").out)["data"]
+    assert not planned["resolved"] and planned["files"][0]["path"] == REPO
+    ran = rocky.gpunode("driver", "install", "--yes", "-o", "json")
+    assert ran.code == 0, ran.err
+    assert "the repository has driver 580.173.02" in ran.err
+    assert rocky.called() == [
+        "dnf makecache --refresh",
+        "dnf module enable nvidia-driver:580-open",
+        "dnf install nvidia-driver-cuda-3:580.173.02-1.el9 kmod-nvidia-open-dkms-3:580.173.02-1.el9"
+        " nvidia-persistenced-3:580.173.02-1.el9",
+        "dracut -f --regenerate-all",
+        "grubby --update-kernel=ALL --args=rd.driver.blacklist=nouveau modprobe.blacklist=nouveau",
+        "modprobe nvidia",
+        "modprobe nvidia-uvm",
+        "systemctl enable --now nvidia-persistenced.service",
+    ]
+    assert "gpgcheck=1" in rocky.sh(f"cat {REPO}")
+    again = rocky.gpunode("driver", "install", "--yes")
+    assert again.code == 0 and "nothing to do" in again.out
+
+
+def test_a_failure_gives_up_the_stream_and_the_repository_again(rocky):
+    rocky.sh(f"touch {STATE}/fails")
+    ran = rocky.gpunode("driver", "install", "--yes")
+    assert ran.code == 4 and "as before" in ran.err and "Transaction test error" in ran.err
+    assert rocky.called()[-1] == "dnf module reset nvidia-driver"
+    assert not rocky.exists(REPO) and not rocky.exists(STREAM)

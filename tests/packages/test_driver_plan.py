@@ -1,0 +1,428 @@
+"""`driver plan` on recorded machines: the right driver, for a reason, from one place, at one version.
+
+The package managers' answers are recorded runs (fixtures/package_answers.py), not the programs themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.machines import machine, overlay
+from fixtures.package_answers import UBUNTU, Shelf, record
+from gpunode.commands.driver_plan import made
+from gpunode.facts.machine_file import build_machine
+from gpunode.packages.driver_model import Wish
+from tests.cli import gpunode
+
+JAMMY = "0ubuntu0.22.04.1"
+CUDA = "cuda-rhel9-x86_64"
+CUDA_DEB = "https://developer.download.nvidia.com/compute/cuda/repos/{}/x86_64"
+
+
+def archive(version: str, branch: str = "", *, switches: bool = False, module: str = "-open") -> Shelf:
+    """Ubuntu's archive with one branch, as for 22.04."""
+    branch = branch or version.partition(".")[0]
+    names = [f"nvidia-headless-no-dkms-{branch}-server{module}", f"nvidia-headless-{branch}-server{module}"]
+    names += [f"nvidia-utils-{branch}-server"]
+    names += [f"nvidia-fabricmanager-{branch}", f"libnvidia-nscq-{branch}"] if switches else []
+    offers = dict.fromkeys(names, ((f"{version}-{JAMMY}", UBUNTU),))
+    for end in ("generic", "5.15.0-122-generic", "6.8.0-45-generic"):
+        offers[f"linux-modules-nvidia-{branch}-server{module}-{end}"] = (("5.15.0-122.132+1", UBUNTU),)
+    return Shelf(offers)
+
+
+def cuda_rpm(*versions: str, kmod: str = "kmod-nvidia-open-dkms", without: tuple[str, ...] = ()) -> Shelf:
+    names = ("nvidia-driver-cuda", kmod, "nvidia-persistenced", "nvidia-fabricmanager")
+    offers = {name: tuple((f"3:{one}-1.el9", CUDA) for one in versions) for name in names}
+    offers["dkms"] = (("3.2.1-1.el9", "epel"),)
+    return Shelf({name: some for name, some in offers.items() if name not in without})
+
+
+def suse(version: str) -> Shelf:
+    cuda = "cuda-sles15-x86_64"
+    return Shelf(
+        {
+            "nv-prefer-signed-open-driver": ((f"{version}_k6.4.0_150600.21-150600.3.50.1", "SLE-Updates"),),
+            "nvidia-compute-utils-G06": (("620.10.02-0", cuda), (f"{version}-0", cuda)),
+            "nvidia-persistenced": ((f"{version}-0", cuda),),
+        }
+    )
+
+
+SUSE_REPO = {"/etc/zypp/repos.d/cuda.repo": f"[cuda]\nbaseurl={CUDA_DEB.format('sles15')}\n"}
+
+
+def stream(name: str) -> dict[str, str]:
+    """dnf's note of the module's stream."""
+    text = f"[nvidia-driver]\nname=nvidia-driver\nstream={name}\nprofiles=\nstate=enabled\n"
+    return {"/etc/dnf/modules.d/nvidia-driver.module": text}
+
+
+BARE_REPO = {"/etc/yum.repos.d/cuda.repo": f"[cuda]\nbaseurl={CUDA_DEB.format('rhel9')}\n"}
+OLD_REPO = {**BARE_REPO, **stream("580-dkms")}
+DNF_REPO = {**BARE_REPO, **stream("580-open")}
+UBUNTU_REPO = {"/etc/apt/sources.list.d/cuda.list": f"deb {CUDA_DEB.format('ubuntu2204')} /\n"}
+
+
+def built(root: Path, name: str, files: dict[str, str], remove: tuple[str, ...] = ()) -> Path:
+    return build_machine(overlay(machine(name), {"set": {"files": files}, "remove": remove}), root / name)
+
+
+def plan(root: Path, shelf: Shelf, *argv: str) -> dict[str, Any]:
+    """The plan as a user gets it, by the command line."""
+    wish = Wish(**_wish(argv))
+    record(root, shelf, lambda host: made(host, wish))
+    ran = gpunode("driver", "plan", "--root", str(root), "-o", "json", *argv)
+    assert ran.code == 0, ran.err
+    data = ran.document["data"]
+    assert isinstance(data, dict)
+    return data
+
+
+def _wish(argv: tuple[str, ...]) -> dict[str, Any]:
+    pairs = dict(zip(argv[::2], argv[1::2], strict=True))
+    given = {name.removeprefix("--"): value for name, value in pairs.items()}
+    return {name: int(value) if name == "branch" else value for name, value in given.items()}
+
+
+def versions(data: dict[str, Any]) -> dict[str, str]:
+    return {one["name"]: one["version"] for one in data["packages"]}
+
+
+def codes(data: dict[str, Any]) -> list[str]:
+    return [one["code"] for one in data["refusals"]]
+
+
+DEBIANS = ("nvidia-open-kernel-dkms", "nvidia-kernel-dkms", "libcuda1", "nvidia-smi")
+DEBIAN = Shelf(dict.fromkeys(DEBIANS, (("550.163.01-1~deb12u1", "http://deb.debian.org/debian"),)))
+# machine, its repositories, files beside it: branch, kernel module, route, version, reboot, a package of it
+TABLE = {
+    "ubuntu": (
+        *("driver-not-installed", archive("580.173.02"), {}),
+        *(580, "open", "ubuntu", "580.173.02", True, f"nvidia-utils-580-server=580.173.02-{JAMMY}"),
+    ),
+    "rocky": (
+        *("driver-not-installed-rocky", cuda_rpm("620.10.02", "580.173.02", "580.159.03"), DNF_REPO),
+        *(580, "open", "cuda-rpm", "580.173.02", False, "kmod-nvidia-open-dkms=3:580.173.02-1.el9"),
+    ),
+    "suse": (
+        *("healthy-suse-kubelet", suse("595.91.07"), SUSE_REPO),
+        *(595, "open", "suse", "595.91.07", True, "nvidia-compute-utils-G06=595.91.07-0"),
+    ),
+    "volta on suse": (
+        *("gpu-arch-dropped", Shelf({
+            "nvidia-driver-G06-kmp-default": (("580.173.02_k6.4.0_150600.21-0", "cuda"),),
+            "nvidia-compute-utils-G06": (("595.91.07-0", "cuda"), ("580.173.02-0", "cuda")),
+        }), SUSE_REPO),
+        *(580, "proprietary", "suse", "580.173.02", False, "nvidia-compute-utils-G06=580.173.02-0"),
+    ),
+    "volta on rocky": (
+        *("kmod-flavour-rocky9", cuda_rpm("580.173.02", kmod="kmod-nvidia-latest-dkms"), OLD_REPO),
+        *(580, "proprietary", "cuda-rpm", "580.173.02", False, "kmod-nvidia-latest-dkms=3:580.173.02-1.el9"),
+    ),
+    "nvswitch": (
+        *("healthy-h100-nvswitch", archive("580.173.02", switches=True), {}),
+        *(580, "open", "ubuntu", "580.173.02", True, f"nvidia-fabricmanager-580=580.173.02-{JAMMY}"),
+    ),
+    "blackwell": (
+        *("kmod-flavour-blackwell", Shelf({
+            **archive("580.173.02").offers,
+            "linux-modules-nvidia-580-server-open-generic": (("6.14.0-37.37", UBUNTU),),
+            "linux-modules-nvidia-580-server-open-generic-hwe-24.04": (("6.14.0-37.37", UBUNTU),),
+        }), {}),
+        *(580, "open", "ubuntu", "580.173.02", True, f"nvidia-utils-580-server=580.173.02-{JAMMY}"),
+    ),
+    "vm with a gpu": (
+        *("healthy-vm-passthrough", archive("580.173.02"), {}),
+        *(580, None, "ubuntu", "580.173.02", True, f"nvidia-utils-580-server=580.173.02-{JAMMY}"),
+    ),
+    "fedora": (
+        *("healthy-crio-fedora", cuda_rpm("620.10.02", "580.173.02"), {
+            "/etc/yum.repos.d/cuda.repo": f"[cuda]\nbaseurl={CUDA_DEB.format('fedora43')}\n"
+        }),
+        *(580, "open", "cuda-rpm", "580.173.02", True, "nvidia-driver-cuda=3:580.173.02-1.el9"),
+    ),
+    "debian": (
+        *("debian-nvidia-current", DEBIAN, {}),
+        *(550, None, "debian", "550.163.01", True, "libcuda1=550.163.01-1~deb12u1"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_a_machine_gets_the_driver_that_it_needs(case, tmp_path):
+    name, shelf, files, branch, flavour, route, version, reboot, package = TABLE[case]
+    argv: tuple[str, ...] = ("--branch", "550") if case == "debian" else ()
+    if name == "driver-not-installed-rocky":
+        root = built(tmp_path, "healthy-docker-rocky9", files, ("/sys/module/nvidia", "/proc/driver/nvidia"))
+    else:
+        root = built(tmp_path, name, files)
+    data = plan(root, shelf, *argv)
+    assert (data["branch"], data["route"], data["version"]) == (branch, route, version)
+    assert flavour in (None, data["flavour"])
+    assert data["resolved"] and bool(data["reboot"]) == reboot
+    wanted, _, at = package.partition("=")
+    assert versions(data)[wanted] == at
+    assert any(f"{wanted}={at}" in line or f"{wanted}-{at}" in line for line in data["commands"])
+    assert all(one["because"] and one["source"] for one in data["decisions"])
+
+
+def test_every_package_that_must_have_the_drivers_version_has_it(tmp_path):
+    root = built(tmp_path, "healthy-h100-nvswitch", {})
+    data = plan(root, archive("580.173.02", switches=True))
+    exact = [one for one in data["packages"] if one["exact"]]
+    assert {one["name"] for one in exact} >= {"nvidia-fabricmanager-580", "libnvidia-nscq-580"}
+    assert {one["version"].partition("-")[0] for one in exact} == {"580.173.02"}
+
+
+def test_a_fabric_manager_that_lags_behind_keeps_the_driver_back(tmp_path):
+    shelf = archive("580.173.02", switches=True)
+    both = ((f"580.173.02-{JAMMY}", UBUNTU), (f"580.159.03-{JAMMY}", UBUNTU))
+    offers = {name: both if "linux-" not in name else some for name, some in shelf.offers.items()}
+    offers["nvidia-fabricmanager-580"] = both[1:]
+    data = plan(built(tmp_path, "healthy-h100-nvswitch", {}), Shelf(offers))
+    assert data["version"] == "580.159.03"
+    offers["nvidia-fabricmanager-580"] = ((f"580.142-{JAMMY}", UBUNTU),)
+    data = plan(built(tmp_path / "b", "healthy-h100-nvswitch", {}), Shelf(offers))
+    assert codes(data) == ["no-common-version"]
+    assert "nvidia-fabricmanager-580 580.142" in data["refusals"][0]["message"]
+
+
+def test_blackwell_switches_take_the_subnet_manager_from_nvidias_repository(tmp_path):
+    names = ("libnvidia-compute-580", "nvidia-dkms-580-open", "nvidia-utils-580", "nvidia-fabricmanager")
+    here = CUDA_DEB.format("ubuntu2204")
+    offers = dict.fromkeys((*names, "nvidia-compute-utils-580", "libnvsdm"), (("580.173.02-0ubuntu1", here),))
+    offers |= {"nvlsm": (("2026.02.1-1", here),), "infiniband-diags": (("39.0-1", UBUNTU),)}
+    data = plan(built(tmp_path, "healthy-b200-nvlsm", UBUNTU_REPO), Shelf(offers))
+    assert data["route"] == "cuda-ubuntu" and data["refusals"] == []
+    assert set(versions(data)) >= {"nvlsm", "infiniband-diags", "libnvsdm", "nvidia-fabricmanager"}
+    assert [one["path"] for one in data["files"]] == ["/etc/modules-load.d/gpunode-nvlink.conf"]
+    assert "systemctl enable nvidia-fabricmanager.service" in data["commands"]
+
+
+def test_a_transitional_package_is_told_and_refused(tmp_path):
+    shelf = archive("580.173.02", "570")
+    data = plan(built(tmp_path, "driver-not-installed", {}), shelf, "--branch", "570")
+    assert codes(data) == ["transitional-package"]
+    assert "installs 580.173.02, of branch 580" in data["refusals"][0]["message"]
+
+
+# machine, what is asked for, why not
+REFUSED = {
+    "container": ("lxc-unprivileged", (), "container"),
+    "wsl": ("healthy-wsl2", (), "wsl2"),
+    "jetson": ("healthy-jetson-orin", (), "tegra"),
+    "image": ("flatcar-without-toolkit", (), "immutable"),
+    "no gpu": ("pci-no-gpu", (), "no-gpu"),
+    "for vms": ("vm-host", (), "vfio"),
+    "vgpu": ("healthy-vgpu-guest", (), "vgpu-guest"),
+    "operator": ("gpu-operator-driver", (), "driver-container"),
+    "in use": ("gpu-containers-running", (), "gpu-in-use"),
+    "secure boot": ("secureboot-unsigned-rocky9", (), "secure-boot"),
+    "blackwell, proprietary": ("kmod-flavour-blackwell", ("--flavour", "proprietary"), "wrong-flavour"),
+    "volta, open": ("gpu-arch-dropped", ("--flavour", "open"), "wrong-flavour"),
+    "volta, 595": ("gpu-arch-dropped", ("--branch", "595"), "gpu-dropped"),
+    "blackwell, 550": ("kmod-flavour-blackwell", ("--branch", "550"), "branch-too-old"),
+    "620, proprietary": (
+        "healthy-docker-rocky9", ("--branch", "620", "--flavour", "proprietary"), "no-proprietary-module"
+    ),
+    "no packages of its own": ("healthy-docker-rocky9", ("--repository", "distribution"), "no-repository"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_break_the_node_is_refused(case, tmp_path):
+    name, argv, code = REFUSED[case]
+    root = built(tmp_path, name, {})
+    data = plan(root, Shelf(), *argv)
+    assert code in codes(data)
+    ran = gpunode("driver", "install", "--yes", "--root", str(root), *argv)
+    assert ran.code == 3 and "error: " in ran.err and "hint: " in ran.err
+
+
+def test_a_run_installer_is_refused(tmp_path):
+    spec = overlay(machine("healthy-docker-rocky9"), {"set": {"executables": ["/usr/bin/nvidia-uninstall"]}})
+    data = plan(build_machine(spec, tmp_path / "m"), cuda_rpm("580.173.02"))
+    assert "run-installer" in codes(data)
+
+
+def test_programs_that_have_a_gpu_open_are_named(tmp_path):
+    spec = overlay(
+        machine("healthy-docker-rocky9"),
+        {"set": {"links": {"/proc/1100/fd/7": "/dev/nvidia0", "/proc/1210/fd/3": "/dev/null"}}},
+    )
+    data = plan(build_machine(spec, tmp_path / "m"), cuda_rpm("580.173.02"))
+    message = next(one["message"] for one in data["refusals"] if one["code"] == "gpu-in-use")
+    assert "process 1100" in message and "1210" not in message
+
+
+def test_two_repositories_that_disagree_are_told_until_one_is_named(tmp_path):
+    shelf = archive("580.173.02")
+    offers = dict(shelf.offers)
+    name = "nvidia-utils-580-server"
+    offers[name] = (("580.178.04-0ubuntu1", CUDA_DEB.format("ubuntu2204")), *offers[name])
+    status = {
+        "/var/lib/dpkg/status": "Package: nvidia-utils-580-server\nStatus: install ok installed\n"
+        f"Version: 580.159.03-{JAMMY}\n\n"
+    }
+    root = built(tmp_path, "driver-not-installed", {**UBUNTU_REPO, **status})
+    data = plan(root, Shelf(offers))
+    assert codes(data) == ["two-repositories"] and data["route"] == "ubuntu"
+    data = plan(root, Shelf(offers), "--repository", "distribution")
+    assert codes(data) == [] and versions(data)[name] == f"580.173.02-{JAMMY}"
+
+
+def test_held_packages_stay_unless_it_is_the_same_version(tmp_path):
+    shelf = archive("580.173.02")
+    offers = {
+        name: (*some, *(((f"580.159.03-{JAMMY}", UBUNTU),) if "linux" not in name else ()))
+        for name, some in shelf.offers.items()
+    }
+    name = "nvidia-utils-580-server"
+    held = Shelf(offers, {name: f"580.159.03-{JAMMY}"}, held=(name,))
+    root = built(tmp_path, "driver-not-installed", {})
+    assert codes(plan(root, held)) == ["held"]
+    assert codes(plan(root, held, "--version", "580.159.03")) == []
+
+
+def test_dkms_takes_over_where_the_archive_has_no_module_for_this_kernel(tmp_path):
+    shelf = archive("580.173.02")
+    offers = {name: some for name, some in shelf.offers.items() if not name.startswith("linux-modules")}
+    data = plan(built(tmp_path, "driver-not-installed", {}), Shelf(offers))
+    assert "nvidia-headless-580-server-open" in versions(data)
+
+
+def test_headers_of_the_kernel_come_first_or_it_is_refused(tmp_path):
+    root = built(tmp_path, "kernel-headers-missing-rocky9", DNF_REPO)
+    kernel = (root / "proc/sys/kernel/osrelease").read_text().strip()
+    data = plan(root, cuda_rpm("580.173.02"))
+    assert "headers-missing" in codes(data)
+    shelf = cuda_rpm("580.173.02")
+    version = kernel.removesuffix(".x86_64")
+    other = Shelf({**shelf.offers, "kernel-devel": (("5.14.0-1.el9", "baseos"),)})
+    assert "headers-missing" in codes(
+        plan(built(tmp_path / "a", "kernel-headers-missing-rocky9", DNF_REPO), other)
+    )
+    offered = ((f"{version}", "baseos"), ("5.14.0-1.el9", "baseos"))
+    with_headers = Shelf({**shelf.offers, "kernel-devel": offered})
+    data = plan(built(tmp_path / "b", "kernel-headers-missing-rocky9", DNF_REPO), with_headers)
+    assert "headers-missing" not in codes(data)
+    installs = [line for line in data["commands"] if " install " in line]
+    assert installs[0].endswith(f" kernel-devel-{version}") and "kmod-nvidia" in installs[-1]
+
+
+def test_no_dkms_on_rhel_leads_to_epel(tmp_path):
+    data = plan(built(tmp_path, "healthy-docker-rocky9", DNF_REPO), cuda_rpm("580.173.02", without=("dkms",)))
+    assert codes(data) == ["dkms-missing"]
+    assert "epel-release-latest-9" in data["refusals"][0]["hint"]
+
+
+def test_a_stream_is_enabled_for_branch_and_flavour_and_an_old_one_given_up(tmp_path):
+    root = built(tmp_path, "healthy-docker-rocky9", {**BARE_REPO, **stream("latest-dkms")})
+    data = plan(root, cuda_rpm("580.173.02"))
+    modules = [line for line in data["commands"] if " module " in line]
+    assert modules == ["dnf -y module reset nvidia-driver", "dnf -y module enable nvidia-driver:580-open"]
+    assert not data["resolved"], "its packages aren't seen before"
+
+
+def test_secure_boot_is_no_matter_with_the_archives_signed_modules(tmp_path):
+    data = plan(built(tmp_path, "secureboot-unsigned", {}), archive("580.173.02"))
+    assert "secure-boot" not in codes(data)
+
+
+def test_what_is_there_already_needs_nothing(tmp_path):
+    shelf = archive("580.159.03")
+    names = (
+        "linux-modules-nvidia-580-server-open-generic",
+        "linux-modules-nvidia-580-server-open-5.15.0-122-generic",
+        *("nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server"),
+    )
+    here = Shelf(shelf.offers, {name: shelf.offers[name][0][0] for name in names})
+    root = built(tmp_path, "healthy-h100", {})
+    data = plan(root, here)
+    assert data["upToDate"] and data["commands"] == []
+    ran = gpunode("driver", "install", "--root", str(root))
+    assert ran.code == 0 and "nothing to do" in ran.out
+
+
+# device ids: branch, kernel module, how many are left without a driver
+MIXED = {
+    "volta and hopper": (("0x1db6", "0x2330"), 580, "proprietary", 0),
+    "volta and blackwell": (("0x1db6", "0x2901"), 580, "open", 1),
+    "ampere and gb300": (("0x20b0", "0x3182"), 580, "open", 0),
+    "one that nobody knows yet": (("0x2330", "0x3fff"), 580, "open", 1),
+}
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_gpus_of_several_generations_get_the_one_driver_that_takes_most(case, tmp_path):
+    ids, branch, flavour, left_out = MIXED[case]
+    gpus = ("0000:18:00.0", "0000:2a:00.0")
+    files = {
+        f"/sys/bus/pci/devices/{one}/device": f"{number}\n" for one, number in zip(gpus, ids, strict=True)
+    }
+    root = built(tmp_path, "healthy-docker-rocky9", files, ("/sys/module/nvidia", "/var/lib/dkms"))
+    (root / "lib/modules/5.14.0-427.13.1.el9_4.x86_64/modules.dep").write_text("")
+    data = plan(root, Shelf())
+    assert (data["branch"], data["flavour"]) == (branch, flavour)
+    ran = gpunode("driver", "plan", "--root", str(root))
+    assert (
+        sum("gets no driver" in line or "don't know the GPU" in line for line in ran.err.splitlines())
+        == left_out
+    )
+
+
+def test_a_hold_alone_is_all_that_is_left_to_do(tmp_path):
+    shelf = archive("580.159.03")
+    here = {name: some[0][0] for name, some in shelf.offers.items() if "6.8.0" not in name}
+    here.pop("nvidia-headless-580-server-open")
+    root = built(tmp_path, "healthy-h100", {})
+    record(root, Shelf(shelf.offers, here), lambda host: made(host, Wish(hold=True)))
+    ran = gpunode("driver", "plan", "--hold", "--root", str(root), "-o", "json")
+    commands = ran.document["data"]["commands"]
+    assert len(commands) == 1 and commands[0].startswith("apt-mark hold ")
+
+
+def test_an_unknown_mirror_a_wrong_version_and_a_wrong_flavour_are_usage_errors(tmp_path):
+    root = built(tmp_path, "healthy-h100", {})
+    for argv in (
+        ("--repository", "http://mirror/cuda"),
+        ("--repository", "https://mirror/a b"),
+        ("--version", "580"),
+        ("--version", "580.159.03;reboot"),
+        ("--flavour", "free"),
+        ("--branch", "595", "--version", "580.159.03"),
+    ):
+        ran = gpunode("driver", "plan", "--root", str(root), *argv)
+        assert ran.code == 2 and "hint: " in ran.err, argv
+
+
+def test_a_mirror_of_nvidias_repository_is_added_in_its_place(tmp_path):
+    root = built(tmp_path, "healthy-docker-rocky9", {})
+    data = plan(root, Shelf(), "--repository", "https://mirror.example.com/cuda/repos")
+    text = data["files"][0]["content"]
+    assert "baseurl=https://mirror.example.com/cuda/repos/rhel9/x86_64\n" in text
+    assert "developer.download" not in text and "gpgcheck=1" in text
+
+
+def test_installing_without_yes_shows_the_plan_and_changes_nothing(tmp_path):
+    root = built(tmp_path, "driver-not-installed", {})
+    record(root, archive("580.173.02"), lambda host: made(host, Wish()))
+    before = sorted(str(path) for path in root.rglob("*"))
+    ran = gpunode("driver", "install", "--root", str(root))
+    assert ran.code == 3 and "wasn't confirmed" in ran.err
+    assert f"nvidia-utils-580-server=580.173.02-{JAMMY}" in ran.out
+    dry = gpunode("driver", "install", "--dry-run", "--root", str(root), "-o", "json")
+    shown = gpunode("driver", "plan", "--root", str(root), "-o", "json")
+    assert dry.code == 0 and dry.document["data"]["plan"] == shown.document["data"]
+    assert sorted(str(path) for path in root.rglob("*")) == before
+
+
+def test_the_json_of_a_plan_is_plain(tmp_path):
+    root = built(tmp_path, "driver-not-installed", {})
+    data = plan(root, archive("580.173.02"))
+    assert json.loads(json.dumps(data)) == data

@@ -1,0 +1,63 @@
+"""Keys: fingerprints as gpg has them, armour, and what is no key."""
+
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.errors import ConfigError
+from gpunode.packages.openpgp import armored, binary, read_keys
+from gpunode.packages.repository import facts, wanted_repository
+
+
+def test_the_key_that_is_brought_is_nvidias():
+    assert [key.fingerprint for key in read_keys(facts().key)] == [facts().fingerprint]
+    assert facts().fingerprint == "C95B321B61E88C1809C4F759DDCAE044F796ECB0"
+    assert read_keys(facts().key)[0].expires is None  # one subkey has been, since 2021; the key hasn't
+    assert armored(facts().key) == facts().key == wanted_repository().key
+
+
+def test_armour_there_and_back():
+    assert armored(binary(facts().key)) == facts().key
+    windows = (
+        facts()
+        .key.replace(b"\n", b"\r\n")
+        .replace(b"BLOCK-----\r\n\r\n", b"BLOCK-----\r\nVersion: 1\r\n\r\n")
+    )
+    assert binary(windows) == binary(facts().key)
+
+
+@pytest.mark.skipif(shutil.which("gpg") is None, reason="needs gpg")
+def test_gpg_reads_the_same(tmp_path):
+    (tmp_path / "key").write_bytes(facts().key)
+    shown = subprocess.run(
+        ["gpg", "--homedir", str(tmp_path), "--show-keys", "--with-colons", str(tmp_path / "key")],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert (
+        next(line for line in shown.splitlines() if line.startswith("fpr")).split(":")[9]
+        == facts().fingerprint
+    )
+
+
+def test_what_a_signer_makes_and_when_it_expires(signer):
+    from tests.packages.apt_root import Signer
+
+    assert read_keys(signer.key)[0].expires is None
+    expired = Signer(expired=True)
+    try:
+        assert read_keys(expired.key)[0].expires == 1767312000  # 2026-01-02T00:00:00Z
+    finally:
+        expired.close()
+
+
+@given(st.binary(max_size=200) | st.integers(0, 2300).map(lambda cut: binary(facts().key)[:cut]))
+def test_anything_else_is_refused_in_words(data):
+    try:
+        found = read_keys(data)
+    except ConfigError as error:
+        assert error.hint
+    else:
+        assert all(len(key.fingerprint) == 40 for key in found)

@@ -1,0 +1,349 @@
+"""`gpunode toolkit` on a real apt with a signed repository, as a user meets it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+from tests.cli import clean_environment, command
+from tests.packages.apt_root import PACKAGES, Signer, architecture, build, four, journal, make_repository
+
+NEWEST = dict.fromkeys(PACKAGES, "1.20.0-1")
+OLDER = dict.fromkeys(PACKAGES, "1.19.0-1")
+
+
+def from_mirror(repository):
+    return ("--repository", repository.url, "--key", str(repository.key))
+
+
+def times(apt):
+    """When each file was written, apt's own cache of its indexes left out."""
+    found = {path: path.stat().st_mtime_ns for path in apt.root.rglob("*")}
+    return {path: when for path, when in found.items() if "var/cache" not in str(path)}
+
+
+def test_install_adds_the_repository_once_and_a_second_run_changes_nothing(apt, repository):
+    done = apt.gpunode("toolkit", "install", *from_mirror(repository))
+    assert (done.code, apt.installed()) == (0, NEWEST), done.err
+    assert "next: gpunode configure-runtime" in done.out
+    assert apt.ours.read_text() == f"deb [signed-by={apt.key}] {repository.url}/stable/deb/$(ARCH) /\n"
+    assert apt.key.stat().st_mode & 0o777 == 0o644
+    before = apt.tree()
+    for again in ((), from_mirror(repository)):
+        second = apt.json("toolkit", "install", *again)["data"]
+        assert (second["changes"], second["commands"], second["journal"]) == ([], [], "")
+    assert apt.tree() == before and len(journal(apt)) == 1
+
+
+def test_a_dry_run_shows_files_and_commands_and_writes_nothing(apt, repository):
+    everything = times(apt)
+    shown = apt.json("toolkit", "install", *from_mirror(repository), "--version", "1.19.0", "--dry-run")
+    assert shown["exitCode"] == 0 and shown["data"]["dryRun"]
+    assert times(apt) == everything
+    for change in shown["data"]["changes"]:
+        assert change["action"] == "created" and change["diff"]
+    done = apt.json("toolkit", "install", *from_mirror(repository), "--version", "1.19.0")
+    assert done["data"]["commands"] == shown["data"]["commands"]
+    assert done["data"]["changes"] == shown["data"]["changes"]
+    assert apt.installed() == OLDER
+
+
+def test_a_pinned_version_is_that_of_all_four_and_is_held(apt, repository):
+    apt.gpunode("toolkit", "install", *from_mirror(repository))
+    done = apt.gpunode("toolkit", "install", "--version", "1.19.0", "--hold")
+    assert (done.code, apt.installed()) == (0, OLDER), done.err
+    apt.apt("-y", "upgrade")
+    assert apt.installed() == OLDER
+    refused = apt.gpunode("toolkit", "install", "--upgrade")
+    assert (
+        refused.code == 3
+        and "held at 1.19.0-1: nvidia-container-toolkit," in refused.err
+        and "apt-mark unhold" in refused.err
+    )
+    status = apt.json("toolkit", "status")["data"]
+    assert status["version"] == "1.19.0-1" and all(one["pinned"] for one in status["packages"])
+    assert apt.gpunode("toolkit", "install", "--upgrade", "--hold").code == 0
+    assert apt.installed() == NEWEST
+    assert all(one["pinned"] for one in apt.json("toolkit", "status")["data"]["packages"])
+
+
+def test_a_newer_version_is_told_and_taken_only_when_asked(apt, repository):
+    apt.gpunode("toolkit", "install", *from_mirror(repository), "--version", "1.19.0-1")
+    done = apt.gpunode("toolkit", "install")
+    assert done.code == 0 and "1.20.0-1 is offered" in done.err and apt.installed() == OLDER
+    assert apt.gpunode("toolkit", "install", "--upgrade").code == 0
+    assert apt.installed() == NEWEST
+
+
+def test_a_version_that_nobody_offers_leaves_all_as_it_was(apt, repository):
+    before = apt.tree()
+    done = apt.gpunode("toolkit", "install", *from_mirror(repository), "--version", "9.9.9")
+    assert done.code == 4 and "offers nvidia-container-toolkit 9.9.9-1" in done.err
+    assert "1.20.0-1, 1.19.0-1" in done.err
+    assert (apt.tree(), apt.installed()) == (before, {})
+    assert [one["state"] for one in journal(apt)] == ["rolled-back"]
+
+
+def test_a_partial_upgrade_is_seen_and_mended(apt, repository, signer, tmp_path):
+    loose = make_repository(tmp_path / "loose", signer)
+    for version in ("1.19.0-1", "1.20.0-1"):  # older rpms and debs didn't demand each other exactly
+        for name in PACKAGES:
+            build(loose.flat, name, version)
+    loose.index()
+    apt.gpunode("toolkit", "install", *from_mirror(loose), "--version", "1.19.0")
+    apt.apt("-y", "install", "libnvidia-container1=1.20.0-1")
+    status = apt.gpunode("toolkit", "status")
+    assert status.code == 1 and "at different versions" in status.out
+    assert apt.gpunode("toolkit", "install").code == 0
+    assert apt.installed() == NEWEST
+    apt.apt("-y", "remove", "nvidia-container-toolkit")
+    status = apt.gpunode("toolkit", "status")
+    assert status.code == 1 and "not installed: nvidia-container-toolkit" in status.out
+
+
+def test_remove_takes_out_what_was_brought_and_nothing_else(apt, repository):
+    (apt.sources / "other.list").write_text("# nothing\n")
+    before = apt.tree()
+    apt.gpunode("toolkit", "install", *from_mirror(repository), "--hold")
+    shown = apt.json("toolkit", "remove", "--dry-run")["data"]
+    assert apt.installed() == NEWEST and len(shown["commands"]) == 2
+    done = apt.gpunode("toolkit", "remove")
+    assert (done.code, apt.installed(), apt.tree()) == (0, {}, before), done.err
+    again = apt.gpunode("toolkit", "remove")
+    assert again.code == 0 and "nothing here" in again.out
+
+
+def test_remove_leaves_what_others_installed(apt, repository):
+    apt.ours.write_text(f"deb [signed-by={repository.key}] {repository.url}/stable/deb/{architecture()} /\n")
+    apt.apt("update")
+    apt.apt("-y", "install", *(f"{name}=1.19.0-1" for name in PACKAGES))
+    assert apt.gpunode("toolkit", "install", "--upgrade").code == 0
+    done = apt.json("toolkit", "remove")["data"]
+    assert done["packages"] == [] and done["kept"] == list(PACKAGES) and "apt-get remove" in done["byHand"]
+    assert apt.installed() == NEWEST
+
+
+def test_a_file_that_was_edited_since_stays(apt, repository):
+    apt.gpunode("toolkit", "install", *from_mirror(repository))
+    apt.ours.write_text(apt.ours.read_text() + "# mine\n")
+    done = apt.gpunode("toolkit", "remove")
+    assert done.code == 0 and "changed since gpunode wrote it" in done.out
+    assert apt.ours.exists() and not apt.key.exists() and apt.installed() == {}
+
+
+def test_a_package_of_others_that_needs_it_is_not_taken_along(apt, repository, tmp_path):
+    apt.gpunode("toolkit", "install", *from_mirror(repository))
+    needy = build(tmp_path, "my-cluster", "1.0", extra="Depends: nvidia-container-toolkit\n")
+    apt.apt("-y", "install", str(needy))
+    done = apt.gpunode("toolkit", "remove")
+    assert done.code == 3 and "my-cluster" in done.err
+    assert set(apt.installed()) == {*PACKAGES, "my-cluster"}
+
+
+def test_an_install_that_fails_half_way_is_taken_back(apt, repository, tmp_path):
+    other = build(tmp_path, "other", "1.0", files=("usr/bin/nvidia-ctk",))
+    apt.apt("-y", "install", str(other))
+    before = apt.tree()
+    done = apt.gpunode("toolkit", "install", *from_mirror(repository))
+    assert done.code == 4 and "trying to overwrite" in done.err and "as before" in done.err
+    assert (apt.installed(), apt.tree()) == ({"other": "1.0"}, before)
+
+
+def test_an_upgrade_that_fails_half_way_puts_the_old_version_back(apt, signer, tmp_path):
+    mirror = make_repository(tmp_path / "mirror", signer, "1.19.0-1")
+    apt.gpunode("toolkit", "install", *from_mirror(mirror))
+    other = build(tmp_path, "other", "1.0", files=("usr/bin/stray",))
+    apt.apt("-y", "install", str(other))
+    four(mirror.flat, "1.20.0-1")
+    base = mirror.flat / f"nvidia-container-toolkit-base_1.20.0-1_{architecture()}.deb"
+    base.unlink()
+    build(mirror.flat, "nvidia-container-toolkit-base", "1.20.0-1", files=("usr/bin/stray",))
+    mirror.index()
+    done = apt.gpunode("toolkit", "install", "--upgrade")
+    assert done.code == 4 and "trying to overwrite" in done.err
+    assert apt.installed() == {**OLDER, "other": "1.0"}
+    assert (apt.root / "usr/bin/nvidia-ctk").read_text() == "nvidia-container-toolkit-base 1.19.0-1\n"
+
+
+def test_an_expired_key_is_told_and_leaves_nothing(apt, tmp_path):
+    expired = Signer(expired=True)
+    try:
+        mirror = make_repository(tmp_path / "mirror", expired, "1.20.0-1")
+        before = apt.tree()
+        done = apt.gpunode("toolkit", "install", *from_mirror(mirror))
+    finally:
+        expired.close()
+    assert done.code == 4 and "EXPKEYSIG" in done.err and "--key FILE" in done.err
+    assert (apt.tree(), apt.installed()) == (before, {})
+
+
+def test_a_repository_that_another_key_signs_is_refused(apt, repository):
+    done = apt.gpunode("toolkit", "install", "--repository", repository.url)  # with NVIDIA's key
+    assert done.code == 4 and "NO_PUBKEY" in done.err
+    assert not apt.ours.exists() and not apt.key.exists()
+
+
+def test_an_index_that_was_changed_after_signing_is_refused(apt, signer, tmp_path):
+    mirror = make_repository(tmp_path / "mirror", signer, "1.20.0-1")
+    release = mirror.flat / "InRelease"
+    release.write_bytes(release.read_bytes().replace(b"Label: test", b"Label: evil"))
+    done = apt.gpunode("toolkit", "install", *from_mirror(mirror))
+    assert done.code == 4 and "BADSIG" in done.err and apt.installed() == {}
+
+
+def test_a_mirror_that_is_not_there_is_told(apt, repository, tmp_path):
+    key = str(repository.key)
+    done = apt.gpunode("toolkit", "install", "--repository", f"file:{tmp_path}/none", "--key", key)
+    assert done.code == 4 and "Release file" in done.err and not apt.ours.exists()
+
+
+def test_another_process_is_waited_for_visibly(apt, repository):
+    with apt.locked() as other:
+        threading.Timer(1.5, lambda: other.stdin.close()).start()
+        done = apt.gpunode("toolkit", "install", *from_mirror(repository))
+    assert done.code == 0 and apt.installed() == NEWEST
+    assert f"(process {other.pid})" in done.err and "lock-frontend, 600 s at most" in done.err
+
+
+@pytest.mark.parametrize("name", ["lock-frontend", "lock"])
+def test_the_wait_has_a_limit_and_nothing_was_written(apt, repository, name):
+    before = apt.tree()
+    with apt.locked(name) as other:
+        done = apt.gpunode("toolkit", "install", *from_mirror(repository), "--lock-timeout", "1")
+    assert done.code == 3 and f"python3 (process {other.pid}) holds" in done.err
+    assert (apt.tree(), apt.installed(), journal(apt)) == (before, {}, [])
+
+
+def test_a_lock_that_the_kernel_hides_is_waited_for_as_well(apt, repository, tmp_path):
+    """Inside a container /proc/locks may not show it; apt's own words then say who it is."""
+    hidden = ["unshare", "--mount", "sh", "-c", 'mount --bind /dev/null /proc/locks && exec "$@"', "sh"]
+    if subprocess.run([*hidden, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount")
+    argv = command("toolkit", "install", *from_mirror(repository), "--lock-timeout", "30")
+    with apt.locked() as other:
+        threading.Timer(2.5, lambda: other.stdin.close()).start()
+        done = subprocess.run(
+            [*hidden, *argv], env=clean_environment(apt.env), capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    assert "Could not get lock" in done.stderr and apt.installed() == NEWEST
+
+
+def test_from_a_directory_with_no_repository(apt, repository, tmp_path):
+    place = tmp_path / "media"
+    shutil.copytree(repository.flat, place)
+    several = apt.gpunode("toolkit", "install", "--from", str(place))
+    assert several.code == 2 and "1.19.0-1, 1.20.0-1" in several.err
+    done = apt.gpunode("toolkit", "install", "--from", str(place), "--version", "1.20.0")
+    assert (done.code, apt.installed()) == (0, NEWEST), done.err
+    assert not apt.ours.exists() and not apt.key.exists() and "no signature is checked" in done.err
+    assert (
+        apt.json("toolkit", "install", "--from", str(place), "--version", "1.20.0")["data"]["commands"] == []
+    )
+    assert apt.gpunode("toolkit", "install", "--from", str(place), "--version", "1.19.0").code == 0
+    assert apt.installed() == OLDER
+    assert apt.gpunode("toolkit", "remove").code == 0
+    assert apt.installed() == {}
+
+
+def test_a_directory_that_lacks_one_or_has_another_machines(apt, repository, tmp_path):
+    place = tmp_path / "media"
+    place.mkdir()
+    assert apt.gpunode("toolkit", "install", "--from", str(place)).code == 2
+    for path in repository.flat.glob("*1.20.0*.deb"):
+        shutil.copy(path, place)
+    next(place.glob("libnvidia-container1_*")).unlink()
+    done = apt.gpunode("toolkit", "install", "--from", str(place))
+    assert done.code == 2 and "missing: libnvidia-container1" in done.err
+    other = "riscv64" if architecture() != "riscv64" else "amd64"
+    build(place, "libnvidia-container1", "1.20.0-1", arch=other)
+    assert "missing: libnvidia-container1" in apt.gpunode("toolkit", "install", "--from", str(place)).err
+    (place / "broken.deb").write_bytes(b"no archive")
+    done = apt.gpunode("toolkit", "install", "--from", str(place))
+    assert done.code == 2 and "broken.deb is no whole package" in done.err
+    assert apt.installed() == {}
+
+
+def test_ctrl_c_during_the_transaction_lets_it_end(apt, repository):
+    slow = apt.root / "slow"
+    slow.write_text("#!/bin/sh\nsleep 2\n")
+    slow.chmod(0o755)
+    with (apt.root / "apt.conf").open("a") as file:
+        file.write(f'DPkg::Pre-Invoke {{ "touch {apt.root}/begun; {slow}"; }};\n')
+    child = subprocess.Popen(
+        command("toolkit", "install", *from_mirror(repository)),
+        env=clean_environment(apt.env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    while not (apt.root / "begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(child.pid, signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert apt.installed() in (NEWEST, {}), err
+    assert (apt.installed() == NEWEST) == apt.ours.exists()
+    assert child.returncode == 0, err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("--repository", "nvidia.example.com"), "no address of a repository"),
+        (("--repository", "https://a.example.com/x y"), "no address of a repository"),
+        (("--repository", "https://a.example.com/\nevil"), "no address of a repository"),
+        (("--repository", "https://me:secret@a.example.com/"), "could be read by everybody"),
+        (("--key", "/nonexistent"), "there is no file"),
+        (("--key", "/etc/hostname"), "no OpenPGP public key"),
+        (("--from", "/nonexistent"), "is no directory"),
+        (("--from", "/tmp", "--repository", "https://a.example.com"), "no repository is added"),
+        (("--version", "1.20; true"), "is no version"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything(apt, argv, said):
+    before = apt.tree()
+    done = apt.gpunode("toolkit", "install", *argv)
+    assert done.code in (1, 2) and said in done.err and "hint: " in done.err
+    assert apt.tree() == before and journal(apt) == []
+
+
+def test_a_rollback_leaves_packages_to_their_own_command(apt, repository):
+    apt.gpunode("toolkit", "install", *from_mirror(repository))
+    before = apt.tree()
+    name = journal(apt)[0]["id"]
+    done = apt.gpunode("rollback", name)
+    assert done.code == 2 and "it changed packages" in done.err
+    assert apt.gpunode("rollback").code == 2
+    assert (apt.tree(), apt.installed()) == (before, NEWEST)
+    assert apt.gpunode("toolkit", "remove").code == 0
+    assert apt.installed() == {}
+
+
+def test_an_ordinary_user_is_told_to_be_root(apt, repository):
+    if shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv")
+    user = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
+    argv = [*user, *command("toolkit", "install", "--repository", repository.url)]
+    probe = subprocess.run([*user, *command("--version")], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip("another user may not read this Python environment")
+    done = subprocess.run(argv, env=clean_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and "run it again with sudo" in done.stderr
+
+
+def test_a_hold_is_put_back_with_the_version(apt, signer, tmp_path):
+    mirror = make_repository(tmp_path / "mirror", signer, "1.19.0-1")
+    apt.gpunode("toolkit", "install", *from_mirror(mirror), "--hold")
+    four(mirror.flat, "1.20.0-1")
+    mirror.index()
+    (
+        mirror.flat / f"libnvidia-container1_1.20.0-1_{architecture()}.deb"
+    ).unlink()  # gone since it was indexed
+    done = apt.gpunode("toolkit", "install", "--upgrade", "--hold")
+    assert done.code == 4 and apt.installed() == OLDER, done.err
+    assert all(one["pinned"] for one in apt.json("toolkit", "status")["data"]["packages"])

@@ -1,0 +1,294 @@
+"""`gpunode labels` as a user runs it: the C stand-in of NVML, files, flags and variables of another tool."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from fixtures.amd import amd_machine
+from fixtures.scenario import Fault, Scenario, StubMig, machine, mig_uuid, with_mig
+from fixtures.stubs import StubNode, have_compiler, stub_node
+from tests.cli import Ran, gpunode
+
+needs_stub = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+DRIVER_NOT_LOADED = 9
+
+
+def a100(count: int) -> Scenario:
+    """A100s of which the first is cut into 1g.5gb and 1g.5gb+me, as hardware tells them."""
+    found = machine(count, name="NVIDIA A100-SXM4-40GB", cc="8.0")
+    for index in range(count):
+        found = found.with_gpu(index, memory=40960 << 20)
+    slices = (
+        StubMig(0, mig_uuid(0, 0), gi=7, profile=0, megabytes=4864, sms=14, engines=(1, 0, 0, 0, 0)),
+        StubMig(1, mig_uuid(0, 1), gi=8, profile=7, megabytes=4864, sms=14, engines=(1, 1, 0, 1, 1)),
+    )
+    return with_mig(found, 0, slices)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> StubNode:
+    return stub_node(tmp_path, a100(2))
+
+
+def labels(node: StubNode, *argv: str, **env: str) -> Ran:
+    return gpunode("labels", *argv, env={**node.env, **env})
+
+
+def values(ran: Ran) -> dict[str, str]:
+    assert ran.code == 0, ran.err
+    return dict(line.split("=", 1) for line in ran.out.splitlines())
+
+
+@needs_stub
+def test_labels_by_nvml(node: StubNode) -> None:
+    found = values(labels(node, "--mig-strategy", "mixed"))
+    assert {k: v for k, v in found.items() if k.startswith("nvidia.com/mig-1g.5gb.me.")} == {
+        f"nvidia.com/mig-1g.5gb.me.{key}": value
+        for key, value in {
+            "product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb.me",
+            "count": "1",
+            "replicas": "1",
+            "sharing-strategy": "none",
+            "memory": "4864",
+            "multiprocessors": "14",
+            "slices.gi": "1",
+            "slices.ci": "1",
+            "engines.copy": "1",
+            "engines.decoder": "1",
+            "engines.encoder": "0",
+            "engines.jpeg": "1",
+            "engines.ofa": "1",
+        }.items()
+    }
+    assert found["nvidia.com/mig-1g.5gb.engines.ofa"] == "0"
+    assert found["nvidia.com/gpu.count"] == "2"
+    assert found["nvidia.com/gpu.memory"] == "40960"
+    assert found["nvidia.com/mig.capable"] == "true"
+    assert abs(int(found["nvidia.com/gfd.timestamp"]) - time.time()) < 60
+
+
+@needs_stub
+def test_the_clique_and_what_knows_no_mig(tmp_path: Path) -> None:
+    linked = machine(2).with_gpu(0, fabric=(3, 0, 0), told={"cluster": 0xA1, "clique": 7})
+    found = values(labels(stub_node(tmp_path, linked)))
+    assert found["nvidia.com/gpu.clique"] == "a1a1a1a1-a1a1-a1a1-a1a1-a1a1a1a1a1a1.7"
+    for fabric in ((2, 0, 0), (3, 999, 0)):
+        other = linked.with_gpu(0, fabric=fabric)
+        assert "nvidia.com/gpu.clique" not in values(labels(stub_node(tmp_path, other)))
+    old = values(labels(stub_node(tmp_path, machine(1, name="Tesla T4", cc="7.5"))))
+    assert (old["nvidia.com/mig.capable"], old["nvidia.com/gpu.family"]) == ("false", "turing")
+
+
+@needs_stub
+def test_flags_variables_and_file_of_the_other_tool(node: StubNode, tmp_path: Path) -> None:
+    config, product = tmp_path / "c.yaml", tmp_path / "product"
+    product.write_text("DGX A100\n")
+    config.write_text(
+        "version: v1\n"
+        "flags: {migStrategy: mixed, gfd: {oneshot: true, noTimestamp: true, sleepInterval: 60s}}\n"
+        "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"
+    )
+    found = values(labels(node, "--config-file", str(config), GFD_MACHINE_TYPE_FILE=str(product)))
+    assert "nvidia.com/gfd.timestamp" not in found
+    assert found["nvidia.com/mig.strategy"] == "mixed"
+    assert found["nvidia.com/gpu.machine"] == "DGX-A100"
+    assert found["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB-SHARED"
+    first = values(labels(node, GFD_CONFIG_FILE=str(config), GFD_MIG_STRATEGY="none", MIG_STRATEGY="single"))
+    assert "nvidia.com/mig.strategy" not in first
+    go = values(labels(node, "-oneshot", "-no-timestamp", "-mig-strategy=single"))
+    assert "nvidia.com/gfd.timestamp" not in go
+    assert go["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB-MIG-INVALID"
+
+
+@needs_stub
+@pytest.mark.parametrize("flag", ["--output-file", "--output", "-o"])
+def test_the_feature_file(node: StubNode, tmp_path: Path, flag: str) -> None:
+    path = tmp_path / "features.d/gfd"
+    dry = labels(node, flag, str(path), "--dry-run")
+    assert dry.code == 0, dry.err
+    assert f"{path}: would be created" in dry.out
+    assert "+nvidia.com/gpu.count=2" in dry.out
+    assert not path.parent.exists()
+    assert f"{path}: created" in labels(node, flag, str(path)).out
+    assert path.stat().st_mode & 0o7777 == 0o644
+    told = path.read_text()
+    lines = told.splitlines()
+    assert lines == sorted(lines)
+    assert "nvidia.com/gpu.product=NVIDIA-A100-SXM4-40GB" in lines
+    before = path.stat()
+    time.sleep(1.1)  # another time is no change
+    assert f"{path}: unchanged" in labels(node, flag, str(path)).out
+    after = path.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    node.write(a100(3))
+    assert f"{path}: updated" in labels(node, flag, str(path)).out
+    assert "nvidia.com/gpu.count=3" in path.read_text()
+    assert path.read_text().splitlines()[12] != told.splitlines()[12]  # the timestamp
+    assert sorted(path.parent.iterdir()) == [path]
+
+
+@needs_stub
+def test_what_is_no_feature_file_is_left_alone(node: StubNode, tmp_path: Path) -> None:
+    path = tmp_path / "passwd"
+    path.write_text("root:x:0:0:root:/root:/bin/bash\n")
+    ran = labels(node, "--output-file", str(path))
+    assert ran.code == 1
+    assert "is no feature file" in ran.err
+    assert path.read_text().startswith("root:x")
+    path.write_text("# +expiry-time=2030-01-01T00:00:00Z\nnvidia.com/gpu.count=1\n\n")
+    assert labels(node, "--output-file", str(path)).code == 0
+
+
+@needs_stub
+def test_json(node: StubNode, tmp_path: Path) -> None:
+    path = tmp_path / "gfd"
+    found = labels(node, "--output-file", str(path), "-o", "json", "--mig-strategy", "single").document
+    assert found["kind"] == "NodeLabels"
+    assert found["status"] == "warn"
+    assert found["data"]["vendor"] == "nvidia"
+    assert found["data"]["labels"]["nvidia.com/gpu.replicas"] == "0"
+    (change,) = found["data"]["changes"]
+    assert (change["path"], change["action"]) == (str(path), "created")
+    assert "MIG-INVALID" in found["messages"][0]
+
+
+@needs_stub
+def test_a_driver_that_does_not_answer(node: StubNode) -> None:
+    node.write(a100(2).with_faults(Fault("nvmlInitWithFlags", DRIVER_NOT_LOADED)))
+    found = values(labels(node, "--fail-on-init-error=false"))
+    assert found.keys() - {"nvidia.com/vgpu.present"} == {"nvidia.com/gfd.timestamp"}
+
+
+def test_no_gpu_and_a_gpu_that_does_not_answer(tmp_path: Path) -> None:
+    """A recorded machine with an empty bus, and one with a GPU that no driver knows."""
+    (tmp_path / ".gpunode").mkdir()
+    nvml = {"error": {"code": DRIVER_NOT_LOADED, "message": "driver not loaded"}}
+    (tmp_path / ".gpunode/recording.json").write_text(json.dumps({"nvml": nvml}))
+    bus = tmp_path / "sys/bus/pci/devices"
+    bus.mkdir(parents=True)
+    found = values(gpunode("labels", "--root", str(tmp_path)))
+    assert found.keys() == {"nvidia.com/gfd.timestamp", "nvidia.com/vgpu.present"}
+    gpu = bus / "0000:3b:00.0"
+    gpu.mkdir()
+    for name, text in (("vendor", "0x10de"), ("class", "0x030200"), ("device", "0x2330")):
+        (gpu / name).write_text(text + "\n")
+    ran = gpunode("labels", "--root", str(tmp_path))
+    assert ran.code == 1
+    assert "the GPUs can't be labelled: driver not loaded" in ran.err
+    assert "hint: find out why: gpunode doctor" in ran.err
+    assert gpunode("labels", "--root", str(tmp_path), "--fail-on-init-error=false").code == 0
+
+
+def test_gpus_that_are_kept_for_virtual_machines(tmp_path: Path) -> None:
+    gpu = tmp_path / "sys/bus/pci/devices/0000:3b:00.0"
+    gpu.mkdir(parents=True)
+    for name, text in (("vendor", "0x10de"), ("class", "0x030200"), ("device", "0x2330")):
+        (gpu / name).write_text(text + "\n")
+    window = "0x{:016x} 0x{:016x} 0x{:016x}\n"
+    (gpu / "resource").write_text(
+        window.format(0, (1 << 24) - 1, 0)
+        + window.format(1 << 40, (1 << 40) + (128 << 30) - 1, 0x14220C)
+        + window.format(0x3000, 0x307F, 0x40101)
+    )
+    (tmp_path / "sys/bus/pci/drivers/vfio-pci").mkdir(parents=True)
+    (gpu / "driver").symlink_to("../../drivers/vfio-pci")
+    ids = tmp_path / "usr/share/hwdata/pci.ids"
+    ids.parent.mkdir(parents=True)
+    ids.write_text(
+        "10dd  Enhanced\n\t2330  Not this\n10de  NVIDIA\n\t232f  x\n\t2330  GH100 [H100 SXM5]\n"
+        "\t\t10de 16c1  H100\n10df  E\n\t2330  nor this\n"
+    )
+    found = values(
+        gpunode("labels", "--root", str(tmp_path), "--device-discovery-strategy=vfio", "--no-timestamp")
+    )
+    assert {
+        k: found[f"nvidia.com/{k}"] for k in ("gpu.product", "gpu.memory", "gpu.count", "gpu.replicas")
+    } == {
+        "gpu.product": "GH100-H100-SXM5",
+        "gpu.memory": str(128 << 10),
+        "gpu.count": "1",
+        "gpu.replicas": "1",
+    }
+    assert found["nvidia.com/cuda.driver-version.full"] == "unknown.unknown.unknown"
+    assert found["nvidia.com/gpu.mode"] == "compute"
+    assert not any("cuda.runtime" in key or "family" in key for key in found)
+    served = gpunode("plugin", "check-config", "--device-discovery-strategy=vfio")
+    assert "can't be served to containers" in served.err
+
+
+def test_amd(tmp_path: Path) -> None:
+    machine = amd_machine(tmp_path, "mi300x")
+    for index in range(8):
+        machine.write(f"{machine.at(index)}/available_compute_partition", "SPX, DPX, QPX, CPX\n")
+    machine.write("/sys/module/amdgpu/version", "6.12.12\n")
+    debug = "VCE feature version: 0, firmware version: 0x00000000\n"
+    debug += "MEC feature version: 50, firmware version: 0x0000009d\n"
+    machine.write("/sys/kernel/debug/dri/1/amdgpu_firmware_info", debug)
+    found = values(gpunode("labels", "--vendor", "amd", "--firmware", "--root", str(tmp_path)))
+    assert {k: v for k, v in found.items() if k.startswith("amd.com")} == {
+        f"amd.com/gpu.{key}": value
+        for key, value in {
+            "family": "AI",
+            "driver-version": "6.12.12",
+            "device-id": "74a1",
+            "product-name": "AMD_Instinct_MI300X_OAM",
+            "vram": "192G",
+            "simd-count": "1216",
+            "cu-count": "304",
+            "compute-memory-partition": "spx_nps1",
+            "compute-partitioning-supported": "true",
+            "memory-partitioning-supported": "false",
+        }.items()
+    }
+    assert found["beta.amd.com/gpu.vram.192G"] == "8"
+    assert found["beta.amd.com/gpu.vram"] == "192G"
+    assert found["beta.amd.com/gpu.firmware.MEC.fw.157"] == "1"
+
+
+def test_amd_gpus_of_several_kinds(tmp_path: Path) -> None:
+    amd_machine(tmp_path, "desktop")
+    found = values(gpunode("labels", "--vendor", "amd", "--root", str(tmp_path)))
+    assert found["amd.com/gpu.family.GC_11_0_0"] == "1"
+    assert found["amd.com/gpu.family.GC_10_3_6"] == "1"
+    assert found["amd.com/gpu.product-name.AMD_Radeon_RX_7900_XTX"] == "1"
+    assert "amd.com/gpu.family" not in found
+    assert "amd.com/gpu.compute-memory-partition" not in found
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    none = gpunode("labels", "--vendor", "amd", "--root", str(empty))
+    assert (none.code, none.out) == (0, "no labels\n")
+    assert "the amdgpu driver is not loaded" in none.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (("--mig-strategy", "all"), 2, "'all' is none of none, single, mixed"),
+        (("--to", "disk"), 2, "'disk' is none of stdout, file, node-feature, node"),
+        (("--output-file", "gfd"), 2, "'gfd' is not an absolute path"),
+        (("--watch",), 2, "--watch needs a place for the labels"),
+        (("--to", "node", "--root", "/var/empty-not"), 2, "is no directory"),
+        (("--simulate", "h100:8,mig=9g"), 2, "has no MIG profile '9g'"),
+    ],
+)
+def test_bad_input(argv: tuple[str, ...], code: int, words: str) -> None:
+    ran = gpunode("labels", *argv)
+    assert (ran.code, words in ran.err) == (code, True), ran.err
+
+
+@needs_stub
+def test_one_shot_takes_hardly_more_than_a_look_at_the_gpus(node: StubNode) -> None:
+    """NVML takes no time here: two Pythons are started for either, and the labels are the rest."""
+
+    def seconds(*argv: str) -> float:
+        start = time.perf_counter()
+        assert gpunode(*argv, env=node.env).code == 0
+        return time.perf_counter() - start
+
+    took = [(seconds("gpus"), seconds("labels")) for _ in range(7)]
+    look, both = (min(one) for one in zip(*took, strict=True))
+    assert both < 1.5 * look

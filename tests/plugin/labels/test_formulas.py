@@ -1,0 +1,426 @@
+"""NVIDIA's labels by model, MIG strategy and way of sharing: GPU feature discovery's formulas, as a table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.errors import ConfigError
+from gpunode.gpu.model import Gpu, Inventory, MigDevice, MigSize
+from gpunode.host import Host
+from gpunode.plugin.labels.make import plan_seen
+from gpunode.plugin.labels.model import Labels, Machine, key_problem, label_value, made, sanitised, settled
+from gpunode.plugin.labels.nvidia import nvidia_labels
+from gpunode.plugin.labels.nvidia_resources import family
+from gpunode.plugin.settings import LabelSettings, NameRule, Settings, SharedResource, Sharing
+
+NOW = 1_800_000_000.9
+HOST = Host(Path("/nowhere"), {})
+
+
+class Model:
+    """A GPU as NVML tells it, and the one layout that MIG gives it here: profile, MiB, SMs, engines."""
+
+    def __init__(self, name: str, mib: int, cc: str, product: str, family: str, part: str = "") -> None:
+        self.name, self.mib, self.cc, self.product, self.family = name, mib, cc, product, family
+        self.part = part
+
+    def gpu(self, index: int, cut: int | None = None, **more) -> Gpu:
+        """`cut` is how many devices it is cut into; None: MIG is off."""
+        uuid = f"GPU-{index:08x}-0000-0000-0000-{sum(map(ord, self.name)):012x}"
+        parts = tuple(
+            MigDevice(n, f"MIG-{index}-{n}", self.part, n + 7, 0, 4864 << 20, SIZE) for n in range(cut or 0)
+        )
+        facts: dict[str, Any] = {
+            "minor": index,
+            "memory_bytes": (self.mib << 20) + 4095,
+            "compute_capability": self.cc,
+            "mig_capable": bool(self.part),
+            "mig_enabled": cut is not None,
+            "mig": parts,
+        }
+        return Gpu(index, uuid, self.name, f"0000:{index + 0x19:02x}:00.0", **(facts | more))
+
+
+SIZE = MigSize(1, 1, multiprocessors=14, copy_engines=1, decoders=0, encoders=0, jpeg=0, ofa=0)
+A100 = Model("NVIDIA A100-SXM4-40GB", 40960, "8.0", "NVIDIA-A100-SXM4-40GB", "ampere", "1g.5gb")
+H100 = Model("NVIDIA H100 80GB HBM3", 81559, "9.0", "NVIDIA-H100-80GB-HBM3", "hopper", "1g.10gb")
+B200 = Model("NVIDIA B200", 183359, "10.0", "NVIDIA-B200", "blackwell", "1g.23gb")
+L40S = Model("NVIDIA L40S", 46068, "8.9", "NVIDIA-L40S", "ada-lovelace")
+T4 = Model("Tesla T4", 15360, "7.5", "Tesla-T4", "turing")
+V100 = Model("Tesla V100-SXM3-32GB", 32768, "7.0", "Tesla-V100-SXM3-32GB", "volta")
+MODELS = {"a100": A100, "h100": H100, "b200": B200, "l40s": L40S, "t4": T4, "v100": V100}
+CUTTABLE = {name: model for name, model in MODELS.items() if model.part}
+
+
+def sharing(way: str, name: str = "nvidia.com/gpu", rename: bool = False, **more) -> Sharing | None:
+    if way == "none":
+        return None
+    return Sharing(way, (SharedResource(name, 4, **more),), rename_by_default=rename)
+
+
+WAYS = ("none", "time-slicing", "mps")
+
+
+def labels(*gpus: Gpu, machine: Machine | None = None, **settings) -> Labels:
+    """The labels with these settings; time and machine are left out unless a machine is given."""
+    chosen = Settings(mps_root="/run/nvidia/mps", labels=LabelSettings(no_timestamp=not machine), **settings)
+    seen = plan_seen(HOST, chosen, Inventory("550.54.15", "12.4", gpus))
+    return nvidia_labels(chosen, seen.inventory, seen.plan, machine or Machine(), NOW)
+
+
+def told(found: Labels, prefix: str) -> dict[str, str]:
+    """The labels under a name, without it."""
+    return {k.removeprefix(f"{prefix}."): v for k, v in found.values.items() if k.startswith(f"{prefix}.")}
+
+
+def of_gpu(found: Labels) -> dict[str, str]:
+    """What is said of nvidia.com/gpu as a resource."""
+    return {k: v for k, v in told(found, "nvidia.com/gpu").items() if k not in ("machine", "mode", "clique")}
+
+
+def whole(model: Model, count: int, replicas: int, way: str, shared: bool) -> dict[str, str]:
+    major, minor = model.cc.split(".")
+    return {
+        "product": model.product + ("-SHARED" if shared else ""),
+        "count": str(count),
+        "replicas": str(replicas),
+        "sharing-strategy": way,
+        "memory": str(model.mib),
+        "family": model.family,
+        "compute.major": major,
+        "compute.minor": minor,
+    }
+
+
+def part(model: Model, count: int, replicas: int, way: str, shared: bool) -> dict[str, str]:
+    return {
+        "product": f"{model.product}-MIG-{model.part}" + ("-SHARED" if shared else ""),
+        "count": str(count),
+        "replicas": str(replicas),
+        "sharing-strategy": way,
+        "memory": "4864",
+        "multiprocessors": "14",
+        "slices.gi": "1",
+        "slices.ci": "1",
+        "engines.copy": "1",
+        "engines.decoder": "0",
+        "engines.encoder": "0",
+        "engines.jpeg": "0",
+        "engines.ofa": "0",
+    }
+
+
+@pytest.mark.parametrize("rename", [False, True], ids=["", "renamed"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("strategy", ["none", "single", "mixed"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_whole_gpus(model: Model, strategy: str, way: str, rename: bool) -> None:
+    if way == "mps" and strategy == "mixed":
+        return  # the configuration refuses it
+    found = labels(
+        *(model.gpu(index) for index in range(8)),
+        mig_strategy=strategy,
+        sharing=sharing(way, rename=rename),
+    )
+    shared = way != "none"
+    assert of_gpu(found) == whole(model, 8, 4 if shared else 1, way, shared and not rename)
+    assert found.values.get("nvidia.com/mig.strategy") == (None if strategy == "none" else strategy)
+    assert found.values["nvidia.com/mig.capable"] == ("true" if model.part else "false")
+    assert found.values["nvidia.com/mps.capable"] == ("true" if way == "mps" else "false")
+    assert not any(key.startswith("nvidia.com/mig-") for key in found.values)
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize("way", ["none", "time-slicing"])
+@pytest.mark.parametrize("model", CUTTABLE.values(), ids=CUTTABLE)
+def test_none_on_gpus_that_are_cut(model: Model, way: str) -> None:
+    """Nobody gets these GPUs whole: no replicas, and nothing is shared."""
+    found = labels(model.gpu(0, 7), model.gpu(1, 7), sharing=sharing(way))
+    assert of_gpu(found) == whole(model, 2, 0, "none", False)
+    assert not any(key.startswith("nvidia.com/mig-") for key in found.values)
+
+
+@pytest.mark.parametrize("rename", [False, True], ids=["", "renamed"])
+@pytest.mark.parametrize("way", ["none", "time-slicing"])
+@pytest.mark.parametrize("model", CUTTABLE.values(), ids=CUTTABLE)
+def test_single_on_gpus_that_are_cut(model: Model, way: str, rename: bool) -> None:
+    """MIG's labels in the place of the GPU's, which only keeps its family."""
+    found = labels(
+        model.gpu(0, 7), model.gpu(1, 7), mig_strategy="single", sharing=sharing(way, rename=rename)
+    )
+    shared = way != "none"
+    kept = {k: v for k, v in whole(model, 0, 0, "", False).items() if k.startswith(("family", "compute"))}
+    assert of_gpu(found) == kept | part(model, 14, 4 if shared else 1, way, shared and not rename)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "why"),
+    [
+        ((A100.gpu(0, 7), A100.gpu(1, 0)), "GPU 1 is in MIG mode and holds no MIG device"),
+        ((A100.gpu(0, 7), A100.gpu(1)), "only some GPUs are in MIG mode"),
+        (
+            (A100.gpu(0, 7), A100.gpu(1, 0, mig=(MigDevice(0, "MIG-x", "3g.20gb", 1, 0, 1),))),
+            "there are MIG devices of 1g.5gb and 3g.20gb",
+        ),
+    ],
+    ids=["empty", "some", "several"],
+)
+def test_single_on_gpus_that_are_cut_in_another_way_is_invalid(gpus: tuple[Gpu, ...], why: str) -> None:
+    found = labels(*gpus, mig_strategy="single")
+    assert of_gpu(found) == {
+        "product": "NVIDIA-A100-SXM4-40GB-MIG-INVALID",
+        "count": "0",
+        "replicas": "0",
+        "sharing-strategy": "",
+        "memory": "0",
+        "family": "ampere",
+        "compute.major": "8",
+        "compute.minor": "0",
+    }
+    assert found.warnings == (
+        f"mig-strategy is single and {why}: nvidia.com/gpu.product tells that as MIG-INVALID",
+    )
+
+
+@pytest.mark.parametrize("way", ["none", "time-slicing"])
+@pytest.mark.parametrize("model", CUTTABLE.values(), ids=CUTTABLE)
+def test_mixed(model: Model, way: str) -> None:
+    """A label set for each profile beside the GPU's, whose replicas are those of the GPUs that aren't cut."""
+    name = f"nvidia.com/mig-{model.part}"
+    cut_only = labels(model.gpu(0, 7), model.gpu(1, 3), mig_strategy="mixed", sharing=sharing(way, name))
+    assert told(cut_only, name) == part(model, 10, 4 if way != "none" else 1, way, way != "none")
+    assert of_gpu(cut_only) == whole(model, 2, 0, "none", False)
+    both = labels(model.gpu(0, 7), model.gpu(1), mig_strategy="mixed", sharing=sharing(way))
+    assert told(both, name) == part(model, 7, 1, "none", False)
+    assert of_gpu(both) == whole(model, 2, 4 if way != "none" else 1, way, way != "none")
+
+
+def test_a_profile_with_a_plus_is_written_with_a_dot() -> None:
+    gpu = replace(H100.gpu(0), mig_enabled=True, mig=(MigDevice(0, "MIG-x", "1g.10gb+me", 9, 0, 9984 << 20),))
+    found = labels(gpu, mig_strategy="mixed")
+    assert told(found, "nvidia.com/mig-1g.10gb.me") == {
+        "product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb.me",
+        "count": "1",
+        "replicas": "1",
+        "sharing-strategy": "none",
+        "memory": "9984",
+    }
+
+
+def test_mps_on_a_gpu_that_is_cut_is_not_capable() -> None:
+    found = labels(A100.gpu(0, 7), A100.gpu(1), sharing=sharing("mps"))
+    assert found.values["nvidia.com/mps.capable"] == "false"
+    assert of_gpu(found) == whole(A100, 2, 4, "mps", True)
+
+
+def test_several_models_are_told_the_same_each_time() -> None:
+    """The model that most GPUs have; of two such the first. Original: another one on each pass."""
+    found = labels(T4.gpu(0), L40S.gpu(1), L40S.gpu(2))
+    assert of_gpu(found) == whole(L40S, 2, 1, "none", False)
+    assert found.warnings == (
+        "there are 1 Tesla T4, 2 NVIDIA L40S: nvidia.com/gpu.* tells of NVIDIA L40S; resources.gpus in a "
+        "config file gives each model a name of its own",
+    )
+    assert of_gpu(labels(T4.gpu(0), L40S.gpu(1))) == whole(T4, 1, 1, "none", False)
+
+
+def test_resources_with_names_of_their_own_have_labels_of_their_own() -> None:
+    rules = (NameRule("gpu", "*L40S*", "nvidia.com/l40s"), NameRule("gpu", "Tesla T4", "nvidia.com/t4"))
+    found = labels(
+        T4.gpu(0),
+        L40S.gpu(1),
+        rules=rules,
+        sharing=sharing("time-slicing", "nvidia.com/t4", rename=True),
+    )
+    assert told(found, "nvidia.com/l40s") == whole(L40S, 1, 1, "none", False)
+    assert told(found, "nvidia.com/t4") == whole(T4, 1, 4, "time-slicing", False)
+
+
+def test_another_name_for_all_gpus_is_no_renaming() -> None:
+    found = labels(
+        T4.gpu(0), resource_name="example.com/gpu", sharing=sharing("time-slicing", "example.com/gpu")
+    )
+    assert of_gpu(found) == whole(T4, 1, 4, "time-slicing", True)
+
+
+def test_sharing_a_part_of_the_gpus() -> None:
+    found = labels(T4.gpu(0), T4.gpu(1), sharing=sharing("time-slicing", devices=("1",)))
+    assert of_gpu(found) == whole(T4, 2, 4, "time-slicing", True)
+
+
+def test_gpus_that_nobody_is_given_are_not_counted() -> None:
+    assert of_gpu(labels(T4.gpu(0), T4.gpu(1), exclude=("0",)))["count"] == "1"
+    assert of_gpu(labels(T4.gpu(0), replace(T4.gpu(1), name="DGX Display")))["count"] == "1"
+    found = labels(A100.gpu(0, 7), mig_strategy="mixed", exclude=("0:0", "0:1"))
+    assert told(found, "nvidia.com/mig-1g.5gb")["count"] == "5"
+
+
+def test_a_gpu_that_is_lost_costs_the_others_nothing() -> None:
+    found = labels(T4.gpu(0), Gpu(1, "", "", "", error="GPU is lost"), T4.gpu(2))
+    assert of_gpu(found)["count"] == "2"
+    assert found.warnings == ("GPU 1 isn't counted: GPU is lost",)
+    nothing = labels(T4.gpu(0, error="GPU is lost"))
+    assert of_gpu(nothing) == {}
+    assert nothing.values["nvidia.com/cuda.driver-version.full"] == "550.54.15"
+
+
+def test_memory_is_left_out_if_it_isnt_told_and_so_is_an_unknown_capability() -> None:
+    found = of_gpu(labels(T4.gpu(0, memory_bytes=0, compute_capability="")))
+    assert set(found) == {"product", "count", "replicas", "sharing-strategy"}
+
+
+@pytest.mark.parametrize(
+    ("capability", "word"),
+    [
+        *((("1.3"), "tesla"), ("2.0", "fermi"), ("3.7", "kepler"), ("4.0", "undefined"), ("5.2", "maxwell")),
+        *(
+            (("6.1"), "pascal"),
+            ("7.2", "volta"),
+            ("7.5", "turing"),
+            ("8.6", "ampere"),
+            ("8.9", "ada-lovelace"),
+        ),
+        *((("9.0"), "hopper"), ("10.3", "blackwell"), ("11.0", "undefined"), ("12.1", "blackwell")),
+        *((("13.0"), "rubin"), ("14.0", "undefined")),
+    ],
+)
+def test_families(capability: str, word: str) -> None:
+    major, minor = capability.split(".")
+    assert family(int(major), int(minor)) == word
+
+
+# --- the node -------------------------------------------------------------------------------------------
+
+
+def test_what_is_said_of_the_node() -> None:
+    gpu = H100.gpu(0, clique="a1b2c3d4-0000-0000-0000-000000000001.3")
+    machine = Machine("PowerEdge R760xa\nrev. 2", {gpu.pci: 0x030200}, True, ("550.90.05", "r550_00"))
+    found = labels(gpu, machine=machine).values
+    assert {k: v for k, v in found.items() if not k.startswith("nvidia.com/gpu.c")} == {
+        "nvidia.com/gfd.timestamp": "1800000000",
+        "nvidia.com/gpu.machine": "PowerEdge-R760xa-rev.-2",
+        "nvidia.com/cuda.driver-version.full": "550.54.15",
+        "nvidia.com/cuda.driver-version.major": "550",
+        "nvidia.com/cuda.driver-version.minor": "54",
+        "nvidia.com/cuda.driver-version.revision": "15",
+        "nvidia.com/cuda.driver.major": "550",
+        "nvidia.com/cuda.driver.minor": "54",
+        "nvidia.com/cuda.driver.rev": "15",
+        "nvidia.com/cuda.runtime-version.full": "12.4",
+        "nvidia.com/cuda.runtime-version.major": "12",
+        "nvidia.com/cuda.runtime-version.minor": "4",
+        "nvidia.com/cuda.runtime.major": "12",
+        "nvidia.com/cuda.runtime.minor": "4",
+        "nvidia.com/gpu.family": "hopper",
+        "nvidia.com/gpu.memory": "81559",
+        "nvidia.com/gpu.mode": "compute",
+        "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+        "nvidia.com/gpu.replicas": "1",
+        "nvidia.com/gpu.sharing-strategy": "none",
+        "nvidia.com/mig.capable": "true",
+        "nvidia.com/mps.capable": "false",
+        "nvidia.com/vgpu.present": "true",
+        "nvidia.com/vgpu.host-driver-version": "550.90.05",
+        "nvidia.com/vgpu.host-driver-branch": "r550_00",
+    }
+    assert found["nvidia.com/gpu.clique"] == "a1b2c3d4-0000-0000-0000-000000000001.3"
+
+
+@pytest.mark.parametrize(
+    ("classes", "mode"),
+    [
+        ((0x030200, 0x030200), "compute"),
+        ((0x030000, 0x030000), "graphics"),
+        ((0x030000, 0x030200), "unknown"),
+        ((0x038000, 0x038000), "unknown"),
+        ((), "unknown"),
+    ],
+)
+def test_modes(classes: tuple[int, ...], mode: str) -> None:
+    gpus = (T4.gpu(0), T4.gpu(1))
+    machine = Machine("x", dict(zip((gpu.pci for gpu in gpus), classes, strict=False)))
+    assert labels(*gpus, machine=machine).values["nvidia.com/gpu.mode"] == mode
+
+
+@pytest.mark.parametrize(
+    ("cliques", "clique"),
+    [(("", ""), None), (("a.1", ""), "a.1"), (("a.1", "a.1"), "a.1"), (("a.1", "a.2"), None)],
+)
+def test_cliques(cliques: tuple[str, str], clique: str | None) -> None:
+    gpus = (H100.gpu(index, clique=one) for index, one in enumerate(cliques))
+    assert labels(*gpus).values.get("nvidia.com/gpu.clique") == clique
+
+
+def test_a_node_without_gpus_has_the_time_and_what_concerns_vgpus() -> None:
+    machine = Machine("x", {}, False)
+    assert labels(machine=machine).values == {
+        "nvidia.com/gfd.timestamp": "1800000000",
+        "nvidia.com/vgpu.present": "false",
+    }
+    assert labels(machine=Machine("x", {}, None)).values == {"nvidia.com/gfd.timestamp": "1800000000"}
+
+
+def test_odd_driver_versions_are_no_reason_to_go_without_labels() -> None:
+    for version, revision in (("550.54", ""), ("550.54.15.01", "15.01"), ("nightly", "")):
+        seen = Inventory(version, "", (T4.gpu(0),))
+        found = nvidia_labels(Settings(), seen, plan_seen(HOST, Settings(), seen).plan, Machine(), NOW).values
+        assert found["nvidia.com/cuda.driver-version.full"] == version
+        assert found["nvidia.com/cuda.driver.rev"] == revision
+        assert "nvidia.com/cuda.runtime.major" not in found
+
+
+def test_a_sharing_section_that_cannot_hold_is_an_error() -> None:
+    double = Sharing("time-slicing", (SharedResource("nvidia.com/gpu", 2, "a.com/x", ("0",)),) * 1)
+    both = replace(double, resources=(*double.resources, SharedResource("nvidia.com/gpu", 3, "", ("0",))))
+    with pytest.raises(ConfigError, match="shared by two entries"):
+        labels(T4.gpu(0), sharing=both)
+
+
+# --- values ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("NVIDIA H100 80GB HBM3", "NVIDIA-H100-80GB-HBM3"),
+        ("  PowerEdge\tR750xa \n", "PowerEdge-R750xa"),
+        ("Standard PC (i440FX + PIIX, 1996)", "Standard-PC-i440FX-PIIX-1996"),
+        ("A+ Server/4124_GO-NART.2", "A-Server4124_GO-NART.2"),
+        ("機械", ""),
+    ],
+)
+def test_sanitising(text: str, plain: str) -> None:
+    assert sanitised(text) == plain
+
+
+def test_a_value_that_kubernetes_would_refuse_is_cut_to_one_that_it_takes() -> None:
+    assert label_value("-Default string-") == "Default-string"
+    assert label_value("x" * 62 + "-yz") == "x" * 62
+
+
+@given(st.text(max_size=100))
+def test_every_value_is_one_that_kubernetes_takes(text: str) -> None:
+    value = label_value(text)
+    assert len(value) <= 63
+    assert value == "" or not key_problem(value)
+
+
+def test_a_key_that_kubernetes_would_refuse_is_told() -> None:
+    long = "nvidia.com/" + "x" * 60
+    found = made({f"{long}.product": "a", "nvidia.com/gpu.count": "1"})
+    assert found.values == {"nvidia.com/gpu.count": "1"}
+    assert found.warnings[0].startswith(f"the label {long}.product is left out")
+
+
+def test_the_timestamp_is_that_of_the_last_change() -> None:
+    before = {"nvidia.com/gfd.timestamp": "1", "nvidia.com/gpu.count": "8"}
+    assert settled({**before, "nvidia.com/gfd.timestamp": "2"}, before) is before
+    other = {"nvidia.com/gfd.timestamp": "2", "nvidia.com/gpu.count": "7"}
+    assert settled(other, before) is other
+    assert settled({"nvidia.com/gpu.count": "8"}, before) == {"nvidia.com/gpu.count": "8"}

@@ -1,0 +1,149 @@
+"""Labels that are kept: `gpunode labels --watch` and `plugin serve --labels`, with the C stand-in of NVML."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fixtures.scenario import Fault, Scenario, machine, mixed_layout, with_mig
+from fixtures.stubs import StubNode, have_compiler, stub_node
+from tests.cli import clean_environment
+from tests.plugin.nodes import eventually
+
+pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+DRIVER_NOT_LOADED = 9
+
+
+class Kept:
+    """A process that stays and keeps the labels in `file`."""
+
+    def __init__(self, place: Path, node: StubNode, *argv: str, **environ: str) -> None:
+        self.file = place / "features.d/gfd"
+        self.log_path = place / "log"
+        env = clean_environment({**node.env, "GFD_OUTPUT_FILE": str(self.file), **environ})
+        command = [sys.executable, "-m", "gpunode", *argv, "--rediscover-seconds", "0.5"]
+        if argv[0] == "labels":
+            command = command[:-2]
+            env["GPUNODE_PLUGIN_SERVE_REDISCOVER_SECONDS"] = "0.5"
+        with self.log_path.open("w") as log:
+            self.process = subprocess.Popen(command, env=env, stderr=log, stdout=subprocess.DEVNULL)
+
+    def labels(self) -> dict[str, str]:
+        if not self.file.exists():
+            return {}
+        return dict(line.split("=", 1) for line in self.file.read_text().splitlines())
+
+    def becomes(self, seconds: float = 15.0, **wanted: str) -> bool:
+        def so() -> bool:
+            found = self.labels()
+            return all(found.get(f"nvidia.com/gpu.{key}") == value for key, value in wanted.items())
+
+        return eventually(so, seconds)
+
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(10)
+
+
+@pytest.fixture
+def kept() -> Iterator[list[Kept]]:
+    started: list[Kept] = []
+    yield started
+    for one in started:
+        if one.process.poll() is None:
+            os.kill(one.process.pid, signal.SIGKILL)
+            one.process.wait(5)
+
+
+def cut(scenario: Scenario) -> Scenario:
+    return with_mig(scenario, 0, mixed_layout(0))
+
+
+def children(pid: int) -> list[str]:
+    """Command lines of a process's children."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                stat = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(stat[1]) == pid:
+                    found.append((entry / "cmdline").read_text().replace("\0", " "))
+            except (OSError, IndexError):
+                continue
+    return found
+
+
+def test_what_happens_to_the_gpus_is_in_the_file_soon(tmp_path: Path, kept: list[Kept]) -> None:
+    node = stub_node(tmp_path, machine(2))
+    kept.append(Kept(tmp_path, node, "labels", "--watch", "--mig-strategy", "mixed"))
+    one = kept[0]
+    assert one.becomes(count="2", replicas="1"), one.log()
+    before = one.file.stat()
+    node.write(cut(machine(2)))
+    assert eventually(lambda: any("/mig-" in key for key in one.labels()), 15), one.log()
+    assert one.file.stat().st_ino != before.st_ino
+    node.write(machine(2).with_faults(Fault("nvmlInitWithFlags", DRIVER_NOT_LOADED)))
+    one.process.send_signal(signal.SIGHUP)
+    assert eventually(lambda: "config file read again" in one.log(), 5), one.log()
+    assert one.labels()["nvidia.com/gpu.count"] == "2"
+    assert one.end() == 0
+    assert one.labels()["nvidia.com/gpu.count"] == "2"  # and stays there
+
+
+def test_a_config_file_that_changes(tmp_path: Path, kept: list[Kept]) -> None:
+    node, config = stub_node(tmp_path, machine(2)), tmp_path / "c.yaml"
+    config.write_text("version: v1\nflags: {gfd: {oneshot: false}}\n")
+    kept.append(Kept(tmp_path, node, "labels", "--config-file", str(config)))
+    one = kept[0]
+    assert one.becomes(replicas="1"), one.log()
+    config.write_text("sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}\n")
+    one.process.send_signal(signal.SIGHUP)
+    assert one.becomes(replicas="3", product="NVIDIA-H100-80GB-HBM3-SHARED"), one.log()
+    config.write_text("sharing: 7\n")
+    one.process.send_signal(signal.SIGHUP)
+    assert eventually(lambda: "config file not taken over" in one.log(), 5), one.log()
+    assert one.labels()["nvidia.com/gpu.replicas"] == "3"
+    assert one.end() == 0
+
+
+def test_a_place_that_cant_be_had_is_tried_again(tmp_path: Path, kept: list[Kept]) -> None:
+    node = stub_node(tmp_path, machine(1))
+    blocked = tmp_path / "features.d"
+    blocked.write_text("a file where a directory should be")
+    kept.append(Kept(tmp_path, node, "labels", "--watch", "--sleep-interval", "1s"))
+    one = kept[0]
+    assert eventually(lambda: "the labels stay as they are" in one.log(), 15), one.log()
+    blocked.unlink()
+    assert one.becomes(count="1"), one.log()
+    assert "the labels are kept again" in one.log()
+
+
+def test_the_plugin_keeps_them_with_its_own_nvml(tmp_path: Path, short: Path, kept: list[Kept]) -> None:
+    node = stub_node(tmp_path, machine(2))
+    (short / "dp").mkdir()  # its kubelet never comes
+    argv = ("plugin", "serve", "--labels", "file", "--kubelet-socket", str(short / "dp/kubelet.sock"))
+    kept.append(Kept(tmp_path, node, *argv))
+    one = kept[0]
+    assert one.becomes(count="2"), one.log()
+    sentinels = [line for line in children(one.process.pid) if "gpunode.gpu" in line]
+    assert len(sentinels) == 1
+    node.write(machine(3))
+    assert one.becomes(count="3"), one.log()
+    assert one.end() == 0
+    assert one.labels()["nvidia.com/gpu.count"] == "3"
+
+
+def test_a_service_has_no_stdout(tmp_path: Path) -> None:
+    from tests.cli import gpunode
+
+    ran = gpunode("plugin", "serve", "--labels", "stdout")
+    assert (ran.code, "a service has no stdout" in ran.err) == (1, True)
