@@ -16,7 +16,7 @@ from gpunode.errors import ConfigError, GpunodeError, PreconditionError, Unreada
 _MAX_STEPS = 400  # ten times the kernel's limit of 40 links (include/linux/namei.h), parts included
 _NO_LINK = (errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # what readlink(2) says then
 
-
+OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 MAX_BYTES = 512 << 20  # nothing that gpunode reads comes near it; a larger file would only fill the memory
 
 
@@ -120,6 +120,15 @@ def make_directories(path: Path, mode: int) -> None:
                 raise
         else:
             directory.chmod(wanted)
+
+
+def restrict_umask() -> None:
+    """Add 022 to the umask, if it lacks it. It is read from /proc: os.umask can't ask without changing."""
+    lines = Path("/proc/self/status").read_text(errors="replace").splitlines()
+    masks = [int(line.removeprefix("Umask:"), 8) for line in lines if line.startswith("Umask:")]
+    mask = masks[0] if masks else 0  # the line is there since Linux 4.7
+    if mask & OTHERS_MAY_WRITE != OTHERS_MAY_WRITE:
+        os.umask(mask | OTHERS_MAY_WRITE)
 
 
 def sync_directory(directory: Path) -> None:

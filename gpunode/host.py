@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpunode._files import explain_os_error
+from gpunode._files import explain_os_error, restrict_umask
 from gpunode._process import COMMAND_NOT_FOUND, Completed, run_process
 from gpunode._reading import DeviceNode, FileSystem, ReadingHost
 from gpunode._recording import RECORDING
@@ -201,6 +201,17 @@ class Host(ReadingHost):
             self.path(path).chmod(mode)
         except OSError as error:
             raise explain_os_error(error, path, "change the owner of") from error
+
+    def set_mode(self, path: str, mode: int) -> None:
+        """The permission bits of what we made."""
+        try:
+            self.path(path).chmod(mode)
+        except OSError as error:
+            raise explain_os_error(error, path, "change the mode of") from error
+
+    def restrict_umask(self) -> None:
+        """Keep group and others from writing what this process makes; once, before it has threads."""
+        restrict_umask()
 
     def rename(self, old: str, new: str) -> None:
         """Atomic rename of a file or directory within one file system."""

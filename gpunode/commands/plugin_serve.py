@@ -42,6 +42,7 @@ def run(host: Host, options: Options, progress: Progress, stop: Event | None = N
     serve at all: not root, or another plugin is on the same socket. A missing driver, GPU or kubelet is
     waited for.
     """
+    host.restrict_umask()
     hangup = Hangup()
     with until_signal(hangup) as asked:
         given = sources(host, options.given)

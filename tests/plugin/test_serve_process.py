@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -37,7 +38,7 @@ NVML_DRIVER_NOT_LOADED, NVML_MISMATCH = 9, 18
 class Serve:
     """One running `gpunode plugin serve`, its stderr in a file."""
 
-    def __init__(self, short: Path, node: StubNode, **environ: str) -> None:
+    def __init__(self, short: Path, node: StubNode, umask: int = -1, **environ: str) -> None:
         self.log_path = short / "log"
         self.socket = short / "dp/nvidia-gpu.sock"
         command = [sys.executable, "-m", "gpunode", "plugin", "serve", "-o", "json"]
@@ -45,7 +46,9 @@ class Serve:
         command += ["--state-dir", str(short / "state"), "--mps-root", str(short / "mps")]
         env = {**os.environ, **node.env, **environ}
         with self.log_path.open("a") as log:
-            self.process = subprocess.Popen(command, env=env, stderr=log, stdout=subprocess.PIPE, text=True)
+            self.process = subprocess.Popen(
+                command, env=env, stderr=log, stdout=subprocess.PIPE, text=True, umask=umask
+            )
 
     def log(self) -> str:
         return self.log_path.read_text()
@@ -75,9 +78,9 @@ class Node:
         self.kubelet.start()
         self.started: list[Serve] = []
 
-    def serve(self, scenario: Scenario, **environ: str) -> tuple[Serve, StubNode]:
+    def serve(self, scenario: Scenario, umask: int = -1, **environ: str) -> tuple[Serve, StubNode]:
         node = stub_node(self.short, scenario, libraries="nvml")
-        self.started.append(Serve(self.short, node, **environ))
+        self.started.append(Serve(self.short, node, umask, **environ))
         return self.started[-1], node
 
     def ready(self, count: int, seconds: float = 15.0) -> bool:
@@ -93,6 +96,14 @@ def node(short: Path) -> Iterator[Node]:
         assert serve.process.stdout is not None
         serve.process.stdout.close()
     made.kubelet.stop()
+
+
+def test_only_the_owner_may_connect_whatever_the_umask(node: Node) -> None:
+    serve, _ = node.serve(machine(1), umask=0)
+    assert node.ready(1), serve.log()
+    assert stat.S_IMODE(serve.socket.stat().st_mode) == 0o600
+    status = Path(f"/proc/{serve.process.pid}/status").read_text()
+    assert "Umask:\t0022" in status  # between bind and chmod too nobody else could connect
 
 
 def test_eight_gpus_are_allocatable_and_sigterm_is_a_clean_end(node: Node) -> None:

@@ -7,7 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from queue import Queue
 from threading import Thread
@@ -20,7 +20,7 @@ from gpunode.errors import PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.kubelet import rpc
 from gpunode.plugin.kubelet.handlers import Call, DevicePlugin, simply
-from gpunode.plugin.kubelet.server import PluginServer
+from gpunode.plugin.kubelet.server import PluginServer, listen_privately
 from gpunode.plugin.kubelet.streams import MAX_STREAMS, Streams
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.model import AllocationError, Answer, DeviceNode, Mount, Snapshot
@@ -239,6 +239,22 @@ def test_stopping_ends_the_streams_and_removes_the_socket(short: Path) -> None:
 def test_only_the_owner_may_connect(short: Path) -> None:
     with serving(short, feed(1)):
         assert stat.S_IMODE((short / SOCKET[1:]).stat().st_mode) == 0o600
+
+
+def test_the_umask_of_other_threads_stays_while_it_binds(short: Path) -> None:
+    """It is the whole process's: a directory that another thread made meanwhile couldn't be entered."""
+    seen: list[int] = []
+
+    def bind() -> None:
+        listening.bind(str(short / SOCKET[1:]))
+        (short / "meanwhile").mkdir()
+        seen.append(stat.S_IMODE((short / "meanwhile").stat().st_mode))
+
+    with closing(socket.socket(socket.AF_UNIX)) as listening:
+        (short / "before").mkdir()
+        listen_privately(Host(short), SOCKET, bind)
+    assert seen == [stat.S_IMODE((short / "before").stat().st_mode)]
+    assert stat.S_IMODE((short / SOCKET[1:]).stat().st_mode) == 0o600
 
 
 def test_a_socket_that_nobody_listens_on_is_replaced(short: Path) -> None:

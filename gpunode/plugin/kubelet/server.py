@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -52,7 +51,7 @@ class PluginServer:
         path = self._host.path(self._socket, follow=False)
         address = rpc.target(path)
         clear_stale(self._host, self._socket)
-        listen_privately(lambda: self._server.add_insecure_port(address), self._socket)
+        listen_privately(self._host, self._socket, lambda: self._server.add_insecure_port(address))
         self._server.start()
         self._identity = self._seen()
 
@@ -79,17 +78,20 @@ class PluginServer:
         return None if found is None else (found.st_dev, found.st_ino)
 
 
-def listen_privately(bind: Callable[[], object], socket: str) -> None:
-    """Have a socket born 0600: connecting to one needs write permission."""
-    before = os.umask(0o177)
+def listen_privately(host: Host, socket: str, bind: Callable[[], object]) -> None:
+    """Have a socket that only its owner can connect to.
+
+    Connecting needs write permission, which `Host.restrict_umask` withholds from others at the bind already.
+    The umask isn't changed for the bind itself: it is the whole process's, so what another thread makes at
+    that moment would get it too, and two binds at once would leave it for good.
+    """
     try:
         bind()
     except RuntimeError as error:
         raise PreconditionError(
             f"can't listen on {socket}", hint="run as root, for example with sudo"
         ) from error
-    finally:
-        os.umask(before)
+    host.set_mode(socket, 0o600)
 
 
 def clear_stale(host: Host, socket: str) -> None:

@@ -207,7 +207,7 @@ class KubeletStub:
     def _listen(self, socket: str, handler: grpc.GenericRpcHandler) -> None:
         server = grpc.server(ThreadPoolExecutor(8, thread_name_prefix="kubelet"), handlers=[handler])
         address = rpc.target(self._host.path(socket))
-        listen_privately(lambda: server.add_insecure_port(address), socket)
+        listen_privately(self._host, socket, lambda: server.add_insecure_port(address))
         server.start()
         self._servers.append(server)
 
