@@ -6,14 +6,11 @@ don't count: they end and start with it.
 
 from __future__ import annotations
 
-import re
-
 from gpunode.dataclass import dataclass
-from gpunode.errors import GpunodeError, Unreadable
+from gpunode.errors import GpunodeError
+from gpunode.facts.gpu_files import is_the_drivers, opened
 from gpunode.facts.node import Node
-from gpunode.host import Host
 
-_DEVICE = re.compile(r"/dev/nvidia(\d+|ctl|-uvm)( \(deleted\))?")
 _ITS_OWN = ("nvidia-persistenced", "nv-fabricmanager", "nvidia-imex", "nvlsm")
 
 
@@ -39,7 +36,10 @@ class GpuUsers:
 
 
 def gpu_users(node: Node) -> GpuUsers:
-    """By process number; one in a container is named once."""
+    """By process number; one in a container is named once. Nobody uses a driver that isn't loaded."""
+    majors, live = node.majors, node.host.live
+    if live and not any(is_the_drivers(major, majors) for major in majors.values()):
+        return GpuUsers()
     found: dict[int, GpuUser] = {}
     closed = 0
     try:
@@ -48,22 +48,11 @@ def gpu_users(node: Node) -> GpuUsers:
         containers, closed = (), 1
     names = {process.pid: process.name for process in node.processes}
     for one in containers:
-        found[one.pid] = GpuUser(one.pid, names.get(one.pid, "a process"), one.id)
+        if not live or any(is_the_drivers(file.major, majors) for file in one.nodes):
+            found[one.pid] = GpuUser(one.pid, names.get(one.pid, "a process"), one.id)
     for process in node.processes:
-        opened = _opens(node.host, process.pid)
-        closed += opened is None
-        if opened and process.pid not in found and process.name not in _ITS_OWN:
+        files = opened(node.host, process.pid, majors)
+        closed += files is None
+        if files and process.pid not in found and process.name not in _ITS_OWN:
             found[process.pid] = GpuUser(process.pid, process.name)
     return GpuUsers(tuple(found[pid] for pid in sorted(found)), closed)
-
-
-def _opens(host: Host, pid: int) -> bool | None:
-    """Whether a process has a GPU's device file open; None if it isn't ours to see, False if it is gone."""
-    place = f"/proc/{pid}/fd"
-    try:
-        links = (host.readlink(f"{place}/{number}") for number in host.listdir(place))
-        return any(link is not None and _DEVICE.fullmatch(link) for link in links)
-    except (Unreadable, PermissionError):
-        return None
-    except (GpunodeError, OSError):
-        return False

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpunode.cdi.nodes import MIG_MINORS, mig_minors
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
+from gpunode.facts.gpu_files import opened
 from gpunode.facts.node import Node
 from gpunode.facts.workloads import container_of
 from gpunode.gpu.mig import MigProcess
@@ -21,8 +22,6 @@ from gpunode.mig.layout import GpuLayout
 from gpunode.mig.plan import Device, GpuPlan
 
 DRM = "nvidia_drm"
-_GPU_FILE = re.compile(r"/dev/nvidia(\d+)(?: \(deleted\))?", re.ASCII)
-_CAPABILITY = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)(?: \(deleted\))?", re.ASCII)
 _UNIT = re.compile(r"([^/:]+\.service)(?=/|$)")
 _INSTANCE = re.compile(r"gpu(\d+)/gi(\d+)(?:/ci(\d+))?/access", re.ASCII)
 
@@ -75,7 +74,7 @@ def obstacles(
     if any(_changes(plan) for plan in plans):
         for process in node.processes:
             if process.pid not in ours:
-                held[process.pid] = tuple(_held(node.host, process.pid, caps))
+                held[process.pid] = tuple(_held(node, process.pid, caps))
     who = _Who(node)
     found = [
         one for plan in plans for one in _of(node, who, plan, held, processes.get(plan.gpu.uuid, ()), ours)
@@ -160,19 +159,14 @@ def _draws(host: Host) -> bool:
     return _text(host, f"/sys/module/{DRM}/parameters/modeset").strip() != "N"
 
 
-def _held(host: Host, pid: int, caps: Mapping[int, str]) -> Iterator[Held]:
-    """What a process has open of GPUs and their instances (proc(5), /proc/PID/fd)."""
-    place = f"/proc/{pid}/fd"
-    try:
-        links = {host.readlink(f"{place}/{number}") or "" for number in host.listdir(place)}
-    except (GpunodeError, OSError):
-        return  # gone meanwhile, or not ours to see
-    for link in sorted(links):
-        if found := _GPU_FILE.fullmatch(link):
-            yield int(found[1]), None, None
-        elif (found := _CAPABILITY.fullmatch(link)) and (
-            names := _INSTANCE.fullmatch(caps.get(int(found[1]), ""))
-        ):
+def _held(node: Node, pid: int, caps: Mapping[int, str]) -> Iterator[Held]:
+    """What a process has open of GPUs and their instances; `caps` is the driver's table by minor number."""
+    files = opened(node.host, pid, node.majors)
+    if files is None:
+        return  # not ours to see
+    yield from ((minor, None, None) for minor in sorted(files.gpus))
+    for number in sorted(files.caps):
+        if names := _INSTANCE.fullmatch(caps.get(number, "")):
             yield int(names[1]), int(names[2]), int(names[3]) if names[3] else None
 
 

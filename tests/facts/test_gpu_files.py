@@ -1,0 +1,63 @@
+"""Who has the driver's device files open: by number on a live node, by name on a recorded one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpunode.facts.gpu_files import CONTROL, Opened, opened
+from gpunode.facts.gpu_users import GpuUsers, gpu_users
+from gpunode.facts.node import Node
+from gpunode.host import Host
+
+# /dev/null is 1:3 and /dev/zero 1:5 (null(4)): this process plays one that uses a driver of that number
+AS_GPU, AS_UVM, AS_CAPS = {"nvidia": 1}, {"nvidia-uvm": 1}, {"nvidia-caps": 1}
+
+
+@pytest.mark.parametrize(
+    ("majors", "wanted"),
+    [
+        (AS_GPU, Opened(frozenset({3, 5}))),
+        (AS_UVM, Opened(control=True)),
+        (AS_CAPS, Opened(caps=frozenset({3, 5}))),
+        ({"nvidia": 195, "nvidia-uvm": 511}, Opened()),
+        ({}, Opened()),
+    ],
+)
+def test_a_device_is_known_by_its_number(tmp_path: Path, majors: dict[str, int], wanted: Opened) -> None:
+    fake = tmp_path / "nvidia0"
+    fake.touch()
+    with open("/dev/null"), open("/dev/zero"), fake.open():
+        found = opened(Host(), os.getpid(), majors)
+    assert found is not None and found.caps >= wanted.caps and found.gpus >= wanted.gpus
+    assert (bool(found), found.control) == (bool(wanted), wanted.control)
+
+
+def test_of_a_recorded_machine_the_name_counts(tmp_path: Path) -> None:
+    place = tmp_path / "proc/7/fd"
+    place.mkdir(parents=True)
+    files = ("nvidia3 (deleted)", "nvidia-caps/nvidia-cap31", "nvidiactl", "null", "nvidia-modeset")
+    for number, name in enumerate(files):
+        (place / str(number)).symlink_to(f"/dev/{name}")
+    wanted = Opened(frozenset({3}), frozenset({31}), control=True)
+    assert opened(Host(root=tmp_path), 7, {}) == wanted
+    assert opened(Host(root=tmp_path), 8, {}) == Opened(), "it is gone"
+    assert CONTROL not in wanted.gpus
+
+
+def test_nobody_uses_a_driver_that_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever containers with made-up device files run on this machine."""
+    node = Node(Host())
+    monkeypatch.setattr(Node, "majors", {"mem": 1})
+    monkeypatch.setattr(Node, "processes", property(lambda _: pytest.fail("nobody has to be asked")))
+    assert gpu_users(node) == GpuUsers()
+
+
+def test_our_own_process_uses_the_driver_whose_number_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(Host())
+    monkeypatch.setattr(Node, "majors", AS_GPU)
+    monkeypatch.setattr(Node, "gpu_containers", ())
+    with open("/dev/null"):
+        assert os.getpid() in {one.pid for one in gpu_users(node).users}
