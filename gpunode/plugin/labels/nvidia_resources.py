@@ -97,15 +97,18 @@ def _whole(
     same = [gpu for gpu in gpus if gpu.name == model]
     share = _share(settings, plan, name, [gpu.uuid for gpu in same if not gpu.mig_enabled])
     values = _base(name, sanitised(model), len(same), share)
-    values |= _memory(name, same[0].memory_bytes)
-    major, dot, minor = same[0].compute_capability.partition(".")
-    if dot:
-        values |= {
-            f"{name}.family": family(int(major), int(minor)),
-            f"{name}.compute.major": major,
-            f"{name}.compute.minor": minor,
-        }
-    return values
+    return values | _memory(name, same[0].memory_bytes) | _architecture(name, same[0])
+
+
+def _architecture(name: str, gpu: Gpu) -> dict[str, str]:
+    major, dot, minor = gpu.compute_capability.partition(".")
+    if not dot:
+        return {}
+    return {
+        f"{name}.family": family(int(major), int(minor)),
+        f"{name}.compute.major": major,
+        f"{name}.compute.minor": minor,
+    }
 
 
 def family(major: int, minor: int) -> str:
@@ -126,7 +129,8 @@ def _single(
     empty = [gpu.index for gpu in cut_gpus if not gpu.mig]
     profiles = sorted({part.mig.profile for part in parts})
     if len(cut_gpus) == len(gpus) and not empty and len(profiles) == 1:
-        return _parts(settings, plan, BASE, parts, warnings)
+        model = _commonest([part.gpu.name for part in parts], BASE, [])
+        return _architecture(BASE, _first(gpus, model)) | _parts(settings, plan, BASE, parts, warnings)
     why = (
         f"GPU {empty[0]} is in MIG mode and holds no MIG device"
         if empty
@@ -135,9 +139,13 @@ def _single(
         else "only some GPUs are in MIG mode"
     )
     warnings.append(f"mig-strategy is single and {why}: {BASE}.product tells that as MIG-INVALID")
-    model = _commonest([gpu.name for gpu in gpus], BASE, [])
+    model = _commonest([gpu.name for gpu in cut_gpus], BASE, [])
     values = _base(BASE, f"{sanitised(model)}-MIG-INVALID", 0, Share(0, ""))
-    return values | {f"{BASE}.memory": "0"}
+    return values | {f"{BASE}.memory": "0"} | _architecture(BASE, _first(cut_gpus, model))
+
+
+def _first(gpus: Sequence[Gpu], model: str) -> Gpu:
+    return next(gpu for gpu in gpus if gpu.name == model)
 
 
 def _parts(

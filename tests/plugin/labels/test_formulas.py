@@ -188,6 +188,17 @@ def test_single_on_gpus_that_are_cut_in_another_way_is_invalid(gpus: tuple[Gpu, 
     )
 
 
+def test_single_tells_of_the_model_that_is_cut() -> None:
+    """Family and compute capability are those of the model that the product names."""
+    found = of_gpu(labels(T4.gpu(0), T4.gpu(1), A100.gpu(2, 7), mig_strategy="single"))
+    assert (found["product"], found["family"]) == ("NVIDIA-A100-SXM4-40GB-MIG-INVALID", "ampere")
+    a100 = A100.gpu(2, 7)
+    same = replace(a100, mig=tuple(replace(part, profile="1g.10gb") for part in a100.mig))
+    found = of_gpu(labels(H100.gpu(0, 1), H100.gpu(1, 1), same, mig_strategy="single"))
+    assert (found["product"], found["family"]) == ("NVIDIA-A100-SXM4-40GB-MIG-1g.10gb", "ampere")
+    assert (found["count"], found["compute.major"]) == ("9", "8")
+
+
 @pytest.mark.parametrize("way", ["none", "time-slicing"])
 @pytest.mark.parametrize("model", CUTTABLE.values(), ids=CUTTABLE)
 def test_mixed(model: Model, way: str) -> None:
