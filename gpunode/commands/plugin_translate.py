@@ -8,6 +8,7 @@ from typing import Any
 
 from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, UsageError
+from gpunode.facts.yaml_tree import MAX_STREAM_BYTES
 from gpunode.host import Host
 from gpunode.plugin.config import translate_gke, translate_operator
 from gpunode.plugin.config.settle import settled
@@ -19,7 +20,7 @@ SOURCES: dict[str, Translator] = {
     "gke": translate_gke.translate,
     "gpu-operator": translate_operator.translate,
 }
-_STDIN_BYTES = 1 << 20  # what an API server takes of one object
+_STDIN_BYTES = MAX_STREAM_BYTES + 1  # more is refused by the reader, and not cut off
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import yaml
 
 MAX_BYTES = 256 * 1024  # a ConfigMap holds at most 1 MiB, of several files
+MAX_STREAM_BYTES = 4 << 20  # a few such objects
 _MAX_ITEMS = 50_000
 _MAX_DEPTH = 32
 _MAX_NESTING = 2000  # libyaml's composer recurses on the C stack
@@ -63,12 +64,12 @@ def read(data: bytes, notes: Notes) -> Item:
 def read_all(data: bytes, notes: Notes) -> tuple[Item, ...]:
     """Every document of a stream that isn't empty; otherwise as `read`. Together they are bounded as one."""
     tree = _Tree(notes)
-    return tuple(tree.item(one, ()) for one in _documents(_text(data)))
+    return tuple(tree.item(one, ()) for one in _documents(_text(data, MAX_STREAM_BYTES)))
 
 
-def _text(data: bytes) -> str:
-    if len(data) > MAX_BYTES:
-        raise DocumentError(0, f"{len(data)} bytes are more than the {MAX_BYTES} allowed for a config file")
+def _text(data: bytes, limit: int = MAX_BYTES) -> str:
+    if len(data) > limit:
+        raise DocumentError(0, f"{len(data)} bytes are more than the {limit} allowed for a config file")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

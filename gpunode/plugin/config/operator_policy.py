@@ -14,6 +14,7 @@ DRIVER_ROOT = "/run/nvidia/driver"  # where the operator's driver container is m
 _TOOLKIT = "/usr/local/nvidia"  # DefaultToolkitInstallDir
 _OBJECT = "gpunode manifests daemon-set prints ours"
 _OF_OBJECT = ("repository", "image", "version", "imagePullPolicy", "imagePullSecrets", "resources")
+_OF_RUNTIME = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_MIG_MONITOR_DEVICES")
 _HANDLED = ("enabled", "config", "env", "args", "mps")
 _VMS = "virtual machines with GPUs are not gpunode's matter"
 
@@ -113,6 +114,12 @@ def _of_sections(sections: Mapping[str, Item], left: list[Left]) -> Iterator[tup
                 "flags.nvidiaDriverRoot: / once it is installed on the node: gpunode driver plan",
             )
         )
+    kubelet = get(sections.get("hostPaths", EMPTY), "kubeletRootDir").text
+    if kubelet not in ("", "/var/lib/kubelet"):
+        hint = f"gpunode manifests daemon-set --kubelet-root {kubelet}"
+        left.append(
+            Left("hostPaths.kubeletRootDir", "it is where the PodResources socket is mounted from", hint)
+        )
     root = get(sections.get("devicePlugin", EMPTY), "mps", "root").text
     if root:
         yield "flags.mpsRoot", root, "devicePlugin.mps.root"
@@ -147,7 +154,9 @@ def _environment(plugin: Item, left: list[Left]) -> Iterator[tuple[str, Any, str
     for entry in get(plugin, "env").items:
         name, value = get(entry, "name").text, get(entry, "value")
         option, where = by_variable.get(name), f"devicePlugin.env {name}"
-        if option is None or not option.key:
+        if name in _OF_RUNTIME:
+            left.append(Left(where, "NVIDIA's runtime reads it for the plugin's container", _OBJECT))
+        elif option is None or not option.key:
             left.append(Left(where, "our config file has nothing of that name"))
         elif value.kind != "scalar":
             left.append(

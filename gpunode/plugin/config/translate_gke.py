@@ -2,6 +2,7 @@
 
 Its format is that of GKE's device plugin (container-engine-accelerators, pkg/gpu/nvidia/manager.go): JSON
 whose keys Go reads in any case. A file that is invalid there is passed over as a whole, with a line in a log.
+Beside it may stand the ConfigMap xid-config, which the plugin gets as a variable and which beats the file.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gpunode.facts.yaml_tree import Item
+from gpunode.facts.yaml_tree import EMPTY, Item
 from gpunode.plugin.config.translate import Left, Translation, WrongInput, get, keys, ordered, plain
 
 RESOURCE = "nvidia.com/gpu"  # GKE's plugin knows no other name
 ALWAYS_CRITICAL = 48
-_KEYS = ("GPUPartitionSize", "MaxTimeSharedClientsPerGPU", "GPUSharingConfig", "HealthCriticalXid")
+_KEYS = (
+    *("GPUPartitionSize", "MaxTimeSharedClientsPerGPU", "GPUSharingConfig", "HealthCriticalXid"),
+    "GPUFractionDivisor",
+)
 _SHARING_KEYS = ("GPUSharingStrategy", "MaxSharedClientsPerGPU")
 _PROFILE = re.compile(r"[1-9][0-9]*g\.[1-9][0-9]*gb(\+[a-z]+)?")
 _PASSED_OVER = "GKE's plugin passes over the whole file then"
@@ -23,9 +27,7 @@ _PASSED_OVER = "GKE's plugin passes over the whole file then"
 
 def translate(found: Sequence[Item], name: str) -> Translation:
     """`WrongInput` for what GKE's plugin couldn't mean either."""
-    tree = found[0]
-    if tree.kind != "map" or len(found) > 1:
-        raise WrongInput("this is no gpu_config.json", hint="it is one JSON object, such as GPUPartitionSize")
+    tree, from_map = _parts(found)
     if name:
         raise WrongInput("gpu_config.json holds one configuration", hint="leave out --name")
     left = [
@@ -47,11 +49,36 @@ def translate(found: Sequence[Item], name: str) -> Translation:
         config["sharing"] = {section: {"failRequestsGreaterThanOne": True, "resources": [shared]}}
     elif strategy:
         left.append(Left("GPUSharingConfig", "one client for each GPU is no sharing"))
-    if xids := _xids(tree):
+    if "GPUFractionDivisor" in {_known(key) for key in keys(tree)}:
+        why = "GKE's plugin takes it from /etc/nvidia/gpu-fraction-divisor.txt alone"
+        left.append(Left("GPUFractionDivisor", why))
+    if xids := from_map or _xids(tree):
         config["health"] = {"disable": ["all"], "enable": sorted({ALWAYS_CRITICAL, *xids})}
         why = "GKE's plugin never takes a device back before its restart; ours does once the cause is gone"
         left.append(Left("HealthCriticalXid", why, "health.holdDown: infinite does as GKE's"))
     return Translation(ordered(config), tuple(left))
+
+
+def _parts(found: Sequence[Item]) -> tuple[Item, list[int]]:
+    """(the file's object, the XIDs of the ConfigMap); either may be missing, not both."""
+    maps = [one for one in found if get(one, "kind").text == "ConfigMap"]
+    files = [one for one in found if one not in maps]
+    if len(files) > 1 or any(one.kind != "map" for one in files):
+        raise WrongInput("this is no gpu_config.json", hint="it is one JSON object, such as GPUPartitionSize")
+    texts = [get(one, "data", "HealthCriticalXid") for one in maps]
+    if any(one.kind == "null" for one in texts):
+        hint = "GKE's is xid-config in kube-system, with HealthCriticalXid"
+        raise WrongInput("this ConfigMap isn't of GKE's device plugin", hint=hint)
+    words = [word.strip() for one in texts for word in one.text.split(",")]
+    if wrong := [word for word in words if not word.isdecimal() or not int(word)]:
+        raise WrongInput(
+            f"HealthCriticalXid: {wrong[0]!r} is no XID", hint="GKE's plugin takes none of them then"
+        )
+    return files[0] if files else EMPTY, [int(word) for word in words]
+
+
+def _known(key: str) -> str:
+    return next((one for one in _KEYS if one.lower() == key.lower()), key)
 
 
 def _get(tree: Item, key: str) -> Item:

@@ -1,50 +1,27 @@
 """The GPU operator's configuration of its device plugin as our config file.
 
 Taken are, in one stream of YAML or alone: the ConfigMap with the plugin's configurations, its data, a
-ClusterPolicy, its spec or a part of it, the chart's values. What the operator makes of a ClusterPolicy
-(variables of the plugin's container, which beat the config file) is that of its TransformDevicePlugin
-(NVIDIA/gpu-operator, controllers/object_controls.go).
+ClusterPolicy, its spec or a part of it, the chart's values (operator_objects.py). What the operator makes of
+a ClusterPolicy (variables of the plugin's container, which beat the config file) is that of its
+TransformDevicePlugin (NVIDIA/gpu-operator, controllers/object_controls.go).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpunode.dataclass import dataclass
 from gpunode.facts.yaml_tree import EMPTY, Item
-from gpunode.plugin.config.file import TOP
-from gpunode.plugin.config.operator_policy import SECTIONS, Policy, read_policy
-from gpunode.plugin.config.translate import (
-    Left,
-    Translation,
-    WrongInput,
-    documents,
-    get,
-    keys,
-    ordered,
-    plain,
-    put,
-)
+from gpunode.plugin.config.operator_objects import LABEL, Found, collected, configurations
+from gpunode.plugin.config.operator_policy import Policy, read_policy
+from gpunode.plugin.config.translate import Left, Translation, WrongInput, documents, ordered, plain, put
 
-LABEL = "nvidia.com/device-plugin.config"
 _NAME_HINT = "--name NAME"
-
-
-@dataclass(frozen=True)
-class _Found:
-    """By name, the texts of the plugin's configurations; the policy's sections, by name."""
-
-    configs: dict[str, str] = field(default_factory=dict)
-    plain_config: Item = EMPTY
-    sections: dict[str, Item] = field(default_factory=dict)
-    left: tuple[Left, ...] = ()
 
 
 def translate(found: Sequence[Item], name: str) -> Translation:
     """`WrongInput` where nothing of the operator's is in the file, or it doesn't hold the configuration."""
-    all_of_it = _collected(_objects(found))
+    all_of_it = collected(found)
     policy = read_policy(all_of_it.sections)
     chosen, tree, left = _chosen(all_of_it, policy, name)
     config = plain(tree) or {}
@@ -70,65 +47,13 @@ def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# --- what is in the file --------------------------------------------------------------------------------
-
-
-def _objects(found: Iterable[Item]) -> list[Item]:
-    """The documents, those of lists (`kubectl get -o yaml`) one by one."""
-    made: list[Item] = []
-    for one in found:
-        if one.kind != "map":
-            raise WrongInput(f"line {one.line}: expected an object; found {one.what}")
-        listed = get(one, "kind").text.endswith("List") or get(one, "kind").text == "List"
-        made += _objects(get(one, "items").items) if listed else [one]
-    return made
-
-
-def _collected(objects: Iterable[Item]) -> _Found:
-    configs: dict[str, str] = {}
-    sections: dict[str, Item] = {}
-    plain_config, left = EMPTY, []
-    for one in objects:
-        kind = get(one, "kind").text
-        if kind == "ConfigMap":
-            configs |= _texts(get(one, "data"))
-        elif kind == "ClusterPolicy":
-            sections |= {key: value for key, _, value in get(one, "spec").pairs}
-        elif kind:
-            left.append(
-                Left(
-                    kind,
-                    "objects of this kind don't configure the device plugin",
-                    SECTIONS.get("driver", "") if kind == "NVIDIADriver" else "",
-                )
-            )
-        elif set(keys(one)) & SECTIONS.keys() and not set(keys(one)) & {"flags", "sharing"}:
-            sections |= {key: value for key, _, value in one.pairs}
-        elif set(keys(one)) & set(TOP):
-            plain_config = one
-        elif get(one, "config", "map").pairs:
-            configs |= _texts(get(one, "config", "map"))  # the values of the plugin's own chart
-        elif one.pairs and all("\n" in value.text for _, _, value in one.pairs):
-            configs |= _texts(one)
-        else:
-            raise WrongInput(
-                f"line {one.line}: this is nothing of the GPU operator's that is known here",
-                hint="a ConfigMap of the device plugin, a ClusterPolicy, or the chart's values",
-            )
-    configs |= _texts(get(sections.get("devicePlugin", EMPTY), "config", "data"))  # the chart's values
-    return _Found(configs, plain_config, sections, tuple(left))
-
-
-def _texts(data: Item) -> dict[str, str]:
-    return {key: value.text for key, _, value in data.pairs if value.kind == "scalar"}
-
-
 # --- which configuration --------------------------------------------------------------------------------
 
 
-def _chosen(found: _Found, policy: Policy, name: str) -> tuple[str, Item, list[Left]]:
+def _chosen(found: Found, policy: Policy, name: str) -> tuple[str, Item, list[Left]]:
     """(its name, its tree, what to say of it). The node's label chooses in a cluster, the default without."""
-    configs, left = found.configs, list[Left]()
+    left: list[Left] = []
+    configs = configurations(found, policy.config_map, left)
     if name and name not in configs:
         known = ", ".join(sorted(configs)) or "none has a name"
         raise WrongInput(f"there is no configuration {name!r}", hint=f"there are: {known}")
@@ -137,16 +62,38 @@ def _chosen(found: _Found, policy: Policy, name: str) -> tuple[str, Item, list[L
             hint = f"put it into the file, too: kubectl get configmap {policy.config_map} -o yaml"
             left.append(Left("devicePlugin.config", f"the ConfigMap {policy.config_map} isn't here", hint))
         return "", found.plain_config, left
-    chosen = name or (policy.default if policy.default in configs else "")
+    chosen = name or _of_the_node(found, configs, left)
+    chosen = chosen or (policy.default if policy.default in configs else "")
     if not chosen and len(configs) == 1:
         chosen = next(iter(configs))
+        if policy.config_map:
+            why = "there is none: in a cluster a node without the label has no configuration at all"
+            left.append(Left("devicePlugin.config.default", why, f"{chosen} is the only one, and taken here"))
     if not chosen:
         listed = ", ".join(sorted(configs))
-        raise WrongInput(f"there are {len(configs)} configurations: {listed}", hint=_NAME_HINT)
+        hint = f"say which: {_NAME_HINT.replace('NAME', min(configs))}"
+        raise WrongInput(f"there are {len(configs)} configurations: {listed}", hint=hint)
     if len(configs) > 1:
         why = f"the label {LABEL} chooses in a cluster; here a node's file is the node's own"
         left.append(Left(", ".join(sorted(set(configs) - {chosen})), why, _NAME_HINT))
     return chosen, _tree(chosen, configs[chosen]), left
+
+
+def _of_the_node(found: Found, configs: Mapping[str, str], left: list[Left]) -> str:
+    """What the Node in the file chooses by its label; of several that differ nobody knows which is meant."""
+    names = sorted(set(found.labels.values()))
+    if len(names) == 1:
+        if names[0] not in configs:
+            known = ", ".join(sorted(configs))
+            raise WrongInput(
+                f"{', '.join(found.labels)}: the label {LABEL} says {names[0]!r}, and there is no such"
+                " configuration",
+                hint=f"there are: {known}",
+            )
+        return names[0]
+    told = ", ".join(f"{node} {name}" for node, name in sorted(found.labels.items()))
+    left += [Left(LABEL, f"nodes choose differently: {told}", _NAME_HINT)] if names else []
+    return ""
 
 
 def _tree(name: str, text: str) -> Item:

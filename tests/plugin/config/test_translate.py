@@ -17,6 +17,7 @@ from gpunode.plugin.config.settle import settled
 from gpunode.plugin.config.translate import Translation, WrongInput, documents
 from tests.cli import Ran, clean_environment, command, gpunode
 from tests.plugin.config.resolving import resolve_text
+from tests.plugin.config.test_translate_operator import CONFIG_MAP, POLICY, told
 
 RESOURCE = "nvidia.com/gpu"
 
@@ -27,14 +28,6 @@ def translate(source: str, file: Path, *argv: str) -> Ran:
 
 def from_gke(tree: Any) -> Translation:
     return settled(translate_gke.translate(documents(json.dumps(tree).encode()), ""))[0]
-
-
-def from_operator(text: str, name: str = "") -> Translation:
-    return settled(translate_operator.translate(documents(text.encode()), name))[0]
-
-
-def told(found: Translation) -> dict[str, str]:
-    return {one.key: one.text for one in found.left}
 
 
 # --- GKE ------------------------------------------------------------------------------------------------
@@ -94,6 +87,7 @@ def told(found: Translation) -> dict[str, str]:
             {"HealthCriticalXid"},
         ),
         ({"Surprise": 1}, {}, {"Surprise"}),
+        ({"GPUFractionDivisor": 2}, {}, {"GPUFractionDivisor"}),
     ],
 )
 def test_what_gkes_file_becomes(theirs: dict[str, Any], ours: dict[str, Any], left: set[str]) -> None:
@@ -121,6 +115,20 @@ def test_what_gkes_plugin_refuses_too(theirs: Any, said: str) -> None:
         from_gke(theirs)
 
 
+def xid_map(xids: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "data": {"HealthCriticalXid": xids}}
+
+
+def test_the_xids_of_gkes_config_map_beat_those_of_the_file() -> None:
+    stream = (json.dumps({"HealthCriticalXid": [61]}), json.dumps(xid_map("32, 79,74")))
+    found = settled(translate_gke.translate(documents("\n---\n".join(stream).encode()), ""))[0]
+    assert found.config["health"] == {"disable": ["all"], "enable": [32, 48, 74, 79]}
+    assert from_gke(xid_map("31")).config["health"]["enable"] == [31, 48]
+    for wrong, said in ((xid_map("31,x"), "'x' is no XID"), ({"kind": "ConfigMap"}, "isn't of GKE's")):
+        with pytest.raises(WrongInput, match=said):
+            from_gke(wrong)
+
+
 @given(
     size=st.sampled_from(["", "1g.5gb", "3g.40gb", "7g.80gb", "1g.10gb+me"]),
     strategy=st.sampled_from(["time-sharing", "mps"]),
@@ -137,211 +145,6 @@ def test_every_valid_file_of_gkes_becomes_one_that_the_plugin_takes(
     assert found.problems == ()
     if older < 2 and strategy == "mps" and older == 0:
         assert found.config["sharing"]["mps"]["resources"][0]["replicas"] == clients
-
-
-# --- the GPU operator -----------------------------------------------------------------------------------
-
-CONFIG_MAP = """
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: plugin-configs, namespace: gpu-operator}
-data:
-  a100: |
-    version: v1
-    flags:
-      migStrategy: none
-    sharing:
-      timeSlicing:
-        resources:
-        - {name: nvidia.com/gpu, replicas: 4}
-  t4: |
-    version: v1
-    sharing:
-      mps: {resources: [{name: nvidia.com/gpu, replicas: 8}]}
-"""
-POLICY = """
-apiVersion: nvidia.com/v1
-kind: ClusterPolicy
-metadata: {name: cluster-policy}
-spec:
-  devicePlugin:
-    enabled: true
-    image: k8s-device-plugin
-    config: {name: plugin-configs, default: a100}
-"""
-
-
-def policy(text: str) -> Translation:
-    return from_operator(text)
-
-
-def test_the_policys_default_is_taken_and_the_others_named() -> None:
-    found = from_operator(f"{CONFIG_MAP}---\n{POLICY}")
-    assert found.name == "a100"
-    assert found.config == {
-        "version": "v1",
-        "flags": {"migStrategy": "none"},
-        "sharing": {"timeSlicing": {"resources": [{"name": RESOURCE, "replicas": 4}]}},
-    }
-    assert set(told(found)) == {"t4", "devicePlugin.image"}
-    assert "nvidia.com/device-plugin.config" in told(found)["t4"]
-
-
-def test_another_is_taken_by_name_and_mps_gets_its_daemons() -> None:
-    found = from_operator(CONFIG_MAP, "t4")
-    assert found.config["flags"] == {"gpunode": {"mps": True}}
-    assert "here the plugin does" in told(found)["sharing.mps"]
-
-
-def test_of_several_without_a_default_one_must_be_named() -> None:
-    with pytest.raises(WrongInput, match="2 configurations: a100, t4"):
-        from_operator(CONFIG_MAP)
-    with pytest.raises(WrongInput, match="no configuration 'h100'"):
-        from_operator(CONFIG_MAP, "h100")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        yaml.safe_load(CONFIG_MAP)["data"]
-        and yaml.safe_dump({"a100": yaml.safe_load(CONFIG_MAP)["data"]["a100"]}),
-        yaml.safe_load(CONFIG_MAP)["data"]["a100"],
-        yaml.safe_dump(
-            {"devicePlugin": {"config": {"data": yaml.safe_load(CONFIG_MAP)["data"], "default": "a100"}}}
-        ),
-        yaml.safe_dump(
-            {"apiVersion": "v1", "kind": "List", "items": [*yaml.safe_load_all(f"{CONFIG_MAP}---{POLICY}")]}
-        ),
-        json.dumps({"config": {"map": {"only": yaml.safe_load(CONFIG_MAP)["data"]["a100"]}}}),
-    ],
-    ids=["a ConfigMap's data", "a configuration", "the chart's values", "a List", "the plugin's own chart"],
-)
-def test_it_is_found_in_whatever_it_lies(text: str) -> None:
-    assert from_operator(text).config["sharing"]["timeSlicing"]["resources"][0]["replicas"] == 4
-
-
-@pytest.mark.parametrize(
-    ("text", "flags"),
-    [
-        ("mig: {strategy: mixed}", {"migStrategy": "mixed"}),
-        (
-            "cdi: {enabled: true}",
-            {
-                "plugin": {
-                    "deviceListStrategy": ["cdi-annotations", "cdi-cri"],
-                    "cdiAnnotationPrefix": "cdi.k8s.io/",
-                }
-            },
-        ),
-        (
-            "{cdi: {enabled: true}, toolkit: {enabled: true, installDir: /opt/toolkit}}",
-            {
-                "plugin": {
-                    "deviceListStrategy": ["cdi-annotations", "cdi-cri"],
-                    "cdiAnnotationPrefix": "cdi.k8s.io/",
-                    "nvidiaCTKPath": "/opt/toolkit/toolkit/nvidia-cdi-hook",
-                }
-            },
-        ),
-        ("gds: {enabled: true}", {"gdsEnabled": True, "mofedEnabled": True}),
-        ("gdrcopy: {enabled: true}", {"gdrcopyEnabled": True}),
-        ("driver: {enabled: true}", {"nvidiaDriverRoot": "/run/nvidia/driver"}),
-        (
-            "{driver: {enabled: true}, hostPaths: {driverInstallDir: /run/d}}",
-            {"nvidiaDriverRoot": "/run/d"},
-        ),
-        ("driver: {enabled: false}", None),
-        ("devicePlugin: {mps: {root: /run/mps}}", {"mpsRoot": "/run/mps"}),
-        (
-            "devicePlugin: {env: [{name: PASS_DEVICE_SPECS, value: 'true'}]}",
-            {"plugin": {"passDeviceSpecs": True}},
-        ),
-        (
-            "devicePlugin: {args: ['--device-list-strategy=envvar,cdi-cri', -mig-strategy, single,"
-            " --gds-enabled]}",
-            {
-                "plugin": {"deviceListStrategy": ["envvar", "cdi-cri"]},
-                "migStrategy": "single",
-                "gdsEnabled": True,
-            },
-        ),
-        # arguments beat variables, as on a command line
-        (
-            "devicePlugin: {args: [--mig-strategy=single], env: [{name: MIG_STRATEGY, value: mixed}]}",
-            {"migStrategy": "single"},
-        ),
-        (
-            "{mig: {strategy: single}, devicePlugin: {env: [{name: MIG_STRATEGY, value: mixed}]}}",
-            {"migStrategy": "mixed"},
-        ),
-    ],
-)
-def test_what_a_part_of_a_policy_becomes(text: str, flags: dict[str, Any] | None) -> None:
-    found = from_operator(text)
-    assert found.problems == ()
-    assert found.config == {"version": "v1", **({"flags": flags} if flags else {})}
-
-
-def test_the_operators_variables_beat_the_configuration_and_say_so() -> None:
-    found = from_operator(f"{CONFIG_MAP}---\n{POLICY}  mig: {{strategy: single}}\n")
-    assert found.config["flags"]["migStrategy"] == "single"
-    assert (
-        "mig.strategy says single, and beats the configuration, which says none"
-        in told(found)["flags.migStrategy"]
-    )
-
-
-def test_a_key_in_another_case_is_the_same_key() -> None:
-    found = from_operator("flags: {MIGSTRATEGY: none}\n---\nmig: {strategy: single}\n")
-    assert found.config["flags"] == {"MIGSTRATEGY": "single"} and found.problems == ()
-
-
-@pytest.mark.parametrize(
-    ("text", "key", "said"),
-    [
-        ("dcgmExporter: {enabled: true}", "dcgmExporter", "--listen"),
-        ("migManager: {enabled: true, config: {name: x}}", "migManager", "gpunode mig apply"),
-        ("gfd: {enabled: true}", "gfd", "gpunode labels"),
-        ("driver: {enabled: true}", "driver", "gpunode driver plan"),
-        ("vgpuManager: {enabled: true}", "vgpuManager", "virtual machines"),
-        ("{mig: {strategy: none}, somethingNew: {enabled: true}}", "somethingNew", "no such section"),
-        ("devicePlugin: {enabled: false}", "devicePlugin.enabled", "shouldn't gpunode"),
-        ("devicePlugin: {env: [{name: FOO, value: x}]}", "devicePlugin.env FOO", "nothing of that name"),
-        ("devicePlugin: {args: [--foo]}", "devicePlugin.args --foo", "nothing of that name"),
-        ("devicePlugin: {config: {name: there}}", "devicePlugin.config", "kubectl get configmap there"),
-        ("cdi: {enabled: true, nriPluginEnabled: true}", "cdi.nriPluginEnabled", "configure-runtime --cdi"),
-        ("flags: {nonsense: 1}", "flags.nonsense", "no device plugin knows this key"),
-        ("resources: {gpus: [{pattern: '*', name: x}]}", "resources", "gpunode does what it says"),
-        (
-            "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2, rename: a.b/c}]}}",
-            "sharing.timeSlicing.resources[0].rename",
-            "gpunode does what it says",
-        ),
-        ("{apiVersion: nvidia.com/v1alpha1, kind: NVIDIADriver}", "NVIDIADriver", "gpunode driver plan"),
-    ],
-)
-def test_what_has_no_counterpart_is_named(text: str, key: str, said: str) -> None:
-    found = from_operator(text)
-    assert found.problems == ()
-    assert said in told(found)[key]
-
-
-def test_what_is_switched_off_is_not_worth_a_word() -> None:
-    off = "{mig: {strategy: none}, gfd: {enabled: false}, vgpuManager: {enabled: false}, nfd: {}}"
-    assert from_operator(off).left == ()
-
-
-@pytest.mark.parametrize(
-    "text", ["", "# only a comment\n", "[1, 2]", "just text", "a: {b: c}", "{", "a: !!python/x {}"]
-)
-def test_what_is_nothing_of_theirs_is_refused(text: str) -> None:
-    with pytest.raises(WrongInput):
-        from_operator(text)
-
-
-def test_a_wrong_value_is_a_problem_of_the_file() -> None:
-    found = from_operator("sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: many}]}}")
-    assert found.problems and "sharing.timeSlicing.resources[0].replicas" in found.problems[0]
 
 
 keys = st.sampled_from(
@@ -423,3 +226,10 @@ def test_what_cant_be_meant(argv: tuple[str, ...], code: int, said: str, tmp_pat
     ran = gpunode("plugin", "check-config", *(str(file) if word == "FILE" else word for word in argv))
     assert (ran.code, ran.out) == (code, ""), ran.err
     assert said in ran.err
+
+
+def test_a_stream_that_is_too_long_is_not_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "all.yaml"
+    file.write_text(f"{CONFIG_MAP}{'#' * (4 << 20)}\n")
+    ran = translate("gpu-operator", file)
+    assert (ran.code, ran.out) == (1, "") and "are more than the" in ran.err
