@@ -184,6 +184,23 @@ def test_it_goes_with_the_daemonset_of_our_pod(api: ApiServer, run: Gpunode) -> 
     ]
 
 
+def test_owners_that_are_gone_are_replaced(api: ApiServer, run: Gpunode) -> None:
+    """A DaemonSet that is installed anew has another uid: the old one's object is collected as garbage."""
+    argv = ("labels", "--to", "node-feature", "--namespace", "nfd", "--simulate", "h100:8")
+    for uid in ("u-1", "u-9"):
+        owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "labels", "uid": uid}
+        pod = {"metadata": {"name": "x", "namespace": "nfd", "uid": f"{uid}p", "ownerReferences": [owner]}}
+        api.store.put("Pod", pod, "nfd")
+        done = run(*argv, POD_NAME="x")
+        assert done.code == 0, done.err
+        assert [one["uid"] for one in features(api)[0]["metadata"]["ownerReferences"]] == [uid, f"{uid}p"]
+    assert "unchanged" in run(*argv, POD_NAME="x").out
+    assert "unchanged" in run(*argv, POD_NAME="gone").out  # whose it is can't be told: it stays as it was
+    # no pod of ours: no pod's end may take the labels away
+    assert "updated" in run(*argv).out
+    assert "ownerReferences" not in features(api)[0]["metadata"]
+
+
 def test_a_pod_that_cant_be_found_is_only_told(api: ApiServer, run: Gpunode) -> None:
     argv = ("labels", "--to", "node-feature", "--namespace", "nfd", "--simulate", "h100:8")
     done = run(*argv, "--pod-name", "gone")

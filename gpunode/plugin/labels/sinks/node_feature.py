@@ -5,7 +5,7 @@ Name, label and owners are those of GPU feature discovery, so that one takes the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpunode.errors import UsageError
@@ -38,6 +38,7 @@ class NodeFeature:
         self._progress = progress
         self._settings = settings
         self._vendor = vendor
+        self._owned: list[dict[str, Any]] | None = None
 
     def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
         """`ClusterError`, also where the cluster has no such kind: NFD isn't installed."""
@@ -76,15 +77,15 @@ class NodeFeature:
         before = None if there is None else strings(there, ("spec", "labels"))
         after = labels if before is None else settled(labels, before)
         told = change(where, before, after)
-        sound = there is None or strings(there, ("metadata", "labels")).get(_NODE) == node
-        if told.action == "unchanged" and not sound:
+        owners = self._owners(cluster, space)
+        if told.action == "unchanged" and there is not None and not _sound(there, node, owners):
             told = Change(where, "updated")
         if dry_run or told.action == "unchanged":
             return told
         if there is None:
-            self._create(cluster, space, self._object(cluster, space, name, node, after))
+            self._create(cluster, space, _object(space, name, node, after, owners or ()))
         else:
-            cluster.update_node_feature(space, _updated(there, node, after))
+            cluster.update_node_feature(space, _updated(there, node, after, owners))
         return told
 
     def _read(self, cluster: Cluster, space: str, name: str) -> dict[str, Any] | None:
@@ -107,48 +108,73 @@ class NodeFeature:
                 status=error.status,
             ) from error
 
-    def _object(
-        self, cluster: Cluster, space: str, name: str, node: str, labels: Mapping[str, str]
-    ) -> dict[str, Any]:
-        owners = self._owners(cluster, space)
-        return {
-            "apiVersion": "nfd.k8s-sigs.io/v1alpha1",
-            "kind": "NodeFeature",
-            "metadata": {
-                "name": name,
-                "namespace": space,
-                "labels": {_NODE: node},
-                **({"ownerReferences": owners} if owners else {}),
-            },
-            "spec": {
-                "features": {"attributes": {}, "flags": {}, "instances": {}},
-                "labels": dict(labels),
-            },
-        }
+    def _owners(self, cluster: Cluster, space: str) -> list[dict[str, Any]] | None:
+        """The DaemonSet of our pod and the pod: with the first the object goes when it is uninstalled.
 
-    def _owners(self, cluster: Cluster, space: str) -> list[dict[str, Any]]:
-        """The DaemonSet of our pod and the pod: with the first the object goes when it is uninstalled."""
+        None if that can't be told now; without a pod it has none, and nobody's end takes it away.
+        """
         pod_name = self._settings.pod_name
         if not pod_name:
             return []
+        if self._owned is not None:
+            return self._owned
         from gpunode.kubernetes.api import ClusterError
 
         try:
             pod = cluster.get_pod(space, pod_name)
         except ClusterError as error:
             self._progress.note(f"the NodeFeature object gets no owner: {error.message}")
-            return []
+            return None
         found = pod.get("metadata", {})
         sets = [one for one in found.get("ownerReferences") or () if one.get("kind") == "DaemonSet"]
-        if not sets:
-            return []
-        owner = {key: sets[0].get(key) for key in ("apiVersion", "kind", "name", "uid")}
-        mine = {"apiVersion": "v1", "kind": "Pod", "name": found.get("name"), "uid": found.get("uid")}
-        return [{**owner, "controller": True}, mine]
+        self._owned = []
+        if sets:
+            owner = {key: sets[0].get(key) for key in ("apiVersion", "kind", "name", "uid")}
+            mine = {"apiVersion": "v1", "kind": "Pod", "name": found.get("name"), "uid": found.get("uid")}
+            self._owned = [{**owner, "controller": True}, mine]
+        return self._owned
 
 
-def _updated(there: Mapping[str, Any], node: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    """The object with these labels; everything else, its version above all, stays."""
+def _object(
+    space: str, name: str, node: str, labels: Mapping[str, str], owners: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "apiVersion": "nfd.k8s-sigs.io/v1alpha1",
+        "kind": "NodeFeature",
+        "metadata": {
+            "name": name,
+            "namespace": space,
+            "labels": {_NODE: node},
+            **({"ownerReferences": list(owners)} if owners else {}),
+        },
+        "spec": {
+            "features": {"attributes": {}, "flags": {}, "instances": {}},
+            "labels": dict(labels),
+        },
+    }
+
+
+def _sound(there: Mapping[str, Any], node: str, owners: Sequence[dict[str, Any]] | None) -> bool:
+    """Whether it is this node's, and goes with whom it should: with an owner that is gone it would be taken
+    away, and every label with it."""
+    from gpunode.kubernetes.patches import strings
+
+    has = (there.get("metadata") or {}).get("ownerReferences") or []
+    same = owners is None or {_who(one) for one in has} == {_who(one) for one in owners}
+    return same and strings(there, ("metadata", "labels")).get(_NODE) == node
+
+
+def _who(owner: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(owner.get(key) for key in ("kind", "name", "uid"))
+
+
+def _updated(
+    there: Mapping[str, Any], node: str, labels: Mapping[str, str], owners: Sequence[dict[str, Any]] | None
+) -> dict[str, Any]:
+    """The object with these labels and owners; everything else, its version above all, stays."""
     metadata = dict(there.get("metadata") or {})
     metadata["labels"] = {**(metadata.get("labels") or {}), _NODE: node}
+    if owners is not None:
+        metadata.pop("ownerReferences", None)
+        metadata |= {"ownerReferences": list(owners)} if owners else {}
     return {**there, "metadata": metadata, "spec": {**(there.get("spec") or {}), "labels": dict(labels)}}
