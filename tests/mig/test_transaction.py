@@ -19,6 +19,7 @@ from gpunode.mig.plan import same_layout
 from gpunode.mig.wishes import wishes
 from gpunode.render import SilentProgress
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
+from tests.mig.warm_child import WarmChild
 
 HOPPER = ("all-disabled", "all-enabled", "all-1g", "all-balanced", "media", "roomy", "parts", "first-whole")
 PLAIN = ("all-disabled", "all-enabled", "all-1g", "all-balanced")
@@ -32,6 +33,11 @@ CALLS = (
     "nvmlDeviceGetMigMode",
     "nvidia-smi",
 )
+
+
+@pytest.fixture(autouse=True)
+def warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpunode.gpu.mig.LineChild", WarmChild)
 
 
 def attempt(node: MigNode, label: str) -> int:

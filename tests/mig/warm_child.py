@@ -1,0 +1,86 @@
+"""NVML's child by a fork instead of a new Python: the same program with the same pipes, and as mortal.
+
+Most of a test with hundreds of sessions is otherwise the interpreter that starts and imports.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from unittest.mock import patch
+
+import pynvml  # noqa: F401  each child has it already
+
+from gpunode._process import LineChild
+from gpunode.gpu import mig_child
+from gpunode.gpu.child import module_argv
+
+
+class _Forked:
+    """As much of Popen as `LineChild` asks for."""
+
+    def __init__(self, argv: tuple[str, ...], *, env: Mapping[str, str], **_: object) -> None:
+        assert argv == module_argv("gpunode.gpu.mig_child")
+        pipes = [os.pipe() for _ in range(3)]
+        theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # some other test's thread may still be there
+            self.pid = os.fork()
+        if self.pid == 0:
+            _be_the_child(theirs, env)
+        for number in theirs:
+            os.close(number)
+        self.stdin = os.fdopen(pipes[0][1], "wb", 0)
+        self.stdout = os.fdopen(pipes[1][0], "rb", 0)
+        self.stderr = os.fdopen(pipes[2][0], "rb", 0)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        until = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("mig_child", timeout)
+            time.sleep(0.001)
+        assert self.returncode is not None
+        return self.returncode
+
+
+def _be_the_child(pipes: list[int], env: Mapping[str, str]) -> None:
+    """Never returns. The loader has read LD_LIBRARY_PATH long ago: NVML is loaded by its path."""
+    code = 1
+    try:
+        os.setsid()
+        for number, pipe in enumerate(pipes):
+            os.dup2(pipe, number)
+        os.closerange(3, 4096)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
+        os.environ.clear()
+        os.environ.update(env)
+        for directory in env["LD_LIBRARY_PATH"].split(":"):
+            ctypes.CDLL(str(Path(directory) / "libnvidia-ml.so.1"), mode=ctypes.RTLD_GLOBAL)
+        code = mig_child.main()
+    finally:
+        os._exit(code)
+
+
+class WarmChild(LineChild):
+    """A `LineChild` that is there at once."""
+
+    def __init__(self, argv: tuple[str, ...], env: Mapping[str, str]) -> None:
+        with patch("gpunode._process.subprocess.Popen", _Forked):
+            super().__init__(argv, env)
