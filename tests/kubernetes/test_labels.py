@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fixtures.api_server import ADMIN, ApiServer, Fault, kubeconfig
+from fixtures.api_server import ADMIN, ApiServer, Fault, Listening, kubeconfig
 from tests.cli import clean_environment
 from tests.kubernetes.conftest import NODE, Gpunode
 from tests.plugin.nodes import eventually
@@ -69,6 +69,20 @@ def test_a_dry_run_only_reads(api: ApiServer, run: Gpunode) -> None:
     assert "+nvidia.com/gpu.count=8" in done.out
     assert f"node {NODE}: would be created" in done.out
     assert f"nodefeature nfd/nvidia-features-for-{NODE}: would be created" in done.out
+
+
+def test_what_somebody_else_said_is_in_the_plan(api: ApiServer, run: Gpunode) -> None:
+    argv = ("labels", "--simulate", "h100:8", "--to", "node", "--no-timestamp")
+    api.node(NODE)["metadata"]["labels"]["nvidia.com/gpu.count"] = "4"
+    done = run(*argv, "--dry-run")
+    assert "-nvidia.com/gpu.count=4\n" in done.out
+    assert f"node {NODE}: would be updated" in done.out
+    assert run(*argv).code == 0
+    # left by a tool that is gone: they are right, and from now on ours
+    del api.node(NODE)["metadata"]["annotations"][ANNOTATION]
+    assert "updated" in run(*argv).out
+    assert "nvidia.com/gpu.count" in api.node(NODE)["metadata"]["annotations"][ANNOTATION]
+    assert "unchanged" in run(*argv).out
 
 
 def test_a_label_that_somebody_took_away_or_changed_is_back(api: ApiServer, run: Gpunode) -> None:
@@ -145,6 +159,19 @@ def test_amd_labels_have_their_own_annotation(api: ApiServer, run: Gpunode, tmp_
     done = run("labels", "--vendor", "amd", "--to", "node")
     assert (done.code, "unchanged" in done.out, len(api.changes())) == (0, True, 1)
     assert ours(api)["nvidia.com/gpu.count"] == "8"
+
+
+def test_by_way_of_a_kubectl_proxy(run: Gpunode) -> None:
+    """As the hint says where there is no other way."""
+    plain = ApiServer(anonymous="admin")
+    plain.add_node(NODE)
+    with Listening(plain, None):
+        argv = ("labels", "--simulate", "h100:8", "--to", "node")
+        lost = run(*argv, KUBECONFIG="")
+        assert (lost.code, "--server http://127.0.0.1:8001" in lost.err) == (3, True)
+        done = run(*argv, "--server", plain.url, KUBECONFIG="")
+        assert done.code == 0, done.err
+    assert ours(plain)["nvidia.com/gpu.count"] == "8"
 
 
 # --- NodeFeature ----------------------------------------------------------------------------------------

@@ -78,6 +78,12 @@ ROWS = (
         *("text", "flags.gpunode.kubeconfig"),
     ),
     _row(
+        "server",
+        ("--server",),
+        "A kubectl proxy, such as http://127.0.0.1:8001.",
+        *("text", "flags.gpunode.server"),
+    ),
+    _row(
         "namespace",
         ("--namespace",),
         "Where the NodeFeature object lies; the account's own if not given.",

@@ -28,7 +28,7 @@ _LABELS = {
         name: name
         for name in ("output_file", "use_node_feature_api", "oneshot", "no_timestamp", "machine_type_file")
     },
-    **{name: name for name in ("firmware", "kubeconfig", "namespace", "node_name", "pod_name")},
+    **{name: name for name in ("firmware", "kubeconfig", "server", "namespace", "node_name", "pod_name")},
 }
 Flags = Mapping[str, Sequence[str]]
 """By an option's field what stood on the command line: each time it was given, one text."""

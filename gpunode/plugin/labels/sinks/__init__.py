@@ -64,7 +64,7 @@ def _connector(host: Host, settings: LabelSettings) -> Callable[[], Cluster]:
                 sys.modules.get("ssl", sys) is None
             ):  # light.py keeps TLS out of services that speak to no server
                 del sys.modules["ssl"]
-            found.append(connect(host, Access(kubeconfig=settings.kubeconfig)))
+            found.append(connect(host, Access(settings.kubeconfig, server=settings.server)))
         return found[0]
 
     return connect

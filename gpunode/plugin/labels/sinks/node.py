@@ -79,6 +79,7 @@ class _Plan:
         self._annotation = annotation
         self._keys = {key for key in notes.get(annotation, "").split(",") if key}
         self._mine = {key: there[key] for key in self._keys if key in there}
+        self._there = {key: there[key] for key in self._keys | labels.keys() if key in there}
         self._wanted = settled(labels, self._mine)
         nfd = set(notes.get(_NFD, "").split(","))
         theirs = sorted((nfd & self._wanted.keys()) - self._keys - {TIMESTAMP})
@@ -90,7 +91,11 @@ class _Plan:
             )
 
     def change(self, where: str) -> Change:
-        return change(where, self._mine if self._keys else None, self._wanted)
+        """Also of what somebody else set under these keys: it is replaced, and the plan has to show it."""
+        before = self._there if self._keys or self._there else None
+        found = change(where, before, self._wanted)
+        # labels that are so already become ours: a change of the annotation alone
+        return Change(where, "updated") if found.action == "unchanged" and self.patch() else found
 
     def patch(self) -> list[dict[str, Any]]:
         from gpunode.kubernetes.patches import map_patch

@@ -154,7 +154,7 @@ def _object(
     }
 
 
-def _sound(there: Mapping[str, Any], node: str, owners: Sequence[dict[str, Any]] | None) -> bool:
+def _sound(there: dict[str, Any], node: str, owners: Sequence[dict[str, Any]] | None) -> bool:
     """Whether it is this node's, and goes with whom it should: with an owner that is gone it would be taken
     away, and every label with it."""
     from gpunode.kubernetes.patches import strings
