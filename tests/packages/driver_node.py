@@ -1,8 +1,9 @@
-"""A GPU node in a mount namespace: this machine's apt and dpkg on a copy of its root, with a GPU on the bus.
+"""A GPU node in namespaces of its own: this machine's apt and dpkg on a copy of its root, with a GPU.
 
-The root is an overlay that is forgotten with the namespace; /sys is a directory with one PCI device, and the
-only repository is a signed directory of packages that a test makes. modprobe, systemctl and update-initramfs
-are programs that write down how they were called.
+The root is an overlay that is forgotten with the namespaces; /sys is a directory with one PCI device; /proc,
+/run and /dev know of no container, daemon or GPU of this machine, and the only repository is a signed
+directory of packages that a test makes. modprobe, systemctl and update-initramfs are programs that write down
+how they were called.
 """
 
 from __future__ import annotations
@@ -30,8 +31,14 @@ mount -t tmpfs tmpfs "$1"
 mkdir "$1/upper" "$1/work" "$1/root"
 mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
 rm -f "$1/root/.dockerenv"
-mount --rbind /dev "$1/root/dev"
-mount --rbind /proc "$1/root/proc"
+mount -t tmpfs tmpfs "$1/root/dev"
+for name in null zero full random urandom; do
+    : > "$1/root/dev/$name"
+    mount --bind "/dev/$name" "$1/root/dev/$name"
+done
+ln -s /proc/self/fd "$1/root/dev/fd"
+mount -t proc proc "$1/root/proc"
+mount -t tmpfs tmpfs "$1/root/run"
 echo ready
 exec cat
 """
@@ -43,11 +50,14 @@ class DriverNode:
     def __init__(self, directory: Path, repository: Repository | None) -> None:
         place = directory / "overlay"
         place.mkdir()
-        argv = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", _ROOT, "sh", str(place)]
+        new = ("--mount", "--propagation", "private", "--pid", "--fork")  # its first process ends all others
+        argv = ["unshare", *new, "sh", "-ec", _ROOT, "sh", str(place)]
         self._keeper = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._keeper.stdout
         self.ready = self._keeper.stdout.readline().strip() == "ready"
-        self.enter = ("nsenter", "--mount", "--target", str(self._keeper.pid), "chroot", str(place / "root"))
+        space = f"--pid=/proc/{self._keeper.pid}/ns/pid_for_children"
+        target = ("--mount", "--target", str(self._keeper.pid))
+        self.enter = ("nsenter", space, *target, "chroot", str(place / "root"))
         if self.ready:
             self._furnish()
             if repository:
