@@ -83,6 +83,14 @@ class Entry:
         return bool(self.manifest.get("packages"))
 
     @property
+    def stays(self) -> bool:
+        """Whether a killed run's files stay: the packages that came with them need their repository.
+
+        What is still missing is found by whoever plans anew.
+        """
+        return bool(self.manifest.get("stays"))
+
+    @property
     def of_engine(self) -> bool:
         """Whether it changed an engine's configuration, so that a removal goes by it; no rollback does."""
         return self.undoable and bool(self.manifest.get("engine"))

@@ -94,6 +94,8 @@ def when(name: str) -> str:
 
 def obstacle(journal: Journal, entry: Entry) -> str:
     """Why `gpunode rollback` would refuse this entry now; empty if it wouldn't."""
+    if entry.of_packages:
+        return "it changed packages: their own command takes it back"
     if not entry.undoable:
         return "a rollback is not rolled back"
     if entry.state in OPEN_STATES:

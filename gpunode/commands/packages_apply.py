@@ -12,10 +12,10 @@ from typing import Any
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError, RolledBackError
 from gpunode.host import Host
-from gpunode.journal import Journal, lock_path
+from gpunode.journal import Entry, Journal, lock_path
 from gpunode.packages.manager import Command, FileChange, Manager, PackagesError, PackageState, Wanted
 from gpunode.packages.repository import SUFFIX
-from gpunode.packages.run import WAIT_SECONDS, run_command, wait_for_others
+from gpunode.packages.run import LOCKED, WAIT_SECONDS, run_command, wait_for_others
 from gpunode.result import Block, Change, Diff, Progress, Style, Text
 from gpunode.runtime.apply import uninterrupted
 from gpunode.runtime.engine import FileEdit
@@ -28,6 +28,7 @@ class Job:
     `held` those of them that were held.
 
     `context` goes into the journal; `before` is added to it, so that a removal knows what was not there.
+    `stays` is whether the files stay if this is killed: the next run goes on from there.
     """
 
     host: Host
@@ -39,6 +40,7 @@ class Job:
     context: Mapping[str, Any] = field(default_factory=dict)
     lock_seconds: float = WAIT_SECONDS
     held: tuple[str, ...] = ()
+    stays: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class CarriedOut:
 
 
 Run = Callable[[Command], None]
+HALF_INSTALLED = "half-installed"
 _ARMOUR = "BEGIN PGP PUBLIC KEY BLOCK"
 
 
@@ -68,47 +71,89 @@ def require_live(host: Host) -> None:
 def carry_out(job: Job, files: Callable[[], Sequence[FileChange]], act: Callable[[Run], None]) -> CarriedOut:
     """Write the files, then let `act` run its commands. `RolledBackError` if it fails and all is as before.
 
-    An error that leaves packages changed says which. Without files the journal still tells what ran.
+    An error that leaves packages changed says which. The journal tells before the first command what is to be
+    done, also where there are no files: a run that is killed leaves packages that somebody must know of.
     """
-    ran: list[str] = []
-    started: list[str] = []
-
-    def run(command: Command) -> None:
-        started.append(command.text)
-        run_command(
-            job.host,
-            job.manager,
-            command,
-            job.progress,
-            wait_seconds=job.lock_seconds,
-            whole=uninterrupted,
-        )
-        ran.append(command.text)
-
-    def activate() -> None:
-        try:
-            act(run)
-        except BaseException as error:
-            with uninterrupted():
-                _packages_back(job, run if started else None, error)
-            raise
-
-    def plan() -> tuple[FileEdit, ...]:
-        return edits_of(job.host, files())
-
+    work = _Work(job, act)
     wait_for_others(job.host, job.manager, job.progress, job.lock_seconds)  # before anything is written
-    context = {
-        **job.context,
-        "packageManager": job.manager.name,
-        "packages": dict(job.before),
-    }
-    done = change_files(job.host, job.operation, plan, job.progress, context=context, activate=activate)
-    journal, notes = done.journal, done.notes
+    done = change_files(
+        job.host,
+        job.operation,
+        lambda: edits_of(job.host, files()),
+        job.progress,
+        context=work.context,
+        activate=work.activate,
+    )
+    journal = done.journal
     if not journal:
         with job.host.lock(lock_path(job.host), LOCK_SECONDS):
-            activate()
-            journal = _noted(job, context) if ran else ""
-    return CarriedOut(tuple(edit.change() for edit in done.edits), tuple(ran), journal, notes)
+            journal = work.without_files()
+    return CarriedOut(tuple(edit.change() for edit in done.edits), tuple(work.ran), journal, done.notes)
+
+
+class _Work:
+    """The commands of one job: `ran` are those that succeeded, in order."""
+
+    def __init__(self, job: Job, act: Callable[[Run], None]) -> None:
+        self.job, self.act = job, act
+        self.ran: list[str] = []
+        self._started = False
+        self._journal = Journal.of(job.host)
+        self._entry: Entry | None = None
+        self._noting = False
+        self.context = {
+            **job.context,
+            "packageManager": job.manager.name,
+            "packages": dict(job.before),
+            "stays": job.stays,
+        }
+
+    def _run(self, command: Command) -> None:
+        if self._noting and self._entry is None:
+            context = {"engine": "", "units": [], **self.context}
+            self._entry = self._journal.begin(self.job.operation, (), context)
+        self._started = True
+        job = self.job
+        try:
+            run_command(
+                job.host,
+                job.manager,
+                command,
+                job.progress,
+                wait_seconds=job.lock_seconds,
+                whole=uninterrupted,
+            )
+        except PackagesError as error:
+            if not command.tolerated or error.code == LOCKED:
+                raise
+            job.progress.note(f"{error.message}; going on")
+        else:
+            self.ran.append(command.text)
+
+    def activate(self) -> None:
+        """All commands, or all packages as before."""
+        try:
+            self.act(self._run)
+        except BaseException as error:
+            with uninterrupted():
+                _packages_back(self.job, self._run if self._started else None, error)
+            raise
+
+    def without_files(self) -> str:
+        """The same with an entry of its own, whose id it gives; empty if nothing ran. Needs the lock."""
+        self._noting = True
+        try:
+            self.activate()
+        except BaseException as error:
+            left = isinstance(error, PackagesError) and error.code == HALF_INSTALLED
+            if self._entry is not None:
+                self._journal.mark(self._entry, "committed" if left else "rolled-back")
+            raise
+        if self._entry is None:
+            return ""
+        self._journal.mark(self._entry, "committed")
+        self._journal.prune()
+        return self._entry.id
 
 
 def edits_of(host: Host, files: Sequence[FileChange]) -> tuple[FileEdit, ...]:
@@ -135,14 +180,6 @@ def file_blocks(files: Sequence[FileChange], changes: Sequence[Change], *, dry_r
     return blocks
 
 
-def _noted(job: Job, context: Mapping[str, Any]) -> str:
-    journal = Journal.of(job.host)
-    entry = journal.begin(job.operation, (), {"engine": "", "units": [], **context})
-    journal.mark(entry, "committed")
-    journal.prune()
-    return entry.id
-
-
 def _packages_back(job: Job, run: Run | None, error: BaseException) -> None:
     """Bring every watched package back to its version. Raises in place of `error` what is known then."""
     if run is None:
@@ -162,7 +199,7 @@ def _packages_back(job: Job, run: Run | None, error: BaseException) -> None:
         raise PackagesError(
             f"{error}; and these packages could not be put back: {told}",
             hint=getattr(error, "hint", "") or "see what is there: gpunode toolkit status",
-            code="half-installed",
+            code=HALF_INSTALLED,
         ) from error
     if isinstance(error, GpunodeError):
         raise RolledBackError(

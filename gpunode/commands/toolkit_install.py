@@ -15,8 +15,9 @@ from gpunode.commands.packages_apply import (
     require_live,
 )
 from gpunode.dataclass import dataclass
-from gpunode.errors import UsageError
+from gpunode.errors import Unreadable, UsageError
 from gpunode.host import Host
+from gpunode.journal import Journal
 from gpunode.packages import bundle, toolkit
 from gpunode.packages.find import find_manager, recorded_states
 from gpunode.packages.manager import Command, FileChange, Manager, PackagesError, PackageState, Trouble
@@ -25,6 +26,7 @@ from gpunode.packages.run import WAIT_SECONDS
 from gpunode.packages.shelves import shelf_of
 from gpunode.packages.toolkit import PACKAGES, Goal, Steps
 from gpunode.result import Block, Change, Progress, Result, Style, Table, Text
+from gpunode.runtime.recovery import half_done
 
 KIND = "ToolkitInstallation"
 OPERATION = "toolkit-install"
@@ -75,7 +77,10 @@ class ToolkitInstallation:
 
 @dataclass(frozen=True)
 class Intent:
-    """What was found and what is to be done about it; `steps` are planned again once the indexes are read."""
+    """What was found and what is to be done about it; `steps` are planned again once the indexes are read.
+
+    `killed` says that an earlier run was, and has left its journal open.
+    """
 
     manager: Manager
     states: Mapping[str, PackageState]
@@ -84,6 +89,7 @@ class Intent:
     repository: RepositoryPlan | None
     refresh: Command | None
     steps: Steps
+    killed: bool = False
 
     @property
     def file_changes(self) -> tuple[FileChange, ...]:
@@ -100,13 +106,15 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     if options.dry_run:
         commands = tuple(one.text for one in (*_refreshing(intent), *intent.steps.commands))
         changes = tuple(edit.change() for edit in edits_of(host, intent.file_changes))
-        notes = (_UNREAD,) if intent.steps.install and not all(intent.steps.versions.values()) else ()
+        notes = half_done(host, Journal.of(host))
+        if intent.steps.install and not all(intent.steps.versions.values()):
+            notes = (*notes, _UNREAD)
         return _report(intent, CarriedOut(changes, commands, "", notes), intent.steps.versions, dry_run=True)
     before = {name: intent.states[name].installed for name in PACKAGES}
     context = {"version": options.version, "from": options.directory, "held": options.hold}
     held = tuple(name for name in PACKAGES if intent.states[name].held)
     job = Job(host, manager, OPERATION, progress, PACKAGES, before, context, options.lock_seconds, held)
-    if not intent.file_changes and not intent.steps.commands:
+    if not intent.file_changes and not intent.steps.commands and not intent.killed:
         return _report(intent, CarriedOut((), (), "", ()), before, dry_run=False)
     done = carry_out(job, lambda: intent.file_changes, lambda run: _act(intent, run))
     after = manager.look(PACKAGES)
@@ -138,14 +146,24 @@ def _intend(host: Host, manager: Manager, options: Options, wanted: Wanted) -> I
     shelf = shelf_of(host, manager)
     repository = plan_repository(host, shelf, wanted)
     states = _states(host, manager, repository)
+    killed = bool(killed_runs(host))
     if options.directory:
-        return _from_directory(host, manager, options, goal, states)
-    steps = toolkit.plan(manager, states, goal)
-    if steps.install is None and not wanted.asked and not repository.judged:
-        return Intent(manager, states, goal, (), None, None, steps)  # it came by another way, and is right
+        return _from_directory(host, manager, options, goal, states, killed=killed)
+    steps = toolkit.plan(manager, states, goal, killed=killed)
+    if steps.install is None and not wanted.asked and not repository.judged:  # it came by another way
+        return Intent(manager, states, goal, (), None, None, steps, killed)
     only = repository.file if manager.name == "apt" else repository.id
     refresh = manager.refresh(only) if steps.install or repository.files else None
-    return Intent(manager, states, goal, (), repository, refresh, steps)
+    return Intent(manager, states, goal, (), repository, refresh, steps, killed)
+
+
+def killed_runs(host: Host) -> tuple[str, ...]:
+    """The journal's entries of installs that run now or were killed; none if this user may not look."""
+    try:
+        found = Journal.of(host).unfinished()
+    except Unreadable:
+        return ()
+    return tuple(entry.id for entry in found if entry.manifest.get("operation") == OPERATION)
 
 
 def _states(host: Host, manager: Manager, repository: RepositoryPlan) -> Mapping[str, PackageState]:
@@ -160,18 +178,25 @@ def _states(host: Host, manager: Manager, repository: RepositoryPlan) -> Mapping
 
 
 def _from_directory(
-    host: Host, manager: Manager, options: Options, goal: Goal, states: Mapping[str, PackageState]
+    host: Host,
+    manager: Manager,
+    options: Options,
+    goal: Goal,
+    states: Mapping[str, PackageState],
+    *,
+    killed: bool,
 ) -> Intent:
     directory = str(Path(options.directory).absolute())
     files = bundle.chosen(host, manager, bundle.read_directory(host, manager, directory), options.version)
     goal = Goal(files[0].version, hold=goal.hold)
     if toolkit.settled(states, goal):
-        return Intent(manager, states, goal, files, None, None, toolkit.plan(manager, states, goal))
+        steps = toolkit.plan(manager, states, goal, killed=killed)
+        return Intent(manager, states, goal, files, None, None, steps, killed)
     downgrade = bundle.is_downgrade(manager, states, files)
     install = manager.install_files([one.path for one in files], downgrade=downgrade)
     versions = {one.name: one.version for one in files}
-    steps = toolkit.around(manager, states, goal, install, versions)
-    return Intent(manager, states, goal, files, None, None, steps)
+    steps = toolkit.around(manager, states, goal, install, versions, killed=killed)
+    return Intent(manager, states, goal, files, None, None, steps, killed)
 
 
 def _refreshing(intent: Intent) -> tuple[Command, ...]:
@@ -185,7 +210,7 @@ def _act(intent: Intent, run: Run) -> None:
         run(command)
     if intent.refresh and steps.install:
         states = manager.look(PACKAGES)
-        steps = toolkit.plan(manager, states, intent.goal)
+        steps = toolkit.plan(manager, states, intent.goal, killed=intent.killed)
         toolkit.require_offered(states, steps.versions)
     for command in steps.commands:
         if command is steps.install:
@@ -195,10 +220,12 @@ def _act(intent: Intent, run: Run) -> None:
         return
     after = manager.look(PACKAGES)
     wrong = {
-        name: state.installed for name, state in after.items() if state.installed != steps.versions[name]
+        name: "not configured" if state.unfinished else state.installed or "not installed"
+        for name, state in after.items()
+        if state.installed != steps.versions[name] or state.unfinished
     }
     if wrong:
-        told = ", ".join(f"{name} {version or 'not installed'}" for name, version in wrong.items())
+        told = ", ".join(f"{name} {version}" for name, version in wrong.items())
         raise PackagesError(
             f"{manager.name} said that it was done, and the packages aren't at one version: {told}",
             hint="see where each comes from: gpunode toolkit status",

@@ -11,7 +11,7 @@ from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
-from gpunode.journal import Entry, Journal, state_of
+from gpunode.journal import OPEN_STATES, Entry, Journal, state_of
 from gpunode.packages.find import find_manager
 from gpunode.packages.manager import Command, FileChange, Manager, PackageState
 from gpunode.packages.repository import SUFFIX
@@ -107,7 +107,9 @@ def _carry_out(
 ) -> None:
     """Packages first: while the repository is there, they can be put back."""
     before = {name: states[name].installed for name in PACKAGES}
-    job = Job(host, manager, REMOVAL, progress, PACKAGES, before, {}, options.lock_seconds)
+    # killed between the two, the next run must still know of the files
+    context = {"filesLeft": [one.path for one in files]}
+    job = Job(host, manager, REMOVAL, progress, PACKAGES, before, context, options.lock_seconds, stays=False)
 
     def act(run: Run) -> None:
         for command in commands:
@@ -115,17 +117,19 @@ def _carry_out(
 
     carry_out(job, lambda: (), act)
     now = {name: state.installed for name, state in manager.installed(PACKAGES).items()}
-    carry_out(Job(host, manager, REMOVAL, progress, PACKAGES, now), lambda: files, lambda _run: None)
+    rest = Job(host, manager, REMOVAL, progress, PACKAGES, now, stays=False)
+    carry_out(rest, lambda: files, lambda _run: None)
 
 
 def _brought(host: Host, entries: Sequence[Entry]) -> Brought:
     """Since the last removal: what went then isn't ours any more."""
     installs: list[Entry] = []
     for entry in entries:
-        if entry.state == "committed" and entry.manifest.get("operation") == REMOVAL:
+        operation = entry.manifest.get("operation")
+        if entry.state == "committed" and operation == REMOVAL and not entry.manifest.get("filesLeft"):
             installs = []
-        elif entry.state == "committed" and entry.manifest.get("operation") == OPERATION:
-            installs.append(entry)
+        elif entry.state in (*OPEN_STATES, "committed") and operation == OPERATION:
+            installs.append(entry)  # one that was killed has brought what is there
     first: dict[str, str] = {}
     for entry in installs:
         packages = entry.manifest.get("packages")

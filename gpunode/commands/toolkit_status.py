@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpunode.commands.toolkit_install import NEXT
+from gpunode.commands.toolkit_install import NEXT, killed_runs
 from gpunode.dataclass import dataclass
 from gpunode.facts.package_locks import locked
 from gpunode.host import Host
@@ -63,7 +63,8 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     judged = judge(shelf.entries(wanted), wanted, shelf.address(wanted), shelf.file)
     states, trouble = _states(host, manager)
     packages = tuple(_package(host, manager, states[name]) for name in PACKAGES)
-    problems = (*trouble, *_problems(states, judged))
+    killed = tuple(f"an install runs now or was killed half-way: {name}" for name in killed_runs(host))
+    problems = (*trouble, *killed, *_problems(states, judged))
     version = common_version(states)
     installed = any(state.installed for state in states.values())
     data = ToolkitStatus(
@@ -107,6 +108,8 @@ def _problems(states: Mapping[str, PackageState], judged: tuple[Judged, ...]) ->
         yield f"the packages are at different versions: {told}"
     if installed and len(installed) < len(PACKAGES):
         yield f"not installed: {', '.join(name for name in PACKAGES if name not in installed)}"
+    if half := [name for name, state in states.items() if state.unfinished]:
+        yield f"unpacked and not configured: {', '.join(half)}"
     held = [name for name, state in states.items() if state.held]
     if held and len(held) < len(PACKAGES):
         yield f"held without the others, so that an upgrade takes them apart: {', '.join(held)}"

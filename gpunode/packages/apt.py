@@ -49,6 +49,7 @@ _PATTERNS = (
     (Trouble.OTHER, r"^dpkg: error processing|^E: "),
 )
 _IGNORED_BY_UPDATE = re.compile(r"^W: (GPG error|Failed to fetch|An error occurred)", re.MULTILINE)
+_HALF = ("U", "F", "H")  # unpacked, half-configured, half-installed; triggers that are pending do no harm
 _VERSION = re.compile(r"^ (?:\*\*\*|   ) (\S+) -?\d+$")
 _ORIGIN = re.compile(r"^ +-?\d+ (\S+)")
 _INSTALLS = re.compile(r"^Inst (\S+)(?: \[([^\]]+)\])? \((\S+)")
@@ -104,11 +105,13 @@ class Apt:
             raise PackagesError(f"apt-cache policy: {why.said}", hint=why.hint, code=str(why.trouble))
         marks = self.host.run(["apt-mark", "showhold", *names], timeout=_ASK_SECONDS)
         held = set(marks.stdout.split()) if marks.ok else set()
-        known = {state.name: state for state in _policies(answer.stdout, held)}
+        here = self.installed(names)
+        half = {name for name in names if here[name].unfinished}
+        known = {state.name: state for state in _policies(answer.stdout, held, half)}
         return {name: known.get(name, PackageState(name)) for name in names}
 
     def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
-        """From dpkg, which knows no repositories."""
+        """From dpkg, which knows no repositories. Whether one is finished is its status (dpkg-query(1))."""
         form = r"${Package}\t${Version}\t${db:Status-Abbrev}\n"
         admin = self.places.status.rpartition("/")[0]
         answer = self.host.run(
@@ -118,7 +121,8 @@ class Apt:
         for line in answer.stdout.splitlines():  # of several architectures the last
             name, version, status = (*line.split("\t"), "", "")[:3]
             if name in found and status[1:2] not in ("n", "c", ""):
-                found[name] = PackageState(name, version, version, held=status.startswith("h"))
+                half = status[1:2] in _HALF or status[2:3] == "R"
+                found[name] = PackageState(name, version, version, (), status.startswith("h"), half)
         return found
 
     def preview(self, command: Command) -> tuple[PackageChange, ...]:
@@ -161,6 +165,22 @@ class Apt:
     def release(self, names: Sequence[str]) -> Command:
         return Command(("apt-mark", "unhold", *names), seconds=_ASK_SECONDS)
 
+    def finish(self) -> Command | None:
+        """``dpkg --configure -a``, without which apt does nothing, with the options that apt gives dpkg.
+
+        Nothing if no package waits for it and dpkg's own log of steps (``updates``) is empty. It fails for a
+        package whose dependencies are still to come, and has put the log away even then.
+        """
+        admin = self.places.status.rpartition("/")[0]
+        audit = self.host.run(["dpkg", f"--admindir={admin}", "--audit"], timeout=_ASK_SECONDS)
+        steps = any(name.isdigit() for name in self.host.listdir(f"{admin}/updates"))
+        if not steps and not audit.stdout.strip():
+            return None
+        asked = ["apt-config", "dump", "--no-empty", "--format", "%v%n", "DPkg::Options"]
+        said = self.host.run(asked, timeout=_ASK_SECONDS).stdout.split("\n")
+        options = (*(one for one in said if one.startswith("-")), "--force-confdef", "--force-confold")
+        return Command(("dpkg", *options, "--configure", "-a"), _ENVIRON, tolerated=True)
+
     def explain(self, done: Completed) -> Failure | None:
         """Also for an update that passes over a repository with a warning and calls that success."""
         if done.ok and not ("update" in done.argv and _IGNORED_BY_UPDATE.search(done.stderr)):
@@ -175,7 +195,7 @@ def _assignments(text: str) -> Iterator[tuple[str, str]]:
         yield name, "".join(shlex.split(value))
 
 
-def _policies(text: str, held: set[str]) -> Iterator[PackageState]:
+def _policies(text: str, held: set[str], half: set[str]) -> Iterator[PackageState]:
     for block in re.split(r"^(?=\S)", text, flags=re.MULTILINE):
         name, colon, rest = block.partition(":\n")
         if not colon:
@@ -189,9 +209,8 @@ def _policies(text: str, held: set[str]) -> Iterator[PackageState]:
                 versions[-1][1].append(match[1].rstrip("/"))
         available = tuple(Available(version, tuple(origins)) for version, origins in versions)
         shown = {key: "" if value == "(none)" else value for key, value in heads.items()}
-        yield PackageState(
-            name, shown.get("Installed", ""), shown.get("Candidate", ""), available, name in held
-        )
+        here, candidate = shown.get("Installed", ""), shown.get("Candidate", "")
+        yield PackageState(name, here, candidate, available, name in held, name in half)
 
 
 def _simulated(text: str) -> Iterator[PackageChange]:

@@ -38,13 +38,17 @@ class Available:
 @dataclass(frozen=True)
 class PackageState:
     """One package. `installed` and `candidate` are empty where there is none; `candidate` is what an install
-    without a version would take, whichever pins and priorities there are. `available` is newest first."""
+    without a version would take, whichever pins and priorities there are. `available` is newest first.
+
+    `unfinished` is one that dpkg has unpacked or begun to, and not configured.
+    """
 
     name: str
     installed: str = ""
     candidate: str = ""
     available: tuple[Available, ...] = ()
     held: bool = False
+    unfinished: bool = False
 
     def offered(self, version: str) -> Available | None:
         """That version: the whole one, or one without the packager's revision (``1.20.0`` for ``1.20.0-1``).
@@ -78,13 +82,15 @@ class Wanted:
 class Command:
     """One program as it is shown and run. `environ` is beside ours, `seconds` its limit.
 
-    `changes` tells whether it changes packages: then it isn't interrupted half-way.
+    `changes` tells whether it changes packages: then it isn't interrupted half-way. `tolerated` is one whose
+    failure the next command would show, if it mattered.
     """
 
     argv: tuple[str, ...]
     environ: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 1800.0
     changes: bool = True
+    tolerated: bool = False
 
     @property
     def text(self) -> str:
@@ -205,6 +211,9 @@ class Manager(Protocol):
 
     def release(self, names: Sequence[str]) -> Command:
         """Take the hold off."""
+
+    def finish(self) -> Command | None:
+        """What ends a transaction that was killed half-way; None where there is nothing to end."""
 
     def explain(self, done: Completed) -> Failure | None:
         """Why a command of this manager failed; None if it did what it was asked."""

@@ -236,5 +236,6 @@ def _disabled(host: Host, shelf: Shelf, path: str, gone: Sequence[Entry], *, alo
     if not alone:
         return [FileChange(path, shelf.without(path, [one.line for one in gone]), what)]
     names = (f"{path}{SUFFIX}{'' if number == 1 else f'-{number}'}" for number in range(1, 100))
-    free = next(name for name in names if not host.exists(name))
-    return [FileChange(path, None, what), FileChange(free, host.read_bytes(path), what)]
+    content = host.read_bytes(path)
+    free = next(name for name in names if host.read_bytes(name) in (None, content))
+    return [FileChange(free, content, what), FileChange(path, None, what)]  # in no moment there is neither

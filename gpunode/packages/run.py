@@ -11,6 +11,7 @@ from gpunode.packages.manager import Command, Failure, Lock, Manager, PackagesEr
 from gpunode.result import ExitCode, Progress
 
 WAIT_SECONDS = 600.0
+LOCKED = "package-manager-locked"
 _POLL_SECONDS = 1.0
 
 
@@ -78,6 +79,6 @@ def _too_long(lock: Lock | None, said: str) -> PackagesError:
     return PackagesError(
         f"{lock} holds {lock.path} and doesn't let go of it" if lock else said,
         hint="wait for it to end, then run this again; --lock-timeout SECONDS waits longer",
-        code="package-manager-locked",
+        code=LOCKED,
         exit_code=ExitCode.PRECONDITION,
     )

@@ -47,6 +47,8 @@ def common_version(states: States) -> str:
 def settled(states: States, goal: Goal) -> bool:
     """Whether the four are installed as the goal has it."""
     version = common_version(states)
+    if any(states[name].unfinished for name in PACKAGES):
+        return False
     if not version or (goal.version and not matches(version, goal.version)):
         return False
     return (
@@ -54,8 +56,12 @@ def settled(states: States, goal: Goal) -> bool:
     )
 
 
-def plan(manager: Manager, states: States, goal: Goal) -> Steps:
-    """What to run, the repository's files being as they should. `PackagesError` if it can't be had."""
+def plan(manager: Manager, states: States, goal: Goal, *, killed: bool = False) -> Steps:
+    """What to run, the repository's files being as they should. `PackagesError` if it can't be had.
+
+    `killed` says that an earlier run of ours was; what dpkg had begun then is ended first. If any of the four
+    is half-way it is in any case; others' packages are theirs to end.
+    """
     if settled(states, goal):
         return Steps(
             _holding(manager, states, goal), versions={name: states[name].installed for name in PACKAGES}
@@ -65,11 +71,17 @@ def plan(manager: Manager, states: States, goal: Goal) -> Steps:
     install = manager.install(
         wanted, downgrade=any(_older(states[name], versions[name]) for name in PACKAGES)
     )
-    return around(manager, states, goal, install, versions)
+    return around(manager, states, goal, install, versions, killed=killed)
 
 
 def around(
-    manager: Manager, states: States, goal: Goal, install: Command, versions: Mapping[str, str]
+    manager: Manager,
+    states: States,
+    goal: Goal,
+    install: Command,
+    versions: Mapping[str, str],
+    *,
+    killed: bool = False,
 ) -> Steps:
     """An install with the holds that come off before it and on after it.
 
@@ -83,7 +95,9 @@ def around(
             code="held",
             exit_code=ExitCode.PRECONDITION,
         )
-    first = (manager.release(held),) if held else ()
+    half = killed or any(states[name].unfinished for name in PACKAGES)
+    end = manager.finish() if half else None
+    first = (*((end,) if end else ()), *((manager.release(held),) if held else ()))
     last = (manager.hold(PACKAGES),) if goal.hold else ()
     return Steps((*first, install, *last), install, versions)
 

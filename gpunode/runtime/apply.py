@@ -267,10 +267,20 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(name, handler)
 
 
+def packages_stay(entry: Entry) -> str:
+    """What a person does about packages of a run that was killed."""
+    verb = str(entry.manifest.get("operation", "")).replace("-", " ", 1)
+    return f"what it installed stays, and gpunode {verb} goes on from there"
+
+
 def recover(host: Host, journal: Journal, restart: Callable[[Entry], None]) -> tuple[str, ...]:
     """Undo what a killed process left half done; gives what a person should know. Needs the lock."""
     notes = []
     for entry in journal.unfinished():
+        if entry.stays:
+            journal.mark(entry, "committed")
+            notes.append(f"an earlier run was killed half-way ({entry.id}); {packages_stay(entry)}")
+            continue
         with uninterrupted():
             foreign = journal.foreign(entry)
             moves = units.back(entry)

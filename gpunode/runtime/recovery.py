@@ -9,7 +9,7 @@ from gpunode.host import Host
 from gpunode.journal import Entry, Journal
 from gpunode.result import Progress
 from gpunode.runtime import find
-from gpunode.runtime.apply import recover, reload_undo
+from gpunode.runtime.apply import packages_stay, recover, reload_undo
 from gpunode.runtime.engine import Active, Engine, FileEdit, decode
 from gpunode.runtime.restart import Restarter
 
@@ -77,7 +77,11 @@ def half_done(host: Host, journal: Journal) -> tuple[str, ...]:
     except Unreadable:
         return ()
     return tuple(
-        f"{entry.id} runs now or was killed half-way; if so, the next run first takes back what it wrote to "
-        + ", ".join(str(file["path"]) for file in entry.files)
+        f"{entry.id} runs now or was killed half-way; if so, "
+        + (packages_stay(entry) if entry.stays else f"the next run first takes back {_written(entry)}")
         for entry in found
     )
+
+
+def _written(entry: Entry) -> str:
+    return "what it wrote to " + ", ".join(str(file["path"]) for file in entry.files)

@@ -1,0 +1,99 @@
+"""`gpunode toolkit` after a run that was killed, and apt with it: as if the power had gone."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli import clean_environment, command
+from tests.packages.apt_root import PACKAGES, alone, four, journal, make_repository
+
+NEWEST = dict.fromkeys(PACKAGES, "1.20.0-1")
+WAITS = "[ -e {root}/free ] || {{ touch {root}/begun; exec sleep 60; }}"
+
+
+def tree_of(pid):
+    """A process with all below it."""
+    below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(one for child in below for one in tree_of(int(child)))]
+
+
+def killed(apt, *argv):
+    """Run until something says that it waits, then end all of it at once."""
+    child = subprocess.Popen(
+        [*(alone() if "remove" in argv else ()), *command("toolkit", *argv)],
+        env=clean_environment(apt.env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    begun = apt.root / "begun"
+    deadline = time.monotonic() + 60
+    while not begun.exists() and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert begun.exists(), child.communicate()
+    for pid in reversed(tree_of(child.pid)):  # apt has a session of its own
+        os.kill(pid, signal.SIGKILL)
+    child.communicate()
+    (apt.root / "free").touch()
+
+
+def waiting(apt, place):
+    """Apt waits there, once: before dpkg starts, in a package's script, or after all is done."""
+    script = WAITS.format(root=apt.root)
+    if place != "script":
+        hook = apt.root / "hook"
+        hook.write_text(f"#!/bin/sh\n{script}\n")
+        hook.chmod(0o755)
+        with (apt.root / "apt.conf").open("a") as file:
+            file.write(f'DPkg::{place} {{ "{hook}"; }};\n')
+    return script if place == "script" else ""
+
+
+@pytest.mark.parametrize("place", ["Pre-Invoke", "script", "Post-Invoke"])
+def test_the_next_install_says_so_and_finishes_and_a_removal_takes_all_out(apt, signer, tmp_path, place):
+    mirror = make_repository(tmp_path / "mirror", signer)
+    four(mirror.flat, "1.20.0-1", postinst=waiting(apt, place))
+    mirror.index()
+    before = apt.tree()
+    asked = ("install", "--repository", mirror.url, "--key", str(mirror.key))
+    killed(apt, *asked)
+    assert (apt.installed() == NEWEST) == (place == "Post-Invoke")
+    status = apt.gpunode("toolkit", "status")
+    assert (
+        status.code == 1 and "killed half-way" in status.out and "next: gpunode toolkit install" in status.out
+    )
+    assert ("unpacked and not configured: " in status.out) == (place == "script")
+    dry = apt.gpunode("toolkit", *asked, "--dry-run")
+    assert dry.code == 0 and "killed half-way" in dry.err
+    assert ("--configure -a" in dry.out) == (place == "script")
+    done = apt.gpunode("toolkit", *asked)
+    assert (done.code, apt.installed()) == (0, NEWEST), done.err
+    assert "killed half-way" in done.err and {one["state"] for one in journal(apt)} == {"committed"}
+    assert apt.gpunode("toolkit", "status").code == 0
+    again = apt.json("toolkit", *asked)
+    assert (again["data"]["commands"], again["data"]["changes"], again["messages"]) == ([], [], [])
+    assert apt.gpunode("toolkit", "remove").code == 0
+    assert (apt.installed(), apt.tree()) == ({}, before)
+
+
+def test_whoever_comes_next_leaves_the_repository_to_its_packages(apt, repository):
+    waiting(apt, "Post-Invoke")
+    asked = ("install", "--repository", repository.url, "--key", str(repository.key))
+    killed(apt, *asked)
+    other = apt.gpunode("cdi", "generate", "--vendor", "nvidia", "--output", str(apt.root / "nvidia.yaml"))
+    assert apt.ours.exists() and apt.key.exists(), other.err
+    assert apt.gpunode("toolkit", "remove").code == 0
+    assert apt.installed() == {} and not apt.ours.exists()
+
+
+def test_a_removal_that_was_killed_is_gone_on_with(apt, repository):
+    before = apt.tree()
+    apt.gpunode("toolkit", "install", "--repository", repository.url, "--key", str(repository.key))
+    waiting(apt, "Post-Invoke")
+    killed(apt, "remove")
+    done = apt.gpunode("toolkit", "remove")
+    assert done.code == 0, done.err
+    assert (apt.installed(), apt.tree()) == ({}, before)
