@@ -142,10 +142,14 @@ class _Node:
     def broken(self, reason: str, sure: bool) -> None:
         """What is there stays, unless there is no GPU, or it was asked for otherwise."""
         from gpunode.plugin.labels.make import none_there
+        from gpunode.plugin.nvidia.platform import tegra_files
 
         if self.settings.vendor != "nvidia":
             return
-        if sure and (not self.settings.fail_on_init_error or none_there(self._host)):
+        if sure and tegra_files(self._host):
+            self._inventory, self._gone = Inventory(""), False  # the labeller asks CUDA
+            self.told()
+        elif sure and (not self.settings.fail_on_init_error or none_there(self._host)):
             self._inventory, self._gone = None, True
             self.told()
 

@@ -15,6 +15,7 @@ from gpunode.gpu.cuda_errors import explain
 LIBRARY = "libcuda.so.1"
 _JIT_ERROR_LOG, _JIT_ERROR_LOG_BYTES = 5, 6  # CUjit_option
 _LOG_BYTES = 4096
+_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 
 
 class CudaError(Exception):
@@ -46,6 +47,12 @@ class Cuda:
         if code != 0:
             raise CudaError(code, f"{function.partition('_')[0]}: {explain(code)}")
 
+    def version(self) -> str:
+        """The newest CUDA that the driver supports: ``12.4``."""
+        version = ctypes.c_int()
+        self.call("cuDriverGetVersion", ctypes.byref(version))
+        return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
     def device_count(self) -> int:
         count = ctypes.c_int()
         self.call("cuDeviceGetCount", ctypes.byref(count))
@@ -61,6 +68,22 @@ class Cuda:
         buffer = ctypes.create_string_buffer(256)
         self.call("cuDeviceGetName", buffer, ctypes.c_int(len(buffer)), self._handle(device))
         return buffer.value.decode("utf-8", "replace")
+
+    def memory(self, device: int) -> int:
+        """Bytes that the device may use in all."""
+        size = ctypes.c_size_t()
+        self.call("cuDeviceTotalMem_v2", ctypes.byref(size), self._handle(device))
+        return size.value
+
+    def compute_capability(self, device: int) -> str:
+        """Such as ``8.7``."""
+        value, parts = ctypes.c_int(), []
+        for attribute in _CAPABILITY:
+            self.call(
+                "cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(attribute), self._handle(device)
+            )
+            parts.append(str(value.value))
+        return ".".join(parts)
 
     def uuid(self, device: int) -> str:
         """``GPU-...`` or ``MIG-...``; "" if the driver can't tell (before CUDA 9.2, MIG before CUDA 11.4)."""

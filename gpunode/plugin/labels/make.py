@@ -9,6 +9,7 @@ from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host
 from gpunode.plugin.labels.model import Labels, Machine
+from gpunode.plugin.labels.tegra import is_tegra, tegra_inventory
 from gpunode.plugin.model import Device, Plan, Resource, Unit
 from gpunode.plugin.settings import Settings
 
@@ -55,12 +56,19 @@ def see(host: Host, settings: Settings) -> Seen:
     """Look once. `GpunodeError` as `label` has it."""
     inventory, why = _look(host, settings)
     if inventory is None:
-        if not settings.fail_on_init_error or none_there(host):
+        tegra = settings.device_discovery_strategy == "tegra"  # whose GPU is on no bus
+        if not settings.fail_on_init_error or (none_there(host) and not tegra):
             return Seen(settings)
-        raise GpunodeError(
-            f"the GPUs can't be labelled: {why}", hint="find out why: gpunode doctor", code="nvml"
-        )
+        raise cant_label(why, kept_for_vms(host))
     return plan_seen(host, settings, inventory)
+
+
+def cant_label(why: str, for_vms: bool = False) -> GpunodeError:
+    """`for_vms`: every GPU is kept for virtual machines, where no driver knows it."""
+    hint = "find out why: gpunode doctor"
+    if for_vms:
+        hint = "its GPUs are kept for virtual machines: --device-discovery-strategy vfio labels them"
+    return GpunodeError(f"the GPUs can't be labelled: {why}", hint=hint, code="nvml")
 
 
 def plan_seen(host: Host, settings: Settings, inventory: Inventory | None) -> Seen:
@@ -87,19 +95,45 @@ def _look(host: Host, settings: Settings) -> tuple[Inventory | None, str]:
         from gpunode.plugin.simulate.profiles import load
 
         return load(settings.simulate, host)[0], ""
+    from gpunode.plugin.nvidia.platform import TEGRA
+
+    if settings.device_discovery_strategy == TEGRA:
+        return ask_tegra(host, settings, None)
     from gpunode.gpu.isolated import probe
     from gpunode.plugin.nvidia.library import nvml_library
 
-    patience = max(settings.probe_seconds, _PATIENCE_SECONDS)
-    seen = probe(host, patience, library=nvml_library(host, settings))
+    seen = probe(host, _patience(settings), library=nvml_library(host, settings))
+    if is_tegra(host, settings, seen.inventory):
+        return ask_tegra(host, settings, seen.inventory)
     return seen.inventory, seen.message
+
+
+def ask_tegra(host: Host, settings: Settings, inventory: Inventory | None) -> tuple[Inventory | None, str]:
+    """CUDA's answer; what NVML told (`inventory`) where CUDA gives none, else None and why."""
+    found, why = tegra_inventory(host, _patience(settings))
+    if found is None and inventory is not None and inventory.gpus:
+        return inventory, ""
+    return found, why
+
+
+def _patience(settings: Settings) -> float:
+    return max(settings.probe_seconds, _PATIENCE_SECONDS)
+
+
+def kept_for_vms(host: Host) -> bool:
+    """Whether vfio-pci or the like holds every NVIDIA GPU."""
+    from gpunode.facts.pci import DEVICES, read_gpus
+
+    gpus = read_gpus(host) if host.is_dir(DEVICES) else ()
+    return bool(gpus) and all(gpu.for_vms for gpu in gpus)
 
 
 def none_there(host: Host) -> bool:
     """Whether there is no NVIDIA GPU at all, rather than one that doesn't answer."""
     from gpunode.facts.devices import driver_gpus
     from gpunode.facts.pci import DEVICES, read_gpus
+    from gpunode.plugin.nvidia.platform import tegra_files
 
-    if not host.is_dir(DEVICES) or host.device("/dev/dxg") is not None:
+    if tegra_files(host) or not host.is_dir(DEVICES) or host.device("/dev/dxg") is not None:
         return False
     return not read_gpus(host) and not driver_gpus(host)

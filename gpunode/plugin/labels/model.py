@@ -9,6 +9,8 @@ from dataclasses import field
 from gpunode.dataclass import dataclass
 
 TIMESTAMP = "nvidia.com/gfd.timestamp"
+UNKNOWN_DRIVER = "unknown.unknown.unknown"
+"""The driver's version, as GPU feature discovery tells it where no NVML does."""
 _LONGEST = 63
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")

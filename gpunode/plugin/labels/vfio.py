@@ -6,9 +6,8 @@ from gpunode.errors import GpunodeError
 from gpunode.facts.pci import DEVICES, PciGpu, read_gpus
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
+from gpunode.plugin.labels.model import UNKNOWN_DRIVER
 
-UNKNOWN = "unknown.unknown.unknown"
-"""The driver's version, as GPU feature discovery tells it of such nodes."""
 _VENDOR = "10de"
 _IDS = ("/usr/share/hwdata/pci.ids", "/usr/share/misc/pci.ids")
 _BARS, _IS_MEMORY = 6, 0x200  # IORESOURCE_MEM of linux/ioport.h
@@ -18,7 +17,9 @@ def vfio_inventory(host: Host) -> Inventory:
     """The GPUs that vfio-pci, or a variant of it, holds. They tell no UUID: the address stands for it."""
     gpus = [gpu for gpu in read_gpus(host) if gpu.for_vms] if host.is_dir(DEVICES) else []
     names = _names(host) if gpus else {}
-    return Inventory(UNKNOWN, gpus=tuple(_gpu(host, number, gpu, names) for number, gpu in enumerate(gpus)))
+    return Inventory(
+        UNKNOWN_DRIVER, gpus=tuple(_gpu(host, number, gpu, names) for number, gpu in enumerate(gpus))
+    )
 
 
 def _gpu(host: Host, index: int, gpu: PciGpu, names: dict[str, str]) -> Gpu:

@@ -15,9 +15,10 @@ from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
 from gpunode.plugin.errand import Errand
 from gpunode.plugin.labels.machine import read_machine
-from gpunode.plugin.labels.make import label_amd, label_seen, plan_seen
+from gpunode.plugin.labels.make import ask_tegra, cant_label, label_amd, label_seen, plan_seen
 from gpunode.plugin.labels.model import Labels, Machine
 from gpunode.plugin.labels.sinks import Sink, make_sinks
+from gpunode.plugin.labels.tegra import is_tegra
 from gpunode.plugin.logfmt import Log, OnChange
 from gpunode.plugin.settings import LabelSettings, Settings
 
@@ -40,6 +41,7 @@ class Labeller:
         self._errand = Errand("labels")
         self._sinks: tuple[LabelSettings, tuple[Sink, ...]] | None = None
         self._known: tuple[object, Machine] | None = None
+        self._cuda: Inventory | None = None
         self._done: object = None
         self._next = 0.0
         self._failures = 0
@@ -89,6 +91,7 @@ class Labeller:
         if settings.vendor == "amd":
             labels = label_amd(self._host, settings)
         else:
+            inventory = self._with_cuda(settings, inventory)
             machine = self._machine(settings, inventory.gpus if inventory else ())
             labels = label_seen(self._host, plan_seen(self._host, settings, inventory), machine)
         for warning in labels.warnings:
@@ -96,6 +99,16 @@ class Labeller:
                 self._log.warning(warning)
         self._warned = labels.warnings
         return labels
+
+    def _with_cuda(self, settings: Settings, inventory: Inventory | None) -> Inventory | None:
+        """On a Tegra what CUDA says, which is asked until it has answered once: those GPUs stay."""
+        if not is_tegra(self._host, settings, inventory):
+            return inventory
+        if self._cuda is None:
+            self._cuda, why = ask_tegra(self._host, settings, inventory)
+            if self._cuda is None:
+                raise cant_label(why)
+        return self._cuda
 
     def _machine(self, settings: Settings, gpus: Sequence[Gpu]) -> Machine:
         """Read once for the same GPUs: to read a device's configuration space wakes it."""
