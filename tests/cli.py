@@ -1,15 +1,25 @@
-"""Runs the command line as a user does: a child process with its own streams and exit code."""
+"""Runs the command line as a user does: a child process with its own streams and exit code.
+
+Most children are forks of one process that has imported the command line (tests/integration/forked_cli.py):
+starting a thousand interpreters is minutes of the suite. Where the interpreter's own start matters, for a
+variable that only it or the dynamic loader reads, or another program before it, the child is a fresh one.
+"""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.integration.forked_cli import ForkedCli
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -43,10 +53,31 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, **(extra or {})}
 
 
+_READ_AT_START = ("GLIBC_", "GRPC_", "LANG", "LC_", "LD_", "MALLOC_", "PYTHON", "TZ")
+_FIRST = dict(os.environ)  # before any test has changed it
+
+
 def gpunode(
+    *argv: str,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60,
+    prefix: tuple[str, ...] = (),
+    constants: Mapping[str, Any] | None = None,
+) -> Ran:
+    """Run gpunode to its end, by the program `prefix` if one is given (as another user, say).
+
+    `constants`: see `ForkedCli.run_in`; a fresh interpreter has gpunode's own.
+    """
+    environ = clean_environment(env)
+    if not prefix and _at_start(environ) == _at_start(_FIRST):
+        return _forked().run_in(environ, *argv, seconds=timeout, constants=constants)
+    return fresh_gpunode(*argv, env=env, timeout=timeout, prefix=prefix)
+
+
+def fresh_gpunode(
     *argv: str, env: Mapping[str, str] | None = None, timeout: float = 60, prefix: tuple[str, ...] = ()
 ) -> Ran:
-    """Run gpunode to its end, by the program `prefix` if one is given (as another user, say)."""
+    """`gpunode` in an interpreter of its own, whatever that costs."""
     done = subprocess.run(
         [*prefix, *command(*argv)],
         env=clean_environment(env),
@@ -57,3 +88,17 @@ def gpunode(
         check=False,
     )
     return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def _at_start(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name.startswith(_READ_AT_START)}
+
+
+@cache
+def _forked() -> ForkedCli:
+    """The one for this run of pytest; it ends with it."""
+    from tests.integration.forked_cli import ForkedCli
+
+    made = ForkedCli(environ=_FIRST)
+    atexit.register(made.__exit__, None, None, None)
+    return made

@@ -1,39 +1,52 @@
 """gpunode's command line without a fresh interpreter for every run, for tests that run it a thousand times.
 
-A process of its own imports gpunode once; each run is a fork of it that has its own environment, streams and
-exit code and parses the same argument list as ``python -m gpunode`` would. The process has one thread, so
-that forking it is safe; pytest's own may have more.
+A process of its own imports gpunode once; each run is a fork of it that has its own environment, directory,
+streams and exit code, parses the same argument list as ``python -m gpunode`` would and ends as that does. The
+process has one thread, so that forking it is safe; pytest's own may have more. Of gpunode only what every
+command line loads is imported before: a command still imports its own modules, in its own order.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
 from threading import Lock
 from types import TracebackType
 from typing import Any
 
 from fixtures.stubs import SCENARIO_VARIABLE
-from tests.cli import Ran, clean_environment
+from tests.cli import REPOSITORY, Ran, clean_environment
 
 SECONDS = 60
+LIBRARIES = ("grpc", "rich.table", "tomlkit", "yaml", "httpx2", "lightkube")
+"""Of others, and slow to import. No more than imported: gRPC's threads come with a child's first channel. The
+last ones are an extra's, which may not be there."""
 
 
 class ForkedCli:
     """One such process; several threads may share it, their runs then wait for each other."""
 
-    def __init__(self, prefix: Sequence[str] = ()) -> None:
-        """`prefix` comes before the command line that starts it: a namespace, for example."""
+    def __init__(self, prefix: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> None:
+        """`prefix` comes before the command line that starts it: a namespace, for example. `environ` is what
+        it starts with, else this process's."""
         self._lock = Lock()
         self._server = subprocess.Popen(
             [*prefix, sys.executable, "-m", "tests.integration.forked_cli"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=environ,
+            cwd=REPOSITORY,
         )
 
     def __enter__(self) -> ForkedCli:
@@ -48,7 +61,28 @@ class ForkedCli:
 
     def run(self, *argv: str, env: Mapping[str, str]) -> Ran:
         """Run gpunode to its end; the environment is the process's with `env` laid over it."""
-        return self._order({"argv": argv, "env": dict(env)})
+        return self._gpunode({"argv": argv, "env": dict(env), "seconds": SECONDS})
+
+    def run_in(
+        self,
+        environ: Mapping[str, str],
+        *argv: str,
+        seconds: float = SECONDS,
+        constants: Mapping[str, Any] | None = None,
+    ) -> Ran:
+        """Run gpunode to its end with this whole environment, in the directory of this process.
+
+        `constants` are other values for constants of gpunode, by ``module:NAME``: shorter pauses, mostly.
+        """
+        order = {"argv": argv, "whole": dict(environ), "directory": os.getcwd(), "seconds": seconds}
+        return self._gpunode({**order, "constants": dict(constants or {})})
+
+    def _gpunode(self, order: Mapping[str, Any]) -> Ran:
+        """`TimeoutExpired`, as subprocess raises it."""
+        ran = self._order(order)
+        if ran.code == -signal.SIGALRM:
+            raise subprocess.TimeoutExpired(["gpunode", *order["argv"]], order["seconds"], ran.out, ran.err)
+        return ran
 
     def program(self, *argv: str, env: Mapping[str, str]) -> Ran:
         """Run another program with `env` laid over the environment.
@@ -70,9 +104,12 @@ class ForkedCli:
 
 
 def _serve() -> None:
-    import grpc  # noqa: F401 - only imported: its threads come with a child's first channel
-    import tomlkit  # noqa: F401
+    for name in LIBRARIES:
+        with suppress(ModuleNotFoundError):
+            import_module(name)
+    import_module("gpunode.cli")
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then ends this
     gc.freeze()  # a fork's collector would copy every page of what is imported here
 
     orders, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
@@ -110,29 +147,47 @@ def _fork(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _child(order: dict[str, Any], streams: list[int]) -> None:
-    """Never returns; SIGALRM ends a run that hangs, which shows as exit code -14."""
-    import signal
+    """Never returns; SIGALRM ends a run that hangs."""
+    from gpunode.cli import main
 
-    from gpunode.cli import app
-    from gpunode.session import run_app
-
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, order["seconds"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, stream in zip((1, 2), streams, strict=True):
         os.dup2(stream, number)
+    os.chdir(order.get("directory", "."))
     stub = {name: value for name, value in os.environ.items() if name == SCENARIO_VARIABLE}
-    inherited = clean_environment({**stub, **order["env"]})
+    environ = order["whole"] if "whole" in order else clean_environment({**stub, **order["env"]})
     os.environ.clear()
-    os.environ.update(inherited)
-    code = 70
+    os.environ.update(environ)
+    sys.argv[1:] = order["argv"]
+    code = 1
     try:
-        code = run_app(app, order["argv"])
+        for place, value in order.get("constants", {}).items():
+            _set(place, value)
+        main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
     except BaseException:  # noqa: BLE001 - a fork never returns into the server
-        import traceback
-
         traceback.print_exc()
     finally:
+        _finish(code)
+
+
+def _set(place: str, value: Any) -> None:
+    module, _, name = place.partition(":")
+    found = import_module(module)
+    assert type(getattr(found, name)) is type(value) or isinstance(value, list), f"{place} isn't that"
+    setattr(found, name, value)
+
+
+def _finish(code: int) -> None:
+    """What an interpreter does at its end: it waits for threads, and does what was registered."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
+    finally:
         os._exit(code)
 
 

@@ -1,0 +1,50 @@
+"""A forked run and one of a fresh interpreter can't be told apart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import cli
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--version",),
+        ("doctor", "--help"),
+        ("explain", "driver-lib-mismatch"),
+        ("explain", "-o", "no such form"),
+        ("no such command",),
+        ("journal", "list", "-o", "json"),
+        (),
+    ],
+    ids=lambda argv: " ".join(argv) or "nothing",
+)
+def test_code_and_streams_are_the_same(argv: tuple[str, ...], tmp_path: Path) -> None:
+    environ = {"GPUNODE_STATE_DIR": str(tmp_path)}
+    assert cli.gpunode(*argv, env=environ) == cli.fresh_gpunode(*argv, env=environ)
+
+
+def test_a_run_has_its_own_environment_and_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = cli.gpunode("report", "--output-file", "here.tar.gz", env={"GPUNODE_ROOT": str(tmp_path)})
+    assert ran.code == 0, ran.err
+    assert (tmp_path / "here.tar.gz").exists()
+    assert json.loads(cli.gpunode("journal", "list", env={"GPUNODE_OUTPUT": "json"}).out)["kind"]
+
+
+def test_one_that_takes_too_long_is_ended_and_the_next_one_runs(tmp_path: Path) -> None:
+    held = cli._forked()
+    with pytest.raises(subprocess.TimeoutExpired):
+        held.run_in(cli.clean_environment(), "--version", seconds=1e-6)
+    assert held.run_in(cli.clean_environment(), "--version").code == 0
+
+
+@pytest.mark.parametrize("variable", ["LD_LIBRARY_PATH", "PYTHONPATH", "TZ"])
+def test_what_only_a_start_reads_gets_one(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_forked", lambda: pytest.fail("forked"))
+    assert cli.gpunode("--version", env={variable: "/nonexistent"}).code == 0
