@@ -14,7 +14,7 @@ from gpunode.host import Host
 from gpunode.journal import lock_path
 from gpunode.kubernetes.access import Access
 from gpunode.mig import node_labels, snapshot
-from gpunode.mig.apply import HalfDone, Tools, carry_out, restore
+from gpunode.mig.apply import HalfDone, Tools, carry_out
 from gpunode.mig.busy import Obstacle
 from gpunode.mig.drain import Drained, bring_back, drain
 from gpunode.mig.layout import GpuLayout, Layouts
@@ -88,7 +88,7 @@ def _labels(host: Host, options: Options, label: str) -> node_labels.NodeLabels 
 def _dry_run(host: Host, options: Options, chosen: mig_wanted.Chosen, progress: Progress) -> Result:
     with progress.step("reading the layouts"):
         layouts, processes = mig_wanted.look(host)
-    found = mig_wanted.planned(chosen, layouts, mode_only=options.mode_only)
+    found = mig_wanted.planned(host, chosen, layouts, mode_only=options.mode_only)
     busy = mig_wanted.in_the_way(host, found.plans, processes) if found.changes else ()
     notes = (*found.notes, *(mig_wanted.remarks(host, found.plans) if found.changes else ()))
     plan = mig_show.data_of(chosen.path, chosen.label, found, busy)
@@ -121,12 +121,12 @@ class _Run:
 
     def done(self) -> mig_after.Done:
         """Plan and carry out; what was stopped for it is brought back in any case."""
-        notes = self._recover()
         found, busy = self._plan()
-        notes = (*notes, *found.notes)
+        notes = found.notes
         if not found.changes:
             self._tell(node_labels.SUCCESS)
             return self._outcome(found, found.layouts, notes, changed=False)
+            snapshot.end(self._host, found.left.unasked)
         notes = (*notes, *mig_wanted.remarks(self._host, found.plans))
         self._refuse(found, busy if not self._options.drain else ())
         with self._drained(busy) as drained:
@@ -135,7 +135,6 @@ class _Run:
                 self._refuse(found, busy)
             after = self._change(found)
             self._tell(node_labels.SUCCESS)
-            made = mig_after.settle(self._host, self._progress)
         outcome = self._outcome(found, after, (*notes, *made.notes), changed=True)
         return replace(outcome, drained=drained.names, cdi=made.cdi)
 
@@ -149,7 +148,7 @@ class _Run:
     def _plan(self) -> tuple[mig_wanted.Planned, tuple[Obstacle, ...]]:
         with self._progress.step("reading the layouts"):
             layouts, processes = mig_wanted.look(self._host)
-        found = mig_wanted.planned(self._chosen, layouts, mode_only=self._options.mode_only)
+        found = mig_wanted.planned(self._host, self._chosen, layouts, mode_only=self._options.mode_only)
         if not found.changes:
             return found, ()
         return found, mig_wanted.in_the_way(self._host, found.plans, processes)
@@ -183,10 +182,11 @@ class _Run:
                     self._progress.note(trouble)
 
     def _change(self, found: mig_wanted.Planned) -> Layouts:
-        before = tuple(plan.gpu for plan in found.plans if plan.steps or plan.target is None)
-        plans = tuple(plan for plan in found.plans if plan.steps or plan.target is None)
+        half = {gpu.uuid: gpu for gpu in found.left.half}
+        plans = tuple(one for one in found.plans if one in found.steps or one.gpu.uuid in half)
+        before = tuple(half.get(one.gpu.uuid, one.gpu) for one in plans)
         self._tell(node_labels.PENDING)
-        snapshot.save(self._host, before)
+        snapshot.save(self._host, before, plans, found.left)
         try:
             after = carry_out(
                 self._tools,
@@ -195,28 +195,16 @@ class _Run:
                 mode_only=self._options.mode_only,
             )
         except BaseException as error:
+                before,
             with uninterrupted():
                 if not isinstance(error, HalfDone):
-                    snapshot.forget(self._host)
+                    snapshot.end(self._host, found.left.unasked)
                 self._tell(node_labels.FAILED, softly=True)
                 for note in mig_after.settle(self._host, self._progress).notes:
                     self._progress.note(note)
             raise
-        snapshot.forget(self._host)
+        snapshot.end(self._host, found.left.unasked)
         return after
-
-    def _recover(self) -> tuple[str, ...]:
-        """Take back what a killed run left: its GPUs become again what they were when it began."""
-        before = snapshot.load(self._host)
-        if not before:
-            return ()
-        with uninterrupted():
-            problem = restore(self._tools, before)
-            snapshot.forget(self._host)
-        names = ", ".join(f"GPU {gpu.index}" for gpu in before)
-        if problem:
-            return (f"an earlier run was killed half-way, and {names} can't be put back: {problem}",)
-        return (f"an earlier run was killed half-way; {names} was put back to what it had been",)
 
     def _tell(self, state: str, *, softly: bool = False) -> None:
         """The labels. A server that fails stops the run only before it has changed anything."""

@@ -50,6 +50,9 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     wrong = tuple(one for one in found if one)
     looked = "mode" if options.mode_only else "layout"
     notes = list(wanted.notes)
+    notes += [
+        f"GPU {gpu.index} is in no entry of {chosen.label!r} and isn't looked at" for gpu in wanted.unnamed
+    ]
     if not options.mode_only:
         notes += [
             f"GPU {wish.gpu.index}: GPU instance {gi} has no compute instance and takes up room"

@@ -25,7 +25,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     chosen = mig_wanted.choose(options.config_file, options.label)
     with progress.step("reading the layouts"):
         layouts, processes = mig_wanted.look(host)
-    found = mig_wanted.planned(chosen, layouts, mode_only=options.mode_only)
+    found = mig_wanted.planned(host, chosen, layouts, mode_only=options.mode_only)
     busy = mig_wanted.in_the_way(host, found.plans, processes) if found.changes else ()
     notes = (*found.notes, *(mig_wanted.remarks(host, found.plans) if found.changes else ()))
     if found.changes and host.live and not host.is_root:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 
 from gpunode.dataclass import dataclass
@@ -13,11 +14,13 @@ from gpunode.facts.mig_layout import keeper
 from gpunode.facts.node import Node
 from gpunode.gpu.mig import MigProcess, MigSession, read_layouts
 from gpunode.host import Host
+from gpunode.mig import snapshot
 from gpunode.mig.busy import Obstacle, obstacles
 from gpunode.mig.config import Entry, MigConfig, parse
 from gpunode.mig.layout import Layouts
-from gpunode.mig.plan import GpuPlan, plan
-from gpunode.mig.wishes import wishes
+from gpunode.mig.placement import summary
+from gpunode.mig.plan import GpuPlan, plan, put_back
+from gpunode.mig.wishes import Wishes, wishes
 
 _MAX_BYTES = 1 << 20
 
@@ -34,16 +37,26 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Planned:
-    """What is there, what becomes of each GPU that the configuration names, and what to tell."""
+    """What is there, what becomes of each GPU that the configuration names, and what to tell.
+
+    `left` is what earlier runs left half-way: those GPUs count as what they were before, and get that back
+    where the configuration doesn't name them.
+    """
 
     layouts: Layouts
     plans: tuple[GpuPlan, ...]
     notes: tuple[str, ...] = ()
 
+    left: snapshot.Left = field(default_factory=snapshot.Left)
     @property
     def changes(self) -> bool:
         """Whether anything is to be done."""
-        return any(one.steps or one.target is None for one in self.plans)
+        return bool(self.steps)
+
+    @property
+    def steps(self) -> tuple[GpuPlan, ...]:
+        """The plans with something to do."""
+        return tuple(one for one in self.plans if one.steps or one.target is None)
 
 
 def choose(path: str, label: str) -> Chosen:
@@ -69,10 +82,41 @@ def _read(path: str) -> bytes:
     return found
 
 
-def planned(chosen: Chosen, layouts: Layouts, *, mode_only: bool = False) -> Planned:
+def planned(host: Host, chosen: Chosen, layouts: Layouts, *, mode_only: bool = False) -> Planned:
     """The plan for these layouts. `CannotBe` for what can't be had here."""
     wanted = wishes(chosen.path, chosen.label, chosen.entries, layouts)
-    return Planned(layouts, plan(chosen.path, wanted.all, mode_only=mode_only), wanted.notes)
+    plans = plan(chosen.path, wanted.all, mode_only=mode_only)
+    left = snapshot.left(snapshot.load(host), layouts) if host.is_root else snapshot.Left()
+    others = tuple(_put_back(layouts, wanted, left))
+    back = {one.gpu.index for one in others}
+    notes = [
+        f"GPU {gpu.index} is in no entry of {chosen.label!r} and stays as it is"
+        for gpu in wanted.unnamed
+        if gpu.index not in back
+    ]
+    ordered = sorted((*plans, *others), key=lambda one: one.gpu.index)
+    return Planned(layouts, tuple(ordered), (*_told(left, back), *wanted.notes, *notes), left)
+
+
+def _put_back(layouts: Layouts, wanted: Wishes, left: snapshot.Left) -> Iterator[GpuPlan]:
+    """Plans for GPUs that an earlier run left half-way and this one doesn't name."""
+    named = {wish.gpu.uuid for wish in wanted.all}
+    for gpu in left.half:
+        now = layouts.gpu(gpu.uuid)
+        if now is not None and gpu.uuid not in named:
+            yield put_back(now, gpu)
+
+
+def _told(left: snapshot.Left, back: Collection[int]) -> Iterator[str]:
+    begun = "an earlier run of mig apply didn't come to its end"
+    for gpu in left.half:
+        then = "gets its former layout back" if gpu.index in back else "is planned from what is there"
+        yield f"{begun}: GPU {gpu.index} is half-way and {then}"
+    for gpu in left.changed:
+        yield f"{begun}, but GPU {gpu.index} has been cut otherwise since: it counts as it is"
+    for gpu in left.unasked:
+        cut = summary(gpu.devices()) or ("no MIG device" if gpu.current else "MIG off")
+        yield f"{begun}, and GPU {gpu.index} can't be asked now; it had {cut}"
 
 
 def look(host: Host) -> tuple[Layouts, dict[str, tuple[MigProcess, ...]]]:

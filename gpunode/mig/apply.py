@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Protocol
 
@@ -62,14 +62,19 @@ class HalfDone(GpunodeError):
 
 
 def carry_out(
-    tools: Tools, plans: Sequence[GpuPlan], *, skip_reset: bool = False, mode_only: bool = False
+    tools: Tools,
+    plans: Sequence[GpuPlan],
+    before: Sequence[GpuLayout],
+    *,
+    skip_reset: bool = False,
+    mode_only: bool = False,
 ) -> Layouts:
-    """Carry the plans out and give the layouts as they are then.
+    """Carry the plans out and give the layouts as they are then. `before` is what their GPUs become again if
+    that fails: what they are, or were before an earlier run that was killed.
 
     `RolledBackError` if it failed and every GPU is as it was; `HalfDone` if that failed as well. An
     interruption is passed on after the way back.
     """
-    before = tuple(plan.gpu for plan in plans)
     try:
         return _forward(tools, plans, skip_reset, mode_only)
     except BaseException as error:
@@ -206,41 +211,63 @@ def _do(tools: Tools, session: Session, step: Step, made: dict[tuple[str, int], 
 
 
 def restore(tools: Tools, before: Sequence[GpuLayout]) -> str:
-    """Put GPUs back to what they were; empty if they are, else why not. What is right stays untouched."""
-    problem = ""
-    for _ in range(_TRIES):
-        try:
-            _restore_modes(tools, before)
-            with tools.open() as session:
-                now = session.layouts()
-                _restore_instances(tools, session, before, now)
-                problem = _differences(before, session.layouts())
-        except GpunodeError as error:
-            problem = error.message
-        if not problem:
+    """Put GPUs back to what they were; empty if they are, else which one isn't and why. What is right stays
+    untouched.
+
+    What can't be done for one GPU keeps none of the others from it: after a first try for all, each has an
+    NVML of its own.
+    """
+    left = tuple(before)
+    wrong: dict[str, str] = {}
+    for turn in range(_TRIES):
+        wrong = {}
+        for group in [(gpu,) for gpu in left] if turn else [left]:
+            wrong |= _put_back(tools, group)
+        left = tuple(gpu for gpu in left if gpu.uuid in wrong)
+        if not left:
             return ""
-    return problem
+    others = "; the others are as they were" if len(left) < len(before) else ""
+    return "; ".join(f"GPU {gpu.index}: {wrong[gpu.uuid]}" for gpu in left) + others
 
 
-def _differences(before: Sequence[GpuLayout], now: Layouts) -> str:
-    wrong = [gpu.index for gpu in before if (seen := now.gpu(gpu.uuid)) is None or not same_layout(gpu, seen)]
-    return f"GPU {', '.join(map(str, wrong))} differs from what it was" if wrong else ""
+def _put_back(tools: Tools, gpus: Sequence[GpuLayout]) -> dict[str, str]:
+    """What is wrong with these GPUs afterwards, by UUID."""
+    wrong: dict[str, str] = {}
+    try:
+        _restore_modes(tools, gpus, wrong)
+        with tools.open() as session:
+            now = session.layouts()
+            for gpu in gpus:
+                with _noted(gpu, wrong):
+                    _restore_instances(tools, session, gpu, _gpu(now, gpu))
+            now = session.layouts()
+    except GpunodeError as error:
+        return {gpu.uuid: wrong.get(gpu.uuid, error.message) for gpu in gpus}
+    for gpu in gpus:
+        seen = now.gpu(gpu.uuid)
+        if seen is not None and same_layout(gpu, seen):
+            wrong.pop(gpu.uuid, None)
+        else:
+            wrong.setdefault(gpu.uuid, "it differs from what it was")
+    return wrong
 
 
-def _restore_modes(tools: Tools, before: Sequence[GpuLayout]) -> None:
-    waiting = []
+@contextmanager
+def _noted(gpu: GpuLayout, wrong: dict[str, str]) -> Iterator[None]:
+    """What fails here fails for this GPU alone."""
+    try:
+        yield
+    except GpunodeError as error:
+        wrong.setdefault(gpu.uuid, error.message)
+
+
+def _restore_modes(tools: Tools, before: Sequence[GpuLayout], wrong: dict[str, str]) -> None:
+    waiting: list[GpuLayout] = []
     with tools.open() as session:
         now = session.layouts()
         for gpu in before:
-            seen = _gpu(now, gpu)
-            if seen.current != gpu.current:
-                for step in towards(seen, seen.instances, ())[0]:
-                    _do(tools, session, step, {})
-                with tools.tell(f"GPU {gpu.index}: switch MIG {'on' if gpu.current else 'off'} again"):
-                    change = session.set_mode(gpu.uuid, gpu.current)
-                waiting += [gpu] if change.current != gpu.current else []
-            elif seen.pending != gpu.pending:
-                session.set_mode(gpu.uuid, gpu.pending)
+            with _noted(gpu, wrong):
+                waiting += [gpu] if _restore_mode(tools, session, gpu, _gpu(now, gpu)) else []
     if waiting:
         tools.reset(waiting)
     late = [gpu for gpu in before if gpu.mode_pending]
@@ -248,20 +275,26 @@ def _restore_modes(tools: Tools, before: Sequence[GpuLayout]) -> None:
         with tools.open() as session:
             now = session.layouts()
             for gpu in late:
-                if _gpu(now, gpu).pending != gpu.pending:
-                    session.set_mode(gpu.uuid, gpu.pending)
+                with _noted(gpu, wrong):
+                    if _gpu(now, gpu).pending != gpu.pending:
+                        session.set_mode(gpu.uuid, gpu.pending)
 
 
-def _restore_instances(tools: Tools, session: Session, before: Sequence[GpuLayout], now: Layouts) -> None:
+def _restore_mode(tools: Tools, session: Session, gpu: GpuLayout, seen: GpuLayout) -> bool:
+    """Whether the GPU must be reset for it."""
+    if seen.current == gpu.current:
+        if seen.pending != gpu.pending:
+            session.set_mode(gpu.uuid, gpu.pending)
+        return False
+    for step in towards(seen, seen.instances, ())[0]:
+        _do(tools, session, step, {})
+    with tools.tell(f"GPU {gpu.index}: switch MIG {'on' if gpu.current else 'off'} again"):
+        return session.set_mode(gpu.uuid, gpu.current).current != gpu.current
+
+
+def _restore_instances(tools: Tools, session: Session, gpu: GpuLayout, seen: GpuLayout) -> None:
+    wanted = as_it_was(gpu.instances if gpu.current else (), seen.instances)
+    destroy, create = towards(gpu, seen.instances, wanted)
     made: dict[tuple[str, int], int] = {}
-    steps: Mapping[str, tuple[tuple[Step, ...], tuple[Step, ...]]] = {
-        gpu.uuid: towards(
-            gpu,
-            (seen := _gpu(now, gpu)).instances,
-            as_it_was(gpu.instances if gpu.current else (), seen.instances),
-        )
-        for gpu in before
-    }
-    for destroy, create in steps.values():
-        for step in (*destroy, *create):
-            _do(tools, session, step, made)
+    for step in (*destroy, *create):
+        _do(tools, session, step, made)

@@ -106,8 +106,18 @@ def plan_gpu(wish: Wish, *, mode_only: bool = False) -> GpuPlan:
     gpu = wish.gpu
     if not gpu.capable:
         return GpuPlan(wish, (), ())  # it is to have MIG off, and has
+    return _plan(wish, _target(wish, gpu.current != wish.enabled, mode_only))
+
+
+def put_back(gpu: GpuLayout, before: GpuLayout) -> GpuPlan:
+    """The plan that makes a GPU what it was before."""
+    wish = Wish(gpu, before.current, before.devices(), 0)
+    return _plan(wish, as_it_was(before.instances, gpu.instances if gpu.current == before.current else ()))
+
+
+def _plan(wish: Wish, target: tuple[Target, ...] | None) -> GpuPlan:
+    gpu = wish.gpu
     switches = gpu.current != wish.enabled
-    target = _target(wish, switches, mode_only)
     mode = _mode_steps(gpu, wish.enabled)
     reset = _reset(gpu) if switches else "none"
     destroy = towards(gpu, gpu.instances, () if switches else target or ())[0]

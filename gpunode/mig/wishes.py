@@ -25,10 +25,12 @@ class Wish:
 
 @dataclass(frozen=True)
 class Wishes:
-    """All of them, in NVML's order, and what a person should know."""
+    """All of them, in NVML's order, and what a person should know. `unnamed` are GPUs with MIG of which no
+    entry says anything."""
 
     all: tuple[Wish, ...]
     notes: tuple[str, ...] = ()
+    unnamed: tuple[GpuLayout, ...] = ()
 
 
 class CannotBe(PreconditionError):
@@ -62,6 +64,8 @@ def wishes(
         faults += _missing(place, entry, layouts)
         for gpu in _chosen(entry, layouts, place, notes, faults):
             before = found.get(gpu.index)
+            if gpu.error and before is not None:
+                continue  # once is enough to say so
             if before is not None and before.enabled != entry.enabled:
                 one, other = ("on", "off") if entry.enabled else ("off", "on")
                 faults.append(
@@ -76,9 +80,8 @@ def wishes(
     faults += _impossible(path, found, mode_only)
     if faults:
         raise CannotBe(tuple(dict.fromkeys(faults)))
-    left = [gpu for gpu in layouts.gpus if gpu.capable and gpu.index not in found]
-    notes += [f"GPU {gpu.index} is in no entry of {label!r} and stays as it is" for gpu in left]
-    return Wishes(tuple(found[index] for index in sorted(found)), tuple(notes))
+    unnamed = tuple(gpu for gpu in layouts.gpus if gpu.capable and gpu.index not in found)
+    return Wishes(tuple(found[index] for index in sorted(found)), tuple(notes), unnamed)
 
 
 def _missing(place: str, entry: Entry, layouts: Layouts) -> list[str]:
@@ -91,8 +94,11 @@ def _missing(place: str, entry: Entry, layouts: Layouts) -> list[str]:
 def _chosen(
     entry: Entry, layouts: Layouts, place: str, notes: list[str], faults: list[str]
 ) -> list[GpuLayout]:
-    """The GPUs that an entry means. With `devices: all` those without MIG are left out, if others have it."""
-    found = [gpu for gpu in layouts.gpus if entry.selects(gpu.index, gpu.device_id, gpu.subsystem_id)]
+    """The GPUs that an entry means. With `devices: all` those without MIG are left out, if others have it.
+
+    A GPU that doesn't even tell what it is may be what a filter means: it is not left out in silence.
+    """
+    found = [gpu for gpu in layouts.gpus if _selects(entry, gpu)]
     if entry.enabled and entry.devices is None:
         able = [gpu for gpu in found if gpu.capable or gpu.error]
         if able:
@@ -105,6 +111,12 @@ def _chosen(
     if not found and entry.devices is not None and not _missing(place, entry, layouts):
         faults.append(f"{place}: its device-filter matches none of its devices")
     return found
+
+
+def _selects(entry: Entry, gpu: GpuLayout) -> bool:
+    if gpu.error and not gpu.device_id:
+        return entry.devices is None or gpu.index in entry.devices
+    return entry.selects(gpu.index, gpu.device_id, gpu.subsystem_id)
 
 
 def _impossible(path: str, found: Mapping[int, Wish], mode_only: bool) -> list[str]:

@@ -242,20 +242,6 @@ def test_a_crash_of_nvml_puts_the_previous_layout_back(mig_node: MigMaker) -> No
     assert node.devices() == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
 
 
-def test_a_failure_that_stays_is_told_with_what_is_there(mig_node: MigMaker) -> None:
-    scenario = mig_machine("h100")
-    node = mig_node(scenario)
-    assert node.apply("all-balanced").code == 0
-    node.stub.write(scenario.with_faults(Fault("migChange", INSUFFICIENT, after=5)))
-    ran = node.apply("media")
-    assert ran.code == 1 and "the way back failed" in ran.err
-    node.stub.write(scenario)
-    # the next run first takes it back, as nobody has looked at it since
-    ran = node.apply("all-balanced")
-    assert ran.code == 0 and "was put back to what it had been" in ran.err
-    assert node.devices() == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_puts_the_previous_layout_back(mig_node: MigMaker, number: int) -> None:
     scenario = mig_machine("h100")
@@ -272,24 +258,6 @@ def test_an_interruption_puts_the_previous_layout_back(mig_node: MigMaker, numbe
         _, err = child.communicate(timeout=60)
     assert child.returncode == 130, err
     assert node.devices() == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
-
-
-def test_a_killed_run_is_taken_back_by_the_next(mig_node: MigMaker) -> None:
-    scenario = mig_machine("h100")
-    node = mig_node(scenario)
-    assert node.apply("all-balanced").code == 0
-    node.stub.write(scenario.with_faults(Fault("migChange", hang=3.0, after=6, times=1)))
-    begun = len(node.stub.mig_changes())
-    argv = command("mig", "apply", "-f", EXAMPLES, "-c", "media")
-    with subprocess.Popen(argv, env=clean_environment(node.env), stderr=subprocess.DEVNULL) as child:
-        until = time.monotonic() + 30
-        while len(node.stub.mig_changes()) < begun + 6 and time.monotonic() < until:
-            time.sleep(0.01)
-        child.kill()
-    node.stub.write(scenario)
-    ran = node.apply("all-balanced")
-    assert ran.code == 0 and "killed half-way; GPU 0 was put back" in ran.err
-    assert ran.out == "all-balanced: unchanged\n"
 
 
 def test_two_at_once_take_turns(mig_node: MigMaker) -> None:

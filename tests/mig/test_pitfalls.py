@@ -126,6 +126,11 @@ def test_a_lost_gpu_is_named_and_nothing_changed(mig_node: MigMaker) -> None:
     ran = node.apply("wanted", file=node.profiles("7g.80gb: 1"))
     assert ran.code == 3 and "GPU 1" in ran.err and "can't be asked" in ran.err and "lost" in ran.err
     assert node.stub.mig_changes() == []
+    # nobody can tell whether a filter means it
+    for words in (("apply",), ("plan",), ("assert",), ("assert", "-m")):
+        ran = node.run(*words, "-f", EXAMPLES, "-c", "all-1g")
+        assert ran.code == 3 and ran.err.count("GPU 1 can't be asked") == 1
+    assert node.stub.mig_changes() == []
     assert node.apply("wanted", file=node.profiles("7g.80gb: 1", devices="[0]")).code == 0
 
 
