@@ -16,6 +16,7 @@ from gpunode.kubernetes.access import Access
 from gpunode.mig import node_labels, snapshot
 from gpunode.mig.apply import HalfDone, Tools, carry_out
 from gpunode.mig.busy import Obstacle
+from gpunode.mig.clients import Room
 from gpunode.mig.drain import Drained, bring_back, drain
 from gpunode.mig.layout import GpuLayout, Layouts
 from gpunode.result import Block, Progress, Result, Text
@@ -115,6 +116,7 @@ class _Run:
     ) -> None:
         self._host, self._options, self._chosen = host, options, chosen
         self._labels, self._progress = labels, progress
+        self._room = Room(host, progress)
         self._tools = Tools(
             open=lambda: MigSession(host), reset=self._reset, uninterrupted=uninterrupted, tell=progress.step
         )
@@ -221,6 +223,7 @@ class _Run:
         """By NVIDIA's own program, only these GPUs; nobody may have them open."""
         names = ", ".join(f"GPU {gpu.index}" for gpu in gpus)
         argv = ("nvidia-smi", "-r", "-i", ",".join(gpu.pci for gpu in gpus))
+        self._room.close()
         with self._progress.step(f"reset {names}"):
             answer = self._host.run(argv, timeout=_RESET_SECONDS)
         if not answer.ok:

@@ -16,6 +16,7 @@ from gpunode.gpu.mig import MigProcess, MigSession, read_layouts
 from gpunode.host import Host
 from gpunode.mig import snapshot
 from gpunode.mig.busy import Obstacle, obstacles
+from gpunode.mig.clients import clients
 from gpunode.mig.config import Entry, MigConfig, parse
 from gpunode.mig.layout import Layouts
 from gpunode.mig.placement import summary
@@ -133,7 +134,9 @@ def in_the_way(
     host: Host, plans: Sequence[GpuPlan], processes: Mapping[str, Sequence[MigProcess]]
 ) -> tuple[Obstacle, ...]:
     """Who must end first. To be asked while no NVML of ours is open."""
-    return obstacles(Node(host), plans, processes, frozenset({os.getpid(), os.getppid()}))
+    node = Node(host)
+    ours = {os.getpid(), os.getppid(), *clients(host, node.processes).all}
+    return obstacles(node, plans, processes, frozenset(ours))
 
 
 def remarks(host: Host, plans: Sequence[GpuPlan]) -> tuple[str, ...]:
@@ -143,13 +146,26 @@ def remarks(host: Host, plans: Sequence[GpuPlan]) -> tuple[str, ...]:
     other = keeper(node)
     if other.startswith("process "):
         found.append(f"{other}, cuts GPUs on this node as well, and may do it again")
-    resets = any(plan.changes_mode and plan.reset != "none" for plan in plans)
+    others = [one for one in node.plugin_processes if one.name != "gpunode"]
+    found += [
+        f"{one.name} (process {one.process.pid}) sees a new layout only when it is started anew"
+        for one in others
+    ]
+    resets = takes_reset(plans)
+    services = clients(host, node.processes).services if resets else ()
+    if services:
+        found.append(f"gpunode's own process {', '.join(map(str, services))} closes NVML meanwhile")
     if resets and _switched(node) and PROGRAM not in {process.name for process in node.processes}:
         found.append(
             "these GPUs are linked by NVSwitches and the fabric manager doesn't run: without it a GPU is only"
             f" reset together with all others (start it: systemctl start {UNIT})"
         )
     return tuple(found)
+
+
+def takes_reset(plans: Sequence[GpuPlan]) -> bool:
+    """Whether one of the modes that are switched may take a reset."""
+    return any(plan.changes_mode and plan.reset != "none" for plan in plans)
 
 
 def _switched(node: Node) -> bool:

@@ -12,6 +12,7 @@ from gpunode.facts.workloads import container_of
 from gpunode.host import Host
 
 _PROGRAMS = ("nvidia-device-plugin", "nvidia_gpu_device_plugin", "nvidia-gpu-device-plugin")
+_OURS = ("gpunode", "gpunode.light")
 POD_LOGS = "/var/log/pods"
 _LOG_BYTES = 64 << 10
 _OPTIONS = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
@@ -60,8 +61,19 @@ def plugin_processes(host: Host, processes: Sequence[Process]) -> tuple[PluginPr
 
 
 def _is_ours(argv: tuple[str, ...]) -> bool:
-    named = any(argument.rpartition("/")[2] == "gpunode" for argument in argv)
-    return named and ("plugin", "serve") in zip(argv, argv[1:], strict=False)  # noqa: RUF007 - light
+    return _runs_ours(argv, "plugin", "serve")
+
+
+def keeps_nvml_open(argv: tuple[str, ...]) -> bool:
+    """Whether this is a service of gpunode's that has NVML open all day: a device plugin, or one that keeps
+    the node's labels."""
+    return _is_ours(argv) or ("--watch" in argv and _runs_ours(argv, "labels"))
+
+
+def _runs_ours(argv: tuple[str, ...], *words: str) -> bool:
+    """Whether gpunode is told to do this; what stays has replaced its program by gpunode.light (light.py)."""
+    named = any(argument.rpartition("/")[2] in _OURS for argument in argv)
+    return named and any(argv[start:][: len(words)] == words for start in range(len(argv)))
 
 
 def environment(host: Host, pid: int) -> Mapping[str, str]:

@@ -1,10 +1,17 @@
-"""Nodes whose GPUs can be cut: the stand-in of NVML with its nvidia-smi, and a state directory each."""
+"""Nodes whose GPUs can be cut: the stand-in of NVML with its nvidia-smi, and a state directory each.
+
+A change of MIG looks for, and tells, the device plugins of the whole machine, and other tests run some: so
+the command line sees no processes but its own, except where a test wants it to.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,12 +26,22 @@ from tests.cli import REPOSITORY, Ran, gpunode
 EXAMPLES = str(REPOSITORY / "docs/mig-config.yaml")
 
 
+_SPACE = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+@cache
+def alone() -> tuple[str, ...]:
+    """What starts a program where it meets no process but its own; nothing where that may not be done."""
+    return () if subprocess.run([*_SPACE, "true"], capture_output=True).returncode else _SPACE
+
+
 @dataclass(frozen=True)
 class MigNode:
-    """One node; `run` is a command line on it, as root."""
+    """One node; `run` is a command line on it, as root. `space` starts it among other processes."""
 
     stub: StubNode
     directory: Path
+    space: tuple[str, ...] = ()
 
     @property
     def env(self) -> dict[str, str]:
@@ -36,7 +53,26 @@ class MigNode:
         return Host(environ={**os.environ, **self.env})
 
     def run(self, *words: str, env: dict[str, str] | None = None, prefix: tuple[str, ...] = ()) -> Ran:
-        return gpunode("mig", *words, env={**self.env, **(env or {})}, prefix=prefix)
+        return gpunode("mig", *words, env={**self.env, **(env or {})}, prefix=(*self.space, *prefix))
+
+    def among_all(self) -> MigNode:
+        """The same, with the processes of this machine."""
+        return replace(self, space=())
+
+    @contextmanager
+    def shared(self) -> Iterator[MigNode]:
+        """The same, with the processes that `space` starts, for as long as this lasts."""
+        if not self.space:
+            yield self
+            return
+        keeper = [word for word in self.space if word != "--kill-child"]
+        with subprocess.Popen(
+            [*keeper, "sh", "-c", "echo ready; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            inside = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
+            yield replace(self, space=("nsenter", "--target", inside, "--mount", "--pid"))
+            process.communicate()
 
     def apply(self, label: str, *words: str, file: str = EXAMPLES) -> Ran:
         return self.run("apply", "-f", file, "-c", label, *words)
@@ -85,4 +121,4 @@ def mig_node(tmp_path: Path) -> MigMaker:
         pytest.skip("gcc is missing: the stand-in libraries can't be built")
     if os.geteuid() != 0:
         pytest.skip("changing MIG needs root")
-    return lambda scenario: MigNode(stub_node(tmp_path, scenario), tmp_path)
+    return lambda scenario: MigNode(stub_node(tmp_path, scenario), tmp_path, alone())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -25,28 +24,11 @@ from gpunode.render import SilentProgress
 from gpunode.result import Result
 from tests.cli import gpunode
 from tests.mig.conftest import EXAMPLES, MigMaker
-from tests.plugin.serving import kubelet
 
 UNIT, CONFIG = "etc/systemd/system/gpunode-mig.service", "etc/gpunode/mig.yaml"
 
 
 # --- what is there beside it ------------------------------------------------------------------------------
-
-
-def test_a_running_plugin_notices(mig_node: MigMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = mig_node(mig_machine("h100", "h100"))
-    for name, value in node.stub.env.items():
-        monkeypatch.setenv(name, value)
-    with tempfile.TemporaryDirectory(dir="/tmp") as short:
-        (Path(short) / "dp").mkdir()
-        with kubelet(Path(short)) as (stub, start):
-            serving = start("--mig-strategy", "mixed", "--rediscover-seconds", "0.5")
-            assert stub.wait_allocatable("nvidia.com/gpu", 2, 20), serving.log()
-            assert node.apply("first-whole").code == 0
-            assert stub.wait_allocatable("nvidia.com/mig-3g.40gb", 2, 20), serving.log()
-            assert stub.wait_allocatable("nvidia.com/gpu", 1, 5), serving.log()
-            assert node.apply("all-disabled").code == 0
-            assert stub.wait_allocatable("nvidia.com/gpu", 2, 20), serving.log()
 
 
 def test_the_cdi_specification_goes_the_way_of_cdi_refresh(tmp_path: Path) -> None:

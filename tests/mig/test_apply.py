@@ -146,7 +146,7 @@ def test_an_ordinary_user_may_plan_and_not_apply(mig_node: MigMaker) -> None:
 
 
 def test_whoever_uses_what_goes_is_named_and_stops_it(mig_node: MigMaker) -> None:
-    node = mig_node(mig_machine("h100"))
+    node = mig_node(mig_machine("h100")).among_all()
     assert node.apply("all-balanced").code == 0
     victim = next(gi for gi in node.gpu().instances if gi.name == "2g.20gb")
     with subprocess.Popen(["sleep", "60"]) as sleep:

@@ -282,6 +282,18 @@ def test_letting_go_closes_nvml_until_another_driver_is_loaded(tmp_path: Path) -
     assert node.sink.of("broken") == []
 
 
+def test_who_asks_to_look_again_ends_the_time_for_which_nvml_is_closed(tmp_path: Path) -> None:
+    with Node(tmp_path, [GOOD]).running() as node:
+        assert eventually(lambda: bool(node.sink.of("seen")))
+        node.watch.let_go()
+        assert eventually(lambda: "NVML is closed for a while, as was asked for" in node.log.messages())
+        # other settings alone don't open it: whoever asked for this is still at work
+        node.watch.configure(replace(node.settings, health=HealthSettings(poll_seconds=2.0)))
+        assert not eventually(lambda: len(node.started) > 1, 0.2)
+        node.watch.hurry()
+        assert eventually(lambda: len(node.started) == 2)
+
+
 def test_a_recorded_machine_answers_once(tmp_path: Path) -> None:
     log = MemoryLog()
     sink, stop = Sink(), Event()

@@ -58,7 +58,7 @@ class Watch:
         self._failures = 0  # running, of the kind that NVML doesn't name
         self._timeouts = 0
         self._unchanged = 0
-        self._away = False
+        self._away = 0.0  # until when NVML stays closed
         self._anew = False
         self._seen = False
         self.waiting = "waiting for the NVIDIA driver"
@@ -66,7 +66,11 @@ class Watch:
     # --- what others ask -------------------------------------------------------------------------------
 
     def hurry(self) -> None:
-        """Look again now; also ends every wait in here."""
+        """Look again now; also ends every wait in here, and the time for which NVML was let go."""
+        self._away = 0.0
+        self._look()
+
+    def _look(self) -> None:
         self._soon.set()
         with self._lock:
             if self._child is not None:
@@ -78,14 +82,13 @@ class Watch:
         if settings.health.poll_seconds != self._settings.health.poll_seconds:
             self._settings = settings
             self._anew = True
-            self.hurry()
+            self._look()
 
     def let_go(self) -> None:
-        """Close NVML for a while, so that the driver can be unloaded or a GPU be reset.
-
-        Takes no lock, as a signal handler may call it.
+        """Close NVML for a while, so that the driver can be unloaded or a GPU be reset; asked again, for
+        longer. Takes no lock, as a signal handler may call it.
         """
-        self._away = True
+        self._away = self._host.monotonic() + _AWAY_SECONDS
         child = self._child
         if child is not None:
             child.wake()
@@ -132,7 +135,7 @@ class Watch:
             self._child = child
         seconds, clock = self._settings.probe_seconds, self._host.monotonic
         hearing = Hearing(child, sink, self._log, seconds, self._found, clock, self._rarely, self._missed)
-        outcome = hearing.run(lambda: stop.is_set() or self._away or self._anew or self._due_again())
+        outcome = hearing.run(lambda: stop.is_set() or self._away > 0 or self._anew or self._due_again())
         self._missed.ended()
         code = self._end_child()
         return outcome.ended(code)
@@ -215,14 +218,13 @@ class Watch:
         """NVML was to be let go: until another driver is loaded, or for some time."""
         before = module(self._host)
         self._log.info("NVML is closed for a while, as was asked for", seconds=int(_AWAY_SECONDS))
-        deadline = self._host.monotonic() + _AWAY_SECONDS
-        while not stop.is_set() and self._host.monotonic() < deadline:
+        while not stop.is_set() and self._host.monotonic() < self._away:
             self._soon.clear()
             self._soon.wait(_LOOK_SECONDS)
             if module(self._host) not in (0, before):
                 break
         self._missed.heard()  # whoever asked for this was at work on the GPUs
-        self._away = False
+        self._away = 0.0
 
     # --- a child ---------------------------------------------------------------------------------------
 

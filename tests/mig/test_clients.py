@@ -1,0 +1,155 @@
+"""gpunode's own device plugin beside a change of MIG: it makes room for a reset, and shows the new layout."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fixtures.scenario import Fault, mig_machine
+from gpunode.errors import PreconditionError
+from gpunode.facts.processes import Process
+from gpunode.host import Host
+from gpunode.mig.clients import Clients, Room, clients
+from gpunode.plugin.kubelet_stub import KubeletStub
+from gpunode.render import SilentProgress
+from tests.cli import clean_environment, command
+from tests.mig.conftest import MigMaker, MigNode
+from tests.plugin.nodes import eventually
+from tests.plugin.serving import kubelet
+
+BOTH = 1 << (signal.SIGUSR1 - 1) | 1 << (signal.SIGHUP - 1)
+SERVE = ("/usr/bin/python3", "-P", "-m", "gpunode.light", "3", "plugin", "serve")
+CHILD = ("/usr/bin/python3", "-P", "-m", "gpunode.gpu.sentinel", "--poll", "1")
+
+
+# --- which processes --------------------------------------------------------------------------------------
+
+
+def processes(root: Path, *ran: tuple[int, int, int, tuple[str, ...]]) -> tuple[Process, ...]:
+    """Number, parent, signals that are caught, command line."""
+    for pid, parent, caught, _ in ran:
+        place = root / f"proc/{pid}"
+        place.mkdir(parents=True)
+        (place / "status").write_text(f"PPid:\t{parent}\nSigBlk:\t{0:016x}\nSigCgt:\t{caught:016x}\n")
+    return tuple(Process(pid, argv, 0.0) for pid, _, _, argv in ran)
+
+
+@pytest.mark.parametrize(
+    ("argv", "caught", "counts"),
+    [
+        (SERVE, BOTH, True),
+        (("python3", "/usr/local/bin/gpunode", "labels", "--watch"), BOTH, True),
+        (("python3", "/usr/local/bin/gpunode", "labels"), BOTH, False),
+        (SERVE, 1 << (signal.SIGHUP - 1), False),  # it would die of the other
+        (SERVE, 0, False),
+        (("/usr/bin/nvidia-device-plugin",), BOTH, False),
+    ],
+)
+def test_only_who_heeds_both_signals_is_told(
+    tmp_path: Path, argv: tuple[str, ...], caught: int, counts: bool
+) -> None:
+    ran = processes(tmp_path, (7, 1, caught, argv), (8, 7, 0, CHILD), (9, 1, 0, CHILD))
+    wanted = Clients((7,), (8,)) if counts else Clients()
+    assert clients(Host(root=tmp_path), ran) == wanted
+
+
+class Deaf(Host):
+    """A node whose plugin hears and does nothing, and that has no time."""
+
+    def signal(self, pid: int, name: str) -> None:
+        told.append((pid, name))
+
+    def wait_until(self, ready: object, timeout: float, interval: float = 0.05) -> bool:
+        return False
+
+
+told: list[tuple[int, str]] = []
+
+
+def test_one_that_does_not_close_nvml_is_told_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told.clear()
+    ran = processes(tmp_path, (7, 1, BOTH, SERVE), (8, 7, 0, CHILD))
+    monkeypatch.setattr("gpunode.mig.clients.running", lambda _host: ran)
+    with pytest.raises(PreconditionError, match="process 7 has not closed NVML") as caught:
+        Room(Deaf(root=tmp_path), SilentProgress()).close()
+    assert "--drain gpunode-device-plugin" in caught.value.hint
+    assert told == [(7, "USR1"), (7, "HUP")]
+
+
+# --- the real ones ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A MIG node, a kubelet, and the plugin that runs there."""
+
+    node: MigNode
+    kubelet: KubeletStub
+    log: Path
+
+    def shows(self, resource: str, count: int) -> bool:
+        return self.kubelet.wait_allocatable(f"nvidia.com/{resource}", count, 30)
+
+
+POD = ("unshare", "--pid", "--fork", "--kill-child=TERM")
+
+
+@contextmanager
+def serving(made: MigNode, pod: bool = False) -> Iterator[Beside]:
+    """A plugin that looks by itself once an hour, as a service or as a pod's first process."""
+    with (
+        made.shared() as node,
+        tempfile.TemporaryDirectory(dir="/tmp") as short,
+        kubelet(Path(short)) as (stub, _),
+    ):
+        if pod and subprocess.run([*node.space, *POD, "true"], capture_output=True).returncode:
+            pytest.skip("no PID namespace can be made here")
+        own = ("--kubelet-socket", f"{short}/dp/kubelet.sock", "--state-dir", f"{short}/state")
+        words = (*own, "--mig-strategy", "mixed", "--rediscover-seconds", "3600")
+        argv = (*node.space, *(POD if pod else ()), *command("plugin", "serve", *words))
+        log = Path(short) / "log"
+        with log.open("w") as stream:
+            process = subprocess.Popen(argv, env=clean_environment(node.env), stderr=stream)
+        try:
+            beside = Beside(node, stub, log)
+            assert beside.shows("gpu", 1), log.read_text()
+            yield beside
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+@pytest.mark.parametrize("pod", [False, True], ids=["service", "pod"])
+def test_a_plugin_makes_room_for_a_reset_and_shows_the_new_layout(pod: bool, mig_node: MigMaker) -> None:
+    """As long as it has NVML open an Ampere GPU can't be reset."""
+    with serving(mig_node(mig_machine("a100-40gb")), pod) as beside:
+        ran = beside.node.apply("all-balanced")
+        assert ran.code == 0, ran.err
+        assert "closes NVML meanwhile" in ran.err
+        assert beside.shows("mig-3g.20gb", 1) and beside.shows("mig-1g.5gb", 2), beside.log.read_text()
+        names = [one.resource for one in beside.kubelet.registrations]
+        assert names.count("nvidia.com/gpu") == 1, "it never went away"
+
+
+def test_a_change_without_a_reset_is_shown_at_once_as_well(mig_node: MigMaker) -> None:
+    with serving(mig_node(mig_machine("h100"))) as beside:
+        assert beside.node.apply("all-1g").code == 0
+        assert beside.shows("mig-1g.10gb", 7), beside.log.read_text()
+        assert "NVML is closed" not in beside.log.read_text()
+
+
+def test_after_a_failure_the_plugin_goes_on(mig_node: MigMaker) -> None:
+    scenario = mig_machine("a100-40gb").with_faults(Fault("migChange", 23, after=2, times=1))
+    with serving(mig_node(scenario)) as beside:
+        assert beside.node.apply("all-balanced").code == 4
+        assert eventually(lambda: beside.log.read_text().count("GPUs found") == 2, 10), beside.log.read_text()
+        assert beside.shows("gpu", 1)
