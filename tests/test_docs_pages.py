@@ -1,0 +1,136 @@
+"""The runs that the pages of docs/ show, made again: on stubs, recorded machines and a test API server.
+
+What `make docs` writes by itself is held in test_docs.py. Here every run that a page shows must be made: one
+that nobody makes is a difference like any other.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from fixtures.api_server import ApiServer
+from fixtures.machines import recorded_host
+from fixtures.scenario import Process, StubGpuInstance, mig_machine, mixed_layout, with_mig
+from tests.cli import REPOSITORY, Ran, gpunode
+from tests.kubernetes.conftest import Gpunode, api, certificates, run
+from tests.mig.conftest import EXAMPLES, MigNode, mig_node
+
+__all__ = ["api", "certificates", "mig_node", "run"]
+
+
+def runs(page: str) -> dict[str, str]:
+    """What the page shows, by the command line behind `$ gpunode`: all output, without the prompt."""
+    blocks = re.findall(r"^```(?:console)?\n(\$ .*?)^```$", (REPOSITORY / page).read_text(), re.M | re.S)
+    parts = [part for block in blocks for part in re.split(r"^\$ (?=gpunode )", block, flags=re.M) if part]
+    told = (part.partition("\n") for part in parts)
+    return {line.removeprefix("gpunode "): text for line, _, text in told if text}
+
+
+def said(ran: Ran) -> str:
+    """What a page shows of a run: its output, and the error with its hint."""
+    errors = (one for one in ran.err.splitlines(True) if one.startswith(("error:", "hint:")))
+    return ran.out + "".join(errors)
+
+
+# --- MIG ------------------------------------------------------------------------------------------------
+
+_CUT = (
+    with_mig(mig_machine("h100", "h100", "a30", "a100-40gb"), 0, mixed_layout(0))
+    .with_gpu(2, mig_enabled=True, gpu_instances=(StubGpuInstance(3, 0, 1),))
+    .with_gpu(3, told={"mig_next": 1})
+)
+
+# a process that uses the GPU, of whatever number it gets where the command runs
+_WITH_SLEEP = """\
+file=$1; shift
+sleep 60 & sed -i "s/pid=7860/pid=$!/" "$file"
+"$@"; code=$?
+kill $!; exit $code
+"""
+
+
+def test_the_mig_page(mig_node: Callable[..., MigNode]) -> None:
+    page = runs("docs/mig.md")
+    node = mig_node(_CUT)
+    told: dict[str, str] = {}
+
+    def see(line: str, prefix: tuple[str, ...] = ()) -> None:
+        words = [EXAMPLES if word == "mig.yaml" else word for word in shlex.split(line)[1:]]
+        text = said(node.run(*words, prefix=prefix)).replace(EXAMPLES, "mig.yaml")
+        told[line] = re.sub(r"(?<=process )\d+|(?<=--drain )\d+", "7860", text)
+
+    see("mig list")
+    see("mig export --config-label today")
+    node.stub.write(mig_machine("h100"))
+    see("mig list --profiles")
+    see("mig apply -f mig.yaml -c all-balanced")
+    # the first 1g that was made has the id 7
+    node.stub.write(replace(mig_machine("h100"), processes=(Process(0, 7860, gi=7, ci=0),)))
+    see("mig plan -f mig.yaml -c parts", prefix=("sh", "-c", _WITH_SLEEP, "sh", str(node.stub.scenario_path)))
+    node.stub.write(mig_machine("h100"))
+    applied = node.apply("parts")
+    assert applied.code == 0, applied.err
+    see("mig assert -f mig.yaml -c media")
+    assert told == page
+
+
+# --- Kubernetes -----------------------------------------------------------------------------------------
+
+_POD_LIFE = (
+    {"phase": "Pending"},
+    {
+        "phase": "Succeeded",
+        "containerStatuses": [{"name": "vector-add", "state": {"terminated": {"exitCode": 0}}}],
+    },
+)
+_LOG = """\
+[Vector addition of 50000 elements]
+Copy input data from the host memory to the CUDA device
+CUDA kernel launch with 196 blocks of 256 threads
+Copy output data from the CUDA device to the host memory
+Test PASSED
+Done
+"""
+
+
+def test_the_page_on_kubernetes(api: ApiServer, run: Gpunode) -> None:
+    page = {line: _any_pod(text) for line, text in runs("docs/kubernetes.md").items()}
+    assert len(page) == 7
+    api.pod_life, api.logs = [*_POD_LIFE], {"": _LOG}
+    told = {line: run(*shlex.split(line)) for line in page}  # in the page's order: one sees what another did
+    assert {line: ran.code for line, ran in told.items() if ran.code} == {}
+    assert {line: _any_pod(ran.out) for line, ran in told.items()} == page
+
+
+def _any_pod(text: str) -> str:
+    """Without what no two runs share: the server's address, the pod's name, the time."""
+    text = re.sub(r"https://[\d.]+:\d+", "https://10.0.0.1:6443", text)
+    return re.sub(r"vector-add-\w{5}\b", "vector-add-XXXXX", re.sub(r"\d+\.\d s +", "N s ", text))
+
+
+# --- labels ---------------------------------------------------------------------------------------------
+
+
+def test_the_page_on_labels(tmp_path: Path) -> None:
+    page = runs("docs/labels.md")
+    recorded_host("healthy-mig-h100", tmp_path / "node")
+    told = {line: said(gpunode(*shlex.split(line), "--root", f"{tmp_path}/node")) for line in page}
+    assert page and told == page
+
+
+# --- the image ------------------------------------------------------------------------------------------
+
+
+def test_the_image_is_made_of_what_is_there() -> None:
+    lines = (REPOSITORY / "packaging/Dockerfile").read_text().splitlines()
+    copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
+    assert copied and [word for word in copied if not (REPOSITORY / word).exists()] == []
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert {project["readme"], *project["license-files"], "pyproject.toml", "gpunode"} == set(copied)
+    (extras,) = re.findall(r"/src\[([\w,]+)\]", "\n".join(lines))
+    assert set(extras.split(",")) == {"metrics", "kubernetes"} <= set(project["optional-dependencies"])
