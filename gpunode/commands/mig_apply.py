@@ -126,16 +126,18 @@ class _Run:
         found, busy = self._plan()
         notes = found.notes
         if not found.changes:
+            snapshot.end(self._host, found.left.unasked)
             self._tell(node_labels.SUCCESS)
             return self._outcome(found, found.layouts, notes, changed=False)
-            snapshot.end(self._host, found.left.unasked)
         notes = (*notes, *mig_wanted.remarks(self._host, found.plans))
         self._refuse(found, busy if not self._options.drain else ())
         with self._drained(busy) as drained:
             if self._options.drain:
                 found, busy = self._plan()
                 self._refuse(found, busy)
-            after = self._change(found)
+            with self._room.made(mig_wanted.takes_reset(found.plans)):
+                after = self._change(found)
+                made = mig_after.settle(self._host, self._progress)
             self._tell(node_labels.SUCCESS)
         outcome = self._outcome(found, after, (*notes, *made.notes), changed=True)
         return replace(outcome, drained=drained.names, cdi=made.cdi)
@@ -193,11 +195,11 @@ class _Run:
             after = carry_out(
                 self._tools,
                 plans,
+                before,
                 skip_reset=self._options.skip_reset,
                 mode_only=self._options.mode_only,
             )
         except BaseException as error:
-                before,
             with uninterrupted():
                 if not isinstance(error, HalfDone):
                     snapshot.end(self._host, found.left.unasked)

@@ -47,8 +47,8 @@ class Planned:
     layouts: Layouts
     plans: tuple[GpuPlan, ...]
     notes: tuple[str, ...] = ()
-
     left: snapshot.Left = field(default_factory=snapshot.Left)
+
     @property
     def changes(self) -> bool:
         """Whether anything is to be done."""
