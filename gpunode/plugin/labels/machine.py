@@ -13,9 +13,10 @@ from gpunode.plugin.labels.model import Machine
 from gpunode.plugin.settings import LabelSettings
 
 
-def read_machine(host: Host, settings: LabelSettings, gpus: Iterable[Gpu]) -> Machine:
-    """What can't be read is left open; nothing here is an error."""
-    vgpus = _vgpus(host)
+def read_machine(
+    host: Host, settings: LabelSettings, gpus: Iterable[Gpu], vgpus: tuple[VirtualGpu, ...] | None
+) -> Machine:
+    """What can't be read is left open; nothing here is an error. `vgpus` is what `find_vgpus` gave."""
     last = vgpus[-1] if vgpus else None
     return Machine(
         product=_text(host, settings.machine_type_file),
@@ -25,7 +26,8 @@ def read_machine(host: Host, settings: LabelSettings, gpus: Iterable[Gpu]) -> Ma
     )
 
 
-def _vgpus(host: Host) -> tuple[VirtualGpu, ...] | None:
+def find_vgpus(host: Host) -> tuple[VirtualGpu, ...] | None:
+    """The virtual GPUs of this machine, None if that can't be told. Reads every device of the PCI bus."""
     try:
         return read_vgpus(host)
     except GpunodeError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import field, replace
+from threading import Thread
+from typing import TYPE_CHECKING
 
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
@@ -12,6 +14,9 @@ from gpunode.plugin.labels.model import Labels, Machine
 from gpunode.plugin.labels.tegra import is_tegra, tegra_inventory
 from gpunode.plugin.model import Device, Plan, Resource, Unit
 from gpunode.plugin.settings import Settings
+
+if TYPE_CHECKING:
+    from gpunode.facts.vgpu import VirtualGpu
 
 VFIO = "vfio"
 _PATIENCE_SECONDS = 30.0  # NVML wakes GPUs one by one where nothing keeps them awake
@@ -29,16 +34,40 @@ class Seen:
 def label(host: Host, settings: Settings) -> Labels:
     """The labels of this node now. `GpunodeError` if its GPUs can't be asked, unless `fail_on_init_error` is
     off."""
-    return label_amd(host, settings) if settings.vendor == "amd" else label_seen(host, see(host, settings))
+    if settings.vendor == "amd":
+        return label_amd(host, settings)
+    if not host.live:
+        return label_seen(host, see(host, settings))
+    vgpus: list[tuple[VirtualGpu, ...] | None] = []
+
+    def meanwhile() -> None:
+        """What needs no GPU, while NVML takes its time in another process: the PCI bus, and modules."""
+        from gpunode.plugin.labels import nvidia  # noqa: F401
+        from gpunode.plugin.labels.machine import find_vgpus
+        from gpunode.plugin.nvidia import resources  # noqa: F401
+
+        vgpus.append(find_vgpus(host))
+
+    reader = Thread(target=meanwhile, name="machine", daemon=True)
+    reader.start()
+    seen = see(host, settings)
+    reader.join()
+    return label_seen(host, seen, *(_machine(host, seen, found) for found in vgpus))
+
+
+def _machine(host: Host, seen: Seen, vgpus: tuple[VirtualGpu, ...] | None) -> Machine:
+    from gpunode.plugin.labels.machine import read_machine
+
+    gpus = seen.inventory.gpus if seen.inventory else ()
+    return read_machine(host, seen.settings.labels, gpus, vgpus)
 
 
 def label_seen(host: Host, seen: Seen, machine: Machine | None = None) -> Labels:
     """The labels of GPUs that were seen already; only files of the machine are read, if it isn't known."""
-    from gpunode.plugin.labels.machine import read_machine
+    from gpunode.plugin.labels.machine import find_vgpus
     from gpunode.plugin.labels.nvidia import nvidia_labels
 
-    gpus = seen.inventory.gpus if seen.inventory else ()
-    machine = machine or read_machine(host, seen.settings.labels, gpus)
+    machine = machine or _machine(host, seen, find_vgpus(host))
     return nvidia_labels(seen.settings, seen.inventory, seen.plan, machine, host.now())
 
 

@@ -14,7 +14,7 @@ from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
 from gpunode.plugin.errand import Errand
-from gpunode.plugin.labels.machine import read_machine
+from gpunode.plugin.labels.machine import find_vgpus, read_machine
 from gpunode.plugin.labels.make import ask_tegra, cant_label, label_amd, label_seen, plan_seen
 from gpunode.plugin.labels.model import Labels, Machine
 from gpunode.plugin.labels.sinks import Sink, make_sinks
@@ -114,7 +114,7 @@ class Labeller:
         """Read once for the same GPUs: to read a device's configuration space wakes it."""
         of = settings.labels, tuple(gpu.pci for gpu in gpus)
         if self._known is None or self._known[0] != of:
-            self._known = of, read_machine(self._host, settings.labels, gpus)
+            self._known = of, read_machine(self._host, settings.labels, gpus, find_vgpus(self._host))
         return self._known[1]
 
     def _places(self, settings: Settings) -> tuple[Sink, ...]:
