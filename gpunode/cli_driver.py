@@ -77,6 +77,12 @@ def driver_install(
     yes: Annotated[
         bool, typer.Option("-y", "--yes", help="Carry out the plan that is shown without it.")
     ] = False,
+    plan: Annotated[
+        str,
+        typer.Option(
+            "--plan", metavar="ID", help="Only if the plan is still the one that was shown with ID."
+        ),
+    ] = "",
     lock_timeout: Annotated[
         float,
         typer.Option(
@@ -89,9 +95,12 @@ def driver_install(
     gpunode driver install --dry-run
 
     gpunode driver install --yes
+
+    gpunode driver install --yes --plan 3f9c01d2ab47
     """
     from gpunode.commands import driver_install as command
     from gpunode.commands.driver_plan import wish
 
     wanted = wish(branch, version, flavour, repository, hold=hold)
-    return command.run(session.host, command.Options(wanted, dry_run, yes, lock_timeout), session.progress)
+    options = command.Options(wanted, dry_run, yes, lock_timeout, plan)
+    return command.run(session.host, options, session.progress)

@@ -10,44 +10,57 @@ from gpunode.commands.packages_apply import (
     CarriedOut,
     Job,
     Run,
+    back,
     carry_out,
     edits_of,
     file_blocks,
     require_live,
 )
 from gpunode.dataclass import dataclass
-from gpunode.errors import GpunodeError, PreconditionError
+from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.facts import driver
+from gpunode.facts.dkms_log import failed_build
+from gpunode.facts.node import Node
+from gpunode.facts.packages import read_packages
 from gpunode.host import Host
 from gpunode.packages.driver_model import DriverPlan, Situation, Wish
+from gpunode.packages.driver_refusals import hint_of
+from gpunode.packages.locks import holder
 from gpunode.packages.manager import Command, Manager, PackagesError
-from gpunode.packages.run import WAIT_SECONDS, run_command
+from gpunode.packages.run import WAIT_SECONDS, run_command, wait_for_others
 from gpunode.result import Block, Change, ErrorInfo, ExitCode, Progress, Result, Style, Text
+from gpunode.runtime.apply import uninterrupted
 
 KIND = "DriverInstallation"
 OPERATION = "driver-install"
 _KEYRING = "cuda-keyring"
+_OURS = ("nvidia", "libcuda", "libnv", "nvlsm", "dkms")  # what a driver may bring along
+_DIGITS = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True)
 class Options:
-    """`dry_run` only shows the plan; without `yes` nothing is done either, and that is an error."""
+    """`dry_run` only shows the plan; without `yes` nothing is done either, and that is an error. With `plan`,
+    an id, nothing but that plan is done."""
 
     wish: Wish = Wish()
     dry_run: bool = False
     yes: bool = False
     lock_seconds: float = WAIT_SECONDS
+    plan: str = ""
 
 
 @dataclass(frozen=True)
 class DriverInstallation:
     """`data` of the envelope: the plan, and what was done of it. `pending` are finishing commands that
-    failed: the driver is installed, and they are left to do."""
+    failed: the driver is installed, and they are left to do. `undo` are the commands that bring the packages
+    of before back, as far as the repositories still have them."""
 
     plan: PlanData
     changes: tuple[Change, ...]
     commands: tuple[str, ...]
     pending: tuple[str, ...]
+    undo: tuple[str, ...]
     journal: str
     reboot: str
     dry_run: bool
@@ -55,26 +68,52 @@ class DriverInstallation:
 
 def run(host: Host, options: Options, progress: Progress) -> Result:
     """Install as planned; kind DriverInstallation. `PreconditionError` for what the plan refuses."""
+    if not set(options.plan) <= _DIGITS:
+        raise UsageError(f"{options.plan!r} is no plan's id", hint="gpunode driver plan shows it at its end")
     with progress.step("looking at the GPUs, the kernel and the packages"):
         situation, plan = made(host, options.wish)
+    if options.yes and not options.dry_run and plan.commands and not plan.refusals:
+        require_live(host)
+        situation, plan = _undisturbed(host, situation, plan, options, progress)
     if plan.up_to_date:
-        return _result(plan, CarriedOut((), (), "", ()), (), options)
+        return _result(plan, CarriedOut((), (), "", ()), options)
+    if options.plan not in ("", plan.id):
+        return _refused(plan, options)
     if options.dry_run:
         changes = tuple(edit.change() for edit in edits_of(host, plan.files))
-        return _result(plan, CarriedOut(changes, (), "", ()), (), options)
+        return _result(plan, CarriedOut(changes, (), "", ()), options)
     if plan.refusals or not options.yes:
         return _refused(plan, options)
     require_live(host)
     return _install(host, situation, plan, options, progress)
 
 
+def _undisturbed(
+    host: Host, situation: Situation, plan: DriverPlan, options: Options, progress: Progress
+) -> tuple[Situation, DriverPlan]:
+    """The plan once no other package manager is at work: what that one has changed counts."""
+    from gpunode.packages.driver import manager_of
+
+    manager = manager_of(host, situation.distribution.family)
+    if holder(host, manager.lock_files) is None:
+        return situation, plan
+    wait_for_others(host, manager, progress, options.lock_seconds)
+    return made(host, options.wish)
+
+
 def _refused(plan: DriverPlan, options: Options) -> Result:
     """The plan is shown all the same: who reads it knows what to change."""
     errors = [ErrorInfo(one.code, one.message, one.hint) for one in plan.refusals]
     if not errors:
-        hint = "read the plan, then: gpunode driver install --yes with the same options"
-        errors = [ErrorInfo("not-confirmed", "nothing was changed: the plan wasn't confirmed", hint)]
-    data = DriverInstallation(data_of(plan), (), (), (), "", plan.reboot, options.dry_run)
+        hint = f"read the plan, then run this with --yes --plan {plan.id}"
+        what = ("not-confirmed", "nothing was changed: the plan wasn't confirmed")
+        if options.plan not in ("", plan.id):
+            what = (
+                "plan-changed",
+                f"nothing was changed: {options.plan} isn't this node's plan, {plan.id} is",
+            )
+        errors = [ErrorInfo(*what, hint)]
+    data = DriverInstallation(data_of(plan), (), (), (), (), "", plan.reboot, options.dry_run)
     shown = tuple(driver_plan.blocks(plan, refusals=False))
     return Result(KIND, data, "error", ExitCode.PRECONDITION, plan.notes, tuple(errors), shown)
 
@@ -91,19 +130,40 @@ def _install(
     before = {name: state.installed for name, state in manager.installed(watched).items()}
     context = {"branch": plan.branch, "flavour": plan.flavour, "driver": plan.version}
     job = Job(host, manager, OPERATION, progress, watched, before, context, options.lock_seconds)
-    latest = [plan]
+    latest, present = [plan], frozenset(read_packages(host).installed)
 
     def act(run: Run) -> None:
-        latest[0] = _act(job, situation, plan, options.wish, run)
+        latest[0] = _act(job, situation, plan, options.wish, present, run)
 
-    done = carry_out(job, lambda: plan.files, act)
+    try:
+        done = carry_out(job, lambda: plan.files, act)
+    except GpunodeError as error:
+        error.hint = hint_of(error.code, manager.name, error.hint)
+        raise
     final = latest[0]
+    undo = _way_back(job, final, plan, present)
     ran, pending, why = _finish(job, final.commands[len(final.commands) - final.finishing :])
     shown = CarriedOut(done.changes, (*done.commands, *ran), done.journal, (*done.notes, *why))
-    return _result(final, shown, pending, options)
+    return _result(final, shown, options, pending, undo)
 
 
-def _act(job: Job, situation: Situation, plan: DriverPlan, wish: Wish, run: Run) -> DriverPlan:
+def _came(host: Host, present: frozenset[str], plan: DriverPlan) -> tuple[str, ...]:
+    """The packages that are new since `present` by this plan; a driver's, where the manager tells no more."""
+    listed = {one.name for one in plan.changes}
+    new = sorted(frozenset(read_packages(host).installed) - present)
+    return tuple(one for one in new if one in listed or (not listed and any(word in one for word in _OURS)))
+
+
+def _way_back(job: Job, final: DriverPlan, first: DriverPlan, present: frozenset[str]) -> tuple[str, ...]:
+    """Commands to type; files stay as they are, and so does the journal that has what they were."""
+    names = tuple(dict.fromkeys((*job.watched, *_came(job.host, present, final))))
+    commands = back(job.manager, job.manager.installed(names), job.before)
+    return tuple(one.text for one in (*commands, *first.stream_back))
+
+
+def _act(
+    job: Job, situation: Situation, plan: DriverPlan, wish: Wish, present: frozenset[str], run: Run
+) -> DriverPlan:
     """Make the repository known and plan again with what it has, then install and look at the outcome."""
     first = plan
     try:
@@ -117,10 +177,27 @@ def _act(job: Job, situation: Situation, plan: DriverPlan, wish: Wish, run: Run)
             run(command)
         _prove(job.host, job.manager, plan)
     except BaseException:
-        for command in first.stream_back:
-            run(command)
+        _give_up(job, plan, first, present, run)
         raise
     return plan
+
+
+def _give_up(job: Job, plan: DriverPlan, first: DriverPlan, present: frozenset[str], run: Run) -> None:
+    """What `carry_out` doesn't know of goes: packages that came along, and the stream."""
+    with uninterrupted():
+        node = Node(job.host)
+        for release in dict.fromkeys((node.kernel, node.next_kernel)):
+            build = failed_build(job.host, release)
+            if build is not None:  # its log goes with the packages
+                job.progress.note(f"kernel {release}: {build.text}")
+        try:
+            came = _came(job.host, present, plan)
+            if came:
+                run(job.manager.remove(came))
+        except GpunodeError as error:
+            job.progress.note(f"what came along isn't gone: {error.message}")
+        for command in first.stream_back:
+            run(command)
 
 
 def _require(plan: DriverPlan) -> None:
@@ -148,10 +225,12 @@ def _prove(host: Host, manager: Manager, plan: DriverPlan) -> None:
             f"{manager.name} said that it was done, and isn't: {', '.join(wrong)}",
             hint="see what holds them back: gpunode driver plan",
         )
-    if not any(kernel.has_module for kernel in driver.installed_kernels(host)):
+    node = Node(host)
+    boots = (node.kernel, node.next_kernel)
+    if not any(one.has_module for one in driver.installed_kernels(host) if one.release in boots):
         raise PackagesError(
-            "the packages are installed, and no kernel of this node has got a module",
-            hint="see /var/lib/dkms/nvidia/VERSION/build/make.log",
+            f"the packages are installed, and kernel {node.next_kernel} has got no module",
+            hint="see whether its headers are whole and DKMS has a compiler: gpunode doctor --only driver",
         )
 
 
@@ -170,9 +249,15 @@ def _finish(
     return tuple(ran), (), ()
 
 
-def _result(plan: DriverPlan, done: CarriedOut, pending: tuple[str, ...], options: Options) -> Result:
+def _result(
+    plan: DriverPlan,
+    done: CarriedOut,
+    options: Options,
+    pending: tuple[str, ...] = (),
+    undo: tuple[str, ...] = (),
+) -> Result:
     data = DriverInstallation(
-        data_of(plan), done.changes, done.commands, pending, done.journal, plan.reboot, options.dry_run
+        data_of(plan), done.changes, done.commands, pending, undo, done.journal, plan.reboot, options.dry_run
     )
     notes = (*plan.notes, *done.notes)
     if options.dry_run or plan.up_to_date:
@@ -185,6 +270,7 @@ def _result(plan: DriverPlan, done: CarriedOut, pending: tuple[str, ...], option
     if plan.reboot:
         shown.append(Text(f"reboot needed: {plan.reboot}", Style.WARN))
     shown.append(Text("next: gpunode doctor", Style.COMMAND))
+    shown += [Text(f"to take it back: {command}", Style.DIM) for command in undo]
     code = ExitCode.FAILED if pending else ExitCode.OK
     errors = (
         (

@@ -36,6 +36,7 @@ class FileLine:
 class PlanData:
     """`data` of the envelope: the plan as programs read it, commands as a person would type them."""
 
+    id: str
     branch: int
     flavour: str
     version: str
@@ -107,6 +108,7 @@ def check(wish: Wish) -> None:
 def data_of(plan: DriverPlan) -> PlanData:
     """The plan for programs."""
     return PlanData(
+        plan.id,
         plan.branch,
         plan.flavour,
         plan.version,
@@ -164,3 +166,4 @@ def _work(plan: DriverPlan) -> Iterator[Block]:
         yield Text(f"goes away: {', '.join(gone)}", Style.WARN)
     reboot = f"reboot needed: {plan.reboot}" if plan.reboot else "no reboot is needed"
     yield Text(reboot, Style.WARN if plan.reboot else Style.GOOD)
+    yield Text(f"plan {plan.id}", Style.DIM)

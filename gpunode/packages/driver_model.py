@@ -81,8 +81,21 @@ class Situation:
 
     def has(self, address: str) -> bool:
         """Whether a repository file names this address, whatever else is in the line."""
-        lines = (one.strip() for one in self.repositories)
-        return any(address in one for one in lines if not one.startswith("#"))
+        return any(address in one for one in self._lines if not one.startswith("#"))
+
+    def ids(self, address: str) -> tuple[str, ...]:
+        """What dnf or zypper calls the repositories at this address: whoever set one up named it."""
+        found, name = [], ""
+        for one in self._lines:
+            if one.startswith("[") and one.endswith("]"):
+                name = one[1:-1]
+            elif address in one and not one.startswith("#") and name:
+                found.append(name)
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def _lines(self) -> tuple[str, ...]:
+        return tuple(one.strip().replace("$basearch", self.architecture) for one in self.repositories)
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -152,3 +165,19 @@ class DriverPlan:
     notes: tuple[str, ...] = ()
     reboot: str = ""
     resolved: bool = False
+
+    @property
+    def id(self) -> str:
+        """Of what it would do to this node, 12 hexadecimal digits; empty if that is nothing.
+
+        Two plans with one id bring the same packages at the same versions, from the same places and by the
+        same commands, in place of the same ones. What speaks against it doesn't count: that may be mended.
+        """
+        if not self.commands:
+            return ""
+        import hashlib
+
+        files = [(one.path, one.content) for one in self.files]
+        done = [self.branch, self.flavour, self.version, self.packages, files, self.changes, self.reboot]
+        said = repr([*done, [one.text for one in self.commands]])
+        return hashlib.sha256(said.encode()).hexdigest()[:12]

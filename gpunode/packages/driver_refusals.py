@@ -7,8 +7,40 @@ from collections.abc import Iterator
 from gpunode.facts.driver_targets import RUN_INSTALLER
 from gpunode.facts.system import CONTAINER, TEGRA, WSL2
 from gpunode.packages.driver_model import Refusal, Situation
+from gpunode.packages.manager import Trouble
 
 _FEW = 3
+_OTHERWISE = "build it into the image (bootc, rpm-ostree), or take the GPU operator's driver container"
+_TRANSACTIONAL = (
+    "install it into the next snapshot and reboot: transactional-update pkg install"
+    " nvidia-open-driver-G06-signed-kmp-default, then nvidia-compute-utils-G06 at its version"
+)
+_INSTEAD = {
+    "talos": "put nvidia-open-gpu-kernel-modules and nvidia-container-toolkit into the image's schematic",
+    "bottlerocket": "boot one of its -nvidia variants, which have the driver",
+    "cos": "it has an installer of its own: cos-extensions install gpu",
+    "flatcar": "take its nvidia-drivers system extension, or the GPU operator's driver container",
+    "nixos": "set hardware.nvidia and services.xserver.videoDrivers, then nixos-rebuild switch",
+    **dict.fromkeys(("sle-micro", "sl-micro", "opensuse-microos"), _TRANSACTIONAL),
+    "guix": "declare the driver in the system configuration, then guix system reconfigure",
+}
+_MAKE_KEY = {  # dkms(8) and Ubuntu's shim-signed; each is imported under a password that the console asks for
+    True: "update-secureboot-policy --new-key && mokutil --import /var/lib/shim-signed/mok/MOK.der",
+    False: "dkms generate_mok && mokutil --import /var/lib/dkms/mok.pub",
+}
+_REFRESH = {"apt": "apt-get update", "dnf": "dnf makecache --refresh", "zypper": "zypper refresh"}
+
+
+def hint_of(code: str, manager: str, said: str) -> str:
+    """What to do about a package manager's trouble where a driver is installed; else what was `said`."""
+    refresh = _REFRESH.get(manager, "refresh its indexes")
+    return {
+        Trouble.SIGNATURE: "the repository's key is missing, expired or another: put the right one in place",
+        Trouble.CONFLICTING_SOURCES: "two files name NVIDIA's repository with different keys: keep one",
+        Trouble.NETWORK: f"set the proxy, or name a mirror with --repository; old indexes too: {refresh}",
+        Trouble.NOT_FOUND: f"{manager}'s indexes are old: {refresh}, then gpunode driver plan",
+        "half-installed": "see what is there and what is wanted: gpunode driver plan",
+    }.get(code, said)
 
 
 def against_node(situation: Situation) -> tuple[Refusal, ...]:
@@ -50,7 +82,7 @@ def _kind(situation: Situation) -> Iterator[Refusal]:
         yield Refusal(
             "immutable",
             f"{name} is an image; packages can't be installed into it",
-            "take an image or a system extension that has the driver, or the GPU operator's driver container",
+            _INSTEAD.get(situation.distribution.id, _OTHERWISE),
         )
 
 
@@ -99,7 +131,8 @@ def against_module(situation: Situation, *, signed: bool) -> tuple[Refusal, ...]
     )
     if situation.key and situation.key_enrolled is None:
         what = f"mokutil doesn't tell whether the key {situation.key} is enrolled"
-    first = f"mokutil --import {situation.key}" if situation.key else "make one with DKMS and import it"
+    make = _MAKE_KEY[situation.distribution.id == "ubuntu"]
+    first = f"mokutil --import {situation.key}" if situation.key else make
     return (
         Refusal(
             "secure-boot",

@@ -24,8 +24,8 @@ _FOREIGN = {"akmod-nvidia": "RPM Fusion", "xorg-x11-drv-nvidia": "RPM Fusion", "
 class Route:
     """`name` as the table of packages has it, empty if there is none. `directory` is NVIDIA's for this
     distribution, empty where nothing comes from there; `base` the address of that repository; `add` whether
-    it must be added first; `modular` whether branches are streams of a dnf module. `said` is true where the
-    user chose."""
+    it must be added first; `modular` whether branches are streams of a dnf module; `ids` what the repository
+    is called here. `said` is true where the user chose."""
 
     name: str
     directory: str = ""
@@ -34,6 +34,7 @@ class Route:
     add: bool = False
     modular: bool = False
     said: bool = False
+    ids: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
     refusals: tuple[Refusal, ...] = ()
 
@@ -139,8 +140,17 @@ def _from_nvidia(situation: Situation, wish: Wish, choice: Choice, own: str) -> 
     signed = name == SUSE and choice.flavour == OPEN
     where = f"{_WHERE[SUSE] if signed else _NVIDIAS} ({row['directory']})"
     decision = Decision("from", where, why, source)
+    ids = situation.ids(base if own_mirror else REPOSITORY)
     return Route(
-        name, row["directory"], base, row["setup"], add, row["modular"], bool(wish.repository), (decision,)
+        name,
+        row["directory"],
+        base,
+        row["setup"],
+        add,
+        row["modular"],
+        bool(wish.repository),
+        ids,
+        (decision,),
     )
 
 

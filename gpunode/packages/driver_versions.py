@@ -12,7 +12,16 @@ from gpunode.facts.gpu_support import branch
 from gpunode.facts.packages import upstream
 from gpunode.packages.driver_choice import Choice
 from gpunode.packages.driver_model import DriverPackage, Refusal, Wish
-from gpunode.packages.driver_route import DEBIAN, SUSE, UBUNTU, Name, Route
+from gpunode.packages.driver_route import (
+    CUDA_DEBIAN,
+    CUDA_RPM,
+    CUDA_UBUNTU,
+    DEBIAN,
+    SUSE,
+    UBUNTU,
+    Name,
+    Route,
+)
 from gpunode.packages.manager import Available, PackageState
 
 _NVIDIA, _OTHERS = "NVIDIA's repository", "the distribution's own"
@@ -77,7 +86,10 @@ def _offers(state: PackageState, route: Route, exact: bool) -> tuple[Available, 
 
 def _vendor(origin: str, route: Route) -> str:
     mine = (
-        REPOSITORY in origin or origin.startswith("cuda-") or (route.base and origin.startswith(route.base))
+        REPOSITORY in origin
+        or origin.startswith("cuda-")
+        or origin in route.ids
+        or (route.base and origin.startswith(route.base))
     )
     return _NVIDIA if mine else _OTHERS
 
@@ -111,11 +123,18 @@ def _transitional(exact: Mapping[str, tuple[Available, ...]], choice: Choice) ->
 
 def _missing(names: Sequence[str], choice: Choice, route: Route) -> Refusal:
     where = "the package manager's repositories" if not route.directory else f"{route.directory}"
-    other = "--repository nvidia" if route.name == UBUNTU else "another --branch"
+    hints = {
+        UBUNTU: "enable restricted and multiverse if they aren't, apt-get update; or: --repository nvidia",
+        DEBIAN: "enable contrib and non-free if they aren't, apt-get update; or: --repository nvidia",
+        CUDA_UBUNTU: "read the indexes: apt-get update; or another --branch",
+        CUDA_DEBIAN: "read the indexes: apt-get update; or another --branch",
+        CUDA_RPM: "read the indexes: dnf makecache --refresh; or another --branch",
+        SUSE: "read the indexes: zypper refresh; or another --branch",
+    }
     return Refusal(
         "package-missing",
         f"branch {choice.branch} can't be had here: {', '.join(names)} isn't offered by {where}",
-        f"refresh the package manager's indexes, or: {other}",
+        hints[route.name],
     )
 
 

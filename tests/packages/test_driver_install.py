@@ -62,9 +62,10 @@ def test_the_plan_is_what_runs_and_then_there_is_nothing_to_do(make):
     node = make()
     planned = json.loads(node.gpunode("driver", "plan", "-o", "json").out)["data"]
     assert planned["version"] == "580.173.02" and planned["refusals"] == [] and planned["reboot"] == ""
-    ran = node.gpunode("driver", "install", "--yes", "-o", "json")
+    ran = node.gpunode("driver", "install", "--yes", "--plan", planned["id"], "-o", "json")
     assert ran.code == 0, ran.err
     data = ran.document["data"]
+    assert data["plan"] == planned and "apt-get remove" in data["undo"][0]
     assert data["commands"] == planned["commands"] and data["pending"] == []
     here = node.installed()
     assert {here[name] for name in DRIVER} == {VERSION} and MODULE_PACKAGE in here
@@ -127,8 +128,9 @@ def test_a_transitional_branch_and_an_unconfirmed_plan_change_nothing(make):
     before = node.sh("find /etc /var/lib/dpkg /var/lib/gpunode -newer /usr/local/sbin/modprobe 2>&1 || true")
     ran = node.gpunode("driver", "install", "--yes", "--branch", "570")
     assert ran.code == 3 and "transitional" in ran.err
-    ran = node.gpunode("driver", "install")
-    assert ran.code == 3 and "--yes" in ran.err
+    ran = node.gpunode("driver", "install", "--yes", "--plan", "0123456789ab")
+    assert ran.code == 3 and "0123456789ab isn't this node's plan" in ran.err
+    assert re.search(r"hint: .* --yes --plan [0-9a-f]{12}\n", ran.err)
     assert node.gpunode("driver", "install", "--dry-run").code == 0
     after = node.sh("find /etc /var/lib/dpkg /var/lib/gpunode -newer /usr/local/sbin/modprobe 2>&1 || true")
     assert after == before and node.called() == []

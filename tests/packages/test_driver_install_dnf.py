@@ -19,7 +19,8 @@ STATE = "/var/lib/recorded"
 RPM = f"""\
 #!/usr/bin/python3
 import os, sys
-names = sys.argv[4:] if sys.argv[1] == "-q" else []
+names = os.listdir("{STATE}") if sys.argv[1] == "-qa" else sys.argv[4:]
+names = [] if sys.argv[1].startswith("--") else sorted(set(names) - {{"fails"}})
 for name in names:
     path = "{STATE}/" + name
     there = os.path.exists(path)
@@ -53,6 +54,8 @@ elif words[0] == "install":
     for word in words[1:]:
         name = next(one for one in offers if word.startswith(one))
         open("{STATE}/" + name, "w").write(word[len(name) + 1:])
+        for needed in ("nvidia-driver-cuda-libs", "gcc"):
+            open("{STATE}/" + needed, "w").write("3:580.173.02-1.el9")
     open("{MODULES}/modules.dep", "a").write("extra/nvidia.ko.xz:\\n")
 elif words[0] == "remove":
     for name in words[1:]:
@@ -92,6 +95,10 @@ def test_the_repository_and_the_stream_come_first_and_then_exact_versions(rocky)
         "systemctl enable --now nvidia-persistenced.service",
     ]
     assert "gpgcheck=1" in rocky.sh(f"cat {REPO}")
+    undo = ran.document["data"]["undo"]
+    assert undo[0].startswith("dnf -y --setopt=exit_on_lock=True remove --noautoremove ")
+    assert {"kmod-nvidia-open-dkms", "nvidia-driver-cuda-libs"} <= set(undo[0].split())
+    assert "gcc" not in undo[0] and undo[-1] == "dnf -y module reset nvidia-driver"
     again = rocky.gpunode("driver", "install", "--yes")
     assert again.code == 0 and "nothing to do" in again.out
 
@@ -99,6 +106,15 @@ def test_the_repository_and_the_stream_come_first_and_then_exact_versions(rocky)
 def test_a_failure_gives_up_the_stream_and_the_repository_again(rocky):
     rocky.sh(f"touch {STATE}/fails")
     ran = rocky.gpunode("driver", "install", "--yes")
-    assert ran.code == 4 and "as before" in ran.err and "Transaction test error" in ran.err
+    assert ran.code == 4 and "as before" in ran.err
+    assert "900MB more space" in ran.err and "hint: make room" in ran.err
     assert rocky.called()[-1] == "dnf module reset nvidia-driver"
+    assert not rocky.exists(REPO) and not rocky.exists(STREAM)
+
+
+def test_what_came_along_goes_again_where_the_manager_tells_no_plan(rocky):
+    rocky.fake("dracut", 1)
+    ran = rocky.gpunode("driver", "install", "--yes")
+    assert ran.code == 4 and "as before" in ran.err, ran.err
+    assert rocky.sh(f"ls {STATE}").split() == ["gcc"], "a compiler may be anybody's"
     assert not rocky.exists(REPO) and not rocky.exists(STREAM)

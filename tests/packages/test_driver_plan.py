@@ -344,7 +344,7 @@ def test_what_is_there_already_needs_nothing(tmp_path):
     here = Shelf(shelf.offers, {name: shelf.offers[name][0][0] for name in names})
     root = built(tmp_path, "healthy-h100", {})
     data = plan(root, here)
-    assert data["upToDate"] and data["commands"] == []
+    assert data["upToDate"] and data["commands"] == [] and data["id"] == ""
     ran = gpunode("driver", "install", "--root", str(root))
     assert ran.code == 0 and "nothing to do" in ran.out
 
@@ -420,6 +420,36 @@ def test_installing_without_yes_shows_the_plan_and_changes_nothing(tmp_path):
     shown = gpunode("driver", "plan", "--root", str(root), "-o", "json")
     assert dry.code == 0 and dry.document["data"]["plan"] == shown.document["data"]
     assert sorted(str(path) for path in root.rglob("*")) == before
+
+
+def test_a_plans_id_is_that_of_what_it_does(tmp_path):
+    root = built(tmp_path, "driver-not-installed", {})
+    first = plan(root, archive("580.173.02"))["id"]
+    assert len(first) == 12 and plan(root, archive("580.173.02"))["id"] == first
+    other = built(tmp_path / "b", "driver-not-installed", {})
+    assert plan(other, archive("580.178.04"))["id"] != first
+    refused = gpunode("driver", "install", "--dry-run", "--plan", "x", "--root", str(root))
+    assert refused.code == 2 and "hint: " in refused.err
+
+
+def test_dnf_calls_a_repository_as_whoever_set_it_up_did(tmp_path):
+    """Only ids of our own making began with cuda-: the packages of other ids weren't seen."""
+    files = {
+        "/etc/yum.repos.d/gpu.repo": f"[site-gpu]\nbaseurl = {CUDA_DEB.format('rhel9')[:-6]}$basearch\n",
+        **stream("580-open"),
+    }
+    offers = cuda_rpm("580.173.02").offers
+    named = {
+        name: tuple((version, place.replace(CUDA, "site-gpu")) for version, place in some)
+        for name, some in offers.items()
+    }
+    data = plan(built(tmp_path, "healthy-docker-rocky9", files), Shelf(named))
+    assert data["version"] == "580.173.02" and codes(data) == []
+
+
+def test_missing_packages_lead_to_the_components_that_have_them(tmp_path):
+    data = plan(built(tmp_path, "driver-not-installed", {}), Shelf({"dkms": (("3.0-1", UBUNTU),)}))
+    assert codes(data) == ["package-missing"] and "multiverse" in data["refusals"][0]["hint"]
 
 
 def test_the_json_of_a_plan_is_plain(tmp_path):
