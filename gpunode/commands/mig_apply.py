@@ -190,8 +190,8 @@ class _Run:
         plans = tuple(one for one in found.plans if one in found.steps or one.gpu.uuid in half)
         before = tuple(half.get(one.gpu.uuid, one.gpu) for one in plans)
         self._tell(node_labels.PENDING)
-        snapshot.save(self._host, before, plans, found.left)
         try:
+            snapshot.save(self._host, before, plans, found.left)
             after = carry_out(
                 self._tools,
                 plans,

@@ -143,6 +143,9 @@ def remarks(host: Host, plans: Sequence[GpuPlan]) -> tuple[str, ...]:
     """What may cross a plan that changes something: who else cuts GPUs here, and a board with NVSwitches."""
     node = Node(host)
     found = []
+    hooks = host.environ.get("MIG_PARTED_HOOKS_FILE")
+    if hooks:
+        found.append(f"the hooks of {hooks} aren't run: name what must stop meanwhile with --drain")
     other = keeper(node)
     if other.startswith("process "):
         found.append(f"{other}, cuts GPUs on this node as well, and may do it again")

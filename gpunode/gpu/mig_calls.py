@@ -111,9 +111,14 @@ class MigCalls:
             raise
 
     def placements(self, gpu: Handle, profile_id: int) -> tuple[Placement, ...]:
-        """Where a GPU instance may lie, whatever lies there now."""
+        """Where a GPU instance may lie, whatever lies there now; none if the driver doesn't tell."""
         call = "nvmlDeviceGetGpuInstancePossiblePlacements"
-        return self._places(call, "c_nvmlGpuInstancePlacement_t", gpu, profile_id)
+        try:
+            return self._places(call, "c_nvmlGpuInstancePlacement_t", gpu, profile_id)
+        except NvmlError as error:
+            if error.code in _ABSENT:  # one profile must not hide the GPU
+                return ()
+            raise
 
     def compute_placements(self, gpu_instance: Handle, profile_id: int) -> tuple[Placement, ...]:
         """Where a compute instance may lie in its GPU instance; none from drivers before 525."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fixtures.scenario import Scenario, StubGpuInstance, mig_machine
+from fixtures.scenario import Fault, Scenario, StubGpuInstance, mig_machine
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
 
 BALANCED = {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
@@ -106,6 +106,27 @@ def test_nothing_is_tried_blindly(mig_node: MigMaker) -> None:
     assert node.apply("all-balanced").code == 0
     verbs = [line.split()[0] for line in node.stub.mig_changes()]
     assert sorted(verbs) == ["create-ci"] * 4 + ["create-gi"] * 4 + ["set-mode"]
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_a_profile_without_places_hides_neither_the_gpu_nor_the_others(mig_node: MigMaker, code: int) -> None:
+    """Which a driver may list and not support: it can't be placed, that is all."""
+    call = "nvmlDeviceGetGpuInstancePossiblePlacements"
+    node = mig_node(mig_machine("h100").with_faults(Fault(call, code, after=6)))  # the seventh is 1g.20gb
+    gpu = node.gpu()
+    assert not gpu.error and [one.name for one in gpu.profiles if not one.placements] == ["1g.20gb"]
+    node.stub.write(mig_machine("h100").with_faults(Fault(call, code)))
+    ran = node.apply("all-balanced")
+    assert ran.code == 3 and "the driver doesn't tell where a 3g.40gb may lie" in ran.err
+    assert node.stub.mig_changes() == []
+
+
+def test_hooks_that_are_not_run_are_told(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100"))
+    env = {"MIG_PARTED_HOOKS_FILE": "/etc/nvidia-mig-manager/hooks.yaml"}
+    for word in ("plan", "apply"):
+        ran = node.run(word, "-f", EXAMPLES, "-c", "all-1g", env=env)
+        assert ran.code == 0 and "the hooks of /etc/nvidia-mig-manager/hooks.yaml aren't run" in ran.err
 
 
 def test_two_entries_for_one_gpu(mig_node: MigMaker) -> None:
