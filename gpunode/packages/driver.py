@@ -12,7 +12,7 @@ from gpunode.packages import driver_commands as commands
 from gpunode.packages.driver_building import lacking_headers, to_build
 from gpunode.packages.driver_choice import Choice, choose, known_as_of
 from gpunode.packages.driver_model import OPEN, Decision, DriverPackage, DriverPlan, Refusal, Situation, Wish
-from gpunode.packages.driver_refusals import against_module, against_node
+from gpunode.packages.driver_refusals import against_module, against_node, hint_of
 from gpunode.packages.driver_route import (
     CUDA_RPM,
     DKMS,
@@ -24,7 +24,12 @@ from gpunode.packages.driver_route import (
     package_names,
 )
 from gpunode.packages.driver_versions import Resolved, driver_version, resolve
-from gpunode.packages.manager import Manager, PackageChange, PackagesError, PackageState, Wanted
+from gpunode.packages.manager import Command, Manager, PackageChange, PackagesError, PackageState, Wanted
+
+_DRIVERS = ("nvidia", "libnv", "cuda", "nvlsm", "xorg")  # what another driver of NVIDIA's may push out
+_NO_NEW_KERNELS = (
+    "a held driver gets no modules for newer kernels: hold those too, or upgrade driver and kernel together"
+)
 
 States = Mapping[str, PackageState]
 
@@ -131,7 +136,8 @@ def _with_commands(
         *commands.streams(situation, route, choice, manager),
     )
     installs = commands.installs(situation, plan.packages, headers, manager, switching=switching)
-    hold = (manager.hold([one.name for one in plan.packages]),) if wish.hold else ()
+    plan, changes = _previewed(plan, manager, installs[-1])
+    hold = (manager.hold(_to_hold(plan, changes)),) if wish.hold else ()
     finishing = commands.finishing(situation, plan.packages, hold, reboot=bool(reboot))
     steps = (
         *preparing,
@@ -139,19 +145,43 @@ def _with_commands(
         *commands.settling(situation),
         *finishing,
     )
-    changes: tuple[PackageChange, ...] = ()
-    if plan.resolved and not plan.refusals:
-        try:
-            changes = manager.preview(installs[-1])
-        except PackagesError as error:
-            refusal = Refusal("package-manager", error.message, error.hint)
-            plan = dataclasses.replace(plan, refusals=(*plan.refusals, refusal))
+    if wish.hold and way == PREBUILT:
+        plan = dataclasses.replace(plan, notes=(*plan.notes, _NO_NEW_KERNELS))
     return dataclasses.replace(
         plan, files=commands.files(situation, route), commands=steps, preparing=len(preparing),
         finishing=len(finishing), changes=changes, reboot=reboot,
         watched=tuple(dict.fromkeys((*plan.watched, *(one.name for one in changes), *_here(situation)))),
         stream_back=commands.streams_back(situation, route, choice, manager),
     )  # fmt: skip
+
+
+def _previewed(
+    plan: DriverPlan, manager: Manager, install: Command
+) -> tuple[DriverPlan, tuple[PackageChange, ...]]:
+    """What the package manager would do, and a refusal where it can't, or takes what isn't the driver's."""
+    if not plan.resolved or plan.refusals:
+        return plan, ()
+    try:
+        changes = manager.preview(install)
+    except PackagesError as error:
+        hint = hint_of(error.code, manager.name, error.hint)
+        refusal = Refusal("package-manager", error.message, hint)
+        return dataclasses.replace(plan, refusals=(refusal,)), ()
+    gone = [one.name for one in changes if not one.after and not any(word in one.name for word in _DRIVERS)]
+    if gone:
+        refusal = Refusal(
+            "takes-others-out",
+            f"{manager.name} would take these packages out as well: {', '.join(gone)}",
+            "see why, and take them out yourself if nobody needs them; then run this again",
+        )
+        plan = dataclasses.replace(plan, refusals=(refusal,))
+    return plan, changes
+
+
+def _to_hold(plan: DriverPlan, changes: Sequence[PackageChange]) -> list[str]:
+    """The driver's packages, and the libraries that come along: those must not move either."""
+    along = [one.name for one in changes if one.after and ("nvidia" in one.name or "libcuda" in one.name)]
+    return list(dict.fromkeys((*(one.name for one in plan.packages), *along)))
 
 
 def _here(situation: Situation) -> tuple[str, ...]:

@@ -204,6 +204,28 @@ def test_blackwell_switches_take_the_subnet_manager_from_nvidias_repository(tmp_
     assert "systemctl enable nvidia-fabricmanager.service" in data["commands"]
 
 
+def test_blackwell_switches_with_the_archives_driver_lack_the_subnet_manager(tmp_path):
+    """Without nvlsm the fabric never comes up, while nvidia-smi looks well."""
+    here = dict.fromkeys(("nvidia-utils-580-server", "libnvidia-cfg1-580-server"), f"580.159.03-{JAMMY}")
+    text = "".join(
+        f"Package: {name}\nStatus: install ok installed\nVersion: {version}\n\n"
+        for name, version in here.items()
+    )
+    shelf = archive("580.173.02", switches=True)
+    root = built(tmp_path, "healthy-b200-nvlsm", {"/var/lib/dpkg/status": text})
+    data = plan(root, Shelf(shelf.offers, here))
+    assert data["route"] == "ubuntu" and codes(data) == ["package-missing"]
+    assert "nvlsm" in data["refusals"][0]["message"] and "nvidia" in data["refusals"][0]["hint"]
+
+
+def test_packages_of_others_are_not_pushed_out(tmp_path):
+    shelf = archive("580.173.02")
+    removes = {"nvidia-utils-535-server": "535.1-1", "slurm-wlm": "21.08-1"}
+    data = plan(built(tmp_path, "driver-not-installed", {}), Shelf(shelf.offers, removes=removes))
+    assert codes(data) == ["takes-others-out"]
+    assert "slurm-wlm" in data["refusals"][0]["message"] and "535" not in data["refusals"][0]["message"]
+
+
 def test_a_transitional_package_is_told_and_refused(tmp_path):
     shelf = archive("580.173.02", "570")
     data = plan(built(tmp_path, "driver-not-installed", {}), shelf, "--branch", "570")
