@@ -9,7 +9,7 @@ from gpunode.host import Host
 from gpunode.plugin.labels.model import UNKNOWN_DRIVER
 
 _VENDOR = "10de"
-_IDS = ("/usr/share/hwdata/pci.ids", "/usr/share/misc/pci.ids")
+_IDS = tuple(f"/usr/{place}/pci.ids" for place in ("share/hwdata", "share/misc", "local/share", "share"))
 _BARS, _IS_MEMORY = 6, 0x200  # IORESOURCE_MEM of linux/ioport.h
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fixtures.amd import amd_machine
 from fixtures.scenario import Fault, Scenario, StubMig, machine, mig_uuid, with_mig
 from fixtures.stubs import StubNode, have_compiler, stub_node
+from gpunode.errors import ConfigError
+from gpunode.host import Host
+from gpunode.plugin.labels.sinks.file import FeatureFile
 from tests.cli import Ran, gpunode
 
 needs_stub = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
@@ -131,6 +135,27 @@ def test_the_feature_file(node: StubNode, tmp_path: Path, flag: str) -> None:
     assert sorted(path.parent.iterdir()) == [path]
 
 
+def test_somebody_else_who_writes_the_file_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "gfd"
+    path.write_text("nvidia.com/gpu.count=1\n")
+    numbers, write = iter(range(5, 8)), Host.write_atomic
+
+    def busy(host: Host, *args: Any, **more: Any) -> None:
+        """Another tool writes whenever we are about to."""
+        for number in numbers:
+            path.write_text(f"nvidia.com/gpu.count={number}\n")
+            break
+        write(host, *args, **more)
+
+    monkeypatch.setattr(Host, "write_atomic", busy)
+    put = FeatureFile(Host(), str(path)).put
+    assert put({"nvidia.com/gpu.count": "2"}, dry_run=False).action == "updated"
+    assert path.read_text() == "nvidia.com/gpu.count=2\n"
+    numbers = iter(range(10, 99))
+    with pytest.raises(ConfigError, match="changed while"):
+        put({"nvidia.com/gpu.count": "3"}, dry_run=False)
+
+
 @needs_stub
 def test_what_is_no_feature_file_is_left_alone(node: StubNode, tmp_path: Path) -> None:
     path = tmp_path / "passwd"
@@ -196,7 +221,7 @@ def test_gpus_that_are_kept_for_virtual_machines(tmp_path: Path) -> None:
     )
     (tmp_path / "sys/bus/pci/drivers/vfio-pci").mkdir(parents=True)
     (gpu / "driver").symlink_to("../../drivers/vfio-pci")
-    ids = tmp_path / "usr/share/hwdata/pci.ids"
+    ids = tmp_path / "usr/share/pci.ids"  # SUSE's place
     ids.parent.mkdir(parents=True)
     ids.write_text(
         "10dd  Enhanced\n\t2330  Not this\n10de  NVIDIA\n\t232f  x\n\t2330  GH100 [H100 SXM5]\n"

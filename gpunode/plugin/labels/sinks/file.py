@@ -11,6 +11,8 @@ from gpunode.plugin.labels.model import key_problem, settled
 from gpunode.plugin.labels.sinks import change, lines
 from gpunode.result import Change
 
+_ATTEMPTS = 5
+
 
 class FeatureFile:
     """See `Sink`. It outlives us: labels that come and go with a restart would move pods."""
@@ -20,8 +22,20 @@ class FeatureFile:
         self._path = path
 
     def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
-        """`ConfigError` if something else than labels lies there; `GpunodeError` if it can't be written."""
-        data = self._host.read_bytes(self._path)
+        """`ConfigError` if something else than labels lies there; `GpunodeError` if it can't be written.
+
+        Whoever else writes there meanwhile is taken note of: what is so already by then is left alone.
+        """
+        for _ in range(_ATTEMPTS - 1):
+            data = self._host.read_bytes(self._path)
+            try:
+                return self._put(data, labels, dry_run)
+            except ConfigError:
+                if self._host.read_bytes(self._path) == data:  # nobody wrote: it is something else
+                    raise
+        return self._put(self._host.read_bytes(self._path), labels, dry_run)
+
+    def _put(self, data: bytes | None, labels: Mapping[str, str], dry_run: bool) -> Change:
         before = None if data is None else _labels(self._path, data)
         after = labels if before is None else settled(labels, before)
         told = change(self._path, before, after)
