@@ -27,8 +27,10 @@ _ENGINE_LAYERS = frozenset({"docker", "containerd"})
 _WITHOUT_CDI = frozenset({"toolkit"})
 _MENDED_HERE = "gpunode configure-runtime"
 _DESCRIBED_HERE = "gpunode cdi refresh"
-# configure-runtime restarts or reloads a daemon that hasn't read its file
-_RESTARTED_HERE = frozenset({"docker-not-restarted", "containerd-not-restarted"})
+# configure-runtime restarts or reloads a daemon that hasn't read its file, or started before the toolkit came
+_RESTARTED_HERE = frozenset({"docker-not-restarted", "containerd-not-restarted", "k3s-nvidia-not-detected"})
+_CRIO_RESTARTED_HERE = "crio-runtime-missing"  # which is also for files that CRI-O can't read
+_RESTART = "systemctl restart "
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,8 @@ def _excuse(finding: Finding, engine: str, cdi: bool) -> str:
 def mended_by_configuring(finding: Finding, cdi: bool) -> str:
     """The command that mends it on the way, or why it need not be mended; empty for none of these."""
     mends = finding.fix[0].command if finding.fix else ""
-    if finding.id in _RESTARTED_HERE or mends.startswith(_MENDED_HERE):
+    restarted = finding.id == _CRIO_RESTARTED_HERE and mends.startswith(_RESTART)
+    if restarted or finding.id in _RESTARTED_HERE or mends.startswith(_MENDED_HERE):
         return _MENDED_HERE
     if cdi and mends.startswith(_DESCRIBED_HERE):
         return f"{_MENDED_HERE} --cdi"

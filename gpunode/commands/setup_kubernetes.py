@@ -69,15 +69,18 @@ def steps(way: Way) -> tuple[Step, ...]:
     from gpunode.commands.setup_plugin import daemon_set_step, service_step
 
     host, options, progress = way.host, way.options, way.progress
+    dry_run = options.engine.dry_run
     found = [_doctor(way)]
     if not options.engine.cdi:  # by CDI, containers get their GPUs without it
         found.append(_toolkit(way))
     found += [_runtime(way), _runtime_class(way)]
     if options.plugin == "daemonset":
         found.append(_gpu_label(way))
-        found.append(daemon_set_step(host, way.cluster, _manifest(way), options.wait, progress))
+        found.append(
+            daemon_set_step(host, way.cluster, _manifest(way), options.wait, progress, dry_run=dry_run)
+        )
     else:
-        found.append(service_step(host, options.engine.cdi, options.wait, progress))
+        found.append(service_step(host, options.engine.cdi, options.wait, progress, dry_run=dry_run))
     return (*found, *_verify(way))
 
 

@@ -21,6 +21,7 @@ _REGULAR_ROOT = "/var/lib/kubelet"
 # DevicePluginCDIDevices is on by default from then on (Kubernetes, Feature Gates); before it, by annotations
 _KUBELET_WITH_CDI = (1, 29)
 _PULL_SECONDS = 0.5
+_PATIENCE = 15.0  # NVIDIA's plugin registers within seconds of a kubelet's start
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,19 @@ def arguments(host: Host, cdi: bool) -> tuple[str, ...]:
     return given
 
 
-def _foreign(found: Serving) -> State | None:
-    """Another plugin serves, or should: a second one would only take the kubelet's registration from it."""
+def _foreign(host: Host, found: Serving, patience: float, progress: Progress) -> State | None:
+    """Another plugin serves, or should: a second one would only take the kubelet's registration from it.
+
+    It gets `patience` seconds to do so: an earlier step may have restarted engine or kubelet (k3s is both).
+    """
     if found.ours:
         return None
+    if found.names and not found.serves and patience and host.live:
+        with progress.step(
+            f"waiting for {found.names[0]} to offer its GPUs to the kubelet, {patience:g} s at most"
+        ):
+            host.wait_until(lambda: serving(host).serves, patience, _PULL_SECONDS)
+        found = serving(host)
     if found.serves:
         return State(f"{found}; it is left as it is (docs/device-plugin.md says how to switch)", right=True)
     if not found.names:
@@ -89,14 +99,15 @@ def _foreign(found: Serving) -> State | None:
 # --- a service of the node ------------------------------------------------------------------------------
 
 
-def service_step(host: Host, cdi: bool, wait: float, progress: Progress) -> Step:
-    """The packaged unit, enabled and started."""
+def service_step(host: Host, cdi: bool, wait: float, progress: Progress, *, dry_run: bool) -> Step:
+    """The packaged unit, enabled and started. Nothing is waited for where nothing has been done."""
+    patience = 0.0 if dry_run else min(wait, _PATIENCE)
 
     def options(dry_run: bool) -> plugin_unit.Options:
         return plugin_unit.Options(arguments(host, cdi), dry_run, wait)
 
     def look() -> State:
-        other = _foreign(serving(host))
+        other = _foreign(host, serving(host), patience, progress)
         if other is not None:
             return other
         unit = plugin_unit.state(host)
@@ -127,9 +138,10 @@ def service_step(host: Host, cdi: bool, wait: float, progress: Progress) -> Step
 
 
 def daemon_set_step(
-    host: Host, cluster: Cluster | None, manifest: Manifest, wait: float, progress: Progress
+    host: Host, cluster: Cluster | None, manifest: Manifest, wait: float, progress: Progress, *, dry_run: bool
 ) -> Step:
     """The plugin's account and its DaemonSet, in every node's interest: it comes to all that have GPUs."""
+    patience = 0.0 if dry_run else min(wait, _PATIENCE)
     command = f"gpunode manifests daemon-set --namespace {manifest.namespace}" + (
         f" --image {manifest.image}" if manifest.image else ""
     )
@@ -138,7 +150,7 @@ def daemon_set_step(
         found = serving(host)
         if found.serves and found.ours:
             return State(f"{found}, {UNIT}; two plugins would be one too many", right=True)
-        other = _foreign(found)
+        other = _foreign(host, found, patience, progress)
         if other is not None:
             return other
         if cluster is None:

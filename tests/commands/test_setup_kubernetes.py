@@ -158,6 +158,19 @@ def test_a_fault_that_no_step_mends_stops_it_before_anything_is_written(tmp_path
     assert table.out.splitlines()[-1] == "Then go on with: gpunode setup --kubernetes"
 
 
+@pytest.mark.parametrize("machine", ["k3s-runtime-missing", "rke2-nvidia-not-detected", "crio-not-restarted"])
+def test_an_engine_that_only_wants_a_restart_gets_it_on_the_way(tmp_path: Path, machine: str) -> None:
+    """As on a k3s node whose toolkit came after k3s: the step runtime restarts it."""
+    ran = setup(node(tmp_path, machine), "--dry-run", "-o", "json")
+    assert (states(ran)["doctor"], states(ran)["runtime"]) == ("planned", "planned"), ran.err
+    assert step(ran, "runtime")["result"]["restart"]["verb"] == "restart"
+
+
+def test_an_engine_that_cannot_start_is_no_matter_of_a_restart(tmp_path: Path) -> None:
+    ran = setup(node(tmp_path, "crio-not-running"), "--dry-run", "-o", "json")
+    assert states(ran)["doctor"] == "failed"
+
+
 def test_the_toolkit_is_a_step_and_its_absence_no_fault_of_the_doctors(tmp_path: Path) -> None:
     """Packages are only installed on the node itself, so under another root that step is where it stops."""
     root = node(tmp_path, "toolkit-missing")

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.commands import setup_plugin
+from gpunode.commands.setup_plugin import Serving
 from gpunode.commands.setup_steps import State, Step, walk
 from gpunode.errors import GpunodeError, PreconditionError, RolledBackError
 from gpunode.host import Host
+from gpunode.render import SilentProgress
 from gpunode.result import ErrorInfo, ExitCode, Result, Text
 
 
@@ -119,3 +122,20 @@ def test_a_dry_run_only_plans_and_shows_what_comes_behind_a_failure(host: Host) 
 def test_a_bug_is_no_failing_step(host: Host) -> None:
     with pytest.raises(ZeroDivisionError):
         walk(host, (Way().step("a", run=raising(ZeroDivisionError())),), dry_run=False)
+
+
+def test_a_plugin_that_registers_anew_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a restart of k3s, which is kubelet and engine at once."""
+    plugin = ("nvidia-device-plugin (process 9)",)
+    silent, serves = Serving(plugin, (), False), Serving(plugin, (("nvidia.com/gpu", 2),), False)
+    answers = [silent, silent, serves]
+    monkeypatch.setattr(setup_plugin, "_PULL_SECONDS", 0.0)
+    monkeypatch.setattr(setup_plugin, "serving", lambda host: answers.pop(0) if answers[1:] else answers[0])
+    progress = SilentProgress()
+    step = setup_plugin.service_step(Host(), False, 60.0, progress, dry_run=False)
+    assert step.look().right and answers == [serves]
+
+    answers[:] = [silent]
+    for wait, dry_run in ((0.01, False), (60.0, True)):
+        with pytest.raises(PreconditionError, match="has offered no GPU"):
+            setup_plugin.service_step(Host(), False, wait, progress, dry_run=dry_run).look()
