@@ -54,6 +54,7 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 _READ_AT_START = ("GLIBC_", "GRPC_", "LANG", "LC_", "LD_", "MALLOC_", "PYTHON", "TZ")
+_OURS = {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}  # gpunode.plugin sets them when imported
 _FIRST = dict(os.environ)  # before any test has changed it
 
 
@@ -91,7 +92,11 @@ def fresh_gpunode(
 
 
 def _at_start(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name.startswith(_READ_AT_START)}
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(_READ_AT_START) and _OURS.get(name) != value
+    }
 
 
 @cache
