@@ -206,6 +206,8 @@ class _Run:
                 self._tell(node_labels.FAILED, softly=True)
                 for note in mig_after.settle(self._host, self._progress).notes:
                     self._progress.note(note)
+                if not isinstance(error, GpunodeError):
+                    self._progress.note("the previous layout is in place again")
             raise
         snapshot.end(self._host, found.left.unasked)
         return after

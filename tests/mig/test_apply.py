@@ -256,7 +256,7 @@ def test_an_interruption_puts_the_previous_layout_back(mig_node: MigMaker, numbe
             time.sleep(0.01)
         child.send_signal(number)
         _, err = child.communicate(timeout=60)
-    assert child.returncode == 130, err
+    assert child.returncode == 130 and "the previous layout is in place again" in err, err
     assert node.devices() == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
 
 
