@@ -1,7 +1,7 @@
 """The labels of a node with AMD GPUs, as AMD's node labeller sets them. Pure.
 
 One value for all GPUs is ``amd.com/gpu.KIND=VALUE``, several are ``amd.com/gpu.KIND.VALUE=COUNT``; both forms
-stand under beta.amd.com as well, where firmware stands alone.
+stand under beta.amd.com as well, but for what is the driver's to tell. Firmware stands there alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from gpunode.dataclass import dataclass
 from gpunode.plugin.labels.model import Labels, label_value, made
 
 _DOMAIN, _BETA = "amd.com/gpu", "beta.amd.com/gpu"
+_OF_THE_DRIVER = ("driver-version", "driver-src-version", "compute-memory-partition")
+_OF_THE_DRIVER += ("compute-partitioning-supported", "memory-partitioning-supported")
 _FAMILIES = {
     **{6: "SI", 7: "CI", 8: "VI", 9: "AI", 12: "GC_12_0_0"},
     **{801: "CZ", 810: "CZ", 902: "RV", 909: "RV", 0x90C: "RV"},
@@ -65,7 +67,7 @@ def _kinds(cards: Sequence[Card], driver: Driver) -> Iterator[tuple[str, list[st
     yield "driver-src-version", [driver.source] * len(cards)
     yield "device-id", [card.device_id for card in cards]
     yield "product-name", [card.product for card in cards]
-    yield "vram", [f"{round(card.memory_bytes / (1 << 30))}G" if card.memory_bytes else "" for card in cards]
+    yield "vram", [_gigabytes(card.memory_bytes) if card.memory_bytes else "" for card in cards]
     yield "simd-count", [str(card.simds or "") for card in cards]
     yield "cu-count", [str(card.units or "") for card in cards]
     partitions = [card.partition for card in cards if card.partition]
@@ -73,6 +75,11 @@ def _kinds(cards: Sequence[Card], driver: Driver) -> Iterator[tuple[str, list[st
         yield "compute-memory-partition", partitions
     yield "compute-partitioning-supported", [_bool(driver.compute_partitions)] * len(cards)
     yield "memory-partitioning-supported", [_bool(driver.memory_partitions)] * len(cards)
+
+
+def _gigabytes(size: int) -> str:
+    """Rounded, a half upwards: an APU's 512 MiB are 1G."""
+    return f"{((size >> 20) + 512) // 1024}G"
 
 
 def _bool(true: bool) -> str:
@@ -86,12 +93,15 @@ def _word(text: str) -> str:
 
 def _labels(kind: str, counts: Counter[str]) -> Iterator[tuple[str, str]]:
     for value, count in counts.items():
-        yield f"{_BETA}.{kind}.{value}", str(count)
         if len(counts) > 1:
             yield f"{_DOMAIN}.{kind}.{value}", str(count)
         else:
-            yield f"{_BETA}.{kind}", value
             yield f"{_DOMAIN}.{kind}", value
+        if kind in _OF_THE_DRIVER:
+            continue
+        yield f"{_BETA}.{kind}.{value}", str(count)
+        if len(counts) == 1:
+            yield f"{_BETA}.{kind}", value
 
 
 def _firmware(cards: Sequence[Card]) -> dict[str, str]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from fixtures.amd import amd_machine
 from fixtures.scenario import Fault, Scenario, StubMig, machine, mig_uuid, with_mig
 from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.errors import ConfigError
@@ -288,50 +287,6 @@ def test_a_tegra_is_asked_by_cuda(tmp_path: Path) -> None:
         "CUDA crashed the process that asked it (SIGABRT)"
         in labels(node, "--device-discovery-strategy", "tegra").err
     )
-
-
-def test_amd(tmp_path: Path) -> None:
-    machine = amd_machine(tmp_path, "mi300x")
-    for index in range(8):
-        machine.write(f"{machine.at(index)}/available_compute_partition", "SPX, DPX, QPX, CPX\n")
-    machine.write("/sys/module/amdgpu/version", "6.12.12\n")
-    debug = "VCE feature version: 0, firmware version: 0x00000000\n"
-    debug += "MEC feature version: 50, firmware version: 0x0000009d\n"
-    machine.write("/sys/kernel/debug/dri/1/amdgpu_firmware_info", debug)
-    found = values(gpunode("labels", "--vendor", "amd", "--firmware", "--root", str(tmp_path)))
-    assert {k: v for k, v in found.items() if k.startswith("amd.com")} == {
-        f"amd.com/gpu.{key}": value
-        for key, value in {
-            "family": "AI",
-            "driver-version": "6.12.12",
-            "device-id": "74a1",
-            "product-name": "AMD_Instinct_MI300X_OAM",
-            "vram": "192G",
-            "simd-count": "1216",
-            "cu-count": "304",
-            "compute-memory-partition": "spx_nps1",
-            "compute-partitioning-supported": "true",
-            "memory-partitioning-supported": "false",
-        }.items()
-    }
-    assert found["beta.amd.com/gpu.vram.192G"] == "8"
-    assert found["beta.amd.com/gpu.vram"] == "192G"
-    assert found["beta.amd.com/gpu.firmware.MEC.fw.157"] == "1"
-
-
-def test_amd_gpus_of_several_kinds(tmp_path: Path) -> None:
-    amd_machine(tmp_path, "desktop")
-    found = values(gpunode("labels", "--vendor", "amd", "--root", str(tmp_path)))
-    assert found["amd.com/gpu.family.GC_11_0_0"] == "1"
-    assert found["amd.com/gpu.family.GC_10_3_6"] == "1"
-    assert found["amd.com/gpu.product-name.AMD_Radeon_RX_7900_XTX"] == "1"
-    assert "amd.com/gpu.family" not in found
-    assert "amd.com/gpu.compute-memory-partition" not in found
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    none = gpunode("labels", "--vendor", "amd", "--root", str(empty))
-    assert (none.code, none.out) == (0, "no labels\n")
-    assert "the amdgpu driver is not loaded" in none.err
 
 
 @pytest.mark.parametrize(
