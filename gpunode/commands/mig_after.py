@@ -17,9 +17,9 @@ from gpunode.host import Host
 from gpunode.mig import persist
 from gpunode.mig.layout import GpuLayout, Layouts
 from gpunode.mig.plan import Device, devices_of
-from gpunode.result import Block, Diff, Progress, Result, Style, Text
+from gpunode.result import Block, Diff, ErrorInfo, ExitCode, Progress, Result, Style, Text
 from gpunode.runtime.engine import FileEdit
-from gpunode.runtime.files import change_files
+from gpunode.runtime.files import FilesChanged, change_files
 
 OPERATION = "mig-persist"
 
@@ -52,29 +52,30 @@ class Done:
     notes: tuple[str, ...] = ()
     drained: tuple[str, ...] = ()
     cdi: str = ""
+    errors: tuple[ErrorInfo, ...] = ()
 
 
 @dataclass(frozen=True)
 class Settled:
-    """What became of the CDI specification (empty where there is none), and what went wrong."""
+    """What became of the CDI specification (empty where there is none), and what went wrong: containers get
+    the devices of an old one wrong, so that is an error, though the layout holds."""
 
     cdi: str = ""
     notes: tuple[str, ...] = ()
+    errors: tuple[ErrorInfo, ...] = ()
 
 
 def settle(host: Host, progress: Progress) -> Settled:
     """Device files for new instances, and the CDI specification anew if this node has one.
 
-    Never raises for a failure of these: the layout holds all the same. A running device plugin sees the
-    change by itself.
+    Never raises for a failure of these: the layout holds all the same.
     """
     notes = _make_nodes(host)
     try:
         cdi = _describe(host, progress)
     except GpunodeError as error:
-        return Settled(
-            "failed", (*notes, f"the CDI specification is the old one: {error.message}; {error.hint}")
-        )
+        text = f"the layout is there, and the CDI specification is still the old one: {error.message}"
+        return Settled("failed", notes, (ErrorInfo("mig-cdi", text, "mend that, then: gpunode cdi refresh"),))
     return Settled(cdi, notes)
 
 
@@ -102,7 +103,14 @@ def _inside(name: str) -> str:
 def _describe(host: Host, progress: Progress) -> str:
     if nvidia_refreshes(host):
         service = next(unit for unit in NVIDIA_UNITS if unit.endswith(".service"))
-        host.run(("systemctl", "--no-block", "start", service), timeout=30.0)
+        argv = ("systemctl", "--no-block", "start", service)
+        answer = host.run(argv, timeout=30.0)
+        if not answer.ok:
+            raise GpunodeError(
+                f"{' '.join(argv)}: {answer.stderr.strip() or f'exit code {answer.code}'}",
+                hint=f"see systemctl status {service}",
+                code="cdi",
+            )
         return f"{service} was started"
     if host.read_bytes(STANDARD) is None:
         return ""
@@ -115,16 +123,17 @@ def _describe(host: Host, progress: Progress) -> str:
 
 
 def refuse_persist(host: Host, chosen: mig_wanted.Chosen) -> None:
-    """Before anything is changed: `PreconditionError` where no unit can do it, or another does already."""
-    _unit_text(host, chosen)
+    """Before anything is changed: `PreconditionError` where no unit can do it, or another does already;
+    `ConfigError` where one of its name is somebody else's."""
+    _edits(host, chosen)
     if not systemd_runs(host):
         raise PreconditionError(
             "systemd doesn't run on this node, so it can't apply the layout at boot",
             hint="run `gpunode mig apply` from whatever starts services here, before the engines",
             code="no-systemd",
         )
-    other = keeper(Node(host))
-    if other and other != persist.UNIT and persist.UNIT_FILE not in other:
+    other = keeper(Node(host), besides=persist.UNIT)
+    if other:
         raise PreconditionError(
             f"{other} makes the instances at boot already: the two would take turns",
             hint="leave --persist out, or disable the other one first",
@@ -170,22 +179,22 @@ def persist_preview(host: Host, chosen: mig_wanted.Chosen) -> Iterator[Block]:
 
 def finish(host: Host, chosen: mig_wanted.Chosen, done: Done, boot: bool, progress: Progress) -> Result:
     """Install the unit if asked for, and tell what came of it all."""
-    notes = list(done.notes)
+    notes, errors = list(done.notes), list(done.errors)
     journal, shown = "", list(_told(done))
     if boot:
-        changed = change_files(
-            host,
-            OPERATION,
-            lambda: _edits(host, chosen),
-            progress,
-            context={"label": chosen.label},
-            named_units=(persist.UNIT,),
-        )
-        journal = changed.journal
-        notes += changed.notes
-        shown.append(Text(f"{persist.UNIT} applies {chosen.label} at each boot", Style.GOOD))
-        if journal:
-            shown.append(Text(f"undo that with: gpunode rollback {journal}", Style.DIM))
+        try:
+            changed = _install(host, chosen, progress)
+        except GpunodeError as error:
+            text = f"the layout is there, and nothing applies it at the next boot: {error.message}"
+            errors.append(ErrorInfo("mig-persist", text, error.hint))
+        else:
+            journal = changed.journal
+            notes += changed.notes
+            shown.append(Text(f"{persist.UNIT} applies {chosen.label} at each boot", Style.GOOD))
+            if journal:
+                shown.append(Text(f"undo that with: gpunode rollback {journal}", Style.DIM))
+    else:
+        notes += _another_at_boot(host, chosen)
     old, now = _devices(done)
     known = {one.uuid for one in old}
     here = {one.uuid for one in now}
@@ -199,7 +208,34 @@ def finish(host: Host, chosen: mig_wanted.Chosen, done: Done, boot: bool, progre
         cdi=done.cdi,
         journal=journal,
     )
-    return Result("MigApplication", data, messages=tuple(notes), blocks=tuple(shown))
+    if not errors:
+        return Result("MigApplication", data, messages=tuple(notes), blocks=tuple(shown))
+    failed = (ExitCode.FAILED, tuple(notes), tuple(errors), tuple(shown))
+    return Result("MigApplication", data, "fail", *failed)
+
+
+def _install(host: Host, chosen: mig_wanted.Chosen, progress: Progress) -> FilesChanged:
+    return change_files(
+        host,
+        OPERATION,
+        lambda: _edits(host, chosen),
+        progress,
+        context={"label": chosen.label},
+        named_units=(persist.UNIT,),
+    )
+
+
+def _another_at_boot(host: Host, chosen: mig_wanted.Chosen) -> Iterator[str]:
+    """A layout that holds until the next boot, where an earlier --persist brings its own back."""
+    unit = host.read_text(persist.UNIT_FILE) or ""
+    if not unit.startswith(persist.MARKER):
+        return
+    try:
+        same = unit == persist.unit(program(host), chosen.label)
+    except ValueError:
+        same = False
+    if not same or host.read_bytes(persist.CONFIG_FILE) != chosen.data:
+        yield f"{persist.UNIT} still applies an earlier layout at each boot: add --persist to have this one"
 
 
 def _devices(done: Done) -> tuple[tuple[Device, ...], tuple[Device, ...]]:

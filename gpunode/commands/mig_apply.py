@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import field, replace
 
 from gpunode.commands import mig_after, mig_show, mig_wanted
+from gpunode.commands.mig_labels import MigLabels
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.gpu.mig import MigSession
@@ -53,17 +54,21 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     `RolledBackError` (exit 4) if it failed and the previous layout is in place again, `HalfDone` (exit 1) if
     that failed as well.
     """
-    chosen = mig_wanted.choose(options.config_file, options.label)
     if options.persist and options.mode_only:
         raise UsageError("--persist applies a whole layout at boot", hint="leave --mode-only out")
+    kept = options.labels or node_labels.in_pod(host)
+    labels = MigLabels(host, options.access, options.node, progress, kept)
     if options.dry_run:
+        chosen = mig_wanted.choose(options.config_file, options.label, labels.asked)
         return _dry_run(host, options, chosen, progress)
     _require(host)
-    labels = _labels(host, options, chosen.label)
-    if options.persist:
-        mig_after.refuse_persist(host, chosen)
-    with host.lock(lock_path(host), LOCK_SECONDS):
-        done = _Run(host, options, chosen, labels, progress).done()
+    with labels.refusals(options.label):
+        chosen = mig_wanted.choose(options.config_file, options.label, labels.asked)
+        labels.begin(chosen.label)
+        if options.persist:
+            mig_after.refuse_persist(host, chosen)
+        with host.lock(lock_path(host), LOCK_SECONDS):
+            done = _Run(host, options, chosen, labels, progress).done()
     return mig_after.finish(host, chosen, done, options.persist, progress)
 
 
@@ -74,16 +79,6 @@ def _require(host: Host) -> None:
         )
     if not host.is_root:
         raise PreconditionError("changing MIG needs root", hint="run it again with sudo")
-
-
-def _labels(host: Host, options: Options, label: str) -> node_labels.NodeLabels | None:
-    """Whom to tell, if anybody. Errors as `access.connect` has them, before anything is changed."""
-    if not options.labels and not node_labels.in_pod(host):
-        return None
-    from gpunode.kubernetes.access import connect, node_name
-
-    node_labels.check(label)
-    return node_labels.NodeLabels(connect(host, options.access), node_name(host, options.node)[0])
 
 
 def _dry_run(host: Host, options: Options, chosen: mig_wanted.Chosen, progress: Progress) -> Result:
@@ -111,7 +106,7 @@ class _Run:
         host: Host,
         options: Options,
         chosen: mig_wanted.Chosen,
-        labels: node_labels.NodeLabels | None,
+        labels: MigLabels,
         progress: Progress,
     ) -> None:
         self._host, self._options, self._chosen = host, options, chosen
@@ -127,7 +122,7 @@ class _Run:
         notes = found.notes
         if not found.changes:
             snapshot.end(self._host, found.left.unasked)
-            self._tell(node_labels.SUCCESS)
+            self._labels.tell(self._state(found.layouts))
             return self._outcome(found, found.layouts, notes, changed=False)
         notes = (*notes, *mig_wanted.remarks(self._host, found.plans))
         self._refuse(found, busy if not self._options.drain else ())
@@ -138,9 +133,13 @@ class _Run:
             with self._room.made(mig_wanted.takes_reset(found.plans)):
                 after = self._change(found)
                 made = mig_after.settle(self._host, self._progress)
-            self._tell(node_labels.SUCCESS)
+        self._labels.tell(node_labels.FAILED if made.errors else self._state(after))
         outcome = self._outcome(found, after, (*notes, *made.notes), changed=True)
-        return replace(outcome, drained=drained.names, cdi=made.cdi)
+        return replace(outcome, drained=drained.names, cdi=made.cdi, errors=made.errors)
+
+    def _state(self, layouts: Layouts) -> str:
+        """With --mode-only the instances may still be missing, and a mode may wait for a reboot."""
+        return node_labels.SUCCESS if mig_wanted.holds(self._chosen, layouts) else node_labels.PENDING
 
     def _outcome(
         self, found: mig_wanted.Planned, after: Layouts, notes: Sequence[str], *, changed: bool
@@ -189,7 +188,7 @@ class _Run:
         half = {gpu.uuid: gpu for gpu in found.left.half}
         plans = tuple(one for one in found.plans if one in found.steps or one.gpu.uuid in half)
         before = tuple(half.get(one.gpu.uuid, one.gpu) for one in plans)
-        self._tell(node_labels.PENDING)
+        self._labels.tell(node_labels.PENDING)
         try:
             snapshot.save(self._host, before, plans, found.left)
             after = carry_out(
@@ -203,25 +202,15 @@ class _Run:
             with uninterrupted():
                 if not isinstance(error, HalfDone):
                     snapshot.end(self._host, found.left.unasked)
-                self._tell(node_labels.FAILED, softly=True)
-                for note in mig_after.settle(self._host, self._progress).notes:
+                self._labels.tell(node_labels.FAILED, softly=True)
+                made = mig_after.settle(self._host, self._progress)
+                for note in (*made.notes, *(one.message for one in made.errors)):
                     self._progress.note(note)
                 if not isinstance(error, GpunodeError):
                     self._progress.note("the previous layout is in place again")
             raise
         snapshot.end(self._host, found.left.unasked)
         return after
-
-    def _tell(self, state: str, *, softly: bool = False) -> None:
-        """The labels. A server that fails stops the run only before it has changed anything."""
-        if self._labels is None:
-            return
-        try:
-            self._labels.tell(self._host, self._progress, self._chosen.label, state)
-        except GpunodeError as error:
-            if state == node_labels.PENDING and not softly:
-                raise
-            self._progress.note(f"the node's labels don't say {state}: {error.message}")
 
     def _reset(self, gpus: Sequence[GpuLayout]) -> None:
         """By NVIDIA's own program, only these GPUs; nobody may have them open."""

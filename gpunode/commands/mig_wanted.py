@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from gpunode.host import Host
 from gpunode.mig import snapshot
 from gpunode.mig.busy import Obstacle, obstacles
 from gpunode.mig.clients import clients
+from gpunode.mig.compare import difference
 from gpunode.mig.config import Entry, MigConfig, parse
 from gpunode.mig.layout import Layouts
 from gpunode.mig.placement import summary
@@ -60,14 +61,15 @@ class Planned:
         return tuple(one for one in self.plans if one.steps or one.target is None)
 
 
-def choose(path: str, label: str) -> Chosen:
-    """Read the file (``-``: standard input) of this machine and select a label; errors name what is wrong."""
+def choose(path: str, label: str, asked: Callable[[], str] = str) -> Chosen:
+    """Read the file (``-``: standard input) of this machine and select a label; errors name what is wrong.
+    `asked` says which, where none was given and there are several."""
     if not path:
         raise UsageError("no configuration file was given", hint="name it: --config-file FILE")
     data = _read(path)
     shown = "standard input" if path == "-" else path
     config: MigConfig = parse(data, shown)
-    selected, entries = config.select(label)
+    selected, entries = config.select(label or (asked() if len(config.labels) > 1 else ""))
     return Chosen(shown, selected, entries, data)
 
 
@@ -118,6 +120,15 @@ def _told(left: snapshot.Left, back: Collection[int]) -> Iterator[str]:
     for gpu in left.unasked:
         cut = summary(gpu.devices()) or ("no MIG device" if gpu.current else "MIG off")
         yield f"{begun}, and GPU {gpu.index} can't be asked now; it had {cut}"
+
+
+def holds(chosen: Chosen, layouts: Layouts) -> bool:
+    """Whether these layouts are all that the configuration says, and not only its modes."""
+    try:
+        wanted = wishes(chosen.path, chosen.label, chosen.entries, layouts).all
+    except GpunodeError:
+        return False
+    return not any(one.gpu.mode_pending or difference(one) for one in wanted)
 
 
 def look(host: Host) -> tuple[Layouts, dict[str, tuple[MigProcess, ...]]]:

@@ -32,19 +32,26 @@ def partitioned(node: Node) -> list[Gpu]:
     return [gpu for gpu in inventory.gpus if gpu.mig_enabled and not gpu.error] if inventory else []
 
 
-def keeper(node: Node) -> str:
-    """Who makes the instances again after a reboot: a unit, a process or a file; empty if nobody does."""
+def keeper(node: Node, besides: str = "") -> str:
+    """Who makes the instances again after a reboot: a unit, a process or a file; empty if nobody does.
+    `besides` is a unit that doesn't count."""
     from gpunode.facts.next_boot import started
 
     unit = node.units.get(UNIT)
     if unit is not None and (unit.at_boot or unit.file == "static"):
         return UNIT
-    for process in node.processes:
-        if process.name in _PODS:
-            return f"process {process.pid}, {process.name}"
+    other = manager(node)
+    if other:
+        return other
     if "partitionsize" in (node.host.read_text(_GKE) or "").lower():
         return _GKE
-    return started(node.host, _COMMANDS, besides=UNIT)
+    return started(node.host, _COMMANDS, besides=(UNIT, besides))
+
+
+def manager(node: Node) -> str:
+    """A process that cuts the GPUs as the cluster asks for it; empty if none runs."""
+    found = (one for one in node.processes if one.name in _PODS)
+    return next((f"process {one.pid}, {one.name}" for one in found), "")
 
 
 def known_fault(version: str) -> str | None:

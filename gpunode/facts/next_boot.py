@@ -31,13 +31,15 @@ OPERATOR = "/run/nvidia/validations"
 """The GPU operator's mark on a node: its pods make devices, links and specifications after every boot."""
 
 
-def started(host: Host, commands: tuple[str, ...], *, besides: str = "", rules: bool = False) -> str:
+def started(
+    host: Host, commands: tuple[str, ...], *, besides: tuple[str, ...] = (), rules: bool = False
+) -> str:
     """The file of this node's own that has one of these commands run, directly or in a script that it starts;
-    empty if none does. `besides` is a unit that is left out, since systemd knows better whether it is on;
+    empty if none does. `besides` are units that are left out, since systemd knows better whether they are on;
     with `rules` udev's are searched too."""
     for directory, pattern in (*_PLACES, *(_RULES if rules else ())):
         for path in host.glob(directory, pattern):
-            if not (besides and path.endswith(f"/{besides}")) and _runs(host, path, commands):
+            if path.rpartition("/")[2] not in besides and _runs(host, path, commands):
                 return path
     return ""
 

@@ -1,7 +1,7 @@
 """The two labels by which a cluster follows a node's MIG layout, kept as the GPU operator's mig-manager does.
 
 ``nvidia.com/mig.config`` is the configuration's name, ``nvidia.com/mig.config.state`` how far it is: pending,
-then success or failed.
+then success or failed. Whoever wants another layout may set the first one; what can't be had is failed then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpunode.host import Host
 from gpunode.kubernetes import change
 from gpunode.kubernetes.access import ACCOUNT
 from gpunode.kubernetes.api import Cluster
-from gpunode.kubernetes.patches import label_patch
+from gpunode.kubernetes.patches import label_patch, strings
 from gpunode.result import Progress
 
 CONFIG = "nvidia.com/mig.config"
@@ -29,6 +29,11 @@ class NodeLabels:
 
     cluster: Cluster
     node: str
+
+    def asked(self, host: Host, progress: Progress) -> str:
+        """The configuration that the Node's label names; empty if it names none. `ClusterError`."""
+        node = change.patiently(host, progress, lambda: self.cluster.get_node(self.node))
+        return strings(node, ("metadata", "labels")).get(CONFIG, "")
 
     def tell(self, host: Host, progress: Progress, label: str, state: str) -> None:
         """Set both labels in one patch, or nothing; `ClusterError`. Tried again where that is safe."""

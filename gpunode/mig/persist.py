@@ -16,10 +16,13 @@ _UNIT = """\
 Description=Cut the GPUs into their MIG layout {label} (gpunode)
 # the persistence daemon holds the GPUs open from then on, the fabric manager links them
 After=nvidia-persistenced.service nvidia-fabricmanager.service systemd-modules-load.service
-Before=gpunode-cdi-refresh.service nvidia-cdi-refresh.service gpunode-device-plugin.service
-Before=nvidia-dcgm.service dcgm.service nvsm.service slurmd.service
+Before=gpunode-cdi-refresh.service nvidia-cdi-refresh.service
+Before=gpunode-device-plugin.service gpunode-mps.service gpunode-doctor.service
+Before=nvidia-dcgm.service dcgm.service nvidia-dcgm-exporter.service nvsm.service slurmd.service
 Before=docker.service containerd.service crio.service kubelet.service k3s.service k3s-agent.service
-Before=rke2-server.service rke2-agent.service podman-restart.service
+Before=rke2-server.service rke2-agent.service k0scontroller.service k0sworker.service
+Before=snap.microk8s.daemon-containerd.service snap.microk8s.daemon-kubelite.service
+Before=snap.docker.dockerd.service podman-restart.service
 
 [Service]
 Type=oneshot

@@ -46,7 +46,7 @@ def test_a_script_is_followed_once(tmp_path):
 
 def test_a_unit_that_systemd_is_asked_about_is_left_out(tmp_path):
     node = host(tmp_path, {"etc/systemd/system/nvidia-cdi-refresh.service": f"ExecStart={GENERATE}\n"})
-    assert started(node, COMMANDS, besides="nvidia-cdi-refresh.service") == ""
+    assert started(node, COMMANDS, besides=("nvidia-cdi-refresh.service",)) == ""
 
 
 def test_rules_are_searched_only_where_they_count(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from gpunode.cdi.document import MARKER
 from gpunode.cdi.places import STANDARD
 from gpunode.commands import mig_after, mig_wanted
 from gpunode.commands.mig_show import MigPlan
-from gpunode.errors import ConfigError, UsageError
+from gpunode.errors import ConfigError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.mig import persist
 from gpunode.mig.layout import Layouts
@@ -24,6 +25,7 @@ from gpunode.render import SilentProgress
 from gpunode.result import Result
 from tests.cli import gpunode
 from tests.mig.conftest import EXAMPLES, MigMaker
+from tests.plugin.nodes import eventually
 
 UNIT, CONFIG = "etc/systemd/system/gpunode-mig.service", "etc/gpunode/mig.yaml"
 
@@ -38,6 +40,27 @@ def test_the_cdi_specification_goes_the_way_of_cdi_refresh(tmp_path: Path) -> No
     host.write_atomic(STANDARD, f"{MARKER}\n---\n".encode())
     # this root has no driver, and then it is taken away
     assert mig_after.settle(host, SilentProgress()).cdi == f"{STANDARD} removed"
+
+
+def test_a_specification_that_stays_the_old_one_is_an_error(tmp_path: Path) -> None:
+    class Refusing(Host):
+        def write_atomic(self, path: str, data: bytes, **more: object) -> None:
+            raise ConfigError(f"{path} can't be written: no space left on device")
+
+        def remove(self, path: str) -> None:
+            raise ConfigError(f"{path} can't be removed: read-only file system")
+
+    host = Host(root=tmp_path)
+    host.make_dirs("/var/run/cdi")
+    host.write_atomic(STANDARD, f"{MARKER}\n---\n".encode())
+    made = mig_after.settle(Refusing(root=tmp_path), SilentProgress())
+    (error,) = made.errors
+    assert made.cdi == "failed" and error.code == "mig-cdi"
+    assert "read-only file system" in error.message and "gpunode cdi refresh" in error.hint
+    done = mig_after.Done(MigPlan("", "a", True, (), ()), (), Layouts(), changed=True, errors=made.errors)
+    chosen = mig_wanted.choose(EXAMPLES, "all-1g")
+    result = mig_after.finish(host, chosen, done, False, SilentProgress())
+    assert (result.status, result.exit_code, result.errors) == ("fail", 1, made.errors)
 
 
 def test_device_files_that_are_missing_are_told(tmp_path: Path) -> None:
@@ -57,11 +80,11 @@ def test_device_files_that_are_missing_are_told(tmp_path: Path) -> None:
 # --- at boot ---------------------------------------------------------------------------------------------
 
 
-def install(root: Path, label: str = "all-1g") -> Result:
-    """What --persist does once the layout is there, on another root."""
+def install(root: Path, label: str = "all-1g", boot: bool = True) -> Result:
+    """What --persist does once the layout is there, on another root; and what is done without."""
     chosen = mig_wanted.choose(EXAMPLES, label)
     done = mig_after.Done(MigPlan(EXAMPLES, label, False, (), ()), (), Layouts(), changed=False)
-    return mig_after.finish(Host(root=root), chosen, done, True, SilentProgress())
+    return mig_after.finish(Host(root=root), chosen, done, boot, SilentProgress())
 
 
 def test_the_unit_comes_and_goes_by_the_journal(tmp_path: Path) -> None:
@@ -93,9 +116,30 @@ def test_a_label_stays_one_word() -> None:
 def test_a_strangers_unit_stays(tmp_path: Path) -> None:
     (tmp_path / UNIT).parent.mkdir(parents=True)
     (tmp_path / UNIT).write_text("[Unit]\n")
+    chosen = mig_wanted.choose(EXAMPLES, "all-1g")
     with pytest.raises(ConfigError, match="gpunode didn't make it"):
-        install(tmp_path)
+        mig_after.refuse_persist(Host(root=tmp_path), chosen)
+    (error,) = install(tmp_path).errors
+    assert error.code == "mig-persist" and "the layout is there" in error.message
     assert (tmp_path / UNIT).read_text() == "[Unit]\n"
+
+
+def test_a_layout_that_the_next_boot_takes_back_is_told(tmp_path: Path) -> None:
+    install(tmp_path)
+    assert install(tmp_path, boot=False).messages == ()
+    (note,) = install(tmp_path, "all-balanced", boot=False).messages
+    assert "still applies an earlier layout at each boot" in note
+
+
+def test_what_else_makes_instances_at_boot_is_found_beside_our_own_unit(tmp_path: Path) -> None:
+    install(tmp_path)
+    other = tmp_path / "etc/systemd/system/zz-mig.service"
+    other.write_text("[Service]\nExecStart=/usr/bin/nvidia-smi mig -cgi 9,9 -C\n")
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    with pytest.raises(PreconditionError, match=r"zz-mig\.service makes the instances at boot"):
+        mig_after.refuse_persist(Host(root=tmp_path), mig_wanted.choose(EXAMPLES, "all-1g"))
+    other.unlink()
+    mig_after.refuse_persist(Host(root=tmp_path), mig_wanted.choose(EXAMPLES, "all-1g"))
 
 
 def test_a_label_with_a_control_character_is_refused_before_anything(tmp_path: Path) -> None:
@@ -159,6 +203,83 @@ def test_a_failure_is_told(mig_node: MigMaker, api: ApiServer, tmp_path: Path) -
     node = mig_node(mig_machine("h100").with_faults(NvmlFault("migChange", 23, after=3, times=1)))
     assert node.apply("all-1g", *words(tmp_path, api)).code == 4
     assert states(api) == ["pending", "failed"]
+
+
+def test_the_node_says_which_configuration_it_wants(
+    mig_node: MigMaker, api: ApiServer, tmp_path: Path
+) -> None:
+    """As with mig-manager somebody sets the label; -c stays away."""
+    node = mig_node(mig_machine("h100"))
+    api.node("gpu-1")["metadata"]["labels"]["nvidia.com/mig.config"] = "all-balanced"
+    ran = node.run("apply", "-f", EXAMPLES, *words(tmp_path, api))
+    assert ran.code == 0, ran.err
+    assert node.devices() == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
+    assert states(api) == ["pending", "success"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "told"),
+    [
+        ("nonesuch", (), ["failed"]),  # no such configuration
+        ("a30-all-2g", (), ["failed"]),  # it can't be had here
+        ("a30-all-2g", ("-c", "a30-all-2g"), ["failed"]),
+        # what the labels say is still true
+        ("all-1g", ("-c", "a30-all-2g"), []),
+        ("all-1g", ("-c", "nonesuch"), []),
+    ],
+)
+def test_what_the_node_asks_for_and_cannot_have_has_failed(
+    asked: str, given: tuple[str, ...], told: list[str], mig_node: MigMaker, api: ApiServer, tmp_path: Path
+) -> None:
+    node = mig_node(mig_machine("h100"))
+    api.node("gpu-1")["metadata"]["labels"]["nvidia.com/mig.config"] = asked
+    text = (
+        "version: v1\nmig-configs:\n"
+        "  all-1g: [{devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}]\n"
+        "  a30-all-2g: [{devices: all, mig-enabled: true, mig-devices: {2g.12gb: 2}}]\n"
+    )
+    ran = node.run("apply", "-f", node.config(text), *given, *words(tmp_path, api))
+    assert ran.code in (2, 3), ran.err
+    assert states(api) == told
+    assert api.node("gpu-1")["metadata"]["labels"]["nvidia.com/mig.config"] == asked
+    assert node.stub.mig_changes() == []
+
+
+def test_modes_alone_are_no_success(mig_node: MigMaker, api: ApiServer, tmp_path: Path) -> None:
+    node = mig_node(mig_machine("h100"))
+    assert node.apply("all-1g", "--mode-only", *words(tmp_path, api)).code == 0
+    assert states(api) == ["pending"], "the instances are still missing"
+    assert node.apply("all-1g", *words(tmp_path, api)).code == 0
+    assert states(api) == ["pending", "success"]
+    assert node.apply("all-disabled", "--mode-only", *words(tmp_path, api)).code == 0
+    assert states(api)[-1] == "success", "that is all there is to it"
+
+
+def _bytes(path: Path) -> bytes:
+    with suppress(OSError):
+        return path.read_bytes()
+    return b""
+
+
+def test_beside_mig_manager_the_labels_are_its_own(
+    mig_node: MigMaker, api: ApiServer, tmp_path: Path
+) -> None:
+    node = mig_node(mig_machine("h100"))
+    manager = tmp_path / "nvidia-mig-manager"
+    manager.symlink_to("/bin/sleep")
+    with node.shared() as here, subprocess.Popen([*here.space, str(manager), "60"]) as other:
+        try:
+            first = str(manager).encode() + b"\0"
+
+            def runs() -> bool:
+                return any(_bytes(one).startswith(first) for one in Path("/proc").glob("[0-9]*/cmdline"))
+
+            assert eventually(runs, 10)
+            ran = here.apply("all-1g", *words(tmp_path, api))
+            assert "nvidia-mig-manager, acts on nvidia.com/mig.config itself" in ran.err
+            assert states(api) == [] and node.stub.mig_changes() == []
+        finally:
+            other.terminate()
 
 
 def test_a_server_that_says_no_stops_it_before_anything(

@@ -46,7 +46,7 @@ def _writer(node: Node) -> str:
             return name
     if node.host.is_dir(next_boot.OPERATOR):
         return next_boot.OPERATOR
-    return next_boot.started(node.host, _COMMANDS, besides=_WRITERS[0], rules=True)
+    return next_boot.started(node.host, _COMMANDS, besides=_WRITERS[:1], rules=True)
 
 
 def _enable(node: Node) -> Fix | None:
