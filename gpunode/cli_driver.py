@@ -39,6 +39,10 @@ RepositoryOption = Annotated[
         help="distribution, nvidia, or the address of a mirror of NVIDIA's repository.",
     ),
 ]
+KeyOption = Annotated[
+    str,
+    typer.Option("--key", metavar="FILE", help="The key that such a mirror is signed with, if not NVIDIA's."),
+]
 HoldOption = Annotated[
     bool, typer.Option("--hold", help="Keep the packages at their version afterwards, from upgrades too.")
 ]
@@ -51,6 +55,7 @@ def driver_plan(
     version: VersionOption = "",
     flavour: FlavourOption = "",
     repository: RepositoryOption = "",
+    key: KeyOption = "",
     hold: HoldOption = False,
 ) -> "Result":
     """Say which driver these GPUs and this kernel need. Each choice with its reason; nothing is changed.
@@ -61,7 +66,7 @@ def driver_plan(
     """
     from gpunode.commands import driver_plan as command
 
-    wish = command.wish(branch, version, flavour, repository, hold=hold)
+    wish = command.wish(session.host, branch, version, flavour, repository, key, hold=hold)
     return command.run(session.host, command.Options(wish), session.progress)
 
 
@@ -72,6 +77,7 @@ def driver_install(
     version: VersionOption = "",
     flavour: FlavourOption = "",
     repository: RepositoryOption = "",
+    key: KeyOption = "",
     hold: HoldOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; change nothing.")] = False,
     yes: Annotated[
@@ -101,6 +107,6 @@ def driver_install(
     from gpunode.commands import driver_install as command
     from gpunode.commands.driver_plan import wish
 
-    wanted = wish(branch, version, flavour, repository, hold=hold)
+    wanted = wish(session.host, branch, version, flavour, repository, key, hold=hold)
     options = command.Options(wanted, dry_run, yes, lock_timeout, plan)
     return command.run(session.host, options, session.progress)

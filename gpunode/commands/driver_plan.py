@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 
 from gpunode.dataclass import dataclass
 from gpunode.errors import UsageError
@@ -53,9 +54,20 @@ class PlanData:
     reboot: str
 
 
-def wish(branch: int, version: str, flavour: str, repository: str, *, hold: bool) -> Wish:
-    """What the command line's words mean."""
-    return Wish(branch, version, flavour, repository.rstrip("/"), hold)
+def wish(
+    host: Host, branch: int, version: str, flavour: str, repository: str, key: str, *, hold: bool
+) -> Wish:
+    """What the command line's words mean; `key` is a file. `ConfigError` for what is no key."""
+    data = b""
+    if key:
+        from gpunode.packages.openpgp import armored, read_keys
+
+        found = host.read_bytes(str(Path(key).absolute()))
+        if found is None:
+            raise UsageError(f"there is no file {key}", hint="--key takes the mirror's public key")
+        data = armored(found)
+        read_keys(data)
+    return Wish(branch, version, flavour, repository.rstrip("/"), hold, data)
 
 
 def run(host: Host, options: Options, progress: Progress) -> Result:
@@ -94,6 +106,13 @@ def check(wish: Wish) -> None:
             f"version {wish.version} isn't of branch {wish.branch}", hint="leave out --branch or --version"
         )
     known = ("", DISTRIBUTION, NVIDIA)
+    if wish.key and wish.repository in known:
+        raise UsageError("a key is for a mirror of NVIDIA's repository", hint="name it: --repository URL")
+    if "@" in wish.repository.partition("//")[2].partition("/")[0]:
+        raise UsageError(
+            "a password in the repository's address could be read by everybody on this node",
+            hint="put it where apt (auth.conf) or dnf (the .repo file's username) keep it",
+        )
     if wish.repository not in known and not wish.repository.startswith(("https://", "file:/")):
         raise UsageError(
             f"{wish.repository!r} is no repository",

@@ -12,6 +12,9 @@ from gpunode.packages.driver_model import OPEN, DriverPackage, Situation
 from gpunode.packages.driver_route import Route
 from gpunode.packages.manager import Command, FileChange, Manager, Wanted
 
+_APT_LIST = "/etc/apt/sources.list.d/nvidia-driver.list"
+_APT_KEY = "/etc/apt/keyrings/nvidia-driver.asc"
+_RPM_KEY = "/etc/pki/rpm-gpg/RPM-GPG-KEY-nvidia-driver"
 _ARCHIVES = "/var/cache/apt/archives"
 _FABRIC_MANAGER = ("nvidia-fabricmanager", "nvidia-fabric-manager")
 _MODULE = "nvidia-driver"
@@ -19,17 +22,23 @@ _UMAD_FILE = "/etc/modules-load.d/gpunode-nvlink.conf"
 _INITRAMFS_SECONDS = 900.0
 
 
-def repository_file(route: Route, family: str) -> FileChange | None:
-    """The file that names NVIDIA's repository to dnf or zypper; None where a package brings it."""
-    if not route.add or family == "debian":
-        return None
+def repository_files(route: Route, family: str) -> tuple[FileChange, ...]:
+    """The file that names NVIDIA's repository, and its key's if that was given; none where a package brings
+    both."""
+    if not route.add or (family == "debian" and not route.key):
+        return ()
+    key_file = _APT_KEY if family == "debian" else _RPM_KEY
+    keys = (FileChange(key_file, route.key, "the mirror's key"),) if route.key else ()
+    if family == "debian":
+        text = f"deb [signed-by={key_file}] {route.base} /\n"
+        return (*keys, FileChange(_APT_LIST, text.encode(), "a mirror of NVIDIA's repository"))
     alias = _alias(route)
     directory = "/etc/zypp/repos.d" if family == "suse" else "/etc/yum.repos.d"
     text = (
         f"[{alias}]\nname={alias}\nbaseurl={route.base}\nenabled=1\ngpgcheck=1\n"
-        f"gpgkey={route.base}/{route.setup}\n"
+        f"gpgkey={f'file://{key_file}' if route.key else f'{route.base}/{route.setup}'}\n"
     )
-    return FileChange(f"{directory}/{alias}.repo", text.encode(), "NVIDIA's repository")
+    return (*keys, FileChange(f"{directory}/{alias}.repo", text.encode(), "NVIDIA's repository"))
 
 
 def _alias(route: Route) -> str:
@@ -42,6 +51,8 @@ def make_known(route: Route, manager: Manager) -> tuple[Command, ...]:
         return ()
     if manager.name != "apt":
         return (manager.refresh(),)
+    if route.key:
+        return (manager.refresh(_APT_LIST),)
     package = f"{_ARCHIVES}/{route.setup}"
     fetch = ("/usr/lib/apt/apt-helper", "download-file", f"{route.base}/{route.setup}", package)
     return (
@@ -53,7 +64,7 @@ def make_known(route: Route, manager: Manager) -> tuple[Command, ...]:
 
 def files(situation: Situation, route: Route) -> tuple[FileChange, ...]:
     """The repository, and what keeps nouveau out at the next boot."""
-    found = [repository_file(route, situation.distribution.family)]
+    found = [*repository_files(route, situation.distribution.family)]
     if not situation.nouveau_kept_out:
         found.append(FileChange(NOUVEAU_FILE, NOUVEAU_TEXT.encode(), "nouveau stays away from the GPUs"))
     if any(one.lower().startswith("nova") for one in situation.nouveau):
@@ -62,7 +73,7 @@ def files(situation: Situation, route: Route) -> tuple[FileChange, ...]:
         found.append(
             FileChange(_UMAD_FILE, b"ib_umad\n", "the fabric manager talks to the switches through it")
         )
-    return tuple(filter(None, found))
+    return tuple(found)
 
 
 def changes_stream(situation: Situation, route: Route, choice: Choice) -> bool:

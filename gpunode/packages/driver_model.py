@@ -22,7 +22,7 @@ class Wish:
     """What the command line asks for; 0 and empty leave it to the plan.
 
     `repository` is distribution, nvidia, or the address of a mirror of NVIDIA's repository. `hold` keeps the
-    packages at their version afterwards.
+    packages at their version afterwards. `key` is the armored key of such a mirror, empty for NVIDIA's own.
     """
 
     branch: int = 0
@@ -30,6 +30,7 @@ class Wish:
     flavour: str = ""
     repository: str = ""
     hold: bool = False
+    key: bytes = b""
 
 
 @dataclass(frozen=True)

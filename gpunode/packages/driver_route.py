@@ -25,7 +25,8 @@ class Route:
     """`name` as the table of packages has it, empty if there is none. `directory` is NVIDIA's for this
     distribution, empty where nothing comes from there; `base` the address of that repository; `add` whether
     it must be added first; `modular` whether branches are streams of a dnf module; `ids` what the repository
-    is called here. `said` is true where the user chose."""
+    is called here; `key` what a mirror is signed with, empty for NVIDIA's own. `said` is true where the
+    user chose."""
 
     name: str
     directory: str = ""
@@ -35,6 +36,7 @@ class Route:
     modular: bool = False
     said: bool = False
     ids: tuple[str, ...] = ()
+    key: bytes = b""
     decisions: tuple[Decision, ...] = ()
     refusals: tuple[Refusal, ...] = ()
 
@@ -126,7 +128,7 @@ def _from_nvidia(situation: Situation, wish: Wish, choice: Choice, own: str) -> 
     base = f"{mirror.rstrip('/')}/{row['directory']}/{situation.architecture}"
     name = {UBUNTU: CUDA_UBUNTU, DEBIAN: CUDA_DEBIAN, SUSE: SUSE}.get(own, CUDA_RPM)
     add = not situation.has(base if own_mirror else REPOSITORY)
-    if add and own_mirror and situation.distribution.family == "debian":
+    if add and own_mirror and situation.distribution.family == "debian" and not wish.key:
         return Route("", refusals=(_mirror(base),))
     if wish.repository:
         why, source = "you asked for it", f"--repository {wish.repository}"
@@ -150,6 +152,7 @@ def _from_nvidia(situation: Situation, wish: Wish, choice: Choice, own: str) -> 
         row["modular"],
         bool(wish.repository),
         ids,
+        wish.key,
         (decision,),
     )
 
@@ -159,7 +162,7 @@ def _mirror(base: str) -> Refusal:
     return Refusal(
         "mirror-not-set-up",
         f"apt doesn't know {base} yet, and its key has to come from you",
-        f"add it, then run this again: deb [signed-by=/etc/apt/keyrings/KEY.asc] {base} /",
+        "give the key that the mirror is signed with: --key FILE",
     )
 
 

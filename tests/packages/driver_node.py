@@ -23,6 +23,7 @@ MODULES = f"/usr/lib/modules/{KERNEL}"
 LOG = "/var/log/called"
 VERSION = "580.173.02-0ubuntu0.24.04.1"
 OLDER = "580.159.03-0ubuntu0.24.04.1"
+MIRRORED = "580.173.02-0ubuntu1"
 MODULE_PACKAGE = f"linux-modules-nvidia-580-server-open-{KERNEL}"
 DRIVER = ("nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server")
 _FAKES = ("modprobe", "systemctl", "update-initramfs", "dracut", "grubby")
@@ -171,6 +172,18 @@ def make_packages(repository: Repository, *, module: str, depends: str = "") -> 
         _deb(repository.flat, name, VERSION)
     _deb(repository.flat, f"linux-modules-nvidia-570-server-open-{flavour(KERNEL)}", "6.8.0-90.91+1")
     repository.index()
+
+
+def make_mirror(repository: Repository) -> None:
+    """The same directory as a mirror of NVIDIA's repository has it, with what it calls the packages."""
+    repository.flat.mkdir(parents=True)
+    for name in ("libnvidia-compute-580", "nvidia-utils-580"):
+        _deb(repository.flat, name, MIRRORED)
+    built = f"echo updates/dkms/nvidia.ko: >> {MODULES}/modules.dep\n"
+    _deb(repository.flat, "nvidia-dkms-580-open", MIRRORED, built)
+    repository.index()
+    (repository.base / "ubuntu2404").mkdir()
+    (repository.base / "ubuntu2404/x86_64").symlink_to(repository.flat)
 
 
 def _deb(directory: Path, name: str, version: str, script: str = "") -> None:

@@ -13,11 +13,13 @@ from tests.packages.apt_root import Repository
 from tests.packages.driver_node import (
     DRIVER,
     KERNEL,
+    MIRRORED,
     MODULE_PACKAGE,
     MODULES,
     OLDER,
     VERSION,
     DriverNode,
+    make_mirror,
     make_packages,
 )
 
@@ -134,3 +136,23 @@ def test_a_transitional_branch_and_an_unconfirmed_plan_change_nothing(make):
     assert node.gpunode("driver", "install", "--dry-run").code == 0
     after = node.sh("find /etc /var/lib/dpkg /var/lib/gpunode -newer /usr/local/sbin/modprobe 2>&1 || true")
     assert after == before and node.called() == []
+
+
+def test_a_mirror_of_nvidias_repository_comes_with_its_key(make, signer, tmp_path):
+    node = make()
+    mirror = Repository(tmp_path / "mirror", signer)
+    make_mirror(mirror)
+    node.write(f"{MODULES}/build/include/generated/autoconf.h", "")
+    where = ("--repository", mirror.url)
+    refused = node.gpunode("driver", "install", "--yes", *where)
+    assert (
+        refused.code == 3 and "hint: give the key that the mirror is signed with: --key FILE" in refused.err
+    )
+    ran = node.gpunode("driver", "install", "--yes", *where, "--key", str(mirror.key), "-o", "json")
+    assert ran.code == 0, ran.err
+    here = node.installed()
+    assert {here[name] for name in ("libnvidia-compute-580", "nvidia-dkms-580-open")} == {MIRRORED}
+    listed = node.sh("cat /etc/apt/sources.list.d/nvidia-driver.list")
+    assert listed == f"deb [signed-by=/etc/apt/keyrings/nvidia-driver.asc] {mirror.url}/ubuntu2404/x86_64 /\n"
+    again = node.gpunode("driver", "install", "--yes", *where, "--key", str(mirror.key))
+    assert again.code == 0 and "nothing to do" in again.out

@@ -38,9 +38,9 @@ offers = dict.fromkeys(names, ("3:580.173.02-1.el9",))
 if words[0] == "repoquery":
     for name in words[4:]:
         if name == "dkms":
-            print("dkms\\t3.2.1-1.el9\\tepel")
+            print("dkms 3.2.1-1.el9 epel")
         for version in offers.get(name, ()) if enabled and os.path.exists("{REPO}") else ():
-            print(name + "\\t" + version + "\\tcuda-rhel9-x86_64")
+            print(name, version, "cuda-rhel9-x86_64")
 elif words[:2] == ["module", "enable"]:
     os.makedirs(os.path.dirname("{STREAM}"), exist_ok=True)
     stream = words[2].partition(":")[2]
