@@ -15,8 +15,10 @@ from gpunode.dataclass import dataclass
 from gpunode.plugin.labels.model import Labels, label_value, made
 
 _DOMAIN, _BETA = "amd.com/gpu", "beta.amd.com/gpu"
-_OF_THE_DRIVER = ("driver-version", "driver-src-version", "compute-memory-partition")
-_OF_THE_DRIVER += ("compute-partitioning-supported", "memory-partitioning-supported")
+_OF_THE_DRIVER = (
+    *("driver-version", "driver-src-version"),
+    *("compute-memory-partition", "compute-partitioning-supported", "memory-partitioning-supported"),
+)
 _FAMILIES = {
     **{6: "SI", 7: "CI", 8: "VI", 9: "AI", 12: "GC_12_0_0"},
     **{801: "CZ", 810: "CZ", 902: "RV", 909: "RV", 0x90C: "RV"},

@@ -13,6 +13,13 @@ import pytest
 
 from fixtures.scenario import Fault, Scenario, machine, mixed_layout, with_mig
 from fixtures.stubs import StubNode, have_compiler, stub_node
+from gpunode.commands.labels_watch import _Node as Labelled
+from gpunode.gpu.model import Inventory
+from gpunode.host import Host
+from gpunode.plugin.labels.make import label
+from gpunode.plugin.logfmt import LogfmtLog
+from gpunode.plugin.nvidia import platform
+from gpunode.plugin.settings import Settings
 from tests.cli import clean_environment
 from tests.plugin.nodes import eventually
 
@@ -125,6 +132,31 @@ def test_a_place_that_cant_be_had_is_tried_again(tmp_path: Path, kept: list[Kept
     blocked.unlink()
     assert one.becomes(count="1"), one.log()
     assert "the labels are kept again" in one.log()
+
+
+def test_a_tegra_is_asked_by_cuda_until_it_answers(tmp_path: Path, kept: list[Kept]) -> None:
+    orin = machine(1, name="Orin", cc="8.7")
+    node = stub_node(tmp_path, orin.with_faults(Fault("cuInit", 100)), libraries="cuda")
+    argv = ("labels", "--watch", "--device-discovery-strategy", "tegra", "--sleep-interval", "1s")
+    kept.append(Kept(tmp_path, node, *argv))
+    one = kept[0]
+    assert eventually(lambda: "the labels stay as they are" in one.log(), 15), one.log()
+    assert one.labels() == {}
+    node.write(orin)
+    assert one.becomes(product="Orin", count="1"), one.log()
+    assert one.end() == 0
+
+
+def test_a_tegra_without_nvml_is_told_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "tegra_files", lambda host: True)
+    node = stub_node(tmp_path, machine(1, name="Orin", cc="8.7"), libraries="cuda")
+    host = Host(environ=clean_environment(node.env))
+    assert label(host, Settings()).values["nvidia.com/gpu.product"] == "Orin"
+    told: list[bool] = []
+    kept_by = Labelled(host, LogfmtLog(sys.stderr, {}), Settings())
+    kept_by.told = lambda: told.append(True)
+    kept_by.broken("libnvidia-ml.so.1 isn't there", sure=True)
+    assert (told, kept_by.source()) == ([True], (Settings(), Inventory("")))
 
 
 def test_the_plugin_keeps_them_with_its_own_nvml(tmp_path: Path, short: Path, kept: list[Kept]) -> None:
