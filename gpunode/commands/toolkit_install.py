@@ -102,6 +102,8 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     manager = find_manager(host)
     if not options.dry_run:
         require_live(host)
+    if options.hold:
+        manager.require_holding()
     intent = _intend(host, manager, options, wanted)
     if options.dry_run:
         commands = tuple(one.text for one in (*_refreshing(intent), *intent.steps.commands))

@@ -162,6 +162,9 @@ class Apt:
     def hold(self, names: Sequence[str]) -> Command:
         return Command(("apt-mark", "hold", *names), seconds=_ASK_SECONDS)
 
+    def require_holding(self) -> None:
+        """It can always."""
+
     def release(self, names: Sequence[str]) -> Command:
         return Command(("apt-mark", "unhold", *names), seconds=_ASK_SECONDS)
 

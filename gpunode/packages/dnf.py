@@ -18,15 +18,18 @@ from gpunode.packages.manager import (
 )
 from gpunode.packages.rpm import installed, newest_first
 from gpunode.packages.words import failure
+from gpunode.result import ExitCode
 
 _ASK_SECONDS = 120.0  # it may read the repositories' metadata first
-_QUERY = r"%{name}\t%{evr}\t%{repoid}\n"
+_QUERY = r"%{name} %{evr} %{repoid}\n"  # dnf 5 knows \n and takes \t as it stands
 _LOCKED_CODE = 200  # dnf(8): a problem with acquiring or releasing of locks
 _PATTERNS = (
-    (Trouble.LOCKED, r"already locked by|Failed to obtain.* lock|Waiting for process with pid"),
+    (Trouble.LOCKED, r"already locked by|Failed to obtain.* lock|can't create transaction lock"),
+    (Trouble.LOCKED, r"Waiting for process with pid"),
     (Trouble.SIGNATURE, r"GPG check FAILED|repomd.xml.asc|Bad GPG signature|repomd.*signature|OpenPGP check"),
     (Trouble.SIGNATURE, r"is not signed|Public key for .* is not installed|key import failed|key expired"),
-    (Trouble.NO_SPACE, r"No space left on device|At least .* more space needed"),
+    (Trouble.NO_SPACE, r"No space left on device|At least .* more space needed|needs \S+ more space on"),
+    (Trouble.HELD, r"excluded by versionlock|filtered out by exclude filtering"),
     (Trouble.NOT_FOUND, r"No match for argument|Unable to find a match|No package .* available"),
     (Trouble.DEPENDENCIES, r"conflicting requests|nothing provides|package .* conflicts with|^Problem"),
     (Trouble.NETWORK, r"Could ?n[o']t resolve|Cannot download|Failed to download|Status code: [45]"),
@@ -62,7 +65,7 @@ class Dnf:
             raise PackagesError(f"{self.program} repoquery: {why.said}", hint=why.hint, code=str(why.trouble))
         offers: dict[str, list[tuple[str, str]]] = {}
         for line in answer.stdout.splitlines():
-            words = line.strip().split("\t")
+            words = line.split()
             if len(words) == 3:
                 offers.setdefault(words[0], []).append((words[1].removeprefix("0:"), words[2]))
         return {name: self._state(name, here.get(name, ""), offers.get(name, [])) for name in names}
@@ -87,8 +90,12 @@ class Dnf:
         return ()
 
     def refresh(self, only: str = "") -> Command:
-        """`only` is a repository's id. ``-y`` takes the key that its file names."""
-        alone = ("--disablerepo=*", f"--enablerepo={only}") if only else ()
+        """`only` is a repository's id. ``-y`` takes the key that its file names.
+
+        Fedora passes over a repository that it can't read or whose signature is wrong; this one it may not.
+        """
+        must = f"--setopt={only}.skip_if_unavailable=False"
+        alone = ("--disablerepo=*", f"--enablerepo={only}", must) if only else ()
         argv = (self.program, "-y", *self._impatient, "makecache", "--refresh", *alone)
         return Command(argv, seconds=300.0, changes=False)
 
@@ -98,8 +105,12 @@ class Dnf:
         return self._change("install", *named)
 
     def install_files(self, paths: Sequence[str], *, downgrade: bool = False) -> Command:
-        """With no repository: whoever brings files has no network. An older file is a downgrade by name."""
-        return self._change("downgrade" if downgrade else "install", "--disablerepo=*", *paths)
+        """With no repository: whoever brings files has no network. An older file is a downgrade by name.
+
+        To dnf 5 ``--disablerepo=*`` is an error where there is no repository: it looks for them in nothing.
+        """
+        alone = "--setopt=reposdir=/dev/null" if self.program == "dnf5" else "--disablerepo=*"
+        return self._change("downgrade" if downgrade else "install", alone, *paths)
 
     def remove(self, names: Sequence[str]) -> Command:
         return self._change("remove", "--noautoremove", *names)
@@ -115,6 +126,18 @@ class Dnf:
     def hold(self, names: Sequence[str]) -> Command:
         """Needs the versionlock plugin, which dnf 5 has built in."""
         return Command((self.program, "-y", "versionlock", "add", *names), seconds=_ASK_SECONDS)
+
+    def require_holding(self) -> None:
+        """dnf 4 has versionlock as a plugin, which no distribution installs by itself."""
+        if self.program == "dnf5" or not self.host.live:
+            return
+        if not self.host.run((self.program, "-q", "versionlock", "list"), timeout=_ASK_SECONDS).ok:
+            raise PackagesError(
+                f"{self.program} can't hold packages: its versionlock plugin isn't installed",
+                hint=f"{self.program} install 'dnf-command(versionlock)', or leave out --hold",
+                code="no-versionlock",
+                exit_code=ExitCode.PRECONDITION,
+            )
 
     def release(self, names: Sequence[str]) -> Command:
         return Command((self.program, "-y", "versionlock", "delete", *names), seconds=_ASK_SECONDS)

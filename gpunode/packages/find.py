@@ -19,6 +19,7 @@ _ADVICE = {
     "ubuntu-core": "Ubuntu Core takes snaps only: run the engine out of a snap that has the toolkit's parts",
     "guix": "declare the toolkit's package in the system configuration, then guix system reconfigure",
 }
+_PROGRAMS = {"debian": ("apt-get",), "rhel": ("dnf", "dnf5", "yum"), "suse": ("zypper",)}
 _TRANSACTIONAL = ("sle-micro", "sl-micro", "opensuse-microos")
 _OSTREE_ADVICE = (
     "layer it and reboot: put nvidia-container-toolkit.repo into /etc/yum.repos.d, then rpm-ostree install"
@@ -35,26 +36,35 @@ def find_manager(host: Host) -> Manager:
             hint=instead(distribution),
             code="immutable",
         )
-    # a recorded machine has its files, and not every program
-    family = "" if host.live else distribution.family
-    if family == "debian" or host.which("apt-get") is not None:
-        from gpunode.packages.apt import Apt
-
-        return Apt.of(host)
-    there = [program for program in ("dnf5", "dnf", "yum") if host.which(program) is not None]
-    if distribution.family != "suse" and (there or family == "rhel"):
-        from gpunode.packages.dnf import Dnf
-
-        return Dnf(host, there[0] if there else "dnf")
-    if family == "suse" or host.which("zypper") is not None:
-        from gpunode.packages.zypper import Zypper
-
-        return Zypper(host)
+    for family in dict.fromkeys((distribution.family, "debian", "rhel", "suse")):
+        # a recorded machine has its files, and not every program; a live one may have another family's too
+        recorded = not host.live and family == distribution.family
+        there = [program for program in _PROGRAMS.get(family, ()) if host.which(program) is not None]
+        if there or (recorded and family in _PROGRAMS):
+            return _manager(host, family, there)
     raise PreconditionError(
         f"{distribution.name or 'this system'} has neither apt-get nor dnf nor zypper",
         hint="install the toolkit by this system's own means, then: gpunode configure-runtime",
         code="no-package-manager",
     )
+
+
+def _manager(host: Host, family: str, there: Sequence[str]) -> Manager:
+    if family == "debian":
+        from gpunode.packages.apt import Apt
+
+        return Apt.of(host)
+    if family == "suse":
+        from gpunode.packages.zypper import Zypper
+
+        return Zypper(host)
+    from gpunode.packages.dnf import Dnf
+
+    program = there[0] if there else "dnf"
+    # dnf is either release; where both are installed, locks and history are those of the one that it is
+    found = host.which(program)
+    is_five = found is not None and host.realpath(found).endswith("/dnf5")
+    return Dnf(host, "dnf5" if is_five else program)
 
 
 def recorded_states(host: Host, names: Sequence[str]) -> Mapping[str, PackageState]:

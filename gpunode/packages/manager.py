@@ -158,6 +158,7 @@ class Trouble(StrEnum):
     CONFLICTING_SOURCES = "conflicting-sources"  # two entries for one repository that name different keys
     NETWORK = "network"
     NOT_FOUND = "not-found"  # no such package or version
+    HELD = "held"  # there is such a version, and a lock or an exclusion hides it
     DEPENDENCIES = "dependencies"
     INTERRUPTED = "interrupted"  # an earlier transaction was; it must be finished first
     NO_SPACE = "no-space"
@@ -208,6 +209,9 @@ class Manager(Protocol):
 
     def hold(self, names: Sequence[str]) -> Command:
         """Keep them at their version until `release`."""
+
+    def require_holding(self) -> None:
+        """`PackagesError` where `hold` would fail for want of a plugin."""
 
     def release(self, names: Sequence[str]) -> Command:
         """Take the hold off."""

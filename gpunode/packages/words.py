@@ -14,6 +14,7 @@ HINTS = {
     Trouble.CONFLICTING_SOURCES: "two files name this repository with different keys: gpunode toolkit status",
     Trouble.NETWORK: "the repository can't be reached: set the proxy, or use --repository URL or --from DIR",
     Trouble.NOT_FOUND: "see what there is: gpunode toolkit status",
+    Trouble.HELD: "a version lock or an exclusion stands in the way: gpunode toolkit status",
     Trouble.INTERRUPTED: "finish the earlier transaction first: dpkg --configure -a",
     Trouble.NO_SPACE: "make room, then run this again",
     Trouble.TIMED_OUT: "it was killed; see in what state it left the packages before going on",

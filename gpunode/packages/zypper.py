@@ -24,8 +24,9 @@ _ASK_SECONDS = 120.0
 _QUIET = ("zypper", "--non-interactive")
 _NOTHING_FOUND = 104
 _DONE = (0, 100, 101, 102, 103)  # 102: a reboot is suggested, 103: zypper itself was updated
+_ZYPP_CODE = 4  # an error of the library: mostly of the solver, but a download is one too
 _CODES = {
-    4: Trouble.DEPENDENCIES,
+    _ZYPP_CODE: Trouble.DEPENDENCIES,
     7: Trouble.LOCKED,
     _NOTHING_FOUND: Trouble.NOT_FOUND,
 }
@@ -37,6 +38,7 @@ _PATTERNS = (
     (Trouble.DEPENDENCIES, r"^Problem: |nothing provides"),
     (Trouble.NETWORK, r"Could not resolve|Download \(curl\) error|Timeout exceeded|Valid metadata not found"),
     (Trouble.NETWORK, r"Repository .* is invalid|File .* not found on medium"),
+    (Trouble.OTHER, r"^Problem reading|^Failed to |RPM failed|^Error:| failed:$"),  # why, before what follows
 )
 _SOLVABLE = re.compile(r"<solvable ([^>]*)/?>")
 _ATTRIBUTE = re.compile(r'([a-z]+)="([^"]*)"')
@@ -108,6 +110,9 @@ class Zypper:
     def hold(self, names: Sequence[str]) -> Command:
         return Command((*_QUIET, "addlock", *names), seconds=_ASK_SECONDS)
 
+    def require_holding(self) -> None:
+        """It can always."""
+
     def release(self, names: Sequence[str]) -> Command:
         return Command((*_QUIET, "removelock", *names), seconds=_ASK_SECONDS)
 
@@ -120,4 +125,6 @@ class Zypper:
             return None
         why = failure(done, _PATTERNS)
         trouble = _CODES.get(done.code)
-        return Failure(trouble, why.said, HINTS.get(trouble, "")) if trouble else why
+        if trouble is None or (done.code == _ZYPP_CODE and why.trouble is not Trouble.OTHER):
+            return why
+        return Failure(trouble, why.said, HINTS.get(trouble, ""))

@@ -65,6 +65,9 @@ class Signer:
     def clearsign(self, path: Path, target: Path) -> None:
         target.write_bytes(self._gpg("--clearsign", "--output", "-", str(path)))
 
+    def detached(self, path: Path) -> bytes:
+        return self._gpg("--armor", "--detach-sign", "--output", "-", str(path))
+
     def _gpg(self, *argv: str) -> bytes:
         command = ["gpg", "--homedir", str(self._home), "--batch", "--quiet", "--no-tty", *self._time, *argv]
         return subprocess.run(command, capture_output=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""dnf and zypper by recorded runs: no machine of theirs is at hand, so their answers are written down here.
+"""dnf and zypper by recorded runs; test_rpm_real.py has the real ones.
 
 The answers follow dnf 4.14 (RHEL 9), dnf 5.2 (Fedora 41) and zypper 1.14 (SLES 15); exit codes are those of
 dnf(8) and zypper(8).
@@ -18,7 +18,7 @@ from gpunode.packages.zypper import Zypper
 from tests.cli import gpunode
 from tests.packages.apt_root import PACKAGES
 
-REPOQUERY = r"%{name}\t%{evr}\t%{repoid}\n"
+REPOQUERY = r"%{name} %{evr} %{repoid}\n"
 RPM_QUERY = r"%{NAME}\t%{EVR}\n"
 
 
@@ -51,7 +51,7 @@ def rpm_says(version):
 
 
 def dnf_offers(program, *offers):
-    lines = [f"{name}\t{version}\t{repository}\n" for name in PACKAGES for version, repository in offers]
+    lines = [f"{name} {version} {repository}\n" for name in PACKAGES for version, repository in offers]
     return {(program, "-q", "repoquery", "--available", "--qf", REPOQUERY, *PACKAGES): "\n".join(lines)}
 
 
@@ -96,6 +96,7 @@ def test_what_dnf_has_and_would_do(tmp_path, program):
             "--refresh",
             "--disablerepo=*",
             "--enablerepo=nvidia-container-toolkit",
+            "--setopt=nvidia-container-toolkit.skip_if_unavailable=False",
         ],
         [program, "-y", *impatient, "install", *names],
         [program, "-y", "versionlock", "add", *PACKAGES],
@@ -141,7 +142,7 @@ def test_a_package_that_zypper_does_not_know(tmp_path):
 def test_candidates_that_differ_are_refused_with_one_that_fits(tmp_path):
     offers = dnf_offers("dnf", *TWO)
     ((argv, text),) = offers.items()
-    newer = f"{text}\n{PACKAGES[1]}\t1.21.0-1\tcuda-rhel9\n"
+    newer = f"{text}\n{PACKAGES[1]} 1.21.0-1 cuda-rhel9\n"
     root = recorded(tmp_path, RHEL, rpm_says("") | {argv: newer}, "dnf")
     done = gpunode("toolkit", "install", "--dry-run", "--root", str(root))
     assert done.code == 3 and "newest versions differ" in done.err and "--version 1.20.0-1" in done.err
