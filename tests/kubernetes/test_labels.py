@@ -80,6 +80,7 @@ def test_what_somebody_else_said_is_in_the_plan(api: ApiServer, run: Gpunode) ->
     assert run(*argv).code == 0
     # left by a tool that is gone: they are right, and from now on ours
     del api.node(NODE)["metadata"]["annotations"][ANNOTATION]
+    assert f"+{ANNOTATION}=nvidia.com/cuda.driver" in run(*argv, "--dry-run").out
     assert "updated" in run(*argv).out
     assert "nvidia.com/gpu.count" in api.node(NODE)["metadata"]["annotations"][ANNOTATION]
     assert "unchanged" in run(*argv).out
@@ -224,6 +225,7 @@ def test_owners_that_are_gone_are_replaced(api: ApiServer, run: Gpunode) -> None
     assert "unchanged" in run(*argv, POD_NAME="x").out
     assert "unchanged" in run(*argv, POD_NAME="gone").out  # whose it is can't be told: it stays as it was
     # no pod of ours: no pod's end may take the labels away
+    assert "-ownerReferences=DaemonSet labels u-9, Pod x u-9p\n" in run(*argv, "--dry-run").out
     assert "updated" in run(*argv).out
     assert "ownerReferences" not in features(api)[0]["metadata"]
 

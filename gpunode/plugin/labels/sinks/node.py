@@ -77,7 +77,8 @@ class _Plan:
         there, notes = strings(node, _LABELS), strings(node, _ANNOTATIONS)
         self._node = node
         self._annotation = annotation
-        self._keys = {key for key in notes.get(annotation, "").split(",") if key}
+        self._noted = notes.get(annotation, "")
+        self._keys = {key for key in self._noted.split(",") if key}
         self._mine = {key: there[key] for key in self._keys if key in there}
         self._there = {key: there[key] for key in self._keys | labels.keys() if key in there}
         self._wanted = settled(labels, self._mine)
@@ -94,15 +95,19 @@ class _Plan:
         """Also of what somebody else set under these keys: it is replaced, and the plan has to show it."""
         before = self._there if self._keys or self._there else None
         found = change(where, before, self._wanted)
-        # labels that are so already become ours: a change of the annotation alone
-        return Change(where, "updated") if found.action == "unchanged" and self.patch() else found
+        if found.action != "unchanged":
+            return found
+        # labels that are so already become ours
+        return change(where, {self._annotation: self._noted}, {self._annotation: self._note()})
 
     def patch(self) -> list[dict[str, Any]]:
         from gpunode.kubernetes.patches import map_patch
 
         gone: dict[str, str | None] = dict.fromkeys(self._keys - self._wanted.keys())
-        told = ",".join(sorted(self._wanted)) or None
         return [
             *map_patch(self._node, _LABELS, {**self._wanted, **gone}),
-            *map_patch(self._node, _ANNOTATIONS, {self._annotation: told}),
+            *map_patch(self._node, _ANNOTATIONS, {self._annotation: self._note() or None}),
         ]
+
+    def _note(self) -> str:
+        return ",".join(sorted(self._wanted))

@@ -78,8 +78,10 @@ class NodeFeature:
         after = labels if before is None else settled(labels, before)
         told = change(where, before, after)
         owners = self._owners(cluster, space)
-        if told.action == "unchanged" and there is not None and not _sound(there, node, owners):
-            told = Change(where, "updated")
+        if told.action == "unchanged" and there is not None:
+            has = (there.get("metadata") or {}).get("ownerReferences") or []
+            said = _about(strings(there, ("metadata", "labels")).get(_NODE), has)
+            told = change(where, said, _about(node, has if owners is None else owners))
         if dry_run or told.action == "unchanged":
             return told
         if there is None:
@@ -154,18 +156,10 @@ def _object(
     }
 
 
-def _sound(there: dict[str, Any], node: str, owners: Sequence[dict[str, Any]] | None) -> bool:
-    """Whether it is this node's, and goes with whom it should: with an owner that is gone it would be taken
-    away, and every label with it."""
-    from gpunode.kubernetes.patches import strings
-
-    has = (there.get("metadata") or {}).get("ownerReferences") or []
-    same = owners is None or {_who(one) for one in has} == {_who(one) for one in owners}
-    return same and strings(there, ("metadata", "labels")).get(_NODE) == node
-
-
-def _who(owner: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(owner.get(key) for key in ("kind", "name", "uid"))
+def _about(node: str | None, owners: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Whose it is: with owners that are gone it would be taken away, and every label with it."""
+    told = (" ".join(str(one.get(key)) for key in ("kind", "name", "uid")) for one in owners)
+    return {_NODE: node or "", "ownerReferences": ", ".join(sorted(told))}
 
 
 def _updated(
