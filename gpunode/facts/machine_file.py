@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,23 +21,32 @@ def build_machine(spec: Mapping[str, Any], root: Path) -> Path:
     if root.exists() and any(root.iterdir()):
         raise ConfigError(f"{root} is not empty", hint="a machine is only built in a new directory")
     root.mkdir(parents=True, exist_ok=True)
+    made = {root}
     for path in spec.get("dirs", ()):
-        _inside(root, path).mkdir(parents=True, exist_ok=True)
+        _make(_inside(root, path), made)
     for path, content in contents(spec).items():
         target = _inside(root, path)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make(target.parent, made)
         target.write_bytes(content)
     for path in spec.get("executables", ()):
         target = _inside(root, path)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make(target.parent, made)
         target.write_bytes(b"#!/bin/sh\n")
         target.chmod(0o755)
     # links last: nothing is ever written through one
+    links: set[Path] = set()
     for path, destination in spec.get("links", {}).items():
-        link = _inside(root, path)
-        link.parent.mkdir(parents=True, exist_ok=True)
+        link = _inside(root, path, links)
+        _make(link.parent, made)
         link.symlink_to(destination)
+        links.add(link)
     return root
+
+
+def _make(directory: Path, made: set[Path]) -> None:
+    if directory not in made:
+        directory.mkdir(parents=True, exist_ok=True)
+        made.add(directory)
 
 
 def contents(spec: Mapping[str, Any]) -> dict[str, bytes]:
@@ -56,15 +65,13 @@ def contents(spec: Mapping[str, Any]) -> dict[str, bytes]:
     return found
 
 
-def _inside(root: Path, path: str) -> Path:
-    """Where a path of the machine lies; one that would leave the root is refused."""
+def _inside(root: Path, path: str, links: Collection[Path] = ()) -> Path:
+    """Where a path of the machine lies; one that would leave the root, or lead through `links`, is refused."""
     pure = PurePosixPath(path)
     if not pure.is_absolute() or ".." in pure.parts:
         raise ConfigError(f"{path!r} is no absolute path inside the machine")
     target = root.joinpath(*pure.parts[1:])
-    step = target
-    while step != root:
-        if step.is_symlink():
+    for step in (target, *target.parents) if links else ():
+        if step in links:
             raise ConfigError(f"{path!r} leads through the link {step.relative_to(root)}")
-        step = step.parent
     return target
