@@ -82,7 +82,7 @@ runs() {{  # nobody reaps what ended
     grep -Eq '^State:[[:space:]]+[RSDT]' "/proc/$pid/status" 2> /dev/null
 }}
 stop() {{
-    runs $1 || return 0
+    runs $1 || {{ rm -f /run/units/$1.pid; return 0; }}
     kill "$(cat /run/units/$1.pid)"
     while runs $1; do sleep 0.05; done
     rm /run/units/$1.pid

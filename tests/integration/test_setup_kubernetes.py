@@ -25,6 +25,13 @@ PASSED = {
 }
 
 
+# the process that starts it may ignore SIGINT, and its children would inherit that
+_AS_FROM_A_TERMINAL = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    " from gpunode.cli import main; main()"
+)
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[KubernetesNode]:
     require("containerd", "ctr", "runc", "unshare")
@@ -151,25 +158,19 @@ def test_a_kubelet_that_takes_nothing_and_ctrl_c_leave_no_plugin(
         "GPUNODE_PLUGIN_SERVE_KUBELET_SOCKET=/var/lib/kubelet/none/kubelet.sock\n"
     )
     node.sh("mkdir -p /var/lib/kubelet/none")
-    failed = setup(node, "--wait", "2")
+    failed = setup(node, "--wait", "1")
     assert failed.code == 4, failed.err
-    assert "the kubelet took no GPUs within 2 s" in failed.document["errors"][0]["message"]
+    assert "the kubelet took no GPUs within 1 s" in failed.document["errors"][0]["message"]
     assert not has_unit(node)
 
-    python = f"{node.place}/venv/bin/python"
-    argv = (
-        "timeout",
-        "--preserve-status",
-        "-s",
-        "INT",
-        "8",
-        python,
-        "-m",
-        "gpunode",
-        "setup",
-        "--kubernetes",
+    # Ctrl-C once the unit has been started, however long the way there takes
+    before = sum("enable --now" in call for call in node.calls())
+    script = (
+        f'(until [ "$(grep -c "enable --now" {node.place}/calls)" -gt {before} ]; do sleep 0.05; done;'
+        f" kill -INT $$) & exec {node.place}/venv/bin/python -c '{_AS_FROM_A_TERMINAL}'"
+        " setup --kubernetes -o json"
     )
-    stopped = node.cli.program(*argv, "-o", "json", env=node.environ)
+    stopped = node.cli.program("sh", "-c", script, env=node.environ)
     assert stopped.code == 130, stopped.err
     assert states(stopped)["plugin"] == "interrupted"
     assert states(stopped)["verify"] == "waiting"
@@ -179,7 +180,7 @@ def test_a_kubelet_that_takes_nothing_and_ctrl_c_leave_no_plugin(
 
 def test_a_daemon_set_whose_pod_comes_or_does_not(node: KubernetesNode, api: ApiServer) -> None:
     options = ("--plugin", "daemonset", "--image", "registry.test/gpunode:1")
-    none = setup(node, *options, "--wait", "2")
+    none = setup(node, *options, "--wait", "1")
     assert none.code == 4, none.err
     assert states(none)["node-label"] == "done"
     assert "no pod of the DaemonSet was made" in none.document["errors"][0]["message"]
