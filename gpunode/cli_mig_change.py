@@ -82,9 +82,9 @@ def mig_apply(
         Strings,
         typer.Option(
             "--drain",
-            metavar="UNIT|PID",
-            help="Stop this first: a unit of systemd's (started again afterwards), a process that is in the"
-            " way, or nvidia_drm (repeatable).",
+            metavar="UNIT|CONTAINER|PID",
+            help="Stop this first: a unit of systemd's or a container that is in the way (docker:ID), which"
+            " start again afterwards, a process that is in the way, or nvidia_drm (repeatable).",
         ),
     ] = None,
     persist: Annotated[

@@ -81,6 +81,12 @@ def _require(host: Host) -> None:
         raise PreconditionError("changing MIG needs root", hint="run it again with sudo")
 
 
+def _end(one: Obstacle) -> str:
+    """How to end what --drain doesn't stop."""
+    namespace, _, pod = (one.pod or (one.name if one.kind == "pod" else "")).partition("/")
+    return f"kubectl delete pod -n {namespace} {pod}" if pod else f"{one.name} (process {one.pid})"
+
+
 def _dry_run(host: Host, options: Options, chosen: mig_wanted.Chosen, progress: Progress) -> Result:
     with progress.step("reading the layouts"):
         layouts, processes = mig_wanted.look(host)
@@ -160,9 +166,9 @@ class _Run:
         if busy:
             words = dict.fromkeys(one.drain for one in busy if one.drain)
             stop = "".join(f" --drain {word}" for word in words)
-            pods = ", ".join(dict.fromkeys(one.pod or one.name for one in busy if not one.drain))
+            others = dict.fromkeys(_end(one) for one in busy if not one.drain)
             hints = [f"have them stopped:{stop}"] if stop else []
-            hints += [f"end first: {pods}"] if pods else []
+            hints += [f"end first: {', '.join(others)}"] if others else []
             raise PreconditionError(
                 "; ".join(one.text for one in busy), hint="; ".join(hints), code="mig-busy"
             )

@@ -15,7 +15,7 @@ from gpunode.facts.node import Node
 from gpunode.gpu.mig import MigProcess, MigSession, read_layouts
 from gpunode.host import Host
 from gpunode.mig import snapshot
-from gpunode.mig.busy import Obstacle, obstacles
+from gpunode.mig.busy import Obstacle, obstacles, untold
 from gpunode.mig.clients import clients
 from gpunode.mig.compare import difference
 from gpunode.mig.config import Entry, MigConfig, parse
@@ -114,7 +114,7 @@ def _told(left: snapshot.Left, back: Collection[int]) -> Iterator[str]:
     begun = "an earlier run of mig apply didn't come to its end"
     for gpu in left.half:
         then = "gets its former layout back" if gpu.index in back else "is planned from what is there"
-        yield f"{begun}: GPU {gpu.index} is half-way and {then}"
+        yield f"{begun}: GPU {gpu.index} {then}"
     for gpu in left.changed:
         yield f"{begun}, but GPU {gpu.index} has been cut otherwise since: it counts as it is"
     for gpu in left.unasked:
@@ -165,6 +165,8 @@ def remarks(host: Host, plans: Sequence[GpuPlan]) -> tuple[str, ...]:
         f"{one.name} (process {one.process.pid}) sees a new layout only when it is started anew"
         for one in others
     ]
+    pods = untold(node, plans)
+    found += [pods] if pods else []
     resets = takes_reset(plans)
     services = clients(host, node.processes).services if resets else ()
     if services:

@@ -23,6 +23,7 @@ from gpunode.mig.plan import Device, GpuPlan
 
 DRM = "nvidia_drm"
 _UNIT = re.compile(r"([^/:]+\.service)(?=/|$)")
+_ENGINE = re.compile(r"(docker|libpod)[-/][0-9a-f]{64}", re.ASCII)
 _INSTANCE = re.compile(r"gpu(\d+)/gi(\d+)(?:/ci(\d+))?/access", re.ASCII)
 
 Held = tuple[int, int | None, int | None]
@@ -33,8 +34,9 @@ Held = tuple[int, int | None, int | None]
 class Obstacle:
     """One thing in the way of a GPU's plan. `kind` is process, pod or module.
 
-    `what` is what it uses. `container` is the engine's id, `pod` NAMESPACE/NAME; `unit` is systemd's for it.
-    `drain` is what to give to ``--drain`` to have it stopped, empty for a pod, which others must end.
+    `what` is what it uses. `container` is its engine's id, `engine` docker or podman if that one runs it as
+    root; `pod` is NAMESPACE/NAME; `unit` is systemd's for it. `drain` is what to give to ``--drain`` to have
+    it stopped, empty for a pod, which others must end.
     """
 
     kind: str
@@ -45,9 +47,12 @@ class Obstacle:
     container: str = ""
     pod: str = ""
     unit: str = ""
+    engine: str = ""
 
     @property
     def drain(self) -> str:
+        if self.engine:
+            return f"{self.engine}:{self.container[:12]}"
         if self.kind == "pod" or self.container:
             return ""
         return self.unit or (str(self.pid) if self.pid else self.name)
@@ -59,7 +64,7 @@ class Obstacle:
         inside = f" of pod {self.pod}" if self.pod else ""
         inside = inside or (f" in container {self.container[:12]}" if self.container else "")
         inside = inside or (f" of {self.unit}" if self.unit else "")
-        return f"{who}{inside} uses {self.what}"
+        return f"{who}{inside} {'holds' if self.kind == 'pod' else 'uses'} {self.what}"
 
 
 def obstacles(
@@ -135,21 +140,32 @@ def _device(gpu: GpuLayout, device: Device) -> str:
 
 
 def _pods(node: Node, plan: GpuPlan) -> Iterator[Obstacle]:
-    """Pods to which the kubelet has given what goes, whether they use it now or not."""
+    """Pods to which the kubelet has given what goes, whether they use it now or not. One that was given the
+    whole GPU sees its instances."""
     if node.kubelet is None or not node.host.live:
         return
     try:
         holdings = node.gpu_holdings
     except GpunodeError:
-        return
+        return  # see `untold`
     gone = {one.uuid: _device(plan.gpu, one) for one in plan.lost if one.uuid}
-    if plan.changes_mode:
-        gone[plan.gpu.uuid] = f"GPU {plan.gpu.index}"
+    gone[plan.gpu.uuid] = f"GPU {plan.gpu.index}"
     for holding in holdings:
         for identifier in holding.ids:
             what = gone.get(identifier.partition("::")[0])
             if what:
                 yield Obstacle("pod", plan.gpu.index, what, f"{holding.namespace}/{holding.pod}")
+
+
+def untold(node: Node, plans: Sequence[GpuPlan]) -> str:
+    """Why it can't be told which pods hold what goes, in words; empty if it can, or nothing goes."""
+    if node.kubelet is None or not node.host.live or not any(_changes(plan) for plan in plans):
+        return ""
+    try:
+        list(node.gpu_holdings)
+    except GpunodeError as error:
+        return f"which pods hold what goes isn't known: {error.message}"
+    return ""
 
 
 def _draws(host: Host) -> bool:
@@ -188,11 +204,14 @@ class _Who:
     def is_(self, pid: int, gpu: int, what: str) -> Obstacle:
         """The process as an obstacle."""
         host = self._node.host
-        container, _, _ = container_of(host, pid)
+        container, group, v1 = container_of(host, pid)
+        engine = _ENGINE.search(f"{group} {v1}") if "user@" not in group else None
         units = _UNIT.findall(_text(host, f"/proc/{pid}/cgroup").replace("\n", "/"))
         unit = units[-1] if units and not container and not units[-1].startswith("user@") else ""
         name = self._names.get(pid) or _text(host, f"/proc/{pid}/comm").strip() or "a process"
-        return Obstacle("process", gpu, what, name, pid, container, self._pod(container), unit)
+        pod = self._pod(container)
+        runs = {"docker": "docker", "libpod": "podman"}[engine[1]] if engine and not pod else ""
+        return Obstacle("process", gpu, what, name, pid, container, pod, unit, runs)
 
     def _pod(self, container: str) -> str:
         if not container:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpunode.commands.mig_wanted import remarks
+from gpunode.daemons.pod_resources import Holding
+from gpunode.errors import DaemonError, UsageError
 from gpunode.facts.node import Node
 from gpunode.gpu.mig import MigProcess
-from gpunode.host import Host
-from gpunode.mig.busy import Obstacle, obstacles
+from gpunode.host import Completed, Host
+from gpunode.mig.busy import Obstacle, obstacles, untold
+from gpunode.mig.drain import bring_back, drain
 from gpunode.mig.layout import GpuLayout
 from gpunode.mig.plan import plan_gpu
 from gpunode.mig.wishes import Wish
+from gpunode.render import SilentProgress
 from tests.mig.test_placement import board, instance
 
 CAPS = """\
@@ -95,10 +100,82 @@ def test_containers_and_units_are_told(machine: Machine) -> None:
     cap = "/dev/nvidia-caps/nvidia-cap31"
     machine.process(41, "train", cap, cgroup=f"/system.slice/docker-{CONTAINER}.scope")
     machine.process(42, "jupyter", cap, cgroup="/system.slice/jupyter.service")
-    first, second = machine.ask(gpu, Wish(gpu, True, {}, 1))
-    assert first.container == CONTAINER and first.drain == ""
-    assert f"in container {CONTAINER[:12]}" in first.text
-    assert second.unit == second.drain == "jupyter.service" and "of jupyter.service" in second.text
+    machine.process(43, "serve", cap, cgroup=f"/machine.slice/libpod-{CONTAINER}.scope/container")
+    rootless = f"/user.slice/user-1000.slice/user@1000.service/app.slice/docker-{CONTAINER}.scope"
+    machine.process(44, "mine", cap, cgroup=rootless)
+    machine.process(
+        45, "pod", cap, cgroup=f"/kubepods.slice/kubepods-pod1.slice/cri-containerd-{CONTAINER}.scope"
+    )
+    found = machine.ask(gpu, Wish(gpu, True, {}, 1))
+    assert all(one.container == CONTAINER for one in found if one.name != "jupyter")
+    assert f"in container {CONTAINER[:12]}" in found[0].text
+    assert found[1].unit == "jupyter.service" and "of jupyter.service" in found[1].text
+    # what root's engine doesn't run, nobody but its owner stops
+    drains = ["docker:444444444444", "jupyter.service", "podman:444444444444", "", ""]
+    assert [one.drain for one in found] == drains
+
+
+class Engine(Host):
+    """A node that writes down what it is told to run."""
+
+    def run(self, argv: Sequence[str], **_: object) -> Completed:
+        ran.append(" ".join(argv))
+        return Completed(tuple(argv), 1 if "start" in argv else 0, "", "no such container\n")
+
+
+ran: list[str] = []
+
+
+def test_a_container_that_is_named_stops_and_starts_again() -> None:
+    ran.clear()
+    train = Obstacle("process", 0, "GPU 0", "train", 41, CONTAINER, engine="docker")
+    host, word = Engine(), train.drain
+    with pytest.raises(UsageError, match="container podman:444444444444 isn't in the way"):
+        drain(host, (word, "podman:444444444444"), (train,), SilentProgress())
+    assert ran == [], "all words are looked at before the first is acted on"
+    done = drain(host, (word, word), (train,), SilentProgress())
+    assert ran == ["docker stop -t 30 444444444444"] and done.names == (word,)
+    (trouble,) = bring_back(host, done, SilentProgress())
+    assert ran[1:] == ["docker start 444444444444"] and "no such container" in trouble
+
+
+class Kubelet:
+    """A kubelet that says which devices pods hold, or doesn't."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *ids: str, silent: bool = False) -> None:
+        held = Holding("ml", "train-0", "main", "nvidia.com/gpu", ids)
+
+        def holdings(_: object) -> tuple[Holding, ...]:
+            if silent:
+                raise DaemonError("the kubelet did not answer List within 2 s")
+            return (held,)
+
+        monkeypatch.setattr(Node, "kubelet", object())
+        monkeypatch.setattr(Node, "gpu_holdings", property(holdings))
+        monkeypatch.setattr(Host, "live", True)
+
+
+def test_pods_that_hold_what_goes_are_in_the_way_even_idle(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = gpu_of("h100")
+    first, second = (ci.uuid for gi in gpu.instances for ci in gi.compute)
+    wish = Wish(gpu, True, {"4g.40gb": 1, "3g.40gb": 1}, 1)  # the instance at slot 0 goes
+    for ids, counts in (((first,), 1), ((f"{first}::0",), 1), ((second,), 0), ((gpu.uuid,), 1)):
+        Kubelet(monkeypatch, *ids)
+        found = [one for one in machine.ask(gpu, wish) if one.kind == "pod"]
+        assert [one.name for one in found] == ["ml/train-0"] * counts, ids
+        assert all(one.drain == "" for one in found)
+    assert machine.ask(gpu, Wish(gpu, True, {"3g.40gb": 2}, 1)) == (), "nothing goes"
+
+
+def test_a_kubelet_that_does_not_tell_is_told_of(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = gpu_of("h100")
+    Kubelet(monkeypatch, silent=True)
+    node = Node(Host(root=machine.root))
+    told = untold(node, [plan_gpu(Wish(gpu, True, {}, 1))])
+    assert told == "which pods hold what goes isn't known: the kubelet did not answer List within 2 s"
+    assert untold(node, [plan_gpu(Wish(gpu, True, {"3g.40gb": 2}, 1))]) == ""
 
 
 def test_a_reset_wants_nobody_at_all(machine: Machine) -> None:

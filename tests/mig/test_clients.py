@@ -20,7 +20,7 @@ from gpunode.mig.clients import Clients, Room, clients
 from gpunode.plugin.kubelet_stub import KubeletStub
 from gpunode.render import SilentProgress
 from tests.cli import clean_environment, command
-from tests.mig.conftest import MigMaker, MigNode
+from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
 from tests.plugin.nodes import eventually
 from tests.plugin.serving import kubelet
 
@@ -104,7 +104,7 @@ POD = ("unshare", "--pid", "--fork", "--kill-child=TERM")
 
 
 @contextmanager
-def serving(made: MigNode, pod: bool = False) -> Iterator[Beside]:
+def serving(made: MigNode, pod: bool = False, shows: tuple[str, int] = ("gpu", 1)) -> Iterator[Beside]:
     """A plugin that looks by itself once an hour, as a service or as a pod's first process."""
     with (
         made.shared() as node,
@@ -121,7 +121,7 @@ def serving(made: MigNode, pod: bool = False) -> Iterator[Beside]:
             process = subprocess.Popen(argv, env=clean_environment(node.env), stderr=stream)
         try:
             beside = Beside(node, stub, log)
-            assert beside.shows("gpu", 1), log.read_text()
+            assert beside.shows(*shows), log.read_text()
             yield beside
         finally:
             process.terminate()
@@ -153,3 +153,31 @@ def test_after_a_failure_the_plugin_goes_on(mig_node: MigMaker) -> None:
         assert beside.node.apply("all-balanced").code == 4
         assert eventually(lambda: beside.log.read_text().count("GPUs found") == 2, 10), beside.log.read_text()
         assert beside.shows("gpu", 1)
+
+
+def test_a_pod_that_was_given_what_goes_is_in_the_way(mig_node: MigMaker) -> None:
+    """It uses nothing yet; the kubelet says that the device is its own (PodResources)."""
+    made = mig_node(mig_machine("h100"))
+    assert made.apply("all-1g").code == 0
+    with serving(made, shows=("mig-1g.10gb", 7)) as beside, kubelet_process(beside):
+        beside.kubelet.admit("train-0", "main", {"nvidia.com/mig-1g.10gb": 1})
+        ran = beside.node.apply("all-balanced")
+        assert ran.code == 3, ran.err
+        assert "pod default/train-0 holds the 1g.10gb at" in ran.err
+        assert "hint: end first: kubectl delete pod -n default train-0" in ran.err
+        planned = beside.node.run("plan", "-f", EXAMPLES, "-c", "all-balanced", "-o", "json")
+        (told,) = planned.document["data"]["obstacles"]
+        assert (told["kind"], told["name"], told["drain"]) == ("pod", "default/train-0", "")
+        beside.kubelet.remove("train-0")
+        assert beside.node.apply("all-balanced").code == 0
+
+
+@contextmanager
+def kubelet_process(beside: Beside) -> Iterator[None]:
+    """A process that passes for the kubelet whose stand-in it is."""
+    script = 'exec -a kubelet sh -c "echo runs; read _" "--root-dir=$0"'
+    argv = [*beside.node.space, "bash", "-c", script, str(beside.log.parent)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"runs\n"
+        yield
+        process.communicate(b"\n")
