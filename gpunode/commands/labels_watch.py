@@ -25,7 +25,8 @@ _END_SECONDS = 1.5
 
 
 def watch(host: Host, given: Sources, resolved: Resolved, stop: Event | None = None) -> Result:
-    """Until SIGTERM, Ctrl-C or `stop`; SIGHUP reads the config file again. A missing driver is waited for."""
+    """Until SIGTERM, Ctrl-C or `stop`. The config file is followed, a missing driver is waited for."""
+    from gpunode.plugin.config.watch import ConfigWatch
     from gpunode.plugin.labels.watch import Labeller
     from gpunode.plugin.logfmt import LogfmtLog
     from gpunode.plugin.systemd import Systemd
@@ -40,14 +41,14 @@ def watch(host: Host, given: Sources, resolved: Resolved, stop: Event | None = N
         asked.wake = asked.look = waiter.wake
         asked.let_go = node.let_go
         node.told = waiter.wake
+        config = ConfigWatch(node, given, hangup, resolved.content)
         labeller = Labeller(host, log, node.source, lambda seconds: None)
         systemd = Systemd(host, log)
         node.start()
         systemd.tell("READY=1")
         try:
             while not asked and not (stop is not None and stop.is_set()):
-                if hangup.take():
-                    _reload(node, given, log)
+                config.tick(host.monotonic())
                 labeller.tick(host.monotonic())
                 waiter.wait(_TURN_SECONDS)
         finally:
@@ -61,20 +62,11 @@ def watch(host: Host, given: Sources, resolved: Resolved, stop: Event | None = N
     return Result("NodeLabels", {"passes": labeller.passes}, blocks=(Text(f"labels were made {passes}"),))
 
 
-def _reload(node: _Node, given: Sources, log: Log) -> None:
-    """A configuration that can't be used changes nothing."""
-    resolved = given.resolve()
-    if resolved.problems:
-        first = resolved.problems[0].info()
-        log.error("config file not taken over", reason=first.message, hint=first.hint)
-        return
-    node.settings = resolved.settings
-    node.look()
-    log.info("config file read again")
-
-
 class _Node:
-    """The GPUs as they are now, told by the backend of `plugin serve`. A `Sink` for it."""
+    """The GPUs as they are now, told by the backend of `plugin serve`, and the settings.
+
+    A `Sink` for the backend; for the config file it is service, ledger and backend in one.
+    """
 
     def __init__(self, host: Host, log: Log, settings: Settings) -> None:
         from gpunode.plugin.labels.make import VFIO
@@ -86,7 +78,9 @@ class _Node:
         self._gone = False  # nobody is there to be waited for
         self._backend: Backend | None = None
         self._thread: Thread | None = None
+        self.log = log
         self.settings = settings
+        self.config_trouble = ""
         self.told: Callable[[], None] = lambda: None
         if settings.device_discovery_strategy == VFIO:
             return
@@ -106,9 +100,27 @@ class _Node:
             self._backend.hurry()
             self._thread.join(_END_SECONDS)
 
-    def look(self) -> None:
+    @property
+    def ledger(self) -> _Node:
+        return self
+
+    @property
+    def backend(self) -> _Node:
+        return self
+
+    def hurry(self) -> None:
         if self._backend is not None:
             self._backend.hurry()
+
+    def configure(self, settings: Settings) -> None:
+        self.settings = settings
+        self.told()
+
+    def follow(self, directory: str) -> None:
+        """It is looked at in every turn."""
+
+    def again_within(self, seconds: float) -> None:
+        """The next turn is soon enough."""
 
     def let_go(self) -> None:
         if self._backend is not None:

@@ -12,17 +12,15 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gpunode.errors import GpunodeError
 from gpunode.plugin.config.options import OPTIONS
 from gpunode.plugin.config.problems import Problem
 from gpunode.plugin.config.resolve import Sources
 from gpunode.plugin.errand import Errand
+from gpunode.plugin.logfmt import Log
 from gpunode.plugin.settings import Settings
-
-if TYPE_CHECKING:
-    from gpunode.plugin.serve import PluginService
 
 AGAIN_SECONDS = 0.2
 
@@ -38,6 +36,39 @@ class Hangup:
         return asked
 
 
+class Configured(Protocol):
+    """What has the settings: the plugin's ledger, or that of the labels."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+    config_trouble: str
+
+    def configure(self, settings: Settings) -> None: ...
+
+
+class Hurried(Protocol):
+    def hurry(self) -> None:
+        """Look at the GPUs now."""
+
+
+class Service(Protocol):
+    """Whose config file it is: `PluginService`, or `gpunode labels --watch`."""
+
+    @property
+    def log(self) -> Log: ...
+
+    @property
+    def backend(self) -> Hurried: ...
+
+    @property
+    def ledger(self) -> Configured: ...
+
+    def follow(self, directory: str) -> None: ...
+
+    def again_within(self, seconds: float) -> None: ...
+
+
 class ConfigWatch:
     """A part; see `gpunode.plugin.parts.Part`. Without a file only SIGHUP counts: the GPUs are looked at.
 
@@ -46,7 +77,7 @@ class ConfigWatch:
 
     def __init__(
         self,
-        service: PluginService,
+        service: Service,
         sources: Sources,
         hangup: Hangup,
         taken: bytes,
