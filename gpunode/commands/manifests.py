@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 VARIANTS = ("cdi", "legacy")  # as `configure-runtime --also` names them
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")  # RFC 1123, as Kubernetes takes it
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,254}")
+# [registry[:port]/]path[:tag][@digest], as container engines read it (distribution, reference/regexp.go)
+_HOST = (
+    r"([A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?)*|\[[0-9A-Fa-f:]+\])"
+)
+_PART = r"[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"({_HOST}(:[0-9]+)?/)?{_PART}(/{_PART})*(:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(@[A-Za-z0-9+._-]+:[0-9a-f]{{32,}})?"
+)
 _MAX = 63  # a RuntimeClass's handler is a DNS label
 Objects = tuple[dict[str, Any], ...]
 
@@ -144,7 +151,7 @@ def checked_subdomain(name: str, what: str) -> str:
 
 
 def checked_image(image: str) -> str:
-    if _IMAGE.fullmatch(image) is None:
+    if len(image) > 1024 or _IMAGE.fullmatch(image) is None:
         raise UsageError(
             f"{image!r} can't be an image's name", hint="such as registry.example.com/gpunode:1.0"
         )

@@ -194,10 +194,13 @@ def _wait_for_pod(host: Host, cluster: Cluster, namespace: str, wait: float, pro
     with progress.step("waiting for the plugin's pod on this node, and for the kubelet to take the GPUs"):
         if host.wait_until(lambda: serving(host).serves, wait, _PULL_SECONDS):
             return
-    raise DaemonError(
-        f"the kubelet took no GPUs within {wait:g} s: {_why(host, cluster, namespace)}",
-        hint=f"see its image and node: kubectl describe nodes; with more patience: --wait {2 * wait:g}",
-    )
+    why = _why(host, cluster, namespace)
+    hint = f"see its image and node: kubectl describe nodes; with more patience: --wait {2 * wait:g}"
+    if "ErrImageNeverPull" in why:
+        hint = (
+            "no registry has gpunode's image: put it on the node, or name yours: --image (docs/kubernetes.md)"
+        )
+    raise DaemonError(f"the kubelet took no GPUs within {wait:g} s: {why}", hint=hint)
 
 
 def _why(host: Host, cluster: Cluster, namespace: str) -> str:

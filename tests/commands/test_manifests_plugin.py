@@ -309,8 +309,29 @@ def test_an_image_that_no_registry_has_is_never_fetched_by_its_bare_name() -> No
     plugin = list(yaml.safe_load_all(ran.out))[-1]["spec"]["template"]["spec"]["containers"][0]
     assert plugin["image"].startswith("gpunode:") and plugin["imagePullPolicy"] == "Never"
     assert "name yours with --image" in ran.err
-    own = manifests("daemon-set", *IMAGE)
-    assert own.err == "" and "imagePullPolicy: IfNotPresent" in own.out
+    for own in (IMAGE, ("--image", "somebody/gpunode:1.0")):  # the second is Docker Hub's
+        ran = manifests("daemon-set", *own)
+        assert ran.err == "" and "imagePullPolicy: IfNotPresent" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("image", "good"),
+    [
+        ("gpunode:0.1.0", True),
+        ("registry.example.com:5000/gpu/gpunode:1.0_a-b", True),
+        ("[fd00::1]:5000/gpunode", True),
+        (f"registry.example.com/gpunode@sha256:{'0' * 64}", True),
+        ("two:tags:x", False),
+        ("registry.example.com/Upper:1", False),
+        ("registry.example.com/gpunode:", False),
+        ("registry.example.com//gpunode", False),
+        ("https://registry.example.com/gpunode", False),
+        ("gpunode:1 --privileged", False),
+    ],
+)
+def test_an_image_is_one_that_a_kubelet_can_read(image: str, good: bool) -> None:
+    ran = gpunode("manifests", "daemon-set", "--image", image)
+    assert (ran.code, "can't be an image's name" in ran.err) == ((0, False) if good else (2, True))
 
 
 def test_a_taint_is_only_printed_when_asked_for_and_says_what_applying_it_does() -> None:

@@ -119,9 +119,8 @@ def _container(wanted: PluginSet, volumes: tuple[Volume, ...]) -> Json:
 
 
 def pull_policy(image: str) -> str:
-    """A name without a registry is an image that the node has: nobody fetches a stranger's of that name."""
-    first, slash, _ = image.partition("/")
-    return "IfNotPresent" if slash and ("." in first or ":" in first or first == "localhost") else "Never"
+    """A bare name is an image that the node has: nobody fetches a stranger's of that name."""
+    return "IfNotPresent" if "/" in image else "Never"
 
 
 def _arguments(wanted: PluginSet) -> tuple[str, ...]:
