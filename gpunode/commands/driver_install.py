@@ -218,7 +218,7 @@ def _prove(host: Host, manager: Manager, plan: DriverPlan) -> None:
     wrong = [
         f"{one.name} {states[one.name].installed or 'not installed'}"
         for one in plan.packages
-        if one.version and states[one.name].installed != one.version
+        if one.version and (states[one.name].installed != one.version or states[one.name].unfinished)
     ]
     if wrong:
         raise PackagesError(

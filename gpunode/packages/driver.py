@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError
 from gpunode.facts.gpu_support import branch
 from gpunode.host import Host
 from gpunode.packages import driver_commands as commands
 from gpunode.packages.driver_building import lacking_headers, to_build
 from gpunode.packages.driver_choice import Choice, choose, known_as_of
-from gpunode.packages.driver_model import OPEN, Decision, DriverPackage, DriverPlan, Refusal, Situation, Wish
-from gpunode.packages.driver_refusals import against_module, against_node, hint_of
+from gpunode.packages.driver_model import OPEN, Decision, DriverPackage, DriverPlan, Situation, Wish
+from gpunode.packages.driver_preview import previewed, to_hold
+from gpunode.packages.driver_refusals import against_module, against_node
 from gpunode.packages.driver_route import (
     CUDA_RPM,
     DKMS,
@@ -26,7 +28,6 @@ from gpunode.packages.driver_route import (
 from gpunode.packages.driver_versions import Resolved, driver_version, resolve
 from gpunode.packages.manager import Command, Manager, PackageChange, PackagesError, PackageState, Wanted
 
-_DRIVERS = ("nvidia", "libnv", "cuda", "nvlsm", "xorg")  # what another driver of NVIDIA's may push out
 _NO_NEW_KERNELS = (
     "a held driver gets no modules for newer kernels: hold those too, or upgrade driver and kernel together"
 )
@@ -105,29 +106,35 @@ def _with_packages(
         notes=notes, resolved=known and bool(found.version),
         watched=_considered(situation, route, choice, headers),
     )  # fmt: skip
-    if _up_to_date(situation, plan):
+    end = manager.finish() if states else None
+    if end is None and _up_to_date(situation, plan):
         if not situation.loaded:
             notes += ("the driver is installed and not loaded; gpunode doctor says why",)
         loose = [one.name for one in plan.packages if not states[one.name].held] if wish.hold else []
         if loose:
             return dataclasses.replace(plan, commands=(manager.hold(loose),), notes=notes)
         return dataclasses.replace(plan, up_to_date=True, notes=notes)
-    return _with_commands(plan, situation, wish, choice, route, manager, needs[0], way)
+    work = _Work(manager, route, choice, way, needs[0], end)
+    return _with_commands(plan, situation, wish, work)
 
 
-def _with_commands(
-    plan: DriverPlan,
-    situation: Situation,
-    wish: Wish,
-    choice: Choice,
-    route: Route,
-    manager: Manager,
-    headers: Sequence[Wanted],
-    way: str,
-) -> DriverPlan:
+@dataclass(frozen=True)
+class _Work:
+    """How the plan comes about. `headers` are installed first; `end` finishes what was killed before us."""
+
+    manager: Manager
+    route: Route
+    choice: Choice
+    way: str
+    headers: Sequence[Wanted]
+    end: Command | None
+
+
+def _with_commands(plan: DriverPlan, situation: Situation, wish: Wish, work: _Work) -> DriverPlan:
     if not plan.packages:
         return plan
-    reboot = _reboot(situation, plan, way)
+    choice, route, manager = work.choice, work.route, work.manager
+    reboot = _reboot(situation, plan, work.way)
     before = branch(situation.version)
     here = {True: "open", False: "proprietary", None: choice.flavour}[situation.opened]
     switching = bool(before) and (before != choice.branch or here != choice.flavour)
@@ -135,53 +142,26 @@ def _with_commands(
         *commands.make_known(route, manager),
         *commands.streams(situation, route, choice, manager),
     )
-    installs = commands.installs(situation, plan.packages, headers, manager, switching=switching)
-    plan, changes = _previewed(plan, manager, installs[-1])
-    hold = (manager.hold(_to_hold(plan, changes)),) if wish.hold else ()
+    installs = commands.installs(situation, plan.packages, work.headers, manager, switching=switching)
+    plan, changes = previewed(plan, manager, installs[-1])
+    hold = (manager.hold(to_hold(plan, changes)),) if wish.hold else ()
     finishing = commands.finishing(situation, plan.packages, hold, reboot=bool(reboot))
     steps = (
+        *((work.end,) if work.end else ()),
         *preparing,
         *installs,
         *commands.settling(situation),
         *finishing,
     )
-    if wish.hold and way == PREBUILT:
+    if wish.hold and work.way == PREBUILT:
         plan = dataclasses.replace(plan, notes=(*plan.notes, _NO_NEW_KERNELS))
     return dataclasses.replace(
-        plan, files=commands.files(situation, route), commands=steps, preparing=len(preparing),
+        plan, files=commands.files(situation, route), commands=steps,
+        preparing=len(preparing) and len(preparing) + bool(work.end),
         finishing=len(finishing), changes=changes, reboot=reboot,
         watched=tuple(dict.fromkeys((*plan.watched, *(one.name for one in changes), *_here(situation)))),
         stream_back=commands.streams_back(situation, route, choice, manager),
     )  # fmt: skip
-
-
-def _previewed(
-    plan: DriverPlan, manager: Manager, install: Command
-) -> tuple[DriverPlan, tuple[PackageChange, ...]]:
-    """What the package manager would do, and a refusal where it can't, or takes what isn't the driver's."""
-    if not plan.resolved or plan.refusals:
-        return plan, ()
-    try:
-        changes = manager.preview(install)
-    except PackagesError as error:
-        hint = hint_of(error.code, manager.name, error.hint)
-        refusal = Refusal("package-manager", error.message, hint)
-        return dataclasses.replace(plan, refusals=(refusal,)), ()
-    gone = [one.name for one in changes if not one.after and not any(word in one.name for word in _DRIVERS)]
-    if gone:
-        refusal = Refusal(
-            "takes-others-out",
-            f"{manager.name} would take these packages out as well: {', '.join(gone)}",
-            "see why, and take them out yourself if nobody needs them; then run this again",
-        )
-        plan = dataclasses.replace(plan, refusals=(refusal,))
-    return plan, changes
-
-
-def _to_hold(plan: DriverPlan, changes: Sequence[PackageChange]) -> list[str]:
-    """The driver's packages, and the libraries that come along: those must not move either."""
-    along = [one.name for one in changes if one.after and ("nvidia" in one.name or "libcuda" in one.name)]
-    return list(dict.fromkeys((*(one.name for one in plan.packages), *along)))
 
 
 def _here(situation: Situation) -> tuple[str, ...]:

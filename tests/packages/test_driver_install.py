@@ -115,6 +115,20 @@ def test_a_module_that_does_not_load_leaves_the_packages_and_says_what_is_left(m
     assert {node.installed()[name] for name in DRIVER} == {VERSION}
 
 
+def test_what_a_killed_run_left_half_installed_is_finished(make, tmp_path):
+    node = make()
+    package = next((tmp_path / "archive").rglob(f"nvidia-utils-580-server_{VERSION}.deb"))
+    node.sh(f"dpkg --unpack {package}")
+    ran = node.gpunode("driver", "install", "--yes", "-o", "json")
+    assert ran.code == 0, ran.err
+    first = ran.document["data"]["commands"][0]
+    assert " dpkg " in first and first.endswith("--configure -a")
+    assert {node.installed()[name] for name in DRIVER} == {VERSION}
+    node.sh(f"dpkg --unpack {package}")
+    planned = json.loads(node.gpunode("driver", "plan", "-o", "json").out)["data"]
+    assert not planned["upToDate"] and planned["commands"][0] == first
+
+
 def test_another_package_manager_is_waited_for_with_a_limit(make):
     node = make()
     with node.locked():
