@@ -26,7 +26,7 @@ from gpunode.packages.driver_route import (
     package_names,
 )
 from gpunode.packages.driver_versions import Resolved, driver_version, resolve
-from gpunode.packages.manager import Command, Manager, PackageChange, PackagesError, PackageState, Wanted
+from gpunode.packages.manager import Command, Manager, PackagesError, PackageState, Wanted
 
 _NO_NEW_KERNELS = (
     "a held driver gets no modules for newer kernels: hold those too, or upgrade driver and kernel together"
