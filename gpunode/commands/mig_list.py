@@ -13,10 +13,9 @@ from gpunode.mig.layout import GpuInstance, GpuLayout, Layouts, Profile
 from gpunode.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text, plain
 
 _INSTANCES = ("  GI", "CI", "PROFILE", "SLOTS", "MEMORY", "UUID")
-_PROFILES = ("  PROFILE", "ID", "SLICES", "MEMORY", "SMS", "MAX", "FREE", "STARTS:SIZE", "PARTS", "ALSO")
-
-
+_PROFILES = ("  PROFILE", "ID", "MEMORY", "SMS", "MAX", "FREE", "STARTS:SIZE", "PARTS")
 _ROW = 76  # columns; a longer row would be folded on a usual terminal
+_LINE = 80
 
 
 @dataclass(frozen=True)
@@ -82,15 +81,21 @@ def _data(layouts: Layouts) -> dict[str, Any]:
 
 def _layouts(layouts: Layouts) -> Iterator[Block]:
     for gpu in layouts.gpus:
-        yield _title(gpu)
+        yield from _title(gpu)
         if gpu.current and not gpu.untold and not gpu.error:
             yield from _instances(gpu)
 
 
-def _title(gpu: GpuLayout) -> Text:
+def _title(gpu: GpuLayout) -> Iterator[Text]:
     words, style = _mode(gpu)
     name = f"  {gpu.name}" if gpu.name else ""
-    return Text(f"GPU {gpu.index}{name}  {words}{f'  {gpu.uuid}' if gpu.uuid else ''}", style)
+    line = f"GPU {gpu.index}{name}  {words}"
+    if gpu.uuid and len(line) + len(gpu.uuid) + 2 <= _LINE:
+        yield Text(f"{line}  {gpu.uuid}", style)
+        return
+    yield Text(line, style)
+    if gpu.uuid:
+        yield Text(f"  {gpu.uuid}", style)
 
 
 def _mode(gpu: GpuLayout) -> tuple[str, Style]:
@@ -168,24 +173,33 @@ def _profiles(layouts: Layouts) -> Iterator[Block]:
         yield Text(f"GPU{'s' if len(members) > 1 else ''} {numbers}  {first.name}  {words}", style)
         if first.profiles:
             yield Table(_PROFILES, tuple(_profile(one) for one in first.profiles))
+            for one in first.profiles:
+                if one.aliases:
+                    yield Text(f"  {one.name} is also called {', '.join(one.aliases)}", Style.DIM)
         elif first.capable and not first.error:
             yield Text("  its driver tells the profiles only once MIG is on", Style.DIM)
 
 
 def _profile(profile: Profile) -> tuple[Cell | str, ...]:
     size = profile.placements[0].size if profile.placements else 0
-    starts = ",".join(str(place.start) for place in profile.placements)
-    parts = [f"{one.slices}c x{one.max_count}" for one in profile.compute if one.slices != profile.slices]
+    starts = _runs([place.start for place in profile.placements])
+    parts = [f"{one.max_count}x{one.slices}c" for one in profile.compute if one.slices != profile.slices]
     free = "-" if profile.free is None else str(profile.free)
     return (
         f"  {profile.name}",
         str(profile.id),
-        str(profile.slices),
         _gib(profile.memory_mib),
         str(profile.sms) if profile.sms else "-",
         str(profile.max_count),
         Cell(free, Style.DIM if profile.free == 0 else Style.PLAIN),
-        f"{{{starts}}}:{size}" if size else "-",
-        ", ".join(parts) or "-",
-        ", ".join(profile.aliases) or "-",
+        f"{starts}:{size}" if size else "-",
+        " ".join(parts) or "-",
     )
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """``0-6``, or ``0,2,4`` where some between are missing."""
+    ordered = sorted(numbers)
+    first, last = ordered[:1], ordered[-1:]
+    whole = len(ordered) > 2 and ordered == list(range(first[0], last[0] + 1))
+    return f"{first[0]}-{last[0]}" if whole else ",".join(map(str, ordered))
