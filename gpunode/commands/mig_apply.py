@@ -214,6 +214,9 @@ class _Run:
                     self._progress.note(note)
                 if not isinstance(error, GpunodeError):
                     self._progress.note("the previous layout is in place again")
+                elif half and not isinstance(error, HalfDone):
+                    names = ", ".join(f"GPU {gpu.index}" for gpu in half.values())
+                    self._progress.note(f"{names}: as before the earlier run that didn't come to its end")
             raise
         snapshot.end(self._host, found.left.unasked)
         return after

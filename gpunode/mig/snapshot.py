@@ -44,8 +44,8 @@ class Begun:
 
 @dataclass(frozen=True)
 class Left:
-    """What such runs have left, each GPU as it was before: `half` lie between that and a goal, `changed` were
-    cut otherwise since, `unasked` can't be asked now."""
+    """What such runs have left, each GPU as it was before: `half` lie between that and a goal, or have got
+    there when another had not; `changed` were cut otherwise since, `unasked` can't be asked now."""
 
     half: tuple[GpuLayout, ...] = ()
     changed: tuple[GpuLayout, ...] = ()
@@ -110,20 +110,28 @@ def _read_goal(data: Mapping[str, Any]) -> Goal:
 
 
 def left(begun: Begun, now: Layouts) -> Left:
-    """What of it still stands half-way."""
-    half, changed, unasked = [], [], []
+    """What of it still stands half-way. A run is one: nothing of it is done until all of it is."""
+    half, changed, unasked, made = [], [], [], []
     for gpu in begun.before:
         seen = now.gpu(gpu.uuid)
         goals = begun.goals.get(gpu.uuid, ())
         if seen is None or seen.error or seen.untold:
             unasked.append(gpu)
-        elif same_layout(gpu, seen) or any(_reached(goal, seen) for goal in goals):
-            continue
-        elif any(_between(gpu, goal, seen) for goal in (*goals, _all(goals))):
+        elif any(_reached(goal, seen) for goal in goals):
+            made.append(gpu)
+        elif same_layout(gpu, seen) or any(_between(gpu, goal, seen) for goal in (*goals, _all(goals))):
             half.append(gpu)
         else:
             changed.append(gpu)
-    return Left(tuple(half), tuple(changed), tuple(unasked))
+    if not half and not unasked:
+        made = []
+    standing = sorted((one for one in (*half, *made) if not _as_before(one, now)), key=lambda one: one.index)
+    return Left(tuple(standing), tuple(changed), tuple(unasked))
+
+
+def _as_before(gpu: GpuLayout, now: Layouts) -> bool:
+    seen = now.gpu(gpu.uuid)
+    return seen is not None and same_layout(gpu, seen)
 
 
 def _all(goals: Sequence[Goal]) -> Goal:

@@ -45,7 +45,7 @@ def test_the_next_run_goes_on_from_what_is_there(mig_node: MigMaker) -> None:
     shown = node.run("plan", "-f", EXAMPLES, "-c", "all-balanced")
     dry = node.apply("all-balanced", "--dry-run")
     for ran in (shown, dry):
-        assert "GPU 0 is half-way and is planned from what is there" in ran.err
+        assert "GPU 0 is planned from what is there" in ran.err
     assert shown.out.startswith(dry.out) and snapshot(node).exists()
     ran = node.apply("all-balanced")
     assert ran.code == 0 and "an earlier run of mig apply didn't come to its end" in ran.err
@@ -72,11 +72,23 @@ def test_what_the_next_run_does_not_name_becomes_what_it_was(mig_node: MigMaker)
     killed(node, scenario, "all-1g", 10)
     only = node.profiles("7g.80gb: 1", devices="[0]")
     shown = node.run("plan", "-f", only)
-    assert "GPU 1 is half-way and gets its former layout back" in shown.err
+    assert "GPU 1 gets its former layout back" in shown.err
     assert "GPU 1  NVIDIA H100" in shown.out and "create GPU instance 3g.40gb at 4:4" in shown.out
     ran = node.apply("wanted", file=only)
     assert ran.code == 0, ran.err
     assert (node.devices(0), node.devices(1)) == ({"7g.80gb": 1}, BALANCED)
+
+
+def test_a_gpu_that_was_done_goes_back_with_the_one_that_was_not(mig_node: MigMaker) -> None:
+    scenario = mig_machine("h100", "h100")
+    node = mig_node(scenario)
+    assert node.apply("all-enabled").code == 0
+    killed(node, scenario, "all-balanced", 10)  # of eight changes for each
+    assert node.devices(0) == BALANCED
+    node.stub.write(scenario.with_faults(Fault("migChange", INSUFFICIENT, after=9, times=1)))
+    ran = node.apply("all-1g")
+    assert ran.code == 4 and "GPU 0, GPU 1: as before the earlier run" in ran.err
+    assert (node.devices(0), node.devices(1)) == ({}, {})
 
 
 def test_what_somebody_has_cut_since_is_let_alone(mig_node: MigMaker) -> None:
@@ -152,6 +164,6 @@ def test_a_gpu_that_is_lost_on_the_way_keeps_no_other_from_going_back(mig_node: 
     # it comes back, with what was left on it
     node.stub.write(scenario)
     ran = node.apply("wanted", file=node.profiles("7g.80gb: 1", devices="[1]"))
-    assert ran.code == 0 and "GPU 0 is half-way and gets its former layout back" in ran.err
+    assert ran.code == 0 and "GPU 0 gets its former layout back" in ran.err
     assert (node.devices(0), node.devices(1)) == (BALANCED, {"7g.80gb": 1})
     assert not snapshot(node).exists()

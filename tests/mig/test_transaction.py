@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
+import signal
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fixtures.scenario import Fault, Scenario, mig_machine
 from gpunode.commands import mig_apply
 from gpunode.errors import GpunodeError
+from gpunode.gpu.mig import MigSession
 from gpunode.mig.compare import difference
 from gpunode.mig.config import parse
 from gpunode.mig.layout import Layouts
@@ -36,8 +40,11 @@ CALLS = (
 
 
 @pytest.fixture(autouse=True)
-def warm(monkeypatch: pytest.MonkeyPatch) -> None:
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without other processes: those of other tests are nobody to wait for, nor to signal."""
     monkeypatch.setattr("gpunode.gpu.mig.LineChild", WarmChild)
+    for place in ("gpunode.facts.processes.running", "gpunode.mig.clients.running"):
+        monkeypatch.setattr(place, lambda *_: ())
 
 
 def attempt(node: MigNode, label: str) -> int:
@@ -116,6 +123,57 @@ def test_wanted_or_as_before(mig_node: MigMaker, boards: tuple[str, ...], labels
     node = mig_node(scenario)
     back = sum(walk(node, scenario, start, labels, chance) for start in labels)
     assert back > 0, "no failure has struck"
+
+
+def attempt_and_die(node: MigNode, label: str, changes: int) -> bool:
+    """As `attempt`, in a process that is killed when it has made so many changes; whether it was."""
+    pid = os.fork()
+    if pid == 0:
+        asked, made = MigSession._ask, itertools.count()
+
+        def ask(self: MigSession, doing: str, seconds: float, **question: Any) -> Any:
+            if question["do"] not in ("layouts", "processes") and next(made) == changes:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return asked(self, doing, seconds, **question)
+
+        try:
+            MigSession._ask = ask  # type: ignore[method-assign]
+            attempt(node, label)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("boards", [("h100", "h100"), ("a100-40gb", "a30")], ids=lambda value: value[0])
+def test_killed_anywhere_the_next_run_comes_to_its_end(mig_node: MigMaker, boards: tuple[str, ...]) -> None:
+    """With what it is to make, or with what was there before the one that was killed."""
+    seed = 6 if os.environ.get("CI") == "true" else random.randrange(10**9)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    scenario = mig_machine(*boards)
+    node = mig_node(scenario)
+    labels = HOPPER if boards[0] == "h100" else PLAIN
+    for _ in range(6):
+        start, goal, other = chance.sample(labels, 3)
+        node.stub.write(scenario)
+        assert attempt(node, start) == 0
+        before = node.layouts()
+        died = chance.randrange(1, 9)
+        if not attempt_and_die(node, goal, died):
+            before = node.layouts()
+        struck = Fault("migChange", 23, after=chance.randrange(12), times=1)
+        node.stub.write(scenario.with_faults(struck) if chance.random() < 0.5 else scenario)
+        code = attempt(node, other)
+        node.stub.write(scenario)
+        now = node.layouts()
+        told = f"{start} -> {goal}, killed after {died}, -> {other} with {struck}: exit {code}"
+        assert code in (0, 4), told
+        if code == 0:
+            assert wrong(other, now) == [], told
+        else:
+            assert all(same_layout(a, b) for a, b in zip(before.gpus, now.gpus, strict=True)), told
+        assert not (node.directory / "state/mig-before.json").exists(), told
 
 
 def test_a_mode_that_needs_a_reset_in_a_failing_world(mig_node: MigMaker) -> None:
