@@ -58,8 +58,8 @@ ONLY_HERE = {
     "pynvml": {"gpu/nvml.py"},
     "tomlkit": {"runtime/toml_edit.py"},
     "rich": {"render.py"},
-    "lightkube": {"kubernetes/client.py"},
-    "httpx2": {"kubernetes/client.py", "kubernetes/refusals.py"},
+    "lightkube": {"kubernetes/client.py", "kubernetes/wire.py"},
+    "httpx2": {"kubernetes/client.py", "kubernetes/refusals.py", "kubernetes/wire.py"},
 }
 GRPC_ROOMS = {"plugin", "daemons"}
 HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "ctypes", "lightkube", "httpx2"}

@@ -7,14 +7,19 @@ under /etc/kubernetes may do far more than is meant, so it is named in the hint 
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import re
+from functools import partial
 
 from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.kubernetes import kubeconfig
 from gpunode.kubernetes.api import Cluster, NoAccess
+from gpunode.kubernetes.certificate import Certificate, first_in
 from gpunode.kubernetes.connection import Connection, Identity, checked_server, expiry
+from gpunode.kubernetes.proxies import proxy_for
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 KUBELET = "kubelet"
@@ -25,7 +30,8 @@ KUBELETS_OWN = (
     "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
     "/var/lib/k0s/kubelet.conf",
     "/var/snap/microk8s/current/credentials/kubelet.config",
-    "/var/lib/kubelet/kubeconfig",  # EKS
+    "/var/lib/kubelet/kubeconfig",  # EKS, GKE, AKS, OpenShift
+    "/etc/kubernetes/kubeconfig-kubelet",  # Talos
 )
 _ADMINS = (
     "/etc/kubernetes/admin.conf",
@@ -58,9 +64,12 @@ def connect(host: Host, access: Access) -> Cluster:
             f"no API server is asked under --root {host.root}", hint="leave out --root", code="not-live"
         )
     found = find(host, access)
+    own = _certificate(host, found.identity)
+    proxy = found.proxy or proxy_for(found.server, host.environ)
+    found = dataclasses.replace(found, proxy=proxy, node=own.node if own is not None else "")
     from gpunode.kubernetes.client import open_client
 
-    return open_client(found, access.timeout, refused(host, found))
+    return open_client(found, access.timeout, partial(refused, host, found), host.read_text)
 
 
 def find(host: Host, access: Access) -> Connection:
@@ -136,19 +145,42 @@ def refused(host: Host, found: Connection) -> str:
     token = found.identity.token
     if found.identity.token_file:
         token = (host.read_text(found.identity.token_file) or "").strip()
-    ends = expiry(token)
-    if ends and ends < host.now():
-        import time
-
-        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(ends))
-        return f"the token expired at {when}; get a new one where {found.source} has it from"
+    own, now = _certificate(host, found.identity), host.now()
+    if 0 < (ends := expiry(token)) < now:
+        return f"the token expired at {_date(ends)}; get a new one where {found.source} has it from"
+    if own is not None and own.ends < now:
+        mend = (
+            "as root: kubeadm certs renew all"
+            if "admin" in own.name or "kubeadm" in own.name
+            else (
+                "does the kubelet still exchange it? journalctl -u kubelet" if own.node else "make a new one"
+            )
+        )
+        return f"the certificate of {own.name} in {found.source} expired at {_date(own.ends)}; {mend}"
     if found.words[:1] == ("--server",):
         return "kubectl proxy adds the credentials: is it still running, with a context that works?"
     return f"sign in again, or make a new token or certificate; used was: {found.source}"
 
 
-def node_name(host: Host, given: str) -> tuple[str, str]:
-    """The node that is meant, and where its name comes from: `--node`, NODE_NAME, or this machine's name.
+def _certificate(host: Host, who: Identity) -> Certificate | None:
+    """The client certificate by which we are known, if it is one."""
+    if who.cert_file:
+        return first_in(host.read_text(who.cert_file) or "")
+    try:
+        return first_in(base64.b64decode(who.cert_data).decode(errors="replace"))
+    except ValueError:
+        return None  # whoever uses it says so
+
+
+def _date(seconds: float) -> str:
+    import time
+
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
+def node_name(host: Host, given: str, kubelets: str = "") -> tuple[str, str]:
+    """The node that is meant, and where its name comes from: `--node`, NODE_NAME, the kubelet's certificate
+    (`Cluster.node`, if it is by the kubelet's account that we ask), or this machine's name.
 
     `UsageError` for what can't be a node's name.
     """
@@ -156,6 +188,7 @@ def node_name(host: Host, given: str) -> tuple[str, str]:
     named = (
         (given, "--node"),
         (host.environ.get("NODE_NAME", ""), "NODE_NAME"),
+        (kubelets, "the kubelet's certificate"),
         (own, "this machine's name"),
     )
     name, source = next((one for one in named if one[0]), ("", ""))

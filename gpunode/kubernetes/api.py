@@ -32,7 +32,7 @@ class Cluster(Protocol):
     """One API server, and who we are there. Every call ends within `timeout` or raises a `ClusterError`.
 
     `source` says for people where the access comes from, `words` are the options that lead there again;
-    `namespace` is its own, "default" if it names none.
+    `namespace` is its own, "default" if it names none; `node` is the one whose kubelet we are there, else "".
     A patch is one request: the server takes all of it or nothing.
     """
 
@@ -44,11 +44,16 @@ class Cluster(Protocol):
     def words(self) -> tuple[str, ...]: ...
     @property
     def namespace(self) -> str: ...
+    @property
+    def node(self) -> str: ...
 
     def close(self) -> None:
         """Give up its connections, which it keeps for the next question; a process's end does too."""
 
     def get_node(self, name: str) -> Json: ...
+    def list_nodes(self, most: int) -> tuple[Json, ...]:
+        """`most` of them at most."""
+
     def patch_node(self, name: str, patch: Patch) -> Json:
         """Labels, annotations, taints. Gives the node as it is afterwards."""
 
@@ -153,10 +158,14 @@ class Invalid(ClusterError):
 
 
 class Unavailable(ClusterError):
-    """429 or 5xx: the server is there and can't now. `retry_after` seconds, where it said so."""
+    """429 or 5xx: the server is there and can't now. `retry_after` seconds, where it said so.
+
+    `sent`: a 5xx other than 503 for a change, as whoever stands between gives it though the server took it.
+    """
 
     default_code = "kubernetes-unavailable"
     retry_after: float = 0.0
+    sent: bool = False
 
 
 class Unreachable(ClusterError):

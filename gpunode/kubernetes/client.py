@@ -9,69 +9,56 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from gpunode.kubernetes.api import FIELD_MANAGER, Cluster, ExtraMissing, Invalid, Json, NoAccess, Patch, named
+from gpunode.kubernetes.api import FIELD_MANAGER, Cluster, ExtraMissing, Invalid, Json, Patch, named
 from gpunode.kubernetes.connection import Connection
 
 if TYPE_CHECKING:
     from lightkube import Client
 
 _PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")  # of a URL's path: the library quotes nothing
-_EVENTS = 200
+_EVENTS, _NODES = 200, 500  # objects in one answer
 _RBAC = "rbac.authorization.k8s.io"
 
 
-def open_client(connection: Connection, timeout: float, refused: str) -> Cluster:
-    """A client; nothing is sent yet. `refused` is the hint for a 401. `ExtraMissing`, `NoAccess`."""
+def open_client(
+    connection: Connection, timeout: float, refused: Callable[[], str], read: Callable[[str], str | None]
+) -> Cluster:
+    """A client; nothing is sent yet. `refused` gives the hint for a 401, `read` a file's text, None where it
+    isn't there. `ExtraMissing`, `NoAccess`."""
     try:
         import httpx2
         import lightkube
         from lightkube.config.kubeconfig import KubeConfig
         from lightkube.config.models import Cluster as Place
         from lightkube.config.models import User
+
+        from gpunode.kubernetes.wire import Wire
     except ImportError as error:
         raise ExtraMissing(
             f"speaking to an API server needs the Python package lightkube ({error})",
             hint="pip install 'gpunode[kubernetes]'",
         ) from error
-    who, given = connection.identity, _given
-    place = Place(
-        server=connection.server,
-        certificate_auth=given(connection.ca_file),
-        certificate_auth_data=given(connection.ca_data),
-        insecure=connection.insecure,
+    who, wire = connection.identity, Wire(connection, read)
+    # certificates and tokens are the wire's: with one of its own the client makes no use of its context
+    place = Place(server=connection.server, insecure=True)
+    user = User(username=who.username or None, password=who.password or None)
+    client = lightkube.Client(
+        KubeConfig.from_one(cluster=place, user=user, namespace=connection.namespace).get(),
+        timeout=httpx2.Timeout(timeout),
+        field_manager=FIELD_MANAGER,
+        trust_env=False,
+        transport=wire,
     )
-    user = User(
-        token=given(who.token),
-        token_file=given(who.token_file),
-        client_cert=given(who.cert_file),
-        client_cert_data=given(who.cert_data),
-        client_key=given(who.key_file),
-        client_key_data=given(who.key_data),
-        username=given(who.username),
-        password=given(who.password),
-    )
-    try:
-        client = lightkube.Client(
-            KubeConfig.from_one(cluster=place, user=user, namespace=connection.namespace).get(),
-            timeout=httpx2.Timeout(timeout),
-            field_manager=FIELD_MANAGER,
-            trust_env=not connection.loopback,
-            proxy=given(connection.proxy),
-        )
-    except (OSError, ValueError, httpx2.InvalidURL) as error:  # certificates and keys that are none
-        raise NoAccess(
-            f"the certificates or keys of {connection.source} can't be used: {error}",
-            hint="see: kubectl config view --raw",
-        ) from error
     return _LightkubeCluster(client, connection, refused)
 
 
 class _LightkubeCluster:
     """`Cluster` on lightkube's synchronous client."""
 
-    def __init__(self, client: Client, connection: Connection, refused: str) -> None:
+    def __init__(self, client: Client, connection: Connection, refused: Callable[[], str]) -> None:
         self._client = client
         self._connection = connection
         self._refused = refused
@@ -93,6 +80,10 @@ class _LightkubeCluster:
     def namespace(self) -> str:
         return self._connection.namespace
 
+    @property
+    def node(self) -> str:
+        return self._connection.node
+
     def close(self) -> None:
         self._client.close()
 
@@ -100,6 +91,12 @@ class _LightkubeCluster:
         return self._ask(
             f"read the node {name}", name, lambda: self._client.get(self._kinds["Node"], _part(name))
         )
+
+    def list_nodes(self, most: int) -> tuple[Json, ...]:
+        def ask() -> list[Any]:
+            return list(islice(self._client.list(self._kinds["Node"], chunk_size=_NODES), most))
+
+        return self._list("list the nodes", ask)
 
     def patch_node(self, name: str, patch: Patch) -> Json:
         return self._patch(f"change the node {name}", self._kinds["Node"], name, patch)
@@ -239,10 +236,6 @@ class _LightkubeCluster:
             if told is None:
                 raise
             raise told from error
-
-
-def _given(text: str) -> str | None:
-    return text or None
 
 
 def _kinds() -> dict[str, Any]:

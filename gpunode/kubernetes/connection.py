@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 from urllib.parse import urlsplit
@@ -37,6 +37,8 @@ class Connection:
 
     `source` says for people where that stands, `words` are the options that lead there again, for a command
     that undoes. `ca_file` is a path, `ca_data` PEM in base64; with neither the machine's own are trusted.
+    `tls_name` is the name that the server's certificate is for, if that isn't its address. `headers` say on
+    whose behalf requests are. `renew` gets a new identity where a program prints it. `node`: see `Cluster`.
     """
 
     server: str
@@ -48,12 +50,10 @@ class Connection:
     ca_data: str = ""
     insecure: bool = False
     proxy: str = ""
-
-    @property
-    def loopback(self) -> bool:
-        """Whether the server is this machine, so that no proxy of the environment is meant."""
-        host = urlsplit(self.server).hostname or ""
-        return host in {"localhost", "::1"} or host.startswith("127.")
+    tls_name: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    renew: Callable[[], Identity] | None = field(default=None, repr=False, compare=False)
+    node: str = ""
 
 
 def checked_server(url: Any, source: str) -> str:

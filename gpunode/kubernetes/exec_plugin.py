@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,13 +20,25 @@ _VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1
 _SECONDS = 60.0
 
 
-def identity_from_program(host: Host, spec: Any, file: str) -> Identity:
-    """Run it. `NoAccess` says what it said, or why it can't be run; what it prints is never shown."""
+def identity_from_program(
+    host: Host, spec: Any, file: str, cluster: Callable[[], Mapping[str, Any]] = dict
+) -> Identity:
+    """Run it; `cluster` is what it is told of that if it wants to be (provideClusterInfo).
+
+    `NoAccess` says what it said, or why it can't be run; what it prints is never shown.
+    """
     argv, env, version = _command(spec, file)
-    info = {"apiVersion": version, "kind": "ExecCredential", "spec": {"interactive": False}}
+    told: dict[str, Any] = {"interactive": False}
+    if spec.get("provideClusterInfo") is True:
+        told["cluster"] = cluster()
+    info = {"apiVersion": version, "kind": "ExecCredential", "spec": told}
     done = host.run(argv, timeout=_SECONDS, env={**env, "KUBERNETES_EXEC_INFO": json.dumps(info)})
     if done.code == COMMAND_NOT_FOUND and host.which(argv[0]) is None:
-        raise NoAccess(f"{file} gets its token from {argv[0]}, which is not there", hint=PROXY_HINT)
+        hint = " ".join(str(spec.get("installHint") or "").split())
+        raise NoAccess(
+            f"{file} gets its token from {argv[0]}, which is not there",
+            hint=f"{hint[:300]}; or {PROXY_HINT}" if hint else PROXY_HINT,
+        )
     if done.timed_out or done.code != 0:
         why = f"took longer than {_SECONDS:.0f} s" if done.timed_out else f"ended with {done.code}"
         said = " ".join(done.stderr.split())[-300:]
@@ -47,6 +59,8 @@ def _command(spec: Any, file: str) -> tuple[list[str], dict[str, str], str]:
     wrong = NoAccess(f"{file}: exec must have apiVersion, command, args and env", hint=PROXY_HINT)
     if not isinstance(spec, Mapping) or not isinstance(spec.get("command"), str) or not spec["command"]:
         raise wrong
+    if spec.get("interactiveMode") == "Always":
+        raise NoAccess(f"{file}: {spec['command']} wants somebody to sign in by hand", hint=PROXY_HINT)
     version = spec.get("apiVersion")
     if version not in _VERSIONS:
         raise NoAccess(

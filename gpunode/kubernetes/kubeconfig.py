@@ -7,16 +7,24 @@ the programs that print a token only those of an older version; so it isn't used
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import quote
 
 from gpunode.dataclass import dataclass
 from gpunode.host import Host
 from gpunode.kubernetes.api import NoAccess
-from gpunode.kubernetes.connection import PROXY_HINT, Connection, Identity, checked_server
+from gpunode.kubernetes.connection import PROXY_HINT, Connection, Identity, checked_server, expiry
 from gpunode.kubernetes.exec_plugin import identity_from_program
 
+_EXEC_EXTENSION = "client.authentication.k8s.io/exec"
+_SUCCESSORS = {
+    "gcp": "gcloud container clusters get-credentials CLUSTER writes it anew, for gke-gcloud-auth-plugin",
+    "azure": "kubelogin convert-kubeconfig writes it anew",
+}
 _LIMIT = 4 << 20  # kubeconfigs with many clusters have some hundred KiB
 
 
@@ -129,20 +137,67 @@ def connection(host: Host, merged: Merged, context: str, words: tuple[str, ...])
         raise NoAccess(f"{files} has no context {name!r}", hint=f"choose one: {_choice(merged)}")
     cluster = _referred(merged.clusters, chosen, "cluster", name)
     user = _referred(merged.users, chosen, "user", name) if chosen.text("user") else None
-    if cluster.text("tls-server-name"):
-        raise NoAccess(f"{cluster.file}: gpunode knows no tls-server-name", hint=PROXY_HINT)
     ca_data = cluster.text("certificate-authority-data")
+    ca_file = "" if ca_data else cluster.path(host, "certificate-authority")
+    server = checked_server(cluster.value.get("server"), cluster.file)
+    program = user.value.get("exec") if user is not None else None
+
+    def renew() -> Identity:
+        assert user is not None
+        return identity_from_program(
+            host, program, user.file, partial(_told_to_programs, host, cluster, ca_file)
+        )
+
     return Connection(
-        server=checked_server(cluster.value.get("server"), cluster.file),
+        server=server,
         source=f"{chosen.file}, context {name}",
         words=words,
         namespace=chosen.text("namespace") or "default",
-        identity=_identity(host, user) if user is not None else Identity(),
-        ca_file="" if ca_data else cluster.path(host, "certificate-authority"),
+        identity=renew() if program is not None else _identity(host, user) if user else Identity(),
+        ca_file=ca_file,
         ca_data=ca_data,
         insecure=cluster.value.get("insecure-skip-tls-verify") is True,
         proxy=cluster.text("proxy-url"),
+        tls_name=cluster.text("tls-server-name"),
+        headers=_on_behalf(user) if user else (),
+        renew=renew if program is not None else None,
     )
+
+
+def _told_to_programs(host: Host, cluster: Entry, ca_file: str) -> dict[str, Any]:
+    """What a program gets to know of the cluster (client.authentication.k8s.io/v1, Cluster)."""
+    kept = (
+        "server",
+        "tls-server-name",
+        "insecure-skip-tls-verify",
+        "certificate-authority-data",
+        "proxy-url",
+    )
+    told: dict[str, Any] = {key: cluster.value[key] for key in kept if cluster.value.get(key)}
+    if ca_file:
+        pem = (host.read_text(ca_file) or "").encode()
+        told["certificate-authority-data"] = base64.b64encode(pem).decode()
+    for one in cluster.value.get("extensions") or ():
+        if isinstance(one, Mapping) and one.get("name") == _EXEC_EXTENSION:
+            told["config"] = one.get("extension")
+    return told
+
+
+def _on_behalf(user: Entry) -> tuple[tuple[str, str], ...]:
+    """The headers of impersonation: without them we'd be somebody who may do more than is meant."""
+    groups, extra = user.value.get("as-groups") or [], user.value.get("as-user-extra") or {}
+    found = [("Impersonate-User", user.text("as")), ("Impersonate-Uid", user.text("as-uid"))]
+    try:
+        found += [("Impersonate-Group", str(one)) for one in groups]
+        found += [
+            (f"Impersonate-Extra-{quote(str(key), safe='')}", str(one)) for key in extra for one in extra[key]
+        ]
+    except TypeError as error:
+        hint = "see: kubectl config view"
+        raise NoAccess(
+            f"{user.file}: as-groups and as-user-extra must be lists of names", hint=hint
+        ) from error
+    return tuple((name, value) for name, value in found if value)
 
 
 def _choice(merged: Merged) -> str:
@@ -161,10 +216,7 @@ def _referred(entries: Mapping[str, Entry], context: Entry, kind: str, name: str
 
 def _identity(host: Host, user: Entry) -> Identity:
     if user.value.get("auth-provider"):
-        raise NoAccess(f"{user.file}: auth-provider is no longer a way to sign in", hint=PROXY_HINT)
-    program = user.value.get("exec")
-    if program is not None:
-        return identity_from_program(host, program, user.file)
+        return _of_provider(host, user)
     cert_data, key_data = user.text("client-certificate-data"), user.text("client-key-data")
     return Identity(
         token="" if user.text("tokenFile") else user.text("token"),
@@ -176,3 +228,22 @@ def _identity(host: Host, user: Entry) -> Identity:
         username=user.text("username"),
         password=user.text("password"),
     )
+
+
+def _of_provider(host: Host, user: Entry) -> Identity:
+    """The token that kubectl keeps for OIDC, while it lasts. Other providers ended with Kubernetes 1.26."""
+    provider = user.value["auth-provider"]
+    name = provider.get("name") if isinstance(provider, Mapping) else None
+    if name != "oidc":
+        raise NoAccess(
+            f"{user.file}: auth-provider {name!r} is no longer a way to sign in",
+            hint=_SUCCESSORS.get(str(name), PROXY_HINT),
+        )
+    kept = provider.get("config")
+    token = kept.get("id-token") if isinstance(kept, Mapping) else None
+    if not isinstance(token, str) or not token or 0 < expiry(token) < host.now():
+        raise NoAccess(
+            f"{user.file}: the token of auth-provider oidc has expired",
+            hint="kubectl gets a new one and keeps it there: kubectl get nodes; then run this again",
+        )
+    return Identity(token=token)

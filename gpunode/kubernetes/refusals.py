@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 
 import httpx2
 
@@ -19,17 +20,23 @@ from gpunode.kubernetes.api import (
 )
 
 _BEFORE_SENDING = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
+_DISTRUST = {
+    9: "its certificate isn't valid yet: is this machine's clock right? see: timedatectl",
+    10: "the server's certificate has expired (there: kubeadm certs renew all), or the clock here is wrong",
+    62: "its certificate is for other names: tls-server-name in {source} says which one is meant",
+    64: "its certificate isn't for this address: tls-server-name in {source} names one that it is for",
+}
 _LONGEST = 400  # characters of a server's message
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request: `what` in words, whom, as whom (`source`), and the hint for a 401."""
+    """One request: `what` in words, whom, as whom (`source`), and what gives the hint for a 401."""
 
     what: str
     server: str
     source: str
-    refused: str
+    refused: Callable[[], str]
     changes: bool
 
 
@@ -65,12 +72,11 @@ def _of_status(error: httpx2.HTTPStatusError, asked: Asked) -> ClusterError:
     if code == 401:
         return Unauthorized(
             f"can't {asked.what}: {asked.server} doesn't know who we are (401)",
-            hint=asked.refused,
+            hint=asked.refused(),
             status=401,
         )
     if code == 403:
-        hint = f"ask for that right, or use another account; used was: {asked.source}"
-        return Forbidden(message, hint=hint, status=403)
+        return Forbidden(message, hint=_right(said, asked.source), status=403)
     if code == 404:
         return NotFound(message, status=404)
     if code == 409:
@@ -78,6 +84,7 @@ def _of_status(error: httpx2.HTTPStatusError, asked: Asked) -> ClusterError:
         return Conflict(message, hint="run this again", code=exists, status=409)
     if code == 429 or code >= 500:
         busy = Unavailable(message, hint="wait until it is well, then run this again", status=code)
+        busy.sent = code >= 500 and code != 503 and asked.changes
         busy.retry_after = _seconds(response.headers.get("Retry-After", "") if response is not None else "")
         return busy
     if 400 <= code < 500:
@@ -93,23 +100,38 @@ def _of_connection(error: Exception, asked: Asked) -> Unreachable:
     elif isinstance(error, httpx2.RemoteProtocolError | httpx2.ReadError) and not said:
         said = "the connection was cut"
     hint = _look(asked)
-    distrusted = _distrusted(error) or "CERTIFICATE_VERIFY_FAILED" in said
+    distrust = _distrust(error)
+    distrusted = distrust is not None or "CERTIFICATE_VERIFY_FAILED" in said
     if distrusted:
-        hint = (
-            f"its certificate isn't signed by the authority that {asked.source} names, or not for this name"
-        )
+        hint = _DISTRUST.get(
+            distrust or 0,
+            "its certificate isn't signed by the authority that {source} names, or not for this name",
+        ).format(source=asked.source)
     after = " before its answer was whole" if sent and asked.changes else ""
     told = Unreachable(f"can't {asked.what}: {asked.server}{after}: {said}", hint=hint)
     told.sent, told.lasting = sent and asked.changes, distrusted
     return told
 
 
-def _distrusted(error: BaseException | None) -> bool:
+def _distrust(error: BaseException | None) -> int | None:
+    """OpenSSL's number (X509_V_ERR_...) for why a certificate isn't trusted; None if it is something else."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
-            return True
+            return int(error.verify_code or 0)
         error = error.__cause__ or error.__context__
-    return False
+    return None
+
+
+def _right(said: str, source: str) -> str:
+    """What helps against a 403: RBAC's, the node restriction's (a kubelet's account), or nobody's at all."""
+    if "system:anonymous" in said:
+        return f"{source} sends no credentials: add a user to it, or name another with --kubeconfig"
+    if "is not allowed to modify" in said:
+        return (
+            "a kubelet's account may label its own node, such as with nvidia.com/NAME, but not with names of"
+            " kubernetes.io, and may set no taints (NodeRestriction): use an administrator's --kubeconfig"
+        )
+    return f"ask for that right, or use another account; used was: {source}"
 
 
 def _look(asked: Asked) -> str:

@@ -108,7 +108,6 @@ def test_a_program_that_fails_is_named(
         ({"cluster": {"server": None}}, "is no API server's address"),
         ({"cluster": {"certificate-authority": "/no/ca.crt"}}, "names /no/ca.crt"),
         ({"cluster": {"certificate-authority-data": "!!"}}, "can't be used"),
-        ({"cluster": {"tls-server-name": "x"}}, "tls-server-name"),
         ({"user": {"client-certificate-data": "AAAA", "client-key-data": "AAAA"}}, "can't be used"),
         ({"user": {"auth-provider": {"name": "gcp"}}}, "auth-provider"),
         ({"user": {"exec": {"command": "x"}}}, "apiVersion None isn't known"),

@@ -1,0 +1,284 @@
+"""What goes over the wire: names, exchanged certificates and tokens, on whose behalf, by which proxy."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.api_server import ADMIN, ApiServer, Fault, kubeconfig, make_client
+from gpunode.host import Host
+from gpunode.kubernetes.access import Access, connect
+from gpunode.kubernetes.api import Cluster, Forbidden, Invalid, NoAccess, Unauthorized, Unreachable
+from gpunode.kubernetes.certificate import first_in
+from gpunode.kubernetes.proxies import proxy_for
+from tests.kubernetes.conftest import Gpunode
+from tests.kubernetes.test_access import edited
+from tests.kubernetes.test_node_label import labels
+
+Open = Callable[..., Cluster]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """A cluster from a kubeconfig's text."""
+    with ExitStack() as stack:
+
+        def call(text: str, **environ: str) -> Cluster:
+            path = tmp_path / "config"
+            path.write_text(text)
+            made = connect(Host(Path("/"), environ), Access(kubeconfig=str(path)))
+            return stack.enter_context(closing(made))
+
+        yield call
+
+
+def test_the_servers_certificate_is_for_another_name(api: ApiServer, opened: Open) -> None:
+    """As behind a tunnel or a load balancer's address."""
+    text = edited(kubeconfig(api), cluster={"tls-server-name": "localhost"})
+    assert opened(text).get_node("gpu-1")
+    other = opened(edited(text, cluster={"tls-server-name": "other.example.com"}))
+    with pytest.raises(Unreachable, match=r"not valid for 'other\.example\.com'") as caught:
+        other.get_node("gpu-1")
+    assert "tls-server-name" in caught.value.hint
+
+
+def test_somebody_else_on_whose_behalf_it_is(api: ApiServer, opened: Open) -> None:
+    text = edited(
+        kubeconfig(api), user={"as": "reader", "as-groups": ["a", "b"], "as-user-extra": {"k": ["v"]}}
+    )
+    cluster = opened(text)
+    assert cluster.get_node("gpu-1")
+    with pytest.raises(Forbidden, match='User "reader" cannot patch'):
+        cluster.patch_node("gpu-1", [{"op": "add", "path": "/metadata/labels/x", "value": "1"}])
+    assert {one.user for one in api.asked} == {"reader"}
+
+
+def test_a_misspelt_impersonation_is_no_licence(api: ApiServer, opened: Open) -> None:
+    with pytest.raises(NoAccess, match="as-groups"):
+        opened(edited(kubeconfig(api), user={"as": "reader", "as-groups": 7}))
+
+
+def test_unknown_fields_are_refused_by_the_server_and_not_dropped(api: ApiServer, opened: Open) -> None:
+    cluster = opened(kubeconfig(api))
+    with pytest.raises(Invalid, match=r'unknown field "spec\.taint"'):
+        cluster.patch_node("gpu-1", [{"op": "add", "path": "/spec/taint", "value": "x"}])
+    assert api.asked[-1].query["fieldValidation"] == ["Strict"]
+
+
+# --- credentials that are exchanged -----------------------------------------------------------------------
+
+
+def printing(tmp_path: Path, **spec: Any) -> dict[str, Any]:
+    """A program that prints what stands in the file `token`, and keeps what it was told."""
+    program = tmp_path / "signer"
+    program.write_text(
+        f'#!/bin/sh\nprintf %s "$KUBERNETES_EXEC_INFO" > {tmp_path}/info\n'
+        f'printf \'{{"status": {{"token": "%s"}}}}\' "$(cat {tmp_path}/token)"\n'
+    )
+    program.chmod(0o755)
+    return {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": str(program), **spec}
+
+
+def test_a_token_of_a_program_that_ends_is_printed_anew(api: ApiServer, opened: Open, tmp_path: Path) -> None:
+    """EKS' live for a quarter of an hour; `labels --watch` goes on for months."""
+    (tmp_path / "token").write_text("first")
+    api.users |= {"first": "admin", "second": "admin"}
+    cluster = opened(kubeconfig(api, exec=printing(tmp_path)))
+    assert cluster.get_node("gpu-1")
+    api.expired.add("first")
+    with pytest.raises(Unauthorized):
+        cluster.get_node("gpu-1")
+    (tmp_path / "token").write_text("second")
+    patched = cluster.patch_node("gpu-1", [{"op": "add", "path": "/metadata/labels/x", "value": "1"}])
+    assert patched["metadata"]["labels"]["x"] == "1"
+    assert "cluster" not in json.loads((tmp_path / "info").read_text())["spec"]
+
+
+def test_a_program_is_told_of_the_cluster_if_it_wants(api: ApiServer, opened: Open, tmp_path: Path) -> None:
+    """As gke-gcloud-auth-plugin's entry asks for it."""
+    (tmp_path / "token").write_text(ADMIN)
+    more = [{"name": "client.authentication.k8s.io/exec", "extension": {"audience": "x"}}]
+    text = kubeconfig(api, exec=printing(tmp_path, provideClusterInfo=True))
+    assert opened(edited(text, cluster={"extensions": more})).get_node("gpu-1")
+    told = json.loads((tmp_path / "info").read_text())["spec"]
+    assert (told["cluster"]["server"], told["cluster"]["config"]) == (api.url, {"audience": "x"})
+    assert base64.b64decode(told["cluster"]["certificate-authority-data"]) == Path(api.ca).read_bytes()
+
+
+def test_a_program_that_is_not_there_says_how_to_get_it(api: ApiServer, opened: Open, tmp_path: Path) -> None:
+    spec = printing(tmp_path, command="no-such-signer", installHint="install it\n  with gcloud")
+    with pytest.raises(NoAccess) as caught:
+        opened(kubeconfig(api, exec=spec))
+    assert caught.value.hint.startswith("install it with gcloud; or ")
+
+
+def test_a_program_that_asks_somebody_is_not_started(api: ApiServer, opened: Open, tmp_path: Path) -> None:
+    with pytest.raises(NoAccess, match="sign in by hand"):
+        opened(kubeconfig(api, exec=printing(tmp_path, interactiveMode="Always")))
+    assert not (tmp_path / "info").exists()
+
+
+@pytest.fixture
+def kubelets(api: ApiServer, certificates: Path, tmp_path: Path) -> tuple[Path, str]:
+    """The kubelet's certificate, with its key in one file, and a kubeconfig with it."""
+    pem = tmp_path / "kubelet-client-current.pem"
+    make_client(certificates, pem, "system:node:gpu-1")
+    api.users["system:node:gpu-1"] = "system:node:gpu-1"
+    files = {"client-certificate": str(pem), "client-key": str(pem)}
+    return pem, kubeconfig(api, **files)
+
+
+def test_a_certificate_that_the_kubelet_exchanges_is_read_again(
+    api: ApiServer, opened: Open, kubelets: tuple[Path, str], certificates: Path
+) -> None:
+    pem, text = kubelets
+    cluster = opened(text)
+    assert cluster.node == "gpu-1"
+    assert cluster.get_node("gpu-1")
+    api.users = {"system:node:gpu-1 anew": "system:node:gpu-1"}
+    with pytest.raises(Unauthorized):
+        cluster.get_node("gpu-1")
+    make_client(certificates, pem, "system:node:gpu-1 anew")
+    assert cluster.get_node("gpu-1")
+
+
+def test_the_kubelets_certificate_names_the_node(
+    api: ApiServer, run: Gpunode, kubelets: tuple[Path, str], tmp_path: Path
+) -> None:
+    """The machine's own name is another one."""
+    path = tmp_path / "kubelet.conf"
+    path.write_text(kubelets[1])
+    done = run("node", "label", "nvidia.com/x=1", "--kubeconfig", str(path), NODE_NAME="")
+    assert done.code == 0, done.err
+    assert labels(api) == {"pool": "a", "nvidia.com/x": "1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("label", "x.kubernetes.io/a=1"), "not allowed to modify labels: x.kubernetes.io/a"),
+        (("label", "node-restriction.kubernetes.io/a=1"), "not allowed to modify labels"),
+        (("taint", "a=b:NoSchedule"), "not allowed to modify taints"),
+    ],
+)
+def test_what_a_kubelet_may_not_do_is_explained(
+    api: ApiServer,
+    run: Gpunode,
+    kubelets: tuple[Path, str],
+    tmp_path: Path,
+    words: tuple[str, ...],
+    says: str,
+) -> None:
+    path = tmp_path / "kubelet.conf"
+    path.write_text(kubelets[1])
+    done = run("node", *words, "--kubeconfig", str(path))
+    assert done.code == 3
+    assert says in done.err and "(NodeRestriction)" in done.err
+    assert labels(api) == {"pool": "a"}
+
+
+def test_an_expired_certificate_is_called_one(
+    api: ApiServer, opened: Open, kubelets: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = opened(kubelets[1])
+    api.users.clear()
+    own = first_in(kubelets[0].read_text())
+    assert own is not None and own.node == "gpu-1"
+    monkeypatch.setattr(Host, "now", lambda _: own.ends + 1)
+    with pytest.raises(Unauthorized) as caught:
+        cluster.get_node("gpu-1")
+    assert "the certificate of system:node:gpu-1" in caught.value.hint
+    assert "journalctl -u kubelet" in caught.value.hint
+
+
+def test_a_certificate_is_read_as_openssl_reads_it(kubelets: tuple[Path, str]) -> None:
+    argv = ["openssl", "x509", "-in", str(kubelets[0]), "-noout", "-enddate", "-dateopt", "iso_8601"]
+    told = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+    found = first_in(kubelets[0].read_text())
+    assert found is not None
+    from datetime import UTC, datetime
+
+    shown = datetime.fromtimestamp(found.ends, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    assert told.strip() == f"notAfter={shown}"
+
+
+@pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----", "x"])
+def test_what_is_no_certificate_is_none(text: str) -> None:
+    assert first_in(text) is None
+
+
+def test_nobodys_request_is_called_one(api: ApiServer, opened: Open) -> None:
+    cluster = opened(edited(kubeconfig(api), context={"user": ""}))
+    with pytest.raises(Forbidden) as caught:
+        cluster.get_node("gpu-1")
+    assert "sends no credentials" in caught.value.hint
+
+
+# --- proxies ----------------------------------------------------------------------------------------------
+
+THERE = "http://proxy:3128"
+
+
+@pytest.mark.parametrize(
+    ("server", "environ", "proxy"),
+    [
+        ("https://10.0.0.1:6443", {}, ""),
+        ("https://10.0.0.1:6443", {"HTTPS_PROXY": "proxy:3128"}, THERE),
+        ("https://10.0.0.1:6443", {"https_proxy": THERE, "HTTP_PROXY": "x"}, THERE),
+        ("https://10.0.0.1:6443", {"ALL_PROXY": "socks5://x"}, ""),
+        ("https://10.0.0.1:6443", {"HTTPS_PROXY": THERE, "NO_PROXY": "x, 10.0.0.0/8"}, ""),
+        ("https://10.0.0.1:6443", {"HTTPS_PROXY": THERE, "NO_PROXY": "10.0.0.1:6443"}, ""),
+        ("https://10.0.0.1:6443", {"HTTPS_PROXY": THERE, "NO_PROXY": "10.0.0.1:443,11.0.0.0/8"}, THERE),
+        ("https://10.0.0.1:6443", {"HTTPS_PROXY": THERE, "NO_PROXY": "*"}, ""),
+        ("https://[fd00::1]:6443", {"HTTPS_PROXY": THERE, "no_proxy": "fd00::/8"}, ""),
+        ("https://[fd00::1]:6443", {"HTTPS_PROXY": THERE, "no_proxy": "[fd00::1]:6443"}, ""),
+        ("https://api.example.com", {"HTTPS_PROXY": THERE, "NO_PROXY": "example.com"}, ""),
+        ("https://api.example.com", {"HTTPS_PROXY": THERE, "NO_PROXY": "*.example.com:443"}, ""),
+        ("https://example.com", {"HTTPS_PROXY": THERE, "NO_PROXY": ".example.com"}, THERE),
+        ("https://notexample.com", {"HTTPS_PROXY": THERE, "NO_PROXY": "example.com"}, THERE),
+        ("https://127.0.0.2:6443", {"HTTPS_PROXY": THERE}, ""),
+        ("http://localhost:8001", {"HTTP_PROXY": THERE}, ""),
+    ],
+)
+def test_the_proxy_that_kubectl_would_take(server: str, environ: dict[str, str], proxy: str) -> None:
+    assert proxy_for(server, environ) == proxy
+
+
+def test_a_proxy_that_takes_another_library_is_refused_in_words(api: ApiServer, opened: Open) -> None:
+    with pytest.raises(NoAccess, match=r"the proxy socks5://127.0.0.1:1 can't be used") as caught:
+        opened(edited(kubeconfig(api), cluster={"proxy-url": "socks5://127.0.0.1:1"}))
+    assert "kubectl proxy" in caught.value.hint
+
+
+def test_oidcs_token_is_taken_while_it_lasts(api: ApiServer, opened: Open) -> None:
+    def config(**more: str) -> str:
+        provider = {"name": "oidc", "config": more}
+        return edited(kubeconfig(api), user={"token": None, "auth-provider": provider})
+
+    assert opened(config(**{"id-token": ADMIN})).get_node("gpu-1")
+    ended = base64.urlsafe_b64encode(b'{"exp": 1700000000}').decode().rstrip("=")
+    for text in (config(), config(**{"id-token": f"e30.{ended}.x"})):
+        with pytest.raises(NoAccess, match="has expired") as caught:
+            opened(text)
+        assert "kubectl get nodes" in caught.value.hint
+
+
+# --- a node of another name -------------------------------------------------------------------------------
+
+
+def test_a_machine_whose_node_has_another_name_is_told_it(api: ApiServer, run: Gpunode) -> None:
+    own = Path("/etc/machine-id").read_text().strip() if Path("/etc/machine-id").is_file() else ""
+    if not own:
+        pytest.skip("this machine has no machine-id")
+    api.node("gpu-1")["status"]["nodeInfo"] = {"machineID": own}
+    done = run("node", "label", "x=1", NODE_NAME="nowhere")
+    assert (done.code, "this machine is the node gpu-1: add --node gpu-1" in done.err) == (3, True)
+    api.faults.append(Fault("GET", "/nodes", "status", 99, 403, "Forbidden", after=1))
+    assert "kubectl get nodes" in run("node", "label", "x=1", NODE_NAME="nowhere").err
