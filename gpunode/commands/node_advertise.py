@@ -24,9 +24,9 @@ from gpunode.commands.node_change import (
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
-from gpunode.kubernetes.api import FIELD_MANAGER, Json, Patch
+from gpunode.kubernetes.api import FIELD_MANAGER, ClusterError, Json, Patch
 from gpunode.kubernetes.change import patiently
-from gpunode.kubernetes.patches import capacity_patch, strings, writer_of
+from gpunode.kubernetes.patches import capacity_patch, strings, whole, writer_of
 from gpunode.result import Block, ErrorInfo, ExitCode, Progress, Result, Style, Text
 
 AUTO = "auto"
@@ -77,8 +77,43 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     if options.target.dry_run:
         return _result(done.before, data, resource)
     with progress.step("waiting for the kubelet") if options.wait else progress.step("reading it back"):
-        node = _await(host, progress, at, resource, wanted, options.wait)
+        try:
+            node = _await(host, progress, at, resource, wanted, options.wait)
+        except ClusterError as error:
+            return _unseen(data, error)
+        except KeyboardInterrupt:
+            _take_back(host, progress, at, resource, before, data)
+            raise
     return _result(node, data, resource, wanted, checked=True)
+
+
+def _unseen(data: NodeChange, error: ClusterError) -> Result:
+    """It was written, and then the API server failed: what there is to undo must not be lost with it."""
+    said = "the capacity was written" if data.patch else "nothing was to do"
+    told = ErrorInfo(error.code, f"{said}, but it couldn't be read back: {error.message}", error.hint)
+    return Result(KIND, data, "fail", ExitCode.FAILED, errors=(told,), blocks=blocks(data))
+
+
+def _take_back(
+    host: Host, progress: Progress, at: Place, resource: str, before: str | None, data: NodeChange
+) -> None:
+    """Ctrl-C while the kubelet is waited for: the node is as it was, unless somebody changed it since."""
+    if not data.patch:
+        return
+    written = data.patch[-1].get("value")
+    count = None if before is None else whole(before)
+
+    def plan(node: Json) -> Patch:
+        now = _seen(node, resource)[0]
+        ours = now is not None and written is not None and whole(now) == whole(str(written))
+        return capacity_patch(node, resource, count) if ours or now == written else ()
+
+    try:
+        done = carry_out(host, progress, at, plan, status=True)
+    except ClusterError as error:
+        progress.note(f"it couldn't be taken back ({error.message}); undo it with: {data.undo}")
+    else:
+        progress.note("taken back" if done.patch else "somebody else has changed it since: left as it is")
 
 
 def checked_resource(name: str) -> str:
@@ -94,14 +129,10 @@ def checked_resource(name: str) -> str:
 
 def _count(host: Host, options: Options, at: Place, progress: Progress) -> int:
     if options.count != AUTO:
-        if (
-            not options.count.isascii()
-            or not options.count.isdigit()
-            or not 0 < int(options.count[:9]) < 10**6
-        ):
+        if not options.count.isascii() or not options.count.isdigit() or not len(options.count) < 10:
             raise UsageError(
                 f"--count {options.count!r} is no number of devices",
-                hint="1 or more, or auto; none is --remove",
+                hint="a whole number, or auto; --remove takes the entry away",
             )
         return int(options.count)
     if not at.own:
@@ -170,9 +201,14 @@ def _refuse_served(node: Json, resource: str, by: str) -> None:
 
 
 def _seen(node: Json, resource: str) -> tuple[str | None, str | None]:
-    """Capacity and allocatable."""
+    """Capacity and allocatable, as numbers where they are some: 1k is 1000."""
     capacity, allocatable = (strings(node, ("status", part)) for part in ("capacity", "allocatable"))
-    return capacity.get(resource), allocatable.get(resource)
+    return _number(capacity.get(resource)), _number(allocatable.get(resource))
+
+
+def _number(amount: str | None) -> str | None:
+    count = None if amount is None else whole(amount)
+    return amount if count is None else str(count)
 
 
 def _await(

@@ -11,7 +11,7 @@ from typing import Any
 from gpunode.dataclass import dataclass
 from gpunode.errors import UsageError
 from gpunode.host import Host
-from gpunode.kubernetes import change
+from gpunode.kubernetes import change, which_node
 from gpunode.kubernetes.access import Access, connect, node_name
 from gpunode.kubernetes.api import Cluster, Json, NotFound, Patch
 from gpunode.kubernetes.change import Changed
@@ -78,9 +78,11 @@ class Place:
 
 def place(host: Host, target: Target) -> Place:
     """Errors as `access.connect` and `access.node_name` have them."""
-    name, source = node_name(host, target.node)
-    own, _ = node_name(host, "")
-    return Place(connect(host, target.access), name, source, name == own, target.dry_run)
+    node_name(host, target.node)  # what can't be a name needs nobody's answer
+    cluster = connect(host, target.access)
+    name, source = node_name(host, target.node, cluster.node)
+    own, _ = node_name(host, "", cluster.node)
+    return Place(cluster, name, source, name == own, target.dry_run)
 
 
 def carry_out(
@@ -93,7 +95,7 @@ def carry_out(
         try:
             return cluster.get_node(at.node)
         except NotFound as error:
-            error.hint = f"the name is from {at.source}; see: kubectl get nodes, then add --node NAME"
+            error.hint = which_node.hint(host, cluster, at.source)
             raise
 
     with progress.step(f"asking {cluster.server}"):

@@ -17,12 +17,14 @@ from gpunode.result import Progress
 ATTEMPTS = 5
 _PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds, after the first, second, ... attempt
 _LONGEST_PAUSE = 10.0
+_UNKNOWN = "whether the change was made can't be told: all of it or none; run this again to find out"
 _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
 class Changed:
-    """The object as it was first seen and as it is now, and the patch that was sent last; empty if none."""
+    """The object as it was right before the change and as it is now, and the patch that was sent last; empty
+    if none."""
 
     before: Json
     after: Json
@@ -50,28 +52,37 @@ def change(
 
     What `plan` raises goes through. A busy server, a lost answer and a conflict are tried again.
     """
-    first: Json | None = None
     now: Json = {}
-    sent: Patch = ()
-    lost = False  # whether a patch went out of which we don't know what became
+    lost: tuple[Json, Patch] | None = None  # a patch of which we don't know what became, and what it was for
     for attempt in range(ATTEMPTS):
+        patch: Patch = ()
         try:
             now = read()
-            first = now if first is None else first
             patch = plan(now)
             if not patch:
-                return Changed(first, now, sent if lost else ())
-            sent = patch
-            return Changed(first, send(patch), patch)
+                return Changed(lost[0], now, lost[1]) if lost else Changed(now, now, ())
+            if lost is not None and _aims(patch) != _aims(lost[1]):
+                return Changed(lost[0], send(patch), patch)  # it was made, and some of it is to be made again
+            return Changed(now, send(patch), patch)
         except ClusterError as error:
-            lost = lost or (isinstance(error, Unreachable) and error.sent)
+            if isinstance(error, Unreachable | Unavailable) and error.sent:
+                lost = lost or (now, patch)
             if not _worth_another(error, read, now):
-                raise _told(error, lost) from error
+                raise _told(error, lost is not None) from error
             try:
                 _wait(host, progress, error, attempt)
             except ClusterError as last:
-                raise _told(last, lost) from error
+                raise _told(last, lost is not None) from error
+        except KeyboardInterrupt:
+            if patch or lost:
+                progress.note(f"stopped: {_UNKNOWN}")
+            raise
     raise AssertionError("the last attempt raises")
+
+
+def _aims(patch: Patch) -> list[tuple[str, str]]:
+    """What it is to come to, whatever there was: path and value of each step."""
+    return [(str(one["path"]), repr(one.get("value"))) for one in patch if one["op"] != "test"]
 
 
 def _worth_another(error: ClusterError, read: Callable[[], Json], seen: Json) -> bool:
@@ -101,10 +112,6 @@ def _wait(host: Host, progress: Progress, error: ClusterError, attempt: int) -> 
 
 def _told(error: ClusterError, lost: bool) -> ClusterError:
     """The last error, with what is known of the change."""
-    outcome = (
-        "whether the change was made can't be told: all of it or none; run this again to find out"
-        if lost
-        else "nothing was changed"
-    )
+    outcome = _UNKNOWN if lost else "nothing was changed"
     error.hint = f"{outcome}; {error.hint}" if error.hint else outcome
     return error

@@ -7,11 +7,14 @@ is made anew. Pure: from a node, as the server gives it, to operations.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpunode.dataclass import dataclass
 from gpunode.kubernetes.api import ClusterError, Json
+
+_QUANTITY = re.compile(r"([0-9]{1,18})(|k|Ki|[MGTPE]i?|[eE][0-9]{1,2})")
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,24 @@ def capacity_patch(node: Json, resource: str, count: int | None) -> list[dict[st
 
     The kubelet copies it to allocatable when it next looks.
     """
+    there = strings(node, ("status", "capacity")).get(resource)
+    if there is not None and whole(there) == count:
+        return []
     value = None if count is None else str(count)
     return map_patch(node, ("status", "capacity"), {resource: value})
+
+
+def whole(quantity: str) -> int | None:
+    """A number of devices as the API server writes it (Kubernetes, resource.Quantity): 1000 comes back as
+    ``1k``. None for what isn't a whole number."""
+    found = _QUANTITY.fullmatch(quantity)
+    if found is None:
+        return None
+    number, suffix = int(found[1]), found[2]
+    if suffix[1:].isdigit():
+        return number * int(10 ** int(suffix[1:]))
+    power = " kMGTPE".index(suffix[0].lower() if suffix[0] == "K" else suffix[0]) if suffix else 0
+    return number * int((1024 if suffix.endswith("i") else 1000) ** power)
 
 
 def map_patch(node: Json, at: tuple[str, ...], wanted: Mapping[str, str | None]) -> list[dict[str, Any]]:

@@ -127,8 +127,36 @@ def test_a_value_that_the_server_refuses_is_not_tried_again(api: ApiServer, run:
 
 
 def test_a_slow_server_is_waited_for(api: ApiServer, run: Gpunode) -> None:
-    api.faults.append(Fault("GET", "", "slow", seconds=1.5))
+    api.faults.append(Fault("GET", "", "slow", seconds=0.3))
     assert run(*LABEL).code == 0
+
+
+def test_a_change_behind_a_gateways_error_is_told_with_its_undo(api: ApiServer, run: Gpunode) -> None:
+    """A load balancer gives up waiting (504), and the server has carried it out."""
+
+    def carried_out() -> None:
+        node = api.node("gpu-1")
+        node["metadata"]["labels"] |= {"x": "1", "y": "2"}
+        del node["metadata"]["labels"]["pool"]
+        api.store.put("Node", node)
+
+    api.faults += [Fault("PATCH", "", "status", code=504, act=carried_out)]
+    done = run(*LABEL, "-o", "json")
+    assert done.code == 0, done.err
+    assert done.document["data"]["undo"].endswith(" pool=a x- y-")
+    assert len(api.changes()) == 0  # the fault answered; nothing was sent again
+
+
+def test_the_undo_has_what_was_there_right_before(api: ApiServer, run: Gpunode) -> None:
+    def other() -> None:
+        node = api.node("gpu-1")
+        node["metadata"]["labels"]["pool"] = "theirs"
+        api.store.put("Node", node)
+
+    api.faults.append(Fault("PATCH", "/nodes/", "meanwhile", act=other))
+    done = run("node", "label", "pool=b", "-o", "json")
+    assert done.document["data"]["undo"].endswith(" pool=theirs")
+    assert done.document["data"]["changes"] == [{"key": "pool", "before": "theirs", "after": "b"}]
 
 
 def test_nobody_listening(run: Gpunode) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from fixtures.api_objects import record_writer
-from fixtures.api_server import ApiServer, Fault
+from fixtures.api_server import ApiServer, Fault, kubeconfig
 from fixtures.scenario import machine
 from fixtures.stubs import stub_node
 from gpunode.commands.node_advertise import served
 from gpunode.host import Host
+from tests.cli import clean_environment, command
 from tests.kubernetes.conftest import Gpunode
 
 GPU = ("node", "advertise", "--resource", "nvidia.com/gpu")
@@ -81,7 +86,7 @@ def test_it_waits_for_the_kubelet(api: ApiServer, run: Gpunode) -> None:
 
 def test_a_plugin_that_overwrites_it_is_told(api: ApiServer, run: Gpunode) -> None:
     api.kubelet, api.plugin = 1, {"nvidia.com/gpu": "2"}
-    done = run(*GPU, "--count", "8", "--wait", "2", "-o", "json")
+    done = run(*GPU, "--count", "8", "--wait", "0.2", "-o", "json")
     assert done.code == 1
     assert done.document["errors"][0]["code"] == "overwritten"
 
@@ -107,8 +112,56 @@ def test_who_wrote_it_must_be_known(api: ApiServer, run: Gpunode) -> None:
 
 def test_a_plugin_that_is_gone_leaves_a_zero_that_may_be_replaced(api: ApiServer, run: Gpunode) -> None:
     api.add_node("gpu-1", capacity={"nvidia.com/gpu": "0"})
-    assert run(*GPU, "--count", "8").code == 0
-    assert amounts(api) == ("8", "8")
+    done = run(*GPU, "--count", "8", "-o", "json")
+    assert (done.code, amounts(api)) == (0, ("8", "8"))
+    back = run(*shlex.split(done.document["data"]["undo"])[1:])
+    assert (back.code, amounts(api)) == (0, ("0", "0")), back.err
+
+
+def test_a_thousand_that_the_server_writes_as_1k(api: ApiServer, run: Gpunode) -> None:
+    more = ("node", "advertise", "--resource", "example.com/memory", "--count")
+    done = run(*more, "80000", "-o", "json")
+    assert (done.code, amounts(api, "example.com/memory")) == (0, ("80k", "80k")), done.err
+    assert done.document["data"]["allocatable"] == "80000"
+    assert run(*more, "80000").out.startswith("node gpu-1 unchanged")
+    less = run(*more, "5", "-o", "json")
+    assert less.document["data"]["undo"].endswith("--count 80000")
+
+
+def test_a_server_that_goes_away_after_it_was_written_leaves_the_undo(api: ApiServer, run: Gpunode) -> None:
+    api.faults.append(Fault("GET", "/nodes/", "cut", 99, after=1))
+    done = run(*GPU, "--count", "8", "-o", "json")
+    assert done.code == 1
+    (error,) = done.document["errors"]
+    assert error["code"] == "kubernetes-unreachable"
+    assert "was written, but it couldn't be read back" in error["message"]
+    assert done.document["data"]["undo"].endswith("--remove")
+    assert amounts(api)[0] == "8"
+
+
+@pytest.mark.parametrize("before", [None, "2"])
+def test_ctrl_c_while_the_kubelet_is_waited_for_takes_it_back(
+    api: ApiServer, tmp_path: Path, before: str | None
+) -> None:
+    api.kubelet = None
+    if before is not None:
+        node = api.node("gpu-1")
+        node["status"]["capacity"]["nvidia.com/gpu"] = before
+        record_writer({}, node, "gpunode")
+    path = tmp_path / "kubeconfig"
+    path.write_text(kubeconfig(api))
+    env = {"HOME": str(tmp_path), "KUBECONFIG": str(path), "NODE_NAME": "gpu-1"}
+    words = command(*GPU, "--count", "8")
+    with subprocess.Popen(words, env=clean_environment(env), stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 30
+        while [one.method for one in list(api.asked)][-2:] != ["PATCH", "GET"]:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "taken back" in err
+    assert amounts(api)[0] == before
 
 
 def test_another_count_that_comes_in_between_is_not_overwritten(api: ApiServer, run: Gpunode) -> None:
@@ -131,7 +184,6 @@ def test_another_count_that_comes_in_between_is_not_overwritten(api: ApiServer, 
     [
         (["--resource", "gpu", "--count", "1"], "can't be an extended resource"),
         (["--resource", "x.kubernetes.io/gpu", "--count", "1"], "can't be an extended resource"),
-        (["--resource", "a.b/c", "--count", "0"], "is no number of devices"),
         (["--resource", "a.b/c", "--count", "-1"], "is no number of devices"),
         (["--resource", "a.b/c", "--count", "1e3"], "is no number of devices"),
         (["--resource", "nvidia.com/gpu"], "is another machine"),
