@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import field
 
-from gpunode.commands import verify
+from gpunode.commands import leftover_pods, verify
 from gpunode.commands.manifests import PodOptions, wanted_pod
 from gpunode.commands.verify import Verification
 from gpunode.commands.verify_following import Follower, Outcome
@@ -16,7 +16,7 @@ from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.gpu.vectors import DeviceResult
 from gpunode.host import Host
-from gpunode.kubernetes import follow, reasons
+from gpunode.kubernetes import follow, reasons, which_node
 from gpunode.kubernetes.access import Access, connect, node_name
 from gpunode.kubernetes.api import (
     Cluster,
@@ -29,7 +29,7 @@ from gpunode.kubernetes.api import (
     Unreachable,
 )
 from gpunode.kubernetes.change import patiently
-from gpunode.kubernetes.manifests.vector_add import HOSTNAME, RUN, VectorAdd, ours, vector_add
+from gpunode.kubernetes.manifests.vector_add import HOSTNAME, RUN, VectorAdd, vector_add
 from gpunode.kubernetes.reasons import Aim, Reason
 from gpunode.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 
@@ -104,11 +104,11 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     if not options.timeout >= 1:
         raise UsageError("--timeout is at least 1 second")
     case = _case(host, options, progress)
-    _sweep(host, case)
+    leftover_pods.sweep(host, case.cluster, case.namespace, case.pod.hostname)
     traces: list[str] = []
     step = progress.step(f"vector-add pod on {case.aim.node}")
     with _removed_after(host, case, progress, traces) as names, step:
-        created = _create(case)
+        created = _create(host, case)
         names.append(str(created["metadata"]["name"]))
         follower = Follower(host, case.cluster, case.aim, progress)
         outcome = follower.follow(case.namespace, created, case.timeout)
@@ -119,11 +119,16 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 
 
 def _case(host: Host, options: Options, progress: Progress) -> _Case:
-    name, _ = node_name(host, options.node)
+    node_name(host, options.node)
     wanted = PodOptions(options.image, options.resource, options.namespace, "", "")
     pod = wanted_pod(wanted)  # what can't be meant is refused before anybody is asked
     cluster = connect(host, options.access)
-    node = patiently(host, progress, lambda: cluster.get_node(name))
+    name, source = node_name(host, options.node, cluster.node)
+    try:
+        node = patiently(host, progress, lambda: cluster.get_node(name))
+    except NotFound as error:
+        error.hint = which_node.hint(host, cluster, source)
+        raise
     labels = node.get("metadata", {}).get("labels") or {}
     resources = node.get("status", {}).get("allocatable") or {}
     namespace = options.namespace or cluster.namespace
@@ -159,40 +164,19 @@ def _runtime_class(host: Host, cluster: Cluster, options: Options, progress: Pro
     return name
 
 
-def _sweep(host: Host, case: _Case) -> None:
-    """Remove what a killed run left on this node: pods of ours that are long past their own deadline."""
+def _create(host: Host, case: _Case) -> Json:
+    wanted = vector_add(case.pod)
+    wanted["metadata"]["annotations"] = leftover_pods.made_by(host)
     try:
-        for pod in case.cluster.list_pods(case.namespace, ours()):
-            if _abandoned(host, pod, case):
-                case.cluster.delete_pod(case.namespace, str(pod["metadata"]["name"]))
-    except ClusterError:
-        return  # it was a courtesy; what really is amiss shows at the next request
-
-
-def _abandoned(host: Host, pod: Json, case: _Case) -> bool:
-    from datetime import datetime
-
-    spec, metadata = pod.get("spec") or {}, pod.get("metadata") or {}
-    if RUN not in (metadata.get("labels") or {}) or (spec.get("nodeSelector") or {}).get(HOSTNAME) != (
-        case.pod.hostname
-    ):
-        return False
-    try:
-        made = datetime.fromisoformat(str(metadata.get("creationTimestamp"))).timestamp()
-        allowed = float(spec.get("activeDeadlineSeconds") or 0)
-    except ValueError:
-        return False
-    return host.now() - made > 2 * allowed + 600
-
-
-def _create(case: _Case) -> Json:
-    try:
-        return case.cluster.create_pod(case.namespace, vector_add(case.pod))
-    except (Forbidden, Invalid, NotFound) as error:
+        return case.cluster.create_pod(case.namespace, wanted)
+    except (Forbidden, Invalid, NotFound, Unavailable) as error:
         code, hint = reasons.refused(error.message, case.namespace, case.pod.runtime_class)
-        raise type(error)(
-            error.message, hint=hint or error.hint, code=code or error.code, status=error.status
-        ) from error
+        if not code:
+            raise
+        told = type(error)(error.message, hint=hint, code=code, status=error.status)
+        if isinstance(told, Unavailable) and isinstance(error, Unavailable):
+            told.sent = error.sent
+        raise told from error
 
 
 # --- after ----------------------------------------------------------------------------------------------

@@ -227,7 +227,18 @@ def logged(log: str, aim: Aim) -> Reason:
 
 def refused(message: str, namespace: str, runtime_class: str) -> tuple[str, str]:
     """(code, hint) for a pod that the API server doesn't take; empty where only the server's words help."""
-    if "exceeded quota" in message or "must specify limits" in message:
+    if "failed calling webhook" in message or "failed calling policy" in message:
+        name = re.search(r'failed calling webhook \\?"([^"\\\\]+)', message)
+        hint = f"the webhook {name[1] if name else ''} doesn't answer: kubectl get pods -A shows its pod"
+        return "pending-webhook", hint
+    if re.search(r"(minimum|maximum) \S+ usage per (Pod|Container)", message):
+        return (
+            "pending-limits",
+            f"see: kubectl -n {namespace} describe limitrange; or name another --namespace",
+        )
+    if re.search(r'namespaces "[^"]*" not found', message):
+        return "pending-namespace", f"kubectl create namespace {namespace}; or name another with --namespace"
+    if "exceeded quota" in message or "must specify" in message:
         return "pending-quota", f"see: kubectl -n {namespace} describe quota; another --namespace may be free"
     if "violates PodSecurity" in message or "security context constraint" in message:
         return "pending-pod-security", f"{namespace} forbids such pods: name another with --namespace"
@@ -237,6 +248,8 @@ def refused(message: str, namespace: str, runtime_class: str) -> tuple[str, str]
         return "pending-account", f"{namespace} is too new, or has lost its account: run this again"
     if "is being terminated" in message:
         return "pending-namespace", "name another with --namespace"
+    if "denied the request" in message or "denied request" in message:  # webhooks, and admission policies
+        return "pending-admission", "the cluster's own rules refuse it: fit them with --image or --namespace"
     return "", ""
 
 

@@ -243,6 +243,16 @@ def test_control_characters_of_a_pod_never_reach_the_terminal(gpu_node: ApiServe
             "pending-runtime-class",
             "gpunode manifests runtime-class --nvidia-runtime-name nvidia | kubectl apply",
         ),
+        (
+            'admission webhook "images.example.com" denied the request: only our registry',
+            "pending-admission",
+            "--image",
+        ),
+        (
+            "maximum memory usage per Container is 1Gi, but limit is 2Gi",
+            "pending-limits",
+            "kubectl -n default describe limitrange",
+        ),
     ],
 )
 def test_what_admission_refuses(
@@ -259,6 +269,26 @@ def test_what_admission_refuses(
     error = told(ran)
     assert error["code"] == code and hint in error["hint"] and message[:20] in error["message"]
     assert not [one for one in gpu_node.asked if one.method == "DELETE"]
+
+
+def test_a_webhook_that_does_not_answer_is_named(gpu_node: ApiServer, run: Gpunode) -> None:
+    from fixtures.api_objects import Refused
+
+    message = 'Internal error occurred: failed calling webhook "pods.example.com": connection refused'
+
+    def refuse(*_: Any) -> None:
+        raise Refused(500, "InternalError", message)
+
+    gpu_node._create = refuse  # type: ignore[assignment,method-assign]
+    ran = verify(run)
+    assert (ran.code, told(ran)["code"]) == (1, "pending-webhook")
+    assert "the webhook pods.example.com doesn't answer" in told(ran)["hint"]
+
+
+def test_a_namespace_that_isnt_there(gpu_node: ApiServer, run: Gpunode) -> None:
+    ran = verify(run, "--namespace", "elsewhere")
+    assert (ran.code, told(ran)["code"]) == (3, "pending-namespace")
+    assert told(ran)["hint"].startswith("kubectl create namespace elsewhere")
 
 
 def test_a_class_that_isnt_there_is_refused_before_anything_is_made(
@@ -373,27 +403,40 @@ def test_events_that_may_not_be_read_are_no_obstacle(gpu_node: ApiServer, run: G
 # --- it is stopped --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda one: one.name)
-def test_a_signal_ends_it_and_the_pod(gpu_node: ApiServer, tmp_path: Path, number: signal.Signals) -> None:
-    gpu_node.pod_life = [RUNNING]
-    path = tmp_path / "kubeconfig"
-    path.write_text(kubeconfig(gpu_node))
-    env = clean_environment({"HOME": str(tmp_path), "KUBECONFIG": str(path), "NODE_NAME": "gpu-1"})
-    process = subprocess.Popen(
-        command("verify", "--on", "kubernetes"),
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
+def struck(api: ApiServer, home: Path, number: signal.Signals) -> tuple[int, str]:
+    """Exit code and standard error of a run that is sent a signal while its pod runs."""
+    api.pod_life = [RUNNING]
+    path = home / "kubeconfig"
+    path.write_text(kubeconfig(api))
+    env = clean_environment({"HOME": str(home), "KUBECONFIG": str(path), "NODE_NAME": "gpu-1"})
+    words = command("verify", "--on", "kubernetes")
+    with subprocess.Popen(
+        words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         deadline = time.monotonic() + 30
-        while not any("/pods/gpunode" in one.path for one in list(gpu_node.asked)):
+        while not any("/pods/gpunode" in one.path for one in list(api.asked)):
             assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.05)
+            time.sleep(0.02)
         os.kill(process.pid, number)
         _, err = process.communicate(timeout=30)
-    assert process.returncode == 130, err
+    return process.returncode, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda one: one.name)
+def test_a_signal_ends_it_and_the_pod(gpu_node: ApiServer, tmp_path: Path, number: signal.Signals) -> None:
+    code, err = struck(gpu_node, tmp_path, number)
+    assert code == 130, err
+    assert gpu_node.store.list("Pod") == []
+
+
+@pytest.mark.skipif(not Path("/etc/machine-id").is_file(), reason="this machine has no machine-id")
+def test_the_pod_of_a_run_that_was_killed_just_now_is_removed_by_the_next(
+    gpu_node: ApiServer, run: Gpunode, tmp_path: Path
+) -> None:
+    assert struck(gpu_node, tmp_path, signal.SIGKILL)[0] == -signal.SIGKILL
+    assert len(gpu_node.store.list("Pod")) == 1
+    gpu_node.pod_life = [SUCCEEDED]
+    assert verify(run).code == 0
     assert gpu_node.store.list("Pod") == []
 
 
