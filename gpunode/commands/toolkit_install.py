@@ -119,7 +119,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     if not intent.file_changes and not intent.steps.commands and not intent.killed:
         return _report(intent, CarriedOut((), (), "", ()), before, dry_run=False)
     done = carry_out(job, lambda: intent.file_changes, lambda run: _act(intent, run))
-    after = manager.look(PACKAGES)
+    after = manager.installed(PACKAGES)
     return _report(intent, done, {name: after[name].installed for name in PACKAGES}, dry_run=False)
 
 
@@ -220,7 +220,7 @@ def _act(intent: Intent, run: Run) -> None:
         run(command)
     if steps.install is None:
         return
-    after = manager.look(PACKAGES)
+    after = manager.installed(PACKAGES)
     wrong = {
         name: "not configured" if state.unfinished else state.installed or "not installed"
         for name, state in after.items()

@@ -12,7 +12,9 @@ from gpunode.result import ExitCode, Progress
 
 WAIT_SECONDS = 600.0
 LOCKED = "package-manager-locked"
-_POLL_SECONDS = 1.0
+_POLL_SECONDS = 0.2
+_RETRY_SECONDS = 1.0
+_TELL_SECONDS = 15.0
 
 
 def run_command(
@@ -30,17 +32,41 @@ def run_command(
     code is the `Trouble`, and `package-manager-locked` has the exit code of a precondition.
     """
     deadline = host.monotonic() + wait_seconds
-    while True:
-        wait_for_others(host, manager, progress, deadline - host.monotonic())
-        with progress.step(command.text), whole() if command.changes else nullcontext():
-            done = host.run(command.argv, timeout=command.seconds, env=command.environ)
-        failure = manager.explain(done)
-        if failure is None:
-            return done
-        if failure.trouble is not Trouble.LOCKED:
-            raise failed(command, failure)
-        # a lock that wasn't seen, or that somebody else was quicker to take
-        _wait_blindly(host, failure, progress, deadline)
+    wait_for_others(host, manager, progress, wait_seconds)
+    waiting = _Waiting(host, progress, deadline)
+    with progress.step(command.text):
+        while True:
+            with whole() if command.changes else nullcontext():
+                done = host.run(command.argv, timeout=command.seconds, env=command.environ)
+            failure = manager.explain(done)
+            if failure is None:
+                return done
+            if failure.trouble is not Trouble.LOCKED:
+                raise failed(command, failure)
+            # a lock that wasn't seen, or that somebody else was quicker to take
+            if waiting.over:
+                raise _too_long(None, failure.said)
+            waiting.tell(f"waiting: {failure.said}")
+            host.sleep(_RETRY_SECONDS)
+            wait_for_others(host, manager, progress, deadline - host.monotonic())
+
+
+class _Waiting:
+    """Says what is waited for at once and then four times a minute; nobody shall think that it hangs."""
+
+    def __init__(self, host: Host, progress: Progress, deadline: float) -> None:
+        self.host, self.progress, self.deadline = host, progress, deadline
+        self.next = 0.0
+
+    @property
+    def over(self) -> bool:
+        return self.host.monotonic() >= self.deadline
+
+    def tell(self, what: str) -> None:
+        now = self.host.monotonic()
+        if now >= self.next:
+            self.next = now + _TELL_SECONDS
+            self.progress.note(f"{what} ({max(0, round(self.deadline - now))} s at most)")
 
 
 def failed(command: Command, failure: Failure) -> PackagesError:
@@ -57,22 +83,12 @@ def failed(command: Command, failure: Failure) -> PackagesError:
 
 def wait_for_others(host: Host, manager: Manager, progress: Progress, seconds: float) -> None:
     """Until no other process holds the manager's lock, as far as is seen. `PackagesError` if one stays."""
-    lock = holder(host, manager.lock_files)
-    if lock is None:
-        return
-    with progress.step(f"waiting for {lock}, which holds {lock.path}, {max(0, round(seconds))} s at most"):
-        host.wait_until(lambda: holder(host, manager.lock_files) is None, seconds, _POLL_SECONDS)
-    now = holder(host, manager.lock_files)
-    if now is not None:
-        raise _too_long(now, "")
-
-
-def _wait_blindly(host: Host, failure: Failure, progress: Progress, deadline: float) -> None:
-    left = deadline - host.monotonic()
-    if left <= 0:
-        raise _too_long(None, failure.said)
-    with progress.step(f"waiting, {round(left)} s at most: {failure.said}"):
-        host.sleep(min(_POLL_SECONDS, left))
+    waiting = _Waiting(host, progress, host.monotonic() + seconds)
+    while (lock := holder(host, manager.lock_files)) is not None:
+        if waiting.over:
+            raise _too_long(lock, "")
+        waiting.tell(f"waiting for {lock}, which holds {lock.path}")
+        host.sleep(_POLL_SECONDS)
 
 
 def _too_long(lock: Lock | None, said: str) -> PackagesError:

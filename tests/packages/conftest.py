@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +30,12 @@ def repository(signer, tmp_path_factory):
     return make_repository(tmp_path_factory.mktemp("mirror") / "libnvidia", signer, "1.19.0-1", "1.20.0-1")
 
 
+# in memory where that can be: dpkg syncs every file and gpunode what it writes, and a disk takes its time
+PLACE = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
 @pytest.fixture
-def apt(signer, tmp_path):
-    return make_root(tmp_path / "root")
+def apt(signer):
+    place = tempfile.mkdtemp(prefix="gpunode-apt-", dir=PLACE)
+    yield make_root(Path(place) / "root")
+    shutil.rmtree(place)

@@ -257,7 +257,7 @@ def test_a_lock_that_only_the_manager_tells_of_is_tried_again(tmp_path):
     host, told = Locked(tmp_path, environ={}), Told()
     run_command(host, Dnf(host), Command(("dnf", "-y", "install", "x")), told)
     assert Locked.tries == 3
-    assert sum("already locked by 4711" in step for step in told.steps) == 2
+    assert sum("already locked by 4711" in step for step in told.steps) == 1  # a line a second is noise
 
 
 def test_and_not_for_ever(tmp_path):

@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
 import time
 
 import pytest
@@ -201,19 +200,32 @@ def test_a_mirror_that_is_not_there_is_told(apt, repository, tmp_path):
     assert done.code == 4 and "Release file" in done.err and not apt.ours.exists()
 
 
+def while_it_waits(argv, apt, other):
+    """Run it; the other process ends once it has said that it waits, so that nobody waits for long."""
+    child = subprocess.Popen(
+        argv, env=clean_environment(apt.env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    said = []
+    for line in child.stderr:
+        said.append(line)
+        if "waiting" in line:
+            other.stdin.close()
+    child.communicate()
+    return child.returncode, "".join(said)
+
+
 def test_another_process_is_waited_for_visibly(apt, repository):
     with apt.locked() as other:
-        threading.Timer(1.5, lambda: other.stdin.close()).start()
-        done = apt.gpunode("toolkit", "install", *from_mirror(repository))
-    assert done.code == 0 and apt.installed() == NEWEST
-    assert f"(process {other.pid})" in done.err and "lock-frontend, 600 s at most" in done.err
+        code, said = while_it_waits(command("toolkit", "install", *from_mirror(repository)), apt, other)
+    assert code == 0 and apt.installed() == NEWEST
+    assert f"(process {other.pid})" in said and "lock-frontend (600 s at most)" in said
 
 
 @pytest.mark.parametrize("name", ["lock-frontend", "lock"])
 def test_the_wait_has_a_limit_and_nothing_was_written(apt, repository, name):
     before = apt.tree()
     with apt.locked(name) as other:
-        done = apt.gpunode("toolkit", "install", *from_mirror(repository), "--lock-timeout", "1")
+        done = apt.gpunode("toolkit", "install", *from_mirror(repository), "--lock-timeout", "0.3")
     assert done.code == 3 and f"python3 (process {other.pid}) holds" in done.err
     assert (apt.tree(), apt.installed(), journal(apt)) == (before, {}, [])
 
@@ -225,12 +237,9 @@ def test_a_lock_that_the_kernel_hides_is_waited_for_as_well(apt, repository, tmp
         pytest.skip("needs the right to mount")
     argv = command("toolkit", "install", *from_mirror(repository), "--lock-timeout", "30")
     with apt.locked() as other:
-        threading.Timer(2.5, lambda: other.stdin.close()).start()
-        done = subprocess.run(
-            [*hidden, *argv], env=clean_environment(apt.env), capture_output=True, text=True, check=False
-        )
-    assert done.returncode == 0, done.stderr
-    assert "Could not get lock" in done.stderr and apt.installed() == NEWEST
+        code, said = while_it_waits([*hidden, *argv], apt, other)
+    assert code == 0 and "waiting: E: Could not get lock" in said and apt.installed() == NEWEST, said
+    assert said.count("apt-get install") == 1
 
 
 def test_from_a_directory_with_no_repository(apt, repository, tmp_path):
@@ -270,10 +279,10 @@ def test_a_directory_that_lacks_one_or_has_another_machines(apt, repository, tmp
 
 def test_ctrl_c_during_the_transaction_lets_it_end(apt, repository):
     slow = apt.root / "slow"
-    slow.write_text("#!/bin/sh\nsleep 2\n")
+    slow.write_text(f"#!/bin/sh\ntouch {apt.root}/begun\nuntil [ -e {apt.root}/go ]; do sleep 0.05; done\n")
     slow.chmod(0o755)
     with (apt.root / "apt.conf").open("a") as file:
-        file.write(f'DPkg::Pre-Invoke {{ "touch {apt.root}/begun; {slow}"; }};\n')
+        file.write(f'DPkg::Pre-Invoke {{ "{slow}"; }};\n')
     child = subprocess.Popen(
         command("toolkit", "install", *from_mirror(repository)),
         env=clean_environment(apt.env),
@@ -285,6 +294,7 @@ def test_ctrl_c_during_the_transaction_lets_it_end(apt, repository):
     while not (apt.root / "begun").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(child.pid, signal.SIGINT)
+    (apt.root / "go").touch()
     _, err = child.communicate(timeout=60)
     assert apt.installed() in (NEWEST, {}), err
     assert (apt.installed() == NEWEST) == apt.ours.exists()
