@@ -82,16 +82,16 @@ def find(host: Host, access: Access) -> Connection:
             )
         return Connection(checked_server(access.server, "--server"), "--server", ("--server", access.server))
     if access.kubeconfig:
-        paths = _kubelets(host) if access.kubeconfig == KUBELET else (_absolute(access.kubeconfig),)
-        return _of_files(host, paths, access, ("--kubeconfig", access.kubeconfig))
+        paths = _kubelets(host) if access.kubeconfig == KUBELET else _listed(host, access.kubeconfig)
+        return _of_files(host, paths, access)
     named = tuple(filter(None, host.environ.get("KUBECONFIG", "").split(":")))
     if named:
-        return _of_files(host, tuple(map(_absolute, named)), access, ())
+        return _of_files(host, tuple(map(_absolute, named)), access)
     if host.environ.get("KUBERNETES_SERVICE_HOST") and host.exists(f"{ACCOUNT}/token") and not access.context:
         return _of_account(host)
     own = f"{host.environ.get('HOME', '')}/.kube/config"
     if own.startswith("/") and host.is_file(own):
-        return _of_files(host, (own,), access, ())
+        return _of_files(host, (own,), access)
     raise _nothing(host)
 
 
@@ -101,10 +101,19 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
-def _of_files(host: Host, paths: tuple[str, ...], access: Access, words: tuple[str, ...]) -> Connection:
-    if access.context:
-        words = (*words, "--context", access.context)
-    return kubeconfig.connection(host, kubeconfig.read(host, paths), access.context, words)
+def _listed(host: Host, named: str) -> tuple[str, ...]:
+    """One file; or several as KUBECONFIG has them, where no file is of that very name."""
+    several = tuple(filter(None, named.split(":")))
+    return tuple(map(_absolute, (named,) if host.exists(_absolute(named)) or not several else several))
+
+
+def _of_files(host: Host, paths: tuple[str, ...], access: Access) -> Connection:
+    """Its words name files and context even if nobody did: both may be others when a change is undone."""
+    merged = kubeconfig.read(host, paths)
+    found = kubeconfig.connection(host, merged, access.context)
+    files = KUBELET if access.kubeconfig == KUBELET else ":".join(merged.files)
+    named = access.context or ("" if files == KUBELET else merged.current)
+    return dataclasses.replace(found, words=("--kubeconfig", files, *(("--context", named) if named else ())))
 
 
 def _kubelets(host: Host) -> tuple[str, ...]:

@@ -126,7 +126,7 @@ def _named(
     return named
 
 
-def connection(host: Host, merged: Merged, context: str, words: tuple[str, ...]) -> Connection:
+def connection(host: Host, merged: Merged, context: str) -> Connection:
     """What a context (the current one by default) leads to. `NoAccess` says what is missing in which file."""
     files = ":".join(merged.files)
     name = context or merged.current
@@ -151,7 +151,6 @@ def connection(host: Host, merged: Merged, context: str, words: tuple[str, ...])
     return Connection(
         server=server,
         source=f"{chosen.file}, context {name}",
-        words=words,
         namespace=chosen.text("namespace") or "default",
         identity=renew() if program is not None else _identity(host, user) if user else Identity(),
         ca_file=ca_file,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -149,8 +150,14 @@ def test_several_kubeconfigs_are_one(api: ApiServer, run: Gpunode, tmp_path: Pat
     (tmp_path / "one").write_text(json.dumps({"current-context": "test", "contexts": tree["contexts"]}))
     (tmp_path / "two").write_text(json.dumps({**tree, "current-context": "other", "contexts": []}))
     paths = f"{tmp_path / 'one'}:{tmp_path / 'missing'}:{tmp_path / 'two'}"
-    done = run(*LABEL, KUBECONFIG=paths)
+    done = run(*LABEL, "-o", "json", KUBECONFIG=paths)
     assert done.code == 0, done.err
+    # the undo goes to the same cluster, whatever KUBECONFIG and the current context are by then
+    undo = shlex.split(done.document["data"]["undo"])[1:]
+    assert f"{tmp_path / 'one'}:{tmp_path / 'two'}" in undo and undo[-3:-1] == ["--context", "test"]
+    (tmp_path / "one").write_text(json.dumps({"current-context": "gone", "contexts": tree["contexts"]}))
+    assert run(*undo, KUBECONFIG="").code == 0
+    assert labels(api) == {"pool": "a"}
 
 
 def test_a_kubectl_proxy_needs_nothing_else(run: Gpunode, tmp_path: Path, certificates: Path) -> None:
