@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 
+_AMAZONS_FIRST = "6.1"
 _ARCHITECTURE = re.compile(r"\.(?:x86_64|aarch64)$")
 
 
 def kernel_devel(release: str) -> str:
     """The package with the headers of a kernel on RHEL and Oracle Linux: 5.14.0-427.el9.x86_64+rt has
-    kernel-rt-devel-5.14.0-427.el9.x86_64."""
+    kernel-rt-devel-5.14.0-427.el9.x86_64. Amazon Linux 2023's kernels after its first have their series in
+    the name: kernel6.12-devel-6.12.40-63.114.amzn2023.x86_64."""
     base, _, kind = release.partition("+")
+    series = re.match(r"\d+\.\d+", base)
+    if series and ".amzn2023" in base and series[0] != _AMAZONS_FIRST:
+        return f"kernel{series[0]}-devel-{base}"
     kind = kind or ("uek" if "uek." in release else "")
     return f"kernel-{kind}-devel-{base}" if kind else f"kernel-devel-{base}"
 

@@ -265,6 +265,8 @@ def test_libraries_that_are_held_keep_what_depends_on_them(held, tmp_path):
         ("5.14.0-427.el9.x86_64+rt", "kernel-rt-devel-5.14.0-427.el9.x86_64"),
         ("5.14.0-427.el9.aarch64+64k", "kernel-64k-devel-5.14.0-427.el9.aarch64"),
         ("5.15.0-206.153.7.el9uek.x86_64", "kernel-uek-devel-5.15.0-206.153.7.el9uek.x86_64"),
+        ("6.1.119-129.201.amzn2023.x86_64", "kernel-devel-6.1.119-129.201.amzn2023.x86_64"),
+        ("6.12.40-63.114.amzn2023.x86_64", "kernel6.12-devel-6.12.40-63.114.amzn2023.x86_64"),
         ("$(uname -r)", "kernel-devel-$(uname -r)"),
     ],
 )

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from functools import cache
 
 import pytest
 
@@ -40,17 +41,28 @@ def _cannot() -> str:
     return f"needs {', '.join(missing)}" if missing else ""
 
 
+@pytest.fixture(scope="module")
+def archive(signer, tmp_path_factory):
+    """The archive with the driver, whose module package does what it is told; made once for each."""
+
+    @cache
+    def made(module: str) -> Repository:
+        repository = Repository(tmp_path_factory.mktemp("archive") / "archive", signer)
+        make_packages(repository, module=module)
+        return repository
+
+    return made
+
+
 @pytest.fixture
-def make(signer, tmp_path):
-    """A node whose archive has the driver; its module package does what it is told."""
+def make(archive, tmp_path):
+    """A node that has this archive alone."""
     if _cannot():
         pytest.skip(_cannot())
     nodes = []
 
     def made(module: str = GOOD) -> DriverNode:
-        repository = Repository(tmp_path / "archive", signer)
-        make_packages(repository, module=module)
-        nodes.append(DriverNode(tmp_path, repository))
+        nodes.append(DriverNode(tmp_path, archive(module)))
         if not nodes[-1].ready:
             pytest.skip("needs overlayfs in a mount namespace")
         return nodes[-1]
@@ -115,9 +127,9 @@ def test_a_module_that_does_not_load_leaves_the_packages_and_says_what_is_left(m
     assert {node.installed()[name] for name in DRIVER} == {VERSION}
 
 
-def test_what_a_killed_run_left_half_installed_is_finished(make, tmp_path):
+def test_what_a_killed_run_left_half_installed_is_finished(make, archive):
     node = make()
-    package = next((tmp_path / "archive").rglob(f"nvidia-utils-580-server_{VERSION}.deb"))
+    package = archive(GOOD).flat / f"nvidia-utils-580-server_{VERSION}.deb"
     node.sh(f"dpkg --unpack {package}")
     ran = node.gpunode("driver", "install", "--yes", "-o", "json")
     assert ran.code == 0, ran.err
@@ -132,7 +144,7 @@ def test_what_a_killed_run_left_half_installed_is_finished(make, tmp_path):
 def test_another_package_manager_is_waited_for_with_a_limit(make):
     node = make()
     with node.locked():
-        ran = node.gpunode("driver", "install", "--yes", "--lock-timeout", "1")
+        ran = node.gpunode("driver", "install", "--yes", "--lock-timeout", "0.2")
     # on an overlay nobody sees beforehand who holds the lock: apt itself says it, and all is taken back
     assert ran.code in (3, 4) and "lock" in ran.err
     assert node.installed() == {} and not node.exists(BLACKLIST)

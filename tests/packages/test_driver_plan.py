@@ -14,6 +14,8 @@ import pytest
 from fixtures.machines import machine, overlay
 from fixtures.package_answers import UBUNTU, Shelf, record
 from gpunode.commands.driver_plan import made
+from gpunode.facts.driver import flavour
+from gpunode.facts.kernel_headers import header_package
 from gpunode.facts.machine_file import build_machine
 from gpunode.packages.driver_model import Wish
 from tests.cli import gpunode
@@ -335,6 +337,19 @@ def test_headers_of_the_kernel_come_first_or_it_is_refused(tmp_path):
     assert "headers-missing" not in codes(data)
     installs = [line for line in data["commands"] if " install " in line]
     assert installs[0].endswith(f" kernel-devel-{version}") and "kmod-nvidia" in installs[-1]
+
+
+@pytest.mark.parametrize(
+    ("family", "release", "kind", "package"),
+    [
+        ("debian", "6.8.0-1021-nvidia-64k", "nvidia-64k", "linux-headers-6.8.0-1021-nvidia-64k"),
+        ("rhel", "5.14.0-427.13.1.el9_4.aarch64+64k", "aarch64+64k", "kernel-64k-devel"),
+        ("rhel", "6.12.40-63.114.amzn2023.aarch64", "aarch64", "kernel6.12-devel"),
+        ("suse", "6.4.0-150600.23.25-64kb", "64kb", "kernel-64kb-devel"),
+    ],
+)
+def test_kernels_with_other_pages_and_names_have_headers_of_their_own(family, release, kind, package):
+    assert (flavour(release), header_package(family, release)[0]) == (kind, package)
 
 
 def test_no_dkms_on_rhel_leads_to_epel(tmp_path):
