@@ -169,7 +169,11 @@ def _edits(host: Host, chosen: mig_wanted.Chosen) -> tuple[FileEdit, ...]:
 
 
 def persist_preview(host: Host, chosen: mig_wanted.Chosen) -> Iterator[Block]:
-    """What --persist would write."""
+    """What --persist would write, or why it would not. `ConfigError` for a stranger's unit."""
+    try:
+        refuse_persist(host, chosen)
+    except PreconditionError as error:
+        yield Text(f"--persist would be refused: {error.message}; {error.hint}", Style.WARN)
     for edit in _edits(host, chosen):
         change = edit.change()
         yield Text(f"{change.path} {change.action} (dry run)")

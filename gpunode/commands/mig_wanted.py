@@ -25,6 +25,7 @@ from gpunode.mig.plan import GpuPlan, plan, put_back
 from gpunode.mig.wishes import Wishes, wishes
 
 _MAX_BYTES = 1 << 20
+_THE_NODES = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 
 
 @dataclass(frozen=True)
@@ -160,13 +161,7 @@ def remarks(host: Host, plans: Sequence[GpuPlan]) -> tuple[str, ...]:
     other = keeper(node)
     if other.startswith("process "):
         found.append(f"{other}, cuts GPUs on this node as well, and may do it again")
-    others = [one for one in node.plugin_processes if one.name != "gpunode"]
-    found += [
-        f"{one.name} (process {one.process.pid}) sees a new layout only when it is started anew"
-        for one in others
-    ]
-    pods = untold(node, plans)
-    found += [pods] if pods else []
+    found += _beside(node, plans)
     resets = takes_reset(plans)
     services = clients(host, node.processes).services if resets else ()
     if services:
@@ -177,6 +172,20 @@ def remarks(host: Host, plans: Sequence[GpuPlan]) -> tuple[str, ...]:
             f" reset together with all others (start it: systemctl start {UNIT})"
         )
     return tuple(found)
+
+
+def _beside(node: Node, plans: Sequence[GpuPlan]) -> Iterator[str]:
+    """Other plugins, and what can't be known of pods."""
+    from gpunode.mig.node_labels import in_pod
+
+    for one in node.plugin_processes:
+        if one.name != "gpunode":
+            yield f"{one.name} (process {one.process.pid}) sees a new layout only when it is started anew"
+    pods = untold(node, plans)
+    if pods:
+        yield pods
+    if in_pod(node.host) and node.host.readlink("/proc/self/ns/pid") != _THE_NODES:
+        yield "this pod sees its own processes alone, not who uses the GPUs: it needs hostPID: true"
 
 
 def takes_reset(plans: Sequence[GpuPlan]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -22,8 +24,8 @@ from gpunode.host import Host
 from gpunode.mig import persist
 from gpunode.mig.layout import Layouts
 from gpunode.render import SilentProgress
-from gpunode.result import Result
-from tests.cli import gpunode
+from gpunode.result import Result, Text
+from tests.cli import REPOSITORY, gpunode
 from tests.mig.conftest import EXAMPLES, MigMaker
 from tests.plugin.nodes import eventually
 
@@ -98,13 +100,42 @@ def test_the_unit_comes_and_goes_by_the_journal(tmp_path: Path) -> None:
     assert not (tmp_path / UNIT).exists() and not (tmp_path / CONFIG).exists()
 
 
-def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
+def test_the_unit_is_one_that_systemd_takes_and_its_order_has_no_cycle(tmp_path: Path) -> None:
+    """Beside our other units and those that it is ordered by, all of them wanted at boot."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze isn't installed")
-    path = tmp_path / persist.UNIT
-    path.write_text(persist.unit("/bin/true", "all $1g 100%"))
-    done = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True)
-    assert persist.UNIT not in done.stderr, done.stderr
+    (tmp_path / persist.UNIT).write_text(persist.unit("/bin/true", "all $1g 100%"))
+    lines = [line.partition("=") for line in (tmp_path / persist.UNIT).read_text().splitlines()]
+    named = {name for key, _, names in lines if key in ("After", "Before") for name in names.split()}
+    assert {"kubelet.service", "docker.service", "gpunode-device-plugin.service"} <= named
+    for own in (REPOSITORY / "packaging").glob("*.service"):
+        shutil.copy(own, tmp_path)
+    (tmp_path / "multi-user.target.wants").mkdir()
+    for name in {*named, persist.UNIT} - {"systemd-modules-load.service"}:
+        if not (tmp_path / name).exists():
+            after = "docker.service containerd.service" if name == "kubelet.service" else "network.target"
+            (tmp_path / name).write_text(f"[Unit]\nAfter={after}\n[Service]\nExecStart=/bin/true\n")
+        (tmp_path / "multi-user.target.wants" / name).symlink_to(tmp_path / name)
+    asked = ["systemd-analyze", "verify", "multi-user.target", str(tmp_path / persist.UNIT)]
+    env = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
+    said = subprocess.run(asked, capture_output=True, text=True, env=env).stderr
+    assert persist.UNIT not in said and "cycle" not in said, said
+
+
+def test_what_the_unit_starts_brings_the_layout_back(mig_node: MigMaker, tmp_path: Path) -> None:
+    """After a reboot Hopper has neither the mode nor the instances."""
+    node = mig_node(mig_machine("h100", "h100"))
+    assert node.apply("all-balanced").code == 0
+    before = node.devices()
+    install(tmp_path, "all-balanced")
+    node.stub.reboot()
+    assert node.devices() == {} and not node.gpu().current
+    (start,) = [one for one in (tmp_path / UNIT).read_text().splitlines() if one.startswith("ExecStart=")]
+    own, _, words = start.partition("=")[2].partition(" mig ")
+    assert own == "/usr/local/bin/gpunode"
+    ran = node.run(*(word.replace("/etc/", f"{tmp_path}/etc/") for word in shlex.split(words)))
+    assert ran.code == 0, ran.err
+    assert node.devices(0) == node.devices(1) == before
 
 
 def test_a_label_stays_one_word() -> None:
@@ -122,6 +153,14 @@ def test_a_strangers_unit_stays(tmp_path: Path) -> None:
     (error,) = install(tmp_path).errors
     assert error.code == "mig-persist" and "the layout is there" in error.message
     assert (tmp_path / UNIT).read_text() == "[Unit]\n"
+
+
+def test_a_dry_run_tells_what_would_be_refused(tmp_path: Path) -> None:
+    shown = list(mig_after.persist_preview(Host(root=tmp_path), mig_wanted.choose(EXAMPLES, "all-1g")))
+    first = shown[0]
+    assert isinstance(first, Text) and first.text.startswith(
+        "--persist would be refused: systemd doesn't run"
+    )
 
 
 def test_a_layout_that_the_next_boot_takes_back_is_told(tmp_path: Path) -> None:
@@ -180,6 +219,17 @@ def states(api: ApiServer) -> list[str]:
             if step["op"] != "test" and step["path"].endswith("mig.config.state"):
                 found.append(step["value"])
     return found
+
+
+def test_a_pod_that_sees_no_other_processes_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would take the GPUs for idle, whoever uses them."""
+    monkeypatch.setattr("gpunode.mig.node_labels.in_pod", lambda _host: True)
+    for space, told in (("pid:[4026531836]", 0), ("pid:[4026532758]", 1)):
+        monkeypatch.setattr(Host, "readlink", lambda _self, _path, space=space: space)
+        notes = [one for one in mig_wanted.remarks(Host(), ()) if "hostPID: true" in one]
+        assert len(notes) == told
 
 
 def words(tmp_path: Path, api: ApiServer) -> tuple[str, ...]:
