@@ -13,7 +13,7 @@ from gpunode.packages import driver_commands as commands
 from gpunode.packages.driver_building import lacking_headers, to_build
 from gpunode.packages.driver_choice import Choice, choose, known_as_of
 from gpunode.packages.driver_model import OPEN, Decision, DriverPackage, DriverPlan, Situation, Wish
-from gpunode.packages.driver_preview import previewed, to_hold
+from gpunode.packages.driver_preview import previewed, to_hold, unable_to_hold
 from gpunode.packages.driver_refusals import against_module, against_node
 from gpunode.packages.driver_route import (
     CUDA_RPM,
@@ -143,6 +143,8 @@ def _with_commands(plan: DriverPlan, situation: Situation, wish: Wish, work: _Wo
         *commands.streams(situation, route, choice, manager),
     )
     installs = commands.installs(situation, plan.packages, work.headers, manager, switching=switching)
+    if wish.hold:
+        plan = dataclasses.replace(plan, refusals=(*plan.refusals, *unable_to_hold(manager)))
     plan, changes = previewed(plan, manager, installs[-1])
     hold = (manager.hold(to_hold(plan, changes)),) if wish.hold else ()
     finishing = commands.finishing(situation, plan.packages, hold, reboot=bool(reboot))

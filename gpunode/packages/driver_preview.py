@@ -35,6 +35,15 @@ def previewed(
     return plan, changes
 
 
+def unable_to_hold(manager: Manager) -> tuple[Refusal, ...]:
+    """Told beforehand: the hold comes last, when the driver is installed."""
+    try:
+        manager.require_holding()
+    except PackagesError as error:
+        return (Refusal(error.code, error.message, error.hint),)
+    return ()
+
+
 def to_hold(plan: DriverPlan, changes: Sequence[PackageChange]) -> list[str]:
     """The driver's packages, and the libraries that come along: those must not move either."""
     along = [one.name for one in changes if one.after and ("nvidia" in one.name or "libcuda" in one.name)]

@@ -31,7 +31,8 @@ DNF = f"""\
 #!/usr/bin/python3
 import os, sys
 words = [word for word in sys.argv[1:] if word not in ("-y", "-q") and not word.startswith("--setopt")]
-open("{LOG}", "a").write("dnf " + " ".join(words) + "\\n") if "repoquery" not in words else None
+asks = words[0] == "repoquery" or words[:2] == ["versionlock", "list"]
+open("{LOG}", "a").write("dnf " + " ".join(words) + "\\n") if not asks else None
 enabled = os.path.exists("{STREAM}") and "580-open" in open("{STREAM}").read()
 names = ("nvidia-driver-cuda", "kmod-nvidia-open-dkms", "nvidia-persistenced")
 offers = dict.fromkeys(names, ("3:580.173.02-1.el9",))
@@ -41,6 +42,8 @@ if words[0] == "repoquery":
             print("dkms 3.2.1-1.el9 epel")
         for version in offers.get(name, ()) if enabled and os.path.exists("{REPO}") else ():
             print(name, version, "cuda-rhel9-x86_64")
+elif words[0] == "versionlock":
+    sys.exit("No such command: versionlock" if os.path.exists("{STATE}/versionlock") else 0)
 elif words[:2] == ["module", "enable"]:
     os.makedirs(os.path.dirname("{STREAM}"), exist_ok=True)
     stream = words[2].partition(":")[2]
@@ -110,6 +113,13 @@ def test_a_failure_gives_up_the_stream_and_the_repository_again(rocky):
     assert "900MB more space" in ran.err and "hint: make room" in ran.err
     assert rocky.called()[-1] == "dnf module reset nvidia-driver"
     assert not rocky.exists(REPO) and not rocky.exists(STREAM)
+
+
+def test_a_hold_that_cannot_be_is_told_before_anything_is_done(rocky):
+    rocky.write(f"{STATE}/versionlock", "no")
+    ran = rocky.gpunode("driver", "install", "--yes", "--hold")
+    assert ran.code == 3 and "versionlock plugin" in ran.err and "hint: " in ran.err
+    assert rocky.called() == [] and not rocky.exists(REPO)
 
 
 def test_what_came_along_goes_again_where_the_manager_tells_no_plan(rocky):
