@@ -98,13 +98,16 @@ Done
 """
 
 
-def test_the_page_on_kubernetes(api: ApiServer, run: Gpunode) -> None:
+def test_the_page_on_kubernetes(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+    (tmp_path / ".kube").mkdir()
+    (tmp_path / "kubeconfig").rename(tmp_path / ".kube/config")  # where kubectl has its own
     page = {line: _any_pod(text) for line, text in runs("docs/kubernetes.md").items()}
     assert len(page) == 7
     api.pod_life, api.logs = [*_POD_LIFE], {"": _LOG}
-    told = {line: run(*shlex.split(line)) for line in page}  # in the page's order: one sees what another did
+    told = {line: run(*shlex.split(line), KUBECONFIG="") for line in page}  # in the page's order: one sees what another did
     assert {line: ran.code for line, ran in told.items() if ran.code} == {}
-    assert {line: _any_pod(ran.out) for line, ran in told.items()} == page
+    home = {line: ran.out.replace(str(tmp_path), "/root") for line, ran in told.items()}
+    assert {line: _any_pod(text) for line, text in home.items()} == page
 
 
 def _any_pod(text: str) -> str:
