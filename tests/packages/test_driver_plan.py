@@ -25,11 +25,14 @@ CUDA = "cuda-rhel9-x86_64"
 CUDA_DEB = "https://developer.download.nvidia.com/compute/cuda/repos/{}/x86_64"
 
 
+LIBRARIES = ("libnvidia-compute", "libnvidia-cfg1", "nvidia-compute-utils")
+
+
 def archive(version: str, branch: str = "", *, switches: bool = False, module: str = "-open") -> Shelf:
     """Ubuntu's archive with one branch, as for 22.04."""
     branch = branch or version.partition(".")[0]
     names = [f"nvidia-headless-no-dkms-{branch}-server{module}", f"nvidia-headless-{branch}-server{module}"]
-    names += [f"nvidia-utils-{branch}-server"]
+    names += [f"{name}-{branch}-server" for name in ("nvidia-utils", *LIBRARIES)]
     names += [f"nvidia-fabricmanager-{branch}", f"libnvidia-nscq-{branch}"] if switches else []
     offers = dict.fromkeys(names, ((f"{version}-{JAMMY}", UBUNTU),))
     for end in ("generic", "5.15.0-122-generic", "6.8.0-45-generic"):
@@ -192,6 +195,16 @@ def test_a_fabric_manager_that_lags_behind_keeps_the_driver_back(tmp_path):
     data = plan(built(tmp_path / "b", "healthy-h100-nvswitch", {}), Shelf(offers))
     assert codes(data) == ["no-common-version"]
     assert "nvidia-fabricmanager-580 580.142" in data["refusals"][0]["message"]
+
+
+def test_an_older_version_is_that_of_the_libraries_too(tmp_path):
+    """Ubuntu's packages ask for these at their own version or newer: apt would take the newest."""
+    both = tuple((f"{one}-{JAMMY}", UBUNTU) for one in ("580.173.02", "580.159.03"))
+    offers = {name: some if "linux-" in name else both for name, some in archive("580.173.02").offers.items()}
+    root = built(tmp_path, "driver-not-installed", {})
+    data = plan(root, Shelf(offers), "--version", "580.159.03")
+    found = {versions(data)[f"{name}-580-server"] for name in LIBRARIES}
+    assert found == {f"580.159.03-{JAMMY}"}
 
 
 def test_blackwell_switches_take_the_subnet_manager_from_nvidias_repository(tmp_path):
@@ -377,6 +390,7 @@ def test_what_is_there_already_needs_nothing(tmp_path):
         "linux-modules-nvidia-580-server-open-generic",
         "linux-modules-nvidia-580-server-open-5.15.0-122-generic",
         *("nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server"),
+        *(f"{name}-580-server" for name in LIBRARIES),
     )
     here = Shelf(shelf.offers, {name: shelf.offers[name][0][0] for name in names})
     root = built(tmp_path, "healthy-h100", {})
