@@ -1,7 +1,8 @@
-"""The runs that the pages of docs/ show, made again: on stubs, recorded machines and a test API server.
+"""The runs that the pages on MIG, Kubernetes and labels show, made again: on stubs, recorded machines and a
+test API server.
 
-What `make docs` writes by itself is held in test_docs.py. Here every run that a page shows must be made: one
-that nobody makes is a difference like any other.
+What `make docs` writes by itself is held in test_docs.py. Here every run that such a page shows must be made:
+one that nobody makes is a difference like any other.
 """
 
 from __future__ import annotations
