@@ -105,7 +105,8 @@ def test_the_page_on_kubernetes(api: ApiServer, run: Gpunode, tmp_path: Path) ->
     page = {line: _any_pod(text) for line, text in runs("docs/kubernetes.md").items()}
     assert len(page) == 7
     api.pod_life, api.logs = [*_POD_LIFE], {"": _LOG}
-    told = {line: run(*shlex.split(line), KUBECONFIG="") for line in page}  # in the page's order: one sees what another did
+    # in the page's order: one sees what another did
+    told = {line: run(*shlex.split(line), KUBECONFIG="") for line in page}
     assert {line: ran.code for line, ran in told.items() if ran.code} == {}
     home = {line: ran.out.replace(str(tmp_path), "/root") for line, ran in told.items()}
     assert {line: _any_pod(text) for line, text in home.items()} == page
