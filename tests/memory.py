@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,22 @@ _MEMORY = Path("/dev/shm")
 _ROOM = 64 << 20
 
 
-def _fit() -> bool:
-    """Writable, with room, and programs may be started from there, which a container often forbids."""
+def _place() -> Path | None:
+    """Where it is writable, with room, and programs may be started there, which containers often forbid."""
     if not os.access(_MEMORY, os.W_OK) or os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC:
-        return False
-    return shutil.disk_usage(_MEMORY).free > _ROOM
+        return None
+    return _MEMORY if shutil.disk_usage(_MEMORY).free > _ROOM else None
+
+
+@contextmanager
+def temporary(prefix: str) -> Iterator[Path]:
+    """A directory for as long as this lasts."""
+    with tempfile.TemporaryDirectory(dir=_place(), prefix=prefix) as name:
+        yield Path(name)
 
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
     """As pytest's own, but gone after the test."""
-    with tempfile.TemporaryDirectory(dir=_MEMORY if _fit() else None, prefix="gpunode-test-") as name:
-        yield Path(name)
+    with temporary("gpunode-test-") as made:
+        yield made

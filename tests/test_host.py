@@ -136,7 +136,7 @@ def test_run_kills_what_outlives_its_time_and_its_children() -> None:
     started = time.monotonic()
     done = Host().run(["sh", "-c", "sleep 60 & echo $!; wait"], timeout=0.3)
     assert done.timed_out
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     grandchild = int(done.stdout)
     for _ in range(100):
         state = Path(f"/proc/{grandchild}/stat")
@@ -220,7 +220,7 @@ def test_the_lock_is_handed_over(tmp_path: Path) -> None:
     order: list[str] = []
 
     def second() -> None:
-        with Host().lock(path, timeout=5):
+        with Host().lock(path, timeout=30):
             order.append("second")
 
     with Host().lock(path, timeout=1):
@@ -228,7 +228,7 @@ def test_the_lock_is_handed_over(tmp_path: Path) -> None:
         waiter.start()
         time.sleep(0.1)
         order.append("first")
-    waiter.join(timeout=5)
+    waiter.join(timeout=30)
     assert order == ["first", "second"]
 
 
@@ -236,7 +236,7 @@ def test_notify_speaks_to_systemd(tmp_path: Path) -> None:
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(path)
-        listener.settimeout(2)
+        listener.settimeout(20)
         Host(environ={"NOTIFY_SOCKET": path}).notify("READY=1")
         assert listener.recv(100) == b"READY=1"
 

@@ -213,17 +213,17 @@ def test_of_an_image_only_what_is_about_gpus_is_kept():
 def test_a_long_line_does_not_take_long():
     import time
 
-    started = time.monotonic()
+    started = time.process_time()
     for text in (
-        "A" * 1_000_000 + " token",
-        "token " * 100_000,
-        "x=" * 300_000 + "key",
-        "-" * 500_000 + "key",
-        "token = [" * 50_000,
-        "token:\n" * 100_000 + "- x\n" * 100_000,
+        "A" * 250_000 + " token",
+        "token " * 25_000,
+        "x=" * 75_000 + "key",
+        "-" * 125_000 + "key",
+        "token = [" * 12_500,
+        "token:\n" * 25_000 + "- x\n" * 25_000,
     ):
         without_secrets(text)
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 5  # 1.5 s on an idle machine, minutes if it went as the square
 
 
 def test_a_node_named_like_an_ordinary_word_is_renamed_only_where_the_name_stands_alone():

@@ -13,7 +13,7 @@ import pytest
 
 from gpunode._waiting import Waiter
 
-LONG = 5.0
+LONG = 60.0
 
 
 @pytest.fixture
@@ -32,14 +32,14 @@ def waited(waiter: Waiter, seconds: float) -> float:
 def test_a_word_ends_the_wait_and_only_one(waiter: Waiter) -> None:
     for _ in range(3):
         waiter.wake()
-    assert waited(waiter, LONG) < 1.0
+    assert waited(waiter, LONG) < 20.0
     assert waited(waiter, 0.1) >= 0.09
 
 
 def test_a_word_of_another_thread_ends_it(waiter: Waiter) -> None:
     timer = threading.Timer(0.1, waiter.wake)
     timer.start()
-    assert waited(waiter, LONG) < 2.0
+    assert waited(waiter, LONG) < 20.0
     timer.join()
 
 
@@ -60,7 +60,7 @@ def test_a_name_that_comes_or_goes_ends_it(waiter: Waiter, tmp_path: Path, chang
         os.utime(place / "there")
     else:
         place.rename(tmp_path / "elsewhere")
-    assert waited(waiter, LONG) < 1.0
+    assert waited(waiter, LONG) < 20.0
     assert waited(waiter, 0.1) >= 0.09
 
 
@@ -73,13 +73,13 @@ def test_reading_a_file_is_no_news_and_having_written_it_is(waiter: Waiter, tmp_
         stream.write("two")
         stream.flush()
         assert waited(waiter, 0.1) >= 0.09
-    assert waited(waiter, LONG) < 1.0
+    assert waited(waiter, LONG) < 20.0
 
 
 def test_one_directory_that_is_not_there_costs_the_others_nothing(waiter: Waiter, tmp_path: Path) -> None:
     assert not waiter.watch([tmp_path / "absent", tmp_path])
     (tmp_path / "new").touch()
-    assert waited(waiter, LONG) < 1.0
+    assert waited(waiter, LONG) < 20.0
 
 
 def test_a_directory_made_anew_is_watched_by_the_next_call(waiter: Waiter, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_directory_made_anew_is_watched_by_the_next_call(waiter: Waiter, tmp_p
     place.mkdir()
     assert waiter.watch([place])
     (place / "new").touch()
-    assert waited(waiter, LONG) < 1.0
+    assert waited(waiter, LONG) < 20.0
 
 
 def test_without_another_inotify_instance_it_says_so_and_words_still_end_it(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_without_another_inotify_instance_it_says_so_and_words_still_end_it(tmp_
         for descriptor in fill:
             os.close(descriptor)
     waiter.wake()
-    assert waited(waiter, LONG) < 1.0
+    assert waited(waiter, LONG) < 20.0
     waiter.close()
 
 

@@ -51,7 +51,7 @@ def test_a_stuck_process_table_is_one_error_and_the_others_go_on(stalled: Stalle
     Stalled.place = f"/proc/{processes[0]}/"
     started = time.monotonic()
     findings = by_id(run_checks(Node(stalled)))
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 20.0
     errors = [finding for finding in findings.values() if finding.status is FindingStatus.ERROR]
     assert len(errors) >= 1
     assert all(f"reading /proc/{processes[0]}/" in finding.summary for finding in errors)
@@ -97,7 +97,7 @@ def test_a_thread_that_was_left_behind_does_nothing_more_when_it_comes_back() ->
 
     patience.through(work)
     let_go.set()
-    deadline = time.monotonic() + 2.0
+    deadline = time.monotonic() + 20.0
     while any(one.name == "checks" for one in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(one.name == "checks" for one in threading.enumerate())
@@ -135,7 +135,7 @@ def test_a_topic_that_fails_is_read_again_by_whoever_asks_next() -> None:
 def test_nobody_is_left_behind_where_nothing_hangs(tmp_path: Path) -> None:
     before = threading.active_count()
     run_checks(Node(recorded_host("healthy-h100", tmp_path)))
-    deadline = time.monotonic() + 2.0
+    deadline = time.monotonic() + 20.0
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() == before
@@ -150,6 +150,6 @@ def test_what_the_report_says_of_the_node_is_not_waited_for_either(
     Stalled.place = f"/proc/{processes[0]}/"
     started = time.monotonic()
     result = doctor.run(stalled, doctor.Options(only=("pci-no-gpu",)), SilentProgress())
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 20.0
     about = result.data["node"]
     assert (about["engines"], about["kernel"], len(about["gpus"])) == ([], "5.15.0-122-generic", 8)

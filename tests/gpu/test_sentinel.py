@@ -140,7 +140,7 @@ def test_events_come_at_once_with_a_fresh_reading(start: Start) -> None:
     began = time.monotonic()
     sentinel.node.write(told)
     event = event_from_json(sentinel.hear(lambda document: "event" in document)["event"])
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 5.0
     assert (event.kind, event.uuid, event.xid, event.gi, event.ci) == ("xid", gpu_uuid(1), 94, 3, 0)
     (reading,) = readings_from_json(
         sentinel.hear(lambda document: "readings" in document and len(document["readings"]) == 1)["readings"]

@@ -58,7 +58,14 @@ def may_mount() -> bool:
 
 @cache
 def container_problem() -> str:
-    """Why runc can't start a container on this machine (a plain chroot is one reason); empty if it can."""
+    """Why runc can't start a container on this machine (a plain chroot is one reason); empty if it can.
+
+    Asked twice before it is said: whole test files hang on it.
+    """
+    return _container_problem() and _container_problem()
+
+
+def _container_problem() -> str:
     with tempfile.TemporaryDirectory(prefix="gpn-probe-") as name:
         place = Path(name)
         (place / "rootfs/bin").mkdir(parents=True)
@@ -68,8 +75,12 @@ def container_problem() -> str:
         spec["process"] |= {"terminal": False, "args": ["/bin/busybox", "true"]}
         (place / "config.json").write_text(json.dumps(spec))
         argv = ["runc", "--root", f"{name}/state", "run", "--bundle", name, place.name]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
-    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["runc failed"])[-1]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+        # a umask that something has left behind leaves a tree that nobody may enter
+        parts = (place, place / "rootfs", place / "rootfs/bin", place / "rootfs/bin/busybox")
+        modes = ", ".join(f"{part.relative_to(place)} {part.stat().st_mode & 0o7777:04o}" for part in parts)
+    said = (done.stderr.strip().splitlines() or ["runc failed"])[-1]
+    return "" if done.returncode == 0 else f"{said}; modes: {modes}"
 
 
 PROGRAMS = {"containerd": ("containerd", "ctr", "runc"), "docker": ("dockerd", "containerd", "runc")}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.memory import temporary, tmp_path
+
+__all__ = ["short", "state_directory", "tmp_path"]
+
 
 @pytest.fixture
 def short() -> Iterator[Path]:
     """pytest's own is often longer than the 107 bytes that a socket's path may have."""
-    with tempfile.TemporaryDirectory(prefix="gp-") as name:
-        yield Path(name)
+    with temporary("gp-") as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)

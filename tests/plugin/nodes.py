@@ -75,8 +75,9 @@ class MemoryLog:
         return [str(fields["reason"]) for _, _, fields in list(self.lines) if "reason" in fields]
 
 
-def eventually(ready: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Poll until it is true."""
+def eventually(ready: Callable[[], bool], seconds: float = 30.0) -> bool:
+    """Poll until it is true. So long for a machine that is busy with other things: name a time where that is
+    what is asked."""
     deadline = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > deadline:

@@ -47,7 +47,7 @@ class Serving:
     def log(self) -> str:
         return self.log_path.read_text()
 
-    def says(self, words: str, seconds: float = 10.0) -> bool:
+    def says(self, words: str, seconds: float = 30.0) -> bool:
         return eventually(lambda: words in self.log(), seconds)
 
     def call(self, resource: str, name: str, request: Any) -> Any:
@@ -69,7 +69,7 @@ class Serving:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(5.0)
+            return self.process.wait(20.0)
         except subprocess.TimeoutExpired:
             self.process.kill()
             return self.process.wait()

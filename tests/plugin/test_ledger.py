@@ -215,9 +215,9 @@ def test_an_idle_tick_is_cheap_with_a_thousand_shares() -> None:
 
 
 def timed(ledger: Ledger) -> float:
-    started = time.perf_counter()
+    started = time.thread_time()
     ledger.tick()
-    return time.perf_counter() - started
+    return time.thread_time() - started
 
 
 def test_every_waiter_sees_the_last_of_many_changes() -> None:

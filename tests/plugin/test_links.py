@@ -67,8 +67,8 @@ both = pytest.mark.parametrize("registration", ["kubelet", "watcher"])
 @both
 def test_each_resource_is_registered_and_counted(host: Host, kubelet: KubeletStub, registration: str) -> None:
     with running(host, FakeBackend({GPU: 2, MIG: 7}), registration=registration) as made:
-        assert kubelet.wait_allocatable(GPU, 2, 5)
-        assert kubelet.wait_allocatable(MIG, 7, 5)
+        assert kubelet.wait_allocatable(GPU, 2, 30)
+        assert kubelet.wait_allocatable(MIG, 7, 30)
         assert eventually(lambda: made.service.ready)
         assert {one.resource for one in kubelet.registrations} == {GPU, MIG}
         assert made.service.status == (
@@ -84,7 +84,7 @@ def test_a_resource_that_appears_later_gets_its_socket_and_one_that_goes_keeps_i
     host: Host, kubelet: KubeletStub
 ) -> None:
     with running(host, FakeBackend({GPU: 2, MIG: 0})) as made:
-        assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert kubelet.wait_allocatable(GPU, 2, 30)
         assert set(made.service.links) == {GPU}, "nothing is registered before it has devices"
         made.backend.show(**{"gpu": 1, "mig-1g.10gb": 7})
         assert kubelet.wait_allocatable(MIG, 7, 2)
@@ -118,7 +118,7 @@ def test_somebody_elses_socket_is_an_error_at_the_start(
 def test_somebody_elses_socket_is_waited_for_later(host: Host, kubelet: KubeletStub) -> None:
     path = host.path(f"{DIRECTORY}/nvidia-mig-1g.10gb.sock")
     with running(host, FakeBackend({GPU: 1})) as made:
-        assert kubelet.wait_allocatable(GPU, 1, 5)
+        assert kubelet.wait_allocatable(GPU, 1, 30)
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(str(path))
             other.listen(8)
@@ -137,7 +137,7 @@ def test_resources_that_differ_in_their_domain_only_are_all_served(
     counts = {"nvidia.com/gpu": 1, "nvidia.org/gpu": 2, f"{'long.' * 20}example.com/{'n' * 63}": 3}
     with running(host, FakeBackend(counts), registration=registration):
         for name, count in counts.items():
-            assert kubelet.wait_allocatable(name, count, 5)
+            assert kubelet.wait_allocatable(name, count, 30)
 
 
 @both
@@ -165,7 +165,7 @@ def test_without_a_kubelet_socket_it_serves_and_registers_nothing(host: Host, ku
 
 def test_the_watcher_finds_one_socket_that_serves_both(host: Host, kubelet: KubeletStub) -> None:
     with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
-        assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert kubelet.wait_allocatable(GPU, 2, 30)
         assert kubelet.registrations[0].endpoint == str(host.path(f"{REGISTRY}/nvidia-gpu.sock"))
         assert host.glob(DIRECTORY, "nvidia*") == ()
         assert eventually(lambda: made.service.registrations == 1)
@@ -180,7 +180,7 @@ def test_a_refusal_by_the_watcher_is_told_and_ends(host: Host, kubelet: KubeletS
         assert eventually(lambda: refused in made.log.messages())
         assert refused in made.service.status
         kubelet.refuse = ""
-        assert kubelet.wait_allocatable(GPU, 2, 5), "only a new socket is another try"
+        assert kubelet.wait_allocatable(GPU, 2, 30), "only a new socket is another try"
         assert eventually(lambda: "registered with the kubelet" in made.service.status)
         assert "nobody watches: making the socket anew" in made.log.messages()
 
@@ -188,7 +188,7 @@ def test_a_refusal_by_the_watcher_is_told_and_ends(host: Host, kubelet: KubeletS
 def test_whoever_asks_the_socket_what_it_is_changes_nothing(host: Host, kubelet: KubeletStub) -> None:
     """A kubelet may ask a registered plugin, too, to see whether it lives."""
     with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
-        assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert kubelet.wait_allocatable(GPU, 2, 30)
         assert eventually(lambda: made.service.ready)
         with rpc.channel(host.path(f"{REGISTRY}/nvidia-gpu.sock")) as channel:
             info = rpc.method(channel, PLUGIN_REGISTRATION, "GetInfo")(question.InfoRequest(), timeout=5)
@@ -200,7 +200,7 @@ def test_whoever_asks_the_socket_what_it_is_changes_nothing(host: Host, kubelet:
 
 def test_a_watched_socket_that_was_deleted_is_made_again(host: Host, kubelet: KubeletStub) -> None:
     with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
-        assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert kubelet.wait_allocatable(GPU, 2, 30)
         assert eventually(lambda: made.service.registrations == 1)  # it notifies us after it has the list
         host.remove(f"{REGISTRY}/nvidia-gpu.sock")
         assert eventually(lambda: len(kubelet.registrations) == 2, 2)
@@ -210,7 +210,7 @@ def test_a_watched_socket_that_was_deleted_is_made_again(host: Host, kubelet: Ku
 
 def test_a_stream_that_a_living_kubelet_ends_brings_a_new_socket(host: Host, kubelet: KubeletStub) -> None:
     with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
-        assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert kubelet.wait_allocatable(GPU, 2, 30)
         assert eventually(lambda: made.service.ready)
         kubelet.tear_down(GPU)
         assert eventually(lambda: len(kubelet.registrations) == 2, 4)
@@ -235,8 +235,8 @@ def test_a_stale_socket_of_the_other_way_goes(host: Host, registration: str) -> 
 
 def test_a_container_with_two_resources_gets_both_merged(host: Host, kubelet: KubeletStub) -> None:
     with running(host, FakeBackend({GPU: 2, MIG: 7})):
-        assert kubelet.wait_allocatable(GPU, 2, 5)
-        assert kubelet.wait_allocatable(MIG, 7, 5)
+        assert kubelet.wait_allocatable(GPU, 2, 30)
+        assert kubelet.wait_allocatable(MIG, 7, 30)
         given = kubelet.admit("team/one", "main", {GPU: 1, MIG: 2})
         assert given.envs == {"IDS": f"{GPU}-0", GPU: "here", MIG: "here"}
         assert given.ids == (f"{GPU}-0", f"{MIG}-0", f"{MIG}-1")
@@ -249,7 +249,7 @@ def test_a_restarted_container_gets_what_it_had_unless_it_is_unhealthy(
     host: Host, kubelet: KubeletStub
 ) -> None:
     with running(host, FakeBackend({GPU: 2})) as made:
-        assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert kubelet.wait_allocatable(GPU, 2, 30)
         given = kubelet.admit("team/one", "main", {GPU: 1})
         kubelet.restart()
         assert kubelet.wait_allocatable(GPU, 2, 2)
@@ -264,7 +264,7 @@ def test_a_restarted_container_gets_what_it_had_unless_it_is_unhealthy(
 
 def test_the_checkpoint_and_pod_resources_tell_who_has_what(host: Host, kubelet: KubeletStub) -> None:
     with running(host, FakeBackend({GPU: 2})):
-        assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert kubelet.wait_allocatable(GPU, 2, 30)
         kubelet.admit("team/one", "main", {GPU: 1})
         document = json.loads(host.path(f"{DIRECTORY}/kubelet_internal_checkpoint").read_text())
         (entry,) = document["Data"]["PodDeviceEntries"]
@@ -289,7 +289,7 @@ def test_an_observer_that_fails_fails_no_call(host: Host, kubelet: KubeletStub) 
     made.service.observers.append(fail)
     made.service.start()
     try:
-        assert kubelet.wait_allocatable(GPU, 2, 5)
+        assert kubelet.wait_allocatable(GPU, 2, 30)
         assert kubelet.allocate(GPU, 1).ids == (f"{GPU}-0",)
         assert made.log.messages("error") == ["counting a call failed"]
     finally:

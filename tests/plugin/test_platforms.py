@@ -21,7 +21,7 @@ def test_a_tegra_is_served_without_nvml(short: Path) -> None:
     with (short / "log").open("w") as log:
         process = subprocess.Popen(argv, env=os.environ, stdout=log, stderr=log)
     try:
-        assert kubelet.wait_allocatable(RESOURCE, 1, 15.0), (short / "log").read_text()
+        assert kubelet.wait_allocatable(RESOURCE, 1, 60.0), (short / "log").read_text()
         given = kubelet.allocate(RESOURCE, 1)
         assert (given.ids, given.envs) == (("tegra",), {"NVIDIA_VISIBLE_DEVICES": "tegra"})
     finally:

@@ -326,9 +326,9 @@ def test_a_thousand_shares_are_planned_in_no_time(host):
     sharing = Sharing("time-slicing", (SharedResource(GPU_RESOURCE, 128),))
     best = 1.0
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.thread_time()
         plan = planned(host, *(gpu(index) for index in range(8)), sharing=sharing)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.thread_time() - start)
     assert len(only(plan).devices) == 1024
     assert best < 0.02
 

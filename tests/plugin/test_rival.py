@@ -54,7 +54,7 @@ def node(short: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, K
     stub = KubeletStub(host)
     stub.start()
     with running(host, FakeBackend({RESOURCE: 2, "nvidia.com/other": 1})) as made:
-        assert stub.wait_allocatable(RESOURCE, 2, 5)
+        assert stub.wait_allocatable(RESOURCE, 2, 30)
         yield host, stub, made
     stub.stop()
 
@@ -71,7 +71,7 @@ def test_who_takes_our_name_is_told_and_the_name_is_taken_back_after_them(
         assert told in made.service.status
         assert made.log.messages("warning").count(told) == 1
         assert "registering again" not in made.log.messages(), "two that take it from each other help nobody"
-    assert stub.wait_allocatable(RESOURCE, 2, 5), made.log.lines
+    assert stub.wait_allocatable(RESOURCE, 2, 30), made.log.lines
     assert eventually(lambda: "another device plugin" not in made.service.status)
     assert made.log.reasons() == [f"the other plugin that had registered {RESOURCE} is gone"]
 

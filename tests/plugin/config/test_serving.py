@@ -39,7 +39,7 @@ def serving(short: Path, kubelet: KubeletStub) -> Iterator[Serving]:
 
 def test_edits_take_effect_and_bad_ones_dont(serving: Serving, kubelet: KubeletStub, short: Path) -> None:
     file = short / "config.yaml"
-    assert kubelet.wait_allocatable(GPU, 8, 10), serving.log()
+    assert kubelet.wait_allocatable(GPU, 8, 30), serving.log()
     assert 'simulate=h100:4 time-slicing="nvidia.com/gpu by 2"' in serving.log()
     registered = list(kubelet.registrations)
     file.write_text(SLICED.format(4))
@@ -56,7 +56,7 @@ def test_edits_take_effect_and_bad_ones_dont(serving: Serving, kubelet: KubeletS
 
 
 def test_sighup_reads_the_file_and_ends_nothing(serving: Serving, kubelet: KubeletStub, short: Path) -> None:
-    assert kubelet.wait_allocatable(GPU, 8, 10), serving.log()
+    assert kubelet.wait_allocatable(GPU, 8, 30), serving.log()
     (short / "config.yaml").write_text(SLICED.format(5))
     serving.process.send_signal(signal.SIGHUP)
     assert kubelet.wait_allocatable(GPU, 20, 2), serving.log()
@@ -66,7 +66,7 @@ def test_sighup_reads_the_file_and_ends_nothing(serving: Serving, kubelet: Kubel
 
 
 def test_sigquit_is_a_clean_end(serving: Serving, kubelet: KubeletStub) -> None:
-    assert kubelet.wait_allocatable(GPU, 8, 10), serving.log()
+    assert kubelet.wait_allocatable(GPU, 8, 30), serving.log()
     serving.process.send_signal(signal.SIGQUIT)
     assert serving.process.wait(3) == 0
     assert "signal=SIGQUIT" in serving.log()
@@ -77,7 +77,7 @@ def test_an_existing_deployments_command_line_serves(short: Path, kubelet: Kubel
     flags += ["--device-id-strategy=index", "-mig-strategy=none", "--nvidia-driver-root=/run/nvidia/driver"]
     serving = Serving(short, ["--simulate", "h100:2", *flags])
     try:
-        assert kubelet.wait_allocatable(GPU, 2, 10), serving.log()
+        assert kubelet.wait_allocatable(GPU, 2, 30), serving.log()
         given = kubelet.allocate(GPU, 2)
         assert set(given.envs["NVIDIA_VISIBLE_DEVICES"].split(",")) == {"0", "1"}
     finally:

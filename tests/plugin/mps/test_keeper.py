@@ -39,7 +39,7 @@ def kept(node: MpsNode, wanted: DaemonSpec, log: MemoryLog | None = None) -> Ite
         yield made
     finally:
         made.stop()
-        made.join(20.0)
+        made.join(60.0)
         assert not made.alive
 
 
@@ -47,7 +47,7 @@ def pid(node: MpsNode) -> int:
     return int(json.loads(Path(f"{node.root}/nvidia.com/gpu/daemon.json").read_text())["pid"])
 
 
-def up(made: Keeper, seconds: float = 10.0) -> bool:
+def up(made: Keeper, seconds: float = 30.0) -> bool:
     return eventually(lambda: made.problem is None, seconds)
 
 
@@ -79,15 +79,17 @@ def test_a_daemon_comes_up_with_its_limits_and_goes_without_a_trace(node: MpsNod
     assert log.messages("error") == []
 
 
-def test_a_killed_daemon_comes_again(node: MpsNode) -> None:
+def test_a_killed_daemon_comes_again(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "_BACK_OFF", (3600.0,))  # until it has been looked at
     log = MemoryLog()
     with kept(node, spec(node), log) as made:
         assert up(made)
         first = pid(node)
         os.kill(first, signal.SIGKILL)
-        assert eventually(lambda: made.problem is not None)
+        assert eventually(lambda: made._next_start > 0.0)
         assert made.problem and "ended by itself (exit status -9)" in made.problem.reason
         assert not Path(made.spec.started).exists()
+        made._next_start = 0.0
         assert up(made), log.lines
         assert pid(node) != first
     assert node.gpus.compute_modes() == {gpu_uuid(0): DEFAULT}
@@ -233,8 +235,8 @@ def test_stopping_does_not_wait_for_an_nvml_that_hangs(node: MpsNode) -> None:
         time.sleep(0.2)  # it is inside NVML, or about to be: either way it must not be waited for
         begun = time.monotonic()
         made.stop(hurry=True)
-        made.join(10.0)
-        assert time.monotonic() - begun < 2.0
+        made.join(30.0)
+        assert time.monotonic() - begun < 10.0
     assert log.messages("error") == []
 
 
@@ -251,8 +253,8 @@ def test_stopping_a_deaf_daemon_under_an_nvml_that_hangs_takes_less_than_systemd
         node.gpus.write(machine(4).with_faults(Fault("nvmlInitWithFlags", hang=60.0)))
         begun = time.monotonic()
         made.stop(hurry=True)
-        made.join(10.0)
-        assert time.monotonic() - begun < 4.0
+        made.join(30.0)
+        assert time.monotonic() - begun < 10.0
     assert Identity.of(node.host, process, ()) is None
     assert "MPS has not ended cleanly" in log.messages("error")
     assert remains(node.host, node.root) != []  # the next start puts the modes back
@@ -319,7 +321,7 @@ def test_a_mode_that_can_not_be_put_back_is_said_and_remembered(node: MpsNode) -
     ender = Keeper(node.host, Settings(mps=True, mps_root=node.root), left, log)
     ender.stop()
     ender.start()
-    ender.join(10.0)
+    ender.join(30.0)
     assert node.gpus.compute_modes() == {gpu_uuid(0): DEFAULT}
     assert remains(node.host, node.root) == []
 

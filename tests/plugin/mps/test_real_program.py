@@ -61,7 +61,7 @@ def test_real_servers_fail_without_a_driver(real: MpsNode, program: Path) -> Non
         control = Control(real.host, str(program), wanted.pipe)
         for _ in range(3):
             control.send("start_server -uid 0")
-        assert eventually(lambda: made.problem is not None, 20.0)
+        assert eventually(lambda: made.problem is not None, 60.0)
         assert made.problem and "exited with status" in made.problem.reason
     told = [str(fields.get("said")) for level, _, fields in log.lines if level == "warning"]
     assert any("exited with status" in line for line in told), log.lines

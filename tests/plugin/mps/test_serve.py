@@ -51,7 +51,7 @@ def test_devices_are_healthy_while_their_daemon_is_up(
     assert stub.allocatable(RESOURCE) == 0
     assert not Path(f"{node.root}/.ready").exists()
     node.mps.behave()
-    assert stub.wait_allocatable(RESOURCE, 32, 15.0), serving.log()
+    assert stub.wait_allocatable(RESOURCE, 32, 60.0), serving.log()
     assert eventually(Path(f"{node.root}/.ready").exists)
     assert node.gpus.compute_modes() == {gpu_uuid(index): EXCLUSIVE for index in range(8)}
     assert {environ["CUDA_VISIBLE_DEVICES"] for environ in node.mps.environments()} == {
@@ -64,7 +64,7 @@ def test_devices_are_healthy_while_their_daemon_is_up(
 
     os.kill(pid_of(node, 3), signal.SIGKILL)
     assert eventually(lambda: stub.allocatable(RESOURCE) == 28)
-    assert stub.wait_allocatable(RESOURCE, 32, 10.0), serving.log()
+    assert stub.wait_allocatable(RESOURCE, 32, 30.0), serving.log()
 
     given = stub.allocate(RESOURCE, 1)
     gpu = given.ids[0].partition("::")[0]
@@ -87,7 +87,7 @@ def test_limits_grow_with_the_shares_of_a_container(
     stub, start = cluster
     node.gpus.write(machine(1))
     serving = serve(node, start, node.config(8, "failRequestsGreaterThanOne: false"))
-    assert stub.wait_allocatable(RESOURCE, 8, 15.0), serving.log()
+    assert stub.wait_allocatable(RESOURCE, 8, 60.0), serving.log()
     given = stub.allocate(RESOURCE, 3)
     assert given.envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "37"
     assert given.envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=30584M"
@@ -100,13 +100,13 @@ def test_who_comes_after_a_killed_plugin_goes_on_with_its_daemons(
     stub, start = cluster
     config = node.config(4)
     first = serve(node, start, config)
-    assert stub.wait_allocatable(RESOURCE, 16, 15.0), first.log()
+    assert stub.wait_allocatable(RESOURCE, 16, 60.0), first.log()
     before = [pid_of(node, gpu) for gpu in range(4)]
     first.process.kill()
     first.process.wait()
     second = serve(node, start, config)
     assert second.says("goes on with the MPS control daemon that was there"), second.log()
-    assert stub.wait_allocatable(RESOURCE, 16, 15.0), second.log()
+    assert stub.wait_allocatable(RESOURCE, 16, 60.0), second.log()
     assert [pid_of(node, gpu) for gpu in range(4)] == before
     assert second.end() == 0
     assert node.gpus.compute_modes() == {gpu_uuid(index): 0 for index in range(4)}
@@ -118,11 +118,11 @@ def test_what_a_killed_plugin_left_goes_when_mps_is_switched_off(
 ) -> None:
     stub, start = cluster
     first = serve(node, start, node.config(4))
-    assert stub.wait_allocatable(RESOURCE, 16, 15.0), first.log()
+    assert stub.wait_allocatable(RESOURCE, 16, 60.0), first.log()
     first.process.kill()
     first.process.wait()
     second = start("--mps", "--mps-root", node.root)
-    assert stub.wait_allocatable(RESOURCE, 4, 15.0), second.log()
+    assert stub.wait_allocatable(RESOURCE, 4, 60.0), second.log()
     assert eventually(lambda: set(node.gpus.compute_modes().values()) == {0}), second.log()
     assert eventually(lambda: not Path(f"{node.root}/nvidia.com").exists())
     assert "CUDA_MPS_PIPE_DIRECTORY" not in stub.allocate(RESOURCE, 1).envs
@@ -134,14 +134,14 @@ def test_switching_mps_off_and_on_in_the_config_file(
     stub, start = cluster
     config = node.config(4)
     serving = serve(node, start, config)
-    assert stub.wait_allocatable(RESOURCE, 16, 15.0), serving.log()
+    assert stub.wait_allocatable(RESOURCE, 16, 60.0), serving.log()
     Path(config).write_text("version: v1\n")
     serving.process.send_signal(signal.SIGHUP)
-    assert stub.wait_allocatable(RESOURCE, 4, 10.0), serving.log()
+    assert stub.wait_allocatable(RESOURCE, 4, 30.0), serving.log()
     assert eventually(lambda: set(node.gpus.compute_modes().values()) == {0}), serving.log()
     node.config(2)
     serving.process.send_signal(signal.SIGHUP)
-    assert stub.wait_allocatable(RESOURCE, 8, 10.0), serving.log()
+    assert stub.wait_allocatable(RESOURCE, 8, 30.0), serving.log()
     assert set(node.gpus.compute_modes().values()) == {EXCLUSIVE}
 
 
@@ -154,7 +154,7 @@ def test_two_that_keep_the_same_daemons(node: MpsNode, cluster: tuple[KubeletStu
         assert serving.says("another process keeps the MPS daemons")
         assert eventually(lambda: stub.capacity(RESOURCE) == 16)
         assert stub.allocatable(RESOURCE) == 0
-    assert stub.wait_allocatable(RESOURCE, 16, 15.0), serving.log()
+    assert stub.wait_allocatable(RESOURCE, 16, 60.0), serving.log()
 
 
 class Mps:
@@ -211,7 +211,7 @@ def test_daemons_alone_serve_a_plugin_that_keeps_none(
     assert stub.allocatable(RESOURCE) == 0
     with mps(node, "--config-file", config, "--mps-root", node.root) as keeper:
         assert keeper.says("MPS control daemon is up")
-        assert stub.wait_allocatable(RESOURCE, 16, 15.0), serving.log()
+        assert stub.wait_allocatable(RESOURCE, 16, 60.0), serving.log()
         assert eventually(Path(f"{node.root}/.ready").exists)
         assert Path(f"{node.root}/{RESOURCE}/.started").exists()
         (environ,) = node.mps.environments()
@@ -281,7 +281,7 @@ def test_nothing_of_mps_runs_where_nothing_is_shared(
 ) -> None:
     stub, start = cluster
     serving = start()
-    assert stub.wait_allocatable(RESOURCE, 4, 15.0), serving.log()
+    assert stub.wait_allocatable(RESOURCE, 4, 60.0), serving.log()
     names = {path.read_text().strip() for path in Path(f"/proc/{serving.process.pid}/task").glob("*/comm")}
     assert not any(name.startswith("mps") for name in names)
     assert node.mps.environments() == []

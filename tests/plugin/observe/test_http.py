@@ -93,7 +93,7 @@ def test_a_bug_in_a_page_is_logged_and_answered(web) -> None:
 
 
 def test_a_hundred_dawdlers_dont_keep_the_next_one_waiting(web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "REQUEST_SECONDS", 3.0)
+    monkeypatch.setattr(http, "REQUEST_SECONDS", 30.0)
     port, log = web
     threads = threading.active_count()
     with ExitStack() as stack:
@@ -108,10 +108,10 @@ def test_a_hundred_dawdlers_dont_keep_the_next_one_waiting(web, monkeypatch: pyt
             except OSError:
                 return False  # refused while those that were given up are still ending
 
-        assert eventually(answered, 3)
-        assert time.monotonic() - started < 2
+        assert eventually(answered, 20)
+        assert time.monotonic() - started < 20
         assert threading.active_count() - threads <= 2 * MOST_CONNECTIONS
-    assert eventually(lambda: threading.active_count() <= threads, 5)
+    assert eventually(lambda: threading.active_count() <= threads, 60)
     assert log.lines == []
 
 
@@ -121,10 +121,10 @@ def test_who_drips_is_cut_off(web, monkeypatch: pytest.MonkeyPatch) -> None:
     started = time.monotonic()
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         with pytest.raises(OSError):
-            while time.monotonic() - started < 5:
+            while time.monotonic() - started < 30:
                 connection.sendall(b"G")
                 time.sleep(0.02)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 20
 
 
 def test_who_goes_away_in_the_middle_is_no_news(web) -> None:

@@ -33,12 +33,12 @@ def node(short: Path) -> Iterator[tuple[Path, KubeletStub, Start]]:
 def test_what_is_advertised_allocated_and_ill(node) -> None:
     _, stub, start = node
     serving = start("--simulate", "h100:4", *LISTEN, *QUICK)
-    assert stub.wait_allocatable(GPU, 4, 15), serving.log()
+    assert stub.wait_allocatable(GPU, 4, 60), serving.log()
     held = stub.admit("ml/train-0", "main", {GPU: 2})
     with pytest.raises(grpc.RpcError):
         serving.allocate(GPU, ["GPU-nobody"])
     inject(serving, "xid", "79", "--gpu", "3")
-    assert stub.wait_allocatable(GPU, 3, 10), serving.log()
+    assert stub.wait_allocatable(GPU, 3, 30), serving.log()
     port = port_of(serving)
     found = scrape(port)
     assert {name for name, _ in found} >= {
@@ -82,7 +82,7 @@ HEALTHY = "gpunode_gpu_healthy"
 def test_every_metric_there_is_has_its_family_and_labels(node) -> None:
     _, stub, start = node
     serving = start("--simulate", "h100:2", *LISTEN, *QUICK)
-    assert stub.wait_allocatable(GPU, 2, 15), serving.log()
+    assert stub.wait_allocatable(GPU, 2, 60), serving.log()
     stub.admit("ml/train-0", "main", {GPU: 1})
     for (name, labels), _ in scrape(port_of(serving)).items():
         if name.startswith("process_"):
@@ -98,7 +98,7 @@ def test_shares_are_counted_and_their_use_is_not_invented(node) -> None:
     config = place / "config.yaml"
     config.write_text(SHARED)
     serving = start("--simulate", "h100:1", "--config-file", str(config), *LISTEN, *QUICK)
-    assert stub.wait_allocatable(f"{GPU}.shared", 4, 15), serving.log()
+    assert stub.wait_allocatable(f"{GPU}.shared", 4, 60), serving.log()
     stub.admit("ml/a", "main", {f"{GPU}.shared": 2})
     stub.admit("ml/b", "main", {f"{GPU}.shared": 1})
     found = scrape(port_of(serving))
@@ -112,7 +112,7 @@ def test_shares_are_counted_and_their_use_is_not_invented(node) -> None:
 def test_of_a_mig_device_its_memory_is_told_and_not_how_busy_it_is(node) -> None:
     _, stub, start = node
     serving = start("--simulate", "a100:1,mig=3g.20gb*2", "--mig-strategy", "mixed", *LISTEN, *QUICK)
-    assert stub.wait_allocatable("nvidia.com/mig-3g.20gb", 2, 15), serving.log()
+    assert stub.wait_allocatable("nvidia.com/mig-3g.20gb", 2, 60), serving.log()
     held = stub.admit("ml/a", "main", {"nvidia.com/mig-3g.20gb": 1})
     found = scrape(port_of(serving))
     mine = {name for name, labels in found if ("accelerator_id", held.ids[0]) in labels}
@@ -123,7 +123,7 @@ def test_without_pod_resources_the_rest_is_told(node) -> None:
     place, stub, start = node
     absent = ("--pod-resources-socket", str(place / "none.sock"))
     serving = start("--simulate", "h100:2", *LISTEN, *absent, *QUICK)
-    assert stub.wait_allocatable(GPU, 2, 15), serving.log()
+    assert stub.wait_allocatable(GPU, 2, 60), serving.log()
     found = scrape(port_of(serving))
     assert value(found, "gpunode_plugin_pod_resources_up") == 0
     assert value(found, "gpunode_plugin_devices", health="healthy") == 2
@@ -134,17 +134,17 @@ def test_without_pod_resources_the_rest_is_told(node) -> None:
 def test_a_missing_driver_and_kubelet_are_told(node) -> None:
     _, stub, start = node
     serving = start("--simulate", "h100:2", *LISTEN, *QUICK)
-    assert stub.wait_allocatable(GPU, 2, 15), serving.log()
+    assert stub.wait_allocatable(GPU, 2, 60), serving.log()
     port = port_of(serving)
     inject(serving, "driver", "gone")
-    assert stub.wait_allocatable(GPU, 0, 10), serving.log()
+    assert stub.wait_allocatable(GPU, 0, 30), serving.log()
     found = scrape(port)
     assert value(found, "gpunode_plugin_driver_up") == 0
     assert get(port, "/healthz")[0] == 200
     inject(serving, "driver", "back")
-    assert stub.wait_allocatable(GPU, 2, 10), serving.log()
+    assert stub.wait_allocatable(GPU, 2, 30), serving.log()
     stub.stop()
-    assert eventually(lambda: get(port, "/readyz")[0] == 503, 10)
+    assert eventually(lambda: get(port, "/readyz")[0] == 503, 60)
     assert "waiting for the kubelet" in get(port, "/readyz")[1]
     assert value(scrape(port), "gpunode_plugin_watched", resource=GPU) == 0
 
@@ -154,7 +154,7 @@ def test_a_bad_edit_of_the_config_file_is_told(node) -> None:
     config = place / "config.yaml"
     config.write_text("version: v1\n")
     serving = start("--simulate", "h100:2", "--config-file", str(config), *LISTEN, *QUICK)
-    assert stub.wait_allocatable(GPU, 2, 15), serving.log()
+    assert stub.wait_allocatable(GPU, 2, 60), serving.log()
     port = port_of(serving)
     before = scrape(port)
     assert value(before, "gpunode_plugin_config_last_reload_successful") == 1
@@ -162,7 +162,7 @@ def test_a_bad_edit_of_the_config_file_is_told(node) -> None:
     assert serving.says("is not taken"), serving.log()
     assert value(scrape(port), "gpunode_plugin_config_last_reload_successful") == 0
     config.write_text(SHARED)
-    assert stub.wait_allocatable(f"{GPU}.shared", 8, 10), serving.log()
+    assert stub.wait_allocatable(f"{GPU}.shared", 8, 30), serving.log()
     stamp = "gpunode_plugin_config_last_reload_success_timestamp_seconds"
     assert eventually(lambda: (value(scrape(port), stamp) or 0) > (value(before, stamp) or 0))
     assert value(scrape(port), "gpunode_plugin_config_last_reload_successful") == 1
@@ -171,7 +171,7 @@ def test_a_bad_edit_of_the_config_file_is_told(node) -> None:
 def test_openmetrics_is_spoken_to_who_asks(node) -> None:
     _, stub, start = node
     serving = start("--simulate", "h100:1", *LISTEN, *QUICK)
-    assert stub.wait_allocatable(GPU, 1, 15), serving.log()
+    assert stub.wait_allocatable(GPU, 1, 60), serving.log()
     accept = "application/openmetrics-text;version=1.0.0"
     code, text = get(port_of(serving), "/metrics", Accept=accept)
     assert (code, text.endswith("# EOF\n")) == (200, True)

@@ -94,9 +94,9 @@ def test_what_takes_long_is_answered_at_once_and_better_when_it_is_asked_again()
     first = machine.choose(range(16), (), 4)
     assert not first.exact
     assert machine.choose(range(16), (), 4).total == first.total or machine.choose(range(16), (), 4).exact
-    assert eventually(lambda: machine.choose(range(16), (), 4).exact, 20.0)
+    assert eventually(lambda: machine.choose(range(16), (), 4).exact, 60.0)
     assert machine.choose(range(16), (), 4).total >= first.total
-    assert eventually(lambda: not any(one.name == "placement" for one in threading.enumerate()), 5.0)
+    assert eventually(lambda: not any(one.name == "placement" for one in threading.enumerate()), 60.0)
 
 
 def test_work_for_later_outlives_a_bug_and_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,13 +112,13 @@ def test_work_for_later_outlives_a_bug_and_is_done_once(monkeypatch: pytest.Monk
     later.put("a", wait)
     later.put("b", fail)
     go.set()
-    assert eventually(lambda: not any(one.name == "placement" for one in threading.enumerate()), 5.0)
+    assert eventually(lambda: not any(one.name == "placement" for one in threading.enumerate()), 60.0)
     go.clear()
     later.put("a", wait)
     for _ in range(3):
         later.put("b", lambda: done.append("b"))
     go.set()
-    assert eventually(lambda: done == ["b"], 5.0)
+    assert eventually(lambda: done == ["b"], 60.0)
 
 
 def aligned_scores():
