@@ -54,7 +54,9 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     before = taints_of(done.before)
     after = with_taints(before, add, remove)
     data = told(at, done, _changes(before, after), _undo(at, before, after))
-    return Result(KIND, data, blocks=blocks(data))
+    evicts = options.target.dry_run and not options.yes and _evicting(before, add)
+    notes = (f"{evicts[0]} ends pods that run: without --dry-run it wants --yes",) if evicts else ()
+    return Result(KIND, data, messages=notes, blocks=blocks(data))
 
 
 def parsed(words: tuple[str, ...]) -> tuple[tuple[Taint, ...], tuple[Taint, ...]]:
@@ -80,13 +82,17 @@ def parsed(words: tuple[str, ...]) -> tuple[tuple[Taint, ...], tuple[Taint, ...]
 
 
 def _refuse_eviction(at: Place, there: Sequence[Taint], add: Sequence[Taint]) -> None:
-    new = [one for one in add if one.effect == "NoExecute" and one not in there]
+    new = _evicting(there, add)
     if new:
         raise PreconditionError(
             f"{new[0]} would end every pod on {at.node} that doesn't tolerate it",
             hint="keep new pods off with NoSchedule, or go on: add --yes",
             code="pods-would-be-evicted",
         )
+
+
+def _evicting(there: Sequence[Taint], add: Sequence[Taint]) -> list[Taint]:
+    return [one for one in add if one.effect == "NoExecute" and one not in there]
 
 
 def _changes(before: Sequence[Taint], after: Sequence[Taint]) -> list[KeyChange]:

@@ -140,7 +140,10 @@ def _of_account(host: Host) -> Connection:
 
 
 def _nothing(host: Host) -> NoAccess:
-    there = [path for path in (*_ADMINS, *KUBELETS_OWN) if host.exists(path)]
+    theirs = (
+        (_absolute(f"~{host.environ['SUDO_USER']}/.kube/config"),) if host.environ.get("SUDO_USER") else ()
+    )
+    there = [path for path in (*theirs, *_ADMINS, *KUBELETS_OWN) if host.exists(path)]
     offer = f"here are {', '.join(there)}; " if there else ""
     return NoAccess(
         "no way to an API server: no KUBECONFIG, no ~/.kube/config, and this is no pod with an account",

@@ -26,6 +26,7 @@ _DISTRUST = {
     62: "its certificate is for other names: tls-server-name in {source} says which one is meant",
     64: "its certificate isn't for this address: tls-server-name in {source} names one that it is for",
 }
+_PROXY = "--server is for a kubectl proxy, http://127.0.0.1:8001; an API server itself wants a --kubeconfig"
 _LONGEST = 400  # characters of a server's message
 
 
@@ -107,6 +108,7 @@ def _of_connection(error: Exception, asked: Asked) -> Unreachable:
             distrust or 0,
             "its certificate isn't signed by the authority that {source} names, or not for this name",
         ).format(source=asked.source)
+        hint = _PROXY if asked.source == "--server" else hint
     after = " before its answer was whole" if sent and asked.changes else ""
     told = Unreachable(f"can't {asked.what}: {asked.server}{after}: {said}", hint=hint)
     told.sent, told.lasting = sent and asked.changes, distrusted
@@ -124,6 +126,8 @@ def _distrust(error: BaseException | None) -> int | None:
 
 def _right(said: str, source: str) -> str:
     """What helps against a 403: RBAC's, the node restriction's (a kubelet's account), or nobody's at all."""
+    if "system:anonymous" in said and source == "--server":
+        return _PROXY
     if "system:anonymous" in said:
         return f"{source} sends no credentials: add a user to it, or name another with --kubeconfig"
     if "is not allowed to modify" in said:

@@ -268,6 +268,11 @@ def test_the_kubelets_own(tmp_path: Path, path: str) -> None:
     assert found.source == f"{path}, context test"
 
 
+def test_a_server_that_is_no_proxy(api: ApiServer, run: Gpunode) -> None:
+    done = run(*LABEL, "--server", api.url)
+    assert (done.code, "--server is for a kubectl proxy" in done.err) == (1, True)
+
+
 def test_files_of_root_are_offered_and_not_taken(tmp_path: Path) -> None:
     host = machine(tmp_path, {}, {"/etc/kubernetes/admin.conf": "{}"})
     with pytest.raises(GpunodeError) as caught:

@@ -6,10 +6,14 @@ import base64
 import json
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from fixtures.api_server import ApiServer, Fault, kubeconfig
+from gpunode.host import Host
+from gpunode.kubernetes.change import change
+from gpunode.render import SilentProgress
 from tests.kubernetes.conftest import Gpunode
 from tests.kubernetes.test_node_label import labels
 
@@ -157,6 +161,21 @@ def test_the_undo_has_what_was_there_right_before(api: ApiServer, run: Gpunode) 
     done = run("node", "label", "pool=b", "-o", "json")
     assert done.document["data"]["undo"].endswith(" pool=theirs")
     assert done.document["data"]["changes"] == [{"key": "pool", "before": "theirs", "after": "b"}]
+
+
+def test_ctrl_c_while_the_answer_is_waited_for_says_what_may_be() -> None:
+    class Noted(SilentProgress):
+        said: ClassVar[list[str]] = []
+
+        def note(self, text: str) -> None:
+            self.said.append(text)
+
+    def stopped(_: object) -> dict[str, object]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        change(Host(Path("/"), {}), Noted(), dict, lambda _: [{"op": "remove", "path": "/x"}], stopped)
+    assert "all of it or none; run this again" in Noted.said[0]
 
 
 def test_nobody_listening(run: Gpunode) -> None:

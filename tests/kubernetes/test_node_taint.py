@@ -69,7 +69,8 @@ def test_pods_are_only_evicted_when_that_is_meant(api: ApiServer, run: Gpunode) 
     assert refused.code == 3
     assert "would end every pod on gpu-1" in refused.err
     assert api.changes() == []
-    assert run("node", "taint", "x=y:NoExecute", "--dry-run").code == 0
+    dry = run("node", "taint", "x=y:NoExecute", "--dry-run")
+    assert (dry.code, "wants --yes" in dry.err) == (0, True)
     assert run("node", "taint", "x=y:NoExecute", "--yes").code == 0
     assert run("node", "taint", "x=y:NoExecute").out == "node gpu-1 unchanged\n"
 
