@@ -32,9 +32,14 @@ _FAMILIES = {
     "suse": {"suse", "sles", "sled", "opensuse", "opensuse-leap", "opensuse-tumbleweed"},
 }
 # their root file systems are read-only or declared elsewhere, so package commands would mislead
+# SUSE's systems that install into a snapshot for the next boot
+TRANSACTIONAL = (
+    *("sle-micro", "sle-micro-rancher", "sl-micro", "suse-microos"),
+    *("opensuse-microos", "opensuse-leap-micro", "opensuse-aeon", "opensuse-kalpa", "aeon", "kalpa"),
+)
 _IMMUTABLE = {
     *("nixos", "flatcar", "bottlerocket", "talos", "rhcos", "coreos", "cos", "ubuntu-core"),
-    *("sle-micro", "sl-micro", "opensuse-microos", "guix"),
+    *("guix", *TRANSACTIONAL),
 }
 _OSTREE = "/run/ostree-booted"  # rpm-ostree and bootc: Fedora CoreOS, Silverblue, image mode of RHEL
 _OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")

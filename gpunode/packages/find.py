@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gpunode.errors import PreconditionError
 from gpunode.facts.packages import read_packages
-from gpunode.facts.system import Distribution, read_distribution
+from gpunode.facts.system import TRANSACTIONAL, Distribution, read_distribution
 from gpunode.host import Host
 from gpunode.packages.manager import Manager, PackageState
 
@@ -20,7 +20,6 @@ _ADVICE = {
     "guix": "declare the toolkit's package in the system configuration, then guix system reconfigure",
 }
 _PROGRAMS = {"debian": ("apt-get",), "rhel": ("dnf", "dnf5", "yum"), "suse": ("zypper",)}
-_TRANSACTIONAL = ("sle-micro", "sl-micro", "opensuse-microos")
 _OSTREE_ADVICE = (
     "layer it and reboot: put nvidia-container-toolkit.repo into /etc/yum.repos.d, then rpm-ostree install"
     " nvidia-container-toolkit; or build it into the image, then: gpunode configure-runtime"
@@ -80,7 +79,7 @@ def recorded_states(host: Host, names: Sequence[str]) -> Mapping[str, PackageSta
 
 def instead(distribution: Distribution) -> str:
     """What to do on a system that is an image or declared as a whole."""
-    if distribution.id in _TRANSACTIONAL:
+    if distribution.id in TRANSACTIONAL:
         return (
             "install it into the next snapshot and reboot: transactional-update pkg install"
             " nvidia-container-toolkit, then: gpunode configure-runtime"

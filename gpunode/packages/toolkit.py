@@ -127,7 +127,14 @@ def require_offered(states: States, versions: Mapping[str, str]) -> None:
                 else "see what there is: gpunode toolkit status",
                 code=str(Trouble.NOT_FOUND),
             )
-    missing = [name for name in PACKAGES if not states[name].candidate]
+    missing = [name for name in PACKAGES if not states[name].candidate and not versions.get(name)]
+    if hidden := [name for name in missing if any(one.origins for one in states[name].available)]:
+        there = ", ".join(shared_versions(states)[:5])
+        raise PackagesError(
+            f"a pin or priority of this node lets no version of {', '.join(hidden)} be installed",
+            hint=f"mend it (apt-cache policy {hidden[0]}), or name one of {there}: --version",
+            code=str(Trouble.HELD),
+        )
     if missing:
         raise PackagesError(
             f"no repository of this node offers {', '.join(missing)}",

@@ -33,7 +33,7 @@ _HIDE = (
     'for name in dockerd containerd podman crio; do program=$(PATH="$PATH:/usr/sbin:/sbin" command -v $name)'
     ' || continue; mount --bind /dev/null "$(readlink -f "$program")" || exit; done'
 )
-# removing asks every engine of the machine, and other tests run some; here nobody else runs, and there is none
+# removing asks every engine of the machine, and other tests run some; here are none, and nobody runs
 _ALONE = (
     *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"),
     *("sh", "-c", f'mount -t tmpfs tmpfs /run && {_HIDE} && exec "$@"', "sh"),

@@ -157,6 +157,7 @@ def test_candidates_that_differ_are_refused_with_one_that_fits(tmp_path):
         ("ID=cos\n", "", "cos-extensions install gpu"),
         ("ID=nixos\n", "", "hardware.nvidia-container-toolkit.enable"),
         ("ID=opensuse-microos\n", "", "transactional-update"),
+        ("ID=opensuse-leap-micro\nID_LIKE=suse\n", "", "transactional-update"),
         ("ID=fedora\nVARIANT_ID=coreos\n", "run/ostree-booted", "rpm-ostree install"),
         ("ID=gentoo\nNAME=Gentoo\n", "", "by this system's own means"),
     ],

@@ -236,7 +236,7 @@ def test_a_file_of_retired_sections_alone_gets_another_name(tmp_path):
     )
     host = rpm_files(tmp_path, nvidia_container_toolkit=OFFICIAL, nvidia_docker=old)
     path = "/etc/yum.repos.d/nvidia-docker.repo"
-    gone, kept = plan_rpm(host).files
+    kept, gone = plan_rpm(host).files  # in this order: killed in between there are both
     assert (gone.path, gone.content) == (path, None)
     assert kept == FileChange(f"{path}.disabled-by-gpunode", old.encode(), kept.reason)
 

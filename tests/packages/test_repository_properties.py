@@ -10,6 +10,7 @@ from gpunode.host import Host
 from gpunode.packages.apt import Apt, Places
 from gpunode.packages.repository import SUFFIX, State, judge, plan_repository, wanted_repository
 from gpunode.packages.shelves import AptShelf, RpmShelf
+from tests.packages.conftest import PLACE
 
 NVIDIA = "https://nvidia.github.io"
 KEYS = ("", "/keys/good.asc", "/keys/other.asc", "/keys/none.asc")
@@ -82,7 +83,7 @@ def keys(root):
 @settings(max_examples=80, deadline=None)
 @given(st.dictionaries(NAMES, ENTRIES, max_size=3), st.dictionaries(NAMES, ENTRIES, max_size=2), BASES)
 def test_apt(lists, sources, base):
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir=PLACE) as name:
         root = Path(name)
         parts = root / "etc/apt/sources.list.d"
         parts.mkdir(parents=True)
@@ -99,7 +100,7 @@ def test_apt(lists, sources, base):
 @settings(max_examples=80, deadline=None)
 @given(st.dictionaries(NAMES, ENTRIES, max_size=3), BASES)
 def test_dnf_and_zypper(files, base):
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir=PLACE) as name:
         root = Path(name)
         place = root / "etc/yum.repos.d"
         place.mkdir(parents=True)

@@ -87,6 +87,15 @@ def test_a_version_that_nobody_offers_leaves_all_as_it_was(apt, repository):
     assert [one["state"] for one in journal(apt)] == ["rolled-back"]
 
 
+def test_a_pin_that_hides_all_versions_is_named_and_one_by_name_is_taken(apt, repository):
+    pin = "Package: *nvidia*\nPin: release *\nPin-Priority: -1\n"
+    (apt.root / "etc/apt/preferences.d/no-nvidia").write_text(pin)
+    done = apt.gpunode("toolkit", "install", *from_mirror(repository))
+    assert done.code == 4 and "a pin or priority" in done.err and "1.20.0-1, 1.19.0-1: --version" in done.err
+    done = apt.gpunode("toolkit", "install", *from_mirror(repository), "--version", "1.19.0")
+    assert (done.code, apt.installed()) == (0, OLDER), done.err
+
+
 def test_a_partial_upgrade_is_seen_and_mended(apt, repository, signer, tmp_path):
     loose = make_repository(tmp_path / "loose", signer)
     for version in ("1.19.0-1", "1.20.0-1"):  # older rpms and debs didn't demand each other exactly
@@ -206,6 +215,7 @@ def while_it_waits(argv, apt, other):
         argv, env=clean_environment(apt.env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     said = []
+    assert child.stderr
     for line in child.stderr:
         said.append(line)
         if "waiting" in line:
