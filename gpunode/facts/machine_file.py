@@ -66,7 +66,7 @@ def contents(spec: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _inside(root: Path, path: str, links: Collection[Path] = ()) -> Path:
-    """Where a path of the machine lies; one that would leave the root, or lead through `links`, is refused."""
+    """Where a path of the machine lies; one that leaves the root or leads through `links` is refused."""
     pure = PurePosixPath(path)
     if not pure.is_absolute() or ".." in pure.parts:
         raise ConfigError(f"{path!r} is no absolute path inside the machine")
