@@ -256,7 +256,7 @@ def _answers(engine: Engine) -> bool:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait until what is done here is done: half a roll-back is worse than none."""
+    """Pass over Ctrl-C and SIGTERM: half a roll-back is worse than none, and what it belongs to ends anyway."""
     names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     # not SIG_IGN: a daemon that a child starts now would inherit that, and ignore SIGTERM as well
     before = {name: signal.signal(name, lambda *_: None) for name in names}
