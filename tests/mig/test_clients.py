@@ -107,9 +107,9 @@ POD = ("unshare", "--pid", "--fork", "--kill-child=TERM")
 def serving(made: MigNode, pod: bool = False, shows: tuple[str, int] = ("gpu", 1)) -> Iterator[Beside]:
     """A plugin that looks by itself once an hour, as a service or as a pod's first process."""
     with (
-        made.shared() as node,
         tempfile.TemporaryDirectory(dir="/tmp") as short,
         kubelet(Path(short)) as (stub, _),
+        made.shared() as node,  # its processes end before what they write to goes
     ):
         if pod and subprocess.run([*node.space, *POD, "true"], capture_output=True).returncode:
             pytest.skip("no PID namespace can be made here")
