@@ -24,6 +24,12 @@ from tests.integration.conftest import path_of, refuse_for, require
 from tests.integration.corpus_cells import Cell, Judge, explain
 from tests.integration.forked_cli import ForkedCli
 
+_BOTH = ("gpunode.commands.configure_runtime", "gpunode.commands.unconfigure_runtime", "gpunode.facts.cdi")
+MODULES = {
+    "containerd": (*_BOTH, "gpunode.runtime.containerd", "gpunode.runtime.toml_edit"),
+    "docker": (*_BOTH, "gpunode.runtime.docker"),
+}
+"""What most of the thousands of runs import, a third of their time."""
 RECORDS = os.environ.get("GPUNODE_RECORD_CORPUS") == "1"
 Key = tuple[str, Case, str]
 WORKERS = 2
@@ -115,7 +121,8 @@ def table(engine: str, judge: Callable[[str], Judge], request: pytest.FixtureReq
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpn-driver-")))
         prefix = driver_namespace.enter(directory)
         problem = driver_namespace.problem(prefix)
-        workers = [stack.enter_context(ForkedCli(() if problem else prefix)) for _ in range(WORKERS)]
+        inside = () if problem else prefix
+        workers = [stack.enter_context(ForkedCli(inside, modules=MODULES[engine])) for _ in range(WORKERS)]
         made = Table(engine, judge, selected, workers, problem)
         stack.callback(made.close)
         yield made

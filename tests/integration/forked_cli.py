@@ -36,12 +36,17 @@ last ones are an extra's, which may not be there."""
 class ForkedCli:
     """One such process; several threads may share it, their runs then wait for each other."""
 
-    def __init__(self, prefix: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        prefix: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        modules: Sequence[str] = (),
+    ) -> None:
         """`prefix` comes before the command line that starts it: a namespace, for example. `environ` is what
-        it starts with, else this process's."""
+        it starts with, else this process's; `modules` are imported before any run."""
         self._lock = Lock()
         self._server = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "tests.integration.forked_cli"],
+            [*prefix, sys.executable, "-m", "tests.integration.forked_cli", *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -107,7 +112,8 @@ def _serve() -> None:
     for name in LIBRARIES:
         with suppress(ModuleNotFoundError):
             import_module(name)
-    import_module("gpunode.cli")
+    for name in ("gpunode.cli", *sys.argv[1:]):
+        import_module(name)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then ends this
     gc.freeze()  # a fork's collector would copy every page of what is imported here
