@@ -156,11 +156,12 @@ class RecordingHost(Host):
         timeout: float = 30.0,
         stdin: str | bytes | None = None,
         env: Mapping[str, str] | None = None,
+        watch: Callable[[str], None] | None = None,
     ) -> Completed:
         import shlex
         import sys
 
-        done = Host.run(self, argv, timeout=timeout, stdin=stdin, env=env)
+        done = Host.run(self, argv, timeout=timeout, stdin=stdin, env=env, watch=watch)
         # gpunode's own children ask what has a section of its own; a program that isn't there needs no entry
         if argv[0] != sys.executable and done.code != 127:
             answer: dict[str, Any] = {"code": done.code}

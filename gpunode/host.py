@@ -43,17 +43,24 @@ class Host(ReadingHost):
         timeout: float = 30.0,
         stdin: str | bytes | None = None,
         env: Mapping[str, str] | None = None,
+        watch: Callable[[str], None] | None = None,
     ) -> Completed:
         """Run a program without a shell and wait at most `timeout` seconds; never raises for its failure.
 
         A child that can't be killed (stuck in the driver, state D) is left behind after a second: waiting for
         it would hang us as well. On a recorded machine the recorded output is returned.
+
+        With `watch`, which is told its last line now and then, it goes on if we are killed; `stdin` is none.
         """
         if self.trace is not None:
             self.trace(" ".join(argv))
         if not self.live:
             return self._replay(argv)
         full = {**self.environ, "LC_ALL": "C.UTF-8", **(env or {})}
+        if watch is not None:
+            from gpunode._watched import run_watched
+
+            return run_watched(tuple(argv), timeout, full, watch)
         return run_process(tuple(argv), timeout, stdin, full)
 
     def _replay(self, argv: Sequence[str]) -> Completed:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from gpunode.dataclass import dataclass
@@ -30,6 +30,8 @@ _RICH_STYLES = {
 
 
 _FIRST_COLUMN = 0.5  # of a terminal's width at most, if it is to stay whole
+_ALIVE_SECONDS = 20.0  # a log is not to fill, and nobody is to think that it hangs
+_ALIVE_WIDTH = 160
 
 
 def wants_color(color: Color, stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -103,10 +105,40 @@ def document(result: Result, output: Output) -> str:
 
 
 def _say(text: str) -> None:
-    if sys.stderr.isatty():
-        width = os.get_terminal_size(sys.stderr.fileno()).columns
-        text = "\n".join(_wrapped(Text(line), width) for line in text.split("\n"))
-    sys.stderr.write(printable(text) + "\n")
+    with suppress(OSError):  # whoever has gone can't be told; what is being done goes on
+        if sys.stderr.isatty():
+            width = _columns(sys.stderr)
+            text = "\n".join(_wrapped(Text(line), width) for line in text.split("\n"))
+        _LINE.clear()
+        sys.stderr.write(printable(text) + "\n")
+
+
+def _columns(stream: TextIO) -> int:
+    """A serial console doesn't tell its width, and says 0."""
+    return os.get_terminal_size(stream.fileno()).columns or 80
+
+
+class _ChangingLine:
+    """The last line of a terminal while it is written over and over; any other text takes its place."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    def show(self, text: str) -> None:
+        with suppress(OSError):
+            width = _columns(sys.stderr)
+            one = printable(text).replace("\t", " ")
+            sys.stderr.write(f"\r{one[: max(1, width - 1)]}\x1b[K")
+            sys.stderr.flush()
+            self._shown = True
+
+    def clear(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            self._shown = False
+
+
+_LINE = _ChangingLine()  # a terminal has one
 
 
 def printable(text: str) -> str:
@@ -123,7 +155,7 @@ def _render_blocks(blocks: tuple[Block, ...], color: bool) -> None:
         _render_rich(blocks)
         return
     # lines stay whole in a file or a pipe, where grep and diff want them
-    width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
+    width = _columns(sys.stdout) if sys.stdout.isatty() else None
     for block in blocks:
         if width and isinstance(block, Text):
             sys.stdout.write(_wrapped(block, width) + "\n")
@@ -228,6 +260,25 @@ class StderrProgress:
     def note(self, text: str) -> None:
         _say(f"  {text}")
 
+    @contextmanager
+    def following(self, text: str, name: str) -> Iterator[Callable[[str], None]]:
+        """On a terminal one line that changes, elsewhere a line every `_ALIVE_SECONDS`."""
+        started = told = time.monotonic()
+        changing = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+        def tell(last: str) -> None:
+            nonlocal told
+            now = time.monotonic()
+            going = f"  {name}, {now - started:.0f} s" + (f": {last}" if last else "")
+            if changing:
+                _LINE.show(going)
+            elif now - told >= _ALIVE_SECONDS:
+                told = now
+                _say(f"{going[:_ALIVE_WIDTH]}")
+
+        with self.step(text):
+            yield tell
+
     def trace(self, command: str) -> None:
         """With ``-v``, every command that gpunode runs."""
         if self.verbose:
@@ -244,3 +295,7 @@ class SilentProgress:
 
     def note(self, text: str) -> None:
         """Nothing is said."""
+
+    @contextmanager
+    def following(self, text: str, name: str) -> Iterator[Callable[[str], None]]:
+        yield lambda _last: None

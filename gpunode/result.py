@@ -215,6 +215,10 @@ class Progress(Protocol):
     def note(self, text: str) -> None:
         """Say one thing that a person should know now."""
 
+    def following(self, text: str, name: str) -> AbstractContextManager[Callable[[str], None]]:
+        """As `step`, for what may take minutes: whoever does the work calls what this gives, as often as it
+        likes, with the last thing that it heard. `name` is what a person calls the work in a word or two."""
+
 
 def plain(value: Any) -> Any:
     """Dataclasses, enums, paths and tuples as JSON values; field names become camelCase."""

@@ -49,10 +49,10 @@ ROOM_MAY_IMPORT = {
 }
 DRAWERS = {
     *("_archive", "_bundle", "_files", "_process", "_reading", "_recorder", "_recording", "_sockets"),
-    "_waiting",
+    *("_waiting", "_watched"),
 }
 ONLY_HERE = {
-    "subprocess": {"_process.py"},
+    "subprocess": {"_process.py", "_watched.py"},
     "socket": {"_sockets.py"},
     "shutil": {"host.py"},
     "pynvml": {"gpu/nvml.py"},

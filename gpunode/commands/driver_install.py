@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gpunode.commands import driver_plan
 from gpunode.commands.driver_plan import PlanData, data_of, made
@@ -29,7 +29,6 @@ from gpunode.packages.locks import holder
 from gpunode.packages.manager import Command, Manager, PackagesError
 from gpunode.packages.run import WAIT_SECONDS, run_command, wait_for_others
 from gpunode.result import Block, Change, ErrorInfo, ExitCode, Progress, Result, Style, Text
-from gpunode.runtime.apply import uninterrupted
 
 KIND = "DriverInstallation"
 OPERATION = "driver-install"
@@ -132,11 +131,17 @@ def _install(
     job = Job(host, manager, OPERATION, progress, watched, before, context, options.lock_seconds)
     latest, present = [plan], frozenset(read_packages(host).installed)
 
-    def act(run: Run) -> None:
-        latest[0] = _act(job, situation, plan, options.wish, present, run)
+    def again() -> DriverPlan:
+        latest[0] = made(host, options.wish, situation)[1]
+        return latest[0]
 
     try:
-        done = carry_out(job, lambda: plan.files, act)
+        done = carry_out(
+            job,
+            lambda: plan.files,
+            lambda run: _act(job, plan, again, run),
+            lambda run: _give_up(job, latest[0], plan, present, run),
+        )
     except GpunodeError as error:
         error.hint = hint_of(error.code, manager.name, error.hint)
         raise
@@ -161,43 +166,34 @@ def _way_back(job: Job, final: DriverPlan, first: DriverPlan, present: frozenset
     return tuple(one.text for one in (*commands, *first.stream_back))
 
 
-def _act(
-    job: Job, situation: Situation, plan: DriverPlan, wish: Wish, present: frozenset[str], run: Run
-) -> DriverPlan:
+def _act(job: Job, plan: DriverPlan, again: Callable[[], DriverPlan], run: Run) -> None:
     """Make the repository known and plan again with what it has, then install and look at the outcome."""
-    first = plan
-    try:
-        for command in plan.commands[: plan.preparing]:
-            run(command)
-        if plan.preparing:
-            plan = made(job.host, wish, situation)[1]
-            _require(plan)
-            job.progress.note(f"the repository has driver {plan.version}")
-        for command in plan.commands[plan.preparing : len(plan.commands) - plan.finishing]:
-            run(command)
-        _prove(job.host, job.manager, plan)
-    except BaseException:
-        _give_up(job, plan, first, present, run)
-        raise
-    return plan
+    for command in plan.commands[: plan.preparing]:
+        run(command)
+    if plan.preparing:
+        plan = again()
+        _require(plan)
+        job.progress.note(f"the repository has driver {plan.version}")
+    for command in plan.commands[plan.preparing : len(plan.commands) - plan.finishing]:
+        run(command)
+    _prove(job.host, job.manager, plan)
 
 
 def _give_up(job: Job, plan: DriverPlan, first: DriverPlan, present: frozenset[str], run: Run) -> None:
     """What `carry_out` doesn't know of goes: packages that came along, and the stream."""
-    with uninterrupted():
-        node = Node(job.host)
-        for release in dict.fromkeys((node.kernel, node.next_kernel)):
-            build = failed_build(job.host, release)
-            if build is not None:  # its log goes with the packages
-                job.progress.note(f"kernel {release}: {build.text}")
-        try:
-            came = _came(job.host, present, plan)
-            if came:
-                run(job.manager.remove(came))
-        except GpunodeError as error:
-            job.progress.note(f"what came along isn't gone: {error.message}")
-        for command in first.stream_back:
-            run(command)
+    node = Node(job.host)
+    for release in dict.fromkeys((node.kernel, node.next_kernel)):
+        build = failed_build(job.host, release)
+        if build is not None:  # its log goes with the packages
+            job.progress.note(f"kernel {release}: {build.text}")
+    try:
+        came = _came(job.host, present, plan)
+        if came:
+            run(job.manager.remove(came))
+    except GpunodeError as error:
+        job.progress.note(f"what came along isn't gone: {error.message}")
+    for command in first.stream_back:
+        run(command)
 
 
 def _require(plan: DriverPlan) -> None:

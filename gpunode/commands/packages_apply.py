@@ -5,7 +5,8 @@ What fails takes the packages back as far as the manager can, then the files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import field
 from typing import Any
 
@@ -68,13 +69,20 @@ def require_live(host: Host) -> None:
         raise PreconditionError("changing packages needs root", hint="run it again with sudo")
 
 
-def carry_out(job: Job, files: Callable[[], Sequence[FileChange]], act: Callable[[Run], None]) -> CarriedOut:
+def carry_out(
+    job: Job,
+    files: Callable[[], Sequence[FileChange]],
+    act: Callable[[Run], None],
+    give_up: Callable[[Run], None] = lambda _run: None,
+) -> CarriedOut:
     """Write the files, then let `act` run its commands. `RolledBackError` if it fails and all is as before.
 
-    An error that leaves packages changed says which. The journal tells before the first command what is to be
-    done, also where there are no files: a run that is killed leaves packages that somebody must know of.
+    `give_up` takes back first what only the caller knows of. Ctrl-C lets the command at work end, and stops
+    before the next. An error that leaves packages changed says which. The journal tells before the first
+    command what is to be done, also where there are no files: a run that is killed leaves packages that
+    somebody must know of.
     """
-    work = _Work(job, act)
+    work = _Work(job, act, give_up)
     wait_for_others(job.host, job.manager, job.progress, job.lock_seconds)  # before anything is written
     done = change_files(
         job.host,
@@ -94,10 +102,11 @@ def carry_out(job: Job, files: Callable[[], Sequence[FileChange]], act: Callable
 class _Work:
     """The commands of one job: `ran` are those that succeeded, in order."""
 
-    def __init__(self, job: Job, act: Callable[[Run], None]) -> None:
-        self.job, self.act = job, act
+    def __init__(self, job: Job, act: Callable[[Run], None], give_up: Callable[[Run], None]) -> None:
+        self.job, self.act, self.give_up = job, act, give_up
         self.ran: list[str] = []
-        self._started = False
+        self._started = self._ending = False
+        self._stopped_by = ""
         self._journal = Journal.of(job.host)
         self._entry: Entry | None = None
         self._noting = False
@@ -109,9 +118,10 @@ class _Work:
         }
 
     def _run(self, command: Command) -> None:
+        if self._stopped_by and not self._ending:
+            raise KeyboardInterrupt(self._stopped_by)
         if self._noting and self._entry is None:
-            context = {"engine": "", "units": [], **self.context}
-            self._entry = self._journal.begin(self.job.operation, (), context)
+            self._entry = self._begin()
         self._started = True
         job = self.job
         try:
@@ -121,7 +131,7 @@ class _Work:
                 command,
                 job.progress,
                 wait_seconds=job.lock_seconds,
-                whole=uninterrupted,
+                whole=self._whole,
             )
         except PackagesError as error:
             if not command.tolerated or error.code == LOCKED:
@@ -130,14 +140,58 @@ class _Work:
         else:
             self.ran.append(command.text)
 
+    def _begin(self) -> Entry:
+        context = {"engine": "", "units": [], **self.context}
+        return self._journal.begin(self.job.operation, (), context)
+
+    @contextmanager
+    def _whole(self, command: Command) -> Iterator[None]:
+        """It isn't interrupted, and whoever tries is told at once what comes of it."""
+
+        def tell(name: str) -> None:
+            then = "what was done is being taken back"
+            if not self._ending:
+                self._stopped_by = name
+                then = "if a step is left after it, that isn't begun, and what was done is taken back"
+            self._told(name, f"{command.name} is left to end, half of it would be worse; {then}")
+
+        with uninterrupted(tell):
+            yield
+
+    def _told(self, name: str, what: str) -> None:
+        with suppress(RuntimeError):  # it came while another line was being written
+            self.job.progress.note(f"{'Ctrl-C' if name == 'SIGINT' else name}: {what}")
+
     def activate(self) -> None:
         """All commands, or all packages as before."""
         try:
             self.act(self._run)
         except BaseException as error:
-            with uninterrupted():
-                _packages_back(self.job, self._run if self._started else None, error)
+            self._ending = True
+            with uninterrupted(lambda name: self._told(name, "what was done is being taken back")):
+                self._take_back(error)
             raise
+
+    def _take_back(self, error: BaseException) -> None:
+        if not self._started:
+            return
+        try:
+            self.give_up(self._run)
+        except GpunodeError as trouble:
+            self.job.progress.note(f"not taken back: {trouble.message}")
+        try:
+            _packages_back(self.job, self._run, error)
+        except PackagesError as left:
+            if left.code == HALF_INSTALLED and self._entry is None:
+                self._note_what_is_left()
+            raise
+
+    def _note_what_is_left(self) -> None:
+        """The files go back all the same, and their entry with them: a removal is to know of the packages."""
+        try:
+            self._journal.mark(self._begin(), "committed" if self.job.stays else "rolled-back")
+        except GpunodeError as trouble:
+            self.job.progress.note(f"the journal doesn't know what is left: {trouble.message}")
 
     def without_files(self) -> str:
         """The same with an entry of its own, whose id it gives; empty if nothing ran. Needs the lock."""
@@ -147,7 +201,8 @@ class _Work:
         except BaseException as error:
             left = isinstance(error, PackagesError) and error.code == HALF_INSTALLED
             if self._entry is not None:
-                self._journal.mark(self._entry, "committed" if left else "rolled-back")
+                # a removal that failed has removed nothing that the next one need not know of
+                self._journal.mark(self._entry, "committed" if left and self.job.stays else "rolled-back")
             raise
         if self._entry is None:
             return ""
@@ -180,10 +235,8 @@ def file_blocks(files: Sequence[FileChange], changes: Sequence[Change], *, dry_r
     return blocks
 
 
-def _packages_back(job: Job, run: Run | None, error: BaseException) -> None:
+def _packages_back(job: Job, run: Run, error: BaseException) -> None:
     """Bring every watched package back to its version. Raises in place of `error` what is known then."""
-    if run is None:
-        return
     try:
         now = job.manager.installed(job.watched)
         for command in back(job.manager, now, job.before):
@@ -201,6 +254,8 @@ def _packages_back(job: Job, run: Run | None, error: BaseException) -> None:
             hint=getattr(error, "hint", "") or "see what is there: gpunode toolkit status",
             code=HALF_INSTALLED,
         ) from error
+    if isinstance(error, KeyboardInterrupt):
+        job.progress.note("the packages are as before")
     if isinstance(error, GpunodeError):
         raise RolledBackError(
             f"{error.message}; packages and files are as before", hint=error.hint, code=error.code

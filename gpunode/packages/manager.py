@@ -93,6 +93,11 @@ class Command:
     tolerated: bool = False
 
     @property
+    def name(self) -> str:
+        """The program, and its verb where that comes next: ``apt-get install``, ``dnf``."""
+        return " ".join(self.argv[: 1 if self.argv[1:2] and self.argv[1].startswith("-") else 2])
+
+    @property
     def text(self) -> str:
         """As a person would type it."""
         import shlex

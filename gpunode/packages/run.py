@@ -24,7 +24,7 @@ def run_command(
     progress: Progress,
     *,
     wait_seconds: float = WAIT_SECONDS,
-    whole: Callable[[], AbstractContextManager[None]] = nullcontext,
+    whole: Callable[[Command], AbstractContextManager[None]] = lambda _: nullcontext(),
 ) -> Completed:
     """Run it to its end. Another process's lock is waited for, said on stderr, `wait_seconds` at most.
 
@@ -34,10 +34,10 @@ def run_command(
     deadline = host.monotonic() + wait_seconds
     wait_for_others(host, manager, progress, wait_seconds)
     waiting = _Waiting(host, progress, deadline)
-    with progress.step(command.text):
+    with progress.following(command.text, command.name) as alive:
         while True:
-            with whole() if command.changes else nullcontext():
-                done = host.run(command.argv, timeout=command.seconds, env=command.environ)
+            with whole(command) if command.changes else nullcontext():
+                done = host.run(command.argv, timeout=command.seconds, env=command.environ, watch=alive)
             failure = manager.explain(done)
             if failure is None:
                 return done
@@ -71,11 +71,8 @@ class _Waiting:
 
 def failed(command: Command, failure: Failure) -> PackagesError:
     """The error that a command's failure is."""
-    words = (
-        command.argv[:2] if not command.argv[1:2] or not command.argv[1].startswith("-") else command.argv[:1]
-    )
     return PackagesError(
-        f"{' '.join(words)}: {failure.said}",
+        f"{command.name}: {failure.said}",
         hint=failure.hint or "run it by hand to see all that it says",
         code=str(failure.trouble),
     )

@@ -255,11 +255,14 @@ def _answers(engine: Engine) -> bool:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Pass over Ctrl-C and SIGTERM: half a roll-back is worse than none, and what it belongs to ends anyway."""
+def uninterrupted(tell: Callable[[str], None] = lambda _name: None) -> Iterator[None]:
+    """Pass over Ctrl-C and SIGTERM: half a roll-back is worse than none, and what it belongs to ends anyway.
+
+    `tell` is called with the signal's name at once.
+    """
     names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     # not SIG_IGN: a daemon that a child starts now would inherit that, and ignore SIGTERM as well
-    before = {name: signal.signal(name, lambda *_: None) for name in names}
+    before = {one: signal.signal(one, lambda number, _: tell(signal.Signals(number).name)) for one in names}
     try:
         yield
     finally:

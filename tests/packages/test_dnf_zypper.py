@@ -237,6 +237,12 @@ class Told:
     def note(self, text):
         self.steps.append(text)
 
+    def following(self, text, name):
+        from contextlib import nullcontext
+
+        self.steps.append(text)
+        return nullcontext(self.steps.append)
+
 
 class Locked(Host):
     """A machine on which somebody else is at work for the first two tries."""

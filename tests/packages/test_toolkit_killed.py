@@ -1,5 +1,6 @@
 """`gpunode toolkit` after a run that was killed, and apt with it: as if the power had gone."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -21,8 +22,8 @@ def tree_of(pid):
     return [pid, *(one for child in below for one in tree_of(int(child)))]
 
 
-def killed(apt, *argv):
-    """Run until something says that it waits, then end all of it at once."""
+def killed(apt, *argv, family=True):
+    """Run until something says that it waits, then end all of it at once, or gpunode alone."""
     child = subprocess.Popen(
         [*(alone() if "remove" in argv else ()), *command("toolkit", *argv)],
         env=clean_environment(apt.env),
@@ -34,7 +35,7 @@ def killed(apt, *argv):
     while not begun.exists() and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     assert begun.exists(), child.communicate()
-    for pid in reversed(tree_of(child.pid)):  # apt has a session of its own
+    for pid in reversed(tree_of(child.pid)) if family else [child.pid]:  # apt has a session of its own
         os.kill(pid, signal.SIGKILL)
     child.communicate()
     (apt.root / "free").touch()
@@ -77,6 +78,21 @@ def test_the_next_install_says_so_and_finishes_and_a_removal_takes_all_out(apt, 
     assert (again["data"]["commands"], again["data"]["changes"], again["messages"]) == ([], [], [])
     assert apt.gpunode("toolkit", "remove").code == 0
     assert (apt.installed(), apt.tree()) == ({}, before)
+
+
+def test_apt_goes_on_when_only_gpunode_is_killed(apt, signer, tmp_path):
+    script = f"touch {apt.root}/begun; until [ -e {apt.root}/free ]; do sleep 0.02; done; echo it is set up"
+    mirror = make_repository(tmp_path / "mirror", signer)
+    four(mirror.flat, "1.20.0-1", postinst=script)
+    mirror.index()
+    asked = ("install", "--repository", mirror.url, "--key", str(mirror.key))
+    killed(apt, *asked, family=False)
+    with (apt.root / "var/lib/dpkg/lock-frontend").open("w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)  # until apt has ended
+    assert apt.installed() == NEWEST
+    done = apt.gpunode("toolkit", *asked)
+    assert done.code == 0 and "killed half-way" in done.err, done.err
+    assert apt.json("toolkit", *asked)["data"]["commands"] == []
 
 
 def test_whoever_comes_next_leaves_the_repository_to_its_packages(apt, repository):

@@ -1,0 +1,152 @@
+"""While a package manager works: what is told, and what Ctrl-C, a hang-up or a failed roll-back leaves."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from gpunode import render
+from gpunode.host import Host
+from gpunode.render import StderrProgress
+from tests.cli import clean_environment, command
+from tests.packages.apt_root import PACKAGES, build, journal
+
+NEWEST = dict.fromkeys(PACKAGES, "1.20.0-1")
+
+
+def from_mirror(repository):
+    return ("--repository", repository.url, "--key", str(repository.key))
+
+
+@contextmanager
+def at_work(apt, *argv):
+    """`toolkit install` while apt waits before dpkg; it goes on when this ends."""
+    slow = apt.root / "slow"
+    slow.write_text(f"#!/bin/sh\ntouch {apt.root}/begun\nuntil [ -e {apt.root}/go ]; do sleep 0.02; done\n")
+    slow.chmod(0o755)
+    with (apt.root / "apt.conf").open("a") as file:
+        file.write(f'DPkg::Pre-Invoke {{ "{slow}"; }};\n')
+    child = subprocess.Popen(
+        command("toolkit", "install", *argv),
+        env=clean_environment(apt.env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (apt.root / "begun").exists() and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert (apt.root / "begun").exists(), child.communicate()
+    try:
+        yield child
+    finally:
+        (apt.root / "go").touch()
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_what_is_interrupted_is_let_end_and_that_is_said_at_once(apt, repository, number, name):
+    with at_work(apt, *from_mirror(repository)) as child:
+        os.kill(child.pid, number)
+        said = next(line for line in child.stderr if name in line)
+    assert f"{name}: apt-get install is left to end, half of it would be worse" in said
+    _, err = child.communicate(timeout=60)
+    assert (child.returncode, apt.installed()) == (0, NEWEST), err
+    assert apt.ours.exists()
+
+
+def test_the_step_after_it_is_not_begun_and_all_is_taken_back(apt, repository):
+    before = apt.tree()
+    with at_work(apt, *from_mirror(repository), "--hold") as child:
+        os.kill(child.pid, signal.SIGINT)
+        assert any("Ctrl-C" in line for line in child.stderr)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130 and "interrupted" in err and "the packages are as before" in err
+    assert "apt-mark hold" not in err
+    assert (apt.installed(), apt.tree()) == ({}, before)
+
+
+def test_a_terminal_that_goes_away_takes_nothing_back(apt, repository):
+    with at_work(apt, *from_mirror(repository), "--hold") as child:
+        child.stderr.close()  # the connection is gone, and nobody reads what is said
+    child.stdout.read()
+    child.stdout.close()
+    assert (child.wait(), apt.installed()) == (0, NEWEST)
+
+
+def test_packages_that_a_failed_roll_back_leaves_are_known_to_a_removal(apt, repository, tmp_path):
+    other = build(tmp_path, "other", "1.0", files=("usr/bin/nvidia-ctk",))
+    apt.apt("-y", "install", str(other))
+    before = apt.tree()
+    hook, settings = apt.root / "hook", (apt.root / "apt.conf").read_text()
+    hook.write_text(f"#!/bin/sh\n[ ! -e {apt.root}/once ] || exit 1\ntouch {apt.root}/once\n")
+    hook.chmod(0o755)
+    (apt.root / "apt.conf").write_text(f'{settings}DPkg::Pre-Invoke {{ "{hook}"; }};\n')
+    done = apt.gpunode("toolkit", "install", *from_mirror(repository))
+    assert done.code != 0 and "could not be put back" in done.err and not apt.ours.exists()
+    assert [one["state"] for one in journal(apt)] == ["rolled-back", "committed"]
+    (apt.root / "apt.conf").write_text(settings)
+    removed = apt.json("toolkit", "remove")
+    assert removed["exitCode"] == 0 and removed["data"]["packages"] and not removed["data"]["kept"]
+    assert (apt.installed(), apt.tree()) == ({"other": "1.0"}, before)
+
+
+# --- what is told ---------------------------------------------------------------------------------------
+
+
+def test_the_last_line_is_told_while_it_runs_and_all_of_it_is_kept(tmp_path):
+    go = tmp_path / "go"
+    heard = []
+
+    def watch(line):
+        heard.append(line)
+        go.touch()
+
+    script = (
+        f"echo one; printf '10%%\\r20%%\\r'; echo bad >&2; until [ -e {go} ]; do sleep 0.02; done; echo end"
+    )
+    done = Host(environ=dict(os.environ)).run(["sh", "-c", script], watch=watch)
+    assert set(heard) == {"20%"} and (done.code, done.stderr) == (0, "bad\n")
+    assert done.stdout == "one\n10%\r20%\rend\n"
+
+
+def test_one_that_takes_too_long_is_ended_with_its_children():
+    done = Host(environ=dict(os.environ)).run(
+        ["sh", "-c", "sleep 60 & wait"], timeout=0.1, watch=lambda _: None
+    )
+    assert done.timed_out and not done.ok
+    assert Host(environ={}).run(["/nonexistent"], watch=lambda _: None).code == 127
+
+
+def test_elsewhere_than_on_a_terminal_a_line_now_and_then(capsys, monkeypatch):
+    monkeypatch.setattr(render, "_ALIVE_SECONDS", 0.0)
+    with StderrProgress().following("apt-get install -y x", "apt-get install") as tell:
+        tell("Unpacking x \x1b[1m")
+        monkeypatch.setattr(render, "_ALIVE_SECONDS", 20.0)
+        tell("Setting up x")
+    out, err = capsys.readouterr()
+    assert out == "" and [line.rpartition(" in ")[0] or line for line in err.splitlines()] == [
+        "  apt-get install, 0 s: Unpacking x \\x1b[1m",
+        "  apt-get install -y x: done",
+    ]
+
+
+def test_on_a_terminal_one_line_that_changes():
+    keeper, end = pty.openpty()
+    program = (
+        "from gpunode.render import StderrProgress\n"
+        "with StderrProgress().following('apt-get install -y x', 'apt-get install') as tell:\n"
+        "    tell('Unpacking x'); tell('Setting up\tx'); StderrProgress().note('Ctrl-C: it is left to end')\n"
+    )
+    env = clean_environment({"TERM": "xterm"})
+    subprocess.run([sys.executable, "-c", program], stderr=end, env=env, check=True)
+    os.close(end)
+    shown = os.read(keeper, 4096).decode()
+    os.close(keeper)
+    first = "\r  apt-get install, 0 s: Unpacking x\x1b[K\r  apt-get install, 0 s: Setting up x\x1b[K"
+    assert shown.startswith(f"{first}\r\x1b[K  Ctrl-C: it is left to end\r\n")
+    assert shown.endswith(" s\r\n") and "apt-get install -y x: done in" in shown
