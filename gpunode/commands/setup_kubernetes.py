@@ -203,7 +203,7 @@ def _gpu_label(way: Way) -> Step:
         if way.cluster is None:
             name = options.node or way.host.environ.get("NODE_NAME") or "NAME"
             return State(f"where kubectl works: kubectl label node {name} {word}", left=True)
-        name, _ = node_name(way.host, options.node)
+        name, _ = node_name(way.host, options.node, way.cluster.node)
         found = setup_checks.gpu_labels(way.cluster.get_node(name))
         return State(f"{name} has {found[0]}", right=True) if found else State(f"{name} isn't marked as one")
 

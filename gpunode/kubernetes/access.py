@@ -204,6 +204,8 @@ def node_name(host: Host, given: str, kubelets: str = "") -> tuple[str, str]:
         (own, "this machine's name"),
     )
     name, source = next((one for one in named if one[0]), ("", ""))
+    if not name:
+        raise UsageError("neither option nor machine says which node it is", hint="name it: --node NAME")
     if _NODE.fullmatch(name) is None or len(name) > 253 or ".." in name:
         raise UsageError(f"{name!r} can't be a node's name ({source})", hint="see: kubectl get nodes")
     return name, source

@@ -89,6 +89,7 @@ class LabelSettings:
     use_node_feature_api: bool = False
     firmware: bool = False  # AMD's
     kubeconfig: str = ""
+    kube_context: str = ""
     server: str = ""
     namespace: str = ""
     node_name: str = ""

@@ -7,6 +7,7 @@ import json
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +223,10 @@ def test_without_the_library_the_error_says_how_to_get_it(
     assert done.code == 3
     (error,) = done.document["errors"]
     assert error["code"] == "kubernetes-extra-missing"
-    assert error["hint"] == "pip install 'gpunode[kubernetes]'"
+    python, *words = shlex.split(error["hint"])
+    assert Path(python).samefile(sys.executable), "the interpreter that lacks it, and no other"
+    assert words[:3] == ["-m", "pip", "install"]
+    assert [word.split(">")[0].split("<")[0] for word in words[3:]] == ["lightkube"]
 
 
 def test_a_right_that_is_missing(api: ApiServer, given: Any) -> None:
@@ -291,6 +295,12 @@ def test_files_of_root_are_offered_and_not_taken(tmp_path: Path) -> None:
 def test_the_nodes_name(tmp_path: Path, given: str, environ: dict[str, str], name: str, source: str) -> None:
     host = machine(tmp_path, environ, {"/proc/sys/kernel/hostname": "Host-3.Example.com\n"})
     assert node_name(host, given) == (name, source)
+
+
+def test_a_machine_without_a_name_wants_one(tmp_path: Path) -> None:
+    with pytest.raises(GpunodeError) as caught:
+        node_name(machine(tmp_path, {}, {}), "")
+    assert (caught.value.exit_code, caught.value.hint) == (2, "name it: --node NAME")
 
 
 def test_secrets_are_in_no_text_about_a_connection(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fixtures.api_server import ADMIN, ApiServer, Fault, Listening, kubeconfig
+from fixtures.api_server import ADMIN, ApiServer, Fault, Listening, kubeconfig, make_client
 from tests.cli import clean_environment
 from tests.kubernetes.conftest import NODE, Gpunode
 from tests.plugin.nodes import eventually
@@ -67,8 +67,41 @@ def test_a_dry_run_only_reads(api: ApiServer, run: Gpunode) -> None:
     assert done.code == 0, done.err
     assert api.changes() == []
     assert "+nvidia.com/gpu.count=8" in done.out
-    assert f"node {NODE}: would be created" in done.out
+    assert f"node {NODE}: would be updated" in done.out, "the Node itself is there"
     assert f"nodefeature nfd/nvidia-features-for-{NODE}: would be created" in done.out
+
+
+@pytest.mark.parametrize("sink", ["node", "node-feature"])
+def test_the_kubelets_own_account_says_which_node_it_is(
+    api: ApiServer, run: Gpunode, certificates: Path, tmp_path: Path, sink: str
+) -> None:
+    """As on EKS, where the node isn't called as the machine is."""
+    pem = tmp_path / "kubelet-client-current.pem"
+    make_client(certificates, pem, f"system:node:{NODE}")
+    api.users[f"system:node:{NODE}"] = f"system:node:{NODE}"
+    file = tmp_path / "kubelet.conf"
+    file.write_text(kubeconfig(api, **{"client-certificate": str(pem), "client-key": str(pem)}))
+    argv = ("labels", "--simulate", "h100:8", "--to", sink, "--namespace", "nfd", "--dry-run")
+    done = run(*argv, "--kubeconfig", str(file), NODE_NAME="")
+    assert done.code == 0, done.err
+    assert NODE in done.out
+
+
+def test_words_are_those_of_the_other_commands(api: ApiServer, run: Gpunode) -> None:
+    argv = ("labels", "--simulate", "h100:8", "--to", "node", "--dry-run")
+    done = run(*argv, "--node", "gpu-9", "--context", "test")
+    assert (done.code, 'nodes "gpu-9" not found' in done.err) == (3, True)
+    done = run(*argv, "--context", "other")
+    assert (done.code, "has no context 'other'" in done.err) == (3, True)
+
+
+def test_a_wrong_word_names_the_option_that_has_it(run: Gpunode) -> None:
+    done = run("labels", "--to", "nodes")
+    assert done.code == 2
+    assert done.err.splitlines() == [
+        "error: --to: 'nodes' is none of stdout, file, node-feature, node",
+        "hint: see: gpunode labels --help",
+    ]
 
 
 def test_what_somebody_else_said_is_in_the_plan(api: ApiServer, run: Gpunode) -> None:
@@ -298,7 +331,7 @@ def test_watch_keeps_them_and_leaves_them(api: ApiServer, tmp_path: Path, runnin
     assert eventually(lambda: "nvidia.com/gpu.count" in ours(api), 15), log()
     assert running[0].end() == 0
     assert ours(api)["nvidia.com/gpu.count"] == "8"
-    assert "action=created" in log()
+    assert "action=updated" in log()
 
 
 def test_the_plugin_keeps_them_too(api: ApiServer, tmp_path: Path, running: list[Running]) -> None:

@@ -78,6 +78,12 @@ ROWS = (
         *("text", "flags.gpunode.kubeconfig"),
     ),
     _row(
+        "kube_context",
+        ("--context",),
+        "A context of the kubeconfig.",
+        *("text", "flags.gpunode.context"),
+    ),
+    _row(
         "server",
         ("--server",),
         "A kubectl proxy, such as http://127.0.0.1:8001.",
@@ -91,7 +97,7 @@ ROWS = (
     ),
     _row(
         "node_name",
-        ("--node-name",),
+        ("--node-name", "--node"),
         "This node's name in the cluster; the machine's if not given.",
         *("text", "flags.gpunode.nodeName", ("NODE_NAME",)),
     ),

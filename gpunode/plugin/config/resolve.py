@@ -28,7 +28,8 @@ _LABELS = {
         name: name
         for name in ("output_file", "use_node_feature_api", "oneshot", "no_timestamp", "machine_type_file")
     },
-    **{name: name for name in ("firmware", "kubeconfig", "server", "namespace", "node_name", "pod_name")},
+    **{name: name for name in ("firmware", "kubeconfig", "kube_context", "server")},
+    **{name: name for name in ("namespace", "node_name", "pod_name")},
 }
 Flags = Mapping[str, Sequence[str]]
 """By an option's field what stood on the command line: each time it was given, one text."""
@@ -76,7 +77,8 @@ class Sources:
     def given(self, option: Option) -> tuple[str, Sequence[str]] | None:
         """(origin, texts) from the command line or the environment. An empty variable is none."""
         if option.field in self.flags:
-            return option.flags[0], self.flags[option.field]
+            here = self.part == "labels" and option.field == "labels_to"
+            return "--to" if here else option.flags[0], self.flags[option.field]
         own = [f"GFD_{name}" for name in option.variables] if self.part == "labels" else []
         for name in (option.variable, *own, *option.variables):
             if text := self.host.environ.get(name, ""):
@@ -156,7 +158,9 @@ class _Merge:
         try:
             self._values[option.field] = parse(option, texts)
         except ValueError as error:
-            self._problems.append(Problem(origin, "", str(error), usage=True))
+            command = "labels" if self._sources.part == "labels" else "plugin serve"
+            hint = f"see: gpunode {command} --help"
+            self._problems.append(Problem(origin, "", str(error), hint, usage=True))
         self._origins[option.field] = origin
 
     def _xids_only(self, option: Option, origin: str, texts: Sequence[str]) -> list[str]:

@@ -117,7 +117,10 @@ def test_a_bad_command_line_ends_with_2() -> None:
     assert [one["code"] for one in ran.document["errors"]] == ["usage", "usage"]
     served = gpunode("plugin", "serve", "--mig-strategy", "all", "-o", "json")
     assert (served.code, served.document["kind"]) == (2, "PluginRun")
-    assert served.err == "error: --mig-strategy: 'all' is none of none, single, mixed\n"
+    assert served.err.splitlines() == [
+        "error: --mig-strategy: 'all' is none of none, single, mixed",
+        "hint: see: gpunode plugin serve --help",
+    ]
 
 
 def test_a_file_that_is_not_there_ends_with_1(tmp_path: Path) -> None:

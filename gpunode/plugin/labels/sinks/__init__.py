@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import unified_diff
 from typing import TYPE_CHECKING, Protocol
 
 from gpunode.host import Host
@@ -64,7 +63,7 @@ def _connector(host: Host, settings: LabelSettings) -> Callable[[], Cluster]:
                 sys.modules.get("ssl", sys) is None
             ):  # light.py keeps TLS out of services that speak to no server
                 del sys.modules["ssl"]
-            found.append(connect(host, Access(settings.kubeconfig, server=settings.server)))
+            found.append(connect(host, Access(settings.kubeconfig, settings.kube_context, settings.server)))
         return found[0]
 
     return connect
@@ -79,6 +78,8 @@ def change(where: str, before: Mapping[str, str] | None, after: Mapping[str, str
     """What becomes of the labels there; None: there is nothing yet, and without labels nothing is made."""
     if dict(before or {}) == dict(after):
         return Change(where, "unchanged")
+    from difflib import unified_diff
+
     old = lines(before or {}).splitlines(keepends=True)
     diff = "".join(unified_diff(old, lines(after).splitlines(keepends=True), where, where))
     return Change(where, "created" if before is None else "updated", diff)

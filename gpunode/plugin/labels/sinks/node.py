@@ -45,8 +45,9 @@ class NodeLabels:
         from gpunode.kubernetes.change import change as carry_out
         from gpunode.kubernetes.change import patiently
 
-        name, _ = node_name(self._host, self._settings.node_name)
+        node_name(self._host, self._settings.node_name)  # what can't be a name needs nobody's answer
         cluster = self._connect()
+        name, _ = node_name(self._host, self._settings.node_name, cluster.node)
         where = f"node {name}"
         if dry_run:
             node = patiently(self._host, self._progress, lambda: cluster.get_node(name))
@@ -93,8 +94,7 @@ class _Plan:
 
     def change(self, where: str) -> Change:
         """Also of what somebody else set under these keys: it is replaced, and the plan has to show it."""
-        before = self._there if self._keys or self._there else None
-        found = change(where, before, self._wanted)
+        found = change(where, self._there, self._wanted)
         if found.action != "unchanged":
             return found
         # labels that are so already become ours

@@ -45,8 +45,9 @@ class NodeFeature:
         from gpunode.kubernetes.access import node_name
         from gpunode.kubernetes.api import Conflict, Unavailable, Unreachable
 
-        node, _ = node_name(self._host, self._settings.node_name)
+        node_name(self._host, self._settings.node_name)  # what can't be a name needs nobody's answer
         cluster = self._connect()
+        node, _ = node_name(self._host, self._settings.node_name, cluster.node)
         space = self._settings.namespace or cluster.namespace
         if not space:
             raise UsageError("no namespace is given", hint="--namespace node-feature-discovery")
