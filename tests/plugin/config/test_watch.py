@@ -199,7 +199,7 @@ def test_sighup_looks_at_once_at_the_gpus_and_the_file(watched: Watched, file: P
 def test_sighup_without_a_file_looks_at_the_gpus() -> None:
     source = sources()
     service, hangup = Service(Settings()), Hangup()
-    watch = ConfigWatch(service, source, hangup, b"")  # type: ignore[arg-type]
+    watch = ConfigWatch(service, source, hangup, b"")
     hangup.asked = True
     for now in (0.0, 0.25):
         watch.tick(now)
@@ -217,7 +217,7 @@ def test_what_takes_its_time_is_done_beside_the_turn(file: Path) -> None:
         Service.configure(service, settings)
 
     service.configure = configure  # type: ignore[method-assign]
-    watch = ConfigWatch(service, source, hangup, b"")  # type: ignore[arg-type]
+    watch = ConfigWatch(service, source, hangup, b"")
     hangup.asked = True
     watch.tick(0.0)
     assert begun.wait(10)
