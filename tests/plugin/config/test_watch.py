@@ -58,7 +58,7 @@ class Watched:
         resolved = source.resolve()
         self.service = Service(resolved.wanted())
         self.hangup = Hangup()
-        self.watch = ConfigWatch(self.service, source, self.hangup, resolved.content, AtOnce())  # type: ignore[arg-type]
+        self.watch = ConfigWatch(self.service, source, self.hangup, resolved.content, AtOnce())
         self.now = 0.0
         self.tick(2)
 
