@@ -15,6 +15,7 @@ import typer.core  # noqa: E402
 
 from gpunode import __version__  # noqa: E402
 from gpunode.cli_cdi import cdi_app  # noqa: E402
+from gpunode.cli_completion import completion_app  # noqa: E402
 from gpunode.cli_doctor import doctor_app  # noqa: E402
 from gpunode.cli_driver import driver_app  # noqa: E402
 from gpunode.cli_labels import labels_app  # noqa: E402
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 ORDER = (
     *("doctor", "explain", "report", "status", "setup", "configure-runtime", "verify", "unconfigure-runtime"),
     *("rollback", "journal", "gpus", "cdi", "driver", "toolkit", "mig", "plugin", "labels"),
-    *("mps", "node", "manifests", "demo"),
+    *("mps", "node", "manifests", "demo", "completion"),
 )
 
 
@@ -109,6 +110,7 @@ app.add_typer(runtime_app)
 app.add_typer(labels_app)
 app.add_typer(setup_app)
 app.add_typer(verify_app)
+app.add_typer(completion_app)
 
 
 @verb(app, "gpus", "GpuInventory")

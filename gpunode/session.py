@@ -107,6 +107,10 @@ def _sign(call: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> 
 
 def run_app(app: typer.Typer, argv: Sequence[str]) -> int:
     """Parse and run; usage errors speak the same words, and the envelope if one was asked for."""
+    if "_GPUNODE_COMPLETE" in os.environ:  # Tab, see commands/completion.py
+        from typer.completion import completion_init
+
+        completion_init()
     try:
         code = _named_only(app, argv)(list(argv), standalone_mode=False, prog_name="gpunode")
         return int(code or 0)

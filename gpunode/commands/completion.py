@@ -1,0 +1,26 @@
+"""`gpunode completion`: what a shell reads so that it completes gpunode's commands and options."""
+
+from __future__ import annotations
+
+from gpunode.dataclass import dataclass
+from gpunode.result import Result, Text
+
+VARIABLE = "_GPUNODE_COMPLETE"
+"""Set by that script, with the shell's question, when Tab is pressed; read in `session.run_app`."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """`data` of the envelope: which shell, and what it is to read."""
+
+    shell: str
+    script: str
+
+
+def run(shell: str) -> Result:
+    """The script alone, for ``source <(...)`` or a file; nothing is installed anywhere."""
+    from typer.completion import get_completion_script
+
+    script = get_completion_script(prog_name="gpunode", complete_var=VARIABLE, shell=shell)
+    lines = tuple(Text(line) for line in script.splitlines())
+    return Result("Completion", Completion(shell, script), blocks=lines)

@@ -1,0 +1,56 @@
+"""`gpunode completion`: what the shells make of it, bash for real."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpunode.commands.completion import VARIABLE
+from tests.cli import clean_environment, command, gpunode
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("mig", ""), {"list", "export", "plan", "apply", "assert"}),
+        (("mig", "apply", "--dr"), {"--drain", "--dry-run"}),
+        (("labels", "--mig-st"), {"--mig-strategy"}),
+        (("setup", "--plugin", ""), {"systemd", "daemonset"}),
+    ],
+)
+def test_bash_offers_what_can_follow(tmp_path: Path, words: tuple[str, ...], offered: set[str]) -> None:
+    script = gpunode("completion", "bash")
+    assert (script.code, script.err) == (0, "")
+    program = tmp_path / "gpunode"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(command())} "$@"\n')
+    program.chmod(0o755)
+    line = shlex.join(("gpunode", *words))
+    press_tab = (
+        f"COMP_WORDS=({line}); COMP_CWORD={len(words)}\n_gpunode_completion {shlex.quote(str(program))}\n"
+    )
+    shown = 'printf "%s\\n" "${COMPREPLY[@]}"\n'
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script.out + press_tab + shown],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(done.stdout.split()) == offered
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_its_script(shell: str) -> None:
+    data = gpunode("completion", shell, "-o", "json").document["data"]
+    assert data["shell"] == shell
+    assert f"{VARIABLE}=complete_{shell}" in data["script"]
+
+
+def test_another_shell_is_a_usage_error() -> None:
+    ran = gpunode("completion", "ksh")
+    assert (ran.code, ran.out) == (2, "")
+    assert "is not one of 'bash', 'zsh', 'fish'" in ran.err
