@@ -40,11 +40,14 @@ _PATTERNS = (
     (Trouble.SIGNATURE, r"EXPKEYSIG|KEYEXPIRED|REVKEYSIG|BADSIG|NO_PUBKEY|SHA1 is not considered secure"),
     (Trouble.SIGNATURE, r"is not signed|couldn't be verified|verification: |Clearsigned file isn't valid"),
     (Trouble.INTERRUPTED, r"dpkg was interrupted"),
-    (Trouble.NO_SPACE, r"No space left on device|don't have enough free space"),
+    (Trouble.NO_SPACE, r"don't have enough free space"),
     (Trouble.NOT_FOUND, r"Unable to locate package|was not found$|has no installation candidate"),
     (Trouble.DEPENDENCIES, r"held broken packages|unmet dependencies|Depends: |Conflicts: "),
     (Trouble.NETWORK, r"Could not resolve|Temporary failure|Could not connect|Unable to connect|timed out"),
-    (Trouble.NETWORK, r"^[EW]: Failed to fetch|does not have a Release file|404 +Not Found"),
+    (Trouble.NETWORK, r"Could not handshake|[Pp]roxy [Aa]uthentication|from proxy"),
+    (Trouble.NOT_FOUND, r"\.deb  404 +"),  # indexes that are older than the repository
+    (Trouble.NO_REPOSITORY, r"does not have a Release file"),
+    (Trouble.NETWORK, r"^[EW]: Failed to fetch"),
     (Trouble.OTHER, r"^trying to overwrite|subprocess .*returned error"),  # why, after which package
     (Trouble.OTHER, r"^dpkg: error processing|^E: "),
 )

@@ -37,7 +37,10 @@ def hint_of(code: str, manager: str, said: str) -> str:
     return {
         Trouble.SIGNATURE: "the repository's key is missing, expired or another: put the right one in place",
         Trouble.CONFLICTING_SOURCES: "two files name NVIDIA's repository with different keys: keep one",
-        Trouble.NETWORK: f"set the proxy, or name a mirror with --repository; old indexes too: {refresh}",
+        Trouble.NETWORK: "see the network and the proxy (sudo drops http_proxy: sudo -E), or name a mirror "
+        f"with --repository; old indexes too: {refresh}",
+        Trouble.NO_REPOSITORY: "there is nothing at that address: --repository takes the directory that "
+        "holds rhel9, ubuntu2404 and so on",
         Trouble.NOT_FOUND: f"{manager}'s indexes are old: {refresh}, then gpunode driver plan",
         "half-installed": "see what is there and what is wanted: gpunode driver plan",
     }.get(code, said)

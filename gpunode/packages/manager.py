@@ -162,11 +162,15 @@ class Trouble(StrEnum):
     SIGNATURE = "signature"  # a key that is missing, expired or refused
     CONFLICTING_SOURCES = "conflicting-sources"  # two entries for one repository that name different keys
     NETWORK = "network"
+    CERTIFICATE = "certificate"  # of TLS; a proxy's own, mostly
+    CLOCK = "clock"  # what is signed or certified isn't valid yet, or no more
+    NO_REPOSITORY = "no-repository"  # the server answers, and has none there
     NOT_FOUND = "not-found"  # no such package or version
     HELD = "held"  # there is such a version, and a lock or an exclusion hides it
     DEPENDENCIES = "dependencies"
     INTERRUPTED = "interrupted"  # an earlier transaction was; it must be finished first
     NO_SPACE = "no-space"
+    READ_ONLY = "read-only"
     TIMED_OUT = "timed-out"
     OTHER = "other"
 

@@ -33,9 +33,10 @@ _CODES = {
 _PATTERNS = (
     (Trouble.LOCKED, r"System management is locked"),
     (Trouble.SIGNATURE, r"[Ss]ignature verification failed|is not signed|Unknown GPG key|key expired"),
-    (Trouble.NO_SPACE, r"No space left on device|Not enough (free )?space"),
+    (Trouble.NO_SPACE, r"Not enough (free )?space"),
     (Trouble.NOT_FOUND, r"not found in package names|No provider of|No matching items"),
     (Trouble.DEPENDENCIES, r"^Problem: |nothing provides"),
+    (Trouble.NO_REPOSITORY, r"File '.*/repomd\.xml' not found on medium"),
     (Trouble.NETWORK, r"Could not resolve|Download \(curl\) error|Timeout exceeded|Valid metadata not found"),
     (Trouble.NETWORK, r"Repository .* is invalid|File .* not found on medium"),
     (Trouble.OTHER, r"^Problem reading|^Failed to |RPM failed|^Error:| failed:$"),  # why, before what follows

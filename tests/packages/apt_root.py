@@ -12,7 +12,7 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,9 +205,15 @@ class AptRoot:
     def key(self) -> Path:
         return self.root / "etc/apt/keyrings/nvidia-container-toolkit.asc"
 
-    def gpunode(self, *argv: str, timeout: float = 60) -> Ran:
-        prefix = alone() if "remove" in argv else ()
-        return gpunode(*argv, env=self.env, timeout=timeout, prefix=prefix)
+    def gpunode(
+        self,
+        *argv: str,
+        prefix: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60,
+    ) -> Ran:
+        before = prefix or (alone() if "remove" in argv else ())
+        return gpunode(*argv, env={**self.env, **(env or {})}, timeout=timeout, prefix=before)
 
     def json(self, *argv: str) -> dict[str, Any]:
         return self.gpunode(*argv, "-o", "json").document

@@ -191,6 +191,17 @@ def answer(code, out="", err=""):
         (answer(1, err="Error: Unable to find a match: nvidia-container-toolkit-9-1"), Trouble.NOT_FOUND),
         (answer(1, err="Error: repomd.xml GPG signature verification error: Bad"), Trouble.SIGNATURE),
         (answer(1, err="Curl error (6): Couldn't resolve host name for https://x"), Trouble.NETWORK),
+        (answer(1, err="Status code: 404 for https://x/repomd.xml (IP: ::1)"), Trouble.NO_REPOSITORY),
+        (answer(1, err="[MIRROR] x.rpm: Status code: 404 for https://x/x.rpm"), Trouble.NOT_FOUND),
+        (
+            answer(1, err="Curl error (60): x [SSL certificate problem: certificate is not yet valid]"),
+            Trouble.CLOCK,
+        ),
+        (
+            answer(1, err="Curl error (60): x [SSL certificate problem: self-signed certificate]"),
+            Trouble.CERTIFICATE,
+        ),
+        (answer(1, err="can't create transaction lock on x (Read-only file system)"), Trouble.READ_ONLY),
         (answer(1, err=" Problem: conflicting requests\n  - nothing provides libfoo"), Trouble.DEPENDENCIES),
         (answer(1), Trouble.OTHER),
         (Completed(("dnf",), -9, "", "", True), Trouble.TIMED_OUT),
@@ -214,6 +225,7 @@ def test_why_dnf_failed(tmp_path, done, trouble):
         (answer(104, out="'x' not found in package names."), Trouble.NOT_FOUND),
         (answer(4, out="Problem: nothing provides libfoo"), Trouble.DEPENDENCIES),
         (answer(106, err="Download (curl) error for 'https://x'"), Trouble.NETWORK),
+        (answer(4, err="File '/repodata/repomd.xml' not found on medium 'https://x'"), Trouble.NO_REPOSITORY),
         (answer(8, err="Signature verification failed for file 'repomd.xml'"), Trouble.SIGNATURE),
     ],
 )

@@ -510,3 +510,17 @@ def test_the_json_of_a_plan_is_plain(tmp_path):
     root = built(tmp_path, "driver-not-installed", {})
     data = plan(root, archive("580.173.02"))
     assert json.loads(json.dumps(data)) == data
+
+
+def test_a_machine_without_gpus_is_told_so_from_the_first_line(tmp_path: Path) -> None:
+    ran = gpunode("driver", "plan", "--root", str(tmp_path))
+    assert (ran.code, ran.out.splitlines()[0]) == (0, "not to be run as it is:")
+
+
+def test_a_word_that_cant_be_meant_is_told_before_anything_is_looked_at(tmp_path: Path) -> None:
+    ran = gpunode("driver", "plan", "--flavour", "closed", "--root", str(tmp_path))
+    assert ran.code == 2
+    assert ran.err.splitlines() == [
+        "error: no kernel module is called 'closed'",
+        "hint: known: open, proprietary",
+    ]

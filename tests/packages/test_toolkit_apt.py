@@ -323,6 +323,7 @@ def test_ctrl_c_during_the_transaction_lets_it_end(apt, repository):
         (("--from", "/nonexistent"), "is no directory"),
         (("--from", "/tmp", "--repository", "https://a.example.com"), "no repository is added"),
         (("--version", "1.20; true"), "is no version"),
+        (("--version", "newest"), "is no version"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything(apt, argv, said):

@@ -1,0 +1,136 @@
+"""What keeps a real apt from its work: the network, a proxy, the clock, a full disk, a read-only one.
+
+Each is an error in apt's words with what mends it, and nothing is left half-done.
+"""
+
+import functools
+import http.server
+import os
+import subprocess
+import threading
+
+import pytest
+
+from tests.packages.apt_root import PACKAGES, make_repository
+
+NEWEST = dict.fromkeys(PACKAGES, "1.20.0-1")
+ENTER = ("unshare", "--mount", "--propagation", "private", "sh", "-ec")
+
+
+class Answers(http.server.SimpleHTTPRequestHandler):
+    """Files, also to whoever takes it for a proxy."""
+
+    def translate_path(self, path):
+        if path.startswith("http://"):
+            self.server.proxied.append(path)
+            path = f"/{path.split('/', 3)[3]}"
+        return super().translate_path(path)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def web(repository):
+    """The mirror over HTTP."""
+    handler = functools.partial(Answers, directory=str(repository.base))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.proxied = []
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def fails(apt, web, repository):
+    """What an install with that address, configuration, environment or mounts says when it can't."""
+    mirror = f"http://127.0.0.1:{web.server_port}"
+
+    def made(url=mirror, *, settings="", environ=None, script="", key=repository.key):
+        with (apt.root / "apt.conf").open("a") as file:
+            file.write(f'Acquire::Retries "0";\n{settings}')
+        prefix = (*ENTER, f'{script}\nexec "$@"', "sh") if script else ()
+        if script and subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
+            pytest.skip("needs the right to mount")
+        (apt.root / "etc/apt/keyrings").mkdir(exist_ok=True)
+        before = apt.tree()
+        asked = ("--repository", url.replace("MIRROR", mirror), "--key", str(key))
+        done = apt.gpunode("toolkit", "install", *asked, prefix=prefix, env=environ)
+        assert (apt.tree(), apt.installed()) == (before, {}), done.err
+        assert done.code in (3, 4), done.err
+        return done.err
+
+    return made
+
+
+def test_an_address_with_nothing_there(fails):
+    told = fails("MIRROR/none")
+    assert "does not have a Release file" in told and "hint: there is nothing at that address" in told
+
+
+def test_a_name_that_nobody_knows(fails):
+    told = fails("http://mirror.invalid")
+    assert "'mirror.invalid'" in told and "hint: the repository can't be reached: see its name" in told
+
+
+def test_a_proxy_that_does_not_answer_by_variable_or_by_apts_configuration(fails):
+    told = fails(environ={"http_proxy": "http://127.0.0.1:1"})
+    assert "127.0.0.1:1" in told and "sudo drops http_proxy" in told
+    told = fails(settings='Acquire::http::Proxy "http://proxy.invalid:3128";\n')
+    assert "'proxy.invalid'" in told and "the proxy" in told
+
+
+def test_a_proxy_that_does(apt, web, repository):
+    asked = ("--repository", "http://mirror.invalid", "--key", str(repository.key))
+    proxy = {"http_proxy": f"http://127.0.0.1:{web.server_port}"}
+    done = apt.gpunode("toolkit", "install", *asked, env=proxy)
+    assert (done.code, apt.installed()) == (0, NEWEST), done.err
+    assert any(path.startswith("http://mirror.invalid/stable/deb/") for path in web.proxied)
+
+
+@pytest.mark.parametrize(
+    ("date", "said"),
+    [
+        ("Fri, 01 Jan 2100 00:00:00 UTC", "is not valid yet (invalid for another"),
+        (
+            "Thu, 01 Jan 2026 00:00:00 UTC\nValid-Until: Fri, 02 Jan 2026 00:00:00 UTC",
+            "is expired (invalid since",
+        ),
+    ],
+)
+def test_a_clock_that_is_wrong_or_an_index_that_nobody_renews(fails, signer, tmp_path, date, said):
+    mirror = make_repository(tmp_path / "mirror", signer)
+    release = mirror.flat / "Release"
+    release.write_text(release.read_text().replace("Thu, 01 Jan 2026 00:00:00 UTC", date))
+    signer.clearsign(release, mirror.flat / "InRelease")
+    told = fails(mirror.url, key=mirror.key)
+    assert said in told and "hint: this node's clock is wrong (timedatectl), or" in told
+
+
+def full(place):
+    """A file system without room there."""
+    return f"mount -t tmpfs -o size=4k tmpfs {place}; mkdir -p {place}/partial; touch {place}/a; " + (
+        f"dd if=/dev/zero of={place}/a bs=4k count=9 2>/dev/null || :"
+    )
+
+
+def read_only(place):
+    return f"mount --bind {place} {place}; mount -o remount,bind,ro {place}"
+
+
+def test_no_room_for_what_is_downloaded_or_installed(apt, fails):
+    for place in ("var/cache/apt/archives", "var/lib/apt/lists", "usr"):
+        told = fails(script=full(apt.root / place))
+        assert "No space left on device" in told or "enough free space" in told
+        assert "hint: make room, then run this again" in told
+
+
+def test_places_that_are_read_only(apt, fails):
+    for place in ("etc", "var", "usr"):
+        told = fails(script=read_only(apt.root / place))
+        assert "Read-only file system" in told and "read-only" in told.partition("hint: ")[2]
+    (apt.root / "state").mkdir(exist_ok=True)
+    told = fails(script=read_only(apt.root / "state"))
+    assert "state/lock: Read-only file system" in told and not os.listdir(apt.sources)
