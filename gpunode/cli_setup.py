@@ -105,5 +105,6 @@ def setup(
         wanted = whole.Options(options, plugin.value, image, test_image, access, node, wait)
         return whole.run(session.host, wanted, session.progress)
     cluster = {"kubeconfig": kubeconfig, "context": kube_context, "server": server, "node": node}
-    command.refuse_without_kubernetes({"image": image, "test-image": test_image, **cluster})
+    way = plugin.value if plugin is not PluginWay.SYSTEMD else ""
+    command.refuse_without_kubernetes({"plugin": way, "image": image, "test-image": test_image, **cluster})
     return command.run(session.host, options, session.progress)

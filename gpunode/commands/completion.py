@@ -19,7 +19,7 @@ class Completion:
 
 def run(shell: str) -> Result:
     """The script alone, for ``source <(...)`` or a file; nothing is installed anywhere."""
-    from typer.completion import get_completion_script
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # it has no other place
 
     script = get_completion_script(prog_name="gpunode", complete_var=VARIABLE, shell=shell)
     lines = tuple(Text(line) for line in script.splitlines())

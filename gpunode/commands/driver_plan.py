@@ -72,6 +72,7 @@ def wish(
 
 def run(host: Host, options: Options, progress: Progress) -> Result:
     """Plan and change nothing; kind DriverPlan. What stands in the way is part of it, and no error."""
+    check(options.wish)  # before anything is said to be looked at
     with progress.step("looking at the GPUs, the kernel and the packages"):
         plan = made(host, options.wish)[1]
     blocked = bool(plan.refusals) and not plan.up_to_date
@@ -165,7 +166,8 @@ def blocks(plan: DriverPlan, *, refusals: bool = True) -> Iterator[Block]:
         yield Table(("PACKAGE", "NOW", "THEN", "FROM"), lines)
     yield from _work(plan)
     if refusals and plan.refusals and not plan.up_to_date:
-        yield Text("")
+        if plan.decisions or plan.commands:
+            yield Text("")
         yield Text("not to be run as it is:", Style.BAD)
         for refusal in plan.refusals:
             yield Text(f"  {refusal.message}", Style.BAD)

@@ -20,6 +20,10 @@ SOURCES: dict[str, Translator] = {
     "gke": translate_gke.translate,
     "gpu-operator": translate_operator.translate,
 }
+_FORMS = {
+    "gke": "it is gpu_config.json of a GKE node, or the ConfigMap of GKE's device plugin",
+    "gpu-operator": "it is the operator's ClusterPolicy and ConfigMaps, or a config file of NVIDIA's plugin",
+}
 _STDIN_BYTES = MAX_STREAM_BYTES + 1  # more is refused by the reader, and not cut off
 
 
@@ -46,7 +50,7 @@ def run(host: Host, source: str, file: str, name: str) -> Result:
     try:
         found, text = settled(SOURCES[source](documents(_read(host, file)), name))
     except WrongInput as error:
-        raise ConfigError(f"{shown}: {error.message}", hint=error.hint) from error
+        raise ConfigError(f"{shown}: {error.message}", hint=error.hint or _FORMS[source]) from error
     data = PluginConfigTranslation(source, file, found.name, found.config, text, found.left)
     if found.problems:
         errors = tuple(ErrorInfo("config", f"{shown}: {one}") for one in found.problems)

@@ -129,9 +129,8 @@ def _check(host: Host, options: Options) -> Wanted:
             "--from takes the packages out of a directory, and no repository is added then",
             hint="leave out --repository and --key, or --from",
         )
-    if options.version and not all(
-        char.isascii() and (char.isalnum() or char in ".-~+:") for char in options.version
-    ):
+    plain = all(char.isascii() and (char.isalnum() or char in ".-~+:") for char in options.version)
+    if options.version and not (plain and options.version[0].isdigit()):
         raise UsageError(f"{options.version!r} is no version", hint="as in --version 1.20.0")
     key = None
     if options.key:

@@ -208,7 +208,9 @@ def read_layouts(host: Host) -> Layouts:
 def _recorded(host: Host) -> Layouts:
     recorded = host.recording.get("nvml", {}).get("mig")
     if recorded is None:
-        raise MigError("read the layouts", "", "nothing was recorded of this machine's MIG")
+        error = MigError("read the layouts", "", "nothing was recorded of this machine's MIG")
+        error.hint = "record it on that node: gpunode mig list -o json, as docs/recorded-machines.md says"
+        raise error
     try:
         return layouts_from_json(recorded)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

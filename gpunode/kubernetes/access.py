@@ -109,6 +109,8 @@ def _listed(host: Host, named: str) -> tuple[str, ...]:
 
 def _of_files(host: Host, paths: tuple[str, ...], access: Access) -> Connection:
     """Its words name files and context even if nobody did: both may be others when a change is undone."""
+    for path in filter(host.is_dir, paths):
+        raise NoAccess(f"{path} is a directory", hint=f"name a file in it: --kubeconfig {path}/config")
     merged = kubeconfig.read(host, paths)
     found = kubeconfig.connection(host, merged, access.context)
     files = KUBELET if access.kubeconfig == KUBELET else ":".join(merged.files)

@@ -250,10 +250,11 @@ def test_what_it_refuses_before_the_first_step(
     assert files(root) == before
 
 
-def test_options_of_the_cluster_go_with_kubernetes() -> None:
-    ran = gpunode("setup", "--kubeconfig", "/tmp/none")
+@pytest.mark.parametrize(("option", "value"), [("--kubeconfig", "/tmp/none"), ("--plugin", "daemonset")])
+def test_options_of_the_cluster_go_with_kubernetes(option: str, value: str) -> None:
+    ran = gpunode("setup", option, value)
     assert ran.code == 2
-    assert "--kubeconfig goes with --kubernetes" in ran.err
+    assert f"{option} goes with --kubernetes" in ran.err
 
 
 def test_a_dry_run_for_containers_shows_the_configuration_alone(tmp_path: Path) -> None:

@@ -297,6 +297,15 @@ def test_the_nodes_name(tmp_path: Path, given: str, environ: dict[str, str], nam
     assert node_name(host, given) == (name, source)
 
 
+def test_a_directory_is_no_kubeconfig(run: Gpunode, tmp_path: Path) -> None:
+    done = run(*LABEL, "--kubeconfig", str(tmp_path))
+    assert done.code == 3, "as any other file that is no kubeconfig"
+    assert done.err.splitlines() == [
+        f"error: {tmp_path} is a directory",
+        f"hint: name a file in it: --kubeconfig {tmp_path}/config",
+    ]
+
+
 def test_a_machine_without_a_name_wants_one(tmp_path: Path) -> None:
     with pytest.raises(GpunodeError) as caught:
         node_name(machine(tmp_path, {}, {}), "")

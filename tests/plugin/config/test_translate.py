@@ -233,3 +233,15 @@ def test_a_stream_that_is_too_long_is_not_cut_off(tmp_path: Path) -> None:
     file.write_text(f"{CONFIG_MAP}{'#' * (4 << 20)}\n")
     ran = translate("gpu-operator", file)
     assert (ran.code, ran.out) == (1, "") and "are more than the" in ran.err
+
+
+@pytest.mark.parametrize("source", ["gke", "gpu-operator"])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00"], ids=["empty", "binary"])
+def test_a_file_that_is_none_says_what_belongs_there(tmp_path: Path, source: str, content: bytes) -> None:
+    file = tmp_path / "config"
+    file.write_bytes(content)
+    ran = gpunode("plugin", "check-config", "--from", source, str(file))
+    assert (ran.code, ran.out) == (1, "")
+    error, hint = ran.err.splitlines()
+    assert error.startswith(f"error: {file}: ")
+    assert hint.startswith("hint: it is ")
