@@ -97,6 +97,12 @@ def mig_apply(
     kube_context: ContextOption = "",
     server: ServerOption = "",
     node: NodeOption = "",
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Stay, and apply what the Node's label mig.config says when it changes."
+        ),
+    ] = False,
     dry_run: DryRunOption = False,
 ) -> "Result":
     """Cut the GPUs as a configuration says. Refuses while they are in use; puts back what it can't finish.
@@ -104,6 +110,8 @@ def mig_apply(
     gpunode mig apply -f mig.yaml -c all-balanced --dry-run
 
     gpunode mig apply -f mig.yaml -c all-balanced --drain nvidia-dcgm --persist
+
+    gpunode mig apply -f mig.yaml --watch --kubeconfig kubelet
     """
     from gpunode.commands import mig_apply as command
 
@@ -118,6 +126,7 @@ def mig_apply(
         node_labels or bool(kubeconfig or kube_context or server or node),
         command.Access(kubeconfig, kube_context, server),
         node,
+        watch,
     )
     return command.run(session.host, options, session.progress)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import field, replace
+from pathlib import Path
 
-from gpunode.commands import mig_after, mig_show, mig_wanted
+from gpunode.commands import mig_after, mig_half_way, mig_show, mig_wanted
 from gpunode.commands.mig_labels import MigLabels
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
@@ -14,7 +15,7 @@ from gpunode.gpu.mig import MigSession
 from gpunode.host import Host
 from gpunode.journal import lock_path
 from gpunode.kubernetes.access import Access
-from gpunode.mig import node_labels, snapshot
+from gpunode.mig import node_labels, snapshot, unfinished
 from gpunode.mig.apply import HalfDone, Tools, carry_out
 from gpunode.mig.busy import Obstacle
 from gpunode.mig.clients import Room
@@ -33,7 +34,8 @@ _RESET_SECONDS = 300.0
 @dataclass(frozen=True)
 class Options:
     """`drain` names units, processes and nvidia_drm to be stopped. `skip_reset` leaves a mode that wants a
-    reset pending. With `labels` the Node's labels tell of it, by `access` and `node`; in a pod always."""
+    reset pending. With `labels` the Node's labels tell of it, by `access` and `node`; in a pod always. With
+    `watch` the Node's label says which configuration, as often as it changes."""
 
     config_file: str = ""
     label: str = ""
@@ -45,6 +47,7 @@ class Options:
     labels: bool = False
     access: Access = field(default_factory=Access)
     node: str = ""
+    watch: bool = False
 
 
 def run(host: Host, options: Options, progress: Progress) -> Result:
@@ -56,23 +59,42 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     """
     if options.persist and options.mode_only:
         raise UsageError("--persist applies a whole layout at boot", hint="leave --mode-only out")
+    if options.watch and not options.dry_run:
+        from gpunode.commands.mig_watch import watch
+
+        return watch(host, options)
     kept = options.labels or node_labels.in_pod(host)
     labels = MigLabels(host, options.access, options.node, progress, kept)
     if options.dry_run:
         chosen = mig_wanted.choose(options.config_file, options.label, labels.asked)
         return _dry_run(host, options, chosen, progress)
-    _require(host)
+    return once(host, options, labels, progress)
+
+
+def once(
+    host: Host,
+    options: Options,
+    labels: MigLabels,
+    progress: Progress,
+    shielded: Callable[[], AbstractContextManager[None]] = uninterrupted,
+) -> Result:
+    """Apply, and tell it by these labels; see `run`. `shielded` lets signals wait."""
+    require(host)
+    left = unfinished.load(host)
+    if left is not None and left.drained.again and not unfinished.lives(host, left):
+        progress.note(f"{mig_half_way.begun(left)} has left stopped: {', '.join(left.drained.names)}")
     with labels.refusals(options.label):
         chosen = mig_wanted.choose(options.config_file, options.label, labels.asked)
         labels.begin(chosen.label)
         if options.persist:
             mig_after.refuse_persist(host, chosen)
         with host.lock(lock_path(host), LOCK_SECONDS):
-            done = _Run(host, options, chosen, labels, progress).done()
+            done = _Run(host, options, chosen, labels, progress, shielded).done()
     return mig_after.finish(host, chosen, done, options.persist, progress)
 
 
-def _require(host: Host) -> None:
+def require(host: Host) -> None:
+    """`PreconditionError` where MIG can't be changed at all."""
     if not host.live:
         raise PreconditionError(
             "MIG is only changed on the node itself", hint="leave --root out, or add --dry-run"
@@ -81,23 +103,58 @@ def _require(host: Host) -> None:
         raise PreconditionError("changing MIG needs root", hint="run it again with sudo")
 
 
+class InUse(PreconditionError):
+    """Refused: `obstacles` are in the way."""
+
+    default_code = "mig-busy"
+
+    def __init__(self, obstacles: Sequence[Obstacle]) -> None:
+        words = dict.fromkeys(one.drain for one in obstacles if one.drain)
+        stop = "".join(f" --drain {word}" for word in words)
+        others = dict.fromkeys(_end(one) for one in obstacles if not one.drain)
+        hints = [f"have them stopped:{stop}"] if stop else []
+        hints += [f"end first: {', '.join(others)}"] if others else []
+        super().__init__("; ".join(one.text for one in obstacles), hint="; ".join(hints))
+        self.obstacles = tuple(obstacles)
+
+
 def _end(one: Obstacle) -> str:
     """How to end what --drain doesn't stop."""
     namespace, _, pod = (one.pod or (one.name if one.kind == "pod" else "")).partition("/")
     return f"kubectl delete pod -n {namespace} {pod}" if pod else f"{one.name} (process {one.pid})"
 
 
+def _again(options: Options, chosen: mig_wanted.Chosen) -> tuple[str, ...]:
+    """The words that go on with this run, should it be killed."""
+    file = options.config_file if options.config_file == "-" else str(Path(options.config_file).absolute())
+    access = options.access
+    given = (("--kubeconfig", access.kubeconfig), ("--context", access.context), ("--server", access.server))
+    pairs = [*(("--drain", word) for word in options.drain), *given, ("--node", options.node)]
+    flags = {
+        "--mode-only": options.mode_only,
+        "--skip-reset": options.skip_reset,
+        "--persist": options.persist,
+        "--node-labels": options.labels and not (any(word for _, word in given) or options.node),
+    }
+    return (
+        *("mig", "apply", "-f", file, "-c", chosen.label),
+        *(flag for flag, on in flags.items() if on),
+        *(part for pair in pairs if pair[1] for part in pair),
+    )
+
+
 def _dry_run(host: Host, options: Options, chosen: mig_wanted.Chosen, progress: Progress) -> Result:
-    with progress.step("reading the layouts"):
-        layouts, processes = mig_wanted.look(host)
-    found = mig_wanted.planned(host, chosen, layouts, mode_only=options.mode_only)
-    busy = mig_wanted.in_the_way(host, found.plans, processes) if found.changes else ()
-    notes = (*found.notes, *(mig_wanted.remarks(host, found.plans) if found.changes else ()))
+    found, busy = mig_wanted.look_and_plan(host, chosen, progress, mode_only=options.mode_only)
+    notes = (*mig_half_way.told(host, found.layouts), *found.notes)
+    notes += mig_wanted.remarks(host, found.plans) if found.changes else ()
     plan = mig_show.data_of(chosen.path, chosen.label, found, busy)
     shown: list[Block] = [
         *mig_show.blocks(plan, busy),
         *(Text(f"would stop {word}") for word in options.drain),
     ]
+    left = unfinished.load(host) if host.is_root else None
+    if left is not None and not unfinished.lives(host, left):
+        shown += [Text(f"would start {name} again") for name in replace(left.drained, pids=()).names]
     data = mig_after.MigApplication(plan, applied=False, dry_run=True)
     if options.persist:
         shown += mig_after.persist_preview(host, chosen)
@@ -114,20 +171,41 @@ class _Run:
         chosen: mig_wanted.Chosen,
         labels: MigLabels,
         progress: Progress,
+        shielded: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._host, self._options, self._chosen = host, options, chosen
         self._labels, self._progress = labels, progress
         self._room = Room(host, progress)
         self._tools = Tools(
-            open=lambda: MigSession(host), reset=self._reset, uninterrupted=uninterrupted, tell=progress.step
+            open=lambda: MigSession(host), reset=self._reset, uninterrupted=shielded, tell=progress.step
         )
+        self._keeper = unfinished.Keeper(host, _again(options, chosen))
+        self._rests = bool(self._keeper.drained.again)  # and is to be started again at the end
+        self._still = Drained()
 
     def done(self) -> mig_after.Done:
-        """Plan and carry out; what was stopped for it is brought back in any case."""
+        """Plan and carry out; what was stopped for it, or by a run that was killed, is brought back in any
+        case."""
+        failed = True
+        try:
+            done = self._done()
+            failed = False
+        finally:
+            with self._tools.uninterrupted():
+                self._bring_back()
+                try:
+                    half = self._host.exists(snapshot.path_of(self._host))
+                    self._keeper.end(self._still, half=half, failed=failed)
+                except GpunodeError as error:
+                    self._progress.note(f"what this run had stopped can't be noted down: {error.message}")
+        return done
+
+    def _done(self) -> mig_after.Done:
         found, busy = self._plan()
         notes = found.notes
         if not found.changes:
             snapshot.end(self._host, found.left.unasked)
+            self._bring_back()
             self._labels.tell(self._state(found.layouts))
             return self._outcome(found, found.layouts, notes, changed=False)
         notes = (*notes, *mig_wanted.remarks(self._host, found.plans))
@@ -155,23 +233,13 @@ class _Run:
         return mig_after.Done(plan, before, after, changed, tuple(notes))
 
     def _plan(self) -> tuple[mig_wanted.Planned, tuple[Obstacle, ...]]:
-        with self._progress.step("reading the layouts"):
-            layouts, processes = mig_wanted.look(self._host)
-        found = mig_wanted.planned(self._host, self._chosen, layouts, mode_only=self._options.mode_only)
-        if not found.changes:
-            return found, ()
-        return found, mig_wanted.in_the_way(self._host, found.plans, processes)
+        return mig_wanted.look_and_plan(
+            self._host, self._chosen, self._progress, mode_only=self._options.mode_only
+        )
 
     def _refuse(self, found: mig_wanted.Planned, busy: Sequence[Obstacle]) -> None:
         if busy:
-            words = dict.fromkeys(one.drain for one in busy if one.drain)
-            stop = "".join(f" --drain {word}" for word in words)
-            others = dict.fromkeys(_end(one) for one in busy if not one.drain)
-            hints = [f"have them stopped:{stop}"] if stop else []
-            hints += [f"end first: {', '.join(others)}"] if others else []
-            raise PreconditionError(
-                "; ".join(one.text for one in busy), hint="; ".join(hints), code="mig-busy"
-            )
+            raise InUse(busy)
         waits = [one.gpu.index for one in found.plans if one.changes_mode and one.reset == "needed"]
         if waits and self._options.skip_reset and not self._options.mode_only:
             raise PreconditionError(
@@ -182,12 +250,21 @@ class _Run:
 
     @contextmanager
     def _drained(self, busy: Sequence[Obstacle]) -> Iterator[Drained]:
-        drained = drain(self._host, self._options.drain, busy, self._progress)
+        self._rests = True
+        keeper = self._keeper
         try:
-            yield drained
+            words = self._options.drain
+            yield drain(self._host, words, busy, self._progress, keeper.drained, keeper.stop)
         finally:
-            with uninterrupted():
-                for trouble in bring_back(self._host, drained, self._progress):
+            self._bring_back()
+
+    def _bring_back(self) -> None:
+        """Once."""
+        if self._rests:
+            self._rests = False
+            with self._tools.uninterrupted():
+                troubles, self._still = bring_back(self._host, self._keeper.drained, self._progress)
+                for trouble in troubles:
                     self._progress.note(trouble)
 
     def _change(self, found: mig_wanted.Planned) -> Layouts:
@@ -195,6 +272,7 @@ class _Run:
         plans = tuple(one for one in found.plans if one in found.steps or one.gpu.uuid in half)
         before = tuple(half.get(one.gpu.uuid, one.gpu) for one in plans)
         self._labels.tell(node_labels.PENDING)
+        self._keeper.begin()
         try:
             snapshot.save(self._host, before, plans, found.left)
             after = carry_out(
@@ -205,7 +283,7 @@ class _Run:
                 mode_only=self._options.mode_only,
             )
         except BaseException as error:
-            with uninterrupted():
+            with self._tools.uninterrupted():
                 if not isinstance(error, HalfDone):
                     snapshot.end(self._host, found.left.unasked)
                 self._labels.tell(node_labels.FAILED, softly=True)

@@ -15,15 +15,40 @@ from gpunode.mig.node_labels import FAILED, PENDING, NodeLabels
 from gpunode.result import Progress
 
 
-class MigLabels:
-    """The labels of one run. Without `on` nobody is asked and nobody is told."""
+class BesideAnother(PreconditionError):
+    """A MIG manager runs on this node: the labels are its own."""
 
-    def __init__(self, host: Host, access: Access, node: str, progress: Progress, on: bool) -> None:
+    default_code = "mig-keeper"
+
+
+def refuse_another(host: Host, label: str) -> None:
+    """`BesideAnother` where one runs."""
+    other = manager(Node(host))
+    if other:
+        raise BesideAnother(
+            f"{other}, acts on {node_labels.CONFIG} itself: the two would cut these GPUs at once",
+            hint=f"let it do it: gpunode node label {node_labels.CONFIG}={label}",
+        )
+
+
+class MigLabels:
+    """The labels of one run. Without `on` nobody is asked and nobody is told. `labels` are those to use, if
+    they are known already. `told` is the state that was told last, whether or not the server took it."""
+
+    def __init__(
+        self,
+        host: Host,
+        access: Access,
+        node: str,
+        progress: Progress,
+        on: bool,
+        labels: NodeLabels | None = None,
+    ) -> None:
         self._host, self._progress = host, progress
         self._access, self._node, self._on = access, node, on
-        self._labels: NodeLabels | None = None
+        self._labels = labels
         self._label = ""
-        self._told = False
+        self.told = ""
 
     def asked(self) -> str:
         """The configuration that the Node asks for, if any."""
@@ -33,19 +58,13 @@ class MigLabels:
         return self._label
 
     def begin(self, label: str) -> None:
-        """This one it is. `UsageError` if that is no label, `PreconditionError` beside a MIG manager; what
+        """This one it is. `UsageError` if that is no label, `BesideAnother`; what
         `access.connect` raises."""
         self._label = label
         if not self._on:
             return
         node_labels.check(label)
-        other = manager(Node(self._host))
-        if other:
-            raise PreconditionError(
-                f"{other}, acts on {node_labels.CONFIG} itself: the two would cut these GPUs at once",
-                hint=f"let it do it: gpunode node label {node_labels.CONFIG}={label}",
-                code="mig-keeper",
-            )
+        refuse_another(self._host, label)
         self._connected()
 
     @contextmanager
@@ -55,8 +74,9 @@ class MigLabels:
         self._label = label
         try:
             yield
-        except GpunodeError:
-            if self._on and not self._told and self._is_asked_for():
+        except GpunodeError as error:
+            ours = self._on and not isinstance(error, BesideAnother)
+            if ours and not self.told and self._is_asked_for():
                 self.tell(FAILED, softly=True)
             raise
 
@@ -72,7 +92,7 @@ class MigLabels:
         """The labels. A server that fails stops the run only before it has changed anything."""
         if not self._on:
             return
-        self._told = True
+        self.told = state
         try:
             self._connected().tell(self._host, self._progress, self._label, state)
         except GpunodeError as error:
@@ -82,8 +102,5 @@ class MigLabels:
 
     def _connected(self) -> NodeLabels:
         if self._labels is None:
-            from gpunode.kubernetes.access import connect, node_name
-
-            cluster = connect(self._host, self._access)
-            self._labels = NodeLabels(cluster, node_name(self._host, self._node)[0])
+            self._labels = node_labels.connected(self._host, self._access, self._node)
         return self._labels

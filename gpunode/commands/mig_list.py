@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gpunode.commands import mig_half_way
 from gpunode.dataclass import dataclass
 from gpunode.gpu.mig import read_layouts
 from gpunode.host import Host
@@ -33,9 +34,10 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     heading = Text(f"driver {layouts.driver_version}", Style.HEADING)
     blocks = (heading, *shown) if layouts.gpus else (heading, Text("NVML lists no GPU.", Style.WARN))
     errors = tuple(unreadable(layouts, placements=options.profiles))
+    left = mig_half_way.told(host, layouts)
     if not errors:
-        return Result("MigLayout", _data(layouts), blocks=blocks)
-    return Result("MigLayout", _data(layouts), "fail", exit_code(errors), (), errors, blocks)
+        return Result("MigLayout", _data(layouts), messages=left, blocks=blocks)
+    return Result("MigLayout", _data(layouts), "fail", exit_code(errors), left, errors, blocks)
 
 
 def look(host: Host, progress: Progress) -> Layouts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.commands import mig_show, mig_wanted
+from gpunode.commands import mig_half_way, mig_show, mig_wanted
 from gpunode.dataclass import dataclass
 from gpunode.host import Host
 from gpunode.result import Progress, Result, Style, Text
@@ -23,11 +23,9 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     `InvalidMigConfig` for the file, `CannotBe` if this node can't have it, `MigError` if NVML doesn't tell.
     """
     chosen = mig_wanted.choose(options.config_file, options.label)
-    with progress.step("reading the layouts"):
-        layouts, processes = mig_wanted.look(host)
-    found = mig_wanted.planned(host, chosen, layouts, mode_only=options.mode_only)
-    busy = mig_wanted.in_the_way(host, found.plans, processes) if found.changes else ()
-    notes = (*found.notes, *(mig_wanted.remarks(host, found.plans) if found.changes else ()))
+    found, busy = mig_wanted.look_and_plan(host, chosen, progress, mode_only=options.mode_only)
+    notes = (*mig_half_way.told(host, found.layouts), *found.notes)
+    notes += mig_wanted.remarks(host, found.plans) if found.changes else ()
     if found.changes and host.live and not host.is_root:
         notes = (*notes, "only root sees everybody's open files: there may be more in the way")
     data = mig_show.data_of(chosen.path, chosen.label, found, busy)

@@ -23,6 +23,7 @@ from gpunode.mig.layout import Layouts
 from gpunode.mig.placement import summary
 from gpunode.mig.plan import GpuPlan, plan, put_back
 from gpunode.mig.wishes import Wishes, wishes
+from gpunode.result import Progress
 
 _MAX_BYTES = 1 << 20
 _THE_NODES = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
@@ -149,6 +150,16 @@ def in_the_way(
     node = Node(host)
     ours = {os.getpid(), os.getppid(), *clients(host, node.processes).all}
     return obstacles(node, plans, processes, frozenset(ours))
+
+
+def look_and_plan(
+    host: Host, chosen: Chosen, progress: Progress, *, mode_only: bool = False
+) -> tuple[Planned, tuple[Obstacle, ...]]:
+    """The plan for the layouts of this moment, and who is in its way; nobody where nothing is to be done."""
+    with progress.step("reading the layouts"):
+        layouts, processes = look(host)
+    found = planned(host, chosen, layouts, mode_only=mode_only)
+    return found, in_the_way(host, found.plans, processes) if found.changes else ()
 
 
 def remarks(host: Host, plans: Sequence[GpuPlan]) -> tuple[str, ...]:

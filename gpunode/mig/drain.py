@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
-from gpunode.host import Host
+from gpunode.host import Completed, Host
 from gpunode.mig.busy import DRM, Obstacle
 from gpunode.result import Progress
 
@@ -41,32 +42,57 @@ class Drained:
     @property
     def again(self) -> tuple[tuple[str, ...], ...]:
         """The commands that bring it back."""
-        modules = (("modprobe", DRM),) if self.module else ()
-        started = (one.split(":") for one in self.containers)
-        return (
-            *modules,
-            *(("systemctl", "start", unit) for unit in self.units),
-            *((engine, "start", identifier) for engine, identifier in started),
+        return tuple(argv for argv, _ in self.parts())
+
+    def parts(self) -> Iterator[tuple[tuple[str, ...], Drained]]:
+        """Each of these commands, with what it brings back."""
+        if self.module:
+            yield ("modprobe", DRM), Drained(module=True)
+        for unit in self.units:
+            yield ("systemctl", "start", unit), Drained(units=(unit,))
+        for container in self.containers:
+            engine, _, identifier = container.partition(":")
+            yield (engine, "start", identifier), Drained(containers=(container,))
+
+    def plus(self, other: Drained) -> Drained:
+        """Both."""
+        return Drained(
+            (*self.units, *other.units),
+            self.module or other.module,
+            (*self.pids, *other.pids),
+            (*self.containers, *other.containers),
         )
 
 
-def drain(host: Host, words: Sequence[str], found: Sequence[Obstacle], progress: Progress) -> Drained:
+_NOTHING = Drained()
+
+
+def drain(
+    host: Host,
+    words: Sequence[str],
+    found: Sequence[Obstacle],
+    progress: Progress,
+    done: Drained = _NOTHING,
+    keep: Callable[[Drained], None] = lambda _: None,
+) -> Drained:
     """Stop what `words` name: units, process ids, containers, or nvidia_drm. All are looked at before the
-    first.
+    first. `done` stands still already; `keep` is told what will, each time before it is stopped.
 
     `UsageError` for a process or container that isn't in the way: its number may be another's by now.
-    `PreconditionError` for what doesn't stop; what had been stopped before is started again.
+    `PreconditionError` for what doesn't stop; what `keep` was told last is to be brought back then.
     """
-    for word in words:
+    wanted = [word for word in dict.fromkeys(words) if not _rests(word, done, found)]
+    for word in wanted:
         _check(word, found)
-    done = Drained()
-    try:
-        for word in dict.fromkeys(words):
-            done = _stop(host, word, done, progress)
-    except BaseException:
-        bring_back(host, done, progress)
-        raise
+    for word in wanted:
+        done = _stop(host, word, done, progress, keep)
     return done
+
+
+def _rests(word: str, done: Drained, found: Sequence[Obstacle]) -> bool:
+    """What a run that was killed has stopped: it isn't in the way now, though it was."""
+    named = word in done.containers or word in map(str, done.pids)
+    return named and word not in {str(one.pid) for one in found if one.pid} | {one.drain for one in found}
 
 
 def _check(word: str, found: Sequence[Obstacle]) -> None:
@@ -87,22 +113,36 @@ def _check(word: str, found: Sequence[Obstacle]) -> None:
         )
 
 
-def _stop(host: Host, word: str, done: Drained, progress: Progress) -> Drained:
+def _stop(
+    host: Host, word: str, done: Drained, progress: Progress, keep: Callable[[Drained], None]
+) -> Drained:
     if word.isdigit():
+        now = replace(done, pids=_with(done.pids, int(word)))
+        keep(now)
         _end(host, int(word), progress)
-        return replace(done, pids=(*done.pids, int(word)))
+        return now
     if container := _CONTAINER.fullmatch(word):
-        _call(host, (container[1], "stop", "-t", f"{_TERM_SECONDS:g}", container[2]), progress)
-        return replace(done, containers=(*done.containers, word))
-    if word == DRM:
-        _call(host, ("modprobe", "-r", DRM), progress)
-        return replace(done, module=True)
-    unit = word if "." in word else f"{word}.service"
-    if not host.run(("systemctl", "is-active", "--quiet", unit), timeout=10.0).ok:
-        progress.note(f"{unit} isn't running")
-        return done
-    _call(host, ("systemctl", "stop", unit), progress)
-    return replace(done, units=(*done.units, unit))
+        now = replace(done, containers=_with(done.containers, word))
+        argv: tuple[str, ...] = (container[1], "stop", "-t", f"{_TERM_SECONDS:g}", container[2])
+    elif word == DRM:
+        now, argv = replace(done, module=True), ("modprobe", "-r", DRM)
+    else:
+        unit = word if "." in word else f"{word}.service"
+        if not host.run(("systemctl", "is-active", "--quiet", unit), timeout=10.0).ok:
+            if unit not in done.units:
+                progress.note(f"{unit} isn't running")
+            return done
+        now, argv = replace(done, units=_with(done.units, unit)), ("systemctl", "stop", unit)
+    keep(now)
+    _call(host, argv, progress, refused=lambda: keep(done))
+    return now
+
+
+_Item = TypeVar("_Item")
+
+
+def _with(known: tuple[_Item, ...], one: _Item) -> tuple[_Item, ...]:
+    return known if one in known else (*known, one)
 
 
 def _end(host: Host, pid: int, progress: Progress) -> None:
@@ -132,22 +172,33 @@ def _lives(host: Host, pid: int) -> bool:
     return bool(state) and state != ["Z"]  # a zombie has closed its files
 
 
-def _call(host: Host, argv: tuple[str, ...], progress: Progress) -> None:
+def _call(host: Host, argv: tuple[str, ...], progress: Progress, refused: Callable[[], None]) -> None:
+    """`refused` where it surely goes on; what took too long may still stop."""
     with progress.step(" ".join(argv)):
         answer = host.run(argv, timeout=_STOP_SECONDS)
     if not answer.ok:
+        if not answer.timed_out:
+            refused()
         said = (answer.stderr or answer.stdout).strip().splitlines()
         reason = "took too long" if answer.timed_out else said[-1] if said else f"exit code {answer.code}"
         raise PreconditionError(f"{' '.join(argv)}: {reason}", hint="look at it by hand", code="mig-busy")
 
 
-def bring_back(host: Host, done: Drained, progress: Progress) -> tuple[str, ...]:
-    """Start again what was stopped; gives what didn't start, in words."""
-    troubles = []
-    for argv in done.again:
+def bring_back(host: Host, done: Drained, progress: Progress) -> tuple[tuple[str, ...], Drained]:
+    """Start again what was stopped; gives what didn't start, in words and as it is. What no longer exists is
+    told once, and is no matter of ours any more."""
+    troubles, still = [], Drained()
+    for argv, one in done.parts():
         with progress.step(" ".join(argv)):
             answer = host.run(argv, timeout=_STOP_SECONDS)
         if not answer.ok:
             said = (answer.stderr or answer.stdout).strip().splitlines()
             troubles.append(f"{' '.join(argv)} failed: {said[-1] if said else f'exit code {answer.code}'}")
-    return tuple(troubles)
+            if not _gone(argv, answer):
+                still = still.plus(one)
+    return tuple(troubles), still
+
+
+def _gone(argv: Sequence[str], answer: Completed) -> bool:
+    """A unit that isn't installed (LSB's exit code 5), a container that was removed when it stopped."""
+    return answer.code == 5 if argv[0] == "systemctl" else "no such container" in answer.stderr.lower()

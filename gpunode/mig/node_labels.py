@@ -12,8 +12,8 @@ from gpunode.dataclass import dataclass
 from gpunode.errors import UsageError
 from gpunode.host import Host
 from gpunode.kubernetes import change
-from gpunode.kubernetes.access import ACCOUNT
-from gpunode.kubernetes.api import Cluster
+from gpunode.kubernetes.access import ACCOUNT, Access, connect, node_name
+from gpunode.kubernetes.api import Cluster, Json, Patch
 from gpunode.kubernetes.patches import label_patch, strings
 from gpunode.result import Progress
 
@@ -25,10 +25,17 @@ _VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 @dataclass(frozen=True)
 class NodeLabels:
-    """The labels of one Node object."""
+    """The labels of one Node object. With `follows` the configuration is for others to name, at any time:
+    only the state is set, and only while it is of the configuration that is asked for."""
 
     cluster: Cluster
     node: str
+    follows: bool = False
+
+    def seen(self) -> tuple[str, str]:
+        """The Node's configuration and its state, empty where it has none. Asked once; `ClusterError`."""
+        labels = strings(self.cluster.get_node(self.node), ("metadata", "labels"))
+        return labels.get(CONFIG, ""), labels.get(STATE, "")
 
     def asked(self, host: Host, progress: Progress) -> str:
         """The configuration that the Node's label names; empty if it names none. `ClusterError`."""
@@ -37,15 +44,26 @@ class NodeLabels:
 
     def tell(self, host: Host, progress: Progress, label: str, state: str) -> None:
         """Set both labels in one patch, or nothing; `ClusterError`. Tried again where that is safe."""
-        wanted: dict[str, str | None] = {CONFIG: label, STATE: state}
+        wanted: dict[str, str | None] = {STATE: state} if self.follows else {CONFIG: label, STATE: state}
+
+        def planned(node: Json) -> Patch:
+            other = strings(node, ("metadata", "labels")).get(CONFIG, "") != label
+            return () if self.follows and other else label_patch(node, wanted)
+
         with progress.step(f"label {self.node}: {STATE}={state}"):
             change.change(
                 host,
                 progress,
                 lambda: self.cluster.get_node(self.node),
-                lambda node: label_patch(node, wanted),
+                planned,
                 lambda patch: self.cluster.patch_node(self.node, patch),
             )
+
+
+def connected(host: Host, access: Access, node: str, *, follows: bool = False) -> NodeLabels:
+    """Nothing is asked yet. What `access.connect` raises; `UsageError` for what is no node's name."""
+    cluster = connect(host, access)
+    return NodeLabels(cluster, node_name(host, node, cluster.node)[0], follows)
 
 
 def check(label: str) -> None:

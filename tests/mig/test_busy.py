@@ -135,7 +135,8 @@ def test_a_container_that_is_named_stops_and_starts_again() -> None:
     assert ran == [], "all words are looked at before the first is acted on"
     done = drain(host, (word, word), (train,), SilentProgress())
     assert ran == ["docker stop -t 30 444444444444"] and done.names == (word,)
-    (trouble,) = bring_back(host, done, SilentProgress())
+    (trouble,), still = bring_back(host, done, SilentProgress())
+    assert still.again == (), "what no longer exists isn't waited for"
     assert ran[1:] == ["docker start 444444444444"] and "no such container" in trouble
 
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from fixtures.scenario import Fault, Scenario, mig_machine
+from gpunode.errors import UsageError
+from gpunode.host import Host
+from gpunode.mig.drain import Drained, drain
+from gpunode.render import SilentProgress
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
 
@@ -18,17 +27,26 @@ BALANCED = {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
 LOST, INSUFFICIENT = 15, 23
 
 
-def killed(node: MigNode, scenario: Scenario, label: str, after: int) -> None:
-    """`label` is applied and killed when it has made so many changes."""
+@contextmanager
+def changing(
+    node: MigNode, scenario: Scenario, label: str, after: int, *words: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`label` is being applied, and has made so many changes; it is to be killed then."""
     node.stub.write(scenario.with_faults(Fault("migChange", hang=60.0, after=after, times=1)))
     begun = len(node.stub.mig_changes())
-    argv = command("mig", "apply", "-f", EXAMPLES, "-c", label)
+    argv = command("mig", "apply", "-f", EXAMPLES, "-c", label, *words)
     with subprocess.Popen(argv, env=clean_environment(node.env), stderr=subprocess.DEVNULL) as child:
         until = time.monotonic() + 60
         while len(node.stub.mig_changes()) < begun + after and time.monotonic() < until:
             time.sleep(0.01)
-        child.send_signal(signal.SIGKILL)
+        yield child
     node.stub.write(scenario)
+
+
+def killed(node: MigNode, scenario: Scenario, label: str, after: int) -> None:
+    """`label` is applied and killed when it has made so many changes."""
+    with changing(node, scenario, label, after) as child:
+        child.send_signal(signal.SIGKILL)
 
 
 def snapshot(node: MigNode) -> Path:
@@ -167,3 +185,84 @@ def test_a_gpu_that_is_lost_on_the_way_keeps_no_other_from_going_back(mig_node: 
     assert ran.code == 0 and "GPU 0 gets its former layout back" in ran.err
     assert (node.devices(0), node.devices(1)) == (BALANCED, {"7g.80gb": 1})
     assert not snapshot(node).exists()
+
+
+# --- what had been stopped for it -------------------------------------------------------------------------
+
+
+def systemctl(node: MigNode, more: str = "") -> Callable[[], list[str]]:
+    """A systemctl that writes down what it starts and stops; gives that."""
+    log = node.directory / "systemctl.log"
+    node.program("systemctl", f'case "$1" in start|stop) echo "$1 $2" >> {log};; esac\n{more}')
+    return lambda: [line for line in log.read_text().splitlines() if "dcgm" in line] if log.exists() else []
+
+
+def goes_on(told: str) -> list[str]:
+    """The command that `mig list` or `mig plan` name, after ``gpunode mig``."""
+    (line,) = [one for one in told.splitlines() if "was left half-way" in one]
+    return shlex.split(line.partition("go on: gpunode mig ")[2])
+
+
+def test_what_a_killed_run_had_stopped_is_known_and_comes_back(mig_node: MigMaker) -> None:
+    scenario = mig_machine("h100")
+    node = mig_node(scenario).among_all()
+    done = systemctl(node)
+    assert node.apply("all-balanced").code == 0
+    with changing(node, scenario, "media", 6, "--drain", "nvidia-dcgm") as child:
+        assert "half-way" not in node.run("list").err, "it works"
+        child.send_signal(signal.SIGKILL)
+    assert done() == ["stop nvidia-dcgm.service"]
+    for ran in (node.run("list"), node.run("plan", "-f", EXAMPLES, "-c", "all-balanced")):
+        assert ran.code == 0
+        assert "it had stopped nvidia-dcgm.service; GPU 0 is half-way" in ran.err
+        assert re.search(r"a run of mig apply begun at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC was left", ran.err)
+        words = goes_on(ran.err)
+    assert words == ["apply", "-f", EXAMPLES, "-c", "media", "--drain", "nvidia-dcgm"]
+    assert "would start nvidia-dcgm.service again" in node.run(*words, "--dry-run").out
+    assert done() == ["stop nvidia-dcgm.service"]
+    ran = node.run(*words)
+    assert ran.code == 0 and "has left stopped: nvidia-dcgm.service" in ran.err
+    assert done()[-1] == "start nvidia-dcgm.service"
+    assert "half-way" not in node.run("list").err and not (node.directory / "state/mig-run.json").exists()
+
+
+def test_it_comes_back_though_the_next_run_is_refused(mig_node: MigMaker) -> None:
+    """And it is known of before it is stopped: here the kill comes while systemctl is at it."""
+    node = mig_node(mig_machine("h100")).among_all()
+    gate = node.directory / "gate"
+    os.mkfifo(gate)
+    done = systemctl(node, f'[ "$1" != stop ] || read word < {gate}')
+    argv = command("mig", "apply", "-f", EXAMPLES, "-c", "media", "--drain", "nvidia-dcgm")
+    with subprocess.Popen(argv, env=clean_environment(node.env), stderr=subprocess.DEVNULL) as child:
+        with gate.open("w"):  # opens when systemctl reads
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+    assert done() == ["stop nvidia-dcgm.service"]
+    assert "it had stopped nvidia-dcgm.service; go on: " in node.run("list").err
+    wanted = node.profiles("3g.40gb: 3")  # doesn't fit
+    assert node.apply("wanted", file=wanted).code == 3
+    assert done()[1:] == ["start nvidia-dcgm.service"]
+    assert "half-way" not in node.run("list").err and node.stub.mig_changes() == []
+
+
+def test_what_does_not_start_again_is_not_forgotten(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100"))
+    broken = node.directory / "broken"
+    broken.touch()
+    done = systemctl(node, f'if [ "$1" = start ] && [ -e {broken} ]; then echo no >&2; exit 1; fi')
+    ran = node.apply("all-1g", "--drain", "nvidia-dcgm")
+    assert ran.code == 0 and "systemctl start nvidia-dcgm.service failed: no" in ran.err
+    assert "it had stopped nvidia-dcgm.service; go on: " in node.run("list").err
+    broken.unlink()
+    ran = node.run(*goes_on(node.run("list").err))
+    assert (ran.code, ran.out) == (0, "all-1g: unchanged\n") and "half-way" not in node.run("list").err
+    assert done() == ["stop nvidia-dcgm.service", "start nvidia-dcgm.service", "start nvidia-dcgm.service"]
+
+
+def test_a_container_that_is_down_already_may_be_named_again() -> None:
+    """It was in the way of the run that was killed, and of the same command no more."""
+    word = f"docker:{'4' * 12}"
+    down = Drained(containers=(word,), pids=(41,))
+    assert drain(Host(), (word, "41"), (), SilentProgress(), down) == down
+    with pytest.raises(UsageError):
+        drain(Host(), (word,), (), SilentProgress())

@@ -1,0 +1,265 @@
+"""`gpunode mig apply --watch`: the layout follows the Node's label, whatever happens to the server.
+
+SIGHUP has it look at once, so no test waits for the next look.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fixtures.api_server import ApiServer, Fault, Listening, kubeconfig, make_certificates
+from fixtures.scenario import Fault as NvmlFault
+from fixtures.scenario import Process, mig_machine
+from tests.cli import clean_environment, command
+from tests.mig.conftest import MigMaker, MigNode
+from tests.mig.test_half_way import changing, systemctl
+from tests.plugin.nodes import eventually
+
+CONFIG, STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"
+SEVEN, BALANCED = {"1g.10gb": 7}, {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
+LAYOUTS = {"seven": SEVEN, "balanced": BALANCED}
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def api(certificates: Path) -> Iterator[ApiServer]:
+    server = ApiServer()
+    server.add_node("gpu-1", labels={"pool": "a"})
+    with Listening(server, certificates):
+        yield server
+
+
+class Following:
+    """A `mig apply --watch` and the cluster that it follows."""
+
+    def __init__(self, node: MigNode, api: ApiServer, *words: str) -> None:
+        self.node, self.api = node, api
+        self.file = node.directory / "conf/mig.yaml"
+        self.file.parent.mkdir()
+        self.configure(**LAYOUTS)
+        self._log = node.directory / "watch.log"
+        self._words = words
+        access = node.directory / "kubeconfig"
+        access.write_text(kubeconfig(api))
+        self.argv = ("mig", "apply", "--watch", "-f", str(self.file), *words)
+        self.access = ("--kubeconfig", str(access), "--node", "gpu-1")
+
+    def __enter__(self) -> Following:
+        argv = [*self.node.space, *command(*self.argv, *self.access)]
+        with self._log.open("w") as log:
+            env = clean_environment(self.node.env)
+            self.process = subprocess.Popen(argv, env=env, stderr=log, stdout=subprocess.DEVNULL)
+        assert self.says("following the label"), self.log()
+        inside = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        self.pid = int(inside.read_text().split()[0]) if self.node.space else self.process.pid
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def says(self, text: str, times: int = 1) -> bool:
+        return eventually(lambda: self.log().count(text) >= times, 30)
+
+    def configure(self, **layouts: dict[str, int]) -> None:
+        entries = {
+            name: [{"devices": "all", "mig-enabled": True, "mig-devices": wanted}]
+            for name, wanted in layouts.items()
+        }
+        self.file.write_text(json.dumps({"version": "v1", "mig-configs": entries}))
+
+    def look(self) -> None:
+        os.kill(self.pid, signal.SIGHUP)
+
+    def looked(self) -> None:
+        """A whole turn is over that began after this: two times the Node was asked."""
+        for _ in range(2):
+            before = self.asks()
+            self.look()
+            assert eventually(lambda before=before: self.asks() > before, 30), self.log()  # type: ignore[misc]
+
+    def asks(self) -> int:
+        return sum(one.method == "GET" for one in self.api.asked)
+
+    def labels(self) -> dict[str, str]:
+        found = self.api.node("gpu-1")["metadata"]["labels"]
+        assert isinstance(found, dict)
+        return found
+
+    def ask_for(self, label: str) -> None:
+        with self.api.lock:
+            self.labels()[CONFIG] = label
+
+    def becomes(self, label: str, state: str) -> bool:
+        def so() -> bool:
+            return (self.labels().get(CONFIG), self.labels().get(STATE)) == (label, state)
+
+        return eventually(so, 30)
+
+    def set(self) -> list[str]:
+        """The states that were set, in order; nothing else was."""
+        steps = [step for one in self.api.changes() for step in one.body if step["op"] != "test"]
+        assert {step["path"].rpartition("~1")[2] for step in steps} <= {"mig.config.state"}
+        return [step["value"] for step in steps]
+
+    def end(self) -> int:
+        os.kill(self.pid, signal.SIGTERM)
+        return self.process.wait(30)
+
+
+Follow = Callable[..., Following]
+
+
+def test_the_layout_follows_the_label_and_the_file(mig_node: MigMaker, api: ApiServer) -> None:
+    node = mig_node(mig_machine("h100"))
+    with Following(node, api) as it:
+        assert it.says("nothing is done without a label"), it.log()
+        it.looked()
+        assert node.stub.mig_changes() == [] and it.set() == []
+        it.ask_for("seven")
+        it.look()
+        assert it.becomes("seven", "success"), it.log()
+        assert node.devices() == SEVEN and it.set() == ["pending", "success"]
+        it.ask_for("balanced")
+        it.look()
+        assert it.says("action=applied", 2) and it.becomes("balanced", "success"), it.log()
+        assert node.devices() == BALANCED
+        it.configure(balanced={"7g.80gb": 1})  # nobody need say so
+        assert it.says("action=applied", 3), it.log()
+        assert node.devices() == {"7g.80gb": 1} and it.labels()[STATE] == "success"
+        assert it.log().count("nothing is done without a label") == 1
+        assert it.end() == 0
+    assert it.labels() | {"pool": "a"} == it.labels()
+    assert it.set() == ["pending", "success"] * 3
+
+
+def test_what_is_refused_waits_for_another_label_or_file(mig_node: MigMaker, api: ApiServer) -> None:
+    node = mig_node(mig_machine("h100"))
+    it = Following(node, api)
+    it.ask_for("nonesuch")
+    with it:
+        assert it.becomes("nonesuch", "failed"), it.log()
+        assert it.says("the layout isn't applied") and "nonesuch" in it.log()
+        it.looked()
+        assert it.log().count("the layout isn't applied") == 1 and it.set() == ["failed"]
+        it.configure(nonesuch={"3g.40gb": 3})  # there it is, and can't be had
+        assert it.says("the layout isn't applied", 2), it.log()
+        it.looked()
+        assert it.log().count("the layout isn't applied") == 2 and node.stub.mig_changes() == []
+        it.configure(**LAYOUTS)
+        assert it.says("the layout isn't applied", 3), it.log()
+        it.ask_for("seven")
+        it.look()
+        assert it.becomes("seven", "success") and node.devices() == SEVEN, it.log()
+
+
+def test_it_goes_on_once_what_was_in_the_way_is_gone(mig_node: MigMaker, api: ApiServer) -> None:
+    scenario = mig_machine("h100")
+    node = mig_node(scenario).among_all()
+    it = Following(node, api)
+    assert node.apply("balanced", file=str(it.file)).code == 0
+    done = node.stub.mig_changes()
+    victim = next(gi for gi in node.gpu().instances if gi.name == "2g.20gb")
+    it.ask_for("seven")
+    with subprocess.Popen(["sleep", "60"]) as sleep:
+        used = Process(0, sleep.pid, gi=victim.id, ci=0, real=True)
+        node.stub.write(replace(scenario, processes=(used,)))
+        with it:
+            assert it.becomes("seven", "failed") and it.says(f"sleep (process {sleep.pid})"), it.log()
+            it.looked()
+            assert it.log().count("the layout isn't applied") == 1 and node.stub.mig_changes() == done
+            sleep.terminate()
+            sleep.wait()
+            it.look()
+            assert it.says("what was in the way is gone") and it.becomes("seven", "success"), it.log()
+            assert node.devices() == SEVEN
+
+
+def test_a_server_that_goes_away_is_told_and_waited_for(mig_node: MigMaker, api: ApiServer) -> None:
+    node = mig_node(mig_machine("h100"))
+    with Following(node, api) as it:
+        it.looked()
+        api.faults.append(Fault("GET", "nodes", "cut", times=10**6))
+        it.look()
+        assert it.says("the Node can't be asked"), it.log()
+        api.faults.clear()
+        it.ask_for("seven")
+        it.look()
+        assert it.says("the Node can be asked again") and it.becomes("seven", "success"), it.log()
+        assert node.devices() == SEVEN and it.log().count("the Node can't be asked") == 1
+        # it says no just when the layout is there
+        api.faults.append(Fault("PATCH", "nodes", "status", times=1, code=403, reason="Forbidden", after=1))
+        it.ask_for("balanced")
+        it.look()
+        assert it.says("the Node's state is set again") and it.becomes("balanced", "success"), it.log()
+        assert node.devices() == BALANCED and it.log().count("action=applied") == 2
+
+
+def test_a_label_that_changes_meanwhile_comes_next(mig_node: MigMaker, api: ApiServer) -> None:
+    node = mig_node(mig_machine("h100"))
+    it = Following(node, api)
+    it.ask_for("seven")
+    api.faults.append(Fault("PATCH", "nodes", "meanwhile", act=lambda: it.ask_for("balanced")))
+    with it:
+        assert it.becomes("balanced", "success"), it.log()
+        assert node.devices() == BALANCED
+    assert it.log().count("action=applied") == 2, it.log()
+
+
+def test_ending_it_in_the_middle_of_a_change_takes_that_back(mig_node: MigMaker, api: ApiServer) -> None:
+    scenario = mig_machine("h100")
+    node = mig_node(scenario)
+    it = Following(node, api)
+    assert node.apply("balanced", file=str(it.file)).code == 0
+    begun = len(node.stub.mig_changes())
+    node.stub.write(scenario.with_faults(NvmlFault("migChange", hang=60.0, after=6, times=1)))
+    it.ask_for("seven")
+    with it:
+        assert eventually(lambda: len(node.stub.mig_changes()) >= begun + 6, 30), it.log()
+        assert it.end() == 0, it.log()
+    assert node.devices() == BALANCED and it.set() == ["pending", "failed"]
+    assert "half-way" not in node.run("list").err
+
+
+def test_it_goes_on_with_what_a_killed_run_has_left(mig_node: MigMaker, api: ApiServer) -> None:
+    scenario = mig_machine("h100")
+    node = mig_node(scenario)
+    done = systemctl(node)
+    it = Following(node, api)
+    with changing(node, scenario, "media", 3, "--drain", "nvidia-dcgm") as child:
+        child.send_signal(signal.SIGKILL)
+    assert done() == ["stop nvidia-dcgm.service"]
+    it.ask_for("seven")
+    with it:
+        assert it.becomes("seven", "success") and it.says("has left stopped: nvidia-dcgm.service"), it.log()
+    assert done()[1:] == ["start nvidia-dcgm.service"] and node.devices() == SEVEN
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("-f", "x", "-c", "all-1g"), "with --watch the Node's label nvidia.com/mig.config says which"),
+        (("-f", "-"), "--watch reads the file again and again"),
+        (("-f", "x", "--persist"), "--watch applies the layout when it starts"),
+        ((), "no configuration file was given"),
+    ],
+)
+def test_what_makes_no_sense_with_it(mig_node: MigMaker, words: tuple[str, ...], told: str) -> None:
+    ran = mig_node(mig_machine("h100")).run("apply", "--watch", *words)
+    assert ran.code == 2 and told in ran.err
