@@ -29,7 +29,8 @@ def named(one: Mapping[str, Any]) -> str:
 
 
 class Cluster(Protocol):
-    """One API server, and who we are there. Every call ends within `timeout` or raises a `ClusterError`.
+    """One API server, and who we are there. Every call ends or raises a `ClusterError`: the next piece of an
+    answer comes within `timeout`, all of it within three times that and within bounded.MAX_BYTES.
 
     `source` says for people where the access comes from, `words` are the options that lead there again;
     `namespace` is its own, "default" if it names none; `node` is the one whose kubelet we are there, else "".

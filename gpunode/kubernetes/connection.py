@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
@@ -15,6 +16,9 @@ from gpunode.kubernetes.api import NoAccess
 PROXY_HINT = (
     "let kubectl speak to the server: kubectl proxy --port=8001, then add --server http://127.0.0.1:8001"
 )
+
+
+_LONGEST = 300  # characters of an address in a message
 
 
 @dataclass(frozen=True)
@@ -59,16 +63,37 @@ class Connection:
 def checked_server(url: Any, source: str) -> str:
     """The URL without a last slash. `NoAccess` for what is no http or https URL."""
     text = url if isinstance(url, str) else ""
+    if "@" in text:  # it would stand in every message
+        raise NoAccess(
+            f"{source}: the API server's address {shown_url(text)[:_LONGEST]!r} has a name or password in it",
+            hint="leave them out there: the kubeconfig's user has username and password",
+        )
     try:
         parts = urlsplit(text)
         sound = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:
         sound = False
-    if not sound or any(c.isspace() for c in text):
+    if not sound or not text.isprintable() or " " in text:
+        told = repr(text[:_LONGEST]) if isinstance(url, str) else f"a {type(url).__name__}"
         raise NoAccess(
-            f"{source}: {url!r} is no API server's address", hint="it is such as https://10.0.0.1:6443"
+            f"{source}: {told} is no API server's address", hint="it is such as https://10.0.0.1:6443"
         )
     return text.rstrip("/")
+
+
+def shown_url(url: str) -> str:
+    """A URL for people: without the name and password that may stand in it."""
+    return re.sub(r"//.*@", "//", url, flags=re.DOTALL)
+
+
+def sound_token(token: str, source: str) -> str:
+    """The token. `NoAccess`, which doesn't show it, for one that no header can hold."""
+    if not all("!" <= character <= "~" for character in token):
+        raise NoAccess(
+            f"the token of {source} holds a blank, a line break or the like in its midst",
+            hint="a token is one word: get it anew where it came from",
+        )
+    return token
 
 
 def expiry(token: str) -> float:

@@ -7,6 +7,7 @@ without a shell and with nobody to ask: who must sign in by hand has kubectl do 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
@@ -32,7 +33,10 @@ def identity_from_program(
     if spec.get("provideClusterInfo") is True:
         told["cluster"] = cluster()
     info = {"apiVersion": version, "kind": "ExecCredential", "spec": told}
-    done = host.run(argv, timeout=_SECONDS, env={**env, "KUBERNETES_EXEC_INFO": json.dumps(info)})
+    quiet = dataclasses.replace(host, trace=None)  # its arguments may hold a secret
+    if host.trace is not None:
+        host.trace(f"{argv[0]} ..." if argv[1:] else argv[0])
+    done = quiet.run(argv, timeout=_SECONDS, env={**env, "KUBERNETES_EXEC_INFO": json.dumps(info)})
     if done.code == COMMAND_NOT_FOUND and host.which(argv[0]) is None:
         hint = " ".join(str(spec.get("installHint") or "").split())
         raise NoAccess(
@@ -64,7 +68,7 @@ def _command(spec: Any, file: str) -> tuple[list[str], dict[str, str], str]:
     version = spec.get("apiVersion")
     if version not in _VERSIONS:
         raise NoAccess(
-            f"{file}: exec's apiVersion {version!r} isn't known; known are {', '.join(_VERSIONS)}",
+            f"{file}: exec's apiVersion {repr(version)[:100]} isn't known; known are {', '.join(_VERSIONS)}",
             hint=PROXY_HINT,
         )
     args, env = spec.get("args") or [], spec.get("env") or []
@@ -72,8 +76,13 @@ def _command(spec: Any, file: str) -> tuple[list[str], dict[str, str], str]:
         raise wrong
     try:
         named = {str(one["name"]): str(one["value"]) for one in env}
-    except (TypeError, KeyError) as error:
+        "".join((spec["command"], *args, *named, *named.values())).encode()  # a lone surrogate has no bytes
+    except (TypeError, KeyError, UnicodeEncodeError) as error:
         raise wrong from error
+    if any("\0" in one for one in (spec["command"], *args, *named, *named.values())) or any(
+        not name or "=" in name for name in named
+    ):
+        raise wrong
     command = spec["command"]
     if "/" in command:
         command = str(PurePosixPath(file).parent / command)

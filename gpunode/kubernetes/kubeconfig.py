@@ -19,13 +19,13 @@ from gpunode.host import Host
 from gpunode.kubernetes.api import NoAccess
 from gpunode.kubernetes.connection import PROXY_HINT, Connection, Identity, checked_server, expiry
 from gpunode.kubernetes.exec_plugin import identity_from_program
+from gpunode.kubernetes.plain_yaml import NotPlain, load
 
 _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
 _SUCCESSORS = {
     "gcp": "gcloud container clusters get-credentials CLUSTER writes it anew, for gke-gcloud-auth-plugin",
     "azure": "kubelogin convert-kubeconfig writes it anew",
 }
-_LIMIT = 4 << 20  # kubeconfigs with many clusters have some hundred KiB
 
 
 @dataclass(frozen=True)
@@ -93,16 +93,11 @@ def read(host: Host, paths: Sequence[str]) -> Merged:
 
 
 def _parsed(path: str, text: str) -> Mapping[str, Any]:
-    import yaml
-
     hint = "see: kubectl config view --kubeconfig FILE"
-    if len(text) > _LIMIT:
-        raise NoAccess(f"{path} is no kubeconfig: it is larger than {_LIMIT >> 20} MiB", hint=hint)
     try:
-        tree = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise NoAccess(f"{path} can't be parsed: {reason}", hint=hint) from error
+        tree = load(text)
+    except NotPlain as error:
+        raise NoAccess(f"{path} can't be parsed: {error}", hint=hint) from None
     if not isinstance(tree, Mapping):
         raise NoAccess(f"{path} is no kubeconfig", hint=hint)
     return tree
@@ -196,6 +191,11 @@ def _on_behalf(user: Entry) -> tuple[tuple[str, str], ...]:
         raise NoAccess(
             f"{user.file}: as-groups and as-user-extra must be lists of names", hint=hint
         ) from error
+    if not all(value.isprintable() for _, value in found):
+        raise NoAccess(
+            f"{user.file}: as, as-uid, as-groups and as-user-extra hold a line break or the like",
+            hint="see: kubectl config view",
+        )
     return tuple((name, value) for name, value in found if value)
 
 

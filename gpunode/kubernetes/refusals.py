@@ -18,6 +18,7 @@ from gpunode.kubernetes.api import (
     Unavailable,
     Unreachable,
 )
+from gpunode.kubernetes.bounded import Endless
 
 _BEFORE_SENDING = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
 _DISTRUST = {
@@ -51,9 +52,11 @@ def explained(error: Exception, asked: Asked) -> ClusterError | None:
         return _of_connection(error, asked)
     if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL | httpx2.StreamError):
         return ClusterError(f"can't {asked.what}: {_short(str(error))}", hint=_look(asked))
-    if isinstance(error, ValueError | TypeError | KeyError):  # the library's way to say: no such JSON
+    # the library's way to say: no such JSON; nested too deeply
+    if isinstance(error, ValueError | TypeError | KeyError | RecursionError):
+        why = f": it is {error}" if isinstance(error, Endless) else ""
         told = Unreachable(
-            f"can't {asked.what}: what {asked.server} answers is no API server's answer",
+            f"can't {asked.what}: what {asked.server} answers is no API server's answer{why}",
             hint=_look(asked),
             code="kubernetes-no-api-server",
         )

@@ -14,7 +14,8 @@ from lightkube.config.client_adapter import verify_cluster
 from lightkube.config.models import Cluster, User
 
 from gpunode.kubernetes.api import NoAccess
-from gpunode.kubernetes.connection import PROXY_HINT, Connection, Identity
+from gpunode.kubernetes.bounded import Allowance, Endless, bound
+from gpunode.kubernetes.connection import PROXY_HINT, Connection, Identity, shown_url, sound_token
 
 _CHANGES = {"PATCH", "POST", "PUT"}
 
@@ -30,11 +31,16 @@ class Wire(httpx2.BaseTransport):
         self._connection = connection
         self._read = read
         self._identity = connection.identity
+        self._allowance = Allowance()
         self._token, self._certificate = self._credentials()
         self._inner = self._opened()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        request.headers = httpx2.Headers([*request.headers.multi_items(), *self._connection.headers])
+        more = [(name.encode(), value.encode()) for name, value in self._connection.headers]
+        request.headers = httpx2.Headers([*request.headers.raw, *more])
+        request.headers["Accept-Encoding"] = "identity"  # a small answer can't unfold to gigabytes
+        if "continue" not in request.url.params:  # all pages of a list are one answer
+            self._allowance.begin(request.extensions.get("timeout", {}).get("read"))
         if request.method in _CHANGES:  # else a server drops what it doesn't know, and calls it done
             request.url = request.url.copy_merge_params({"fieldValidation": "Strict"})
         answer = self._send(request)
@@ -51,7 +57,11 @@ class Wire(httpx2.BaseTransport):
             request.headers["Authorization"] = f"Bearer {self._token}"
         if self._connection.tls_name:
             request.extensions["sni_hostname"] = self._connection.tls_name
-        return self._inner.handle_request(request)
+        answer = self._inner.handle_request(request)
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            answer.close()
+            raise Endless("packed, which nobody asked for")
+        return answer
 
     def _renewed(self) -> bool:
         """Whether there is another credential than the one that was refused: a kubelet exchanges its
@@ -69,11 +79,12 @@ class Wire(httpx2.BaseTransport):
         """The token, and the certificate as text."""
         who = self._identity
         if not who.token_file:
-            return who.token, who.cert_data or (self._read(who.cert_file) or "" if who.cert_file else "")
+            token = sound_token(who.token, self._connection.source)
+            return token, who.cert_data or (self._read(who.cert_file) or "" if who.cert_file else "")
         token = (self._read(who.token_file) or "").strip()
         if not token:
             raise NoAccess(f"{who.token_file}, which {self._connection.source} names, holds no token")
-        return token, ""
+        return sound_token(token, self._connection.source), ""
 
     def _opened(self) -> httpx2.HTTPTransport:
         connection = self._connection
@@ -85,11 +96,14 @@ class Wire(httpx2.BaseTransport):
                 hint="see: kubectl config view --raw",
             ) from error
         try:
-            return httpx2.HTTPTransport(verify=context, trust_env=False, proxy=connection.proxy or None)
+            opened = httpx2.HTTPTransport(verify=context, trust_env=False, proxy=connection.proxy or None)
         except (ValueError, httpx2.InvalidURL, ImportError) as error:  # SOCKS takes another library
+            why = "" if "@" in connection.proxy else f": {error}"  # it may hold a password
             raise NoAccess(
-                f"the proxy {connection.proxy} can't be used: {error}".splitlines()[0], hint=PROXY_HINT
-            ) from error
+                f"the proxy {shown_url(connection.proxy)} can't be used{why}".splitlines()[0], hint=PROXY_HINT
+            ) from None
+        bound(opened, self._allowance)
+        return opened
 
 
 def _context(connection: Connection, who: Identity) -> ssl.SSLContext | bool:

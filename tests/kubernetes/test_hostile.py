@@ -1,0 +1,273 @@
+"""An API server that means ill, and kubeconfigs that do, or that hold a secret beside a fault."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from traceback import format_exception
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.errors import GpunodeError
+from gpunode.host import Host
+from gpunode.kubernetes import bounded
+from gpunode.kubernetes.access import Access, find
+from gpunode.kubernetes.api import ClusterError
+from gpunode.kubernetes.client import open_client
+from gpunode.kubernetes.connection import Connection
+
+SECRET = "s3cr3t-t0ken"
+Answer = Callable[[socket.socket, bytes], None]
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+@contextmanager
+def server(answer: Answer) -> Iterator[str]:
+    """Its URL; `answer` gets the connection and the head of each request, and hangs up by returning."""
+    stopped = False
+
+    def serve() -> None:
+        while not stopped:
+            connection, _ = listening.accept()
+            with connection:
+                try:
+                    while not stopped and (head := connection.recv(65536)):
+                        answer(connection, head)
+                except OSError:
+                    pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = listening.getsockname()
+        thread = Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{address[1]}"
+        finally:
+            stopped = True
+            socket.create_connection(address).close()
+            thread.join(10)
+
+
+def asked(answer: Answer, ask: Callable[[Any], Any], seconds: float = 5.0) -> ClusterError:
+    with server(answer) as url:
+        cluster = open_client(Connection(url, "a test"), seconds, lambda: "", lambda _: None)
+        try:
+            with pytest.raises(ClusterError) as caught:
+                ask(cluster)
+        finally:
+            cluster.close()
+    return caught.value
+
+
+def the_node(cluster: Any) -> Any:
+    return cluster.get_node("n")
+
+
+def plain(body: bytes, more: bytes = b"", start: bytes = HEAD) -> Answer:
+    whole = start + more + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    return lambda connection, _: connection.sendall(whole)
+
+
+def dripping(start: bytes, drop: bytes) -> Answer:
+    def answer(connection: socket.socket, _: bytes) -> None:
+        connection.sendall(start)
+        while True:
+            connection.sendall(drop)
+            time.sleep(0.01)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        dripping(HEAD + b"Content-Length: 99999\r\n\r\n", b" "),
+        dripping(HEAD, b"X: y\r\n"),
+        dripping(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    ],
+    ids=["body", "head", "continue"],
+)
+def test_an_answer_in_drops_is_not_waited_for_without_end(answer: Answer) -> None:
+    assert "no answer in time" in asked(answer, the_node, 0.1).message
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (plain(b'{"metadata":' + b"[" * 100_000), "no API server's answer"),
+        (plain(b"[" * 100_000, start=HEAD.replace(b"200", b"404")), "no API server's answer"),
+        (plain(b"x" * 200_000), "larger than"),
+        (plain(gzip.compress(b'"' + b" " * 9_000_000), b"Content-Encoding: gzip\r\n"), "nobody asked for"),
+        (plain(b"", b"Location: http://127.0.0.1:1/\r\n", HEAD.replace(b"200", b"302")), "no API server's"),
+    ],
+    ids=["deep", "deep error", "huge", "packed", "elsewhere"],
+)
+def test_no_answer_fills_the_memory_or_leads_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, answer: Answer, says: str
+) -> None:
+    monkeypatch.setattr(bounded, "MAX_BYTES", 100 << 10 if says == "larger than" else bounded.MAX_BYTES)
+    assert says in asked(answer, the_node).message
+
+
+def test_a_list_without_an_end_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "MAX_BYTES", 10_000)
+    page = {"kind": "PodList", "apiVersion": "v1", "metadata": {"continue": "more"}, "items": []}
+    found = asked(plain(json.dumps(page).encode()), lambda cluster: cluster.list_pods("n", {}))
+    assert "larger than" in found.message
+
+
+# --- kubeconfigs ----------------------------------------------------------------------------------------
+
+PARTS = """apiVersion: v1
+current-context: c
+contexts: [{{name: c, context: {{cluster: k, user: u}}}}]
+clusters: [{{name: k, cluster: {{server: {server}}}}}]
+users: [{{name: u, user: {user}}}]
+"""
+LAUGHS = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"{chr(98 + one)}: &{chr(98 + one)} [{','.join([f'*{chr(97 + one)}'] * 9)}]\n" for one in range(9)
+)
+MERGED = "a: &a {x: 1}\n" + "".join(
+    f"{chr(98 + one)}: &{chr(98 + one)} {{<<: [{','.join([f'*{chr(97 + one)}'] * 9)}]}}\n" for one in range(9)
+)
+
+
+def written(server: str = "http://127.0.0.1:9", user: str = "{}") -> str:
+    return PARTS.format(server=server, user=user)
+
+
+def refusal(tmp_path: Path, text: str, trace: Any = None) -> str:
+    """Everything that --debug would print of the refusal."""
+    (tmp_path / "k").write_bytes(text.encode("utf-8", "surrogatepass"))
+    host = Host(Path("/"), {"PATH": "/usr/bin:/bin"}, trace)
+    with pytest.raises(GpunodeError) as caught:
+        open_client(
+            find(host, Access(kubeconfig=str(tmp_path / "k"))), 1.0, lambda: "", lambda _: None
+        ).get_node("n")
+    assert caught.value.code == "kubernetes-no-access"
+    return "".join((*format_exception(caught.value), caught.value.message, caught.value.hint))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"users:\n- user:\n    token: {SECRET}: x\n",
+        f"users:\n- user:\n    token: !{SECRET} x\n",
+        f"users:\n- user:\n    token: *{SECRET}\n",
+        f"users:\n- user:\n    token: !!int {SECRET}\n",
+        f"users:\n- user:\n    token: '{SECRET}\n",
+        f"users:\n- user:\n    token: {SECRET}\x01\n",
+        f"users: [{{name: u, user: {{token: {SECRET}}}, ]",
+        written(user=f'{{token: "{SECRET}\\n{SECRET}"}}'),
+        written(user=f'{{token: "{SECRET}\\u00e9"}}'),
+        written(user=f"{{token: [{SECRET}]}}"),
+        written(server=f"http://me:{SECRET}@127.0.0.1:9"),
+        written(server=f"http://me:{SECRET}@127.0.0.1:9999999/"),
+        written(server=f"'https://127.0.0.1:9', proxy-url: 'socks9://me:{SECRET}@h:1'"),
+    ],
+)
+def test_no_secret_of_a_kubeconfig_is_told(tmp_path: Path, text: str) -> None:
+    assert SECRET not in refusal(tmp_path, text)
+
+
+def test_a_programs_arguments_and_its_token_are_not_told(tmp_path: Path) -> None:
+    program = tmp_path / "p"
+    program.write_text(f'#!/bin/sh\necho \'{{"status": {{"token": ["{SECRET}"]}}}}\'\n')
+    program.chmod(0o755)
+    spec = f"{{apiVersion: client.authentication.k8s.io/v1, command: ./p, args: [--key={SECRET}]}}"
+    told: list[str] = []
+    assert SECRET not in refusal(tmp_path, written(user=f"{{exec: {spec}}}"), told.append)
+    assert told == [f"{program} ..."]
+
+
+@pytest.mark.parametrize(
+    "part",
+    ['command: "a\\0b"', 'command: x, env: [{name: "a=b", value: ""}]', 'command: x, args: ["\\0"]'],
+)
+def test_a_program_that_nobody_can_start_is_refused(tmp_path: Path, part: str) -> None:
+    spec = f"{{apiVersion: client.authentication.k8s.io/v1, {part}}}"
+    assert "exec must have" in refusal(tmp_path, written(user=f"{{exec: {spec}}}"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LAUGHS + written(server="*i"),
+        LAUGHS + written(user="{as: me, as-groups: *i}"),
+        MERGED + written(),
+        "a: &a [*a]\n" + written(server="*a"),
+        "[" * 100_000,
+        "a: [" + "1," * 300_000,
+        "- " * 100_000,
+    ],
+    ids=["laughs", "groups", "merged", "itself", "deep", "many", "dashes"],
+)
+def test_a_small_kubeconfig_makes_no_large_one(tmp_path: Path, text: str) -> None:
+    before = time.process_time()
+    assert len(refusal(tmp_path, text)) < 20_000
+    assert time.process_time() - before < 5
+
+
+def test_impersonation_brings_no_other_header(tmp_path: Path) -> None:
+    assert "line break" in refusal(tmp_path, written(user='{as: "me\\r\\nImpersonate-Group: admins"}'))
+
+
+yaml_words = st.sampled_from(
+    [
+        *"{}[]:,&*!|>-?#'\"%@\n\t \x00\x85",
+        *(
+            "<<: ",
+            "*a",
+            "&a ",
+            "\n- ",
+            "\n  ",
+            "null",
+            "0x",
+            "1e9",
+            "2001-1-1",
+            "\ud800",
+            "!!binary ",
+            "!!set ",
+        ),
+        *(
+            "!!int ",
+            "!!timestamp ",
+            "!!bool ",
+            "!!float ",
+            "!!omap ",
+            "!!pairs ",
+            "exec: ",
+            "command: /nowhere",
+        ),
+        *(
+            "users",
+            "name: u",
+            "user: ",
+            "clusters",
+            "server: ",
+            "contexts",
+            "current-context: c",
+            "as-groups: ",
+        ),
+        written(),
+    ]
+)
+
+
+@given(parts=st.lists(yaml_words, max_size=25))
+def test_no_kubeconfig_is_too_strange(parts: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "strange"
+    path.write_bytes("".join(parts).encode("utf-8", "surrogatepass"))
+    try:
+        find(Host(Path("/"), {}), Access(kubeconfig=str(path)))
+    except GpunodeError as error:
+        assert error.exit_code
