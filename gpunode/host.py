@@ -258,4 +258,5 @@ class Host(ReadingHost):
             raise PreconditionError(
                 f"another gpunode is changing this node ({error})",
                 hint="wait for it to end, then run this again",
+                code="locked",
             ) from error
