@@ -141,6 +141,10 @@ class _ChangingLine:
 _LINE = _ChangingLine()  # a terminal has one
 
 
+def _is_changing() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def printable(text: str) -> str:
     """The text with control characters escaped; newlines and tabs stay, undecodable bytes are escaped."""
     shown = text.encode("utf-8", "backslashreplace").decode()
@@ -243,13 +247,18 @@ def _diff_style(line: str) -> str:
 
 @dataclass(frozen=True)
 class StderrProgress:
-    """One line per finished step with its seconds; a step that fails says so and the error follows."""
+    """One line per finished step with its seconds; a step that fails says so and the error follows.
+
+    A terminal is told when it begins, too.
+    """
 
     verbose: int = 0
 
     @contextmanager
     def step(self, text: str) -> Iterator[None]:
         started = time.monotonic()
+        if _is_changing():
+            _LINE.show(f"  {text} ...")
         try:
             yield
         except BaseException:
@@ -264,7 +273,7 @@ class StderrProgress:
     def following(self, text: str, name: str) -> Iterator[Callable[[str], None]]:
         """On a terminal one line that changes, elsewhere a line every `_ALIVE_SECONDS`."""
         started = told = time.monotonic()
-        changing = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        changing = _is_changing()
 
         def tell(last: str) -> None:
             nonlocal told

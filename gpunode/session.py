@@ -108,7 +108,7 @@ def _sign(call: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> 
 def run_app(app: typer.Typer, argv: Sequence[str]) -> int:
     """Parse and run; usage errors speak the same words, and the envelope if one was asked for."""
     if "_GPUNODE_COMPLETE" in os.environ:  # Tab, see commands/completion.py
-        from typer.completion import completion_init
+        from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()
     try:

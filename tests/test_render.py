@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -183,3 +184,30 @@ def test_messages_on_a_terminal_break_between_words_and_hints_nowhere() -> None:
     os.close(main)
     assert all(len(line) <= 40 and line.endswith(("a", "word")) for line in lines[:-1])
     assert lines[-1] == f"hint: {hint.strip()}"
+
+
+def test_a_terminal_is_told_what_goes_on_before_it_has_ended() -> None:
+    script = (
+        "import sys\n"
+        "from gpunode.render import StderrProgress\n"
+        "with StderrProgress().step('a long look'): sys.stdin.read()\n"
+    )
+    main, side = os.openpty()
+    env = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stderr=side, env=env
+    ) as child:
+        assert select.select([main], [], [], 60)[0], "nothing was said"
+        begun = os.read(main, 4096).decode()
+        child.communicate(b"")
+    os.close(side)
+    ended = os.read(main, 4096).decode()
+    os.close(main)
+    assert begun == "\r  a long look ...\x1b[K"
+    assert ended.startswith("\r\x1b[K  a long look: done in ")
+
+
+def test_a_dumb_terminal_and_a_pipe_are_told_at_the_end_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with StderrProgress().step("a long look"):
+        assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err.startswith("  a long look: done in ")

@@ -147,6 +147,10 @@ def test_on_a_terminal_one_line_that_changes():
     os.close(end)
     shown = os.read(keeper, 4096).decode()
     os.close(keeper)
-    first = "\r  apt-get install, 0 s: Unpacking x\x1b[K\r  apt-get install, 0 s: Setting up x\x1b[K"
+    lines = (
+        "apt-get install -y x ...",
+        *(f"apt-get install, 0 s: {word} x" for word in ("Unpacking", "Setting up")),
+    )
+    first = "".join(f"\r  {line}\x1b[K" for line in lines)
     assert shown.startswith(f"{first}\r\x1b[K  Ctrl-C: it is left to end\r\n")
     assert shown.endswith(" s\r\n") and "apt-get install -y x: done in" in shown
