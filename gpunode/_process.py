@@ -9,17 +9,22 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpunode.dataclass import dataclass
+
+if TYPE_CHECKING:
+    import subprocess  # it takes four milliseconds that many a run can spare
 
 COMMAND_NOT_FOUND = 127
 _GRACE_SECONDS = 1.0
 _MOST_BYTES = 4 << 20  # a line longer than that is no answer; 16 GPUs in 7 MIG devices each take 60 KiB
 _LAST_WORDS = 2000
+_AT_START = ("LD_", "PYTHON", "GLIBC_")
+"""Variables that only a starting program reads, by how they begin."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ def run_process(
     argv: tuple[str, ...], timeout: float, stdin: str | bytes | None, env: Mapping[str, str]
 ) -> Completed:
     """Run `argv` to its end or kill it and its children after `timeout` seconds."""
+    import subprocess
+
     given = stdin.encode() if isinstance(stdin, str) else stdin
     try:
         child = subprocess.Popen(
@@ -68,6 +75,8 @@ def run_process(
 
 def _kill(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     """Kill the whole session; give up on a child that even SIGKILL doesn't end."""
+    import subprocess
+
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     try:
@@ -82,6 +91,21 @@ def _kill(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 
 def _text(data: bytes | None) -> str:
     return (data or b"").decode("utf-8", "replace")
+
+
+def forkable(environ: Mapping[str, str]) -> bool:
+    """See `Host.forkable`. Threads are counted by the kernel: those of libraries count, too."""
+    try:
+        given = Path("/proc/self/environ").read_bytes().split(b"\0")
+        threads = len(list(Path("/proc/self/task").iterdir()))
+    except OSError:
+        return False
+    wanted = {os.fsencode(f"{name}={value}") for name, value in environ.items() if name.startswith(_AT_START)}
+    return (
+        threads == 1
+        and dict(os.environ) == dict(environ)
+        and wanted == {one for one in given if one.startswith(tuple(map(os.fsencode, _AT_START)))}
+    )
 
 
 class Daemon:
@@ -108,6 +132,8 @@ class Daemon:
 
 def start_daemon(argv: tuple[str, ...], output: Path, env: Mapping[str, str]) -> Daemon:
     """Start `argv` with exactly `env`. OSError if there is no such program or `output` can't be written."""
+    import subprocess
+
     with output.open("ab") as stream:
         return Daemon(
             subprocess.Popen(
@@ -128,6 +154,8 @@ class LineChild:
     """
 
     def __init__(self, argv: tuple[str, ...], env: Mapping[str, str]) -> None:
+        import subprocess
+
         self._child = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
@@ -204,6 +232,8 @@ class LineChild:
 
     def end(self) -> int | None:
         """Kill it if it runs and close everything; its exit code, None if not even SIGKILL ends it."""
+        import subprocess
+
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if not self.ended():
                 os.killpg(self._child.pid, signal.SIGKILL)

@@ -2,40 +2,36 @@
 
 # no `from __future__ import annotations`: Typer reads these annotations as objects
 
-import gc
 import sys
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
-# one short process: collecting while modules are imported costs every command five milliseconds
-gc.set_threshold(50_000)
+import typer
+import typer.core
 
-from typing import TYPE_CHECKING, Annotated  # noqa: E402
-
-import typer  # noqa: E402
-import typer.core  # noqa: E402
-
-from gpunode import __version__  # noqa: E402
-from gpunode.cli_cdi import cdi_app  # noqa: E402
-from gpunode.cli_completion import completion_app  # noqa: E402
-from gpunode.cli_doctor import doctor_app  # noqa: E402
-from gpunode.cli_driver import driver_app  # noqa: E402
-from gpunode.cli_labels import labels_app  # noqa: E402
-from gpunode.cli_manifests import manifests_app  # noqa: E402
-from gpunode.cli_mig import mig_app  # noqa: E402
-from gpunode.cli_mig_change import mig_apply, mig_assert, mig_plan  # noqa: E402, F401
-from gpunode.cli_mps import mps_app  # noqa: E402
-from gpunode.cli_node import node_app  # noqa: E402
-from gpunode.cli_plugin import plugin_app  # noqa: E402
-from gpunode.cli_plugin_inject import plugin_inject  # noqa: E402, F401
-from gpunode.cli_plugin_placement import plugin_explain_placement  # noqa: E402, F401
-from gpunode.cli_plugin_status import plugin_status  # noqa: E402, F401
-from gpunode.cli_runtime import runtime_app  # noqa: E402
-from gpunode.cli_setup import setup_app  # noqa: E402
-from gpunode.cli_state import journal_app  # noqa: E402
-from gpunode.cli_status import status_app  # noqa: E402
-from gpunode.cli_toolkit import toolkit_app  # noqa: E402
-from gpunode.cli_toolkit_packages import toolkit_install  # noqa: E402, F401
-from gpunode.cli_verify import verify_app  # noqa: E402
-from gpunode.session import Session, run_app, takes_globals, verb  # noqa: E402
+from gpunode import __version__
+from gpunode.cli_cdi import cdi_app
+from gpunode.cli_completion import completion_app
+from gpunode.cli_doctor import doctor_app
+from gpunode.cli_driver import driver_app
+from gpunode.cli_labels import labels_app
+from gpunode.cli_manifests import manifests_app
+from gpunode.cli_mig import mig_app
+from gpunode.cli_mig_change import mig_apply, mig_assert, mig_plan  # noqa: F401
+from gpunode.cli_mps import mps_app
+from gpunode.cli_node import node_app
+from gpunode.cli_plugin import plugin_app
+from gpunode.cli_plugin_inject import plugin_inject  # noqa: F401
+from gpunode.cli_plugin_placement import plugin_explain_placement  # noqa: F401
+from gpunode.cli_plugin_status import plugin_status  # noqa: F401
+from gpunode.cli_runtime import runtime_app
+from gpunode.cli_setup import setup_app
+from gpunode.cli_state import journal_app
+from gpunode.cli_status import status_app
+from gpunode.cli_toolkit import toolkit_app
+from gpunode.cli_toolkit_packages import toolkit_install  # noqa: F401
+from gpunode.cli_verify import verify_app
+from gpunode.quick import leave
+from gpunode.session import Session, run_app, takes_globals, verb
 
 if TYPE_CHECKING:
     from gpunode.result import Result
@@ -132,8 +128,6 @@ def demo(session: Session) -> "Result":
     return command.run(session.host, command.Options(), session.progress)
 
 
-def main() -> None:
-    """The console script."""
-    code = run_app(app, sys.argv[1:])
-    gc.freeze()  # or the interpreter's last collection takes 12 ms to find that everything goes anyway
-    sys.exit(code)
+def main() -> NoReturn:
+    """Parse `sys.argv`, run it and exit."""
+    leave(run_app(app, sys.argv[1:]))

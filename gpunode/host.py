@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpunode._files import explain_os_error, restrict_umask
-from gpunode._process import COMMAND_NOT_FOUND, Completed, run_process
+from gpunode._process import COMMAND_NOT_FOUND, Completed, forkable, run_process
 from gpunode._reading import DeviceNode, FileSystem, ReadingHost
 from gpunode._recording import RECORDING
 from gpunode.dataclass import dataclass
@@ -62,6 +62,11 @@ class Host(ReadingHost):
 
             return run_watched(tuple(argv), timeout, full, watch)
         return run_process(tuple(argv), timeout, stdin, full)
+
+    def forkable(self) -> bool:
+        """Whether a fork of this process can stand for a child of `run`: it has one thread and `environ`, and
+        was started with what the dynamic loader and Python take from that."""
+        return self.live and forkable(self.environ)
 
     def _replay(self, argv: Sequence[str]) -> Completed:
         import shlex

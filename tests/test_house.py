@@ -42,8 +42,9 @@ ROOM_MAY_IMPORT = {
     "outcome": {"errors", "host", "output", "render", "result"},
     "session": {"outcome", "errors", "output", "render", "result"},
     "light": {"outcome", "output", "gpu"},
-    "cli": {"session", "commands", "output", "errors", "result", "light"},
-    "__main__": {"cli"},
+    "quick": {"outcome", "output", "commands"},
+    "cli": {"session", "commands", "output", "errors", "result", "light", "quick"},
+    "__main__": {"cli", "quick"},
     "__init__": set(),
     "dataclass": set(),
 }
@@ -64,7 +65,7 @@ ONLY_HERE = {
 GRPC_ROOMS = {"plugin", "daemons"}
 HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "ctypes", "lightkube", "httpx2"}
 
-COMPILED_DATACLASSES = {"dataclass.py", "gpu/forked.py", "gpu/vectors.py"}
+COMPILED_DATACLASSES = {"dataclass.py", "gpu/vectors.py"}
 
 
 def name_of(path: Path) -> str:

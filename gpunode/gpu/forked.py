@@ -10,17 +10,16 @@ import select
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from typing import NamedTuple
 
 AT_ONCE = 16
 _GRACE_SECONDS = 1.0
 _FAILED = 70  # EX_SOFTWARE of sysexits(3)
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a child ended: what it wrote, its exit code (negative for a signal), whether its time was up."""
 
     output: bytes
@@ -28,18 +27,26 @@ class Outcome:
     timed_out: bool = False
 
 
-@dataclass(frozen=True)
-class _Child:
+class _Child(NamedTuple):
     pid: int
     pipe: int
     deadline: float
-    output: bytearray = field(default_factory=bytearray)
+    output: bytearray
 
 
-def run_each(jobs: Sequence[Callable[[], bytes]], timeout: float) -> list[Outcome]:
+def run_each(
+    jobs: Sequence[Callable[[], bytes]],
+    timeout: float,
+    *,
+    errors: int = -1,
+    started: Callable[[], None] | None = None,
+) -> list[Outcome]:
     """Run every job in a child of its own, at most `AT_ONCE` at a time, each for at most `timeout` seconds.
 
-    The outcomes are in the order of the jobs. The caller must have one thread and no open libcuda.
+    The outcomes are in the order of the jobs. The caller must have one thread and no open libcuda. What the
+    children say beside their answers goes to the file descriptor `errors`, else to our own stderr; no other
+    file of ours is open in them. `started` is called once, when the first of them run: it may start threads
+    if all of them do.
     """
     outcomes: dict[int, Outcome] = {}
     waiting = list(enumerate(jobs))
@@ -48,7 +55,10 @@ def run_each(jobs: Sequence[Callable[[], bytes]], timeout: float) -> list[Outcom
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
                 number, job = waiting.pop(0)
-                running[number] = _start(job, timeout)
+                running[number] = _start(job, timeout, errors)
+            if started is not None:
+                started()
+                started = None
             for number in _ended(running):
                 outcomes[number] = _finish(running.pop(number))
     finally:
@@ -58,27 +68,41 @@ def run_each(jobs: Sequence[Callable[[], bytes]], timeout: float) -> list[Outcom
     return [outcomes[number] for number in range(len(jobs))]
 
 
-def _start(job: Callable[[], bytes], timeout: float) -> _Child:
+def _start(job: Callable[[], bytes], timeout: float, errors: int) -> _Child:
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _be_child(job, write_end)
+        _be_child(job, write_end, errors)
     os.close(write_end)
-    return _Child(pid, read_end, time.monotonic() + timeout)
+    return _Child(pid, read_end, time.monotonic() + timeout, bytearray())
 
 
-def _be_child(job: Callable[[], bytes], write_end: int) -> None:
+def _be_child(job: Callable[[], bytes], write_end: int, errors: int) -> None:
     """Run the job and leave the process, without the parent's exit handlers and unflushed output."""
     code = _FAILED
     try:
+        if errors >= 0:
+            os.dup2(errors, sys.stderr.fileno())
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a library's chatter must not mix with the answer
+        _close_all_but(write_end)
         with os.fdopen(write_end, "wb") as pipe:
             pipe.write(job())
         code = 0
     except BaseException:  # noqa: BLE001 - the child must never return into the parent's code
+        import traceback
+
         os.write(sys.stderr.fileno(), traceback.format_exc().encode())
     finally:
         os._exit(code)
+
+
+def _close_all_but(write_end: int) -> None:
+    """A child that even SIGKILL doesn't end must not hold what others wait for the end of."""
+    with suppress(OSError):  # without /proc they stay open
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
+            if int(name) > 2 and int(name) != write_end:
+                with suppress(OSError):  # the list's own is gone already
+                    os.close(int(name))
 
 
 def _ended(running: dict[int, _Child]) -> list[int]:
@@ -113,10 +137,12 @@ def _finish(child: _Child) -> Outcome:
 def _wait(pid: int, seconds: float) -> int | None:
     """The child's exit code, None if it is still there after `seconds`."""
     deadline = time.monotonic() + seconds
+    pause = 0.0002  # who closed the pipe is about to end
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
         if time.monotonic() >= deadline:
             return None
-        time.sleep(0.005)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.005)

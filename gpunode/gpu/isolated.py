@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError
-from gpunode.gpu.child import module_argv, signal_name
+from gpunode.gpu.child import module_argv, run_module, signal_name
 from gpunode.gpu.model import Inventory, Topology, inventory_from_json, topology_from_json
 from gpunode.host import RECORDING, Completed, Host
 
@@ -43,22 +44,28 @@ def probe(
     library: str = "",
     *,
     condition: bool = False,
+    started: Callable[[], None] | None = None,
 ) -> NvmlProbe:
     """The inventory of this node, within `timeout` seconds; never raises for NVML's failure.
 
     With persistence mode off, eight GPUs may well take ten seconds. With `topology` NVML is also asked how
     they hang together, with `condition` how each of them is. `library` is where NVML is loaded from, if not
-    from where the dynamic loader finds it. `ConfigError` for a malformed recording.
+    from where the dynamic loader finds it. `started` is called while NVML has its turn, and may start
+    threads; of a recorded machine, before. `ConfigError` for a malformed recording.
     """
     if not host.live:
+        if started is not None:
+            started()
         return _recorded(host)
     start = host.monotonic()
     words = (
         *(("--topology",) if topology else ()),
-        *(("--condition",) if condition else ()),
         *(("--library", library) if library else ()),
     )
-    done = host.run(module_argv("gpunode.gpu.probe", *words), timeout=timeout)
+    if condition:  # what was told before a hang counts: not one answer, but lines
+        done = host.run(module_argv("gpunode.gpu.probe", "--condition", *words), timeout=timeout)
+    else:
+        done = run_module(host, "gpunode.gpu.probe", *words, timeout=timeout, started=started)
     found = _read(done, timeout, host.monotonic() - start, condition)
     _heard(host, done, found)
     return found

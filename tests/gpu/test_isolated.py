@@ -11,7 +11,27 @@ from gpunode.gpu.isolated import probe
 from gpunode.gpu.model import Inventory
 from gpunode.host import RECORDING, Host
 from gpunode.result import plain
+from tests.gpu.children import run_python
 from tests.gpu.conftest import host_of
+
+# a process that was started for this node, and has one thread: it is forked, not started again
+FORKED = """
+import json, os, sys
+from gpunode.gpu.isolated import probe
+from gpunode.host import Host
+from gpunode.result import plain
+order, said = [], []
+host = Host(environ=dict(os.environ), trace=said.append)
+assert host.forkable()
+answer = probe(host, timeout=float(sys.argv[1]), topology=True, started=lambda: order.append(1))
+assert order == [1] and len(said) == 1 and "subprocess" not in sys.modules
+try:
+    os.waitpid(-1, os.WNOHANG)
+    left = True
+except ChildProcessError:
+    left = False
+print(json.dumps({**plain(answer), "left": left}))
+"""
 
 
 @pytest.mark.parametrize("count", [0, 1, 8, 16])
@@ -125,6 +145,79 @@ def test_output_that_is_no_answer_is_told_apart(tmp_path, junk):
     answer = probe(Host(environ={**os.environ, "PYTHONPATH": str(tmp_path)}))
     assert (answer.inventory, answer.code, answer.timed_out) == (None, None, False)
     assert "no usable answer" in answer.message
+
+
+def forked(node, seconds=20.0):
+    found = run_python(FORKED, node.env, str(seconds))
+    assert found.pop("left") is False, "a child was left behind"
+    return found
+
+
+def test_a_fork_tells_the_same_as_a_new_process(make_node):
+    node = make_node(with_mig(machine(3), 1, mixed_layout(1)))
+    found, fresh = forked(node), plain(probe(host_of(node), topology=True))
+    assert found.pop("seconds") and fresh.pop("seconds")
+    assert found == fresh
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds", "timed_out", "word"),
+    [
+        (Fault("nvmlInitWithFlags", hang=60), 0.5, True, "0.5 s"),
+        (Fault("nvmlDeviceGetUUID", hang=60), 0.5, True, "0.5 s"),
+        (Fault("nvmlDeviceGetUUID", abort=True), 20.0, False, "SIGABRT"),
+    ],
+    ids=["hang", "later", "crash"],
+)
+def test_a_fork_that_hangs_or_crashes_is_told_the_same_way(make_node, fault, seconds, timed_out, word):
+    found = forked(make_node(machine(1).with_faults(fault)), seconds)
+    assert (found["inventory"], found["code"], found["timedOut"]) == (None, None, timed_out)
+    assert word in found["message"]
+
+
+def test_a_fork_has_nothing_open_that_somebody_else_waits_for(tmp_path):
+    script = """
+import json, os, sys
+from gpunode.gpu.child import run_module
+from gpunode.host import Host
+sys.path.insert(0, sys.argv[1])
+kept = os.memfd_create("kept", 0)
+done = run_module(Host(environ=dict(os.environ)), "told", "word", timeout=20)
+print(json.dumps([json.loads(done.stdout), done.stderr.splitlines(), done.code, os.getsid(0)]))
+"""
+    (tmp_path / "told.py").write_text(
+        "import json, os, signal, sys\n"
+        "def main():\n"
+        "    os.write(1, b'chatter\\n')\n"
+        "    os.write(2, b'trouble\\n')\n"
+        "    numbers = [n for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fdinfo/{n}')]\n"
+        "    links = [os.readlink(f'/proc/self/fd/{n}') for n in numbers]\n"
+        "    print(json.dumps([sys.argv[1:], sorted(links), os.getsid(0), sys.stdin.read()]))\n"
+    )
+    (words, links, session, read), errors, code, ours = run_python(script, {}, str(tmp_path))
+    assert (words, read, code, errors) == (["word"], "", 0, ["chatter", "trouble"])
+    assert session != ours
+    assert [link.split(":")[0] for link in links] == ["/dev/null", *["/memfd"] * 2, "pipe"]
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        "environ['LD_LIBRARY_PATH'] = '/elsewhere'",
+        "os.environ['LD_LIBRARY_PATH'] = environ['LD_LIBRARY_PATH'] = '/since'",
+        "environ['ANY'] = 'other'",
+    ],
+)
+def test_no_fork_where_it_would_be_another_thing_than_a_new_process(spoilt):
+    script = f"""
+import json, os, threading, time
+from gpunode.host import Host
+environ = dict(os.environ)
+{spoilt}
+print(json.dumps(Host(environ=environ).forkable()))
+"""
+    assert run_python(script, {}) is False
 
 
 def recorded(tmp_path, nvml):

@@ -82,5 +82,5 @@ class WarmChild(LineChild):
     """A `LineChild` that is there at once."""
 
     def __init__(self, argv: tuple[str, ...], env: Mapping[str, str]) -> None:
-        with patch("gpunode._process.subprocess.Popen", _Forked):
+        with patch("subprocess.Popen", _Forked):
             super().__init__(argv, env)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import field, replace
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -49,9 +50,11 @@ def label(host: Host, settings: Settings) -> Labels:
         vgpus.append(find_vgpus(host))
 
     reader = Thread(target=meanwhile, name="machine", daemon=True)
-    reader.start()
-    seen = see(host, settings)
-    reader.join()
+    seen = see(host, settings, reader.start)  # not before: a process with threads isn't forked
+    if reader.ident is None:
+        meanwhile()
+    else:
+        reader.join()
     return label_seen(host, seen, *(_machine(host, seen, found) for found in vgpus))
 
 
@@ -81,9 +84,9 @@ def label_amd(host: Host, settings: Settings) -> Labels:
     return replace(labels, warnings=(*labels.warnings, *((reason,) if reason else ())))
 
 
-def see(host: Host, settings: Settings) -> Seen:
-    """Look once. `GpunodeError` as `label` has it."""
-    inventory, why = _look(host, settings)
+def see(host: Host, settings: Settings, started: Callable[[], None] | None = None) -> Seen:
+    """Look once. `GpunodeError` as `label` has it. `started` is called once NVML is asked, if it is."""
+    inventory, why = _look(host, settings, started)
     if inventory is None:
         tegra = settings.device_discovery_strategy == "tegra"  # whose GPU is on no bus
         if not settings.fail_on_init_error or (none_there(host) and not tegra):
@@ -115,7 +118,7 @@ def plan_seen(host: Host, settings: Settings, inventory: Inventory | None) -> Se
     return Seen(settings, inventory, plan(host, bare, inventory))
 
 
-def _look(host: Host, settings: Settings) -> tuple[Inventory | None, str]:
+def _look(host: Host, settings: Settings, started: Callable[[], None] | None) -> tuple[Inventory | None, str]:
     if settings.device_discovery_strategy == VFIO:
         from gpunode.plugin.labels.vfio import vfio_inventory
 
@@ -131,7 +134,8 @@ def _look(host: Host, settings: Settings) -> tuple[Inventory | None, str]:
     from gpunode.gpu.isolated import probe
     from gpunode.plugin.nvidia.library import nvml_library
 
-    seen = probe(host, _patience(settings), library=nvml_library(host, settings))
+    library = nvml_library(host, settings)
+    seen = probe(host, _patience(settings), library=library, started=started)
     if is_tegra(host, settings, seen.inventory):
         return ask_tegra(host, settings, seen.inventory)
     return seen.inventory, seen.message

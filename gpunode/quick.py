@@ -1,0 +1,89 @@
+"""`gpunode labels` and `gpunode gpus` without the command line's parser, where their words need none.
+
+Importing Typer takes longer than all else that such a command does, and timers and agents run it all day.
+Only a line that can be read in one way is taken: each word is an option of the command's own table with its
+value. All else is the command line's: help, mistakes, other spellings, variables that it knows.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from gpunode.outcome import Session
+    from gpunode.result import Result
+
+# one short process: collecting while modules are imported costs every command five milliseconds
+gc.set_threshold(50_000)
+
+_KINDS = {"labels": "NodeLabels", "gpus": "GpuInventory"}
+_VARIABLES = ("ROOT", "OUTPUT", "COLOR", "VERBOSE", "DEBUG", "LABELS_WATCH", "LABELS_DRY_RUN")
+_NOTHING = {"root": None, "color": None, "verbose": 0, "debug": False}
+_FORMS = ("table", "json", "yaml")
+
+
+Line = tuple[str, str, tuple[Any, ...]]
+"""The command, what `-o` said, and what is given to the command's `Options`."""
+
+
+def run(argv: Sequence[str]) -> int | None:
+    """The exit code; None, and nothing was done, where the command line has to read it."""
+    line = read(argv, os.environ)
+    if line is None:
+        return None
+    name, output, arguments = line
+    from gpunode.outcome import run_command
+    from gpunode.output import Output
+
+    def call(session: Session) -> Result:
+        command = import_module(f"gpunode.commands.{name}")
+        done: Result = command.run(session.host, command.Options(*arguments), session.progress)
+        return done
+
+    chosen = {"output": Output(output) if output else None, **_NOTHING}
+    return run_command(_KINDS[name], chosen, call)
+
+
+def read(argv: Sequence[str], environ: Mapping[str, str]) -> Line | None:
+    """What a command line says, None for one that isn't plain."""
+    if not argv or argv[0] not in _KINDS or any(f"GPUNODE_{name}" in environ for name in _VARIABLES):
+        return None
+    words, output = list(argv[1:]), ""
+    if len(words) > 1 and words[-2] == "-o" and words[-1] in _FORMS:
+        output = words[-1]
+        del words[-2:]
+    if argv[0] == "gpus":
+        return None if words else ("gpus", output, ())
+    return _labels(words, output)
+
+
+def _labels(words: list[str], output: str) -> Line | None:
+    from gpunode.commands.labels import OPTIONS
+    from gpunode.commands.plugin_options import with_go_words
+
+    rows = {flag: row for row in OPTIONS for flag in row.flags}
+    given: dict[str, Any] = {}
+    dry_run = False
+    for word in with_go_words(words, OPTIONS):
+        flag, equals, value = word.partition("=")
+        row = rows.get(flag)
+        if word == "--dry-run":
+            dry_run = True
+        elif row is None or not equals:
+            return None
+        elif row.takes_many:
+            given[row.field] = (*given.get(row.field, ()), value)
+        else:
+            given[row.field] = value
+    return "labels", output, (given, dry_run)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit without the interpreter's last collection: 12 ms to find that everything goes anyway."""
+    gc.freeze()
+    sys.exit(code)
