@@ -1,0 +1,67 @@
+"""The runs that the pages on the toolkit and the driver show, made again; see tests/test_docs_pages.py."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from fixtures.package_answers import record
+from gpunode.commands.driver_plan import made
+from gpunode.packages.driver_model import Wish
+from tests.cli import Ran, gpunode
+from tests.packages.apt_root import AptRoot, Repository
+from tests.packages.test_driver_plan import OLD_REPO, archive, built, cuda_rpm
+from tests.test_docs_pages import runs, said
+
+_MIRROR, _KEY = "https://mirror.example.com/nvidia", "/srv/mirror/key.asc"
+_RETIRED = "https://nvidia.github.io/nvidia-docker/ubuntu20.04/$(ARCH)"
+
+
+def _said(ran: Ran) -> str:
+    """What a terminal shows, with the numbers of no two runs left out."""
+    told = re.sub(r"(?<=done in )\d+\.\d(?= s)|(?<=\(process )\d+|(?<=process )\d+", "N", ran.err + ran.out)
+    return re.sub(r"\b[0-9A-F]{40}\b", "KEY", told)
+
+
+def _page(name: str) -> dict[str, str]:
+    return {line: _said(Ran(0, text, "")) for line, text in runs(name).items()}
+
+
+def test_the_page_on_the_toolkit(apt: AptRoot, repository: Repository) -> None:
+    page = _page("docs/toolkit.md")
+    told: dict[str, str] = {}
+
+    def see(line: str) -> None:
+        words = line.replace(_MIRROR, repository.url).replace(_KEY, str(repository.key))
+        shown = _said(apt.gpunode(*shlex.split(words))).replace(str(apt.root), "")
+        told[line] = shown.replace(repository.url, _MIRROR).replace(str(repository.key), _KEY)
+
+    (apt.sources / "nvidia-docker.list").write_text(f"deb {_RETIRED} /\n")
+    first, dry_run, second, waits, removal = page
+    see(first)
+    see(dry_run)
+    asked = ("--repository", repository.url, "--key", str(repository.key), "--version", "1.19.0")
+    assert apt.gpunode("toolkit", "install", *asked).code == 0
+    see(second)
+    with apt.locked():
+        see(waits)
+    assert apt.gpunode("toolkit", "install", "--hold").code == 0
+    see(removal)
+    assert told == page
+
+
+def test_the_page_on_the_driver(tmp_path: Path) -> None:
+    gone = ("/sys/module/nvidia", "/proc/driver/nvidia", "/var/lib/dkms")
+    new = built(tmp_path, "healthy-h100-nvswitch", {}, gone)
+    for modules in new.glob("lib/modules/*/modules.dep"):
+        modules.write_text("")
+    record(new, archive("580.173.02", switches=True), lambda host: made(host, Wish()))
+    old = built(tmp_path, "kmod-flavour-rocky9", OLD_REPO)
+    record(old, cuda_rpm("595.91.07"), lambda host: made(host, Wish(branch=595)))
+    refused = gpunode("driver", "install", "--yes", "--branch", "595", "--root", str(old))
+    assert refused.code == 3 and refused.out  # the plan, for which the page has dots
+    assert runs("docs/driver.md") == {
+        "driver plan": said(gpunode("driver", "plan", "--root", str(new))),
+        "driver install --yes --branch 595": f"...\n{said(refused).removeprefix(refused.out)}",
+    }
