@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, UsageError
-from gpunode.facts.yaml_tree import MAX_STREAM_BYTES
+from gpunode.facts.yaml_tree import MAX_STREAM_BYTES, Item
 from gpunode.host import Host
-from gpunode.plugin.config import translate_gke, translate_operator
-from gpunode.plugin.config.settle import settled
-from gpunode.plugin.config.translate import Left, Translator, WrongInput, documents
+from gpunode.plugin.config.translate import Left, Translation, WrongInput, documents
 from gpunode.result import ErrorInfo, ExitCode, Result, Style, Text
 
 KIND = "PluginConfigTranslation"
-SOURCES: dict[str, Translator] = {
-    "gke": translate_gke.translate,
-    "gpu-operator": translate_operator.translate,
-}
 _FORMS = {
     "gke": "it is gpu_config.json of a GKE node, or the ConfigMap of GKE's device plugin",
     "gpu-operator": "it is the operator's ClusterPolicy and ConfigMaps, or a config file of NVIDIA's plugin",
@@ -47,8 +42,9 @@ def run(host: Host, source: str, file: str, name: str) -> Result:
     if not file:
         raise UsageError("--from needs a file", hint=f"gpunode plugin check-config --from {source} FILE")
     shown = "standard input" if file == "-" else file
+    content = _read(host, file)
     try:
-        found, text = settled(SOURCES[source](documents(_read(host, file)), name))
+        found, text = _settled(source, documents(content), name)
     except WrongInput as error:
         raise ConfigError(f"{shown}: {error.message}", hint=error.hint or _FORMS[source]) from error
     data = PluginConfigTranslation(source, file, found.name, found.config, text, found.left)
@@ -57,6 +53,16 @@ def run(host: Host, source: str, file: str, name: str) -> Result:
         return Result(KIND, data, "error", ExitCode.FAILED, _messages(found.left), errors)
     lines = tuple(Text(line, Style.COMMAND) for line in text.splitlines())
     return Result(KIND, data, "warn" if found.left else "ok", messages=_messages(found.left), blocks=lines)
+
+
+def _settled(source: str, found: Sequence[Item], name: str) -> tuple[Translation, str]:
+    from gpunode.plugin.config.settle import settled
+
+    if source == "gke":
+        from gpunode.plugin.config.translate_gke import translate
+    else:
+        from gpunode.plugin.config.translate_operator import translate
+    return settled(translate(found, name))
 
 
 def _messages(left: tuple[Left, ...]) -> tuple[str, ...]:

@@ -104,7 +104,8 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         require_live(host)
     if options.hold:
         manager.require_holding()
-    intent = _intend(host, manager, options, wanted)
+    with progress.step(f"asking {manager.name} what is here and what is offered"):
+        intent = _intend(host, manager, options, wanted)
     if options.dry_run:
         commands = tuple(one.text for one in (*_refreshing(intent), *intent.steps.commands))
         changes = tuple(edit.change() for edit in edits_of(host, intent.file_changes))

@@ -78,7 +78,9 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     if going:
         _require_unused(host, progress)
     commands = _commands(manager, states, going, brought)
-    _require_alone(manager, commands, going)
+    if commands:
+        with progress.step(f"asking {manager.name} what would go along"):
+            _require_alone(manager, commands, going)
     files = tuple(FileChange(path, None, "") for path in brought.files)
     changes = tuple(edit.change() for edit in edits_of(host, files))
     if not options.dry_run:

@@ -61,7 +61,8 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     shelf = shelf_of(host, manager)
     wanted = wanted_repository()
     judged = judge(shelf.entries(wanted), wanted, shelf.address(wanted), shelf.file)
-    states, trouble = _states(host, manager)
+    with progress.step(f"asking {manager.name} what is here and what is offered"):
+        states, trouble = _states(host, manager)
     packages = tuple(_package(host, manager, states[name]) for name in PACKAGES)
     killed = tuple(f"an install runs now or was killed half-way: {name}" for name in killed_runs(host))
     problems = (*trouble, *killed, *_problems(states, judged))

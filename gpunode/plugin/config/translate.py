@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -46,9 +45,6 @@ class WrongInput(Exception):
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.message, self.hint = message, hint
-
-
-Translator = Callable[[Sequence[Item], str], Translation]
 
 
 def documents(data: bytes) -> tuple[Item, ...]:
