@@ -47,6 +47,6 @@ def _is_old(host: Host, pod: Json) -> bool:
     try:
         made = datetime.fromisoformat(str(pod["metadata"].get("creationTimestamp"))).timestamp()
         allowed = float((pod.get("spec") or {}).get("activeDeadlineSeconds") or 0)
-    except ValueError:
+    except (OverflowError, TypeError, ValueError):
         return False
     return host.now() - made > 2 * allowed + 600

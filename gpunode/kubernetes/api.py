@@ -28,6 +28,26 @@ def named(one: Mapping[str, Any]) -> str:
     return f"{one['kind']} {place}{metadata['name']}"
 
 
+_MAPS = (("metadata", "labels"), ("metadata", "annotations"), ("spec", "nodeSelector"))
+_LISTS = (("metadata", "ownerReferences"), ("metadata", "managedFields"))
+
+
+def is_object(one: Any) -> bool:
+    """Whether an answer has the shape of an object with a name, as far as we lean on it; null is nothing."""
+    parts = (
+        {key: one.get(key) or {} for key in ("metadata", "spec", "status")} if isinstance(one, dict) else {}
+    )
+    if not parts or not all(isinstance(part, dict) for part in parts.values()):
+        return False
+    lists = [parts[part].get(key) or [] for part, key in _LISTS]
+    return (
+        bool(parts["metadata"].get("name"))
+        and isinstance(parts["metadata"]["name"], str)
+        and all(isinstance(parts[part].get(key) or {}, dict) for part, key in _MAPS)
+        and all(isinstance(found, list) and all(isinstance(x, dict) for x in found) for found in lists)
+    )
+
+
 class Cluster(Protocol):
     """One API server, and who we are there. Every call ends or raises a `ClusterError`: the next piece of an
     answer comes within `timeout`, all of it within three times that and within bounded.MAX_BYTES.

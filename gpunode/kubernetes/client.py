@@ -13,7 +13,16 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from gpunode.kubernetes.api import FIELD_MANAGER, Cluster, ExtraMissing, Invalid, Json, Patch, named
+from gpunode.kubernetes.api import (
+    FIELD_MANAGER,
+    Cluster,
+    ExtraMissing,
+    Invalid,
+    Json,
+    Patch,
+    is_object,
+    named,
+)
 from gpunode.kubernetes.connection import Connection
 
 if TYPE_CHECKING:
@@ -233,14 +242,16 @@ class _LightkubeCluster:
         """One object. What is no object, or another one's answer, is an error, not data."""
         with self._told(what, changes=changes):
             found = dict(ask())
-            metadata = found.get("metadata")
-            if not isinstance(metadata, dict) or (name and metadata.get("name") != name):
+            if not is_object(found) or (name and found["metadata"]["name"] != name):
                 raise ValueError("the answer is another object than the one asked for")
             return found
 
     def _list(self, what: str, ask: Callable[[], list[Any]]) -> tuple[Json, ...]:
         with self._told(what):
-            return tuple(dict(one) for one in ask())
+            found = tuple(dict(one) for one in ask())
+            if not all(map(is_object, found)):
+                raise ValueError("the answer lists what is no object")
+            return found
 
     @contextmanager
     def _told(self, what: str, *, changes: bool = False) -> Iterator[None]:

@@ -11,19 +11,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from traceback import format_exception
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpunode.commands.leftover_pods import sweep
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
-from gpunode.kubernetes import bounded
+from gpunode.kubernetes import bounded, patches
 from gpunode.kubernetes.access import Access, find
-from gpunode.kubernetes.api import ClusterError
+from gpunode.kubernetes.api import ClusterError, is_object
 from gpunode.kubernetes.client import open_client
 from gpunode.kubernetes.connection import Connection
+from gpunode.plugin.labels.sinks.node import _Plan
+from gpunode.plugin.labels.sinks.node_feature import NodeFeature
+from gpunode.plugin.settings import LabelSettings
+from gpunode.render import SilentProgress
 
 SECRET = "s3cr3t-t0ken"
 Answer = Callable[[socket.socket, bytes], None]
@@ -271,3 +277,47 @@ def test_no_kubeconfig_is_too_strange(parts: list[str], tmp_path_factory: pytest
         find(Host(Path("/"), {}), Access(kubeconfig=str(path)))
     except GpunodeError as error:
         assert error.exit_code
+
+
+# --- objects --------------------------------------------------------------------------------------------
+
+keys = st.sampled_from(
+    [
+        *("labels", "annotations", "ownerReferences", "managedFields", "taints", "capacity", "nodeSelector"),
+        *("f:status", "f:capacity", "fieldsV1", "activeDeadlineSeconds", "creationTimestamp", "x", "kind"),
+    ]
+)
+nonsense = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | keys | st.just("9" * 400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4),
+    max_leaves=12,
+)
+objects = st.fixed_dictionaries(
+    {"metadata": st.dictionaries(keys, nonsense, max_size=5)},
+    optional={"spec": st.dictionaries(keys, nonsense) | nonsense, "status": nonsense},
+)
+
+
+@given(first=objects, second=objects)
+def test_no_object_is_too_strange(first: Any, second: Any) -> None:
+    for one in (first, second):
+        one["metadata"] |= {"name": "n"}
+    if not (is_object(first) and is_object(second)):
+        return
+    cluster = SimpleNamespace(
+        get_node_feature=lambda *_: first,
+        get_pod=lambda *_: second,
+        update_node_feature=lambda _, feature: json.dumps(feature),
+        list_pods=lambda *_: [first, second],
+        delete_pod=lambda *_: None,
+        namespace="d",
+        node="",
+    )
+    server: Any = cluster
+    host, settings = Host(Path("/"), {}), LabelSettings(node_name="n", pod_name="p", namespace="d")
+    NodeFeature(host, lambda: server, SilentProgress(), settings, "nvidia").put({"a/b": "1"}, dry_run=False)
+    sweep(host, server, "d", "n")
+    _Plan(first, {"a/b": "1"}, "gpunode/nvidia-labels").patch()
+    patches.label_patch(first, {"x": "1"})
+    patches.capacity_patch(first, "x", 3)
+    patches.writer_of(first, "x")
