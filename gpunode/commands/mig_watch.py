@@ -237,6 +237,7 @@ class Follower:
         self._done, self._busy = self._content, ()
         options = replace(self._options, config_file=self.file, label=self.label, watch=False, labels=True)
         progress = _Told(self._log)
+        self._log.info("applying", label=self.label, file=self.file)
         labels = MigLabels(self._host, options.access, options.node, progress, True, self._labels)
         try:
             with self._interruptible(True):
@@ -265,7 +266,7 @@ class Follower:
         self._try_at = now + _backoff(self._failures)
         if isinstance(error, mig_apply.InUse):
             self._busy, self._busy_at = error.obstacles, now + BUSY_SECONDS
-        then = "when the label or the file changes"
+        then = "when the label or the file changes, or this is started anew"
         if again:
             then = f"in {self._try_at - now:g} s"
         elif self._busy:

@@ -211,6 +211,18 @@ def test_a_server_that_goes_away_is_told_and_waited_for(mig_node: MigMaker, api:
         assert node.devices() == BALANCED and it.log().count("action=applied") == 2
 
 
+def test_a_driver_that_is_not_there_yet_is_waited_for(mig_node: MigMaker, api: ApiServer) -> None:
+    scenario = mig_machine("h100")
+    node = mig_node(scenario.with_faults(NvmlFault("nvmlInitWithFlags", 9)))  # NVML_ERROR_DRIVER_NOT_LOADED
+    it = Following(node, api)
+    it.ask_for("seven")
+    with it:
+        assert it.says('tried_again="in 5 s"') and it.becomes("seven", "failed"), it.log()
+        node.stub.write(scenario)
+        it.look()
+        assert it.becomes("seven", "success") and node.devices() == SEVEN, it.log()
+
+
 def test_a_label_that_changes_meanwhile_comes_next(mig_node: MigMaker, api: ApiServer) -> None:
     node = mig_node(mig_machine("h100"))
     it = Following(node, api)
