@@ -78,7 +78,7 @@ def write_atomic(target: Path, data: bytes, mode: int, expect: bytes | None, *, 
                 _keep_owner(stream.fileno(), before)
                 _keep_attributes(target, temporary)
             os.fsync(stream.fileno())
-        if expect is not None and (target.read_bytes() if before is not None else b"") != expect:
+        if expect is not None and (target.read_bytes() if target.exists() else b"") != expect:
             raise ConfigError(
                 f"{target} changed while gpunode was working on it; it was left alone",
                 hint="run the same command again",

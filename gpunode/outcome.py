@@ -152,13 +152,14 @@ def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _report(form: Form, error: GpunodeError) -> ExitCode:
-    from gpunode.render import render_error
+    from gpunode.render import printable, render_error
     from gpunode.result import Result
 
     if form.debug:
+        import sys
         import traceback
 
-        traceback.print_exc()
+        sys.stderr.write(printable(traceback.format_exc()))  # it shows foreign words as well
     render_error(error)
     if form.output in ENVELOPES:
         failed = Result(form.kind, status="error", exit_code=error.exit_code, errors=(error.info(),))

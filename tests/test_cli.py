@@ -93,6 +93,9 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path: Path) -> No
     assert ran.code == gpunode("gpus", "--root", str(tmp_path)).code != 0
     assert "Traceback" in ran.err
     assert "\nerror: " in ran.err
+    ran = gpunode("gpus", "--root", f"{tmp_path}/\x1b]0;title\x07", "--debug")
+    assert "Traceback" in ran.err
+    assert "\x1b" not in ran.err
 
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:

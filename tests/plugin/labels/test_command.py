@@ -163,6 +163,19 @@ def test_somebody_else_who_writes_the_file_meanwhile(tmp_path: Path, monkeypatch
         put({"nvidia.com/gpu.count": "3"}, dry_run=False)
 
 
+def test_a_symlink_in_its_place_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, precious = tmp_path / "gfd", tmp_path / "ld.so.preload"
+    precious.touch()
+    path.symlink_to(precious)
+    put = FeatureFile(Host(), str(path)).put
+    for dry_run in (True, False):
+        with pytest.raises(ConfigError, match="is a symlink to"):
+            put({"nvidia.com/gpu.count": "2"}, dry_run=dry_run)
+    monkeypatch.setattr(Host, "is_symlink", lambda *_: False)  # as if it came a moment later
+    assert put({"nvidia.com/gpu.count": "2"}, dry_run=False).action == "updated"
+    assert (precious.read_text(), path.is_symlink()) == ("", False)
+
+
 @needs_stub
 def test_what_is_no_feature_file_is_left_alone(node: StubNode, tmp_path: Path) -> None:
     path = tmp_path / "passwd"

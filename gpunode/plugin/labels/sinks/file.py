@@ -22,10 +22,16 @@ class FeatureFile:
         self._path = path
 
     def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
-        """`ConfigError` if something else than labels lies there; `GpunodeError` if it can't be written.
+        """`ConfigError` if something else than labels lies there, or a symlink; `GpunodeError` if it can't be
+        written.
 
         Whoever else writes there meanwhile is taken note of: what is so already by then is left alone.
         """
+        if self._host.is_symlink(self._path):  # whoever may write here could have any file overwritten
+            raise ConfigError(
+                f"{self._path} is a symlink to {self._host.readlink(self._path)}; it was left alone",
+                hint="name the file that it leads to, or remove the link",
+            )
         for _ in range(_ATTEMPTS - 1):
             data = self._host.read_bytes(self._path)
             try:
@@ -41,7 +47,7 @@ class FeatureFile:
         told = change(self._path, before, after)
         if told.action != "unchanged" and not dry_run:
             self._host.make_dirs(str(PurePosixPath(self._path).parent))
-            self._host.write_atomic(self._path, lines(after).encode(), expect=data)
+            self._host.write_atomic(self._path, lines(after).encode(), expect=data, keep=False)
         return told
 
 
