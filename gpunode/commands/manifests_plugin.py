@@ -165,7 +165,7 @@ def _mps_config(replicas: int) -> str:
 def _checked_path(path: str, flag: str) -> str:
     plain = path == "/" or not path.endswith("/")
     if not path.startswith("/") or not plain or ".." in path.split("/") or not path.isprintable():
-        raise UsageError(f"{flag}: {path!r} is no absolute path", hint="such as /var/lib/kubelet")
+        raise UsageError(f"{flag}: {path!r} is no absolute path", hint=f"as the nodes have it: {flag} /PATH")
     return path
 
 

@@ -40,6 +40,8 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     """
     if options.mode_only and options.valid_config:
         raise UsageError("--mode-only and --valid-config exclude each other", hint="give one of them")
+    if options.valid_config and not options.label:
+        return _whole_file(options)
     chosen = mig_wanted.choose(options.config_file, options.label)
     if options.valid_config:
         return _result(options, MigAssertion(chosen.path, chosen.label, "file", holds=True), ())
@@ -61,6 +63,13 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         ]
     data = MigAssertion(chosen.path, chosen.label, looked, not wrong, wrong)
     return _result(options, data, tuple(notes))
+
+
+def _whole_file(options: Options) -> Result:
+    """Without a label the file is judged, and a file with several is as good as one that has one."""
+    _, config = mig_wanted.read(options.config_file)
+    text = Text(f"{config.path} is valid: {', '.join(config.labels)}", Style.GOOD)
+    return Result("MigAssertion", MigAssertion(config.path, "", "file", holds=True), blocks=(text,))
 
 
 def _result(options: Options, data: MigAssertion, notes: tuple[str, ...]) -> Result:

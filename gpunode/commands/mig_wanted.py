@@ -66,13 +66,17 @@ class Planned:
 def choose(path: str, label: str, asked: Callable[[], str] = str) -> Chosen:
     """Read the file (``-``: standard input) of this machine and select a label; errors name what is wrong.
     `asked` says which, where none was given and there are several."""
+    data, config = read(path)
+    selected, entries = config.select(label or (asked() if len(config.labels) > 1 else ""))
+    return Chosen(config.path, selected, entries, data)
+
+
+def read(path: str) -> tuple[bytes, MigConfig]:
+    """The file's bytes and all its configurations; errors as `choose` has them."""
     if not path:
         raise UsageError("no configuration file was given", hint="name it: --config-file FILE")
     data = _read(path)
-    shown = "standard input" if path == "-" else path
-    config: MigConfig = parse(data, shown)
-    selected, entries = config.select(label or (asked() if len(config.labels) > 1 else ""))
-    return Chosen(shown, selected, entries, data)
+    return data, parse(data, "standard input" if path == "-" else path)
 
 
 def _read(path: str) -> bytes:

@@ -95,6 +95,20 @@ def test_words_are_those_of_the_other_commands(api: ApiServer, run: Gpunode) -> 
     assert (done.code, "has no context 'other'" in done.err) == (3, True)
 
 
+def test_a_gpu_that_is_not_here_is_told(run: Gpunode) -> None:
+    done = run("labels", "--simulate", "h100:8", "--exclude", "99")
+    assert (done.code, "warning: exclude: this node has no GPU 99\n" in done.err) == (0, True)
+    assert "nvidia.com/gpu.count=8\n" in done.out
+
+
+def test_a_relative_path_is_told_as_it_must_be(run: Gpunode) -> None:
+    done = run("labels", "--output-file", "gfd")
+    assert (done.code, done.err.splitlines()[-1]) == (
+        2,
+        f"hint: from here it is: --output-file {Path.cwd() / 'gfd'}",
+    )
+
+
 def test_a_wrong_word_names_the_option_that_has_it(run: Gpunode) -> None:
     done = run("labels", "--to", "nodes")
     assert done.code == 2

@@ -83,6 +83,8 @@ def test_assert_has_an_exit_code_for_what_differs(mig_node: MigMaker) -> None:
     assert node.run(*words, "media", "--mode-only").code == 0
     assert node.run(*words, "all-disabled", "--mode-only").code == 5
     assert node.run(*words, "graphics", "--valid-config").code == 0
+    whole = node.run("assert", "-f", EXAMPLES, "--valid-config")
+    assert (whole.code, "all-balanced" in whole.out) == (0, True), "a file is valid without one being chosen"
     assert node.run(*words, "graphics").code == 3
     assert node.run(*words, "nothing").code == 2
     assert node.run("assert", "-f", node.config("version: v9")).code == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, replace
 from pathlib import Path
@@ -160,6 +161,8 @@ class _Merge:
         except ValueError as error:
             command = "labels" if self._sources.part == "labels" else "plugin serve"
             hint = f"see: gpunode {command} --help"
+            if option.kind == "path" and texts[-1].strip():
+                hint = f"from here it is: {origin} {shlex.quote(str(Path(texts[-1].strip()).absolute()))}"
             self._problems.append(Problem(origin, "", str(error), hint, usage=True))
         self._origins[option.field] = origin
 

@@ -29,6 +29,8 @@ def nvidia_labels(
     values = {} if settings.labels.no_timestamp else {TIMESTAMP: str(int(now))}
     warnings: list[str] = []
     gpus = resources.counted(settings, inventory.gpus) if inventory else ()
+    if inventory:
+        warnings += resources.unknown_words(settings, inventory.gpus)
     if inventory and gpus:
         values["nvidia.com/gpu.machine"] = sanitised(machine.product) or "unknown"
         values |= _versions(inventory)

@@ -11,7 +11,7 @@ from gpunode.cdi.nodes import NodeFacts
 from gpunode.dataclass import dataclass
 from gpunode.gpu.model import Gpu, MigDevice
 from gpunode.plugin.labels.model import sanitised
-from gpunode.plugin.model import Plan
+from gpunode.plugin.model import Plan, Unit
 from gpunode.plugin.naming import ruled_name
 from gpunode.plugin.nvidia.platform import ONE_DEVICE
 from gpunode.plugin.nvidia.resources import DISPLAY_ONLY, mig_name
@@ -48,12 +48,21 @@ def counted(settings: Settings, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     """The GPUs that labels are about: no display card, and none that `include` or `exclude` takes away."""
     found = []
     for gpu in gpus:
-        units = [one.unit for one in cut(gpu, settings.mig_strategy, NodeFacts({})).candidates]
+        units = _units(settings, gpu)
         reasons, _ = deselected(settings, units)
         if gpu.name in DISPLAY_ONLY or (units and all(unit.id in reasons for unit in units)):
             continue
         found.append(replace(gpu, mig=tuple(mig for mig in gpu.mig if mig.uuid not in reasons)))
     return tuple(found)
+
+
+def unknown_words(settings: Settings, gpus: Iterable[Gpu]) -> list[str]:
+    """Warnings for what `include` and `exclude` name and this node hasn't."""
+    return deselected(settings, [unit for gpu in gpus for unit in _units(settings, gpu)])[1]
+
+
+def _units(settings: Settings, gpu: Gpu) -> list[Unit]:
+    return [one.unit for one in cut(gpu, settings.mig_strategy, NodeFacts({})).candidates]
 
 
 def resource_labels(
