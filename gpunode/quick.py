@@ -24,6 +24,8 @@ gc.set_threshold(50_000)
 _KINDS = {"labels": "NodeLabels", "gpus": "GpuInventory"}
 _VARIABLES = ("ROOT", "OUTPUT", "COLOR", "VERBOSE", "DEBUG", "LABELS_WATCH", "LABELS_DRY_RUN")
 _NOTHING = {"root": None, "color": None, "verbose": 0, "debug": False}
+_WITHOUT_NVML = ("vendor", "simulate", "discovery", "watch", "help")
+"""In words of lines that may well not ask it."""
 _FORMS = ("table", "json", "yaml")
 
 
@@ -33,10 +35,21 @@ Line = tuple[str, str, tuple[Any, ...]]
 
 def run(argv: Sequence[str]) -> int | None:
     """The exit code; None, and nothing was done, where the command line has to read it."""
-    line = read(argv, os.environ)
-    if line is None:
+    if not _ours(argv, os.environ):
         return None
-    name, output, arguments = line
+    from gpunode.gpu.child import begin, end_begun
+    from gpunode.host import Host
+
+    try:
+        if not any(word in one for one in argv for word in _WITHOUT_NVML):
+            begin(Host(environ=dict(os.environ)), "gpunode.gpu.probe")
+        line = read(argv, os.environ)
+        return None if line is None else _run(*line)
+    finally:
+        end_begun()
+
+
+def _run(name: str, output: str, arguments: tuple[Any, ...]) -> int:
     from gpunode.outcome import run_command
     from gpunode.output import Output
 
@@ -49,9 +62,13 @@ def run(argv: Sequence[str]) -> int | None:
     return run_command(_KINDS[name], chosen, call)
 
 
+def _ours(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+    return bool(argv) and argv[0] in _KINDS and not any(f"GPUNODE_{name}" in environ for name in _VARIABLES)
+
+
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> Line | None:
     """What a command line says, None for one that isn't plain."""
-    if not argv or argv[0] not in _KINDS or any(f"GPUNODE_{name}" in environ for name in _VARIABLES):
+    if not _ours(argv, environ):
         return None
     words, output = list(argv[1:]), ""
     if len(words) > 1 and words[-2] == "-o" and words[-1] in _FORMS:

@@ -3,18 +3,18 @@
 Absolute times depend on the machine; the ratio of the least times says how much of a start is ours. On a busy
 machine the processor time, beside it, says the same with less noise. Where containerd and Docker can be
 started, a run on each that finds nothing to change is measured too, and a whole change on containerd beside
-the daemon's own share. Exit 1 if one is over its budget.
+the daemon's own share; labels on a stand-in of NVML (bench_labels.py). Exit 1 if one is over its budget.
 """
 
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from gpunode.commands.demo import build_demo_node
-from scripts.bench_timing import BARE, GPUNODE, Case, Cost, least
+from scripts import bench_labels
+from scripts.bench_timing import GPUNODE, Case, least, report
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "25"))
 NOTHING_TO_CHANGE = 13.0
@@ -23,6 +23,7 @@ NOTHING_TO_CHANGE = 13.0
 def main() -> int:
     print(f"{'command':42} {'least ms':>9} {'ratio':>6} {'budget':>6} {'cpu ms':>9} {'ratio':>6}")
     within = _starts()
+    within &= bench_labels.main(ROUNDS)
     for kind, program in (("containerd", "containerd"), ("docker", "dockerd")):
         within &= _engine(kind, program)
     within &= _whole_change()
@@ -43,7 +44,7 @@ def _starts() -> bool:
             "configure-runtime --dry-run": Case((*configure, "containerd"), NOTHING_TO_CHANGE),
             "configure-runtime --dry-run, docker": Case((*configure, "docker"), NOTHING_TO_CHANGE),
         }
-        return _report(cases, least(cases, ROUNDS))
+        return report(cases, least(cases, ROUNDS))
 
 
 def _engine(kind: str, program: str) -> bool:
@@ -53,7 +54,7 @@ def _engine(kind: str, program: str) -> bool:
         return True
     from scripts.bench_engines import unchanged
 
-    return _report(*unchanged(kind, NOTHING_TO_CHANGE, ROUNDS))
+    return report(*unchanged(kind, NOTHING_TO_CHANGE, ROUNDS))
 
 
 def _whole_change() -> bool:
@@ -72,21 +73,6 @@ def _whole_change() -> bool:
 
 def _startable(program: str) -> bool:
     return os.geteuid() == 0 and shutil.which(program) is not None
-
-
-def _report(cases: Mapping[str, Case], costs: Mapping[str, Cost]) -> bool:
-    """Whether every case is within its budget."""
-    base = costs[BARE]
-    within = True
-    for label, found in costs.items():
-        ratio = found.wall / base.wall
-        budget = cases[label].budget if label in cases else 1.0
-        within &= ratio <= budget
-        print(
-            f"{label:42} {found.wall * 1000:9.1f} {ratio:6.1f} {budget:6.1f} {found.cpu * 1000:9.1f}"
-            f" {found.cpu / base.cpu:6.1f}{'  OVER' if ratio > budget else ''}"
-        )
-    return within
 
 
 if __name__ == "__main__":

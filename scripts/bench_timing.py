@@ -66,6 +66,21 @@ def cost(case: Case) -> Cost:
     return Cost(wall, _children() - before)
 
 
+def report(cases: Mapping[str, Case], costs: Mapping[str, Cost]) -> bool:
+    """Whether every case is within its budget."""
+    base = costs[BARE]
+    within = True
+    for label, found in costs.items():
+        ratio = found.wall / base.wall
+        budget = cases[label].budget if label in cases else 1.0
+        within &= ratio <= budget
+        print(
+            f"{label:42} {found.wall * 1000:9.1f} {ratio:6.1f} {budget:6.1f} {found.cpu * 1000:9.1f}"
+            f" {found.cpu / base.cpu:6.1f}{'  OVER' if ratio > budget else ''}"
+        )
+    return within
+
+
 def _children() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

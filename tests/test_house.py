@@ -42,7 +42,7 @@ ROOM_MAY_IMPORT = {
     "outcome": {"errors", "host", "output", "render", "result"},
     "session": {"outcome", "errors", "output", "render", "result"},
     "light": {"outcome", "output", "gpu"},
-    "quick": {"outcome", "output", "commands"},
+    "quick": {"outcome", "output", "commands", "gpu", "host"},
     "cli": {"session", "commands", "output", "errors", "result", "light", "quick"},
     "__main__": {"cli", "quick"},
     "__init__": set(),

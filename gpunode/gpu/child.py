@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from gpunode.gpu.forked import Child
     from gpunode.host import Completed, Host
 
 
@@ -18,6 +21,37 @@ def module_argv(module: str, *arguments: str) -> tuple[str, ...]:
     library must not run with the rights of whoever calls gpunode.
     """
     return (sys.executable, "-P", "-m", module, *arguments)
+
+
+class Waiting(NamedTuple):
+    """A forked child that has a module loaded, and waits for its arguments: a line of JSON."""
+
+    child: Child
+    question: int
+    errors: int
+
+
+_begun: dict[str, Waiting] = {}
+
+
+def begin(host: Host, module: str) -> None:
+    """Have a child load what the module needs, while we find out what to ask it; `run_module` will ask.
+
+    Nothing happens where no fork may stand for a new process. Whoever calls this calls `end_begun`, too.
+    """
+    if host.forkable():
+        _begun[module] = _fork(module)
+
+
+def end_begun() -> None:
+    """End what nobody asked."""
+    from gpunode.gpu.forked import end
+
+    while _begun:
+        waiting = _begun.popitem()[1]
+        os.close(waiting.question)
+        os.close(waiting.errors)
+        end(waiting.child)
 
 
 def run_module(
@@ -33,44 +67,62 @@ def run_module(
     and all that is imported already. `started` is called while the child has its turn, and may start threads.
     """
     argv = module_argv(module, *arguments)
-    if not host.forkable():
+    waiting = _begun.pop(module, None)
+    if waiting is None and not host.forkable():
         if started is not None:
             started()
         return host.run(argv, timeout=timeout)
-    from gpunode.gpu.forked import run_each
+    from gpunode.gpu.forked import finish
     from gpunode.host import Completed
 
     if host.trace is not None:
         host.trace(" ".join(argv))
-    with os.fdopen(os.memfd_create("stderr"), "rb") as errors:
-        job = _job(module, arguments)
-        (outcome,) = run_each([job], timeout, errors=errors.fileno(), started=started)
+    waiting = waiting or _fork(module)
+    with os.fdopen(waiting.errors, "rb") as errors:
+        with suppress(BrokenPipeError), os.fdopen(waiting.question, "wb") as question:
+            question.write(json.dumps(arguments).encode())
+        if started is not None:
+            started()
+        outcome = finish(waiting.child, timeout)
         errors.seek(0)
         said = errors.read()
     out, err = outcome.output.decode("utf-8", "replace"), said.decode("utf-8", "replace")
     return Completed(argv, outcome.code, out, err, outcome.timed_out)
 
 
-def _job(module: str, arguments: tuple[str, ...]) -> Callable[[], bytes]:
+def _fork(module: str) -> Waiting:
+    from gpunode.gpu.forked import start
+
+    errors = os.memfd_create("stderr")
+    told, question = os.pipe()
+    child = start(lambda: _answer(module), 0.0, given=told, errors=errors)
+    os.close(told)
+    return Waiting(child, question, errors)
+
+
+def _answer(module: str) -> bytes:
     """What a process of its own would be to the module, in a forked one."""
+    import io
+    import signal
+    from importlib import import_module
 
-    def run() -> bytes:
-        import io
-        import signal
-        from importlib import import_module
-
-        os.setsid()  # Ctrl-C is the parent's, which ends this
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
-        sys.argv = [module, *arguments]
-        sys.stdout = io.StringIO()
-        import_module(module).main()
-        return sys.stdout.getvalue().encode()
-
-    return run
+    os.setsid()  # Ctrl-C is the parent's, which ends this
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    loaded = import_module(module)
+    if hasattr(loaded, "prepare"):
+        loaded.prepare()
+    with open(0, "rb", closefd=False) as stream:  # until the parent has told everything, or is gone
+        given = stream.read()
+    if not given:
+        return b""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    sys.argv = [module, *json.loads(given)]
+    sys.stdout = io.StringIO()
+    loaded.main()
+    return sys.stdout.getvalue().encode()
 
 
 def signal_name(code: int) -> str:

@@ -27,62 +27,77 @@ class Outcome(NamedTuple):
     timed_out: bool = False
 
 
-class _Child(NamedTuple):
+class Child(NamedTuple):
+    """One that runs, and what came of it so far."""
+
     pid: int
     pipe: int
     deadline: float
     output: bytearray
 
 
-def run_each(
-    jobs: Sequence[Callable[[], bytes]],
-    timeout: float,
-    *,
-    errors: int = -1,
-    started: Callable[[], None] | None = None,
-) -> list[Outcome]:
+def run_each(jobs: Sequence[Callable[[], bytes]], timeout: float) -> list[Outcome]:
     """Run every job in a child of its own, at most `AT_ONCE` at a time, each for at most `timeout` seconds.
 
-    The outcomes are in the order of the jobs. The caller must have one thread and no open libcuda. What the
-    children say beside their answers goes to the file descriptor `errors`, else to our own stderr; no other
-    file of ours is open in them. `started` is called once, when the first of them run: it may start threads
-    if all of them do.
+    The outcomes are in the order of the jobs. The caller must have one thread and no open libcuda.
     """
     outcomes: dict[int, Outcome] = {}
     waiting = list(enumerate(jobs))
-    running: dict[int, _Child] = {}
+    running: dict[int, Child] = {}
     try:
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
                 number, job = waiting.pop(0)
-                running[number] = _start(job, timeout, errors)
-            if started is not None:
-                started()
-                started = None
+                running[number] = start(job, timeout)
             for number in _ended(running):
                 outcomes[number] = _finish(running.pop(number))
     finally:
         for child in running.values():  # only after an exception, Ctrl-C for example
-            os.kill(child.pid, signal.SIGKILL)
-            _finish(child)
+            end(child)
     return [outcomes[number] for number in range(len(jobs))]
 
 
-def _start(job: Callable[[], bytes], timeout: float, errors: int) -> _Child:
+def start(
+    job: Callable[[], bytes], timeout: float, *, given: int | None = None, errors: int | None = None
+) -> Child:
+    """A child that does the job; as for `run_each`, we must have one thread.
+
+    It reads from the file descriptor `given`, and what it says beside its answer goes to `errors`; without
+    these they are ours. No other file of ours is open in it.
+    """
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _be_child(job, write_end, errors)
+        _be_child(job, write_end, {0: given, 2: errors})
     os.close(write_end)
-    return _Child(pid, read_end, time.monotonic() + timeout, bytearray())
+    return Child(pid, read_end, time.monotonic() + timeout, bytearray())
 
 
-def _be_child(job: Callable[[], bytes], write_end: int, errors: int) -> None:
+def finish(child: Child, timeout: float) -> Outcome:
+    """How it ends, within `timeout` seconds from now."""
+    running = {0: child._replace(deadline=time.monotonic() + timeout)}
+    try:
+        while not _ended(running):
+            pass  # it waits for more output
+        return _finish(running.pop(0))
+    finally:
+        for left in running.values():  # only after an exception, Ctrl-C for example
+            end(left)
+
+
+def end(child: Child) -> None:
+    """Kill a child that nobody waits for any more."""
+    os.kill(child.pid, signal.SIGKILL)
+    _finish(child)
+
+
+def _be_child(job: Callable[[], bytes], write_end: int, files: dict[int, int | None]) -> None:
     """Run the job and leave the process, without the parent's exit handlers and unflushed output."""
     code = _FAILED
     try:
-        if errors >= 0:
-            os.dup2(errors, sys.stderr.fileno())
+        for number, file in files.items():
+            if file is not None:
+                os.dup2(file, number)
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a library's chatter must not mix with the answer
         _close_all_but(write_end)
         with os.fdopen(write_end, "wb") as pipe:
@@ -105,7 +120,7 @@ def _close_all_but(write_end: int) -> None:
                     os.close(int(name))
 
 
-def _ended(running: dict[int, _Child]) -> list[int]:
+def _ended(running: dict[int, Child]) -> list[int]:
     """Wait for output; the numbers of the children that closed their pipe or ran out of time."""
     poller = select.poll()
     numbers = {child.pipe: number for number, child in running.items()}
@@ -123,7 +138,7 @@ def _ended(running: dict[int, _Child]) -> list[int]:
     return ended + late
 
 
-def _finish(child: _Child) -> Outcome:
+def _finish(child: Child) -> Outcome:
     """Collect a child, killing it if it doesn't leave by itself; one stuck in the kernel is left behind."""
     os.close(child.pipe)
     late = child.deadline <= time.monotonic()

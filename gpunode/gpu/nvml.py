@@ -38,6 +38,13 @@ def _load(path: str) -> None:
         raise NvmlError(12, f"{path} can't be loaded: {error}") from error  # LIBRARY_NOT_FOUND
 
 
+def load_bindings() -> Any:
+    """pynvml, which loads NVML only when it is initialised."""
+    import pynvml
+
+    return pynvml
+
+
 @dataclass(frozen=True)
 class Handle:
     """A GPU or MIG device as NVML refers to it; valid while NVML stays open."""
@@ -77,9 +84,7 @@ class Nvml:
 
     def __init__(self) -> None:
         """Use `Nvml.open()`."""
-        import pynvml
-
-        self._library = pynvml
+        self._library = load_bindings()
 
     @classmethod
     def open(cls, library: str = "") -> Nvml:

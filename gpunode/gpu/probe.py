@@ -17,7 +17,7 @@ import sys
 
 from gpunode.gpu.discover import discover
 from gpunode.gpu.model import Inventory
-from gpunode.gpu.nvml import Nvml
+from gpunode.gpu.nvml import Nvml, load_bindings
 from gpunode.gpu.nvml_errors import NvmlError
 from gpunode.gpu.topology import read_topology
 from gpunode.host import Host
@@ -41,6 +41,11 @@ def main() -> int:
     except NvmlError as error:
         _say({"error": {"code": error.code, "message": error.message}})
     return 0
+
+
+def prepare() -> None:
+    """What can be loaded before it is known what to ask, and where NVML lies."""
+    load_bindings()
 
 
 def _say(answer: object) -> None:

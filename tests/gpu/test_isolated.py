@@ -2,6 +2,8 @@
 
 import json
 import os
+import time
+from pathlib import Path
 
 import pytest
 
@@ -198,6 +200,42 @@ print(json.dumps([json.loads(done.stdout), done.stderr.splitlines(), done.code, 
     assert (words, read, code, errors) == (["word"], "", 0, ["chatter", "trouble"])
     assert session != ours
     assert [link.split(":")[0] for link in links] == ["/dev/null", *["/memfd"] * 2, "pipe"]
+
+
+BEGUN = """
+import json, os, subprocess, sys
+from gpunode.gpu import child
+from gpunode.gpu.isolated import probe
+from gpunode.host import Host
+host = Host(environ=dict(os.environ))
+child.begin(host, "gpunode.gpu.probe")
+pid = child._begun["gpunode.gpu.probe"].child.pid
+{then}
+child.end_begun()
+try:
+    os.kill(pid, 0)
+    left = True
+except ProcessLookupError:
+    left = False
+print(json.dumps([left, sys.argv[1:], len(os.listdir("/proc/self/fd"))]))
+"""
+
+
+def test_a_child_that_waits_for_its_question_answers_it_or_is_ended(make_node):
+    node = make_node(machine(2))
+    asked = "answer = probe(host); assert len(answer.inventory.gpus) == 2 and not child._begun"
+    told, unasked = (run_python(BEGUN.format(then=then), node.env) for then in (asked, ""))
+    assert told == unasked == [False, [], 4]  # three of its own, and the list of them
+
+
+def test_nobody_s_child_ends_by_itself(make_node):
+    then = "os.write(1, b'%d' % pid); os._exit(0)"
+    pid = run_python(BEGUN.format(then=then), make_node(machine(1)).env)
+    status = Path(f"/proc/{pid}/stat")
+    deadline = time.monotonic() + 20
+    while status.exists() and ") Z " not in status.read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not status.exists() or ") Z " in status.read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,111 @@
+"""What one shot of ``gpunode labels`` takes on a stand-in of NVML, as ratios to ``python -c pass``.
+
+BENCH_LABELS_PEER names a program that is measured in turn with it and must not be faster, such as
+``gpu-feature-discovery --oneshot --use-node-feature-api=false --output-file=``. It is only a fair race where
+the GPUs are on a PCI bus, which both read: a bind mount in a mount namespace of our own (root).
+"""
+
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from fixtures.scenario import Scenario, machine
+from fixtures.stubs import have_compiler, stub_node
+from gpunode._process import run_process
+from gpunode.gpu.nvml import sysfs_address
+from scripts.bench_timing import BARE, GPUNODE, Case, Cost, least, report
+
+BUDGET = 9.0
+GPUS = (1, 4, 8)
+PEER = os.environ.get("BENCH_LABELS_PEER", "")
+BUS = Path("/sys/bus/pci/devices")
+_OTHERS = 40  # bridges and the like, which every server has
+_NO_WINDOW = "0x0000000000000000 0x0000000000000000 0x0000000000000000\n"
+
+
+def main(rounds: int) -> bool:
+    """Whether it is within its budget, and no slower than the peer, with every number of GPUs."""
+    if not have_compiler():
+        print("labels: not measured, needs gcc for the stand-in of NVML")
+        return True
+    if os.geteuid() == 0 and "--own-mounts" not in sys.argv:
+        argv = (
+            "unshare",
+            "--mount",
+            sys.executable,
+            "-m",
+            "scripts.bench_labels",
+            str(rounds),
+            "--own-mounts",
+        )
+        done = run_process(argv, 600.0, None, os.environ)
+        print(done.stdout + done.stderr[-2000:], end="")
+        return done.code == 0
+    with tempfile.TemporaryDirectory() as name:
+        within = [_with(Path(name), count, rounds) for count in GPUS]
+    return all(within)
+
+
+def _with(place: Path, count: int, rounds: int) -> bool:
+    scenario = machine(count)
+    node = stub_node(place, scenario)
+    bus = place / str(count)
+    mounted = "--own-mounts" in sys.argv
+    if mounted:
+        _mount(bus, scenario)
+    try:
+        return _measured(count, node.env, rounds)
+    finally:
+        if mounted:
+            _run("umount", str(BUS))
+
+
+def _measured(count: int, environ: Mapping[str, str], rounds: int) -> bool:
+    ours, peer = f"labels, GPUs: {count}", f"the other one, GPUs: {count}"
+    cases = {ours: Case((GPUNODE, "labels"), BUDGET, environ)}
+    if PEER:
+        cases[peer] = Case(tuple(shlex.split(PEER)), float("inf"), environ)
+    costs = least(cases, rounds)
+    within = report(cases, {label: costs[label] for label in (BARE, *cases)})
+    return within and not (PEER and _slower(costs[ours], costs[peer]))
+
+
+def _slower(ours: Cost, peer: Cost) -> bool:
+    """On the clock, and said."""
+    if ours.wall > peer.wall:
+        print(f"labels took {(ours.wall - peer.wall) * 1000:.1f} ms longer than the other one  OVER")
+    return ours.wall > peer.wall
+
+
+def _mount(bus: Path, scenario: Scenario) -> None:
+    """The node's GPUs on a PCI bus of this process's mount namespace."""
+    for gpu in scenario.gpus:
+        _device(bus / sysfs_address(gpu.pci), "10de", "2330", "030200")
+    for number in range(_OTHERS):
+        _device(bus / f"0000:00:{number % 32:02x}.{number // 32}", "8086", "1234", "060000")
+    _run("mount", "--bind", str(bus), str(BUS))
+
+
+def _run(*argv: str) -> None:
+    done = run_process(argv, 10.0, None, os.environ)
+    if not done.ok:
+        raise SystemExit(f"{' '.join(argv)}: {done.stderr}")
+
+
+def _device(place: Path, vendor: str, device: str, kind: str) -> None:
+    """As sysfs-pci has it (Documentation/PCI/sysfs-pci.rst)."""
+    place.mkdir(parents=True)
+    words = {"vendor": vendor, "device": device, "class": kind}
+    for name, word in words.items():
+        (place / name).write_text(f"0x{word}\n")
+    (place / "numa_node").write_text("0\n")
+    (place / "resource").write_text(_NO_WINDOW * 13)
+    head = bytes.fromhex(vendor)[::-1] + bytes.fromhex(device)[::-1]
+    (place / "config").write_bytes((head + bytes(5) + bytes.fromhex(kind)[::-1]).ljust(256, b"\0"))
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main(int(sys.argv[1])) else 1)
