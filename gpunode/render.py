@@ -29,6 +29,12 @@ _RICH_STYLES = {
 }
 
 
+_UNSEEN = {
+    one: f"\\u{one:04x}"
+    for part in ((0x7F, 0xA0), (0x202A, 0x202F), (0x2066, 0x206A))
+    for one in range(*part)
+}
+"""What JSON may hold as it is and a terminal takes for commands: DEL, C1 controls, turns of direction."""
 _FIRST_COLUMN = 0.5  # of a terminal's width at most, if it is to stay whole
 _ALIVE_SECONDS = 20.0  # a log is not to fill, and nobody is to think that it hangs
 _ALIVE_WIDTH = 160
@@ -98,7 +104,8 @@ def document(result: Result, output: Output) -> str:
     if output is Output.JSON:
         import json
 
-        return json.dumps(result.envelope(), indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(result.envelope(), indent=2, ensure_ascii=False)
+        return text.translate(_UNSEEN) + "\n"
     import yaml
 
     return str(yaml.safe_dump(result.envelope(), sort_keys=False, allow_unicode=True, width=110))

@@ -20,6 +20,7 @@ from gpunode.errors import GpunodeError
 from gpunode.output import Color, Output
 from gpunode.render import (
     StderrProgress,
+    document,
     plain_lines,
     printable,
     render,
@@ -108,6 +109,13 @@ def test_text_from_a_file_cant_steer_the_terminal(capsys: pytest.CaptureFixture[
     assert "\x1b" not in capsys.readouterr().out
     assert printable("tab\tnewline\nbell\x07") == "tab\tnewline\nbell\\x07"
     assert printable("half \udc80 byte") == "half \\udc80 byte"
+
+
+def test_no_control_character_in_json_reaches_the_terminal() -> None:
+    evil = "a\x1b[2J\x7f\x9b2J\u202e\u2066 ü"
+    text = document(Result("X", messages=(evil,)), Output.JSON)
+    assert all(char == "\n" or char.isprintable() for char in text)
+    assert json.loads(text)["messages"] == [evil] and "ü" in text
 
 
 def test_columns_are_padded_and_the_last_one_is_not() -> None:
