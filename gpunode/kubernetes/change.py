@@ -6,6 +6,7 @@ only its answer been lost, the second look finds nothing left to do.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from gpunode.result import Progress
 ATTEMPTS = 5
 _PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds, after the first, second, ... attempt
 _LONGEST_PAUSE = 10.0
+_LONGEST_VALUE = 500  # characters; taints are one value
 _UNKNOWN = "whether the change was made can't be told: all of it or none; run this again to find out"
 _Answer = TypeVar("_Answer")
 
@@ -68,14 +70,14 @@ def change(
             if isinstance(error, Unreachable | Unavailable) and error.sent:
                 lost = lost or (now, patch)
             if not _worth_another(error, read, now):
-                raise _told(error, lost is not None) from error
+                raise _told(error, lost[1] if lost else ()) from error
             try:
                 _wait(host, progress, error, attempt)
             except ClusterError as last:
-                raise _told(last, lost is not None) from error
+                raise _told(last, lost[1] if lost else ()) from error
         except KeyboardInterrupt:
             if patch or lost:
-                progress.note(f"stopped: {_UNKNOWN}")
+                progress.note(f"stopped: {_unknown(lost[1] if lost else patch)}")
             raise
     raise AssertionError("the last attempt raises")
 
@@ -110,8 +112,28 @@ def _wait(host: Host, progress: Progress, error: ClusterError, attempt: int) -> 
     host.sleep(min(max(_PAUSES[attempt], asked), _LONGEST_PAUSE))
 
 
-def _told(error: ClusterError, lost: bool) -> ClusterError:
-    """The last error, with what is known of the change."""
-    outcome = _UNKNOWN if lost else "nothing was changed"
+def _told(error: ClusterError, lost: Patch) -> ClusterError:
+    """The last error, with what is known of the change; `lost` is the patch of which it isn't known."""
+    outcome = _unknown(lost) if lost else "nothing was changed"
     error.hint = f"{outcome}; {error.hint}" if error.hint else outcome
     return error
+
+
+def _unknown(patch: Patch) -> str:
+    """With what the patch replaces: if it was made, the next run finds nothing to do and so no way back."""
+    there = [
+        f"{_key(one['path'])} was {_short(one['value'])}"
+        for one in patch
+        if one["op"] == "test" and one["path"] != "/metadata/resourceVersion"
+    ]
+    return f"{_UNKNOWN}; before, {', '.join(there)}" if there else _UNKNOWN
+
+
+def _key(path: str) -> str:
+    """The last part of a JSON pointer; see `patches.pointer`."""
+    return path.rpartition("/")[2].replace("~1", "/").replace("~0", "~")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."

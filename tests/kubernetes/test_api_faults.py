@@ -173,9 +173,14 @@ def test_ctrl_c_while_the_answer_is_waited_for_says_what_may_be() -> None:
     def stopped(_: object) -> dict[str, object]:
         raise KeyboardInterrupt
 
+    patch = [
+        {"op": "test", "path": "/metadata/labels/a.com~1b", "value": "old"},
+        {"op": "remove", "path": "/metadata/labels/a.com~1b"},
+    ]
     with pytest.raises(KeyboardInterrupt):
-        change(Host(Path("/"), {}), Noted(), dict, lambda _: [{"op": "remove", "path": "/x"}], stopped)
+        change(Host(Path("/"), {}), Noted(), dict, lambda _: patch, stopped)
     assert "all of it or none; run this again" in Noted.said[0]
+    assert Noted.said[0].endswith('before, a.com/b was "old"')
 
 
 def test_nobody_listening(run: Gpunode) -> None:
