@@ -17,6 +17,7 @@ _BEGIN = "-----BEGIN PGP PUBLIC KEY BLOCK-----"
 _END = "-----END PGP PUBLIC KEY BLOCK-----"
 _SIGNATURE, _PUBLIC_KEY = 2, 6
 _SELF_SIGNATURES = (0x10, 0x11, 0x12, 0x13, 0x1F)
+_MAX_BYTES = 1 << 20  # keyrings of whole distributions have some hundred KiB
 _CREATED, _EXPIRES = 2, 9  # subpackets of a signature
 
 
@@ -31,6 +32,11 @@ class Key:
 
 def binary(data: bytes) -> bytes:
     """The packets of a key file, armored or not. `ConfigError` for anything else."""
+    if len(data) > _MAX_BYTES:
+        raise ConfigError(
+            f"this is no repository's key: it is larger than {_MAX_BYTES >> 20} MiB",
+            hint="give the repository's key, armored or binary",
+        )
     if data[:1] and data[0] & 0x80:
         return data
     text = data.decode("ascii", "replace")

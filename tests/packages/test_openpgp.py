@@ -61,3 +61,9 @@ def test_anything_else_is_refused_in_words(data):
         assert error.hint
     else:
         assert all(len(key.fingerprint) == 40 for key in found)
+
+
+def test_what_is_far_larger_than_a_key_takes_no_time():
+    padding = b"\xd1\xff\x00\x20\x00\x00" + bytes(2 << 20)  # one user attribute; its checksum took seconds
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+        wanted_repository(key=binary(facts().key) + padding)
