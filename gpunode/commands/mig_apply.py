@@ -17,7 +17,7 @@ from gpunode.journal import lock_path
 from gpunode.kubernetes.access import Access
 from gpunode.mig import node_labels, snapshot, unfinished
 from gpunode.mig.apply import HalfDone, Tools, carry_out
-from gpunode.mig.busy import Obstacle
+from gpunode.mig.busy import InUse, Obstacle
 from gpunode.mig.clients import Room
 from gpunode.mig.drain import Drained, bring_back, drain
 from gpunode.mig.layout import GpuLayout, Layouts
@@ -101,27 +101,6 @@ def require(host: Host) -> None:
         )
     if not host.is_root:
         raise PreconditionError("changing MIG needs root", hint="run it again with sudo")
-
-
-class InUse(PreconditionError):
-    """Refused: `obstacles` are in the way."""
-
-    default_code = "mig-busy"
-
-    def __init__(self, obstacles: Sequence[Obstacle]) -> None:
-        words = dict.fromkeys(one.drain for one in obstacles if one.drain)
-        stop = "".join(f" --drain {word}" for word in words)
-        others = dict.fromkeys(_end(one) for one in obstacles if not one.drain)
-        hints = [f"have them stopped:{stop}"] if stop else []
-        hints += [f"end first: {', '.join(others)}"] if others else []
-        super().__init__("; ".join(one.text for one in obstacles), hint="; ".join(hints))
-        self.obstacles = tuple(obstacles)
-
-
-def _end(one: Obstacle) -> str:
-    """How to end what --drain doesn't stop."""
-    namespace, _, pod = (one.pod or (one.name if one.kind == "pod" else "")).partition("/")
-    return f"kubectl delete pod -n {namespace} {pod}" if pod else f"{one.name} (process {one.pid})"
 
 
 def _again(options: Options, chosen: mig_wanted.Chosen) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpunode.cdi.nodes import MIG_MINORS, mig_minors
 from gpunode.dataclass import dataclass
-from gpunode.errors import GpunodeError
+from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.gpu_files import opened
 from gpunode.facts.node import Node
 from gpunode.facts.workloads import container_of
@@ -65,6 +65,27 @@ class Obstacle:
         inside = inside or (f" in container {self.container[:12]}" if self.container else "")
         inside = inside or (f" of {self.unit}" if self.unit else "")
         return f"{who}{inside} {'holds' if self.kind == 'pod' else 'uses'} {self.what}"
+
+
+class InUse(PreconditionError):
+    """Refused: `obstacles` are in the way."""
+
+    default_code = "mig-busy"
+
+    def __init__(self, obstacles: Sequence[Obstacle]) -> None:
+        words = dict.fromkeys(one.drain for one in obstacles if one.drain)
+        stop = "".join(f" --drain {word}" for word in words)
+        others = dict.fromkeys(_end(one) for one in obstacles if not one.drain)
+        hints = [f"have them stopped:{stop}"] if stop else []
+        hints += [f"end first: {', '.join(others)}"] if others else []
+        super().__init__("; ".join(one.text for one in obstacles), hint="; ".join(hints))
+        self.obstacles = tuple(obstacles)
+
+
+def _end(one: Obstacle) -> str:
+    """How to end what --drain doesn't stop."""
+    namespace, _, pod = (one.pod or (one.name if one.kind == "pod" else "")).partition("/")
+    return f"kubectl delete pod -n {namespace} {pod}" if pod else f"{one.name} (process {one.pid})"
 
 
 def obstacles(
