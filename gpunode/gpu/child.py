@@ -7,7 +7,9 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from gpunode.dataclass import dataclass
 
 if TYPE_CHECKING:
     from gpunode.gpu.forked import Child
@@ -23,7 +25,8 @@ def module_argv(module: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", module, *arguments)
 
 
-class Waiting(NamedTuple):
+@dataclass(frozen=True)
+class Waiting:
     """A forked child that has a module loaded, and waits for its arguments: a line of JSON."""
 
     child: Child
@@ -64,7 +67,7 @@ def run_module(
     """`Host.run` for a module of this package whose `main()` prints one answer.
 
     Where a fork of this process is as good as a new one it is forked: that spares an interpreter its start,
-    and all that is imported already. `started` is called while the child has its turn, and may start threads.
+    and all that is imported already. `started` is called while the child has its turn.
     """
     argv = module_argv(module, *arguments)
     waiting = _begun.pop(module, None)
@@ -81,9 +84,7 @@ def run_module(
     with os.fdopen(waiting.errors, "rb") as errors:
         with suppress(BrokenPipeError), os.fdopen(waiting.question, "wb") as question:
             question.write(json.dumps(arguments).encode())
-        if started is not None:
-            started()
-        outcome = finish(waiting.child, timeout)
+        outcome = finish(waiting.child, timeout, started)
         errors.seek(0)
         said = errors.read()
     out, err = outcome.output.decode("utf-8", "replace"), said.decode("utf-8", "replace")

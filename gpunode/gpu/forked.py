@@ -73,10 +73,13 @@ def start(
     return Child(pid, read_end, time.monotonic() + timeout, bytearray())
 
 
-def finish(child: Child, timeout: float) -> Outcome:
-    """How it ends, within `timeout` seconds from now."""
-    running = {0: child._replace(deadline=time.monotonic() + timeout)}
+def finish(child: Child, timeout: float, meanwhile: Callable[[], None] | None = None) -> Outcome:
+    """How it ends, within `timeout` seconds from now. `meanwhile` is called first, and takes none of them."""
+    running = {0: child}
     try:
+        if meanwhile is not None:
+            meanwhile()
+        running[0] = child._replace(deadline=time.monotonic() + timeout)
         while not _ended(running):
             pass  # it waits for more output
         return _finish(running.pop(0))

@@ -50,8 +50,8 @@ def probe(
 
     With persistence mode off, eight GPUs may well take ten seconds. With `topology` NVML is also asked how
     they hang together, with `condition` how each of them is. `library` is where NVML is loaded from, if not
-    from where the dynamic loader finds it. `started` is called while NVML has its turn, and may start
-    threads; of a recorded machine, before. `ConfigError` for a malformed recording.
+    from where the dynamic loader finds it. `started` is called while NVML has its turn, or before.
+    `ConfigError` for a malformed recording.
     """
     if not host.live:
         if started is not None:
@@ -63,6 +63,8 @@ def probe(
         *(("--library", library) if library else ()),
     )
     if condition:  # what was told before a hang counts: not one answer, but lines
+        if started is not None:
+            started()
         done = host.run(module_argv("gpunode.gpu.probe", "--condition", *words), timeout=timeout)
     else:
         done = run_module(host, "gpunode.gpu.probe", *words, timeout=timeout, started=started)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field, replace
-from threading import Thread
 from typing import TYPE_CHECKING
 
 from gpunode.dataclass import dataclass
@@ -49,12 +48,9 @@ def label(host: Host, settings: Settings) -> Labels:
 
         vgpus.append(find_vgpus(host))
 
-    reader = Thread(target=meanwhile, name="machine", daemon=True)
-    seen = see(host, settings, reader.start)  # not before: a process with threads isn't forked
-    if reader.ident is None:
+    seen = see(host, settings, meanwhile)
+    if not vgpus:
         meanwhile()
-    else:
-        reader.join()
     return label_seen(host, seen, *(_machine(host, seen, found) for found in vgpus))
 
 
