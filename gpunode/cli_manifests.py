@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpunode.cli_options import NameOption
 from gpunode.session import Session, verb
 
 if TYPE_CHECKING:
@@ -133,6 +132,16 @@ def manifests_all(
         labels=tuple(one.value for one in labels or ()),
     )
     return command.everything(session.host, options, node, taint, test_image, resource)
+
+
+NameOption = Annotated[
+    str,
+    typer.Option(
+        *("--nvidia-runtime-name", "--runtime-class"),
+        metavar="NAME",
+        help="What the runtime is called in the engine, and its RuntimeClass too.",
+    ),
+]
 
 
 @verb(manifests_app, "runtime-class", "Manifests")

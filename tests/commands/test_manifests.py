@@ -22,6 +22,9 @@ def test_json_holds_the_same_objects() -> None:
     assert ran.document["kind"] == "Manifests"
     text = gpunode("manifests", "runtime-class", "--nvidia-runtime-name", "gpu").out
     assert ran.document["data"]["objects"] == list(yaml.safe_load_all(text))
+    assert gpunode("manifests", "runtime-class", "--runtime-class", "gpu").out == text, (
+        "as its siblings say it"
+    )
 
 
 @pytest.mark.parametrize("name", ["Nvidia", "nv_idia", "-nvidia", "nvidia-", "", "a" * 64, "nvidia.cdi", "é"])

@@ -201,7 +201,7 @@ _OURS = (
     Option(
         "vendor",
         ("--vendor",),
-        "Whose GPUs are served.",
+        "Whose GPUs.",
         *("choice", "flags.gpunode.vendor"),
         allowed=("nvidia", "amd"),
         live=False,
@@ -230,7 +230,7 @@ _OURS = (
     Option(
         "include",
         ("--include",),
-        "Serve these GPUs only: index, UUID, PCI address, or glob of the model.",
+        "These GPUs only: index, UUID, PCI address, or glob of the model.",
         *("selectors", "resources.include"),
     ),
     Option(
@@ -301,7 +301,7 @@ _OURS = (
     Option(
         "simulate",
         ("--simulate",),
-        "Serve a simulated node instead of this one; see docs/simulate.md.",
+        "A simulated node instead of this one; see docs/simulate.md.",
         *("text", "flags.gpunode.simulate"),
         live=False,
     ),
