@@ -6,6 +6,7 @@ Nothing outside those is touched.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import json
@@ -16,9 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tests.cli import Ran, gpunode
+from tests.cli import Ran, clean_environment, gpunode
+
+if TYPE_CHECKING:
+    from tests.integration.forked_cli import ForkedCli
 
 PACKAGES = (
     "nvidia-container-toolkit",
@@ -45,6 +49,16 @@ def alone() -> tuple[str, ...]:
     """What starts a program where it meets nobody; nothing where that may not be done."""
     done = subprocess.run([*_ALONE, "true"], capture_output=True, check=False)
     return () if done.returncode else _ALONE
+
+
+@functools.cache
+def _alone_cli() -> ForkedCli:
+    """gpunode for all that is to be run there; it ends with this run of pytest."""
+    from tests.integration.forked_cli import ForkedCli
+
+    made = ForkedCli(alone(), clean_environment())
+    atexit.register(made.__exit__, None, None, None)
+    return made
 
 
 def architecture() -> str:
@@ -212,8 +226,10 @@ class AptRoot:
         env: Mapping[str, str] | None = None,
         timeout: float = 60,
     ) -> Ran:
-        before = prefix or (alone() if "remove" in argv else ())
-        return gpunode(*argv, env={**self.env, **(env or {})}, timeout=timeout, prefix=before)
+        environ = {**self.env, **(env or {})}
+        if "remove" in argv and not prefix and alone():
+            return _alone_cli().run_in(clean_environment(environ), *argv, seconds=timeout)
+        return gpunode(*argv, env=environ, timeout=timeout, prefix=prefix)
 
     def json(self, *argv: str) -> dict[str, Any]:
         return self.gpunode(*argv, "-o", "json").document

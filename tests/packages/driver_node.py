@@ -8,8 +8,10 @@ how they were called.
 
 from __future__ import annotations
 
+import io
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +28,7 @@ OLDER = "580.159.03-0ubuntu0.24.04.1"
 MIRRORED = "580.173.02-0ubuntu1"
 MODULE_PACKAGE = f"linux-modules-nvidia-580-server-open-{KERNEL}"
 DRIVER = ("nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server")
+_SBIN = "/usr/local/sbin"
 _FAKES = ("modprobe", "systemctl", "update-initramfs", "dracut", "grubby")
 _ROOT = """\
 mount -t tmpfs tmpfs "$1"
@@ -66,22 +69,25 @@ class DriverNode:
 
     def _furnish(self) -> None:
         device = "/sys/bus/pci/devices/0000:18:00.0"
-        self.write(f"{device}/vendor", "0x10de\n")
-        self.write(f"{device}/device", "0x2330\n")
-        self.write(f"{device}/class", "0x030200\n")
-        self.write(f"{MODULES}/modules.dep", "kernel/drivers/gpu/drm/nouveau/nouveau.ko:\n")
-        self.write(f"{MODULES}/vmlinuz", "")
-        for name in _FAKES:
-            self.fake(name)
+        files = {
+            f"{device}/vendor": "0x10de\n",
+            f"{device}/device": "0x2330\n",
+            f"{device}/class": "0x030200\n",
+            f"{MODULES}/modules.dep": "kernel/drivers/gpu/drm/nouveau/nouveau.ko:\n",
+            f"{MODULES}/vmlinuz": "",
+        }
+        self.write_all({**files, **{f"{_SBIN}/{name}": _fake(name) for name in _FAKES}})
 
     def _ubuntu(self, repository: Repository) -> None:
         self.sh("rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /var/lib/apt/lists/* /etc/os-release")
-        self.sh("mkdir -p /etc/apt/keyrings")
-        self.write("/etc/os-release", 'ID=ubuntu\nVERSION_ID="24.04"\nPRETTY_NAME="Ubuntu 24.04.3 LTS"\n')
-        self.write("/etc/apt/keyrings/test.asc", repository.signer.key.decode())
         source = f"deb [signed-by=/etc/apt/keyrings/test.asc] file:{repository.flat} ./\n"
-        self.write("/etc/apt/sources.list.d/test.list", source)
-        self.write("/etc/apt/apt.conf.d/99test", 'APT::Sandbox::User "root";\nDPkg::Use-Pty "false";\n')
+        files = {
+            "/etc/os-release": 'ID=ubuntu\nVERSION_ID="24.04"\nPRETTY_NAME="Ubuntu 24.04.3 LTS"\n',
+            "/etc/apt/keyrings/test.asc": repository.signer.key.decode(),
+            "/etc/apt/sources.list.d/test.list": source,
+            "/etc/apt/apt.conf.d/99test": 'APT::Sandbox::User "root";\nDPkg::Use-Pty "false";\n',
+        }
+        self.write_all(files)
         self.sh("apt-get update -q")
 
     def become_rocky(self, programs: Mapping[str, str]) -> None:
@@ -90,14 +96,11 @@ class DriverNode:
         text = 'ID="rocky"\nVERSION_ID="9.4"\nID_LIKE="rhel centos fedora"\nNAME="Rocky Linux"\n'
         self.write("/etc/os-release", text)
         self.write(f"{MODULES}/build/include/generated/autoconf.h", "")
-        for name, text in programs.items():
-            self.write(f"/usr/local/sbin/{name}", text)
-            self.sh(f"chmod 755 /usr/local/sbin/{name}")
+        self.write_all({f"{_SBIN}/{name}": text for name, text in programs.items()})
 
     def fake(self, name: str, code: int = 0) -> None:
         """A program that writes down how it is called and ends with `code`."""
-        self.write(f"/usr/local/sbin/{name}", f'#!/bin/sh\necho "{name} $*" >> {LOG}\nexit {code}\n')
-        self.sh(f"chmod 755 /usr/local/sbin/{name}")
+        self.write(f"{_SBIN}/{name}", _fake(name, code))
 
     def sh(self, script: str) -> str:
         done = subprocess.run(
@@ -111,9 +114,18 @@ class DriverNode:
         return done.stdout
 
     def write(self, path: str, text: str) -> None:
-        script = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
-        argv = [*self.enter, "sh", "-ec", script, "sh", path]
-        subprocess.run(argv, input=text, text=True, check=True, capture_output=True)
+        self.write_all({path: text})
+
+    def write_all(self, files: Mapping[str, str]) -> None:
+        """With their directories, by one program; those in `_SBIN` can be run."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            for path, text in files.items():
+                entry = tarfile.TarInfo(path.lstrip("/"))
+                entry.size, entry.mode = len(text.encode()), 0o755 if path.startswith(_SBIN) else 0o644
+                archive.addfile(entry, io.BytesIO(text.encode()))
+        argv = [*self.enter, "tar", "-x", "-C", "/", "--keep-directory-symlink", "--no-same-owner"]
+        subprocess.run(argv, input=packed.getvalue(), check=True, capture_output=True)
 
     def exists(self, path: str) -> bool:
         return subprocess.run([*self.enter, "test", "-e", path], check=False).returncode == 0
@@ -150,6 +162,10 @@ class DriverNode:
 
     def close(self) -> None:
         self._keeper.communicate("")
+
+
+def _fake(name: str, code: int = 0) -> str:
+    return f'#!/bin/sh\necho "{name} $*" >> {LOG}\nexit {code}\n'
 
 
 def _environment() -> dict[str, str]:

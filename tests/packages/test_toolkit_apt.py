@@ -1,10 +1,7 @@
 """`gpunode toolkit` on a real apt with a signed repository, as a user meets it."""
 
-import os
 import shutil
-import signal
 import subprocess
-import time
 
 import pytest
 
@@ -285,30 +282,6 @@ def test_a_directory_that_lacks_one_or_has_another_machines(apt, repository, tmp
     done = apt.gpunode("toolkit", "install", "--from", str(place))
     assert done.code == 2 and "broken.deb is no whole package" in done.err
     assert apt.installed() == {}
-
-
-def test_ctrl_c_during_the_transaction_lets_it_end(apt, repository):
-    slow = apt.root / "slow"
-    slow.write_text(f"#!/bin/sh\ntouch {apt.root}/begun\nuntil [ -e {apt.root}/go ]; do sleep 0.05; done\n")
-    slow.chmod(0o755)
-    with (apt.root / "apt.conf").open("a") as file:
-        file.write(f'DPkg::Pre-Invoke {{ "{slow}"; }};\n')
-    child = subprocess.Popen(
-        command("toolkit", "install", *from_mirror(repository)),
-        env=clean_environment(apt.env),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 30
-    while not (apt.root / "begun").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.kill(child.pid, signal.SIGINT)
-    (apt.root / "go").touch()
-    _, err = child.communicate(timeout=60)
-    assert apt.installed() in (NEWEST, {}), err
-    assert (apt.installed() == NEWEST) == apt.ours.exists()
-    assert child.returncode == 0, err
 
 
 @pytest.mark.parametrize(
