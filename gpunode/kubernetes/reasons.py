@@ -7,6 +7,7 @@ what isn't known is passed on as it is.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -90,7 +91,7 @@ def _insufficient(aim: Aim) -> Reason:
         name for name, amount in aim.resources.items() if name.startswith(f"{domain}/") and amount != "0"
     ]
     if others:
-        hint = f"ask for what it has: --resource {sorted(others)[0]}"
+        hint = f"ask for what it has: --resource {shlex.quote(sorted(others)[0])}"
     else:
         hint = "does a device plugin run there? gpunode plugin status; gpunode doctor"
     return Reason("pending-no-gpu", f"{aim.node} has no {aim.resource} to give", hint, 60)
@@ -101,7 +102,8 @@ def _taint_hint(key: str, node: str) -> str:
         return f"kubectl uncordon {node}"
     if key.startswith("node.kubernetes.io/"):
         return f"the node itself isn't well: kubectl describe node {node}"
-    return f"the test pod tolerates its resource's own taint only: kubectl taint nodes {node} {key}-"
+    taint = shlex.quote(f"{key}-")
+    return f"the test pod tolerates its resource's own taint only: kubectl taint nodes {node} {taint}"
 
 
 # --- not started ----------------------------------------------------------------------------------------

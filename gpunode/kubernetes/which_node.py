@@ -6,6 +6,8 @@ of the machine is the same everywhere: machine-id and the firmware's UUID (Kuber
 
 from __future__ import annotations
 
+import shlex
+
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.kubernetes.api import Cluster, ClusterError, Json
@@ -27,7 +29,7 @@ def hint(host: Host, cluster: Cluster, source: str) -> str:
         nodes = cluster.list_nodes(_MOST) if own else ()
     except ClusterError:
         nodes = ()  # this account may not list them; it was a courtesy
-    found = [str(one["metadata"]["name"]) for one in nodes if _is(one, own)]
+    found = [shlex.quote(one["metadata"]["name"]) for one in nodes if _is(one, own)]
     if len(found) == 1:
         return f"the name is from {source}; this machine is the node {found[0]}: add --node {found[0]}"
     return f"the name is from {source}; see: kubectl get nodes, then add --node NAME"

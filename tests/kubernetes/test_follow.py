@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.kubernetes import follow
+from gpunode.kubernetes import follow, reasons
 from gpunode.kubernetes.follow import Phase
 from gpunode.kubernetes.reasons import Aim
 from tests.kubernetes.pods import EVENTS, FAILED, GPU, PENDING, RUNNING, SUCCEEDED, unscheduled, waiting
@@ -73,6 +74,14 @@ def test_a_deleted_pod_is_gone_unless_it_has_ended() -> None:
     going = {"metadata": {"deletionTimestamp": "2026-11-21T12:00:00Z"}}
     assert follow.state({**going, "status": RUNNING}, (), AIM).phase is Phase.GONE
     assert follow.state({**going, "status": SUCCEEDED}, (), AIM).phase is Phase.SUCCEEDED
+
+
+def test_a_servers_words_stay_words_in_a_command_to_copy() -> None:
+    message = "0/1 nodes are available: 1 node(s) had untolerated taint {$(reboot): x}."
+    assert reasons.unschedulable(message, AIM).hint.endswith(" '$(reboot)-'")
+    aim = replace(AIM, resources={"nvidia.com/x;reboot": "1"})
+    short = reasons.unschedulable(f"0/1 nodes are available: 1 Insufficient {AIM.resource}.", aim)
+    assert short.hint.endswith("--resource 'nvidia.com/x;reboot'")
 
 
 words = st.sampled_from(
