@@ -1,7 +1,8 @@
 """The runs that the pages on MIG, Kubernetes and labels show, made again: on stubs, recorded machines and a
 test API server.
 
-What `make docs` writes by itself is held in test_docs.py. Here every run that such a page shows must be made:
+What `make docs` writes by itself is held in test_docs.py, and what takes an apt of its own in
+packages/test_pages.py. Here every run that such a page shows must be made:
 one that nobody makes is a difference like any other.
 """
 

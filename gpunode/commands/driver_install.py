@@ -241,6 +241,10 @@ def _finish(
         except GpunodeError as error:
             left = tuple(one.text for one in commands[number:])
             return tuple(ran), left, (f"{command.text} failed: {error.message}",)
+        except KeyboardInterrupt:
+            left = tuple(one.text for one in commands[number:])
+            job.progress.note(f"the driver is installed; left to do: {'; '.join(left)}")
+            raise
         ran.append(command.text)
     return tuple(ran), (), ()
 

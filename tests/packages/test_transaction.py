@@ -11,7 +11,11 @@ from contextlib import contextmanager
 import pytest
 
 from gpunode import render
+from gpunode.commands import driver_install
+from gpunode.commands.packages_apply import Job
 from gpunode.host import Host
+from gpunode.packages.manager import Command
+from gpunode.packages.zypper import Zypper
 from gpunode.render import StderrProgress
 from tests.cli import clean_environment, command
 from tests.packages.apt_root import PACKAGES, build, journal
@@ -93,6 +97,22 @@ def test_packages_that_a_failed_roll_back_leaves_are_known_to_a_removal(apt, rep
     removed = apt.json("toolkit", "remove")
     assert removed["exitCode"] == 0 and removed["data"]["packages"] and not removed["data"]["kept"]
     assert (apt.installed(), apt.tree()) == ({"other": "1.0"}, before)
+
+
+class Stopped(Host):
+    """Ctrl-C comes during any command."""
+
+    def run(self, argv, **_):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_after_the_packages_tells_what_is_left_to_do(tmp_path, capsys):
+    host = Stopped(tmp_path, environ={})
+    job = Job(host, Zypper(host), "driver-install", StderrProgress(), (), {})
+    with pytest.raises(KeyboardInterrupt):
+        driver_install._finish(job, [Command(("modprobe", "nvidia")), Command(("modprobe", "nvidia-uvm"))])
+    told = "the driver is installed; left to do: modprobe nvidia; modprobe nvidia-uvm"
+    assert told in capsys.readouterr().err
 
 
 # --- what is told ---------------------------------------------------------------------------------------

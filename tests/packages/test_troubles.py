@@ -8,6 +8,7 @@ import http.server
 import os
 import subprocess
 import threading
+from typing import ClassVar
 
 import pytest
 
@@ -20,9 +21,11 @@ ENTER = ("unshare", "--mount", "--propagation", "private", "sh", "-ec")
 class Answers(http.server.SimpleHTTPRequestHandler):
     """Files, also to whoever takes it for a proxy."""
 
+    proxied: ClassVar[list[str]] = []
+
     def translate_path(self, path):
         if path.startswith("http://"):
-            self.server.proxied.append(path)
+            self.proxied.append(path)
             path = f"/{path.split('/', 3)[3]}"
         return super().translate_path(path)
 
@@ -35,7 +38,6 @@ def web(repository):
     """The mirror over HTTP."""
     handler = functools.partial(Answers, directory=str(repository.base))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.proxied = []
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield server
@@ -87,7 +89,7 @@ def test_a_proxy_that_does(apt, web, repository):
     proxy = {"http_proxy": f"http://127.0.0.1:{web.server_port}"}
     done = apt.gpunode("toolkit", "install", *asked, env=proxy)
     assert (done.code, apt.installed()) == (0, NEWEST), done.err
-    assert any(path.startswith("http://mirror.invalid/stable/deb/") for path in web.proxied)
+    assert any(path.startswith("http://mirror.invalid/stable/deb/") for path in Answers.proxied)
 
 
 @pytest.mark.parametrize(
