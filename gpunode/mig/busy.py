@@ -8,6 +8,7 @@ no client of the GPU at all: no monitoring, no persistence daemon, and no nvidia
 from __future__ import annotations
 
 import re
+import shlex  # names are the processes' and the runtimes' own, and hints are copied into a shell
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpunode.cdi.nodes import MIG_MINORS, mig_minors
@@ -73,7 +74,7 @@ class InUse(PreconditionError):
     default_code = "mig-busy"
 
     def __init__(self, obstacles: Sequence[Obstacle]) -> None:
-        words = dict.fromkeys(one.drain for one in obstacles if one.drain)
+        words = dict.fromkeys(shlex.quote(one.drain) for one in obstacles if one.drain)
         stop = "".join(f" --drain {word}" for word in words)
         others = dict.fromkeys(_end(one) for one in obstacles if not one.drain)
         hints = [f"have them stopped:{stop}"] if stop else []
@@ -85,7 +86,9 @@ class InUse(PreconditionError):
 def _end(one: Obstacle) -> str:
     """How to end what --drain doesn't stop."""
     namespace, _, pod = (one.pod or (one.name if one.kind == "pod" else "")).partition("/")
-    return f"kubectl delete pod -n {namespace} {pod}" if pod else f"{one.name} (process {one.pid})"
+    if not pod:
+        return f"{one.name} (process {one.pid})"
+    return shlex.join(("kubectl", "delete", "pod", "-n", namespace, pod))
 
 
 def obstacles(
@@ -229,7 +232,8 @@ class _Who:
         engine = _ENGINE.search(f"{group} {v1}") if "user@" not in group else None
         units = _UNIT.findall(_text(host, f"/proc/{pid}/cgroup").replace("\n", "/"))
         unit = units[-1] if units and not container and not units[-1].startswith("user@") else ""
-        name = self._names.get(pid) or _text(host, f"/proc/{pid}/comm").strip() or "a process"
+        said = self._names.get(pid) or _text(host, f"/proc/{pid}/comm")
+        name = " ".join(said.split()) or "a process"  # a name may hold line breaks
         pod = self._pod(container)
         runs = {"docker": "docker", "libpod": "podman"}[engine[1]] if engine and not pod else ""
         return Obstacle("process", gpu, what, name, pid, container, pod, unit, runs)

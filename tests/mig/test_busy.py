@@ -14,7 +14,7 @@ from gpunode.errors import DaemonError, UsageError
 from gpunode.facts.node import Node
 from gpunode.gpu.mig import MigProcess
 from gpunode.host import Completed, Host
-from gpunode.mig.busy import Obstacle, obstacles, untold
+from gpunode.mig.busy import InUse, Obstacle, obstacles, untold
 from gpunode.mig.drain import bring_back, drain
 from gpunode.mig.layout import GpuLayout
 from gpunode.mig.plan import plan_gpu
@@ -93,6 +93,18 @@ def test_nvmls_list_counts_as_well(machine: Machine) -> None:
     wish = Wish(gpu, True, {"1g.10gb": 7}, 1)
     found = machine.ask(gpu, wish, MigProcess(41, 1, 0), MigProcess(77, 2, 0), MigProcess(9, 2, 0), ours=9)
     assert [(one.pid, one.name) for one in found] == [(41, "train"), (77, "a process")]
+
+
+def test_names_are_no_lines_and_no_commands_of_their_own(machine: Machine) -> None:
+    machine.process(41, "x\nerror:reboot")
+    gpu = gpu_of("h100")
+    (found,) = machine.ask(gpu, Wish(gpu, True, {"1g.10gb": 7}, 1), MigProcess(41, 1, 0))
+    assert found.text.startswith("x error:reboot (process 41) uses")
+    pod = Obstacle("pod", 0, "GPU 0", "default/a;reboot")
+    unit = Obstacle("unit", 0, "GPU 0", "x", unit="a b.service")
+    stop, end = InUse([pod, unit]).hint.split("; ", 1)
+    assert stop == "have them stopped: --drain 'a b.service'"
+    assert end == "end first: kubectl delete pod -n default 'a;reboot'"
 
 
 def test_containers_and_units_are_told(machine: Machine) -> None:
