@@ -1,5 +1,6 @@
 """``python -m gpunode``, and where the program `gpunode` starts."""
 
+import os
 import signal
 import sys
 
@@ -8,6 +9,7 @@ from gpunode import quick
 
 def main() -> None:
     """Run the command line in `sys.argv`, and exit as docs/exit-codes.md says."""
+    fill_closed()
     try:
         code = quick.run(sys.argv[1:])
     except KeyboardInterrupt:
@@ -17,6 +19,17 @@ def main() -> None:
     from gpunode.cli import main as parse_and_run
 
     parse_and_run()
+
+
+def fill_closed() -> None:
+    """Put /dev/null where the shell closed a standard stream (``>&-``).
+
+    Its number would go to the next file or socket that is opened, and what is printed would end up in there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None and os.open(os.devnull, os.O_RDWR) == number:
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 if __name__ == "__main__":

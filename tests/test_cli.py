@@ -141,3 +141,14 @@ def test_a_signal_ends_a_command_with_130(number: signal.Signals, tmp_path: Path
     assert child.returncode == 130, err
     assert json.loads(out)["exitCode"] == 130
     assert "error: interrupted" in err
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("words", [("labels", "--simulate", "h100:1"), ("doctor", "--list")], ids=" ".join)
+def test_a_closed_stream_is_no_error_and_no_file_gets_what_is_printed(
+    words: tuple[str, ...], closed: str
+) -> None:
+    line = ["sh", "-c", f'exec "$@" {closed}', "sh", *command(*words)]
+    done = subprocess.run(line, capture_output=True, env=clean_environment(), text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert (done.stdout == "") == (">&-" in closed.split())
