@@ -82,8 +82,12 @@ def test_the_check_itself_can_fail() -> None:
 
 def test_all_uses_of_the_api_server_are_of_the_schema() -> None:
     uses = ("plugin", "labels", "node-feature", "mig", "advertise", "node", "verify")
-    for one in objects("rbac", *(word for use in uses for word in ("--for", use))):
+    found = objects("rbac", *(word for use in uses for word in ("--for", use)))
+    for one in found:
         checked(one)
+    assert {one["kind"] for one in found} == {
+        *("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+    }
 
 
 @pytest.mark.parametrize("options", [(), COMBINATIONS[6], COMBINATIONS[9]], ids=" ".join)

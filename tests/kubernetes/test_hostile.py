@@ -318,6 +318,9 @@ def test_no_object_is_too_strange(first: Any, second: Any) -> None:
     NodeFeature(host, lambda: server, SilentProgress(), settings, "nvidia").put({"a/b": "1"}, dry_run=False)
     sweep(host, server, "d", "n")
     _Plan(first, {"a/b": "1"}, "gpunode/nvidia-labels").patch()
-    patches.label_patch(first, {"x": "1"})
-    patches.capacity_patch(first, "x", 3)
-    patches.writer_of(first, "x")
+    patch = [*patches.label_patch(first, {"x": "1"}), *patches.capacity_patch(first, "x", 3)]
+    assert {one["op"] for one in patch} <= {"test", "add", "replace"}
+    assert all(
+        one["path"].startswith(("/metadata/", "/status/")) or one["path"] == "/status" for one in patch
+    )
+    assert isinstance(patches.writer_of(first, "x"), str)

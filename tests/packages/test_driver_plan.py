@@ -103,7 +103,7 @@ def codes(data: dict[str, Any]) -> list[str]:
 
 
 DEBIANS = ("nvidia-open-kernel-dkms", "nvidia-kernel-dkms", "libcuda1", "nvidia-smi")
-DEBIAN = Shelf(dict.fromkeys(DEBIANS, (("550.163.01-1~deb12u1", "http://deb.debian.org/debian"),)))
+DEBIAN = Shelf(dict.fromkeys(DEBIANS, (("550.163.01-1~deb12u1", "http://mirror.example.org/debian"),)))
 # machine, its repositories, files beside it: branch, kernel module, route, version, reboot, a package of it
 TABLE = {
     "ubuntu": (

@@ -109,13 +109,13 @@ def test_a_retired_repository_is_put_aside_under_another_name(apt, repository, a
 
 def test_lines_among_others_are_switched_off_alone(apt):
     main = apt.root / "etc/apt/sources.list"
-    debian = "deb http://deb.debian.org/debian bookworm main\n"
+    debian = "deb http://mirror.example.org/debian bookworm main\n"
     main.write_text(f"{debian}deb {RETIRED[0]} /\n{debian}")
     stanzas = apt.sources / "all.sources"
     stanzas.write_text(
-        "Types: deb\nURIs: http://deb.debian.org/debian\nSuites: bookworm\nComponents: main\n\n"
+        "Types: deb\nURIs: http://mirror.example.org/debian\nSuites: bookworm\nComponents: main\n\n"
         f"Enabled: yes\nTypes: deb\nURIs: {RETIRED[1]}\nSuites: /\n\n"
-        "Types: deb\nURIs: http://security.debian.org\nSuites: bookworm\nComponents: main\n"
+        "Types: deb\nURIs: http://security.example.org\nSuites: bookworm\nComponents: main\n"
     )
     done = apt.json("toolkit", "install", "--dry-run")["data"]
     diffs = {one["path"]: one["diff"] for one in done["changes"]}
@@ -127,7 +127,7 @@ def test_lines_among_others_are_switched_off_alone(apt):
 
 def test_an_entry_that_shares_its_stanza_is_left_to_a_person(apt):
     (apt.sources / "all.sources").write_text(
-        f"Types: deb\nURIs: http://deb.debian.org/debian {RETIRED[0]}\nSuites: /\n"
+        f"Types: deb\nURIs: http://mirror.example.org/debian {RETIRED[0]}\nSuites: /\n"
     )
     done = apt.gpunode("toolkit", "install", "--dry-run")
     assert done.code == 3 and "together with others" in done.err

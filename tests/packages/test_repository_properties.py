@@ -55,7 +55,7 @@ def applied(host, root, plan):
             path.write_bytes(change.content)
 
 
-def settles(root, shelf, host, base):
+def assert_settles(root, shelf, host, base):
     """The plan is carried out; what a second one says, and the entries of others, are as they should be."""
     wanted = wanted_repository(base)
     others = [one.address for one in shelf.entries(wanted) if "example.com/debian" in one.address]
@@ -94,7 +94,7 @@ def test_apt(lists, sources, base):
             (parts / f"{file}.sources").write_text("".join(stanza(*one) for one in entries))
         host = Host(root, environ={})
         places = Places("/etc/apt", "/etc/apt/sources.list", "/etc/apt/sources.list.d", "/s", "/l", "/a")
-        settles(root, AptShelf(host, Apt(host, places)), host, base)
+        assert_settles(root, AptShelf(host, Apt(host, places)), host, base)
 
 
 @settings(max_examples=80, deadline=None)
@@ -109,4 +109,4 @@ def test_dnf_and_zypper(files, base):
             text = "".join(section(number, *one) for number, one in enumerate(entries))
             (place / f"{file}.repo").write_text(text)
         host = Host(root, environ={})
-        settles(root, RpmShelf(host, "/etc/yum.repos.d"), host, base)
+        assert_settles(root, RpmShelf(host, "/etc/yum.repos.d"), host, base)
