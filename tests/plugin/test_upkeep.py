@@ -22,7 +22,7 @@ class Elsewhere(Host):
     """This machine without its own device files."""
 
     def device(self, path: str) -> DeviceNode | None:
-        return None if path.startswith("/dev/") else super().device(path)
+        return None if path.startswith("/dev/nvidia") else super().device(path)
 
 
 class Node:
