@@ -29,6 +29,7 @@ MACHINES = (
 WRITING = {
     *("write_atomic", "make_dirs", "remove", "remove_empty_directory", "set_owner", "rename", "remove_tree"),
     *("lock", "signal", "listen_unix", "listen_tcp", "notify", "temporary_directory"),
+    *("set_mode", "restrict_umask"),
 }
 # programs that only tell something, and how they are called for it
 QUESTIONS = (
@@ -86,7 +87,7 @@ def test_every_method_of_the_host_is_known_to_read_or_to_write() -> None:
     """A new one that writes has to be named above."""
     reading = {
         *("run", "connect_unix", "socket_state", "listener", "waiter", "now", "monotonic", "sleep"),
-        *("wait_until", "writable"),
+        *("wait_until", "writable", "forkable"),
     }
     own = {
         name

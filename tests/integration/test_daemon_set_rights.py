@@ -31,6 +31,7 @@ from tests.integration.conftest import refuse_for, require
 pytestmark = [pytest.mark.containers, pytest.mark.slow]
 DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
 _SECONDS = 30.0
+_PROGRAM, _SOURCE = "/mnt/venv", "/mnt/source"  # the pod's own /tmp would hide a checkout below it
 _RUN = """\
 set -e
 mount -t tmpfs tmpfs "$1/over" && mkdir "$1/over/upper" "$1/over/work"
@@ -63,6 +64,8 @@ class PluginPod:
         for mount in self.container["volumeMounts"]:
             source = self._source(volumes[mount["name"]])
             yield _bind(source, mount["mountPath"], "ro" if mount.get("readOnly") else "rw")
+        yield _bind(Path(sys.prefix), _PROGRAM, "ro")
+        yield _bind(REPOSITORY / "gpunode", f"{_SOURCE}/gpunode", "ro")
         # as NVIDIA's runtime does; what is tested is gpunode's own
         library = f"/usr/lib/{platform.machine()}-linux-gnu/libnvidia-ml.so.1"
         yield _bind(build() / "all/libnvidia-ml.so.1", library, "ro")
@@ -85,13 +88,13 @@ class PluginPod:
         assert rights["capabilities"]["drop"] == ["ALL"]
         added = [f"CAP_{one}" for one in rights["capabilities"].get("add", ())]
         environ = {one["name"]: one["value"] for one in self.container["env"] if "value" in one}
-        environ |= {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"}
+        environ |= {"PATH": os.environ["PATH"], "PYTHONPATH": _SOURCE, "PYTHONDONTWRITEBYTECODE": "1"}
         environ |= {SCENARIO_VARIABLE: "/run/stub/scenario"}
         return {
             "ociVersion": "1.0.2",
             "root": {"path": "rootfs", "readonly": rights["readOnlyRootFilesystem"]},
             "process": {
-                "args": [sys.executable, "-m", "gpunode", *self.container["args"]],
+                "args": [f"{_PROGRAM}/bin/python", "-m", "gpunode", *self.container["args"]],
                 "cwd": "/",
                 "env": [f"{name}={value}" for name, value in environ.items()],
                 "user": {"uid": rights["runAsUser"], "gid": 0},
