@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
 from gpunode._process import COMMAND_NOT_FOUND, Completed, _kill, _text
+from gpunode._unnamed import unnamed_file
 
 _LOOK_SECONDS = 0.25
 _LAST_BYTES = 2000
@@ -59,13 +60,7 @@ def _ends(child: subprocess.Popen[bytes], timeout: float, look: Callable[[], Non
 
 
 def _memory() -> BinaryIO:
-    """A file without a name, that no full disk stops; on a disk where there is no memfd_create(2)."""
-    if hasattr(os, "memfd_create"):
-        with contextlib.suppress(OSError):
-            return os.fdopen(os.memfd_create("gpunode"), "w+b", buffering=0)
-    import tempfile
-
-    return tempfile.TemporaryFile(buffering=0)
+    return os.fdopen(unnamed_file(), "w+b", buffering=0)
 
 
 def _size(file: BinaryIO) -> int:

@@ -30,6 +30,7 @@ def hand_over(session: Session, command: str, given: Mapping[str, Any]) -> NoRet
 
     `given` are strings and tuples of strings; what wasn't given is left out.
     """
+    from gpunode._unnamed import unnamed_file
     from gpunode.gpu.child import module_argv
 
     own = _ARENAS not in os.environ
@@ -40,7 +41,8 @@ def hand_over(session: Session, command: str, given: Mapping[str, Any]) -> NoRet
         "given": {name: value for name, value in given.items() if value is not None and value != ()},
         "own": [_ARENAS] if own else [],
     }
-    descriptor = os.memfd_create("gpunode", 0)  # without MFD_CLOEXEC: it is for the next program
+    descriptor = unnamed_file()
+    os.set_inheritable(descriptor, True)  # it is for the next program
     os.write(descriptor, json.dumps(order).encode())
     os.lseek(descriptor, 0, os.SEEK_SET)
     signal.pthread_sigmask(signal.SIG_BLOCK, _LATER)  # stays so over execve, unlike a handler

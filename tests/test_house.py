@@ -41,7 +41,7 @@ ROOM_MAY_IMPORT = {
     },
     "outcome": {"errors", "host", "output", "render", "result"},
     "session": {"outcome", "errors", "output", "render", "result"},
-    "light": {"outcome", "output", "gpu"},
+    "light": {"outcome", "output", "gpu", "host"},
     "quick": {"outcome", "output", "commands", "gpu", "host"},
     "cli": {"session", "commands", "output", "errors", "result", "light", "quick"},
     "__main__": {"cli", "quick"},
@@ -50,7 +50,7 @@ ROOM_MAY_IMPORT = {
 }
 DRAWERS = {
     *("_archive", "_bundle", "_files", "_process", "_reading", "_recorder", "_recording", "_sockets"),
-    *("_waiting", "_watched"),
+    *("_unnamed", "_waiting", "_watched"),
 }
 ONLY_HERE = {
     "subprocess": {"_process.py", "_watched.py"},

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from gpunode._unnamed import unnamed_file
 from gpunode.dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def run_module(
 def _fork(module: str) -> Waiting:
     from gpunode.gpu.forked import start
 
-    errors = os.memfd_create("stderr")
+    errors = unnamed_file()
     told, question = os.pipe()
     child = start(lambda: _answer(module), 0.0, given=told, errors=errors)
     os.close(told)

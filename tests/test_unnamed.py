@@ -1,0 +1,51 @@
+"""Files without a name, also where Python has no memfd_create."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fixtures.scenario import machine
+from fixtures.stubs import have_compiler, stub_node
+from gpunode._unnamed import unnamed_file
+from tests.cli import clean_environment
+
+
+def refuse(name: str) -> int:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+@pytest.mark.parametrize("without", ["", "the call", "the right"])
+def test_it_can_be_written_and_read_and_has_no_name(
+    without: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    if without == "the call":
+        monkeypatch.delattr(os, "memfd_create")
+    if without == "the right":
+        monkeypatch.setattr(os, "memfd_create", refuse)
+    number = unnamed_file()
+    try:
+        os.write(number, b"text")
+        assert os.pread(number, 9, 0) == b"text"
+        assert os.fstat(number).st_nlink == 0 and list(tmp_path.iterdir()) == []
+        assert os.get_inheritable(number) is False
+    finally:
+        os.close(number)
+
+
+@pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+def test_the_gpus_are_asked_by_a_python_without_it(tmp_path: Path) -> None:
+    node = stub_node(tmp_path, machine(2), libraries="nvml")
+    program = "import os; del os.memfd_create; from gpunode.__main__ import main; main()"
+    argv = [sys.executable, "-c", program, "gpus"]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, env=clean_environment(node.env), timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr.count("error")) == (0, 0), done.stderr
+    assert done.stdout.count("GPU-") == 2
