@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property
@@ -33,6 +35,19 @@ class Waiter:
         self._poll = select.poll()
         self._poll.register(word, select.POLLIN)
         self._opened = False
+        self._signals: tuple[int, int] | None = None  # a pipe: the byte of each signal goes in at the second
+
+    def hear_signals(self) -> None:
+        """A signal that has a Python handler ends the wait as well, and its handler has run after it.
+
+        In the main thread; elsewhere nothing. Without it a handler may run late or, where other threads run,
+        not until something else happens: Python (3.11's ceval.c) keeps what is pending in a flag that is
+        written without a lock, by whichever thread the kernel has interrupted. A byte in a pipe isn't lost.
+        """
+        if self._signals is None and threading.current_thread() is threading.main_thread():
+            self._signals = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            self._poll.register(self._signals[0], select.POLLIN)
+            signal.set_wakeup_fd(self._signals[1], warn_on_full_buffer=False)
 
     def wake(self) -> None:
         """End this wait, or the next one. Nothing once it is closed."""
@@ -57,12 +72,23 @@ class Waiter:
 
     def wait(self, seconds: float) -> None:
         """Until a word or a change, `seconds` at most; what has come until then is over."""
+        self._run_handlers()  # of what came before somebody heard signals
         for descriptor, _ in self._poll.poll(max(0.0, seconds) * 1000):
             with suppress(BlockingIOError):
                 while os.read(descriptor, 65536) and descriptor != self._word.fileno():
                     continue
+        self._run_handlers()
+
+    def _run_handlers(self) -> None:
+        if self._signals is not None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, ())  # which looks for itself whether any is due
 
     def close(self) -> None:
+        if self._signals is not None:
+            signal.set_wakeup_fd(-1)
+            for descriptor in self._signals:
+                os.close(descriptor)
+            self._signals = None
         if self._opened and self._inotify is not None:
             os.close(self._inotify[1])
         self._opened = False

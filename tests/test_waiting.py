@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -122,3 +124,68 @@ def test_a_word_after_the_end_is_nobodys(tmp_path: Path) -> None:
     waiter.close()
     waiter.wake()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_signal_ends_the_wait_and_its_handler_has_run(waiter: Waiter) -> None:
+    waiter.hear_signals()
+    came: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, frame: came.append(number))
+    try:
+        timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGHUP))
+        timer.start()
+        assert waited(waiter, LONG) < 20.0
+        timer.join()
+        assert came == [signal.SIGHUP]
+        assert waited(waiter, 0.1) >= 0.09  # it is over
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_no_signal_is_lost_among_busy_threads(waiter: Waiter) -> None:
+    """Without a byte in a pipe one of some thousand was, where threads take turns all the time."""
+    waiter.hear_signals()
+    rounds, came, turn = 1000, threading.Semaphore(0), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    before = signal.signal(signal.SIGHUP, lambda number, frame: came.release())
+    over = threading.Event()
+
+    def send() -> None:
+        for _ in range(rounds):
+            os.kill(os.getpid(), signal.SIGHUP)
+            if not came.acquire(timeout=10.0):
+                break
+            sent.append(1)
+        over.set()
+        waiter.wake()
+
+    sent: list[int] = []
+    busy = [threading.Thread(target=lambda: spin(over)) for _ in range(2)]
+    for one in (*busy, threading.Thread(target=send)):
+        one.start()
+    try:
+        while not over.is_set():
+            waiter.wait(LONG)
+    finally:
+        over.set()
+        for one in busy:
+            one.join()
+        signal.signal(signal.SIGHUP, before)
+        sys.setswitchinterval(turn)
+    assert len(sent) == rounds
+
+
+def spin(over: threading.Event) -> None:
+    while not over.is_set():
+        sum(range(50))
+
+
+def test_only_the_main_thread_hears_signals() -> None:
+    """And closing gives Python's file for them back."""
+    made = Waiter()
+    other = threading.Thread(target=made.hear_signals)
+    other.start()
+    other.join()
+    assert signal.set_wakeup_fd(-1) == -1
+    made.hear_signals()
+    made.close()
+    assert signal.set_wakeup_fd(-1) == -1

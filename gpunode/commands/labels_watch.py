@@ -38,6 +38,7 @@ def watch(host: Host, given: Sources, resolved: Resolved, stop: Event | None = N
             log.warning(warning.text, **warning.fields)
         node = _Node(host, log, resolved.settings)
         waiter = host.waiter()
+        waiter.hear_signals()
         asked.wake = asked.look = waiter.wake
         asked.let_go = node.let_go
         node.told = waiter.wake

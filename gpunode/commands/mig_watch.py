@@ -46,6 +46,7 @@ def watch(host: Host, options: mig_apply.Options) -> Result:
     with until_signal(hangup) as asked:
         log = LogfmtLog(sys.stderr, host.environ)
         waiter = host.waiter()
+        waiter.hear_signals()
         asked.wake = asked.look = waiter.wake
 
         def interrupt() -> None:

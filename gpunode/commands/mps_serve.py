@@ -65,6 +65,8 @@ def run(host: Host, options: Options, progress: Progress, stop: Event | None = N
         )
         systemd = Systemd(host, log)
         systemd.tell("READY=1")
+        waiter = host.waiter()
+        waiter.hear_signals()
         try:
             while not asked and not (stop is not None and stop.is_set()):
                 if hangup.take():
@@ -72,11 +74,12 @@ def run(host: Host, options: Options, progress: Progress, stop: Event | None = N
                 node.look()
                 supervisor.tick(host.monotonic())
                 systemd.report(supervisor.status)
-                host.sleep(_POLL_SECONDS)
+                waiter.wait(_POLL_SECONDS)
             told = supervisor.told()
         finally:
             systemd.tell("STOPPING=1")
             supervisor.close()
+            waiter.close()
     for name in asked:
         log.info("stopped", signal=name)
     count = f"{len(told)} MPS control {'daemon' if len(told) == 1 else 'daemons'}"

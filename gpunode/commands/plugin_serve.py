@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import field
 from threading import Event, current_thread, main_thread
 from types import FrameType
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpunode.plugin.settings import Settings
 
 _POLL_SECONDS = 0.25
-_LATE_SECONDS = 2.0  # Python runs no handler for a signal that came just before its thread began to wait
+_LOOK_SECONDS = 30.0  # signals and the end of the service wake us
 
 
 @dataclass(frozen=True)
@@ -89,17 +89,16 @@ def refused(kind: str, problems: tuple[Problem, ...], data: Mapping[str, Any] | 
 
 
 def _serve(service: PluginService, asked: _Asked, stop: Event | None) -> None:
-    asked.wake = lambda: service.ended.put(None)
-    asked.let_go = service.backend.let_go
-    asked.look = service.wake
-    service.start()
-    while service.running and not asked and not (stop is not None and stop.is_set()):
-        if stop is None:
-            service.wait(_LATE_SECONDS)
-        else:
-            stop.wait(_POLL_SECONDS)
-    service.stop()
-    service.join()
+    with closing(service.host.waiter()) as waiter:
+        waiter.hear_signals()
+        asked.wake = service.at_end = waiter.wake
+        asked.let_go = service.backend.let_go
+        asked.look = service.wake
+        service.start()
+        while service.running and not asked and not (stop is not None and stop.is_set()):
+            waiter.wait(_LOOK_SECONDS if stop is None else _POLL_SECONDS)
+        service.stop()
+        service.join()
 
 
 def _result(settings: Settings, service: PluginService) -> Result:
@@ -129,7 +128,7 @@ def _told(device: Device) -> dict[str, object]:
 
 
 class _Asked(list[str]):
-    """The signals that came. `wake` and `look` put into a queue: a handler may, while others wait for it."""
+    """The signals that came. What handlers call takes no lock: they interrupt whoever may hold it."""
 
     def __init__(self) -> None:
         super().__init__()

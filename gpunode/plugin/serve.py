@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
@@ -69,7 +68,7 @@ class PluginService:
         self.ledger = Ledger(backend, settings, judge, log, steady_clock())
         self.ledger.changed.append(self.wake)
         self.observers: list[Observer] = []
-        self.ended: SimpleQueue[None] = SimpleQueue()
+        self.at_end: Callable[[], None] = lambda: None  # called when the end is asked for, by any thread
         self._links: Links | None = None
         self._rarely = Rarely()
         self._waiter: Waiter | None = None
@@ -143,18 +142,10 @@ class PluginService:
         """Ask everything to end; returns at once."""
         self._stop.set()
         self.wake()
-        self.ended.put(None)
+        self.at_end()
         self.backend.hurry()
         for feed in self.ledger.feeds.values():
             feed.wake()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until something asks for the end; False if nothing has. For one thread."""
-        try:
-            self.ended.get(timeout=seconds)
-        except Empty:
-            return False
-        return True
 
     def join(self) -> None:
         """Wait for the end, at most two seconds. A bug that ended a thread is raised here."""

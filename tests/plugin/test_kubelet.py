@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import uuid4
@@ -234,8 +235,10 @@ def test_a_second_plugin_on_the_node_is_refused(host: Host, kubelet: KubeletStub
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)
         with pytest.raises(PreconditionError, match="another device plugin is serving"):
             second = make_service(host, Settings(), MemoryLog())
+            ended = Event()
+            second.at_end = ended.set
             second.start()
-            second.wait(5)
+            assert ended.wait(10)
             second.join()
         assert kubelet.allocatable(RESOURCE) == 8
 

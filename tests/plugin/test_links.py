@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import grpc
@@ -108,8 +109,10 @@ def test_somebody_elses_socket_is_an_error_at_the_start(
         other.bind(str(host.path(f"{directory}/nvidia-mig-1g.10gb.sock")))
         other.listen(8)
         made = Running(host, FakeBackend({GPU: 1, MIG: 1}), registration=registration)
+        ended = Event()
+        made.service.at_end = ended.set
         made.service.start()
-        assert made.service.wait(10)
+        assert ended.wait(10)
         with pytest.raises(PreconditionError, match="another device plugin is serving"):
             made.service.join()
         assert host.exists(f"{directory}/nvidia-mig-1g.10gb.sock")

@@ -32,8 +32,10 @@ class Hangup:
         self.asked = False
 
     def take(self) -> bool:
-        asked, self.asked = self.asked, False
-        return asked
+        if not self.asked:
+            return False
+        self.asked = False  # one that comes now is seen to by what follows
+        return True
 
 
 class Configured(Protocol):
