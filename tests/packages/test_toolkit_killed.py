@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,10 @@ WAITS = "[ -e {root}/free ] || {{ touch {root}/begun; exec sleep 60; }}"
 
 def tree_of(pid):
     """A process with all below it."""
-    below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    try:
+        below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        below = []
     return [pid, *(one for child in below for one in tree_of(int(child)))]
 
 
@@ -36,7 +40,8 @@ def killed(apt, *argv, family=True):
         time.sleep(0.02)
     assert begun.exists(), child.communicate()
     for pid in reversed(tree_of(child.pid)) if family else [child.pid]:  # apt has a session of its own
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # a short-lived one of apt's
+            os.kill(pid, signal.SIGKILL)
     child.communicate()
     (apt.root / "free").touch()
 
