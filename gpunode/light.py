@@ -80,7 +80,10 @@ def main() -> int:
         return command.run(session.host, command.Options(order["given"]), session.progress)
 
     code = run_command(order["kind"], chosen, run)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _LATER)  # Python forgets its handlers on the way out
+    for number in _LATER:
+        # on the way out Python puts the default in place of its handlers, and leaves what is ignored; blocked
+        # they would still hit gRPC's threads
+        signal.signal(number, signal.SIG_IGN)
     return code
 
 
