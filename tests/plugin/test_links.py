@@ -193,6 +193,7 @@ def test_whoever_asks_the_socket_what_it_is_changes_nothing(host: Host, kubelet:
     with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
         assert kubelet.wait_allocatable(GPU, 2, 30)
         assert eventually(lambda: made.service.ready)
+        assert eventually(lambda: made.service.registrations == 1)  # it notifies us after it has the list
         with rpc.channel(host.path(f"{REGISTRY}/nvidia-gpu.sock")) as channel:
             info = rpc.method(channel, PLUGIN_REGISTRATION, "GetInfo")(question.InfoRequest(), timeout=5)
         assert (info.type, info.name, list(info.supported_versions)) == ("DevicePlugin", GPU, ["v1beta1"])
