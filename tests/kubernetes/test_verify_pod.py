@@ -124,7 +124,7 @@ def test_why_it_waits_is_told_and_the_pod_removed(
     gpu_node: ApiServer, run: Gpunode, life: dict[str, Any], code: str, said: str, hint: str
 ) -> None:
     gpu_node.pod_life = [life]
-    ran = verify(run, "--timeout", "1")
+    ran = verify(run, "--timeout", "3")
     assert ran.code == 1, ran.err
     error = told(ran)
     assert error["code"] == code
@@ -140,7 +140,7 @@ def test_a_node_without_the_resource_names_what_it_has(gpu_node: ApiServer, run:
         del resources[GPU]
         resources["nvidia.com/mig-3g.40gb"] = "2"
     gpu_node.pod_life = [unscheduled(f"0/1 nodes are available: 1 Insufficient {GPU}.")]
-    error = told(verify(run, "--timeout", "1"))
+    error = told(verify(run, "--timeout", "3"))
     assert error["code"] == "pending-no-gpu"
     assert error["hint"] == "ask for what it has: --resource nvidia.com/mig-3g.40gb"
 
@@ -165,7 +165,7 @@ def test_what_only_an_event_tells(gpu_node: ApiServer, run: Gpunode) -> None:
     reason, message, code, hint = EVENTS[0]
     gpu_node.pod_life = [waiting("ContainerCreating")]
     gpu_node.faults.append(event(reason, message)(gpu_node))
-    error = told(verify(run, "--timeout", "1"))
+    error = told(verify(run, "--timeout", "3"))
     assert error["code"] == code
     assert error["hint"].startswith(hint)
 
@@ -173,13 +173,13 @@ def test_what_only_an_event_tells(gpu_node: ApiServer, run: Gpunode) -> None:
 def test_the_event_has_the_cause_that_the_back_off_hides(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.pod_life = [waiting("ImagePullBackOff", 'Back-off pulling image "x"')]
     gpu_node.faults.append(event("Failed", "Failed to pull image: 401 Unauthorized")(gpu_node))
-    error = told(verify(run, "--timeout", "1"))
+    error = told(verify(run, "--timeout", "3"))
     assert "401 Unauthorized" in error["message"] and "wants a login" in error["hint"]
 
 
 def test_a_pod_that_never_ends_is_given_up_and_removed(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.pod_life = [RUNNING]
-    ran = verify(run, "--timeout", "1")
+    ran = verify(run, "--timeout", "3")
     assert (ran.code, told(ran)["code"]) == (1, "pod-hangs")
     assert gpu_node.store.list("Pod") == []
 
@@ -216,7 +216,7 @@ def test_a_pod_that_somebody_else_deletes_is_told(gpu_node: ApiServer, run: Gpun
 
 def test_control_characters_of_a_pod_never_reach_the_terminal(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.pod_life = [waiting("CreateContainerError", "bad \x1b[2J\x1b]0;x\x07 thing")]
-    ran = run("verify", "--on", "kubernetes", "--timeout", "1")
+    ran = run("verify", "--on", "kubernetes", "--timeout", "3")
     assert ran.code == 1 and "\x1b" not in ran.out + ran.err and "\x07" not in ran.err
     gpu_node.pod_life, gpu_node.logs[""] = [SUCCEEDED], "\x1b[31mTest PASSED\n"
     assert "\x1b" not in run("verify", "--on", "kubernetes").out
@@ -351,7 +351,7 @@ def test_an_api_server_that_stays_away_is_told_with_the_way_to_clean_up(
     gpu_node: ApiServer, run: Gpunode
 ) -> None:
     gpu_node.faults += [Fault("GET", "/pods/gpunode", "cut", 999), Fault("DELETE", "", "cut", 999)]
-    ran = verify(run, "--timeout", "1")
+    ran = verify(run, "--timeout", "4")
     (pod,) = gpu_node.store.list("Pod")
     assert ran.code == 1 and told(ran)["code"] == "kubernetes-unreachable"
     assert f"remove it: kubectl --namespace default delete pod {pod['metadata']['name']}" in ran.err
