@@ -15,7 +15,7 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     if code is not None:
-        quick.leave(code)
+        quick.leave_at_once(code)
     from gpunode.cli import main as parse_and_run
 
     parse_and_run()

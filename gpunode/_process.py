@@ -23,8 +23,6 @@ COMMAND_NOT_FOUND = 127
 _GRACE_SECONDS = 1.0
 _MOST_BYTES = 4 << 20  # a line longer than that is no answer; 16 GPUs in 7 MIG devices each take 60 KiB
 _LAST_WORDS = 2000
-_AT_START = ("LD_", "PYTHON", "GLIBC_")
-"""Variables that only a starting program reads, by how they begin."""
 
 
 @dataclass(frozen=True)
@@ -91,21 +89,6 @@ def _kill(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 
 def _text(data: bytes | None) -> str:
     return (data or b"").decode("utf-8", "replace")
-
-
-def forkable(environ: Mapping[str, str]) -> bool:
-    """See `Host.forkable`. Threads are counted by the kernel: those of libraries count, too."""
-    try:
-        given = Path("/proc/self/environ").read_bytes().split(b"\0")
-        threads = len(list(Path("/proc/self/task").iterdir()))
-    except OSError:
-        return False
-    wanted = {os.fsencode(f"{name}={value}") for name, value in environ.items() if name.startswith(_AT_START)}
-    return (
-        threads == 1
-        and dict(os.environ) == dict(environ)
-        and wanted == {one for one in given if one.startswith(tuple(map(os.fsencode, _AT_START)))}
-    )
 
 
 class Daemon:

@@ -6,14 +6,13 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from gpunode._files import explain_os_error, holds, read_end, read_regular, resolve_in_root
 from gpunode._recording import KERNEL_LOG, RECORDING, parse_recording
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import Unreadable
 
 _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")

@@ -9,11 +9,10 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import Unreadable
 from gpunode.host import Completed, DeviceNode, FileSystem, Host
 

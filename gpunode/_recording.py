@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from gpunode.errors import ConfigError
+from gpunode.pattern import pattern
 
 RECORDING = ".gpunode/recording.json"
 KERNEL_LOG = ".gpunode/kernel.log"
 SECTIONS = ("commands", "devices", "sockets", "daemons", "nvml", "filesystems", "modes", "unreadable")
-_OCTAL = re.compile(r"[0-7]{1,4}")
+_OCTAL = pattern(r"[0-7]{1,4}")
 
 
 def parse_recording(text: str) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def doctor(
 
 
 def _filed(result: "Result", path: str) -> "Result":
-    from dataclasses import replace
+    from gpunode.dataclass import replace
 
     return replace(result, file=path) if path not in ("", "-") else result
 

@@ -19,9 +19,9 @@ class LabelsCommand(SettingsCommand):
     """Takes GPU feature discovery's words, too: ``-o PATH`` is its output file, and not one of our forms."""
 
     def rows(self) -> Any:
-        from gpunode.commands.labels import OPTIONS
+        from gpunode.commands.labels import options
 
-        return OPTIONS
+        return options()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = list(args)

@@ -1,41 +1,139 @@
 """`@dataclass(frozen=True)` that starts fast: the same class, made in a tenth of the time.
 
 The standard library writes the methods of each dataclass as source and compiles them at every start, about
-0.3 ms a class. A hundred classes of facts and findings were more than half of the doctor's start. Here the
-methods are closures over the fields. Type checkers and readers see the standard library's decorator;
-`fields`, `replace`, `asdict` and inheritance take these classes for what they look like, and
+0.3 ms a class, and brings `inspect` along, which takes as long as the bare interpreter's half. A hundred
+classes of facts and findings were more than half of the doctor's start. Here the methods are closures over
+the fields. Type checkers and readers see the standard library's `dataclass`, `field`, `fields` and `replace`;
+its own `fields`, `replace`, `asdict` and inheritance take these classes for what they look like, and
 tests/test_dataclass.py holds every class of the package against the original. All other kinds (ordered,
 slots, not frozen) are the original's.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import inspect  # dataclasses imports it too
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-__all__ = ["dataclass"]
+if TYPE_CHECKING:
+    import dataclasses
+
+__all__ = ["dataclass", "field", "field_names", "fields", "replace"]
 
 _FROZEN = {"frozen": True}
 _PARAMS = SimpleNamespace(
     init=True, repr=True, eq=True, order=False, unsafe_hash=False, frozen=True, match_args=True
 )
+_MISSING: Any = type("MISSING", (), {"__repr__": lambda _: "MISSING"})()
+_OPTIONS = ("default", "default_factory", "init", "repr", "hash", "compare")
+
+
+class _Field:
+    """What `field` was told, and later the field's name and type; under the names of `dataclasses.Field`."""
+
+    __slots__ = ("compare", "default", "default_factory", "hash", "init", "name", "repr", "type")
+    type: Any
+
+    def __init__(
+        self,
+        default: Any = _MISSING,
+        default_factory: Any = _MISSING,
+        init: bool = True,
+        repr: bool = True,
+        hash: bool | None = None,
+        compare: bool = True,
+    ) -> None:
+        self.name, self.type = "", None
+        self.default, self.default_factory = default, default_factory
+        self.init, self.repr, self.hash, self.compare = init, repr, hash, compare
+
+    def original(self) -> dataclasses.Field[Any]:
+        """The same, not yet part of a class, as the standard library has it."""
+        import dataclasses
+
+        told = {name: getattr(self, name) for name in _OPTIONS}
+        made: dataclasses.Field[Any] = dataclasses.field(
+            **{name: value for name, value in told.items() if value is not _MISSING}
+        )
+        return made
+
+
+class _Fields:
+    """`__dataclass_fields__` of a class: made when somebody asks, who then has `dataclasses` already."""
+
+    def __init__(self, own: Mapping[str, _Field]) -> None:
+        self.own = own
+        self._made: dict[str, dataclasses.Field[Any]] = {}
+
+    def __get__(self, instance: object, owner: type | None = None) -> dict[str, dataclasses.Field[Any]]:
+        if len(self._made) != len(self.own):
+            self._made = {name: _finished(one) for name, one in self.own.items()}
+        return self._made
+
+
+def _finished(one: _Field) -> dataclasses.Field[Any]:
+    import dataclasses
+
+    made = one.original()
+    made.name, made.type, made.kw_only = one.name, one.type, False
+    made._field_type = dataclasses._FIELD  # type: ignore[attr-defined]  # what `dataclasses.fields` asks for
+    return made
+
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass
+    from dataclasses import dataclass, field, fields, replace
 else:
+    field = _Field
 
     def dataclass(cls: type | None = None, /, **options: bool) -> Callable[[type], type] | type:
         """As `dataclasses.dataclass`, whose work it leaves to it unless `frozen` is the only option."""
         if cls is None and options == _FROZEN:
             return _frozen
-        return dataclasses.dataclass(cls, **options)
+        import dataclasses
+
+        def original(cls: type) -> type:
+            for name, value in tuple(cls.__dict__.items()):
+                if isinstance(value, _Field):
+                    setattr(cls, name, value.original())
+            return dataclasses.dataclass(cls, **options)
+
+        return original if cls is None else original(cls)
+
+    def fields(kind: Any) -> tuple[Any, ...]:
+        """As `dataclasses.fields`; without the fields' metadata."""
+        kept = _kept(kind if isinstance(kind, type) else type(kind))
+        if kept is not None:
+            return tuple(kept.own.values())
+        import dataclasses
+
+        return dataclasses.fields(kind)
+
+    def replace(instance: Any, /, **changes: Any) -> Any:
+        """As `dataclasses.replace`."""
+        kind = type(instance)
+        kept = _kept(kind)
+        if kept is None or any(not one.init for one in kept.own.values()):
+            import dataclasses
+
+            return dataclasses.replace(instance, **changes)
+        return kind(**{name: getattr(instance, name) for name in kept.own if name not in changes}, **changes)
+
+
+def field_names(kind: type) -> tuple[str, ...] | None:
+    """The names of a class's fields, in order; None if it is no dataclass."""
+    kept = _kept(kind)
+    found = kept.own if kept else getattr(kind, "__dataclass_fields__", None)
+    return None if found is None else tuple(found)
+
+
+def _kept(kind: type) -> _Fields | None:
+    """A class's fields as they are kept here, None for one that is the original's."""
+    found = kind.__dict__.get("__dataclass_fields__")
+    return found if isinstance(found, _Fields) else None
 
 
 def _frozen(cls: type) -> type:
-    fields = _fields(cls)
+    fields = _collected(cls)
     every = tuple(fields.values())
     hashed = tuple(one.name for one in every if (one.compare if one.hash is None else one.hash))
     named = {
@@ -53,7 +151,7 @@ def _frozen(cls: type) -> type:
     given: dict[str, Any] = {
         "__setattr__": _refuse_to_set,
         "__delattr__": _refuse_to_delete,
-        "__dataclass_fields__": fields,
+        "__dataclass_fields__": _Fields(fields),
         "__dataclass_params__": _PARAMS,
         "__match_args__": tuple(one.name for one in every if one.init),
     }
@@ -62,39 +160,42 @@ def _frozen(cls: type) -> type:
     return cls
 
 
-def _fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
+def _collected(cls: type) -> dict[str, _Field]:
     """The bases' fields, then its own, by name; an own one stands where the base's stood."""
-    found: dict[str, dataclasses.Field[Any]] = {}
+    found: dict[str, _Field] = {}
     for base in cls.__mro__[-1:0:-1]:
-        found.update(base.__dict__.get("__dataclass_fields__", {}))
-    for name, kind in inspect.get_annotations(cls).items():
+        kept = _kept(base)
+        if kept is not None:
+            found.update(kept.own)
+        elif "__dataclass_fields__" in base.__dict__:
+            raise TypeError(f"{cls.__qualname__}: its base {base.__qualname__} is the standard library's")
+    for name, kind in cls.__annotations__.items():  # its own only, since Python 3.10
         found[name] = _field(cls, name, kind)
     return found
 
 
-def _field(cls: type, name: str, kind: Any) -> dataclasses.Field[Any]:
-    default = cls.__dict__.get(name, dataclasses.MISSING)
-    field: dataclasses.Field[Any]
-    if not isinstance(default, dataclasses.Field):
+def _field(cls: type, name: str, kind: Any) -> _Field:
+    default = cls.__dict__.get(name, _MISSING)
+    if not isinstance(default, _Field):
+        if default.__class__.__module__ == "dataclasses":
+            raise TypeError(f"field {name}: import `field` from gpunode.dataclass")
         if default.__class__.__hash__ is None:
             raise ValueError(f"mutable default {type(default)} for field {name}: use default_factory")
-        field = dataclasses.field(default=default)
+        own = _Field(default)
     else:
-        field = default
-        if field.default is dataclasses.MISSING:
+        own = default
+        if own.default is _MISSING:
             delattr(cls, name)
         else:
-            setattr(cls, name, field.default)
-    field.name, field.type, field.kw_only = name, kind, False
-    field._field_type = dataclasses._FIELD  # type: ignore[attr-defined]  # what `dataclasses.fields` asks for
-    return field
+            setattr(cls, name, own.default)
+    own.name, own.type = name, kind
+    return own
 
 
-def _init(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Callable[..., None]:
-    missing = dataclasses.MISSING
+def _init(cls: type, fields: tuple[_Field, ...]) -> Callable[..., None]:
     names = tuple(one.name for one in fields if one.init)
-    plain = {one.name: one.default for one in fields if one.default is not missing}
-    made = tuple((one.name, one.default_factory) for one in fields if one.default_factory is not missing)
+    plain = {one.name: one.default for one in fields if one.default is not _MISSING}
+    made = tuple((one.name, one.default_factory) for one in fields if one.default_factory is not _MISSING)
     known, count = frozenset(names), len(names)
     size = len(known.union(plain, (name for name, _ in made)))
     after = getattr(cls, "__post_init__", None)
@@ -152,9 +253,13 @@ def _eq(names: tuple[str, ...]) -> Callable[[Any, object], bool]:
     return __eq__
 
 
-def _refuse_to_set(self: object, name: str, value: object) -> None:
-    raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+def _refuse_to_set(self: object, name: str, value: object) -> NoReturn:
+    from dataclasses import FrozenInstanceError
+
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
 
-def _refuse_to_delete(self: object, name: str) -> None:
-    raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+def _refuse_to_delete(self: object, name: str) -> NoReturn:
+    from dataclasses import FrozenInstanceError
+
+    raise FrozenInstanceError(f"cannot delete field {name!r}")

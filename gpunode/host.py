@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpunode._files import explain_os_error, restrict_umask
-from gpunode._process import COMMAND_NOT_FOUND, Completed, forkable, run_process
+from gpunode._forkable import forkable
+from gpunode._process import COMMAND_NOT_FOUND, Completed, run_process
 from gpunode._reading import DeviceNode, FileSystem, ReadingHost
 from gpunode._recording import RECORDING
 from gpunode.dataclass import dataclass

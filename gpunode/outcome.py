@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from gpunode.dataclass import dataclass, field
 from gpunode.output import ENVELOPES, Color, Output
 
 if TYPE_CHECKING:
@@ -28,16 +29,18 @@ READING = ("DoctorReport", "CheckExplanation", "GpuInventory", "RuntimeStatus", 
 """Kinds of result for which a support bundle may stand for a machine: nothing is changed for them."""
 
 
-class Session(NamedTuple):
+@dataclass(frozen=True)
+class Session:
     """What the global options amount to for one command: `chosen` are they, `kind` is the result's."""
 
     host: Host
     progress: StderrProgress
     kind: str = ""
-    chosen: dict[str, Any] = {}  # noqa: RUF012 - never written to
+    chosen: dict[str, Any] = field(default_factory=dict)
 
 
-class Form(NamedTuple):
+@dataclass(frozen=True)
+class Form:
     """How the outcome is told."""
 
     kind: str

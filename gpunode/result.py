@@ -6,15 +6,14 @@ JSON contract (``apiVersion: gpunode/v1``): fields are added within v1, never re
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from enum import Enum, IntEnum, StrEnum
 from functools import cache
-from pathlib import PurePath
+from os import PathLike
 from typing import Any, Protocol
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field, field_names
 
 API_VERSION = "gpunode/v1"
 
@@ -96,13 +95,13 @@ class Result:
     """
 
     kind: str
-    data: Any = dataclasses.field(default_factory=dict)
+    data: Any = field(default_factory=dict)
     status: str = "ok"
     exit_code: ExitCode = ExitCode.OK
     messages: tuple[str, ...] = ()
     errors: tuple[ErrorInfo, ...] = ()
     blocks: tuple[Block, ...] = ()
-    documents: Mapping[str, Callable[[dict[str, Any]], str]] = dataclasses.field(default_factory=dict)
+    documents: Mapping[str, Callable[[dict[str, Any]], str]] = field(default_factory=dict)
     file: str = ""
 
     def envelope(self) -> dict[str, Any]:
@@ -227,11 +226,12 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
-    if hasattr(kind, "__dataclass_fields__"):
-        return {shown: plain(getattr(value, name)) for name, shown in _fields(kind)}
+    names = _fields(kind)
+    if names is not None:
+        return {shown: plain(getattr(value, name)) for name, shown in names}
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, PurePath):
+    if isinstance(value, PathLike):
         return str(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
@@ -242,8 +242,10 @@ _JSON = frozenset((str, int, float, bool, type(None)))  # most of a report, whic
 
 
 @cache
-def _fields(kind: type) -> tuple[tuple[str, str], ...]:
-    return tuple((field.name, camel(field.name)) for field in dataclasses.fields(kind))
+def _fields(kind: type) -> tuple[tuple[str, str], ...] | None:
+    """A dataclass's fields as they are named here and in JSON; None of anything else."""
+    names = field_names(kind)
+    return None if names is None else tuple((name, camel(name)) for name in names)
 
 
 def camel(name: str) -> str:

@@ -8,13 +8,15 @@ import importlib
 import inspect
 import pickle
 import pkgutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 import gpunode
-from gpunode.dataclass import _PARAMS, dataclass
+from gpunode.dataclass import _PARAMS, dataclass, field, fields, replace
 
 FIELD = ("name", "type", "default", "default_factory", "init", "repr", "hash", "compare", "kw_only")
 
@@ -24,8 +26,8 @@ class Device:
     """Three fields, one hidden from comparison."""
 
     name: str
-    slots: Sequence[int] = dataclasses.field(default_factory=list)
-    seen: float = dataclasses.field(default=0.0, compare=False, repr=False)
+    slots: Sequence[int] = field(default_factory=list)
+    seen: float = field(default=0.0, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,10 @@ def test_instances_are_frozen_equal_hashable_copied_and_replaced():
     assert Device("a", seen=1.0) == Device("a", seen=2.0)
     assert Device("a", (1,)) != Card("a", (1,))
     assert hash(one) == hash(Card("a", (1,), seen=3.0))
-    assert dataclasses.replace(one, bus="x") == Card("a", (1,), 3.0, "x")
+    for put in (replace, dataclasses.replace):
+        assert put(one, bus="x") == Card("a", (1,), 3.0, "x")
+        with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+            put(one, colour="red")
     assert copy.deepcopy(one) == one == pickle.loads(pickle.dumps(one))
     assert dataclasses.asdict(one) == {"name": "a", "slots": (1,), "seen": 3.0, "bus": "pci"}
     assert Device("a").slots is not Device("a").slots
@@ -147,16 +152,58 @@ def test_a_mutable_default_is_refused():
             names: list[str] = []  # noqa: RUF012
 
 
+def test_a_field_of_the_standard_library_is_refused():
+    with pytest.raises(TypeError, match=r"import `field` from gpunode\.dataclass"):
+
+        @dataclass(frozen=True)
+        class Wrong:
+            names: list[str] = dataclasses.field(default_factory=list)
+
+
+def test_fields_and_replace_take_the_originals_too():
+    assert [(one.name, one.type) for one in fields(Card)] == [
+        (one.name, one.type) for one in dataclasses.fields(Card)
+    ]
+    assert fields(Card("a")) == fields(Card)
+
+    @dataclasses.dataclass(frozen=True)
+    class Theirs:
+        name: str
+        hidden: int = dataclasses.field(default=1, init=False)
+
+    assert [one.name for one in fields(Theirs)] == ["name", "hidden"]
+    assert replace(Theirs("a"), name="b") == Theirs("b")
+    with pytest.raises(ValueError, match="hidden"):
+        replace(Theirs("a"), hidden=2)
+
+
+def test_nothing_of_the_standard_librarys_is_loaded_for_them():
+    program = (
+        "import sys\n"
+        "from gpunode.dataclass import dataclass, field, fields, replace\n"
+        "@dataclass(frozen=True)\n"
+        "class Device:\n"
+        "    name: str\n"
+        "    slots: list[int] = field(default_factory=list)\n"
+        "assert replace(Device('a'), name='b') == Device('b')\n"
+        "assert [one.name for one in fields(Device)] == ['name', 'slots']\n"
+        "print({'dataclasses', 'inspect'} & set(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 def test_other_kinds_are_the_originals_and_may_inherit():
     @dataclass(frozen=True, order=True)
     class Rank:
         number: int
+        names: tuple[str, ...] = field(default=(), compare=False)
 
     @dataclasses.dataclass(frozen=True)
     class Half(Card):
         side: str = "left"
 
-    assert Rank(1) < Rank(2)
+    assert Rank(1, ("a",)) < Rank(2) and Rank(1, ("a",)) == Rank(1)
     assert Half("a").side == "left"
     with pytest.raises(TypeError, match="cannot inherit non-frozen"):
         dataclasses.make_dataclass("Loose", [("side", str, "left")], bases=(Card,))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpunode import quick
-from gpunode.commands.labels import OPTIONS
+from gpunode.commands.labels import options
 from tests.cli import fresh_gpunode
 from tests.gpu.children import run_python
 
@@ -39,7 +39,7 @@ print(json.dumps(found))
 def lines() -> list[list[str]]:
     """Every flag of the table, with a value of its own and behind an equals sign, twice, and a few more."""
     made: list[list[str]] = [["gpus"], ["labels"], ["labels", "--dry-run"], ["labels", "--to="]]
-    for option in OPTIONS:
+    for option in options():
         for flag in option.flags:
             value = "true" if option.kind == "boolean" else "a,b"
             made += [["labels", flag, value], ["labels", f"{flag}={value}", flag, "--dry-run", "--dry-run"]]

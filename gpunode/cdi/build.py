@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from gpunode.cdi.common import common_edits, natural, node_edits
 from gpunode.cdi.driver_files import DriverFiles
@@ -12,7 +11,7 @@ from gpunode.cdi.hooks import HookProgram, link_hook
 from gpunode.cdi.model import NEWEST, Device, Edits, Spec, Version
 from gpunode.cdi.nodes import NodeFacts, gpu_node, mig_nodes
 from gpunode.cdi.versions import needed, text
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.gpu.model import Gpu, Inventory, MigDevice
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpunode.cdi.build import Built, Form, build
 from gpunode.cdi.driver_files import read_driver_files
 from gpunode.cdi.hooks import find_hooks
 from gpunode.cdi.nodes import read_nodes
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.driver import loaded_module
 from gpunode.facts.libraries import NVML

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Mapping
-from dataclasses import field
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.facts.devices import driver_gpus
 from gpunode.gpu.model import Gpu, MigDevice
 from gpunode.host import Host

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import field, replace
 
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
 from gpunode.checks.model import Check, Verdict, one_line, skip
 from gpunode.checks.patience import DEEP_SECONDS, Patience
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.facts.node import Node
 from gpunode.facts.topic import Stuck

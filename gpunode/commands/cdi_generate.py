@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Any
 
 from gpunode.cdi.build import Built
@@ -11,7 +10,7 @@ from gpunode.cdi.model import Spec
 from gpunode.cdi.places import refuse_conflict, remarks, rivals
 from gpunode.cdi.versions import text
 from gpunode.commands.cdi_options import Content, make
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import UsageError
 from gpunode.host import Host
 from gpunode.result import Progress, Result, Style, Text

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import field
-
 from gpunode.cdi.document import encode, made_by_gpunode
 from gpunode.cdi.model import NEWEST
 from gpunode.cdi.places import STANDARD, nvidia_keeps, refuse_conflict, remarks, rivals
 from gpunode.commands.cdi_generate import told, write
 from gpunode.commands.cdi_options import Content, check, make
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import GpunodeError
 from gpunode.facts.driver import loaded_module
 from gpunode.host import Host

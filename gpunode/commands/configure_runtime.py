@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
-from dataclasses import field
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.journal import Journal
@@ -103,7 +101,7 @@ def _intent(
     def plan(active: Active | None) -> Plan:
         own, beside = engine.plan(wanted, active), made()
         full = own.with_beside(beside.edits, beside.units)
-        return dataclasses.replace(full, notes=(*own.notes, *beside.notes))
+        return replace(full, notes=(*own.notes, *beside.notes))
 
     return Intent(
         OPERATION,

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import field
 
 from gpunode.commands.demo_node import Daemons, build_demo_node, inventory
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.result import Block, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text

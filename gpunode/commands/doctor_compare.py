@@ -155,7 +155,7 @@ def _gpus(gpus: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> str:
 
 def _named(members: Sequence[Member]) -> list[Member]:
     """Two nodes of one name, or without any, are told apart by their files."""
-    from dataclasses import replace
+    from gpunode.dataclass import replace
 
     names = [one.name for one in members]
     return [

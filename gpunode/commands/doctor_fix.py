@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import field, replace
 
 from gpunode.checks.mending import Mend, due, mends
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.result import (

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import UsageError
 from gpunode.facts.node import Node
 from gpunode.host import Host
@@ -91,7 +90,7 @@ def made(host: Host, wish: Wish, before: Situation | None = None) -> tuple[Situa
     check(wish)
     situation = read_situation(Node(host))
     if before is not None:
-        situation = dataclasses.replace(situation, nouveau_kept_out=before.nouveau_kept_out)
+        situation = replace(situation, nouveau_kept_out=before.nouveau_kept_out)
     return situation, plan_driver(host, situation, wish)
 
 

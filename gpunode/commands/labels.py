@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
-from threading import Event
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from gpunode.commands.plugin_options import OPTIONS as EVERY
 from gpunode.commands.plugin_options import sources
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import UsageError
 from gpunode.host import Host
 from gpunode.plugin.labels.sinks import chosen, lines, make_sinks
 from gpunode.result import Block, Change, Diff, ErrorInfo, ExitCode, Progress, Result, Style, Text
 
 if TYPE_CHECKING:
+    from threading import Event
+
     from gpunode.plugin.config.options import Option
     from gpunode.plugin.config.problems import Problem
     from gpunode.plugin.labels.model import Labels
@@ -33,22 +34,25 @@ def _rows() -> Iterator[Option]:
     """The options of this command: its own, and what tells of the GPUs among the plugin's."""
     by_field = {option.field: option for option in EVERY}
     sink = by_field["labels_to"]
-    yield sink._replace(flags=("--to",), help="Where they go; any number. Without: they are shown.")
+    yield replace(sink, flags=("--to",), help="Where they go; any number. Without: they are shown.")
     for option in EVERY:
         if option.part and option.field == "output_file":
-            yield option._replace(flags=(*option.flags, "--output"))
+            yield replace(option, flags=(*option.flags, "--output"))
         elif option.part:
             yield option
     without = by_field["fail_on_init_error"]
     for name in _SHARED:
         yield (
-            without._replace(help="false: where the driver doesn't answer, label as if there were no GPU.")
+            replace(without, help="false: where the driver doesn't answer, label as if there were no GPU.")
             if name == without.field
             else by_field[name]
         )
 
 
-OPTIONS = tuple(_rows())
+@cache
+def options() -> tuple[Option, ...]:
+    """What the command line may say; a line without options needs none of it."""
+    return tuple(_rows())
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpunode import __version__
@@ -15,7 +14,7 @@ from gpunode.commands.manifests import (
     printed,
     wanted_pod,
 )
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import UsageError
 from gpunode.host import Host
 from gpunode.kubernetes.manifests import cluster

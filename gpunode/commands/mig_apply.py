@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import field, replace
 from pathlib import Path
 
 from gpunode.commands import mig_after, mig_half_way, mig_show, mig_wanted
 from gpunode.commands.mig_labels import MigLabels
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.gpu.mig import MigSession
 from gpunode.host import Host

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from gpunode.commands import mig_apply, mig_wanted
 from gpunode.commands.mig_labels import BesideAnother, MigLabels
+from gpunode.dataclass import replace
 from gpunode.errors import GpunodeError
 from gpunode.gpu.mig import MigError
 from gpunode.host import Host

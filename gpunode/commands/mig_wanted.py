@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import field
 from pathlib import Path
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.facts.fabric_manager import PROGRAM, UNIT
 from gpunode.facts.mig_layout import keeper

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import field, replace
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from gpunode.commands.plugin_options import sources
 from gpunode.commands.plugin_serve import refused, until_signal
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.config.watch import Hangup

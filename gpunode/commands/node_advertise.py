@@ -6,7 +6,6 @@ doesn't know and copies it to allocatable when it next looks; a registered devic
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from gpunode.commands.node_change import (
@@ -21,7 +20,7 @@ from gpunode.commands.node_change import (
     place,
     told,
 )
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.kubernetes.api import FIELD_MANAGER, ClusterError, Json, Patch
@@ -227,7 +226,7 @@ def _result(
     node: Json, data: NodeChange, resource: str, wanted: str | None = None, *, checked: bool = False
 ) -> Result:
     capacity, allocatable = _seen(node, resource)
-    data = dataclasses.replace(data, capacity=capacity, allocatable=allocatable)
+    data = replace(data, capacity=capacity, allocatable=allocatable)
     notes = (_NO_DEVICE, _RESTART) if data.changes and data.changes[0].after is not None else ()
     shown: tuple[Block, ...] = blocks(data)
     if not checked:

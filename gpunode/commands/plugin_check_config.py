@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from gpunode.commands.plugin_options import OPTIONS, sources, value_text
 from gpunode.commands.plugin_serve import refused
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.host import Host
 from gpunode.plugin.config.resolve import DEFAULT, Resolved, told

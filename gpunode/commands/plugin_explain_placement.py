@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from gpunode.commands.plugin_options import sources
 from gpunode.commands.plugin_serve import refused
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import ConfigError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.result import Block, Cell, Progress, Result, Style, Table, Text, plain

@@ -6,13 +6,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import field
 from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gpunode.commands.plugin_options import OPTIONS, sources, value_text
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.host import Host
 from gpunode.plugin.config.watch import ConfigWatch, Hangup
 from gpunode.result import ExitCode, Progress, Result, Text

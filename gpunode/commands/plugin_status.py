@@ -8,12 +8,11 @@ gives each update to one stream).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TypeVar
 
 from gpunode.daemons.pod_resources import Holding, allocatable, list_pods
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
 from gpunode.facts.device_checkpoint import NAME, Checkpoint, read_checkpoint
 from gpunode.gpu.isolated import probe

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.host import Host
 from gpunode.journal import Entry, Journal, lock_path
 from gpunode.result import Block, Change, Diff, Progress, Result, Style, Text

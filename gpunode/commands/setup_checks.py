@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpunode.commands.setup import mended_by_configuring
 from gpunode.commands.setup_steps import State, Step
+from gpunode.dataclass import replace
 from gpunode.facts.distributions import DISTRIBUTIONS
 from gpunode.host import Host
 from gpunode.result import ErrorInfo, ExitCode, Finding, FindingStatus, Result, Style, Text

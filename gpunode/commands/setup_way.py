@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import field
 
 from gpunode.commands import setup
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.facts.kubelet import find_kubelet
 from gpunode.facts.processes import running

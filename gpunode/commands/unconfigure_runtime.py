@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import field
 
 from gpunode.cdi import refresh
 from gpunode.cdi.document import made_by_gpunode
 from gpunode.cdi.places import STANDARD
 from gpunode.commands.configure_runtime import check_name
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import ValidationError
 from gpunode.host import Host
 from gpunode.journal import Journal
@@ -124,7 +122,7 @@ def _intent(
     def plan(active: Active | None) -> Plan:
         own, beside = _own(engine, journal, names, cdi, known(), active), shared()
         full = own.with_beside(beside.edits, refresh.UNITS if beside.edits else ())
-        return dataclasses.replace(full, notes=(*full.notes, *beside.notes))
+        return replace(full, notes=(*full.notes, *beside.notes))
 
     def gone(active: Active) -> bool:
         return not any(name in active.handlers for name in names)
@@ -148,7 +146,7 @@ def _own(
     ours = switched_cdi(engine, journal, names)
     edits = tuple(edit for edit in known.edits if edit.path not in CDI_FILES)
     if edits and (ours or not cdi):  # what was there before may have somebody else's switch
-        restored = dataclasses.replace(known, edits=edits, units=()).plan(engine, names, active)
+        restored = replace(known, edits=edits, units=()).plan(engine, names, active)
         if _loads(engine, restored):
             return restored
     previous = previous_default(engine, journal, names)

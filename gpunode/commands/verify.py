@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.gpu import program, targets
 from gpunode.gpu.child import module_argv, signal_name
@@ -115,7 +114,7 @@ def _refuse_contradictions(options: Options) -> None:
         if given:
             raise UsageError(f"{given} is for a container engine", hint="leave it out with --on kubernetes")
         return
-    if dataclasses.replace(options.pod, timeout=0.0) != PodAsked():
+    if replace(options.pod, timeout=0.0) != PodAsked():
         raise UsageError(
             f"a pod's options are given, and --on is {options.on}", hint="gpunode verify --on kubernetes"
         )
@@ -157,7 +156,7 @@ def in_container(
     """
     from gpunode.runtime.container_run import run_program
 
-    request = dataclasses.replace(
+    request = replace(
         _request(options),
         argv=("-m", program.MODULE, *program.arguments(uuids, options.timeout)),
         timeout=program.longest_run(len(uuids), options.timeout),

@@ -6,13 +6,12 @@ import math
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import field
 
 from gpunode.commands import leftover_pods, verify
 from gpunode.commands.manifests import PodOptions, wanted_pod
 from gpunode.commands.verify import Verification
 from gpunode.commands.verify_following import Follower, Outcome
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.gpu.vectors import DeviceResult
 from gpunode.host import Host

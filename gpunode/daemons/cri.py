@@ -7,11 +7,10 @@ is needed; every call has a deadline. grpc takes 60 ms to import and is imported
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 

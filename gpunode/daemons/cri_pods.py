@@ -6,12 +6,11 @@ The pod shares the node's network, so no CNI plugin is asked.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import TYPE_CHECKING, TypeVar
 
 from gpunode.daemons.cri import Cri
 from gpunode.daemons.proto import cri_pb2 as pb
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -23,7 +23,7 @@ _HINTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Holding:
     """What one container holds of one resource. `pod` is empty and `pod_uid` set where only that is known."""
 

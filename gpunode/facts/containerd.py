@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import field
 from functools import cached_property
 from typing import Any
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.facts.containerd_imports import expand_import
 from gpunode.facts.daemons import (

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.daemons import Daemon, Kind, daemon_version, find_binary, locate, socket_path

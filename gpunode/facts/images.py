@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 

@@ -7,9 +7,8 @@ of its Status. rpm's answer is the whole database, since rpm reads all of it for
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.host import Host
 
 STATUS = "/var/lib/dpkg/status"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field, replace
 from gpunode.gpu.amd_sysfs import KFD, Place, listed, parse_properties, place_of, text_of
 from gpunode.gpu.model import Inventory, Pair, Topology
 from gpunode.host import Host

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from gpunode._forkable import forkable
 from gpunode._unnamed import unnamed_file
-from gpunode.dataclass import dataclass
+from gpunode.gpu.forked import Child, end, finish, start
 
+TYPE_CHECKING = False  # `typing` itself can wait until the child is on its way
 if TYPE_CHECKING:
-    from gpunode.gpu.forked import Child
+    from collections.abc import Callable
+
     from gpunode.host import Completed, Host
 
 
@@ -26,36 +25,34 @@ def module_argv(module: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", module, *arguments)
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """A forked child that has a module loaded, and waits for its arguments: a line of JSON."""
+class Begun:
+    """A forked child that runs a module's `main()` with these arguments."""
 
-    child: Child
-    question: int
-    errors: int
+    def __init__(self, child: Child, arguments: tuple[str, ...], errors: int) -> None:
+        self.child, self.arguments, self.errors = child, arguments, errors
 
 
-_begun: dict[str, Waiting] = {}
+_begun: dict[str, Begun] = {}
 
 
-def begin(host: Host, module: str) -> None:
-    """Have a child load what the module needs, while we find out what to ask it; `run_module` will ask.
+def begin(module: str, *arguments: str) -> None:
+    """Have a child run the module as `run_module` would, for the case that it will be asked for just that.
 
     Nothing happens where no fork may stand for a new process. Whoever calls this calls `end_begun`, too.
     """
-    if host.forkable():
-        _begun[module] = _fork(module)
+    if forkable(os.environ):
+        _begun[module] = _fork(module, arguments)
 
 
 def end_begun() -> None:
-    """End what nobody asked."""
-    from gpunode.gpu.forked import end
-
+    """End what nobody asked for."""
     while _begun:
-        waiting = _begun.popitem()[1]
-        os.close(waiting.question)
-        os.close(waiting.errors)
-        end(waiting.child)
+        _end(_begun.popitem()[1])
+
+
+def _end(unasked: Begun) -> None:
+    os.close(unasked.errors)
+    end(unasked.child)
 
 
 def run_module(
@@ -71,38 +68,38 @@ def run_module(
     and all that is imported already. `started` is called while the child has its turn.
     """
     argv = module_argv(module, *arguments)
-    waiting = _begun.pop(module, None)
-    if waiting is None and not host.forkable():
+    begun = _begun.pop(module, None)
+    if begun is not None and begun.arguments != arguments:
+        _end(begun)
+        begun = None
+    if begun is None and not host.forkable():
         if started is not None:
             started()
         return host.run(argv, timeout=timeout)
-    from gpunode.gpu.forked import finish
     from gpunode.host import Completed
 
     if host.trace is not None:
         host.trace(" ".join(argv))
-    waiting = waiting or _fork(module)
-    with os.fdopen(waiting.errors, "rb") as errors:
-        with suppress(BrokenPipeError), os.fdopen(waiting.question, "wb") as question:
-            question.write(json.dumps(arguments).encode())
-        outcome = finish(waiting.child, timeout, started)
+    begun = begun or _fork(module, arguments)
+    with os.fdopen(begun.errors, "rb") as errors:
+        outcome = finish(begun.child, timeout, started)
         errors.seek(0)
         said = errors.read()
     out, err = outcome.output.decode("utf-8", "replace"), said.decode("utf-8", "replace")
     return Completed(argv, outcome.code, out, err, outcome.timed_out)
 
 
-def _fork(module: str) -> Waiting:
-    from gpunode.gpu.forked import start
-
+def _fork(module: str, arguments: tuple[str, ...]) -> Begun:
     errors = unnamed_file()
-    told, question = os.pipe()
-    child = start(lambda: _answer(module), 0.0, given=told, errors=errors)
-    os.close(told)
-    return Waiting(child, question, errors)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    try:
+        child = start(lambda: _answer(module, arguments), 0.0, given=nothing, errors=errors)
+    finally:
+        os.close(nothing)
+    return Begun(child, arguments, errors)
 
 
-def _answer(module: str) -> bytes:
+def _answer(module: str, arguments: tuple[str, ...]) -> bytes:
     """What a process of its own would be to the module, in a forked one."""
     import io
     import signal
@@ -111,19 +108,9 @@ def _answer(module: str) -> bytes:
     os.setsid()  # Ctrl-C is the parent's, which ends this
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    loaded = import_module(module)
-    if hasattr(loaded, "prepare"):
-        loaded.prepare()
-    with open(0, "rb", closefd=False) as stream:  # until the parent has told everything, or is gone
-        given = stream.read()
-    if not given:
-        return b""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    sys.argv = [module, *json.loads(given)]
+    sys.argv = [module, *arguments]
     sys.stdout = io.StringIO()
-    loaded.main()
+    import_module(module).main()
     return sys.stdout.getvalue().encode()
 
 

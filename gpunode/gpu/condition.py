@@ -7,11 +7,10 @@ spelled with hyphens. condition_reader.py asks NVML, a recording holds the same 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, fields
 from functools import cache
 from typing import Any
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field, fields
 from gpunode.gpu.model import Gpu, Inventory, Reading
 from gpunode.result import camel
 

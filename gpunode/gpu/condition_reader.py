@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, TypeVar
 
+from gpunode.dataclass import replace
 from gpunode.gpu.condition import (
     ADDRESSING,
     COMPUTE_MODES,

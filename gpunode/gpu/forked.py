@@ -10,30 +10,30 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+
+TYPE_CHECKING = False  # `typing` itself can wait until the child is on its way
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 AT_ONCE = 16
 _GRACE_SECONDS = 1.0
 _FAILED = 70  # EX_SOFTWARE of sysexits(3)
 
 
-class Outcome(NamedTuple):
+class Outcome:
     """How a child ended: what it wrote, its exit code (negative for a signal), whether its time was up."""
 
-    output: bytes
-    code: int
-    timed_out: bool = False
+    def __init__(self, output: bytes, code: int, timed_out: bool = False) -> None:
+        self.output, self.code, self.timed_out = output, code, timed_out
 
 
-class Child(NamedTuple):
-    """One that runs, and what came of it so far."""
+class Child:
+    """One that runs, and what came of it so far. `deadline` is on the monotonic clock."""
 
-    pid: int
-    pipe: int
-    deadline: float
-    output: bytearray
+    def __init__(self, pid: int, pipe: int, deadline: float) -> None:
+        self.pid, self.pipe, self.deadline = pid, pipe, deadline
+        self.output = bytearray()
 
 
 def run_each(jobs: Sequence[Callable[[], bytes]], timeout: float) -> list[Outcome]:
@@ -70,7 +70,7 @@ def start(
     if pid == 0:
         _be_child(job, write_end, {0: given, 2: errors})
     os.close(write_end)
-    return Child(pid, read_end, time.monotonic() + timeout, bytearray())
+    return Child(pid, read_end, time.monotonic() + timeout)
 
 
 def finish(child: Child, timeout: float, meanwhile: Callable[[], None] | None = None) -> Outcome:
@@ -79,7 +79,7 @@ def finish(child: Child, timeout: float, meanwhile: Callable[[], None] | None = 
     try:
         if meanwhile is not None:
             meanwhile()
-        running[0] = child._replace(deadline=time.monotonic() + timeout)
+        child.deadline = time.monotonic() + timeout
         while not _ended(running):
             pass  # it waits for more output
         return _finish(running.pop(0))

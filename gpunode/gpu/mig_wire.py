@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
+from gpunode.dataclass import fields
 from gpunode.gpu.mig_model import (
     ComputeInstance,
     ComputeProfile,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from gpunode._spared import spared
 from gpunode.dataclass import dataclass
 from gpunode.gpu.events import EventSet, GpuEvent
 from gpunode.gpu.model import MigSize
@@ -39,8 +40,13 @@ def _load(path: str) -> None:
 
 
 def load_bindings() -> Any:
-    """pynvml, which loads NVML only when it is initialised."""
-    import pynvml
+    """pynvml, which loads NVML only when it is initialised.
+
+    It imports `find_library` and never calls it: subprocess, tempfile and random come along for that, which
+    are two thirds of its time.
+    """
+    with spared("ctypes.util", "find_library"):
+        import pynvml
 
     return pynvml
 

@@ -17,10 +17,8 @@ import sys
 
 from gpunode.gpu.discover import discover
 from gpunode.gpu.model import Inventory
-from gpunode.gpu.nvml import Nvml, load_bindings
+from gpunode.gpu.nvml import Nvml
 from gpunode.gpu.nvml_errors import NvmlError
-from gpunode.gpu.topology import read_topology
-from gpunode.host import Host
 from gpunode.result import plain
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -31,9 +29,11 @@ def main() -> int:
     end_with_parent()
     try:
         with Nvml.open(_library(sys.argv[1:])) as nvml:
-            inventory = discover(nvml, Host())
+            inventory = discover(nvml)
             answer = {"inventory": plain(inventory)}
             if "--topology" in sys.argv[1:]:
+                from gpunode.gpu.topology import read_topology
+
                 answer["topology"] = plain(read_topology(nvml, inventory))
             _say(answer)
             if "--condition" in sys.argv[1:]:
@@ -41,11 +41,6 @@ def main() -> int:
     except NvmlError as error:
         _say({"error": {"code": error.code, "message": error.message}})
     return 0
-
-
-def prepare() -> None:
-    """What can be loaded before it is known what to ask, and where NVML lies."""
-    load_bindings()
 
 
 def _say(answer: object) -> None:

@@ -132,7 +132,7 @@ class Sentinel:
 
     def look(self, now: float) -> None:
         """The inventory, told if it is another one or was told only once."""
-        seen = discover(self._nvml, self._host, self._inventory, self._skip, self._asking)
+        seen = discover(self._nvml, str(self._host.root), self._inventory, self._skip, self._asking)
         changed = seen != self._inventory
         if changed:
             self._inventory, self._told = seen, 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 import time
 from array import array
 from collections.abc import Iterable, Iterator
 
+from gpunode.dataclass import replace
 from gpunode.gpu.vectors import DeviceResult, expected, inputs, judge
 
 NOTICE = "simulated: computed on the CPU"
@@ -23,4 +23,4 @@ def vector_add(devices: Iterable[tuple[int, str, str]]) -> Iterator[DeviceResult
         start = time.perf_counter()
         got = array("f", map(operator.add, left, right))
         milliseconds = (time.perf_counter() - start) * 1000
-        yield dataclasses.replace(judge(index, uuid, name, got, want, milliseconds), message=NOTICE)
+        yield replace(judge(index, uuid, name, got, want, milliseconds), message=NOTICE)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.gpu.vectors import DeviceResult
 
@@ -56,11 +55,9 @@ def merge(wanted: Plan, seen: Sequence[DeviceResult]) -> tuple[DeviceResult, ...
     """The program's results with the inventory's indices and names, in the inventory's order."""
     by_uuid = {result.uuid: result for result in seen}
     told = [
-        dataclasses.replace(
-            by_uuid[device.uuid], index=device.index, name=device.name or by_uuid[device.uuid].name
-        )
+        replace(by_uuid[device.uuid], index=device.index, name=device.name or by_uuid[device.uuid].name)
         if device.uuid in by_uuid
-        else dataclasses.replace(device, status="fail", message="the program said nothing of this device")
+        else replace(device, status="fail", message="the program said nothing of this device")
         for device in wanted.runnable
     ]
     extra = [result for result in seen if result.uuid not in wanted.uuids]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
+from gpunode.dataclass import fields
 from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Pair, Reading, Topology
 

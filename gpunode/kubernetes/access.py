@@ -8,11 +8,10 @@ under /etc/kubernetes may do far more than is meant, so it is named in the hint 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import re
 from functools import partial
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.kubernetes import kubeconfig
@@ -66,7 +65,7 @@ def connect(host: Host, access: Access) -> Cluster:
     found = find(host, access)
     own = _certificate(host, found.identity)
     proxy = found.proxy or proxy_for(found.server, host.environ)
-    found = dataclasses.replace(found, proxy=proxy, node=own.node if own is not None else "")
+    found = replace(found, proxy=proxy, node=own.node if own is not None else "")
     from gpunode.kubernetes.client import open_client
 
     return open_client(found, access.timeout, partial(refused, host, found), host.read_text)
@@ -115,7 +114,7 @@ def _of_files(host: Host, paths: tuple[str, ...], access: Access) -> Connection:
     found = kubeconfig.connection(host, merged, access.context)
     files = KUBELET if access.kubeconfig == KUBELET else ":".join(merged.files)
     named = access.context or ("" if files == KUBELET else merged.current)
-    return dataclasses.replace(found, words=("--kubeconfig", files, *(("--context", named) if named else ())))
+    return replace(found, words=("--kubeconfig", files, *(("--context", named) if named else ())))
 
 
 def _kubelets(host: Host) -> tuple[str, ...]:

@@ -7,12 +7,12 @@ without a shell and with nobody to ask: who must sign in by hand has kubectl do 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from gpunode.dataclass import replace
 from gpunode.host import COMMAND_NOT_FOUND, Host
 from gpunode.kubernetes.api import NoAccess
 from gpunode.kubernetes.connection import PROXY_HINT, Identity
@@ -33,7 +33,7 @@ def identity_from_program(
     if spec.get("provideClusterInfo") is True:
         told["cluster"] = cluster()
     info = {"apiVersion": version, "kind": "ExecCredential", "spec": told}
-    quiet = dataclasses.replace(host, trace=None)  # its arguments may hold a secret
+    quiet = replace(host, trace=None)  # its arguments may hold a secret
     if host.trace is not None:
         host.trace(f"{argv[0]} ..." if argv[1:] else argv[0])
     done = quiet.run(argv, timeout=_SECONDS, env={**env, "KUBERNETES_EXEC_INFO": json.dumps(info)})

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.host import Completed, Host
 from gpunode.mig.busy import DRM, Obstacle

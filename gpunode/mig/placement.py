@@ -294,7 +294,7 @@ def _largest_first(pair: tuple[str, int]) -> tuple[int, int]:
 
 
 def _bare(gpu: GpuLayout) -> GpuLayout:
-    from dataclasses import replace
+    from gpunode.dataclass import replace
 
     return replace(gpu, instances=())
 

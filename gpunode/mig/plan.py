@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.mig.fitting import ComputeTarget
 from gpunode.mig.layout import GpuInstance, GpuLayout, Placement
 from gpunode.mig.placement import CannotPlace, Target, solve

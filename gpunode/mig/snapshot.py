@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Any
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.gpu.mig_wire import layouts_from_json
 from gpunode.gpu.traces import boot_id
 from gpunode.host import Host

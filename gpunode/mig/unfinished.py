@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import field, replace
 from typing import Any
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import GpunodeError
 from gpunode.gpu.traces import boot_id
 from gpunode.host import Host

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import PreconditionError
 from gpunode.facts.gpu_support import branch
 from gpunode.host import Host
@@ -70,9 +69,9 @@ def plan_driver(host: Host, situation: Situation, wish: Wish) -> DriverPlan:
         notes=(*choice.notes, *(f"not looked at: {what}" for what in situation.unread)),
     )
     if not situation.gpus or any(one.code in ("container", "wsl2", "tegra", "immutable") for one in barred):
-        return dataclasses.replace(base, branch=0, flavour="", decisions=(), notes=())
+        return replace(base, branch=0, flavour="", decisions=(), notes=())
     route = choose_route(situation, wish, choice)
-    base = dataclasses.replace(
+    base = replace(
         base,
         route=route.name,
         decisions=(*base.decisions, *route.decisions),
@@ -101,7 +100,7 @@ def _with_packages(
     notes = (*base.notes, *found.notes, *_fits(situation, base), *((why,) if why else ()))
     if states and not known:
         notes += ("exact versions are told once the package manager knows the repository and its stream",)
-    plan = dataclasses.replace(
+    plan = replace(
         base, version=found.version, packages=found.packages, decisions=decisions, refusals=refusals,
         notes=notes, resolved=known and bool(found.version),
         watched=_considered(situation, route, choice, headers),
@@ -112,8 +111,8 @@ def _with_packages(
             notes += ("the driver is installed and not loaded; gpunode doctor says why",)
         loose = [one.name for one in plan.packages if not states[one.name].held] if wish.hold else []
         if loose:
-            return dataclasses.replace(plan, commands=(manager.hold(loose),), notes=notes)
-        return dataclasses.replace(plan, up_to_date=True, notes=notes)
+            return replace(plan, commands=(manager.hold(loose),), notes=notes)
+        return replace(plan, up_to_date=True, notes=notes)
     work = _Work(manager, route, choice, way, needs[0], end)
     return _with_commands(plan, situation, wish, work)
 
@@ -144,7 +143,7 @@ def _with_commands(plan: DriverPlan, situation: Situation, wish: Wish, work: _Wo
     )
     installs = commands.installs(situation, plan.packages, work.headers, manager, switching=switching)
     if wish.hold:
-        plan = dataclasses.replace(plan, refusals=(*plan.refusals, *unable_to_hold(manager)))
+        plan = replace(plan, refusals=(*plan.refusals, *unable_to_hold(manager)))
     plan, changes = previewed(plan, manager, installs[-1])
     hold = (manager.hold(to_hold(plan, changes)),) if wish.hold else ()
     finishing = commands.finishing(situation, plan.packages, hold, reboot=bool(reboot))
@@ -156,8 +155,8 @@ def _with_commands(plan: DriverPlan, situation: Situation, wish: Wish, work: _Wo
         *finishing,
     )
     if wish.hold and work.way == PREBUILT:
-        plan = dataclasses.replace(plan, notes=(*plan.notes, _NO_NEW_KERNELS))
-    return dataclasses.replace(
+        plan = replace(plan, notes=(*plan.notes, _NO_NEW_KERNELS))
+    return replace(
         plan, files=commands.files(situation, route), commands=steps,
         preparing=len(preparing) and len(preparing) + bool(work.end),
         finishing=len(finishing), changes=changes, reboot=reboot,

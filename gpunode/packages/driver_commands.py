@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
+from gpunode.dataclass import replace
 from gpunode.facts.blacklist import INITRAMFS, NOUVEAU_FILE, NOUVEAU_TEXT, NOVA_FILE, NOVA_TEXT
 from gpunode.facts.fabric_manager import UNIT
 from gpunode.packages.driver_choice import Choice
@@ -136,7 +136,7 @@ def _erasing(command: Command, manager: Manager) -> Command:
     if word is None or "install" not in command.argv:
         return command
     at = command.argv.index("install") + 1
-    return dataclasses.replace(command, argv=(*command.argv[:at], word, *command.argv[at:]))
+    return replace(command, argv=(*command.argv[:at], word, *command.argv[at:]))
 
 
 def settling(situation: Situation) -> tuple[Command, ...]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
-
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.facts.driver_targets import REPOSITORY
 from gpunode.facts.gpu_users import GpuUsers
 from gpunode.facts.packages import Packages

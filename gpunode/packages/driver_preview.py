@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
+from gpunode.dataclass import replace
 from gpunode.packages.driver_model import DriverPlan, Refusal
 from gpunode.packages.driver_refusals import hint_of
 from gpunode.packages.manager import Command, Manager, PackageChange, PackagesError
@@ -23,7 +23,7 @@ def previewed(
     except PackagesError as error:
         hint = hint_of(error.code, manager.name, error.hint)
         refusal = Refusal("package-manager", error.message, hint)
-        return dataclasses.replace(plan, refusals=(refusal,)), ()
+        return replace(plan, refusals=(refusal,)), ()
     gone = [one.name for one in changes if not one.after and not any(word in one.name for word in _DRIVERS)]
     if gone:
         refusal = Refusal(
@@ -31,7 +31,7 @@ def previewed(
             f"{manager.name} would take these packages out as well: {', '.join(gone)}",
             "see why, and take them out yourself if nobody needs them; then run this again",
         )
-        plan = dataclasses.replace(plan, refusals=(refusal,))
+        plan = replace(plan, refusals=(refusal,))
     return plan, changes
 
 

@@ -8,11 +8,10 @@ lock visibly and with a limit. `packages.find.find_manager` gives the node's own
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from enum import StrEnum
 from typing import Protocol
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import GpunodeError
 from gpunode.host import Completed
 

@@ -7,9 +7,8 @@ every command: a partial upgrade leaves a runtime that starts no container.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.packages.manager import Command, Manager, PackagesError, PackageState, Trouble, Wanted, matches
 from gpunode.packages.repository import facts
 from gpunode.result import ExitCode

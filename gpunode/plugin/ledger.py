@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from threading import Condition, Lock
 from typing import TYPE_CHECKING, Protocol
 
+from gpunode.dataclass import replace
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.plugin.backend import Backend

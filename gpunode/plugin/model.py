@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import field
 from functools import cached_property
 from types import MappingProxyType
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import GpunodeError
 
 SHARE_MARK = "::"
 """Between a unit's id and the number of a share, as NVIDIA's plugin has it: ``GPU-1234::0``."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Unit:
     """A GPU or a partition (MIG device, AMD partition) of one.
 
@@ -55,7 +54,7 @@ class Unit:
         return tuple(int(part) if part.isdecimal() else 1 << 30 for part in self.index.split(":"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Problem:
     """Why a device must not be handed out.
 
@@ -72,7 +71,7 @@ class Problem:
     starting: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Device:
     """What the kubelet counts. `id` is the unit's id, with ``::N`` for a share of it."""
 

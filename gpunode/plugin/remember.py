@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from gpunode.dataclass import replace
 from gpunode.gpu.model import Gpu, Inventory
 
 NOT_LISTED = "lost: the driver does not list it any more"

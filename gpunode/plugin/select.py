@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from gpunode.pattern import pattern
 from gpunode.plugin.model import Unit
 from gpunode.plugin.naming import glob_matches
 from gpunode.plugin.settings import Settings
 
 Matcher = Callable[[Unit], bool]
-_INDEX = re.compile(r"\d{1,6}(:\d{1,6})?", re.ASCII)
-_PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.ASCII | re.IGNORECASE)
+_INDEX = pattern(r"\d{1,6}(:\d{1,6})?", re.ASCII)
+_PCI = pattern(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.ASCII | re.IGNORECASE)
 
 
 def matcher(selector: str) -> Matcher:

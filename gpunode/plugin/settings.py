@@ -5,16 +5,14 @@ Field names follow NVIDIA's flags; docs/device-plugin.md lists flag, variable an
 
 from __future__ import annotations
 
-import re
-from dataclasses import field
 from pathlib import PurePosixPath
-from zlib import crc32
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
+from gpunode.pattern import pattern
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_DOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
-_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_DOMAIN = pattern(rf"{_LABEL}(\.{_LABEL})*")
+_NAME = pattern(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _MAX_DOMAIN = 244  # 253, less what the quota's "requests." takes
 _VENDORS = ("nvidia.com", "amd.com")
 _MAX_SOCKET = 107 - len("/var/lib/kubelet/plugins_registry/")  # unix(7)
@@ -163,6 +161,8 @@ class Settings:
         plain = f"{first}-{name}.sock" if domain in _VENDORS else f"{domain}+{name}.sock"
         if len(plain) <= _MAX_SOCKET:
             return plain
+        from zlib import crc32
+
         return f"{first[:16]}-{name[:24]}-{crc32(resource.encode()):08x}.sock"
 
     def socket(self, resource: str) -> str:

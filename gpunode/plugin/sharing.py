@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import ConfigError
 from gpunode.plugin.model import SHARE_MARK, Device, LeftOut, Resource, Unit
 from gpunode.plugin.select import matcher, unmatched

@@ -5,10 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field
 from typing import Any
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import ConfigError, DaemonError, GpunodeError, RolledBackError
 from gpunode.host import Host
 from gpunode.journal import Entry, Journal

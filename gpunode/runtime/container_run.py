@@ -7,10 +7,9 @@ command line.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from typing import TypeVar
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.distributions import DISTRIBUTIONS
 from gpunode.host import Host

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import GpunodeError, PreconditionError, ValidationError
 from gpunode.facts.containerd import ContainerdConfig, dig, load_config, parse_toml
 from gpunode.facts.daemons import Daemon, systemd_runs

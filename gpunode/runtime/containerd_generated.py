@@ -7,9 +7,8 @@ what must come of them where somebody asked for that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.facts.containerd import ContainerdConfig, dig, merge
 from gpunode.facts.writers import GeneratedCopy, generated_copy, nvidia_writer
 from gpunode.runtime import containerd_imports

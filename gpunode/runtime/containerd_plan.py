@@ -8,9 +8,8 @@ table, the last file that has such a table, in place.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import ConfigError
 from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, dig, parse_toml
 from gpunode.facts.writers import nvidia_writer

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field, replace
 from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig, merge, parse_toml
 from gpunode.facts.writers import is_nvidia_program, nvidia_writer
 from gpunode.runtime import containerd_imports, toml_edit

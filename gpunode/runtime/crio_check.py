@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
+from gpunode.dataclass import replace
 from gpunode.errors import ConfigError, ValidationError
 from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.crio import CrioConfig, CrioFile, compiled_default

@@ -8,10 +8,9 @@ their names are (``99-nvidia.conf`` of the GPU operator, ``99-nvidia.toml.bak``)
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import field, replace
 from typing import Any
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import ConfigError
 from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.crio import CrioConfig, CrioFile, compiled_default

@@ -5,9 +5,9 @@ None of their rendered files is ever edited; each family has a place of its own 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 
+from gpunode.dataclass import replace
 from gpunode.facts.containerd import ContainerdConfig, dig, load_config, merge, parse_toml
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.writers import nvidia_handlers, nvidia_writer
@@ -117,7 +117,7 @@ def taken_out(host: Host, paths: Iterable[str], unwanted: Unwanted) -> tuple[Fil
     A default that one of them chose needs none in its place: the file that it was laid over names its own.
     """
     edits = []
-    plain = dataclasses.replace(unwanted, previous_default="")
+    plain = replace(unwanted, previous_default="")
     for path in paths:
         before = host.read_bytes(path)
         text = decode(before, path)
@@ -169,6 +169,6 @@ def validate(
     if expected is not None:
         containerd_check.must_have(merged, expected, config.path)
         if before is not None and not expected.replace:  # what a copy hid comes into force
-            ours = dataclasses.replace(expected, handlers=(*expected.handlers, *found))
+            ours = replace(expected, handlers=(*expected.handlers, *found))
             containerd_check.must_keep(before, merged, ours, config.path)
     return ()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker_file import parse_daemon_json
@@ -58,7 +56,7 @@ class DockerEngine:
         docker_notes.require_snap_program(self.host, self.daemon, wanted)
         had_cdi = self._cdi_is_on(content)
         by_flag = flag_default(self.daemon.argv) == wanted.default
-        keys = dataclasses.replace(
+        keys = replace(
             wanted, cdi=wanted.cdi and not had_cdi, set_as_default=wanted.set_as_default and not by_flag
         )
         after = docker_plan.configured(content, path, keys)
@@ -109,7 +107,7 @@ class DockerEngine:
         going = self._going(edits[0], names)
         note, against = docker_notes.still_used(self.host, self.daemon, going) if going else ("", "")
         notes = (*plan.notes, *docker_notes.survivors(active, plan.verb), note)
-        return dataclasses.replace(plan, notes=tuple(filter(None, notes)), confirm=against)
+        return replace(plan, notes=tuple(filter(None, notes)), confirm=against)
 
     def _going(self, edit: FileEdit, names: tuple[str, ...]) -> tuple[str, ...]:
         """Those of `names` that the edited file no longer has."""

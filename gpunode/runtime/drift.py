@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.facts.configured import Configured
 from gpunode.facts.daemons import Daemon
 from gpunode.runtime.engine import Active

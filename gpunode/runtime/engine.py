@@ -6,12 +6,10 @@ apply.py is the only code that carries one out.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-from dataclasses import replace
 from typing import Protocol
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import ConfigError
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
@@ -156,11 +154,11 @@ class Plan:
     @property
     def own(self) -> Plan:
         """The plan for what the engine itself reads, as it made it."""
-        return dataclasses.replace(self, edits=tuple(edit for edit in self.edits if not edit.beside))
+        return replace(self, edits=tuple(edit for edit in self.edits if not edit.beside))
 
     def with_beside(self, edits: tuple[FileEdit, ...], units: tuple[str, ...] = ()) -> Plan:
         """The plan with files beside the engine's own, and the systemd units among them."""
-        return dataclasses.replace(self, edits=(*self.edits, *edits), units=(*self.units, *units))
+        return replace(self, edits=(*self.edits, *edits), units=(*self.units, *units))
 
 
 @dataclass(frozen=True)

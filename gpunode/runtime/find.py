@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 
+from gpunode.dataclass import replace
 from gpunode.errors import PreconditionError, Unreadable, UsageError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import DISTRIBUTIONS, distribution_at, find_distribution, owner
@@ -129,7 +129,7 @@ def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: s
     if daemon is None:
         raise PreconditionError(f"{chosen} is not installed on this node", hint=_instead(host))
     if socket:
-        daemon = dataclasses.replace(daemon, socket=socket)
+        daemon = replace(daemon, socket=socket)
     return of_daemon(host, daemon, drop_in)
 
 

@@ -7,11 +7,10 @@ objects they mapped, and the symlinks on the way to each are the whole image.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.gpu.program import MODULE, PROGRAM_FILES
 from gpunode.host import Host

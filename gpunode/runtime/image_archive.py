@@ -7,10 +7,9 @@ are sorted, every time is zero, every owner is root.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Any
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ say that k0s manages it is the administrator's, and k0s leaves it alone.
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cached_property
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import ConfigError, PreconditionError
 from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig, parse_toml
 from gpunode.facts.daemons import Daemon
@@ -49,7 +48,7 @@ class K0sEngine:
         self._refuse_unusable()
         edits = distributions.edited(self.host, config, self._own, wanted)
         previous = config.named_default if wanted.default else ""
-        return dataclasses.replace(
+        return replace(
             self._acting(edits, active is None or active.has(wanted)),
             previous_default="" if previous == wanted.default else previous,
             had_runtime=any(name in config.runtimes for name in wanted.names),
@@ -92,11 +91,11 @@ class K0sEngine:
 
     @property
     def _plain(self) -> ContainerdEngine:
-        return ContainerdEngine(self.host, dataclasses.replace(self.daemon, manager=""))
+        return ContainerdEngine(self.host, replace(self.daemon, manager=""))
 
     def _renamed(self, plan: Plan) -> Plan:
         note = f"{self.daemon.config_path} is not managed by k0s (its first line isn't '{K0S_MARK}')"
-        return dataclasses.replace(plan, engine=self.daemon.manager, notes=(*plan.notes, note))
+        return replace(plan, engine=self.daemon.manager, notes=(*plan.notes, note))
 
     @cached_property
     def _config(self) -> ContainerdConfig:

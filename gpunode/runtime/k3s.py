@@ -8,10 +8,9 @@ With containerd 2 a ``config-v3.toml.tmpl`` wins over a ``config.toml.tmpl``, wh
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cached_property
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import ConfigError, PreconditionError
 from gpunode.facts.containerd import CRI_PLUGINS, dig, parse_toml
 from gpunode.facts.daemons import Daemon
@@ -51,7 +50,7 @@ class K3sEngine:
         plan = self._acting(edits, active is None or active.has(wanted), self._rendered_has(wanted))
         previous = config.named_default if wanted.default else ""
         known = any(self._files.defines(path, wanted.names) for path in self._files.own())
-        return dataclasses.replace(
+        return replace(
             plan,
             previous_default="" if previous == wanted.default else previous,
             had_runtime=known,
@@ -76,7 +75,7 @@ class K3sEngine:
             f"{self.daemon.manager} registers {name} by itself as long as {self._files.found[name]} is there"
             for name in own
         )
-        return dataclasses.replace(plan, remaining=own, notes=notes)
+        return replace(plan, remaining=own, notes=notes)
 
     def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
         """Let containerd read what the distribution would render; notes if that can't be foreseen."""

@@ -6,10 +6,9 @@ It comes with a handler nvidia-container-runtime, which is left as it is.
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cached_property
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import PreconditionError
 from gpunode.facts.containerd import ContainerdConfig
 from gpunode.facts.daemons import Daemon
@@ -46,7 +45,7 @@ class Microk8sEngine:
         config = self._config
         edits = distributions.edited(self.host, config, config.path, wanted)
         previous = config.named_default if wanted.default else ""
-        return dataclasses.replace(
+        return replace(
             self._acting(edits, active is None or active.has(wanted)),
             previous_default="" if previous == wanted.default else previous,
             had_runtime=any(name in config.runtimes for name in wanted.names),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.result import Block, Change, Diff, ExitCode, Result, Style, Text
 from gpunode.runtime.apply import Applied
 from gpunode.runtime.engine import FileEdit, Plan

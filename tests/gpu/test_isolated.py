@@ -208,7 +208,7 @@ from gpunode.gpu import child
 from gpunode.gpu.isolated import probe
 from gpunode.host import Host
 host = Host(environ=dict(os.environ))
-child.begin(host, "gpunode.gpu.probe")
+child.begin("gpunode.gpu.probe")
 pid = child._begun["gpunode.gpu.probe"].child.pid
 {then}
 child.end_begun()
@@ -221,11 +221,18 @@ print(json.dumps([left, sys.argv[1:], len(os.listdir("/proc/self/fd"))]))
 """
 
 
-def test_a_child_that_waits_for_its_question_answers_it_or_is_ended(make_node):
+def test_a_child_that_was_begun_has_the_answer_or_is_ended(make_node):
     node = make_node(machine(2))
     asked = "answer = probe(host); assert len(answer.inventory.gpus) == 2 and not child._begun"
-    told, unasked = (run_python(BEGUN.format(then=then), node.env) for then in (asked, ""))
-    assert told == unasked == [False, [], 4]  # three of its own, and the list of them
+    other = "answer = probe(host, topology=True); assert len(answer.topology.pairs) == 1"
+    for then in (asked, other, ""):
+        assert run_python(BEGUN.format(then=then), node.env) == [False, [], 4]  # three, and the list of them
+
+
+def test_one_that_hangs_is_ended(make_node):
+    node = make_node(machine(1).with_faults(Fault("nvmlInitWithFlags", hang=60.0)))
+    then = "import time; time.sleep(0.5)"  # it is in NVML by then, or on the way
+    assert run_python(BEGUN.format(then=then), node.env) == [False, [], 4]
 
 
 def test_nobody_s_child_ends_by_itself(make_node):

@@ -105,14 +105,13 @@ import json, sys
 from pathlib import Path
 from gpunode.gpu.discover import discover
 from gpunode.gpu.nvml import Nvml
-from gpunode.host import Host
 from gpunode.result import plain
 from fixtures.scenario import Scenario, machine
 with Nvml.open() as nvml:
-    before = discover(nvml, Host(root=Path(sys.argv[1])))
+    before = discover(nvml, sys.argv[1])
     lost = machine(3).with_gpu(1, lost=True)
     lost.write(Path(sys.argv[2]))
-    after = discover(nvml, Host(), before)
+    after = discover(nvml, previous=before)
     print(json.dumps([plain(before), plain(after)]))
 """
 

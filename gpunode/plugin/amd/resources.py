@@ -6,8 +6,8 @@ As with NVIDIA's, one GPU never costs the others: what can't be advertised is le
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
+from gpunode.dataclass import replace
 from gpunode.gpu.amd import AmdGpu, AmdPartition
 from gpunode.gpu.model import Inventory
 from gpunode.plugin.model import Common, Device, LeftOut, Plan, Unit

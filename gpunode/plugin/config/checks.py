@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
+from gpunode.pattern import pattern
 from gpunode.plugin.config.options import BY_FIELD
 from gpunode.plugin.config.problems import Problem
 from gpunode.plugin.settings import Settings
 
-_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/")
+_PREFIX = pattern(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/")
 
 
 def check(

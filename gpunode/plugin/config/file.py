@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
 from functools import cache
 from typing import Any
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.facts.yaml_tree import EMPTY, DocumentError, Item, Notes, read
 from gpunode.plugin.config import sharing as sections
 from gpunode.plugin.config.options import OPTIONS, Option

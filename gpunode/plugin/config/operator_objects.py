@@ -7,9 +7,8 @@ The plugin's is the one that the ClusterPolicy names, or else each whose texts r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.facts.yaml_tree import EMPTY, Item
 from gpunode.plugin.config.file import TOP
 from gpunode.plugin.config.operator_policy import SECTIONS

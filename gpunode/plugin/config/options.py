@@ -6,14 +6,14 @@ docs/device-plugin.md all come from `OPTIONS`. Defaults are those of `gpunode.pl
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from gpunode.dataclass import dataclass
 from gpunode.plugin.config import label_options
 
 PREFIX = "GPUNODE_PLUGIN_SERVE_"
 
 
-class Option(NamedTuple):
+@dataclass(frozen=True)
+class Option:
     """`kind` is one of those in values.py; `key` is the dotted path in the config file, empty for none.
 
     `variables` are those of NVIDIA's plugin, tried in order after our own. What can't change while we run is

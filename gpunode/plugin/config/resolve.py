@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field, fields, replace
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.config.checks import check
@@ -162,6 +160,8 @@ class _Merge:
             command = "labels" if self._sources.part == "labels" else "plugin serve"
             hint = f"see: gpunode {command} --help"
             if option.kind == "path" and texts[-1].strip():
+                import shlex
+
                 hint = f"from here it is: {origin} {shlex.quote(str(Path(texts[-1].strip()).absolute()))}"
             self._problems.append(Problem(origin, "", str(error), hint, usage=True))
         self._origins[option.field] = origin

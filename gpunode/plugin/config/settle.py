@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 
+from gpunode.dataclass import replace
 from gpunode.host import Host
 from gpunode.plugin.config.problems import Problem
 from gpunode.plugin.config.resolve import Resolved, Sources

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import field
 from typing import Any
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.facts.yaml_tree import EMPTY, DocumentError, Item, Notes, read_all
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")

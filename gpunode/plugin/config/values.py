@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpunode.pattern import pattern
 from gpunode.plugin.config.options import BY_FIELD, LISTS, Option
 from gpunode.plugin.select import pci_numbers
 from gpunode.plugin.settings import ALL_XIDS, resource_name_problem
@@ -18,15 +19,16 @@ FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 _SOCKET_BYTES = 107  # unix(7): sun_path without its end
 _NANOSECONDS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9}
 _NANOSECONDS["h"] = 3600 * 10**9
-_TERM = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
-_DURATION = re.compile(rf"(?:{_TERM.pattern})+", re.ASCII)
-_NUMBER = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
-_DECIMAL = re.compile(r"[0-9]{1,18}")
+_ONE_TERM = r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)"
+_TERM = pattern(_ONE_TERM, re.ASCII)
+_DURATION = pattern(rf"(?:{_ONE_TERM})+", re.ASCII)
+_NUMBER = pattern(r"\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+_DECIMAL = pattern(r"[0-9]{1,18}")
 _UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-_INDEX = re.compile(r"[0-9]{1,6}(:[0-9]{1,6})?")
-_GPU_UUID = re.compile(rf"(GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/[0-9]+/[0-9]+", re.IGNORECASE)
-_PARTITION = re.compile(r"amdgpu_xcp_[0-9]+|([0-9]+c\.)?[0-9]+g\.[0-9]+gb\S*")  # AMD's; a MIG profile
-_ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.%a-z]+\]|[^\s:\[\]]*):(?P<port>[0-9]{1,5})", re.ASCII)
+_INDEX = pattern(r"[0-9]{1,6}(:[0-9]{1,6})?")
+_GPU_UUID = pattern(rf"(GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/[0-9]+/[0-9]+", re.IGNORECASE)
+_PARTITION = pattern(r"amdgpu_xcp_[0-9]+|([0-9]+c\.)?[0-9]+g\.[0-9]+gb\S*")  # AMD's; a MIG profile
+_ADDRESS = pattern(r"(?P<host>\[[0-9a-fA-F:.%a-z]+\]|[^\s:\[\]]*):(?P<port>[0-9]{1,5})", re.ASCII)
 MAX_LIST = 4096
 
 

@@ -9,11 +9,11 @@ turn, as it may mean writing CDI specifications first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from functools import partial
 from pathlib import PurePath
 from typing import Protocol
 
+from gpunode.dataclass import fields, replace
 from gpunode.errors import GpunodeError
 from gpunode.plugin.config.options import OPTIONS
 from gpunode.plugin.config.problems import Problem

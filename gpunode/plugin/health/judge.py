@@ -8,8 +8,8 @@ one that comes and goes doesn't flap; each further loss within an hour costs a l
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
+from gpunode.dataclass import replace
 from gpunode.facts.xids import BY_DRIVER, HARDWARE, xid
 from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Inventory, Reading

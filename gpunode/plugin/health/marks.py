@@ -13,9 +13,8 @@ A mark heals when its cause is gone, what its class asks for has been seen, and 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.facts.xids import APPLICATION, BY_DRIVER, HARDWARE, IGNORE, REBOOT, RESET, RESTART_APP
 from gpunode.gpu.model import Reading
 from gpunode.plugin.model import Problem, Unit

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict
 from typing import Any
 
+from gpunode.dataclass import fields, replace
 from gpunode.errors import GpunodeError
 from gpunode.facts.xids import HARDWARE
 from gpunode.gpu.traces import boot_id

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.plugin.labels.model import Labels, label_value, made
 
 _DOMAIN, _BETA = "amd.com/gpu", "beta.amd.com/gpu"

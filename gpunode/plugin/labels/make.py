@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from gpunode.cdi.nodes import NodeFacts
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.gpu.model import Gpu, MigDevice
 from gpunode.plugin.labels.model import sanitised
 from gpunode.plugin.model import Plan, Unit

@@ -4,8 +4,8 @@ not there at all."""
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
+from gpunode.dataclass import replace
 from gpunode.gpu.child import module_argv, signal_name
 from gpunode.gpu.model import Inventory, inventory_from_json
 from gpunode.host import Host

@@ -7,10 +7,10 @@ Everything here may take seconds: NVML, a daemon that hangs. Nobody waits for it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from threading import Event, Thread, main_thread
 from typing import Protocol
 
+from gpunode.dataclass import replace
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.logfmt import Log

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from threading import Event
 
 from gpunode._process import LineChild
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.gpu.child import module_argv
 from gpunode.gpu.nvml_errors import NO_PERMISSION

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
 
 from gpunode.cdi.build import INDEX, UUID, Form, build
 from gpunode.cdi.driver_files import DriverFiles, daemon_sockets, read_driver_files
@@ -11,7 +10,7 @@ from gpunode.cdi.features import feature_nodes, feature_spec, gds_mounts
 from gpunode.cdi.hooks import HookProgram
 from gpunode.cdi.model import Spec
 from gpunode.cdi.nodes import read_nodes
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host

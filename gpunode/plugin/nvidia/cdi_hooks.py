@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpunode.cdi.hooks import HookProgram, ask_hooks, find_hooks
+from gpunode.dataclass import replace
 from gpunode.facts.toolkit import hook_program
 from gpunode.host import Host
 from gpunode.plugin.nvidia.site import Roots

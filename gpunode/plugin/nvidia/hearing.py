@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from gpunode._process import LineChild
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.gpu.child import signal_name
 from gpunode.gpu.model import Inventory, inventory_from_json
 from gpunode.gpu.wire import event_from_json, readings_from_json, topology_from_json

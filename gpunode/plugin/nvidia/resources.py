@@ -7,8 +7,8 @@ hold on no node are an error.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
+from gpunode.dataclass import replace
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
 from gpunode.plugin.model import Device, LeftOut, Plan, Problem, Unit

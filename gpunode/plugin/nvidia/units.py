@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpunode.cdi.nodes import NodeFacts, gpu_node, mig_nodes
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.gpu.model import Gpu, MigDevice
 from gpunode.plugin.model import LeftOut, Problem, Unit
 

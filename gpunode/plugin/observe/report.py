@@ -7,11 +7,10 @@ only: a container holds it although it isn't allocatable, or NVML lists a GPU th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
 from datetime import UTC, datetime
 
 from gpunode.daemons.pod_resources import Holding
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 from gpunode.gpu.model import Inventory
 from gpunode.plugin.model import SHARE_MARK, LeftOut, Problem
 from gpunode.plugin.observe.own_status import OwnResource, OwnStatus, OwnUnit

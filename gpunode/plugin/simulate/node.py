@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import UsageError
 from gpunode.facts.xids import HARDWARE, REBOOT, RESET, xid
 from gpunode.gpu.events import GpuEvent

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import combinations
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import UsageError
 from gpunode.gpu.model import Gpu, Inventory, MigDevice, Pair, Topology
 from gpunode.host import Host

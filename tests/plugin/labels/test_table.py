@@ -47,14 +47,13 @@ import json, sys
 from pathlib import Path
 from gpunode.gpu.discover import discover
 from gpunode.gpu.nvml import Nvml
-from gpunode.host import Host
 from gpunode.result import plain
 here = Path(sys.argv[1])
 found = {}
 for scenario in sorted(Path(sys.argv[2]).iterdir()):
     here.write_text(scenario.read_text())
     with Nvml.open() as nvml:
-        found[scenario.name] = plain(discover(nvml, Host()))
+        found[scenario.name] = plain(discover(nvml))
 print(json.dumps(found))
 """
 
