@@ -18,6 +18,7 @@ from tests.plugin.nodes import eventually
 PEER = f"{sys.executable} -m tests.plugin.placement.tiny_peer {{kubelet_socket}}"
 SMALL = ("--rounds", "24", "--starts", "1", "--idle-seconds", "0.3", "-o", "json")
 GENEROUS = 10.0  # times the limit: a test machine may be as busy as it likes
+MORE_SO = 200.0  # for the slowest of 24 calls, which one pause of the machine is enough for
 
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:
@@ -38,7 +39,7 @@ def test_every_row_is_measured_of_both() -> None:
     assert len(limited) == 9
     for what, row in limited.items():
         if row["unit"] == "ms" and "idle" not in what:
-            assert row["ours"] < GENEROUS * row["limit"], what
+            assert row["ours"] < (MORE_SO if "p99" in what else GENEROUS) * row["limit"], what
         assert row["kept"] == (row["ours"] <= row["limit"]), what
     assert document["kept"] == all(row["kept"] for row in rows.values())
     assert done.returncode == (0 if document["kept"] else 1)
