@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 DOCUMENTED = ("DoctorReport",)
 """Kinds of result that are also drawn as a page and as metrics."""
-READING = ("DoctorReport", "CheckExplanation", "GpuInventory", "RuntimeStatus", "CdiDevices", "DriverPlan")
+READING = (
+    *("DoctorReport", "CheckExplanation", "GpuInventory", "MigLayout", "MigExport"),
+    *("RuntimeStatus", "CdiDevices", "DriverPlan"),
+)
 """Kinds of result for which a support bundle may stand for a machine: nothing is changed for them."""
 
 

@@ -41,6 +41,8 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     recorder = RecordingHost(host.root, host.environ, host.trace)
     with progress.step("what the doctor finds"):
         found = doctor.run(recorder, doctor.Options(), progress)
+    if host.live:
+        _keep_layouts(recorder, progress)
     with progress.step("what the daemons logged"):
         logs, silent = daemon_logs(host)
     if not host.live:
@@ -72,6 +74,26 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         "doctor": {"status": found.status, "first": found.data["first"], "counts": found.data["counts"]},
     }
     return Result("SupportBundle", told, blocks=tuple(_blocks(told)))
+
+
+def _keep_layouts(recorder: RecordingHost, progress: Progress) -> None:
+    """How the GPUs are cut, where any can be: the doctor doesn't ask for the places of instances."""
+    from gpunode.gpu.isolated import probe
+    from gpunode.gpu.mig import MigError, read_layouts
+
+    heard = recorder.kept.recording.get("nvml", {})
+    if not heard:  # it had no reason to ask for the GPUs at all
+        seen = probe(recorder).inventory
+        capable = seen is not None and any(gpu.mig_capable for gpu in seen.gpus)
+    else:
+        capable = any(gpu["migCapable"] for gpu in heard.get("inventory", {}).get("gpus", ()))
+    if not capable:
+        return
+    try:
+        with progress.step("how the GPUs are cut"):
+            read_layouts(recorder)
+    except MigError as error:
+        recorder.kept.left_out["MIG layouts"] = error.message
 
 
 def _redaction(host: Host, recorder: RecordingHost, hidden: tuple[str, ...]) -> Redaction:

@@ -209,7 +209,7 @@ def _recorded(host: Host) -> Layouts:
     recorded = host.recording.get("nvml", {}).get("mig")
     if recorded is None:
         error = MigError("read the layouts", "", "nothing was recorded of this machine's MIG")
-        error.hint = "record it on that node: gpunode mig list -o json, as docs/recorded-machines.md says"
+        error.hint = "gpunode report records it on that node"
         raise error
     try:
         return layouts_from_json(recorded)

@@ -237,7 +237,7 @@ def test_a_recorded_machine_is_listed_as_it_was(node, tmp_path):
 @pytest.mark.parametrize(
     ("recorded", "message"),
     [
-        ({}, "nothing was recorded of this machine's MIG\nhint: record it on that node"),
+        ({}, "nothing was recorded of this machine's MIG\nhint: gpunode report records it on that node"),
         ({"mig": {}}, "nvml.mig is malformed (KeyError('gpus'))"),
         ({"mig": {"gpus": [{"index": 0}]}}, "nvml.mig is malformed"),
         ({"mig": {"gpus": 3}}, "nvml.mig is malformed"),

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from fixtures.machines import HEALTHY, machine, names, options, recorded_host
+from fixtures.scenario import Fault, mig_machine, mixed_layout, with_mig
+from fixtures.stubs import have_compiler, stub_node
 from gpunode import _bundle
 from gpunode.checks.runner import run_checks
 from gpunode.commands import report
@@ -340,6 +342,47 @@ def test_report_then_doctor_on_another_machine(tmp_path):
     looked = gpunode("doctor", "--root", str(path), "-o", "json")
     assert (looked.code, looked.document["data"]["first"]) == (ExitCode.FAILED, "driver-lib-mismatch")
     assert {"about.json", "report.json", "report.html", "links.json"} <= set(texts(path))
+
+
+def cuts(document):
+    return [[one["profile"] for one in gpu["instances"]] for gpu in document["data"]["gpus"]]
+
+
+@pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+@pytest.mark.parametrize("hidden", [(), ("--redact", "all")], ids=["plain", "redacted"])
+def test_a_bundle_knows_how_the_gpus_are_cut(hidden, tmp_path):
+    node = stub_node(tmp_path, with_mig(mig_machine("h100", "a30"), 0, mixed_layout(0)))
+    path = str(tmp_path / "b.tar.gz")
+    made = gpunode("report", "--output-file", path, *hidden, "-o", "json", env=node.env)
+    assert (made.code, made.document["data"]["leftOut"]) == (0, {})
+    there, here = (
+        gpunode("mig", "list", *words, "-o", "json", env=node.env) for words in ((), ("--root", path))
+    )
+    assert there.code == here.code == 0
+    if hidden:
+        cuts = [[one["profile"] for one in gpu["instances"]] for gpu in here.document["data"]["gpus"]]
+        assert cuts == [
+            [one["profile"] for one in gpu["instances"]] for gpu in there.document["data"]["gpus"]
+        ]
+        assert there.document["data"]["gpus"][0]["uuid"] not in here.out
+    else:
+        assert here.document["data"] == there.document["data"]
+    exported = gpunode("mig", "export", "--root", path, env=node.env)
+    assert exported.code == 0
+    assert exported.out == gpunode("mig", "export", env=node.env).out
+
+
+@pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+def test_layouts_that_nvml_does_not_tell_are_left_out_by_name(tmp_path):
+    fault = Fault("nvmlGpuInstanceGetComputeInstances", abort=True)
+    node = stub_node(tmp_path, with_mig(mig_machine("h100"), 0, mixed_layout(0)).with_faults(fault))
+    path = str(tmp_path / "b.tar.gz")
+    made = gpunode("report", "--output-file", path, env=node.env)
+    assert made.code == 0
+    assert "left out: MIG layouts: " in made.out
+    looked = gpunode("mig", "list", "--root", path)
+    assert looked.code == ExitCode.FAILED
+    assert "nothing was recorded of this machine's MIG" in looked.err
 
 
 def test_a_bundle_is_only_looked_at(tmp_path):
