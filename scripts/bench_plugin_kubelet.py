@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +88,7 @@ class Kubelet:
         found = self._wait(lambda: any(one.startswith(device) for one in self.seen.unhealthy), seconds)
         return min(at for one, at in self.seen.unhealthy.items() if one.startswith(device)) if found else None
 
-    def _wait(self, ready: Any, seconds: float) -> bool:
+    def _wait(self, ready: Callable[[], bool], seconds: float) -> bool:
         with self._changed:
             return self._changed.wait_for(ready, seconds)
 

@@ -141,9 +141,9 @@ def device_plugin_page() -> str:
 
 
 def labels_page() -> str:
-    from gpunode.commands.labels import OPTIONS
+    from gpunode.commands.labels import options
 
-    return page_with_options("docs/labels.md", OPTIONS, "GPU feature discovery")
+    return page_with_options("docs/labels.md", options(), "GPU feature discovery")
 
 
 def page_with_options(page: str, options: Any, theirs_of: str) -> str:
