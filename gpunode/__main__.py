@@ -10,6 +10,7 @@ from gpunode import quick
 def main() -> None:
     """Run the command line in `sys.argv`, and exit as docs/exit-codes.md says."""
     fill_closed()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some leave it, no child's end is told
     try:
         code = quick.run(sys.argv[1:])
     except KeyboardInterrupt:

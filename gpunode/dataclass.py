@@ -12,6 +12,7 @@ slots, not frozen) are the original's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -140,7 +141,7 @@ def _frozen(cls: type) -> type:
         "__init__": _init(cls, every),
         "__repr__": _repr(tuple(one.name for one in every if one.repr)),
         "__eq__": _eq(tuple(one.name for one in every if one.compare)),
-        "__hash__": lambda self: hash(tuple([getattr(self, name) for name in hashed])),
+        "__hash__": _hash(hashed),
     }
     own = cls.__dict__
     for name, method in named.items():
@@ -153,6 +154,7 @@ def _frozen(cls: type) -> type:
         "__delattr__": _refuse_to_delete,
         "__dataclass_fields__": _Fields(fields),
         "__dataclass_params__": _PARAMS,
+        "__replace__": replace,  # copy.replace since Python 3.13
         "__match_args__": tuple(one.name for one in every if one.init),
     }
     for name, value in given.items():
@@ -243,14 +245,29 @@ def _repr(names: tuple[str, ...]) -> Callable[[Any], str]:
     return __repr__
 
 
+def _values(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """What these fields of an instance hold, to be compared and hashed."""
+    if len(names) < 2:  # of one attribute there would be no tuple
+        return lambda self: tuple([getattr(self, name) for name in names])
+    return attrgetter(*names)
+
+
 def _eq(names: tuple[str, ...]) -> Callable[[Any, object], bool]:
+    values = _values(names)
+
     def __eq__(self: Any, other: object) -> bool:
+        if other is self:
+            return True
         if other.__class__ is not self.__class__:
             return NotImplemented
-        mine, others = [getattr(self, name) for name in names], [getattr(other, name) for name in names]
-        return mine == others
+        return values(self) == values(other)
 
     return __eq__
+
+
+def _hash(names: tuple[str, ...]) -> Callable[[Any], int]:
+    values = _values(names)
+    return lambda self: hash(values(self))
 
 
 def _refuse_to_set(self: object, name: str, value: object) -> NoReturn:

@@ -20,6 +20,8 @@ else:
             self._given = text, flags
 
         def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):  # what copies and pickles ask of an empty one
+                raise AttributeError(name)
             import re
 
             found = self.__dict__[name] = getattr(re.compile(*self._given), name)

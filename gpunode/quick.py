@@ -28,9 +28,21 @@ gc.set_threshold(50_000)
 _KINDS = {"labels": "NodeLabels", "gpus": "GpuInventory"}
 _VARIABLES = ("ROOT", "OUTPUT", "COLOR", "VERBOSE", "DEBUG", "LABELS_WATCH", "LABELS_DRY_RUN")
 _NOTHING = {"root": None, "color": None, "verbose": 0, "debug": False}
-_NOT_SO_PLAIN = ("vendor", "simulate", "discovery", "watch", "help", "root", "config")
-"""In words of lines that may well not ask this machine's NVML, or another library."""
 _FORMS = ("table", "json", "yaml")
+_FLAGS = ("--dry-run", "--no-timestamp", "--use-node-feature-api", "--fail-on-init-error")
+_VALUED = (
+    *("-o", "--to", "--output-file", "--machine-type-file", "--mig-strategy", "--resource-name", "--include"),
+    *("--exclude", "--kubeconfig", "--context", "--server", "--namespace", "--node-name", "--pod-name"),
+)
+"""Options that change nothing about this machine's NVML being asked, once and where the loader finds it."""
+_DECISIVE = ("VENDOR", "SIMULATE", "DISCOVERY_STRATEGY", "CONFIG_FILE", "DRIVER_ROOT", "CTR_PATH", "ONESHOT")
+"""How the names of our variables end that may change it, and those of NVIDIA's."""
+_THEIRS = (
+    *("DEVICE_DISCOVERY_STRATEGY", "CONFIG_FILE"),
+    *("NVIDIA_DRIVER_ROOT", "CONTAINER_DRIVER_ROOT", "DRIVER_ROOT_CTR_PATH"),
+)
+_DRIVER_ROOT = "/driver-root"
+"""Where a container has the driver; NVML is loaded from there."""
 
 
 def run(argv: Sequence[str]) -> int | None:
@@ -40,7 +52,7 @@ def run(argv: Sequence[str]) -> int | None:
     from gpunode.gpu.child import begin, end_begun
 
     try:
-        if not any(word in one for one in argv for word in _NOT_SO_PLAIN):
+        if asks_nvml(argv[1:], os.environ):
             begin("gpunode.gpu.probe")
         from gpunode._spared import spared
 
@@ -65,6 +77,21 @@ def _run(name: str, output: str, arguments: tuple[Any, ...]) -> int:
 
     chosen = {"output": Output(output) if output else None, **_NOTHING}
     return run_command(_KINDS[name], chosen, call)
+
+
+def asks_nvml(words: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether it is all but certain, before anything is loaded, that this machine's NVML will be asked.
+
+    Nobody's NVML is to be started for a command that has nothing to do with it.
+    """
+    value = False  # whether the next word is an option's
+    for word in words:
+        option, equals, _ = word.partition("=")
+        if not value and option not in _FLAGS and option not in _VALUED:
+            return False
+        value = not value and not equals and option in _VALUED
+    ours = any(name.endswith(_DECISIVE) for name in environ if name.startswith(("GPUNODE_", "GFD_")))
+    return not ours and not any(name in environ for name in _THEIRS) and not os.path.lexists(_DRIVER_ROOT)
 
 
 def _ours(argv: Sequence[str], environ: Mapping[str, str]) -> bool:

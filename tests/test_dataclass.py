@@ -134,6 +134,7 @@ def test_instances_are_frozen_equal_hashable_copied_and_replaced():
     assert Device("a", seen=1.0) == Device("a", seen=2.0)
     assert Device("a", (1,)) != Card("a", (1,))
     assert hash(one) == hash(Card("a", (1,), seen=3.0))
+    assert one == one
     for put in (replace, dataclasses.replace):
         assert put(one, bus="x") == Card("a", (1,), 3.0, "x")
         with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):

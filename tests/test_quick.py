@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fixtures.scenario import machine
+from fixtures.stubs import have_compiler, stub_node
 from gpunode import quick
 from gpunode.commands.labels import options
-from tests.cli import fresh_gpunode
+from gpunode.plugin.config.options import OPTIONS
+from tests.cli import clean_environment, fresh_gpunode
 from tests.gpu.children import run_python
 
 _PARSED = """
@@ -64,6 +70,69 @@ def test_how_to_print_may_come_last(words: list[str], form: str) -> None:
     line = quick.read(words, {})
     assert line is not None
     assert line[1] == form
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("", "-o json", "--dry-run --to file", "--to=node --node-name --vendor"),
+        "--no-timestamp --mig-strategy=single",
+    ],
+)
+def test_nvml_is_started_early_where_it_is_sure_to_be_asked(line: str) -> None:
+    assert quick.asks_nvml(line.split(), {"PATH": "/bin"})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("extra", "--no-timestamp extra", "--to file extra", "-v", "--root /x", "--driver-root=/x"),
+        *("--vendor amd", "--oneshot=false", "--config-file x", "--simulate=h100", "--watch"),
+    ],
+)
+def test_nobody_s_nvml_is_started_for_another_line(line: str) -> None:
+    assert not quick.asks_nvml(line.split(), {})
+
+
+DECISIVE = {
+    *("vendor", "simulate", "device_discovery_strategy", "config_file", "oneshot"),
+    *("driver_root", "container_driver_root"),
+}
+
+
+def test_a_variable_may_mean_another_nvml_or_none() -> None:
+    assert quick.asks_nvml([], {"TF_CLI_CONFIG_FILE": "x", "VENDOR": "x", "GPUNODE_LABELS_TO": "file"})
+    chosen = [option for option in OPTIONS if option.field in DECISIVE]
+    assert len(chosen) == len(DECISIVE)
+    for option in chosen:
+        for name in (option.variable, *option.variables, *(f"GFD_{one}" for one in option.variables)):
+            assert not quick.asks_nvml([], {name: "x"}), name
+
+
+def test_what_is_harmless_is_an_option_and_no_decisive_one() -> None:
+    flags = {flag: option for option in options() for flag in option.flags}
+    known = {*quick._FLAGS, *quick._VALUED} - {"--dry-run", "-o"}
+    assert known <= flags.keys()
+    assert all((flags[flag].kind == "boolean") is (flag in quick._FLAGS) for flag in known)
+    assert not DECISIVE & {flags[flag].field for flag in known}
+
+
+@pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+@pytest.mark.parametrize("words", [["labels"], ["labels", "--vendor", "amd"], ["gpus"]], ids=" ".join)
+def test_who_ignores_the_end_of_children_is_no_reason_to_fail(words: list[str], tmp_path: Path) -> None:
+    node = stub_node(tmp_path, machine(1))
+    ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    argv = [
+        sys.executable,
+        "-c",
+        f"{ignore}; os.execv(sys.argv[1], sys.argv[1:])",
+        sys.executable,
+        "-m",
+        "gpunode",
+        *words,
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, env=clean_environment(node.env), check=False)
+    assert (done.returncode, "error" in done.stderr) == (0, False), done.stderr
 
 
 @pytest.mark.parametrize(

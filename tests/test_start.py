@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import subprocess
@@ -68,5 +69,6 @@ def test_a_pattern_is_compiled_when_it_is_asked() -> None:
     assert (late.pattern, late.flags & re.IGNORECASE) == (r"(?P<name>[a-z]+)\d", re.IGNORECASE)
     with pytest.raises(re.error):
         pattern("(").match("")
+    assert copy.copy(late).fullmatch("AB1")
     with pytest.raises(AttributeError):
         _ = late.no_such_thing  # type: ignore[attr-defined]

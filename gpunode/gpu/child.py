@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from gpunode._forkable import forkable
 from gpunode._unnamed import unnamed_file
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpunode.host import Completed, Host
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def module_argv(module: str, *arguments: str) -> tuple[str, ...]:
@@ -38,10 +41,12 @@ _begun: dict[str, Begun] = {}
 def begin(module: str, *arguments: str) -> None:
     """Have a child run the module as `run_module` would, for the case that it will be asked for just that.
 
-    Nothing happens where no fork may stand for a new process. Whoever calls this calls `end_begun`, too.
+    Nothing happens where no fork may stand for a new process, or none is to be had: then `run_module` tells.
+    Whoever calls this calls `end_begun`, too.
     """
     if forkable(os.environ):
-        _begun[module] = _fork(module, arguments)
+        with suppress(OSError):
+            _begun[module] = _fork(module, arguments)
 
 
 def end_begun() -> None:
@@ -76,11 +81,14 @@ def run_module(
         if started is not None:
             started()
         return host.run(argv, timeout=timeout)
-    from gpunode.host import Completed
+    from gpunode.host import COMMAND_NOT_FOUND, Completed
 
     if host.trace is not None:
         host.trace(" ".join(argv))
-    begun = begun or _fork(module, arguments)
+    try:
+        begun = begun or _fork(module, arguments)
+    except OSError as error:  # as `Host.run` tells it: no process, no memory, no descriptor left
+        return Completed(argv, COMMAND_NOT_FOUND, "", f"{argv[0]}: {error.strerror}")
     with os.fdopen(begun.errors, "rb") as errors:
         outcome = finish(begun.child, timeout, started)
         errors.seek(0)
@@ -90,21 +98,26 @@ def run_module(
 
 
 def _fork(module: str, arguments: tuple[str, ...]) -> Begun:
-    errors = unnamed_file()
-    nothing = os.open(os.devnull, os.O_RDONLY)
+    errors, parent = unnamed_file(), os.getpid()
     try:
-        child = start(lambda: _answer(module, arguments), 0.0, given=nothing, errors=errors)
-    finally:
-        os.close(nothing)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        try:
+            child = start(lambda: _answer(module, arguments, parent), 0.0, given=nothing, errors=errors)
+        finally:
+            os.close(nothing)
+    except OSError:
+        os.close(errors)
+        raise
     return Begun(child, arguments, errors)
 
 
-def _answer(module: str, arguments: tuple[str, ...]) -> bytes:
+def _answer(module: str, arguments: tuple[str, ...], parent: int) -> bytes:
     """What a process of its own would be to the module, in a forked one."""
     import io
     import signal
     from importlib import import_module
 
+    end_with_parent(parent)
     os.setsid()  # Ctrl-C is the parent's, which ends this
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
@@ -112,6 +125,19 @@ def _answer(module: str, arguments: tuple[str, ...]) -> bytes:
     sys.stdout = io.StringIO()
     import_module(module).main()
     return sys.stdout.getvalue().encode()
+
+
+def end_with_parent(parent: int = 0) -> None:
+    """Nobody is left to kill this process when NVML hangs and the one that asked has gone.
+
+    Leaves at once if that has gone already: `parent` is its number, 0 if it isn't known.
+    """
+    import ctypes
+    import signal
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent and os.getppid() != parent:
+        os._exit(0)
 
 
 def signal_name(code: int) -> str:

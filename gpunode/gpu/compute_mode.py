@@ -12,9 +12,9 @@ import json
 import sys
 from collections.abc import Sequence
 
+from gpunode.gpu.child import end_with_parent
 from gpunode.gpu.nvml import Nvml
 from gpunode.gpu.nvml_errors import NvmlError
-from gpunode.gpu.probe import end_with_parent
 
 DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS = 0, 2, 3  # nvmlComputeMode_t
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import sys
 
+from gpunode.gpu.child import end_with_parent
 from gpunode.gpu.cuda import Cuda, CudaError
 from gpunode.gpu.model import Gpu, Inventory
-from gpunode.gpu.probe import end_with_parent
 from gpunode.result import plain
 
 

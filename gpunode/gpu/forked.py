@@ -66,7 +66,12 @@ def start(
     these they are ours. No other file of ours is open in it.
     """
     read_end, write_end = os.pipe()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(read_end)
+        os.close(write_end)
+        raise
     if pid == 0:
         _be_child(job, write_end, {0: given, 2: errors})
     os.close(write_end)

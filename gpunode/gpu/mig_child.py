@@ -14,12 +14,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpunode.gpu.child import end_with_parent
 from gpunode.gpu.mig_calls import MigCalls
 from gpunode.gpu.mig_model import Placement
 from gpunode.gpu.mig_reader import read_layouts
 from gpunode.gpu.nvml import Handle, Nvml
 from gpunode.gpu.nvml_errors import FUNCTION_NOT_FOUND, NOT_FOUND, NOT_SUPPORTED, NvmlError
-from gpunode.gpu.probe import end_with_parent
 from gpunode.result import plain
 
 Question = Mapping[str, Any]

@@ -10,18 +10,15 @@ hangs or crashes doesn't take the inventory with it.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import signal
 import sys
 
+from gpunode.gpu.child import end_with_parent
 from gpunode.gpu.discover import discover
 from gpunode.gpu.model import Inventory
 from gpunode.gpu.nvml import Nvml
 from gpunode.gpu.nvml_errors import NvmlError
 from gpunode.result import plain
-
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def main() -> int:
@@ -57,11 +54,6 @@ def _say_conditions(nvml: Nvml, inventory: Inventory) -> None:
 
 def _library(arguments: list[str]) -> str:
     return arguments[arguments.index("--library") + 1] if "--library" in arguments else ""
-
-
-def end_with_parent() -> None:
-    """Nobody is left to kill this process when NVML hangs and the one that asked has gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

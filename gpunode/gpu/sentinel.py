@@ -23,12 +23,12 @@ from threading import Lock
 from typing import Any
 
 from gpunode.dataclass import dataclass
+from gpunode.gpu.child import end_with_parent
 from gpunode.gpu.discover import discover
 from gpunode.gpu.listen import LOOK, Listener
 from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.gpu.nvml import Nvml
 from gpunode.gpu.nvml_errors import NvmlError
-from gpunode.gpu.probe import end_with_parent
 from gpunode.gpu.readings import read_gpu
 from gpunode.gpu.topology import read_topology
 from gpunode.gpu.traces import driver_traces, generation

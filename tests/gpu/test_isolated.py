@@ -229,15 +229,37 @@ def test_a_child_that_was_begun_has_the_answer_or_is_ended(make_node):
         assert run_python(BEGUN.format(then=then), node.env) == [False, [], 4]  # three, and the list of them
 
 
+def test_where_no_process_is_to_be_had_that_is_told(make_node):
+    script = """
+import errno, json, os
+from gpunode.gpu import child
+from gpunode.gpu.isolated import probe
+from gpunode.host import Host
+def fork():
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+os.fork = fork
+before = len(os.listdir("/proc/self/fd"))
+child.begin("gpunode.gpu.probe")
+answer = probe(Host(environ=dict(os.environ)))
+print(json.dumps([child._begun, answer.message, len(os.listdir("/proc/self/fd")) - before]))
+"""
+    begun, message, left = run_python(script, make_node(machine(1)).env)
+    assert (begun, left) == ({}, 0)
+    assert "Resource temporarily unavailable" in message
+
+
 def test_one_that_hangs_is_ended(make_node):
     node = make_node(machine(1).with_faults(Fault("nvmlInitWithFlags", hang=60.0)))
     then = "import time; time.sleep(0.5)"  # it is in NVML by then, or on the way
     assert run_python(BEGUN.format(then=then), node.env) == [False, [], 4]
 
 
-def test_nobody_s_child_ends_by_itself(make_node):
-    then = "os.write(1, b'%d' % pid); os._exit(0)"
-    pid = run_python(BEGUN.format(then=then), make_node(machine(1)).env)
+@pytest.mark.parametrize("faults", [(), (Fault("nvmlInitWithFlags", hang=60.0),)], ids=["answers", "hangs"])
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.2])
+def test_nobody_s_child_ends_by_itself(make_node, faults, seconds):
+    """Whenever who asked is gone: before the child has started, while it loads, in NVML."""
+    then = f"import time; time.sleep({seconds}); os.write(1, b'%d' % pid); os._exit(0)"
+    pid = run_python(BEGUN.format(then=then), make_node(machine(1).with_faults(*faults)).env)
     status = Path(f"/proc/{pid}/stat")
     deadline = time.monotonic() + 20
     while status.exists() and ") Z " not in status.read_text() and time.monotonic() < deadline:
