@@ -14,6 +14,7 @@ from gpunode._process import COMMAND_NOT_FOUND, Completed, _kill, _text
 from gpunode._unnamed import unnamed_file
 
 _LOOK_SECONDS = 0.25
+_GRACE_SECONDS = 10.0
 _LAST_BYTES = 2000
 
 
@@ -23,7 +24,8 @@ def run_watched(
     """As `run_process`, but the child writes to memory and not to a pipe: if we are killed it goes on.
 
     A broken pipe would end a package manager, or the script of a package, by SIGPIPE. `watch` is told what
-    was printed last, several times a second.
+    was printed last, several times a second. It has `timeout` seconds from the last that it printed: one that
+    still says something isn't stuck. Then it is asked to end before it is killed.
     """
     with _memory() as out, _memory() as err:
         try:
@@ -37,8 +39,15 @@ def run_watched(
             )
         except OSError as error:
             return Completed(argv, COMMAND_NOT_FOUND, "", f"{argv[0]}: {error.strerror}")
+
+        def look() -> int:
+            watch(_last_line(out) or _last_line(err))
+            return _size(out) + _size(err)
+
         try:
-            timed_out = not _ends(child, timeout, lambda: watch(_last_line(out) or _last_line(err)))
+            timed_out = not _ends(child, timeout, look)
+            if timed_out:
+                _ask_to_end(child)
         except BaseException:
             _kill(child)
             raise
@@ -49,14 +58,24 @@ def run_watched(
         return Completed(argv, code, said, complained, timed_out)
 
 
-def _ends(child: subprocess.Popen[bytes], timeout: float, look: Callable[[], None]) -> bool:
-    deadline = time.monotonic() + timeout
+def _ends(child: subprocess.Popen[bytes], timeout: float, look: Callable[[], int]) -> bool:
+    """Whether it ends before it has been silent for so long; `look` counts the bytes that it has said."""
+    deadline, said = time.monotonic() + timeout, 0
     while (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(min(left, _LOOK_SECONDS))
             return True
-        look()
+        if (now := look()) != said:
+            deadline, said = time.monotonic() + timeout, now
     return False
+
+
+def _ask_to_end(child: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to its session: package managers put their locks and lists in order."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_GRACE_SECONDS)
 
 
 def _memory() -> BinaryIO:

@@ -51,7 +51,8 @@ class Host(ReadingHost):
         A child that can't be killed (stuck in the driver, state D) is left behind after a second: waiting for
         it would hang us as well. On a recorded machine the recorded output is returned.
 
-        With `watch`, which is told its last line now and then, it goes on if we are killed; `stdin` is none.
+        With `watch`, which is told its last line now and then, it goes on if we are killed, and `timeout` is
+        from the last that it has said; `stdin` is none.
         """
         if self.trace is not None:
             self.trace(" ".join(argv))

@@ -79,7 +79,8 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Command:
-    """One program as it is shown and run. `environ` is beside ours, `seconds` its limit.
+    """One program as it is shown and run. `environ` is beside ours, `seconds` is how long it may be silent: a
+    kernel module's build says nothing for minutes.
 
     `changes` tells whether it changes packages: then it isn't interrupted half-way. `tolerated` is one whose
     failure the next command would show, if it mattered.

@@ -35,7 +35,7 @@ HINTS = {
     Trouble.INTERRUPTED: "finish the earlier transaction first: dpkg --configure -a",
     Trouble.NO_SPACE: "make room, then run this again: df -h, df -i",
     Trouble.READ_ONLY: "a file system is read-only, and dmesg may say why: findmnt -O ro",
-    Trouble.TIMED_OUT: "it was killed; see in what state it left the packages before going on",
+    Trouble.TIMED_OUT: "see in what state it left the packages before going on",
 }
 _SHOWN = 300
 
@@ -45,7 +45,7 @@ def failure(done: Completed, patterns: Sequence[Pattern], *, noise: str = r"(?!)
     text = f"{done.stdout}\n{done.stderr}"
     lines = [line.strip() for line in text.splitlines() if line.strip() and not re.search(noise, line)]
     if done.timed_out:
-        return _made(Trouble.TIMED_OUT, "it took too long")
+        return _made(Trouble.TIMED_OUT, "it said nothing for too long, and was ended")
     for trouble, pattern in (*_COMMON, *patterns):
         for line in lines:
             if re.search(pattern, line):

@@ -142,6 +142,20 @@ def test_one_that_takes_too_long_is_ended_with_its_children():
     assert Host(environ={}).run(["/nonexistent"], watch=lambda _: None).code == 127
 
 
+def test_one_that_still_says_something_goes_on_past_its_limit():
+    script = "for n in 1 2 3 4 5 6 7 8; do echo $n; sleep 0.25; done"
+    done = Host(environ=dict(os.environ)).run(["sh", "-c", script], timeout=1.0, watch=lambda _: None)
+    assert (done.timed_out, done.code, done.stdout.split()[-1]) == (False, 0, "8")
+
+
+def test_one_that_is_silent_is_asked_before_it_is_killed(tmp_path):
+    left = tmp_path / "left"
+    script = f"trap 'echo tidy > {left}; exit 1' TERM; while :; do sleep 0.02; done"
+    done = Host(environ=dict(os.environ)).run(["sh", "-c", script], timeout=0.3, watch=lambda _: None)
+    assert done.timed_out and done.code == 1
+    assert left.read_text() == "tidy\n"
+
+
 def test_elsewhere_than_on_a_terminal_a_line_now_and_then(capsys, monkeypatch):
     monkeypatch.setattr(render, "_ALIVE_SECONDS", 0.0)
     with StderrProgress().following("apt-get install -y x", "apt-get install") as tell:
