@@ -31,13 +31,12 @@ LOST, INSUFFICIENT = 15, 23
 def changing(
     node: MigNode, scenario: Scenario, label: str, after: int, *words: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """`label` is being applied, and has made so many changes; it is to be killed then."""
+    """`label` is being applied, has made so many changes, and hangs in the next; it is to be killed then."""
     node.stub.write(scenario.with_faults(Fault("migChange", hang=60.0, after=after, times=1)))
-    begun = len(node.stub.mig_changes())
     argv = command("mig", "apply", "-f", EXAMPLES, "-c", label, *words)
     with subprocess.Popen(argv, env=clean_environment(node.env), stderr=subprocess.DEVNULL) as child:
         until = time.monotonic() + 60
-        while len(node.stub.mig_changes()) < begun + after and time.monotonic() < until:
+        while node.stub.fault_calls() <= after and time.monotonic() < until:
             time.sleep(0.01)
         yield child
     node.stub.write(scenario)
