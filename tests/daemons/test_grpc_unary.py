@@ -25,6 +25,7 @@ from gpunode.daemons.proto import cri_pb2 as pb
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 
+PLENTY = 30.0  # seconds for a server that has said all or ended: only a busy machine takes any
 Serve = Callable[[Callable[[object, grpc.ServicerContext], object]], str]
 
 
@@ -68,7 +69,7 @@ def status(size: int) -> pb.StatusResponse:
 @pytest.mark.parametrize("size", [0, 20_000, 3_000_000])  # one frame, several, more than the default window
 def test_the_status_is_what_the_library_reads(serve: Serve, size: int) -> None:
     path = serve(lambda request, context: status(size))
-    found = quick_status(Host(), path, 5.0)
+    found = quick_status(Host(), path, PLENTY)
     assert found is not None
     config, handlers, conditions = found
     assert json.loads(config)["containerd"]["defaultRuntimeName"] == "nvidia"
@@ -77,7 +78,7 @@ def test_the_status_is_what_the_library_reads(serve: Serve, size: int) -> None:
 
 def test_the_version_is_the_running_daemons(serve: Serve) -> None:
     answer = pb.VersionResponse(version="0.1.0", runtime_name="containerd", runtime_version="v2.1.9")
-    assert quick_version(Host(), serve(lambda request, context: answer), 5.0) == "v2.1.9"
+    assert quick_version(Host(), serve(lambda request, context: answer), PLENTY) == "v2.1.9"
 
 
 def test_an_error_is_left_to_the_library(serve: Serve) -> None:
@@ -85,7 +86,7 @@ def test_an_error_is_left_to_the_library(serve: Serve) -> None:
         return context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown service runtime.v1.RuntimeService")
 
     path = serve(refuse)
-    assert quick_status(Host(), path, 5.0) is None
+    assert quick_status(Host(), path, PLENTY) is None
     with Cri(Host(), path) as cri, pytest.raises(DaemonError) as caught:
         cri.status()
     assert caught.value.code == "cri-disabled"
@@ -127,12 +128,12 @@ def saying(said: bytes) -> Iterator[Host]:
 
 def call(said: bytes) -> bytes | None:
     with saying(said) as host:
-        return unary_call(host, "/any", "/a.B/C", b"", 0.5)
+        return unary_call(host, "/any", "/a.B/C", b"", PLENTY)
 
 
 def quick(said: bytes) -> Said | None:
     with saying(said) as host:
-        return quick_status(host, "/any", 0.5)
+        return quick_status(host, "/any", PLENTY)
 
 
 def success(message: bytes) -> bytes:
@@ -210,7 +211,7 @@ def test_nonsense_never_raises_and_gives_nothing_that_was_not_sent(said: bytes) 
 @given(answer=st.binary(max_size=60))
 def test_a_message_of_any_bytes_is_a_status_or_none(answer: bytes) -> None:
     with saying(success(answer)) as host:
-        version = quick_version(host, "/any", 0.5)
+        version = quick_version(host, "/any", PLENTY)
     found = quick(success(answer))
     with suppress(DecodeError):  # what is broken where nobody looks only the library notices
         assert version in ("", pb.VersionResponse.FromString(answer).runtime_version)
@@ -264,7 +265,7 @@ def test_an_answer_that_drips_is_given_up_in_time(tmp_path: Path) -> None:
         over.set()
         thread.join(10)
     assert found is None
-    assert 0.3 <= took < 3.0
+    assert 0.3 <= took < 30.0  # to its end the answer would take twenty minutes
 
 
 @given(data=st.binary(max_size=40))
