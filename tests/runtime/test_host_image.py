@@ -115,10 +115,10 @@ def test_a_driver_anywhere_is_found_once_a_hook_has_made_the_cache_anew(files, t
 def test_the_stand_in_of_a_sandbox_starts_by_its_path_alone_and_ends_when_told(unpacked):
     with subprocess.Popen(["chroot", str(unpacked), "/pause"], stderr=subprocess.PIPE) as child:
         waits = f"/proc/{child.pid}/wchan"
-        assert Host().wait_until(lambda: b"/pause" in Path(f"/proc/{child.pid}/cmdline").read_bytes(), 5.0)
-        assert Host().wait_until(lambda: "pause" in Path(waits).read_text(), 5.0)
+        assert Host().wait_until(lambda: b"/pause" in Path(f"/proc/{child.pid}/cmdline").read_bytes(), 30.0)
+        assert Host().wait_until(lambda: "pause" in Path(waits).read_text(), 30.0)
         child.terminate()
-        assert child.wait(timeout=5) == 0
+        assert child.wait(timeout=30) == 0
 
 
 def test_an_interpreter_that_does_not_answer_is_named(monkeypatch, tmp_path):
