@@ -80,10 +80,13 @@ def test_options_of_one_engine_are_refused_for_several(node: Node) -> None:
 
 
 def signal_at_restart(node: Node, unit: str, name: str) -> None:
-    """Let systemctl send gpunode a signal, once, instead of restarting the unit."""
+    """Let systemctl send gpunode a signal, once, instead of restarting the unit. It must not do that later
+    either: another gpunode may be at work by then."""
     systemctl, once = node.directory / "bin/systemctl", node.directory / "once"
-    trap = f'[ "$*" = "restart {unit}" ] && mkdir {once} 2>/dev/null && kill -{name} $PPID && sleep 5\ncase'
-    systemctl.write_text(systemctl.read_text().replace("case", trap, 1))
+    trap = (
+        f'[ "$*" = "restart {unit}" ] && mkdir {once} 2>/dev/null && kill -{name} $PPID && sleep 5 && exit 1'
+    )
+    systemctl.write_text(systemctl.read_text().replace("case", f"{trap}\ncase", 1))
 
 
 @pytest.mark.parametrize("node", [CONTAINERD_CONFIG], indirect=True)
