@@ -62,7 +62,7 @@ def test_reload_would_show_what_pods_do_not_get(tmp_path: Path) -> None:
     with crio("packaged", tmp_path) as cli:
         cli.data("configure-runtime", "--no-restart")
         os.kill(cli.engine.pid, signal.SIGHUP)
-        assert Host().wait_until(lambda: "nvidia" in shown_handlers(cli.engine), 5.0)
+        assert Host().wait_until(lambda: "nvidia" in shown_handlers(cli.engine), 30.0)
         assert "failed to find runtime handler" in pod_problem(cli.engine, "nvidia")
 
 
@@ -72,7 +72,7 @@ def test_handler_that_was_only_reloaded_is_restarted(tmp_path: Path) -> None:
         Host().wait_until(lambda: Host().monotonic() > started + 2.6, 5.0)
         cli.data("configure-runtime", "--no-restart")
         os.kill(cli.engine.pid, signal.SIGHUP)
-        assert Host().wait_until(lambda: "nvidia" in shown_handlers(cli.engine), 5.0)
+        assert Host().wait_until(lambda: "nvidia" in shown_handlers(cli.engine), 30.0)
         data = cli.data("configure-runtime")
         assert (data["restart"]["verb"], data["restart"]["performed"]) == ("restart", True)
         assert pod_problem(cli.engine, "nvidia") == ""
