@@ -58,9 +58,11 @@ def engine(node, tmp_path_factory):
             for layout in LAYOUTS:
                 root = make_root(tmp_path_factory.mktemp(layout), layout)
                 config = ImageConfig("amd64", ("/usr/bin/probe",))
-                data = archive(f"gpunode.test/{layout}:1", layer(as_entries(root)), config)
+                name = f"gpunode.test/{layout}:1"
+                data = archive(name, layer(as_entries(root)), config)
                 argv = ["ctr", "-a", engine.socket, "-n", "k8s.io", "images", "import", "-"]
                 subprocess.run(argv, input=data, check=True, capture_output=True, timeout=60)
+                images.wait_for_cri(engine, name, known=True)
             yield engine
 
 

@@ -25,7 +25,7 @@ def test_the_restart_command_restarts_the_daemon_and_leaving_ends_the_new_one(ma
         subprocess.run([engine.restart_command], check=True, capture_output=True, timeout=60)
         assert engine.pid != first
         assert engine.running
-        assert engine.answers()
+        assert Host().wait_until(engine.answers, 30.0)  # the command waits until it listens
     assert not engine.running
     assert not engine.directory.exists()
     assert str(engine.directory) not in Path("/proc/self/mountinfo").read_text()

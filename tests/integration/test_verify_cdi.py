@@ -23,7 +23,7 @@ from gpunode.host import Host
 from tests.cli import Ran, clean_environment, command, gpunode
 from tests.integration.cdi_node import CdiNode, cdi_node
 from tests.integration.conftest import path_of, require
-from tests.integration.verify_support import GPUS, UUIDS
+from tests.integration.verify_support import GPUS, UUIDS, comes_to
 
 pytestmark = [pytest.mark.slow, pytest.mark.containers]
 CUT = with_mig(GPUS, 1, mixed_layout(1))
@@ -81,7 +81,7 @@ def arguments(engine: Engine, *options: str) -> tuple[str, ...]:
 def verify(engine: Engine, node: CdiNode, *options: str) -> Ran:
     """Run the command line; the engine must hold nothing afterwards."""
     ran = gpunode(*arguments(engine, *options), env=node.stubs.env)
-    assert held(engine) == (0, 0)
+    comes_to(lambda: held(engine), (0, 0))
     return ran
 
 
@@ -171,7 +171,7 @@ def test_cri_o_is_asked_by_the_same_calls(node: CdiNode, monkeypatch: pytest.Mon
         assert done.returncode == 0, done.stderr + done.stdout
         data = json.loads(done.stdout)["data"]
         assert (data["on"], data["via"]) == ("crio", "cdi nvidia.com/gpu=all")
-        assert held(engine) == (0, 2)
+        comes_to(lambda: held(engine), (0, 2))
 
 
 @pytest.mark.docker

@@ -13,7 +13,7 @@ from gpunode.gpu.program import MODULE, read_answer
 from gpunode.host import Host
 from gpunode.runtime.container_run import ContainerRequest, run_program
 from tests.integration.conftest import require
-from tests.integration.verify_support import GPUS, HANGING, UUIDS, Notes, gpu_node, interrupt_when
+from tests.integration.verify_support import GPUS, HANGING, UUIDS, Notes, comes_to, gpu_node, interrupt_when
 
 pytestmark = [pytest.mark.containerd, pytest.mark.containers]
 HANDLER = """
@@ -46,7 +46,7 @@ def cri(engine, node):
     with Cri(Host(), engine.socket) as cri:
         before = held(cri)
         yield cri
-        assert held(cri) == before
+        comes_to(lambda: held(cri), before)
 
 
 def held(cri):
@@ -83,7 +83,7 @@ def test_a_sandbox_image_that_is_there_is_used_and_stays(engine, node):
     with Cri(Host(), engine.socket) as cri:
         try:
             assert run(engine, progress).exit_code == 0
-            assert held(cri) == ((), ("gpunode.test/pause:1",))
+            comes_to(lambda: held(cri), ((), ("gpunode.test/pause:1",)))
             assert progress.notes == []
         finally:
             images.remove(engine, "gpunode.test/pause:1")
@@ -140,7 +140,7 @@ def test_an_image_of_the_callers_runs_its_own_entry_point_and_stays(engine, node
     with Cri(Host(), engine.socket) as cri:
         try:
             assert run(engine, image="gpunode.test/own:1", argv=("words",)).stdout == "own words\n"
-            assert held(cri) == ((), ("gpunode.test/own:1",))
+            comes_to(lambda: held(cri), ((), ("gpunode.test/own:1",)))
         finally:
             images.remove(engine, "gpunode.test/own:1")
 
@@ -174,7 +174,7 @@ def test_a_run_that_still_goes_on_is_left_alone(engine, cri, node):
             return False
         before = held(cri)
         run(engine, argv=("-c", "pass"))
-        assert held(cri) == before
+        comes_to(lambda: held(cri), before)
         return True
 
     assert interrupt_when(ContainerRequest("containerd", socket=engine.socket), another_ran_meanwhile) == 130

@@ -17,7 +17,7 @@ from gpunode.host import Host
 from gpunode.runtime.container_run import ContainerRequest, run_program
 from tests.integration.conftest import path_of, require
 from tests.integration.test_verify_containerd import HANDLER
-from tests.integration.verify_support import UUIDS, Notes, gpu_node
+from tests.integration.verify_support import UUIDS, Notes, comes_to, gpu_node
 
 pytestmark = [pytest.mark.slow, pytest.mark.containers]
 PINNED = """
@@ -61,7 +61,7 @@ def test_vector_add_in_a_pod_of_a_newer_containerd(suite, tmp_path):
     with start_containerd(config + handler, path=os.environ["PATH"]) as engine:
         assert verified(engine)
         with Cri(Host(), engine.socket) as cri:
-            assert (cri_pods.sandboxes(cri, {}), cri_pods.image_names(cri)) == ((), ())
+            comes_to(lambda: (cri_pods.sandboxes(cri, {}), cri_pods.image_names(cri)), ((), ()))
 
 
 @pytest.mark.docker

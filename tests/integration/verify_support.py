@@ -69,6 +69,12 @@ def gpu_node(directory: Path) -> GpuNode:
     return GpuNode(stubs, nvidia, build_stub_runtime(directory / "broken-runtime", fail=refusal))
 
 
+def comes_to(told: Callable[[], object], expected: object) -> None:
+    """Fail unless the daemon comes to tell that. containerd's CRI learns by an event what ctr has done, and
+    gpunode takes its images out with ctr."""
+    assert Host().wait_until(lambda: told() == expected, 30.0), told()
+
+
 def interrupt_when(
     request: ContainerRequest, running: Callable[[], bool], number: signal.Signals = signal.SIGINT
 ) -> int:
