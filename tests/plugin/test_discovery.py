@@ -33,11 +33,12 @@ GOOD = told(inventory(4))
 ABSENT = json.dumps({"error": {"code": 12, "message": "libnvidia-ml.so.1 was not found"}})
 MISMATCH = json.dumps({"error": {"code": 18, "message": "library and module differ"}})
 AGAIN = json.dumps({"again": "the traces have changed"})
-SILENT, CRASH = "silent", "crash"
+SILENT, CRASH, LIVES = "silent", "crash", "lives"
 
 
 class FakeChild:
-    """A child that says these lines, then stays (SILENT: says nothing for ever) or ends (CRASH)."""
+    """A child that says these lines, then stays (SILENT: says nothing for ever; LIVES: nothing else) or ends
+    (CRASH)."""
 
     def __init__(self, lines: list[str], stuck: bool = False) -> None:
         self.lines = list(lines)
@@ -49,6 +50,10 @@ class FakeChild:
     def read_line(self, timeout: float) -> str | None:
         if self.lines and self.lines[0] == CRASH:
             return ""
+        if self.lines and self.lines[0] == LIVES:
+            self.woken.wait(0.02)
+            self.woken.clear()
+            return '{"beat":1}'
         if self.lines and self.lines[0] != SILENT:
             return self.lines.pop(0)
         self.woken.wait(min(timeout, 0.02) if self.lines else timeout)
@@ -185,7 +190,7 @@ def test_a_node_whose_only_gpu_is_dead_does_not_count_as_one_without(tmp_path: P
 
 @pytest.mark.parametrize("failure", [SILENT, CRASH])
 def test_one_failure_without_a_name_is_no_verdict_and_two_are(tmp_path: Path, failure: str) -> None:
-    with Node(tmp_path, [GOOD, failure], [failure], [GOOD], probe=0.1, rediscover=0.1).running() as node:
+    with Node(tmp_path, [GOOD, failure], [failure], [GOOD], probe=0.1).running() as node:
         assert eventually(lambda: len(node.sink.of("broken")) == 2)
         assert [sure for _, sure in node.sink.of("broken")] == [False, True]
         assert "--careful" not in node.started[0][0]
@@ -196,7 +201,7 @@ def test_one_failure_without_a_name_is_no_verdict_and_two_are(tmp_path: Path, fa
 @pytest.mark.parametrize("failure", [SILENT, CRASH])
 def test_a_gpu_that_hangs_nvml_is_left_out_and_the_others_go_on(tmp_path: Path, failure: str) -> None:
     asking = [json.dumps({"asking": index}) for index in range(3)]
-    with Node(tmp_path, [failure], [*asking, failure], [GOOD], probe=0.1).running() as node:
+    with Node(tmp_path, [failure], [*asking, failure], [GOOD, LIVES], probe=0.1).running() as node:
         assert eventually(lambda: bool(node.sink.of("seen")))
         argv = node.started[2][0]
         assert argv[argv.index("--skip") + 1] == "2"
