@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from gpunode.gpu.model import Gpu, Inventory
@@ -84,6 +85,21 @@ def eventually(ready: Callable[[], bool], seconds: float = 30.0) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def texts(paths: Iterable[Path]) -> list[str]:
+    """What files in /proc hold, without those whose process or thread has ended meanwhile."""
+    found = []
+    for path in paths:
+        with suppress(OSError):
+            found.append(path.read_text())
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """The processes that any thread of this one has started, and that still run."""
+    lists = texts(Path(f"/proc/{pid}/task").glob("*/children"))
+    return [int(child) for listed in lists for child in listed.split()]
 
 
 class AtOnce(Errand):

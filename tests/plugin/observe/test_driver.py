@@ -16,7 +16,7 @@ from gpunode.plugin.kubelet_stub import KubeletStub
 from tests.plugin.mps.conftest import MpsNode
 from tests.plugin.mps.conftest import node as mps_node  # noqa: F401 - a fixture
 from tests.plugin.mps.test_serve import pid_of, serve
-from tests.plugin.nodes import eventually
+from tests.plugin.nodes import children, eventually, texts
 from tests.plugin.observe.node import GPU, LISTEN, QUICK, port_of, scrape, value
 from tests.plugin.serving import Serving, Start, kubelet
 
@@ -32,11 +32,10 @@ def node(short: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[StubNod
         yield stub, made, start
 
 
-def children(serving: Serving) -> list[list[str]]:
+def started(serving: Serving) -> list[list[str]]:
     """The command lines of a process' children."""
-    pid = serving.process.pid
-    pids = [one for path in Path(f"/proc/{pid}/task").glob("*/children") for one in path.read_text().split()]
-    return [Path(f"/proc/{one}/cmdline").read_text().split("\0") for one in pids]
+    lines = texts(Path(f"/proc/{pid}/cmdline") for pid in children(serving.process.pid))
+    return [line.split("\0") for line in lines]
 
 
 def test_use_is_what_nvml_says_of_the_gpu_that_a_container_holds(node) -> None:
@@ -58,7 +57,7 @@ def test_use_is_what_nvml_says_of_the_gpu_that_a_container_holds(node) -> None:
     assert value(found, "gpunode_container_gpu_memory_used_bytes", pod=second) == 7 << 30
     stub.write(busy.with_gpu(0, busy=0, used=0))
     assert eventually(lambda: value(scrape(port), DUTY, uuid=uuids[0]) == 0, 60)
-    assert any("--use" in argv for argv in children(serving))
+    assert any("--use" in argv for argv in started(serving))
 
 
 DUTY, USED = "gpunode_gpu_duty_cycle_ratio", "gpunode_gpu_memory_used_bytes"
@@ -90,7 +89,7 @@ def test_nobody_asks_for_use_that_nobody_reads(node) -> None:
     _, stand_in, start = node
     serving = start(*QUICK)
     assert stand_in.wait_allocatable(GPU, 2, 60), serving.log()
-    asking = [argv for argv in children(serving) if "gpunode.gpu.sentinel" in " ".join(argv)]
+    asking = [argv for argv in started(serving) if "gpunode.gpu.sentinel" in " ".join(argv)]
     assert asking and not any("--use" in argv for argv in asking)
 
 
