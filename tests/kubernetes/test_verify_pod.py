@@ -15,7 +15,7 @@ import yaml
 
 from fixtures.api_server import ADMIN, ApiServer, Fault, kubeconfig
 from tests.cli import Ran, clean_environment, command
-from tests.kubernetes.conftest import Gpunode
+from tests.kubernetes.conftest import QUICK, Gpunode
 from tests.kubernetes.pods import EVENTS, FAILED, GPU, PENDING, RUNNING, SUCCEEDED, unscheduled, waiting
 
 PASSED = "[Vector addition of 50000 elements]\nCopy output data from the CUDA device\nTest PASSED\nDone\n"
@@ -348,10 +348,11 @@ def test_an_api_server_that_is_away_for_a_moment_costs_nothing(gpu_node: ApiServ
 
 
 def test_an_api_server_that_stays_away_is_told_with_the_way_to_clean_up(
-    gpu_node: ApiServer, run: Gpunode
+    gpu_node: ApiServer, run: Gpunode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(QUICK, "gpunode.commands.verify_following:_SILENCE", 0.5)
     gpu_node.faults += [Fault("GET", "/pods/gpunode", "cut", 999), Fault("DELETE", "", "cut", 999)]
-    ran = verify(run, "--timeout", "4")
+    ran = verify(run)
     (pod,) = gpu_node.store.list("Pod")
     assert ran.code == 1 and told(ran)["code"] == "kubernetes-unreachable"
     assert f"remove it: kubectl --namespace default delete pod {pod['metadata']['name']}" in ran.err
