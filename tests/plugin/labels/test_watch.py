@@ -46,7 +46,7 @@ class Kept:
             return {}
         return dict(line.split("=", 1) for line in self.file.read_text().splitlines())
 
-    def becomes(self, seconds: float = 15.0, **wanted: str) -> bool:
+    def becomes(self, seconds: float = 30.0, **wanted: str) -> bool:
         def so() -> bool:
             found = self.labels()
             return all(found.get(f"nvidia.com/gpu.{key}") == value for key, value in wanted.items())
@@ -58,7 +58,7 @@ class Kept:
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(10)
+        return self.process.wait(30)
 
 
 @pytest.fixture
@@ -96,11 +96,11 @@ def test_what_happens_to_the_gpus_is_in_the_file_soon(tmp_path: Path, kept: list
     assert one.becomes(count="2", replicas="1"), one.log()
     before = one.file.stat()
     node.write(cut(machine(2)))
-    assert eventually(lambda: any("/mig-" in key for key in one.labels()), 15), one.log()
+    assert eventually(lambda: any("/mig-" in key for key in one.labels())), one.log()
     assert one.file.stat().st_ino != before.st_ino
     node.write(machine(2).with_faults(Fault("nvmlInitWithFlags", DRIVER_NOT_LOADED)))
     one.process.send_signal(signal.SIGHUP)
-    assert eventually(lambda: "looking at the GPUs" in one.log(), 5), one.log()
+    assert eventually(lambda: "looking at the GPUs" in one.log()), one.log()
     assert one.labels()["nvidia.com/gpu.count"] == "2"
     assert one.end() == 0
     assert one.labels()["nvidia.com/gpu.count"] == "2"  # and stays there
@@ -116,7 +116,7 @@ def test_a_config_file_that_changes(tmp_path: Path, kept: list[Kept]) -> None:
     one.process.send_signal(signal.SIGHUP)
     assert one.becomes(replicas="3", product="NVIDIA-H100-80GB-HBM3-SHARED"), one.log()
     config.write_text("sharing: 7\n")  # an edit is enough
-    assert eventually(lambda: "the config file is not taken" in one.log(), 10), one.log()
+    assert eventually(lambda: "the config file is not taken" in one.log()), one.log()
     assert one.labels()["nvidia.com/gpu.replicas"] == "3"
     assert one.end() == 0
 
@@ -127,10 +127,10 @@ def test_a_place_that_cant_be_had_is_tried_again(tmp_path: Path, kept: list[Kept
     blocked.write_text("a file where a directory should be")
     kept.append(Kept(tmp_path, node, "labels", "--watch", "--sleep-interval", "1s"))
     one = kept[0]
-    assert eventually(lambda: "the labels stay as they are" in one.log(), 15), one.log()
+    assert eventually(lambda: "the labels stay as they are" in one.log()), one.log()
     blocked.unlink()
     assert one.becomes(count="1"), one.log()
-    assert eventually(lambda: "the labels are kept again" in one.log(), 5), one.log()
+    assert eventually(lambda: "the labels are kept again" in one.log()), one.log()
 
 
 def test_a_tegra_is_asked_by_cuda_until_it_answers(tmp_path: Path, kept: list[Kept]) -> None:
@@ -139,7 +139,7 @@ def test_a_tegra_is_asked_by_cuda_until_it_answers(tmp_path: Path, kept: list[Ke
     argv = ("labels", "--watch", "--device-discovery-strategy", "tegra", "--sleep-interval", "1s")
     kept.append(Kept(tmp_path, node, *argv))
     one = kept[0]
-    assert eventually(lambda: "the labels stay as they are" in one.log(), 15), one.log()
+    assert eventually(lambda: "the labels stay as they are" in one.log()), one.log()
     assert one.labels() == {}
     node.write(orin)
     assert one.becomes(product="Orin", count="1"), one.log()
