@@ -39,7 +39,8 @@ def killed(apt, *argv, family=True):
     while not begun.exists() and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     assert begun.exists(), child.communicate()
-    for pid in reversed(tree_of(child.pid)) if family else [child.pid]:  # apt has a session of its own
+    # apt has a session of its own; from above, so that nobody is left to see that another has died
+    for pid in tree_of(child.pid) if family else [child.pid]:
         with suppress(ProcessLookupError):  # a short-lived one of apt's
             os.kill(pid, signal.SIGKILL)
     child.communicate()
