@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -124,13 +124,15 @@ def test_the_last_line_is_told_while_it_runs_and_all_of_it_is_kept(tmp_path):
 
     def watch(line):
         heard.append(line)
-        go.touch()
+        if line == "20%":
+            go.touch()
 
     script = (
         f"echo one; printf '10%%\\r20%%\\r'; echo bad >&2; until [ -e {go} ]; do sleep 0.02; done; echo end"
     )
     done = Host(environ=dict(os.environ)).run(["sh", "-c", script], watch=watch)
-    assert set(heard) == {"20%"} and (done.code, done.stderr) == (0, "bad\n")
+    assert set(heard) - {"", "one"} == {"20%"}  # it may be slow to start
+    assert (done.code, done.stderr) == (0, "bad\n")
     assert done.stdout == "one\n10%\r20%\rend\n"
 
 
@@ -143,15 +145,15 @@ def test_one_that_takes_too_long_is_ended_with_its_children():
 
 
 def test_one_that_still_says_something_goes_on_past_its_limit():
-    script = "for n in 1 2 3 4 5 6 7 8; do echo $n; sleep 0.25; done"
-    done = Host(environ=dict(os.environ)).run(["sh", "-c", script], timeout=1.0, watch=lambda _: None)
-    assert (done.timed_out, done.code, done.stdout.split()[-1]) == (False, 0, "8")
+    script = "for n in 1 2 3 4 5 6 7 8 9; do echo $n; sleep 0.25; done"
+    done = Host(environ=dict(os.environ)).run(["sh", "-c", script], timeout=2.0, watch=lambda _: None)
+    assert (done.timed_out, done.code, done.stdout.split()[-1]) == (False, 0, "9")
 
 
 def test_one_that_is_silent_is_asked_before_it_is_killed(tmp_path):
     left = tmp_path / "left"
     script = f"trap 'echo tidy > {left}; exit 1' TERM; while :; do sleep 0.02; done"
-    done = Host(environ=dict(os.environ)).run(["sh", "-c", script], timeout=0.3, watch=lambda _: None)
+    done = Host(environ=dict(os.environ)).run(["sh", "-c", script], timeout=1.0, watch=lambda _: None)
     assert done.timed_out and done.code == 1
     assert left.read_text() == "tidy\n"
 
@@ -169,6 +171,15 @@ def test_elsewhere_than_on_a_terminal_a_line_now_and_then(capsys, monkeypatch):
     ]
 
 
+def all_of(keeper):
+    """What came to a terminal whose other end is closed; it comes in pieces."""
+    shown = b""
+    with suppress(OSError), os.fdopen(keeper, "rb", 0) as stream:  # EIO is its end
+        while part := stream.read(4096):
+            shown += part
+    return shown.decode()
+
+
 def test_on_a_terminal_one_line_that_changes():
     keeper, end = pty.openpty()
     program = (
@@ -179,8 +190,7 @@ def test_on_a_terminal_one_line_that_changes():
     env = clean_environment({"TERM": "xterm"})
     subprocess.run([sys.executable, "-c", program], stderr=end, env=env, check=True)
     os.close(end)
-    shown = os.read(keeper, 4096).decode()
-    os.close(keeper)
+    shown = all_of(keeper)
     lines = (
         "apt-get install -y x ...",
         *(f"apt-get install, 0 s: {word} x" for word in ("Unpacking", "Setting up")),
