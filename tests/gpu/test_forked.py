@@ -42,8 +42,8 @@ def test_more_output_than_a_pipe_holds_comes_through():
 
 def test_a_hang_is_killed_at_its_limit_and_stops_no_other():
     started = time.monotonic()
-    assert outcomes("[hang, lambda: b'ok', hang]", timeout=1) == [[0, -9, True], [2, 0, False], [0, -9, True]]
-    assert time.monotonic() - started < 10
+    assert outcomes("[hang, lambda: b'ok', hang]", timeout=3) == [[0, -9, True], [2, 0, False], [0, -9, True]]
+    assert time.monotonic() - started < 30
 
 
 def test_a_crash_and_an_exception_are_told_apart():

@@ -129,7 +129,7 @@ def test_a_hang_is_a_timeout_after_the_given_seconds(make_node):
     node = make_node(machine(1).with_faults(Fault("nvmlInitWithFlags", hang=60)))
     answer = probe(host_of(node), timeout=1.0)
     assert (answer.inventory, answer.code, answer.timed_out) == (None, None, True)
-    assert 1.0 <= answer.seconds < 10
+    assert 1.0 <= answer.seconds < 30
     assert "1 s" in answer.message
 
 
@@ -254,17 +254,23 @@ def test_one_that_hangs_is_ended(make_node):
     assert run_python(BEGUN.format(then=then), node.env) == [False, [], 4]
 
 
+def has_ended(pid):
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it may go between opening and reading
+        return True
+
+
 @pytest.mark.parametrize("faults", [(), (Fault("nvmlInitWithFlags", hang=60.0),)], ids=["answers", "hangs"])
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.2])
 def test_nobody_s_child_ends_by_itself(make_node, faults, seconds):
     """Whenever who asked is gone: before the child has started, while it loads, in NVML."""
     then = f"import time; time.sleep({seconds}); os.write(1, b'%d' % pid); os._exit(0)"
     pid = run_python(BEGUN.format(then=then), make_node(machine(1).with_faults(*faults)).env)
-    status = Path(f"/proc/{pid}/stat")
     deadline = time.monotonic() + 20
-    while status.exists() and ") Z " not in status.read_text() and time.monotonic() < deadline:
+    while not (gone := has_ended(pid)) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not status.exists() or ") Z " in status.read_text()
+    assert gone
 
 
 @pytest.mark.parametrize(

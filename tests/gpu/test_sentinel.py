@@ -46,7 +46,7 @@ class Sentinel:
         self.child = LineChild(argv, {**os.environ, **node.env})
         self.said: list[dict[str, Any]] = []
 
-    def hear(self, wanted: Callable[[dict[str, Any]], bool], seconds: float = 10.0) -> dict[str, Any]:
+    def hear(self, wanted: Callable[[dict[str, Any]], bool], seconds: float = 30.0) -> dict[str, Any]:
         """The first document from now on that is wanted."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -66,7 +66,10 @@ class Sentinel:
         return inventory_from_json(self.hear(fits)["inventory"])
 
     def watching(self, count: int) -> None:
-        self.hear(lambda document: document.get("watching", {}).get("count") == count)
+        """Or it has been told last: two threads tell, in any order."""
+        told = [document["watching"].get("count") for document in self.said if "watching" in document]
+        if told[-1:] != [count]:
+            self.hear(lambda document: document.get("watching", {}).get("count") == count)
 
 
 @pytest.fixture
@@ -140,7 +143,7 @@ def test_events_come_at_once_with_a_fresh_reading(start: Start) -> None:
     began = time.monotonic()
     sentinel.node.write(told)
     event = event_from_json(sentinel.hear(lambda document: "event" in document)["event"])
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 30.0  # and not at the next look
     assert (event.kind, event.uuid, event.xid, event.gi, event.ci) == ("xid", gpu_uuid(1), 94, 3, 0)
     (reading,) = readings_from_json(
         sentinel.hear(lambda document: "readings" in document and len(document["readings"]) == 1)["readings"]
@@ -213,7 +216,7 @@ def test_a_line_on_stdin_makes_it_look_and_its_end_ends_it(start: Start) -> None
 def test_a_failure_that_nvml_names_is_told_and_ends_it(start: Start, code: int) -> None:
     sentinel = start(machine(1).with_faults(Fault("nvmlInitWithFlags", code)))
     assert sentinel.hear(lambda document: "error" in document)["error"]["code"] == code
-    assert sentinel.child.read_line(5) == ""
+    assert sentinel.child.read_line(30) == ""
     assert sentinel.child.end() == 0
 
 
@@ -265,7 +268,7 @@ def test_a_careful_one_names_each_gpu_and_asks_none_that_is_to_be_skipped(start:
 
 def test_a_crash_is_told_by_the_exit_code(start: Start) -> None:
     sentinel = start(machine(1).with_faults(Fault("nvmlDeviceGetName", abort=True)))
-    assert sentinel.child.read_line(10) == ""
+    assert sentinel.child.read_line(30) == ""
     assert sentinel.child.end() == -signal.SIGABRT
 
 
