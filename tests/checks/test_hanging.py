@@ -133,7 +133,7 @@ class StuckMount(Host):
 
 
 def test_a_stuck_file_system_is_one_finding_that_names_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(patience, "CHECK_SECONDS", 0.3)
+    monkeypatch.setattr(patience, "CHECK_SECONDS", 1.0)
     StuckMount.let_go.clear()
     host = StuckMount(recorded_host("healthy-h100", tmp_path).root, environ={})
     try:
