@@ -87,7 +87,7 @@ def test_a_stopped_plugin_leaves_capacity_and_nothing_to_allocate(host: Host, ku
 
 
 def test_a_restarted_kubelet_has_the_gpus_back(host: Host, kubelet: KubeletStub) -> None:
-    with running(host) as (_, log):
+    with running(host, stream_wait=5.0) as (_, log):  # a slow machine is no reason to register again
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)
         for _ in range(3):
             kubelet.restart()

@@ -34,8 +34,7 @@ REGISTRY = "/var/lib/kubelet/plugins_registry"
 class Running:
     def __init__(self, host: Host, backend: FakeBackend, **settings: Any) -> None:
         self.backend, self.log = backend, MemoryLog()
-        given = Settings(stream_wait_seconds=0.5, **settings)
-        self.service = PluginService(host, given, self.log, backend, FakeJudge())
+        self.service = PluginService(host, Settings(**settings), self.log, backend, FakeJudge())
 
 
 @contextmanager
@@ -130,7 +129,7 @@ def test_somebody_elses_socket_is_waited_for_later(host: Host, kubelet: KubeletS
             assert "another device plugin" in made.service.status
             assert made.service.running
             assert kubelet.wait_allocatable(GPU, 1, 1)
-        assert kubelet.wait_allocatable(MIG, 2, 6)
+        assert kubelet.wait_allocatable(MIG, 2, 30)
 
 
 @both
@@ -148,11 +147,12 @@ def test_restarts_of_the_kubelet_bring_every_resource_back(
     host: Host, kubelet: KubeletStub, registration: str
 ) -> None:
     with running(host, FakeBackend({GPU: 2, MIG: 7}), registration=registration) as made:
+        assert kubelet.wait_allocatable(GPU, 2, 30)
+        assert kubelet.wait_allocatable(MIG, 7, 30)
         for _ in range(4):
+            kubelet.restart()
             assert kubelet.wait_allocatable(GPU, 2, 1)
             assert kubelet.wait_allocatable(MIG, 7, 1)
-            kubelet.restart()
-        assert kubelet.wait_allocatable(MIG, 7, 1)
         assert "registering again" not in made.log.messages()
 
 

@@ -30,7 +30,7 @@ def stranger(host: Host, ids: tuple[str, ...]) -> Iterator[None]:
 
     def watch(request: Any, context: grpc.ServicerContext) -> Iterator[pb.ListAndWatchResponse]:
         yield pb.ListAndWatchResponse(devices=[pb.Device(ID=one, health="Healthy") for one in ids])
-        stop.wait(30.0)
+        stop.wait(300.0)
 
     functions: dict[str, rpc.Handler] = dict.fromkeys(rpc.METHODS[rpc.DEVICE_PLUGIN], lambda *_: pb.Empty())
     functions |= {"ListAndWatch": watch, "GetDevicePluginOptions": lambda *_: pb.DevicePluginOptions()}
@@ -64,7 +64,7 @@ def test_who_takes_our_name_is_told_and_the_name_is_taken_back_after_them(
 ) -> None:
     host, stub, made = node
     with stranger(host, ("X-0", "X-1", "X-2")):
-        assert stub.wait_allocatable(RESOURCE, 3, 2)
+        assert stub.wait_allocatable(RESOURCE, 3, 30)
         told = f"another device plugin has registered {RESOURCE}, with X-0, X-1, X-2; "
         told += f"sockets beside ours: {SOCKET}"
         assert eventually(lambda: told in made.log.messages("warning")), made.log.lines
