@@ -106,7 +106,7 @@ def another_plugin(directory: Path, endpoint: str, resource: str, ids: Sequence[
     def watch(request: Any, context: Any) -> Iterator[Any]:
         calls.append("ListAndWatch")
         yield pb.ListAndWatchResponse(devices=[pb.Device(ID=name, health="Healthy") for name in ids])
-        stop.wait(30)
+        stop.wait(300)
 
     def allocate(request: Any, context: Any) -> Any:
         calls.append("Allocate")

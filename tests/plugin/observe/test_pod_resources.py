@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import timeit
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -81,7 +82,7 @@ def serving(socket: Path, methods: dict[str, Any]) -> Iterator[None]:
         server.stop(0).wait(2)
 
 
-def refused(socket: Path, ask: Any = list_pods, timeout: float = 1.0) -> DaemonError:
+def refused(socket: Path, ask: Any = list_pods, timeout: float = 30.0) -> DaemonError:
     with pytest.raises(DaemonError) as error:
         ask(Host(), str(socket), timeout)
     return error.value
@@ -153,7 +154,8 @@ def test_the_socket_is_looked_for_beside_an_unusual_kubelets() -> None:
 def test_counting_a_call_takes_microseconds() -> None:
     counters = Counters()
     call = Call("a/b", "Allocate", "OK", 0.0003, 2)
-    seconds = min(timeit.repeat(lambda: counters.call(call), number=2000, repeat=5)) / 2000
+    taken = timeit.repeat(lambda: counters.call(call), number=2000, repeat=5, timer=time.thread_time)
+    seconds = min(taken) / 2000
     assert seconds < 20e-6
     counts = counters.counts()
     assert counts.calls == {("a/b", "Allocate", "OK"): 10_000}
