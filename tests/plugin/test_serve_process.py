@@ -29,7 +29,7 @@ from fixtures.scenario import (
 from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.host import Host
 from gpunode.plugin.kubelet_stub import KubeletStub
-from tests.plugin.nodes import RESOURCE, eventually
+from tests.plugin.nodes import RESOURCE, children, eventually, texts
 
 pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
 NVML_DRIVER_NOT_LOADED, NVML_MISMATCH = 9, 18
@@ -53,15 +53,16 @@ class Serve:
     def log(self) -> str:
         return self.log_path.read_text()
 
-    def says(self, words: str, seconds: float = 10.0) -> bool:
+    def says(self, words: str, seconds: float = 30.0) -> bool:
         return eventually(lambda: words in self.log(), seconds)
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Signal it and wait at most two seconds; the exit status."""
+        """Signal it and wait, on a busy machine for longer than it takes, and for less than an NVML that
+        hangs in these tests; the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
-            return self.process.wait(2.0)
+            return self.process.wait(15.0)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -83,7 +84,7 @@ class Node:
         self.started.append(Serve(self.short, node, umask, **environ))
         return self.started[-1], node
 
-    def ready(self, count: int, seconds: float = 15.0) -> bool:
+    def ready(self, count: int, seconds: float = 30.0) -> bool:
         return self.kubelet.wait_allocatable(RESOURCE, count, seconds)
 
 
@@ -115,7 +116,7 @@ def test_eight_gpus_are_allocatable_and_sigterm_is_a_clean_end(node: Node) -> No
     assert serve.end() == 0
     assert not serve.socket.exists()
     assert "Traceback" not in serve.log()
-    assert node.kubelet.wait_allocatable(RESOURCE, 0, 2)
+    assert node.kubelet.wait_allocatable(RESOURCE, 0, 30)
     assert node.kubelet.capacity(RESOURCE) == 8
 
 
@@ -128,7 +129,7 @@ def test_ctrl_c_is_a_clean_end_too_however_often(node: Node, number: int) -> Non
         serve.process.send_signal(number)
         return serve.process.poll() is not None
 
-    assert eventually(again, 3.0), serve.log()
+    assert eventually(again, 15.0), serve.log()
     assert serve.process.returncode == 0
     assert "Traceback" not in serve.log()
     assert not serve.socket.exists()
@@ -141,7 +142,7 @@ def test_a_signal_that_comes_while_it_starts_does_not_end_it(node: Node, number:
     command = Path(f"/proc/{serve.process.pid}/cmdline")
     assert eventually(lambda: b"gpunode.light" in command.read_bytes())
     serve.process.send_signal(number)
-    assert node.ready(1, 20.0), serve.log()
+    assert node.ready(1), serve.log()
     assert serve.process.poll() is None
 
 
@@ -223,15 +224,11 @@ def test_a_child_in_a_hanging_nvml_does_not_outlive_the_plugin(node: Node) -> No
 
 def hanging(parent: int) -> list[int]:
     """The children that have NVML loaded."""
-    tasks = Path(f"/proc/{parent}/task").glob("*/children")
-    return [pid for task in tasks for pid in map(int, task.read_text().split()) if maps_nvml(pid)]
+    return [pid for pid in children(parent) if maps_nvml(pid)]
 
 
 def maps_nvml(pid: int) -> bool:
-    try:
-        return "libnvidia-ml" in Path(f"/proc/{pid}/maps").read_text()
-    except OSError:
-        return False
+    return any("libnvidia-ml" in text for text in texts([Path(f"/proc/{pid}/maps")]))
 
 
 def test_a_gpu_that_is_cut_up_brings_new_resources_and_ends_no_stream(node: Node) -> None:
@@ -239,10 +236,10 @@ def test_a_gpu_that_is_cut_up_brings_new_resources_and_ends_no_stream(node: Node
     assert node.ready(2), serve.log()
     stub.write(with_mig(machine(2), 1, mixed_layout(1)))
     assert node.ready(1), serve.log()
-    assert node.kubelet.wait_allocatable("nvidia.com/mig-3g.40gb", 1, 5), serve.log()
+    assert node.kubelet.wait_allocatable("nvidia.com/mig-3g.40gb", 1, 30), serve.log()
     stub.write(machine(2))
     assert node.ready(2), serve.log()
-    assert node.kubelet.wait_allocatable("nvidia.com/mig-3g.40gb", 0, 5), serve.log()
+    assert node.kubelet.wait_allocatable("nvidia.com/mig-3g.40gb", 0, 30), serve.log()
     assert [one.resource for one in node.kubelet.registrations].count(RESOURCE) == 1
     assert serve.end() == 0
     assert not list(serve.socket.parent.glob("nvidia*"))
@@ -258,7 +255,7 @@ def test_a_second_plugin_is_refused_with_status_3(node: Node) -> None:
     first, _ = node.serve(machine(1))
     assert node.ready(1), first.log()
     second, _ = node.serve(machine(1))
-    assert second.process.wait(10) == 3
+    assert second.process.wait(30) == 3
     assert "another device plugin is serving on" in second.log()
     assert node.kubelet.allocatable(RESOURCE) == 1
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from queue import Queue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import grpc
@@ -478,10 +478,11 @@ def test_nobody_else_can_connect() -> None:
 
 def test_stopping_does_not_wait_for_a_call_that_hangs(short: Path) -> None:
     made = Made(short, feed(1))
-    held = Queue[None]()
+    begun, held = Event(), Queue[None]()
 
     def hang(snapshot: Snapshot, ids: Sequence[str]) -> Answer:
-        held.get(timeout=20)
+        begun.set()
+        held.get(timeout=60)
         return Answer()
 
     made.policy.answer = hang  # type: ignore[method-assign]
@@ -489,10 +490,11 @@ def test_stopping_does_not_wait_for_a_call_that_hangs(short: Path) -> None:
     with rpc.channel(short / SOCKET[1:]) as channel:
         waiting = rpc.method(channel, rpc.DEVICE_PLUGIN, "Allocate").future(asked_for(uuid(0)))
         stopper = Thread(target=made.server.stop)
+        assert begun.wait(30)
         assert not waiting.done()
         stopper.start()
-        stopper.join(3)
+        stopper.join(10)
         assert not stopper.is_alive()
         held.put(None)
         with pytest.raises(grpc.RpcError):
-            waiting.result(5)
+            waiting.result(30)

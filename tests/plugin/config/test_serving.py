@@ -46,11 +46,11 @@ def test_edits_take_effect_and_bad_ones_dont(serving: Serving, kubelet: KubeletS
     assert kubelet.wait_allocatable(GPU, 16, 2), serving.log()
     file.write_text(SLICED.format(1) + "nope: 3\n")
     assert serving.says("the config file is not taken, the last good one stays", 3)
-    assert serving.says("nope: unknown key", 1)
+    assert serving.says("nope: unknown key")
     assert kubelet.allocatable(GPU) == 16
     file.write_text(SLICED.format(3) + "flags: {gpunode: {listen: ':9400'}}\n")
     assert kubelet.wait_allocatable(GPU, 12, 2), serving.log()
-    assert serving.says('msg="these changes take a restart" options=--listen', 1)
+    assert serving.says('msg="these changes take a restart" options=--listen')
     # no stream ended: the kubelet never had to be told again
     assert list(kubelet.registrations) == registered
 
@@ -68,7 +68,7 @@ def test_sighup_reads_the_file_and_ends_nothing(serving: Serving, kubelet: Kubel
 def test_sigquit_is_a_clean_end(serving: Serving, kubelet: KubeletStub) -> None:
     assert kubelet.wait_allocatable(GPU, 8, 30), serving.log()
     serving.process.send_signal(signal.SIGQUIT)
-    assert serving.process.wait(3) == 0
+    assert serving.process.wait(20) == 0
     assert "signal=SIGQUIT" in serving.log()
 
 

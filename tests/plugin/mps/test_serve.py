@@ -18,7 +18,7 @@ from fixtures.scenario import Fault, gpu_uuid, machine
 from gpunode.plugin.kubelet_stub import KubeletStub
 from gpunode.plugin.mps.process import Identity
 from tests.plugin.mps.conftest import MpsNode
-from tests.plugin.nodes import eventually
+from tests.plugin.nodes import eventually, texts
 from tests.plugin.serving import Serving, Start, kubelet
 
 RESOURCE = "nvidia.com/gpu"
@@ -179,7 +179,7 @@ class Mps:
     def log(self) -> str:
         return self._log.read_text()
 
-    def says(self, words: str, seconds: float = 10.0) -> bool:
+    def says(self, words: str, seconds: float = 30.0) -> bool:
         return eventually(lambda: words in self.log(), seconds)
 
     def end(self) -> tuple[int, str]:
@@ -188,7 +188,7 @@ class Mps:
             return self.process.returncode, ""
         self.process.terminate()
         try:
-            out, _ = self.process.communicate(timeout=10.0)
+            out, _ = self.process.communicate(timeout=30.0)
         finally:
             self.process.kill()
             self.process.wait()
@@ -249,7 +249,7 @@ def test_mps_serve_names_what_is_wrong_with_the_config_file(node: MpsNode) -> No
     path = Path(node.config(4))
     path.write_text(path.read_text().replace("replicas", "replica"))
     with mps(node, "--config-file", str(path)) as keeper:
-        out, _ = keeper.process.communicate(timeout=10.0)
+        out, _ = keeper.process.communicate(timeout=30.0)
         assert keeper.process.returncode == 1
     (error, *_) = json.loads(out)["errors"]
     assert "replica" in error["message"]
@@ -257,7 +257,7 @@ def test_mps_serve_names_what_is_wrong_with_the_config_file(node: MpsNode) -> No
 
 def test_mps_serve_starts_nothing_under_another_root(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gpunode", "--root", str(tmp_path), "mps", "serve"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30.0, check=False)
     assert done.returncode == 3
     assert "no daemon runs under --root" in done.stderr
 
@@ -282,7 +282,7 @@ def test_nothing_of_mps_runs_where_nothing_is_shared(
     stub, start = cluster
     serving = start()
     assert stub.wait_allocatable(RESOURCE, 4, 60.0), serving.log()
-    names = {path.read_text().strip() for path in Path(f"/proc/{serving.process.pid}/task").glob("*/comm")}
+    names = texts(Path(f"/proc/{serving.process.pid}/task").glob("*/comm"))
     assert not any(name.startswith("mps") for name in names)
     assert node.mps.environments() == []
     assert node.gpus.compute_modes() == {}

@@ -202,4 +202,4 @@ def test_a_user_without_rights_can_simulate(short: Path) -> None:
         assert eventually((short / "state/simulated.sock").is_socket, 60), log.read_text()
     finally:
         process.terminate()
-        assert process.wait(5) == 0, log.read_text()
+        assert process.wait(20) == 0, log.read_text()
