@@ -124,7 +124,7 @@ if [ -e /run/containerd.pid ]; then
 fi
 setsid /usr/bin/containerd > {place}/containerd.log 2>&1 < /dev/null &
 echo $! > /run/containerd.pid
-for _ in $(seq 100); do ctr version > /dev/null 2>&1 && exit 0; sleep 0.1; done
+for _ in $(seq 300); do ctr version > /dev/null 2>&1 && exit 0; sleep 0.1; done
 exit 1
 """
 _KUBELET = """\
@@ -140,7 +140,7 @@ _START_KUBELET = """\
 PYTHONPATH={path} setsid {place}/bin/kubelet {place}/kubelet.py \
     --container-runtime-endpoint=unix:///run/containerd/containerd.sock \
     > {place}/kubelet.log 2>&1 < /dev/null &
-for _ in $(seq 100); do
+for _ in $(seq 300); do
     [ -S /var/lib/kubelet/device-plugins/kubelet.sock ] && exit 0
     sleep 0.1
 done

@@ -110,11 +110,11 @@ def test_a_runtime_that_is_a_flag_is_not_taken_out_by_the_file(tmp_path: Path) -
 def test_a_stopped_dockerd_is_started_with_the_runtime_and_left_alone_without(tmp_path: Path) -> None:
     with configuring(start_dockerd({}), tmp_path) as cli:
         os.kill(cli.engine.pid, 15)
-        assert Host().wait_until(lambda: not cli.engine.running, 10.0)
+        assert Host().wait_until(lambda: not cli.engine.running, 30.0)
         data = cli.data("configure-runtime", "--socket", cli.engine.socket)
         assert data["restart"]["verb"] == "restart" and "nvidia" in data["active"]["handler"]
         os.kill(cli.engine.pid, 15)
-        assert Host().wait_until(lambda: not cli.engine.running, 10.0)
+        assert Host().wait_until(lambda: not cli.engine.running, 30.0)
         data = cli.data("unconfigure-runtime", "--socket", cli.engine.socket)
         assert (data["restart"]["verb"], cli.engine.config.read_text()) == ("none", "{}\n")
         assert not cli.engine.running

@@ -72,7 +72,7 @@ class Plugin:
 
     def end(self) -> None:
         self.process.terminate()
-        self.process.wait(5.0)
+        self.process.wait(30.0)
         self.kubelet.stop()
 
 

@@ -221,7 +221,7 @@ def test_a_daemon_that_never_answers_costs_three_seconds(tmp_path: Path) -> None
         thread.join()
     (engine,) = ran.document["data"]["engines"]
     assert ran.code == 0 and "no answer within 3 seconds" in engine["silence"]
-    assert seconds < 5
+    assert seconds < 9  # the start on a busy machine included; it would be more than ten
 
 
 def _hold(listener: socket.socket, stop: threading.Event) -> None:
