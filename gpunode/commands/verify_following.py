@@ -43,10 +43,11 @@ class Follower:
         began = self._host.monotonic()
         name, pod, found, looks = str(created["metadata"]["name"]), created, State(Phase.PENDING), 0
         while True:
-            pod = self._look(namespace, name, pod, timeout)
+            pod = self._look(namespace, name, pod, began + timeout)
             found = follow.state(pod, self._events(namespace, pod), self._aim)
             waited = self._host.monotonic() - began
-            given_up = None if found.ended else self._out_of_patience(found, waited, timeout)
+            known = found.ended or self._silent is not None  # of a silent server nothing new: its own limit
+            given_up = None if known else self._out_of_patience(found, waited, timeout)
             if found.ended or given_up is not None:
                 break
             self._host.sleep(_PAUSES[min(looks, len(_PAUSES) - 1)])
@@ -55,8 +56,8 @@ class Follower:
         reason = given_up or follow.verdict(found, log, self._aim)
         return Outcome(name, found.phase, reason, log, follow.allocation(pod), waited)
 
-    def _look(self, namespace: str, name: str, before: Json, timeout: float) -> Json:
-        """The pod as it is now; as it was while the server is away, for a while."""
+    def _look(self, namespace: str, name: str, before: Json, until: float) -> Json:
+        """The pod as it is now; as it was while the server is away, for a while, and not past `until`."""
         try:
             pod = self._cluster.get_pod(namespace, name)
         except NotFound:
@@ -67,7 +68,7 @@ class Follower:
             if self._silent is None:
                 self._silent = now
                 self._progress.note(f"{error.message}; the pod is looked at again when it is back")
-            if now - self._silent >= min(_SILENCE, timeout) or getattr(error, "lasting", False):
+            if now - self._silent >= _SILENCE or now >= until or getattr(error, "lasting", False):
                 raise
             return before
         self._silent = None

@@ -347,12 +347,21 @@ def test_an_api_server_that_is_away_for_a_moment_costs_nothing(gpu_node: ApiServ
     assert gpu_node.store.list("Pod") == []
 
 
+@pytest.mark.parametrize(
+    ("silence", "words"),
+    [(0.5, ()), (60.0, ("--timeout", "3"))],
+    ids=["for-too-long", "past-the-timeout"],
+)
 def test_an_api_server_that_stays_away_is_told_with_the_way_to_clean_up(
-    gpu_node: ApiServer, run: Gpunode, monkeypatch: pytest.MonkeyPatch
+    gpu_node: ApiServer,
+    run: Gpunode,
+    monkeypatch: pytest.MonkeyPatch,
+    silence: float,
+    words: tuple[str, ...],
 ) -> None:
-    monkeypatch.setitem(QUICK, "gpunode.commands.verify_following:_SILENCE", 0.5)
-    gpu_node.faults += [Fault("GET", "/pods/gpunode", "cut", 999), Fault("DELETE", "", "cut", 999)]
-    ran = verify(run)
+    monkeypatch.setitem(QUICK, "gpunode.commands.verify_following:_SILENCE", silence)
+    gpu_node.faults += [Fault("GET", "/pods/gpunode", "cut", 9999), Fault("DELETE", "", "cut", 9999)]
+    ran = verify(run, *words)
     (pod,) = gpu_node.store.list("Pod")
     assert ran.code == 1 and told(ran)["code"] == "kubernetes-unreachable"
     assert f"remove it: kubectl --namespace default delete pod {pod['metadata']['name']}" in ran.err
