@@ -228,8 +228,9 @@ class KubeletStub:
         problem = self.refuse or resource_name_problem(resource)
         if problem:
             raise ValueError(problem)
-        self.endpoints.connect(Endpoint(resource, path), self.watch)
-        with self._changed:
+        dialled = Endpoint(resource, path)
+        with self._changed:  # nobody sees its devices before its registration
+            self.endpoints.connect(dialled, self.watch)
             self.registrations.append(Registered(resource, endpoint))
             self._changed.notify_all()
 
