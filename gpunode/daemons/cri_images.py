@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpunode.daemons.grpc_unary import fields, unary_call
-from gpunode.daemons.http_unix import decoded
+from gpunode.daemons.http import decoded
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 

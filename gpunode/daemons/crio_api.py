@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpunode.daemons.http_unix import UnixHttp, decoded
+from gpunode.daemons.http import UnixHttp, decoded
 from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError
 from gpunode.host import Host

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpunode.daemons.http_unix import UnixHttp, decoded
+from gpunode.daemons.http import UnixHttp, decoded
 from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError
 from gpunode.host import Host
@@ -57,7 +57,7 @@ class DockerApi:
         Every dockerd since 1.12 sends ``Server: Docker/28.5.1 (linux)``. Podman's service, which serves the
         same API, names itself Libpod. ``/version`` would make dockerd start runc to ask for its version.
         """
-        server = self._http.answer("GET", "/_ping", timeout=self.timeout).headers.get("server", "")
+        server = self._http.response("GET", "/_ping", timeout=self.timeout).headers.get("server", "")
         return server.removeprefix("Docker/") if server.startswith("Docker/") else ""
 
     def _ask_or_recall(self, what: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from gpunode.result import Progress
 ATTEMPTS = 5
 _PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds, after the first, second, ... attempt
 _LONGEST_PAUSE = 10.0
+_RETRY_SECONDS = 30.0  # no attempt starts later than this; one that is slow may use all of it
 _LONGEST_VALUE = 500  # characters; taints are one value
 _UNKNOWN = "whether the change was made can't be told: all of it or none; run this again to find out"
 _Answer = TypeVar("_Answer")
@@ -34,12 +35,13 @@ class Changed:
 
 
 def patiently(host: Host, progress: Progress, ask: Callable[[], _Answer]) -> _Answer:
-    """Ask what changes nothing; again while the server is busy or doesn't answer, some seconds at most."""
+    """Call a read-only request; for half a minute, retry while the server is busy or silent."""
+    started = host.monotonic()
     for attempt in range(ATTEMPTS):
         try:
             return ask()
         except (Unavailable, Unreachable) as error:
-            _wait(host, progress, error, attempt)
+            _wait(host, progress, error, attempt, started)
     raise AssertionError("the last attempt raises")
 
 
@@ -55,6 +57,7 @@ def change(
     What `plan` raises goes through. A busy server, a lost answer and a conflict are tried again.
     """
     now: Json = {}
+    started = host.monotonic()
     lost: tuple[Json, Patch] | None = None  # a patch of which we don't know what became, and what it was for
     for attempt in range(ATTEMPTS):
         patch: Patch = ()
@@ -72,7 +75,7 @@ def change(
             if not _worth_another(error, read, now):
                 raise _told(error, lost[1] if lost else ()) from error
             try:
-                _wait(host, progress, error, attempt)
+                _wait(host, progress, error, attempt, started)
             except ClusterError as last:
                 raise _told(last, lost[1] if lost else ()) from error
         except KeyboardInterrupt:
@@ -103,13 +106,16 @@ def _version(node: Json) -> Any:
     return metadata.get("resourceVersion") if isinstance(metadata, dict) else None
 
 
-def _wait(host: Host, progress: Progress, error: ClusterError, attempt: int) -> None:
-    """Raises `error` after the last attempt, and for what no waiting mends."""
+def _wait(host: Host, progress: Progress, error: ClusterError, attempt: int, started: float) -> None:
+    """Wait before the next attempt. Raise `error` after the last one, and if waiting can't help."""
     if attempt + 1 >= ATTEMPTS or (isinstance(error, Unreachable) and error.lasting):
         raise error
     asked = error.retry_after if isinstance(error, Unavailable) else 0.0
+    pause = min(max(_PAUSES[attempt], asked), _LONGEST_PAUSE)
+    if host.monotonic() + pause - started > _RETRY_SECONDS:
+        raise error
     progress.note(f"{error.message}; trying again")
-    host.sleep(min(max(_PAUSES[attempt], asked), _LONGEST_PAUSE))
+    host.sleep(pause)
 
 
 def _told(error: ClusterError, lost: Patch) -> ClusterError:

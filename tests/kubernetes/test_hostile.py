@@ -23,7 +23,8 @@ from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.kubernetes import bounded, patches
 from gpunode.kubernetes.access import Access, find
-from gpunode.kubernetes.api import ClusterError, is_object
+from gpunode.kubernetes.api import ClusterError, Unreachable, is_object
+from gpunode.kubernetes.change import patiently
 from gpunode.kubernetes.client import open_client
 from gpunode.kubernetes.connection import Connection
 from gpunode.plugin.labels.sinks.node import _Plan
@@ -104,6 +105,34 @@ def dripping(start: bytes, drop: bytes) -> Answer:
 )
 def test_an_answer_in_drops_is_not_waited_for_without_end(answer: Answer) -> None:
     assert "no answer in time" in asked(answer, the_node, 0.1).message
+
+
+class ClockHost(Host):
+    """A host whose clock a test moves."""
+
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        return ClockHost.seconds
+
+    def sleep(self, seconds: float) -> None:
+        ClockHost.seconds += seconds
+
+
+@pytest.mark.parametrize(("each", "attempts"), [(0.1, 5), (9.0, 4), (30.0, 1)])
+def test_retries_of_a_slow_server_end_after_half_a_minute(each: float, attempts: int) -> None:
+    host, asked_at = ClockHost(), []
+
+    def ask() -> None:
+        asked_at.append(host.monotonic())
+        host.sleep(each)
+        raise Unreachable("no answer in time")
+
+    ClockHost.seconds = 1000.0
+    with pytest.raises(Unreachable):
+        patiently(host, SilentProgress(), ask)
+    assert len(asked_at) == attempts
+    assert asked_at[-1] - 1000.0 <= 30.0
 
 
 @pytest.mark.parametrize(
