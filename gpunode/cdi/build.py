@@ -13,6 +13,7 @@ from gpunode.cdi.nodes import NodeFacts, gpu_node, mig_nodes
 from gpunode.cdi.versions import needed, text
 from gpunode.dataclass import dataclass, replace
 from gpunode.errors import GpunodeError, PreconditionError
+from gpunode.facts.cdi import known_gpus
 from gpunode.gpu.model import Gpu, Inventory, MigDevice
 
 INDEX, UUID, TYPE_INDEX = "index", "uuid", "type-index"
@@ -38,10 +39,11 @@ class Form:
 
 @dataclass(frozen=True)
 class Built:
-    """The specification, and what isn't in it and why."""
+    """The specification, what isn't in it and why, and the UUIDs of `known_gpus`."""
 
     spec: Spec
     notes: tuple[str, ...] = ()
+    gpus: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def build(
             hint="upgrade that engine, or leave out what needs it (dots in --class, --dev-root)",
             code="cdi-version",
         )
-    return Built(replace(spec, version=version), tuple(notes))
+    return Built(replace(spec, version=version), tuple(notes), known_gpus(inventory))
 
 
 def _strategies(form: Form) -> tuple[tuple[str, ...], str]:

@@ -41,7 +41,7 @@ def companions(host: Host, engines: tuple[Daemon, ...], *, units: bool) -> Compa
     found = rivals(host, STANDARD, built.spec)
     refuse_conflict(found)
     notes = [*built.notes, *remarks(found)]
-    if nvidia_keeps(host, built.spec, newest):
+    if nvidia_keeps(host, built, newest):
         return Companions(notes=(*notes, f"{NVIDIA_UNITS[1]} keeps {STANDARD}, which has all devices"))
     files: list[tuple[str, bytes]] = [(STANDARD, encode(built.spec, "yaml"))]
     wanted: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from gpunode.cdi.places import rank
 from gpunode.cdi.versions import reads, text
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
-from gpunode.facts.cdi import CdiDevice, CdiEdits, CdiSpec, lacking
+from gpunode.facts.cdi import CdiSpec, stale_edits
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.driver import version_numbers
 from gpunode.host import Host
@@ -67,31 +67,27 @@ def _problem(spec: CdiSpec, engines: Sequence[Daemon]) -> str:
     return ""
 
 
-def listed(host: Host, specs: Sequence[CdiSpec]) -> tuple[ListedDevice, ...]:
-    """Every device of every file, in the order of files."""
+def listed(host: Host, specs: Sequence[CdiSpec], driver: str = "") -> tuple[ListedDevice, ...]:
+    """Every device of every file, in the order of files; `driver` is the loaded module's version."""
     owners: dict[str, list[CdiSpec]] = {}
     for spec in specs:
         for name in spec.names:
             owners.setdefault(f"{spec.kind}={name}", []).append(spec)
-    common = {spec.path: _sentences(host, spec.edits) for spec in specs}
-    return tuple(
-        _one(host, f"{spec.kind}={device.name}", spec, device, owners, common[spec.path])
-        for spec in specs
-        for device in spec.devices
-    )
-
-
-def _sentences(host: Host, edits: CdiEdits) -> tuple[str, ...]:
-    return tuple(sentence for _, sentence in lacking(host, edits))
+    common = {spec.path: tuple(stale_edits(host, spec.edits, driver)) for spec in specs}
+    listing = []
+    for spec in specs:
+        for device in spec.devices:
+            stale = (*common[spec.path], *stale_edits(host, device.edits, driver))
+            listing.append(_one(host, f"{spec.kind}={device.name}", spec, owners, stale))
+    return tuple(listing)
 
 
 def _one(
     host: Host,
     name: str,
     spec: CdiSpec,
-    device: CdiDevice,
     all_owners: Mapping[str, Sequence[CdiSpec]],
-    common: tuple[str, ...],
+    stale: tuple[str, ...],
 ) -> ListedDevice:
     """CDI's cache drops a device that one directory has twice, even where a later directory has it too."""
     owners = all_owners[name]
@@ -103,8 +99,7 @@ def _one(
     winner = max(zip(ranks, owners, strict=True), key=lambda pair: pair[0])[1]
     if winner is not spec:
         return ListedDevice(name, spec.path, "hidden", f"{winner.path} wins")
-    missing = (*common, *_sentences(host, device.edits))
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        return ListedDevice(name, spec.path, "stale", f"{missing[0]}{more}")
+    if stale:
+        more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
+        return ListedDevice(name, spec.path, "stale", f"{stale[0]}{more}")
     return ListedDevice(name, spec.path, "usable")

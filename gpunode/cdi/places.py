@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from gpunode.cdi.build import Built
 from gpunode.cdi.document import made_by_gpunode
 from gpunode.cdi.model import Spec, Version
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError
-from gpunode.facts.cdi import DIRECTORIES, CdiSpec, nvidia_specs
-from gpunode.facts.driver import version_numbers
+from gpunode.facts.cdi import DIRECTORIES, CdiSpec, nvidia_specs, stale_parts
+from gpunode.facts.driver import loaded_module, version_numbers
 from gpunode.facts.units import UNIT_DIRECTORIES, read_unit
 from gpunode.host import Host
 
@@ -103,14 +104,18 @@ def nvidia_refreshes(host: Host) -> bool:
     return there and read_unit(host, NVIDIA_UNITS[1]) is not None
 
 
-def nvidia_keeps(host: Host, spec: Spec, limit: Version) -> bool:
-    """Whether NVIDIA's own service writes `STANDARD` and what is there now does: every device of `spec`, in a
-    version that all engines here read. Then a file of ours would only last until its next run.
+def nvidia_keeps(host: Host, built: Built, limit: Version) -> bool:
+    """Whether NVIDIA's own service writes `STANDARD` and the file there is right: it has every device of
+    `built`, in a version that all engines here read, and nothing in it is stale. Then a file of ours would
+    only last until its next run.
     """
     if not nvidia_refreshes(host) or made_by_gpunode(host.read_bytes(STANDARD)):
         return False
-    found = next((one for one in nvidia_specs(host) if one.path == STANDARD), None)
-    if found is None or found.problem or found.kind != spec.kind:
+    spec = next((spec for spec in nvidia_specs(host) if spec.path == STANDARD), None)
+    if spec is None or spec.problem or spec.kind != built.spec.kind:
         return False
-    names = {device.name for device in spec.devices}
-    return names <= set(found.names) and version_numbers(found.version) <= limit
+    names = {device.name for device in built.spec.devices}
+    if not names <= set(spec.names) or version_numbers(spec.version) > limit:
+        return False
+    module = loaded_module(host)
+    return not any(stale_parts(host, spec, module.version if module else "", built.gpus))

@@ -6,6 +6,7 @@ from gpunode.cdi.engines import installed
 from gpunode.cdi.listing import FileState, ListedDevice, files, listed
 from gpunode.dataclass import dataclass
 from gpunode.facts.cdi import DIRECTORIES, vendor_specs
+from gpunode.facts.driver import loaded_module
 from gpunode.host import Host
 from gpunode.result import Block, Cell, Progress, Result, Style, Table, Text
 
@@ -28,8 +29,9 @@ class CdiDevices:
 
 def run(host: Host, _options: Options, _progress: Progress) -> Result:
     """List NVIDIA's devices; kind CdiDevices. Status warn if one of them can't be used."""
-    specs = vendor_specs(host)
-    data = CdiDevices(DIRECTORIES, files(host, specs, installed(host)), listed(host, specs))
+    specs, module = vendor_specs(host), loaded_module(host)
+    devices = listed(host, specs, module.version if module else "")
+    data = CdiDevices(DIRECTORIES, files(host, specs, installed(host)), devices)
     wrong = any(device.state not in _STYLES for device in data.devices)
     bad = wrong or any(file.problem for file in data.files)
     return Result("CdiDevices", data, "warn" if bad else "ok", blocks=_blocks(data))

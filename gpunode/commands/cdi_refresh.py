@@ -60,7 +60,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     found = rivals(host, STANDARD, built.spec)
     refuse_conflict(found)
     notes = (*built.notes, *remarks(found))
-    if nvidia_keeps(host, built.spec, NEWEST):
+    if nvidia_keeps(host, built, NEWEST):
         kept = f"nvidia-cdi-refresh.service keeps {STANDARD}, which has all devices"
         return _result(options, FileEdit(STANDARD, before, before), (*notes, kept))
     edit = FileEdit(STANDARD, before, encode(built.spec, "yaml"))

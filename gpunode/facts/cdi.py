@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpunode.dataclass import dataclass, field
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.host import Host
+
+if TYPE_CHECKING:
+    from gpunode.gpu.model import Inventory
 
 # the CDI specification's default directories; the later one wins for a device that both have
 DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 EXTENSIONS = ("json", "yaml")  # engines read no other (`scanSpecDirs` in CDI's spec-dirs.go), .yml included
 VENDOR = "nvidia.com"
 _STILL = "NVIDIA_VISIBLE_DEVICES=void"  # in specifications of gpunode's, and of nvidia-ctk's since 1.15
+_LIBRARY_VERSION = re.compile(r"/lib(?:nvidia-ml|cuda)\.so\.(\d+\.\d+(?:\.\d+)*)$")
 _DEEP = 5000  # levels of nesting; the C loader dies from some 20,000 on
 
 
 @dataclass(frozen=True)
 class CdiNode:
-    """A device file that a spec puts into containers; numbers are None where the engine looks them up."""
+    """A device file that a spec puts into containers; its numbers are None where the engine looks them up."""
 
     path: str
     major: int | None
@@ -207,11 +212,14 @@ def _nodes(edits: dict[str, Any]) -> Iterator[CdiNode]:
     for node in _list(edits, "deviceNodes"):
         path = (node.get("hostPath") or node.get("path")) if isinstance(node, dict) else None
         if isinstance(path, str):
-            yield CdiNode(path, _number(node.get("major")), _number(node.get("minor")))
+            major, minor = _number(node.get("major")), _number(node.get("minor"))
+            # Go omits a field that is 0; engines look up a device only if its major is 0
+            # (specs-go/config.go and fillMissingInfo in the CDI library)
+            yield CdiNode(path, major, minor) if major else CdiNode(path, None, None)
 
 
-def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def _strings(edits: dict[str, Any], key: str, field: str) -> Iterator[str]:
@@ -219,18 +227,40 @@ def _strings(edits: dict[str, Any], key: str, field: str) -> Iterator[str]:
     yield from dict.fromkeys(value for value in values if isinstance(value, str))
 
 
-def lacking(host: Host, edits: CdiEdits) -> Iterator[tuple[str, str]]:
-    """What these edits refer to and this machine hasn't: the path, and a sentence that says how."""
+def stale_parts(host: Host, spec: CdiSpec, driver: str, gpus: frozenset[str] | None) -> Iterator[str]:
+    """Everything in a spec that no longer fits this machine; the only judge of that.
+
+    `driver` is the loaded module's version, "" if unknown; `gpus` are the UUIDs of `known_gpus`.
+    """
+    yield from stale_edits(host, spec.everything, driver)
+    if spec.kind == f"{VENDOR}/gpu" and gpus is not None:
+        # MIG devices get other names with each layout; their device files show whether they exist
+        unknown = (name for name in spec.names if name.startswith("GPU-") and name not in gpus)
+        yield from (f"{name}: there is no such GPU now" for name in unknown)
+
+
+def known_gpus(inventory: Inventory | None) -> frozenset[str] | None:
+    """UUIDs of this machine's GPUs; None if NVML doesn't list them all."""
+    if inventory is None or not inventory.gpus or any(gpu.error for gpu in inventory.gpus):
+        return None
+    return frozenset(str(gpu.uuid) for gpu in inventory.gpus)
+
+
+def stale_edits(host: Host, edits: CdiEdits, driver: str) -> Iterator[str]:
+    """The same for a part of a spec: one sentence for each path."""
+    libraries = ((path, _LIBRARY_VERSION.search(path)) for path in edits.mounts)
+    others = {path for path, match in libraries if match and driver and match[1] != driver}
+    yield from (f"{path}: the loaded driver is {driver}" for path in sorted(others))
     for path in edits.mounts:
-        if not host.exists(path):
-            yield path, f"{path}: absent"
+        if path not in others and not host.exists(path):
+            yield f"{path}: absent"
     for node in edits.nodes:
-        there = host.device(node.path)
-        if there is None:
-            yield node.path, f"{node.path}: absent"
-        elif node.major is not None and (node.major, node.minor) != (there.major, there.minor):
-            now, before = f"{there.major}:{there.minor}", f"{node.major}:{node.minor}"
-            yield node.path, f"{node.path} is {now}, not {before}"
+        device = host.device(node.path)
+        if device is None:
+            yield f"{node.path}: absent"
+        elif node.major is not None and (node.major, node.minor) != (device.major, device.minor):
+            now, before = f"{device.major}:{device.minor}", f"{node.major}:{node.minor}"
+            yield f"{node.path} is {now}, not {before}"
     for path in edits.hooks:
         if not host.executable(path):
-            yield path, f"{path}: no such program"
+            yield f"{path}: no such program"

@@ -19,8 +19,10 @@ from fixtures.scenario import Fault, machine, mixed_layout, with_mig
 from fixtures.stubs import have_compiler
 from gpunode.cdi.document import MARKER
 from gpunode.facts.machine_file import build_machine
+from gpunode.host import Host
 from tests.cli import clean_environment, command, gpunode
 from tests.integration.conftest import may_mount
+from tests.sure import sure
 
 STANDARD = "var/run/cdi/nvidia.yaml"
 
@@ -311,6 +313,65 @@ def test_units_come_and_go_and_a_strangers_file_stays(recorded):
     stranger.write_text("[Path]\n")
     refused = gpunode(*argv, "--install", env=environment)
     assert (refused.code, stranger.read_text()) == (1, "[Path]\n")
+
+
+# --- the file that nvidia-ctk writes --------------------------------------------------------------------
+
+
+def as_nvidia_ctk_writes(root, **other_numbers):
+    """The file of nvidia-ctk 1.19: Go omits numbers that are 0, so /dev/nvidia-uvm has no minor."""
+    refresh(root)
+    tree = yaml.safe_load((root / STANDARD).read_text())
+    host = Host(root, environ={})
+    for holder in (tree, *tree["devices"]):
+        for node in holder["containerEdits"].get("deviceNodes", ()):
+            device = sure(host.device(node["path"]))
+            numbers = {"major": device.major, "minor": device.minor} | other_numbers
+            node |= {name: number for name, number in numbers.items() if number}
+            node |= {"fileMode": 438, "permissions": "rwm"}
+    text = "---\n" + yaml.safe_dump(tree)
+    (root / STANDARD).write_text(text)
+    return text
+
+
+def nvidia_refresh_service(root):
+    wants = root / "etc/systemd/system/multi-user.target.wants"
+    wants.mkdir(parents=True)
+    unit = root / "etc/systemd/system/nvidia-cdi-refresh.service"
+    unit.write_text("[Service]\nExecStart=/usr/bin/nvidia-ctk cdi generate\n")
+    (wants / unit.name).symlink_to(f"/etc/systemd/system/{unit.name}")
+
+
+def doctor_status(root, identifier):
+    document = gpunode("doctor", "--root", str(root), "--only", identifier, "-o", "json").document
+    return next(item["status"] for item in document["data"]["findings"] if item["id"] == identifier)
+
+
+def test_a_file_of_nvidia_ctk_without_zero_minors_is_current(recorded):
+    text = as_nvidia_ctk_writes(recorded)
+    assert "minor: 1\n" in text
+    assert "minor: 0" not in text
+    assert set(states(recorded).values()) == {"usable"}
+    assert doctor_status(recorded, "cdi-spec-stale") == "pass"
+    nvidia_refresh_service(recorded)
+    assert actions(refresh(recorded)) == [("/" + STANDARD, "unchanged")]
+
+
+@pytest.mark.parametrize("change", [{"major": 77}, {"library": "535.104.05"}, {"name": "GPU-gone"}])
+def test_a_refresh_replaces_every_file_that_the_doctor_calls_stale(recorded, change):
+    """Even one that NVIDIA's own service wrote: else the advice would never clear the finding."""
+    text = as_nvidia_ctk_writes(recorded, **({"major": 77} if "major" in change else {}))
+    if "library" in change:
+        text = re.sub(r"(hostPath: \S+/libcuda\.so\.)[\d.]+", rf"\g<1>{change['library']}", text)
+    if "name" in change:
+        tree = yaml.safe_load(text)
+        tree["devices"].append({"name": change["name"], "containerEdits": {"env": ["A=b"]}})
+        text = yaml.safe_dump(tree)
+    (recorded / STANDARD).write_text(text)
+    nvidia_refresh_service(recorded)
+    assert doctor_status(recorded, "cdi-spec-stale") in ("warn", "fail")
+    assert actions(refresh(recorded)) == [("/" + STANDARD, "updated")]
+    assert doctor_status(recorded, "cdi-spec-stale") == "pass"
 
 
 # --- list -----------------------------------------------------------------------------------------------

@@ -200,7 +200,7 @@ def test_a_cdi_spec_is_read_with_the_edits_of_its_devices():
         "/etc/cdi/nvidia.json",
     )
     assert spec is not None
-    assert spec.nodes == (CdiNode("/dev/nvidia0", 195, None),)
+    assert spec.nodes == (CdiNode("/dev/nvidia0", 195, 0),)
     assert (spec.names, spec.mounts, spec.hooks) == (("0",), ("/a",), ())
 
 

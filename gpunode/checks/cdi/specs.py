@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from gpunode.result import Evidence
 if TYPE_CHECKING:
     from gpunode.facts.cdi import CdiSpec
 
-_LIBRARY_VERSION = re.compile(r"/lib(?:nvidia-ml|cuda)\.so\.(\d+\.\d+(?:\.\d+)*)$")
 _SHOWN = 6
 
 
@@ -35,31 +33,14 @@ def cdi_spec_stale(node: Node) -> Verdict:
 
 
 def _wrong(node: Node, spec: CdiSpec) -> Iterator[Evidence]:
-    from gpunode.facts.cdi import lacking
+    from gpunode.facts.cdi import known_gpus, stale_parts
 
     if spec.problem:
         yield seen(spec.path, spec.problem)
+    names_gpus = any(name.startswith("GPU-") for name in spec.names)
+    gpus = known_gpus(node.nvml.inventory) if names_gpus and node.module is not None else None
     version = node.module.version if node.module else ""
-    libraries = ((path, _LIBRARY_VERSION.search(path)) for path in spec.mounts)
-    others = {path for path, found in libraries if found and version and found[1] != version}
-    for path in sorted(others):
-        yield seen(spec.path, f"{path}: the loaded driver is {version}")
-    for path, problem in lacking(node.host, spec.everything):
-        if path not in others:
-            yield seen(spec.path, problem)
-    yield from (seen(spec.path, f"{name}: there is no such GPU now") for name in _unknown(node, spec))
-
-
-def _unknown(node: Node, spec: CdiSpec) -> Iterator[str]:
-    """Devices named after GPUs that NVML doesn't know: another card lies in the slot. MIG's names change with
-    the layout, and are told by their device files."""
-    inventory = node.nvml.inventory if spec.kind == "nvidia.com/gpu" and node.module is not None else None
-    if inventory is None or not inventory.gpus or any(gpu.error for gpu in inventory.gpus):
-        return
-    known = {str(gpu.uuid) for gpu in inventory.gpus}
-    for name in spec.names:
-        if name.startswith("GPU-") and name not in known:
-            yield name
+    yield from (seen(spec.path, part) for part in stale_parts(node.host, spec, version, gpus))
 
 
 CHECKS = (
