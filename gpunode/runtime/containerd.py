@@ -14,6 +14,7 @@ from gpunode.runtime import containerd_check, containerd_generated
 from gpunode.runtime.containerd_check import Judge, Texts
 from gpunode.runtime.containerd_generated import Copies, Replacement
 from gpunode.runtime.containerd_plan import Outcome, configured
+from gpunode.runtime.containerd_refusals import refuse_missing_import
 from gpunode.runtime.containerd_state import DROP_IN_NAME, NVIDIA_DROP_INS, State
 from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
 from gpunode.runtime.trees import Tree, same
@@ -74,6 +75,7 @@ class ContainerdEngine:
         unread = {path: self._text(path) for path in self._unread_drop_ins(state.config)}
         removal = containerd_removal.Removal(state, unwanted, self._same_meaning, unread)
         outcome = containerd_removal.removed(removal)
+        refuse_missing_import(state, outcome.texts)
         edits = self._edits(outcome) or self._untouched()
         return self._removal(edits, unwanted.names, active, outcome.version, outcome.notes)
 

@@ -18,6 +18,7 @@ from gpunode.runtime.containerd_refusals import (
     EACH_FILE_MIGRATED,
     refuse,
     refuse_ignored_version_1,
+    refuse_missing_import,
     short_names,
 )
 from gpunode.runtime.containerd_state import State
@@ -77,6 +78,12 @@ class _Draft:
 def configured(state: State, wanted: Wanted) -> Outcome:
     """What the files must become so that containerd has what is wanted; `ConfigError` if they can't."""
     refuse(state)
+    outcome = _configured(state, wanted)
+    refuse_missing_import(state, outcome.texts)
+    return outcome
+
+
+def _configured(state: State, wanted: Wanted) -> Outcome:
     version = _version(state)
     notes = _about_cdi(state, wanted)
     off = state.config.disabled and wanted.handlers

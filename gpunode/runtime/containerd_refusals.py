@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from gpunode.errors import ConfigError
-from gpunode.facts.containerd import BYTE_ORDER_MARK, CRI_IDS, CRI_PLUGINS, dig
+from gpunode.facts.containerd import BYTE_ORDER_MARK, CRI_IDS, CRI_PLUGINS, dig, parse_toml
 from gpunode.facts.toml_places import line_of_key, line_of_text, place
 from gpunode.runtime.containerd_state import State
 from gpunode.runtime.trees import Tree
@@ -20,7 +21,6 @@ def refuse(state: State) -> None:
         refuse_wrong_types(state.config.trees[path], path, state.texts[path])
     _refuse_byte_order_mark(state)
     _refuse_unread_version(state)
-    _refuse_missing_import(state)
     _refuse_mixed_versions(state)
 
 
@@ -84,19 +84,21 @@ def _refuse_unread_version(state: State) -> None:
             )
 
 
-def _refuse_missing_import(state: State) -> None:
-    """containerd starts with no file that imports, other than by a pattern, one that isn't there.
+def refuse_missing_import(state: State, texts: Mapping[str, str | None]) -> None:
+    """`ConfigError` if a file still imports, by its exact name, a file that is missing after the change.
 
-    Its `config dump` of 2.0 and up prints what it has read until then and exits 0; the daemon itself ends.
+    `texts` are the new texts of the files that the change writes (None: removed). containerd does not start
+    with such an import. Its `config dump` of 2.0 and later prints what it has read until then and exits 0.
     """
     for missing in state.config.missing_imports:
-        if missing.path == state.drop_in:
+        tree = parse_toml(texts.get(missing.importer) or state.texts[missing.importer], missing.importer)
+        if texts.get(missing.path) is not None or missing.pattern not in tree.get("imports", []):
             continue
         line = line_of_text(state.texts[missing.importer], missing.pattern)
         raise ConfigError(
             f"{place(missing.importer, line)}: imports {missing.path}, which does not exist:"
-            " containerd can't start with it",
-            hint=f"create that file or take it out: ${{EDITOR:-vi}} +{max(line, 1)} {missing.importer}",
+            " containerd does not start with this import",
+            hint=f"create that file or remove the import: ${{EDITOR:-vi}} +{max(line, 1)} {missing.importer}",
         )
 
 

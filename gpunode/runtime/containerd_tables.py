@@ -11,6 +11,7 @@ from gpunode.runtime.engine import Handler
 from gpunode.runtime.trees import Tree
 
 RUNC_TYPE = "io.containerd.runc.v2"
+_RUNC_SHIMS = "io.containerd.runc."
 # settings of version 2's containerd table that moved to the images plugin
 _OF_IMAGES = ("snapshotter", "disable_snapshot_annotations", "discard_unpacked_layers")
 
@@ -28,7 +29,7 @@ def runtime_table(
     base = inherited(config, effective, handler.name)
     present = config.runtimes.get(handler.name)
     table = copy.deepcopy(present if isinstance(present, dict) else base)
-    if not _is_runc_like(table) or not table.get("runtime_type"):
+    if not _has_runc_shim(table, config.release):
         table["runtime_type"] = RUNC_TYPE
     options = table.setdefault("options", {})
     options["BinaryName"] = handler.path
@@ -88,7 +89,13 @@ def simple(effective: Tree | None, name: str) -> Tree:
 def _is_runc_like(entry: Tree) -> bool:
     kind = entry.get("runtime_type") or RUNC_TYPE
     binary = str(dig(entry, "options", "BinaryName") or "")
-    return isinstance(kind, str) and kind.startswith("io.containerd.runc.") and "nvidia" not in binary
+    return isinstance(kind, str) and kind.startswith(_RUNC_SHIMS) and "nvidia" not in binary
+
+
+def _has_runc_shim(entry: Tree, release: tuple[int, ...]) -> bool:
+    """Whether the runtime names a shim for runc that this containerd has; 2.0 removed all but v2."""
+    kind = str(entry.get("runtime_type"))
+    return kind == RUNC_TYPE or (kind.startswith(_RUNC_SHIMS) and release < (2,))
 
 
 def snapshotter_without_runtimes(config: ContainerdConfig) -> bool:

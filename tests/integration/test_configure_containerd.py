@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fixtures.engines import start_containerd
 from gpunode.daemons.cri import Cri
-from gpunode.facts.containerd import dig
+from gpunode.facts.containerd import dig, parse_toml
 from gpunode.host import Host
 from gpunode.runtime.containerd_check import dump
 from tests.integration.configuring import Cli, configuring
@@ -220,3 +221,45 @@ def test_two_runs_at_once_both_succeed_and_one_does_the_work(cli: Cli) -> None:
     outputs = [run.communicate(timeout=90)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
     assert sorted('"action": "updated"' in text for text in outputs) == [False, True]
+
+
+@pytest.mark.parametrize("verb", ["configure-runtime", "unconfigure-runtime"])
+@pytest.mark.parametrize("options", [(), ("--no-restart",), ("--dry-run", "--exit-code")], ids=" ".join)
+def test_import_of_a_missing_file_is_refused_before_any_write(
+    cli: Cli, verb: str, options: tuple[str, ...]
+) -> None:
+    """containerd 1 can't start with it, so a restart would leave the node without containerd.
+
+    The import names the drop-in that gpunode would write on containerd 2.
+    """
+    if verb == "unconfigure-runtime":
+        cli.data("configure-runtime")
+        options = tuple(option for option in options if option != "--exit-code")
+    pid = cli.engine.pid
+    text = cli.engine.config.read_text()
+    missing = cli.engine.config.parent / "conf.d/99-nvidia.toml"
+    cli.engine.config.write_text(f'imports = ["{missing}"]\n{text}')
+    before = cli.engine.config.read_bytes()
+    done = cli.run(verb, *options)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"{cli.engine.config}:1: imports {missing}, which does not exist" in done.stderr
+    assert cli.engine.config.read_bytes() == before
+    assert cli.engine.pid == pid and set(handlers(cli)) >= {"runc"}
+
+
+def test_runtime_that_inherits_the_v1_shim_is_unchanged_by_a_second_run(tmp_path: Path) -> None:
+    text = (
+        '[plugins.cri.containerd.runtimes.runc]\n  runtime_type = "io.containerd.runc.v1"\n'
+        '[plugins."io.containerd.internal.v1.opt"]\n  path = "{directory}/opt"\n'
+    )
+    with configuring(start_containerd(text), tmp_path) as cli:
+        cli = replace(cli, program=cli.program.rename(tmp_path / "nvidia-container-runtime"))
+        cli.data("configure-runtime")
+        runtimes = dig(
+            parse_toml(cli.engine.config.read_text(), ""), "plugins", "cri", "containerd", "runtimes"
+        )
+        assert runtimes["nvidia"]["runtime_type"] == "io.containerd.runc.v1"
+        before = cli.engine.config.read_bytes()
+        data = cli.data("configure-runtime")
+        assert [change["action"] for change in data["changes"]] == ["unchanged"]
+        assert cli.engine.config.read_bytes() == before
