@@ -14,6 +14,11 @@ _RESTARTS = (
     (r"wsl\.exe --shutdown", "ends everything that runs in WSL"),
     (r"\bpct reboot\b", "reboots this LXC container"),
     (
+        r"configure-runtime --runtime docker\b(?!.*--cdi)",  # runtime/docker.py chooses by the live daemon
+        "reloads Docker; where only a restart helps (--dry-run says so),"
+        " its containers stop unless live-restore is on",
+    ),
+    (
         r"--runtime docker\b|(start|stop|update) docker\b|\bdocker-ce\b|\bdocker\.io\b",
         "restarts Docker: its containers stop unless live-restore is on",
     ),

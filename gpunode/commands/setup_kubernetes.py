@@ -12,7 +12,7 @@ from gpunode.commands import setup_checks
 from gpunode.commands.setup import doctor_before
 from gpunode.commands.setup_steps import State, Step, StepReport, Walked, overview, walk
 from gpunode.commands.setup_way import Access, Options, Way, command_line, prepare
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.facts.kubelet import find_kubelet, root_directory
 from gpunode.facts.processes import running
 from gpunode.host import Host
@@ -134,9 +134,15 @@ def _runtime(way: Way) -> Step:
     def configure(dry_run: bool) -> Result:
         return configure_runtime.run(way.host, _configuring(way, dry_run), way.progress)
 
+    def plan() -> Result:
+        result = configure(True)
+        if all(error.code == "toolkit-missing" for error in result.errors):  # the step before installs it
+            return replace(result, status="ok", exit_code=ExitCode.OK, errors=())
+        return result
+
     by_cdi = " --cdi" if way.options.engine.cdi else ""
     command = f"gpunode configure-runtime --runtime {way.engine}{by_cdi}"
-    return Step("runtime", command, look, lambda: configure(True), lambda: configure(False))
+    return Step("runtime", command, look, plan, lambda: configure(False))
 
 
 def _configuring(way: Way, dry_run: bool) -> configure_runtime.Options:

@@ -69,7 +69,9 @@ def combined(results: Sequence[Result]) -> Result:
         results[0],
         kind="RuntimeConfigurations",
         data=RuntimeConfigurations(tuple(result.data for result in results)),
+        status=next((result.status for result in results if result.errors), results[0].status),
         exit_code=max(result.exit_code for result in results),
+        errors=tuple(error for result in results for error in result.errors),
         messages=messages,
         blocks=tuple(blocks),
     )

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.host import Host
 from gpunode.journal import Journal, lock_path
-from gpunode.result import Progress, Result
+from gpunode.result import ExitCode, Progress, Result
 from gpunode.runtime import find
 from gpunode.runtime.apply import Applied, Job, apply, take_back_all
 from gpunode.runtime.engine import Active, Engine, Plan, Wanted
@@ -171,16 +171,21 @@ def _job(host: Host, request: Request, task: Task, progress: Progress) -> Job:
 
 
 def _foreseen(task: Task, request: Request, notes: tuple[str, ...]) -> Result:
-    """What would become of the shown change: a refusal that is known already, and what wasn't checked."""
+    """The result of a dry run: the plan, and exit code 3 with the errors that a real run would stop at."""
     engine, plan, active = task.engine, task.plan, task.active
-    said = []
+    refusals = []
     for check in (task.intent.require, lambda: refuse(engine, plan, active, task.restarter, request)):
         try:
             check()
         except GpunodeError as error:
-            said.append(f"a real run would refuse this: {error.message}; {error.hint}")
+            info = error.info()
+            refusals.append(replace(info, message=f"a real run would refuse this: {info.message}"))
     if plan.own.changed and engine.host.live:
-        said.append(
-            f"not validated: {plan.engine} itself reads staged copies first when this is not a dry run"
+        notes = (
+            *notes,
+            f"not validated: {plan.engine} itself reads staged copies first when this is not a dry run",
         )
-    return report(task, Applied(active=active), request, (*notes, *said))
+    result = report(task, Applied(active=active), request, notes)
+    if not refusals:
+        return result
+    return replace(result, status="fail", exit_code=ExitCode.PRECONDITION, errors=tuple(refusals))

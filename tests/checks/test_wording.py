@@ -13,7 +13,10 @@ from gpunode.result import Evidence, Fix
     ("command", "told"),
     [
         ("gpunode configure-runtime --runtime docker --cdi", "restarts Docker"),
-        ("gpunode configure-runtime --runtime docker --set-as-default", "restarts Docker"),
+        (
+            "gpunode configure-runtime --runtime docker --set-as-default",
+            "reloads Docker; where only a restart",
+        ),
         ("dnf upgrade docker-ce", "restarts Docker"),
         ("${EDITOR:-vi} /etc/docker/daemon.json && snap restart docker", "restarts Docker"),
         ("gpunode configure-runtime --runtime containerd", "restarts containerd"),

@@ -20,6 +20,7 @@ from gpunode.render import SilentProgress
 from gpunode.result import Diff, ExitCode, Result
 from gpunode.runtime.report import RuntimeConfiguration
 from gpunode.runtime.request import Request
+from tests.cli import gpunode
 
 Configure = Callable[..., Result]
 DOCKER = "etc/docker/daemon.json"
@@ -457,7 +458,14 @@ def test_second_of_two_equal_keys_is_named_with_its_place(root: Path, configure:
 
 def test_dry_run_says_that_the_toolkit_is_missing(root: Path, configure: Configure) -> None:
     (root / "usr/bin/nvidia-container-runtime").unlink()
-    assert any("would refuse" in message for message in configure("docker", dry_run=True).messages)
+    ran = gpunode("--root", str(root), "configure-runtime", "--runtime", "docker", "--dry-run")
+    assert ran.code == ExitCode.PRECONDITION
+    assert "would run: systemctl reload docker" in ran.out
+    assert "error: a real run would refuse this: " in ran.err and "hint: install the NVIDIA" in ran.err
+    result = configure("docker", dry_run=True)
+    assert result.exit_code == ExitCode.PRECONDITION
+    assert [error.code for error in result.errors] == ["toolkit-missing"]
+    assert result.data.changes[0].action == "created"
     with pytest.raises(PreconditionError):
         configure("docker")
 
