@@ -1,16 +1,17 @@
-"""A small web server for a few pages: GET and HEAD, one request per connection.
+"""Web server for a few pages: GET and HEAD, one request per connection.
 
-Whoever can reach the port may be slow or hostile, and the plugin beside it must not notice: there are few
-connections at a time, each has a deadline for its whole request, and when all are taken the one that has
-dawdled longest is given up for the new one.
+Any client that reaches the port may be slow or hostile and must not affect the plugin or other clients. Each
+connection has one deadline for request and response together, and when all are in use the oldest is closed in
+favour of the new one.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler
-from socketserver import BaseServer, TCPServer, ThreadingMixIn
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import BaseServer
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -18,17 +19,17 @@ from gpunode.plugin.logfmt import Log, Rarely
 
 if TYPE_CHECKING:
     import socket
+    from io import BufferedIOBase
 
-MOST_CONNECTIONS = 16
-REQUEST_SECONDS = 5.0
-_ANSWER_SECONDS = 10.0
-_MOST_BYTES = 16 << 10  # of a request's line and headers
-_LOOK_SECONDS = 0.25  # how soon one that is given up ends
-_POLL_SECONDS = 0.2
+MAX_CONNECTIONS = 64
+CONNECTION_SECONDS = 10.0
+_MAX_REQUEST_BYTES = 16 << 10  # of a request's line and headers
+_POLL_SECONDS = 0.5
+_SHUT_RDWR = 2  # shutdown(2); `socket` is imported by the host package only
 
 
 class Page(NamedTuple):
-    """An answer; `code` is HTTP's."""
+    """A response; `code` is HTTP's."""
 
     code: int
     content_type: str
@@ -44,7 +45,7 @@ Route = Callable[[str], Page]
 
 
 class WebServer:
-    """Serves `routes` by path on a listening socket, from threads of its own, until `close`."""
+    """Serves `routes` by path on a listening socket, from its own threads, until `close`."""
 
     def __init__(self, listening: socket.socket, routes: Mapping[str, Route], log: Log) -> None:
         self._server = _Server(listening, routes, log)
@@ -56,116 +57,103 @@ class WebServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more; takes a fifth of a second at most. Open connections end by their deadlines."""
+        """Stop listening, within half a second. Open connections end by their deadlines."""
         if self._thread.is_alive():
             self._server.shutdown()
         self._server.server_close()
 
 
-class _Server(ThreadingMixIn, TCPServer):
-    daemon_threads = True
+class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def __init__(self, listening: socket.socket, routes: Mapping[str, Route], log: Log) -> None:
-        BaseServer.__init__(self, listening.getsockname(), _Handler)  # TCPServer's would make a socket
+        BaseServer.__init__(self, listening.getsockname(), _Handler)  # HTTPServer's would make a socket
         self.socket = listening
         self.routes = routes
         self._log = log
         self._rarely = Rarely()
         self._lock = Lock()
-        self._reading: dict[int, _Request] = {}
-        self._busy = 0
+        self._opened: dict[Any, float] = {}  # connections by age, with the time of accept(2)
+        self._busy_threads = 0
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """At most twice the connections while those that were given up are ending."""
         with self._lock:
-            full = self._busy >= MOST_CONNECTIONS
-            if full and self._reading:
-                next(iter(self._reading.values())).give_up()
-            refuse = self._busy >= 2 * MOST_CONNECTIONS
+            oldest = next(iter(self._opened)) if len(self._opened) >= MAX_CONNECTIONS else None
+            if oldest is not None:
+                self._disconnect(oldest)
+            # a thread whose connection was closed may still be making its page
+            refuse = self._busy_threads >= 2 * MAX_CONNECTIONS
             if not refuse:
-                self._busy += 1
+                self._busy_threads += 1
+                self._opened[request] = time.monotonic()
         if refuse:
-            super().shutdown_request(request)
+            self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except RuntimeError as error:  # no thread can be started
-            self._gone()
-            super().shutdown_request(request)
+            self._thread_ended()
+            self.shutdown_request(request)
             self.report(f"a connection was refused: {error}")
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._gone()
+            self._thread_ended()
 
-    def _gone(self) -> None:
+    def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._busy -= 1
+            self._opened.pop(request, None)
+            super().shutdown_request(request)  # under the lock: its number may be another connection's next
 
-    def reading(self, request: _Request) -> None:
+    def service_actions(self) -> None:
+        """Close what has been open for too long; called after every poll of the listening socket."""
+        now = time.monotonic()
         with self._lock:
-            self._reading[id(request)] = request
+            expired = [one for one, since in self._opened.items() if now - since > CONNECTION_SECONDS]
+            for request in expired:
+                self._disconnect(request)
 
-    def read(self, request: _Request) -> None:
+    def _disconnect(self, request: Any) -> None:
+        """Wake the connection's thread from recv(2) or send(2); it closes the socket."""
+        del self._opened[request]
+        with suppress(OSError):  # the client has already gone
+            request.shutdown(_SHUT_RDWR)
+
+    def _thread_ended(self) -> None:
         with self._lock:
-            self._reading.pop(id(request), None)
+            self._busy_threads -= 1
 
     def report(self, reason: str) -> None:
         if times := self._rarely.times(reason):
             self._log.error("serving metrics failed", reason=reason, times=times)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is nothing to tell of."""
+        """A client that disconnects is not worth a log line."""
         import sys
 
-        error = sys.exception() if hasattr(sys, "exception") else sys.exc_info()[1]
+        error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             self.report(repr(error))
 
 
-class _Request:
-    """Reads a request's lines, with an end to patience. `TimeoutError` ends the connection without a word."""
+class _RequestLines:
+    """The lines of one request, up to a size. `ConnectionAbortedError` if the request ends too early."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._deadline = time.monotonic() + REQUEST_SECONDS
-        self._data = bytearray()
-        self._total = 0
-        self._given_up = False
-
-    def give_up(self) -> None:
-        self._given_up = True
+    def __init__(self, stream: BufferedIOBase) -> None:
+        self._stream = stream
+        self._bytes_left = _MAX_REQUEST_BYTES
 
     def readline(self, limit: int = -1) -> bytes:
-        while (end := self._data.find(b"\n") + 1) == 0:
-            more = self._receive()
-            if not more:
-                end = len(self._data)
-                break
-            self._data += more
-        line = bytes(self._data[:end])
-        del self._data[:end]
+        line = self._stream.readline(min(limit, self._bytes_left) if limit >= 0 else self._bytes_left)
+        self._bytes_left -= len(line)
+        if not line.endswith(b"\n"):
+            raise ConnectionAbortedError("the request is too long, or the client has gone")
         return line
 
-    def _receive(self) -> bytes:
-        while not self._given_up and self._total < _MOST_BYTES:
-            left = self._deadline - time.monotonic()
-            if left <= 0:
-                break
-            self._connection.settimeout(min(left, _LOOK_SECONDS))
-            try:
-                more = self._connection.recv(4096)
-            except TimeoutError:
-                continue
-            self._total += len(more)
-            return more
-        raise TimeoutError("too slow, too long, or another one's turn")
-
     def close(self) -> None:
-        """The connection is closed by the server."""
+        self._stream.close()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -174,13 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self._request = _Request(self.connection)
-        self.rfile = cast(Any, self._request)
-        cast(_Server, self.server).reading(self._request)
-
-    def finish(self) -> None:
-        cast(_Server, self.server).read(self._request)
-        super().finish()
+        self.rfile = cast(Any, _RequestLines(self.rfile))
 
     def do_GET(self) -> None:
         self._answer(body=True)
@@ -189,10 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, *, body: bool) -> None:
-        server = cast(_Server, self.server)
-        server.read(self._request)
-        page = self._page(server)
-        self.connection.settimeout(_ANSWER_SECONDS)
+        page = self._page(cast(_Server, self.server))
         self.send_response(page.code)
         self.send_header("Content-Type", page.content_type)
         self.send_header("Content-Length", str(len(page.body)))
@@ -214,4 +193,4 @@ class _Handler(BaseHTTPRequestHandler):
             return text(500, "this page could not be made; the log says why")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a scrape every few seconds is no news."""
+        """Nothing: requests arrive every few seconds."""
