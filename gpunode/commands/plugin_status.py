@@ -15,6 +15,7 @@ from gpunode.daemons.pod_resources import Holding, allocatable, list_pods
 from gpunode.dataclass import dataclass, replace
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
 from gpunode.facts.device_checkpoint import NAME, Checkpoint, read_checkpoint
+from gpunode.facts.device_plugins import status_path
 from gpunode.gpu.isolated import probe
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host
@@ -28,7 +29,6 @@ from gpunode.plugin.observe.report import (
     told_time,
 )
 from gpunode.plugin.observe.sockets import PluginSocket, plugin_sockets, pod_resources_socket
-from gpunode.plugin.observe.status_file import status_path
 from gpunode.plugin.settings import KUBELET_SOCKET, Settings
 from gpunode.result import Progress, Result
 

@@ -16,6 +16,7 @@ _OURS = ("gpunode", "gpunode.light")
 POD_LOGS = "/var/log/pods"
 _LOG_BYTES = 64 << 10
 _OPTIONS = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
+PLUGIN_STATE = "/var/lib/gpunode/plugin"  # where gpunode's own plugin keeps its state by default
 _SECONDS = 2.0  # what the kubelet itself allows
 
 
@@ -49,6 +50,11 @@ class PluginLog:
     namespace: str
     pod: str
     lines: tuple[str, ...]
+
+
+def status_path(state_dir: str) -> str:
+    """The file in which gpunode's plugin says what it advertises, and which process it is."""
+    return f"{state_dir.rstrip('/')}/status.json"
 
 
 def plugin_processes(host: Host, processes: Sequence[Process]) -> tuple[PluginProcess, ...]:

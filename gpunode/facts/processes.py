@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
+from gpunode.gpu.traces import boot_id
 from gpunode.host import Host
 
 # the daemons that gpunode looks for; only of these it asks whether they run in a container
@@ -60,6 +62,43 @@ def owner(host: Host, process: Process) -> int:
         return 0
     fields = next((line.split() for line in status.splitlines() if line.startswith("Uid:")), [])
     return int(fields[2]) if len(fields) > 2 and fields[2].isdecimal() else 0
+
+
+def start_ticks(host: Host, pid: int | str) -> int | None:
+    """When a process started, in clock ticks since the boot (proc(5)); None if there is none, or a zombie.
+
+    Together with the boot id it identifies a process: a number alone is given to another one later.
+    """
+    text = host.read_text(f"/proc/{pid}/stat") or ""
+    after_name = text.rpartition(")")[2].split()
+    if after_name[:1] == ["Z"]:
+        return None
+    return int(after_name[19]) if len(after_name) > 19 and after_name[19].isdecimal() else None
+
+
+def own_identity(host: Host) -> dict[str, Any]:
+    """What identifies this process to a reader, also to one outside its container; see `identifies`."""
+    return {
+        "pid": os.getpid(),
+        "pidNamespace": host.readlink("/proc/self/ns/pid") or "",
+        "startTicks": start_ticks(host, "self"),
+        "bootId": boot_id(host),
+    }
+
+
+def identifies(host: Host, identity: object, pid: int) -> bool:
+    """Whether an `own_identity` is that of process `pid`, which may be in a container of this node."""
+    if not isinstance(identity, dict) or identity.get("startTicks") is None:
+        return False
+    status = host.read_text(f"/proc/{pid}/status") or ""
+    # its numbers in every PID namespace that it is in, its own last (proc(5))
+    numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
+    return (
+        identity.get("bootId") == boot_id(host)
+        and identity.get("pidNamespace") == host.readlink(f"/proc/{pid}/ns/pid")
+        and numbers[-1:] == [str(identity.get("pid"))]
+        and identity.get("startTicks") == start_ticks(host, pid)
+    )
 
 
 def boot_time(host: Host) -> float:

@@ -79,13 +79,23 @@ class Host(ReadingHost):
         out, err = seen.get("stdout", ""), seen.get("stderr", "")
         return Completed(tuple(argv), seen.get("code", 0), out, err, seen.get("timedOut") is True)
 
-    def signal(self, pid: int, name: str) -> None:
-        """Send SIGHUP, SIGTERM, ... (`name` without SIG) to a process of this node."""
+    def signal(self, pid: int, name: str, expected: Callable[[], bool] = lambda: True) -> None:
+        """Send SIGHUP, SIGTERM, ... (`name` without SIG) to a process of this node.
+
+        `expected` says whether `pid` is still the process that is meant: it is called once the process is
+        held, so that its number can't be given to another one in between. `ProcessLookupError` if it isn't.
+        """
         import signal
 
         if not self.live:
             raise PreconditionError(f"no process can be signalled under --root {self.root}")
-        os.kill(pid, signal.Signals[f"SIG{name}"])
+        process = os.pidfd_open(pid)
+        try:
+            if not expected():
+                raise ProcessLookupError(f"process {pid} is another one now")
+            signal.pidfd_send_signal(process, signal.Signals[f"SIG{name}"])
+        finally:
+            os.close(process)
 
     # --- daemons and time ------------------------------------------------------------------------------
 

@@ -1,18 +1,22 @@
 """gpunode's own services, which keep NVML open: they close it while GPUs are reset, and look again then.
 
-Both are asked by a signal (docs/health.md), so it is all the same whether a service is systemd's or runs in a
-pod: this node sees the processes of all its containers.
+Both are requested by a signal (docs/health.md), in a pod as on the node: this node sees the processes of all
+its containers. Any process can look like gpunode by its command line, so only one that is known by its unit,
+or by the number and start time in its own status file, is signalled or expected to make room.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError
-from gpunode.facts.device_plugins import keeps_nvml_open
-from gpunode.facts.processes import Process, running
+from gpunode.facts.daemons import process_unit
+from gpunode.facts.device_plugins import PLUGIN_STATE, keeps_nvml_open, status_path
+from gpunode.facts.processes import Process, identifies, owner, running
 from gpunode.host import Host
 from gpunode.result import Progress
 
@@ -35,9 +39,11 @@ class Clients:
 
 
 def clients(host: Host, processes: Sequence[Process]) -> Clients:
-    """Those that heed the signals: whoever doesn't would die of them."""
+    """The services that are known to be gpunode's and handle both signals, which end any other process."""
     services = tuple(
-        one.pid for one in processes if keeps_nvml_open(one.argv) and _heeds(_field(host, one.pid, "Sig"))
+        one.pid
+        for one in processes
+        if keeps_nvml_open(one.argv) and _heeds(_field(host, one.pid, "Sig")) and _is_known(host, one)
     )
     children = tuple(
         one.pid
@@ -45,6 +51,24 @@ def clients(host: Host, processes: Sequence[Process]) -> Clients:
         if services and _CHILD in one.argv and _parent(_field(host, one.pid, "PPid:")) in services
     )
     return Clients(services, children)
+
+
+def _is_known(host: Host, process: Process) -> bool:
+    """Whether a process of root's (or of ours) is the main process of a unit that starts gpunode, or the one
+    that a status file of that user's names."""
+    trusted = {0, host.uid}
+    if owner(host, process) not in trusted:
+        return False
+    if process_unit(host, process, "gpunode") is not None:
+        return True
+    state_dir = process.option("--state-dir") or PLUGIN_STATE
+    path = status_path(state_dir)
+    try:
+        seen = host.stat(path)
+        text = host.read_text(path) if seen is not None and seen.st_uid in trusted else None
+        return identifies(host, json.loads(text), process.pid) if text else False
+    except (GpunodeError, ValueError, RecursionError):
+        return False
 
 
 def _field(host: Host, pid: int, name: str) -> tuple[str, ...]:
@@ -106,9 +130,12 @@ class Room:
     def _clients(self) -> Clients:
         return clients(self._host, running(self._host))
 
+    def _is_service(self, pid: int) -> bool:
+        return pid in self._clients().services
+
     def _tell(self, services: Sequence[int], name: str) -> None:
         for pid in services:
             try:
-                self._host.signal(pid, name)
+                self._host.signal(pid, name, partial(self._is_service, pid))
             except OSError:
-                continue  # it has ended; whoever lives and can't be told is noticed by what it keeps open
+                continue  # it has ended; one that lives and can't be signalled still holds the GPU's device

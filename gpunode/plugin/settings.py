@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from gpunode.dataclass import dataclass, field
+from gpunode.facts.device_plugins import PLUGIN_STATE
 from gpunode.pattern import pattern
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -139,7 +140,7 @@ class Settings:
     labels: LabelSettings = field(default_factory=LabelSettings)
     simulate: str = ""
     listen: str = ""  # HOST:PORT of /metrics, /healthz and /readyz; empty: none
-    state_dir: str = "/var/lib/gpunode/plugin"
+    state_dir: str = PLUGIN_STATE
     pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
     rediscover_seconds: float = 30.0
     stream_wait_seconds: float = 5.0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from gpunode.plugin.kubelet_stub import KubeletStub
 from gpunode.render import SilentProgress
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
+from tests.nobody import NOBODY, public_directory
 from tests.plugin.nodes import eventually
 from tests.plugin.serving import kubelet
 
@@ -38,6 +41,10 @@ def processes(root: Path, *ran: tuple[int, int, int, tuple[str, ...]]) -> tuple[
         place = root / f"proc/{pid}"
         place.mkdir(parents=True)
         (place / "status").write_text(f"PPid:\t{parent}\nSigBlk:\t{0:016x}\nSigCgt:\t{caught:016x}\n")
+        (place / "cgroup").write_text("0::/system.slice/gpu.service\n")
+    unit = root / "etc/systemd/system/gpu.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text("[Service]\nExecStart=/usr/local/bin/gpunode plugin serve\n")
     return tuple(Process(pid, argv, 0.0) for pid, _, _, argv in ran)
 
 
@@ -63,7 +70,8 @@ def test_only_who_heeds_both_signals_is_told(
 class Deaf(Host):
     """A node whose plugin hears and does nothing, and that has no time."""
 
-    def signal(self, pid: int, name: str) -> None:
+    def signal(self, pid: int, name: str, expected: Callable[[], bool] = lambda: True) -> None:
+        assert expected()
         told.append((pid, name))
 
     def wait_until(self, ready: object, timeout: float, interval: float = 0.05) -> bool:
@@ -95,6 +103,7 @@ class Beside:
     node: MigNode
     kubelet: KubeletStub
     log: Path
+    state: Path
 
     def shows(self, resource: str, count: int) -> bool:
         return self.kubelet.wait_allocatable(f"nvidia.com/{resource}", count, 30)
@@ -120,8 +129,9 @@ def serving(made: MigNode, pod: bool = False, shows: tuple[str, int] = ("gpu", 1
         with log.open("w") as stream:
             process = subprocess.Popen(argv, env=clean_environment(node.env), stderr=stream)
         try:
-            beside = Beside(node, stub, log)
+            beside = Beside(node, stub, log, Path(short) / "state")
             assert beside.shows(*shows), log.read_text()
+            assert eventually(Path(short, "state/status.json").exists)
             yield beside
         finally:
             process.terminate()
@@ -138,6 +148,41 @@ def test_a_plugin_makes_room_for_a_reset_and_shows_the_new_layout(pod: bool, mig
         assert beside.shows("mig-3g.20gb", 1) and beside.shows("mig-1g.5gb", 2), beside.log.read_text()
         names = [one.resource for one in beside.kubelet.registrations]
         assert names.count("nvidia.com/gpu") == 1, "it never went away"
+
+
+DISGUISED = """\
+import signal, sys, time
+for number in (signal.SIGUSR1, signal.SIGHUP):
+    signal.signal(number, lambda number, _: open(sys.argv[-1], "a").write(f"{number}\\n"))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("user", [NOBODY, ()], ids=["another user", "root"])
+@pytest.mark.parametrize("options", [(), ("--state-dir", "{place}")], ids=["no status file", "a forged one"])
+def test_a_process_that_only_looks_like_the_plugin_gets_no_signal(
+    mig_node: MigMaker, user: tuple[str, ...], options: tuple[str, ...]
+) -> None:
+    with public_directory() as place, serving(mig_node(mig_machine("a100-40gb"))) as beside:
+        marker = place / "signals"
+        marker.touch()
+        marker.chmod(0o666)
+        (place / "gpunode").write_text(DISGUISED)
+        words = [option.format(place=place) for option in options]
+        argv = [sys.executable, str(place / "gpunode"), "plugin", "serve", *words, str(marker)]
+        with subprocess.Popen([*beside.node.space, *user, *argv], stdout=subprocess.PIPE) as process:
+            try:
+                assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+                status = beside.state / "status.json"
+                forged = {**json.loads(status.read_text()), "pid": process.pid}
+                (place / "status.json").write_text(json.dumps(forged))
+                ran = beside.node.apply("all-balanced")
+            finally:
+                process.kill()
+        assert ran.code == 0, ran.err
+        assert marker.read_text() == ""
+        assert "closes NVML meanwhile" in ran.err
 
 
 def test_a_change_without_a_reset_is_shown_at_once_as_well(mig_node: MigMaker) -> None:

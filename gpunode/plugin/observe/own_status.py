@@ -11,9 +11,11 @@ from typing import Any
 
 from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError
+from gpunode.facts.device_plugins import status_path
+from gpunode.facts.processes import start_ticks
+from gpunode.gpu.traces import boot_id
 from gpunode.host import Host
 from gpunode.plugin.model import LeftOut, Problem
-from gpunode.plugin.observe.status_file import boot_id, start_ticks, status_path
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ by a thread that lives only for that: a disk that is busy must not hold up the r
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from itertools import groupby
 from threading import Thread
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpunode import __version__
 from gpunode.errors import GpunodeError
-from gpunode.host import Host
+from gpunode.facts.device_plugins import status_path
+from gpunode.facts.processes import own_identity
 from gpunode.plugin.model import Resource
 from gpunode.plugin.observe.sockets import pod_resources_socket
 from gpunode.plugin.settings import Settings
@@ -24,16 +24,11 @@ from gpunode.result import plain
 if TYPE_CHECKING:
     from gpunode.plugin.serve import PluginService
 
-NAME = "status.json"
 FORMAT = 1
 _LEAST_SECONDS = 1.0
 _AGAIN_SECONDS = 30.0  # after a write that failed: the disk may have room by then
 _BUSY_SECONDS = 0.1  # until the one who writes is asked again
 _LAST_SECONDS = 1.0
-
-
-def status_path(state_dir: str) -> str:
-    return f"{state_dir.rstrip('/')}/{NAME}"
 
 
 class StatusFile:
@@ -43,7 +38,11 @@ class StatusFile:
         self._service = service
         self._host = service.host
         self._path = status_path(service.settings.state_dir)
-        self._identity = own_identity(service.host) | {"started": service.host.now()}
+        self._identity = {
+            "version": __version__,
+            **own_identity(service.host),
+            "started": service.host.now(),
+        }
         self._shown: object = None
         self._next = self._again = 0.0
         self._writer: Thread | None = None
@@ -101,31 +100,6 @@ class StatusFile:
                 self._service.log.warning(
                     "plugin status can't be told the reasons", reason=error.message, hint=error.hint
                 )
-
-
-def own_identity(host: Host) -> dict[str, Any]:
-    """What lets a reader find out whether this process still lives, also from outside its container."""
-    return {
-        "version": __version__,
-        "pid": os.getpid(),
-        "pidNamespace": host.readlink("/proc/self/ns/pid") or "",
-        "startTicks": start_ticks(host, "self"),
-        "bootId": boot_id(host),
-    }
-
-
-def boot_id(host: Host) -> str:
-    return (host.read_text("/proc/sys/kernel/random/boot_id") or "").strip()
-
-
-def start_ticks(host: Host, pid: int | str) -> int | None:
-    """When a process started, in clock ticks since the boot (proc(5)); None if it is not there, or is
-    a zombie that nobody has waited for, as in a container without an init."""
-    text = host.read_text(f"/proc/{pid}/stat") or ""
-    after_name = text.rpartition(")")[2].split()
-    if after_name[:1] == ["Z"]:
-        return None
-    return int(after_name[19]) if len(after_name) > 19 and after_name[19].isdecimal() else None
 
 
 def describe(service: PluginService) -> dict[str, Any]:

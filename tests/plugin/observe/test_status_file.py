@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.facts.processes import start_ticks
 from gpunode.host import Host
 from gpunode.plugin.compose import make_service
-from gpunode.plugin.observe.status_file import StatusFile, start_ticks
+from gpunode.plugin.observe.status_file import StatusFile
 from gpunode.plugin.settings import Settings
 from tests.plugin.nodes import MemoryLog, eventually, recorded_host
 
