@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -94,9 +95,14 @@ def room_of(module: str) -> str:
     return "cli" if part.startswith("cli_") else part
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> list[tuple[int, str]]:
     """Every imported module of a file with its line, imports for types only left out."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     for_types = {
         id(inner)
         for node in ast.walk(tree)
@@ -118,20 +124,25 @@ def imports(path: Path) -> list[tuple[int, str]]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_run_downward_only(path: Path) -> None:
+def test_imports_run_downward_only() -> None:
+    assert [problem for path in FILES for problem in imports_upward(path)] == []
+
+
+def imports_upward(path: Path) -> list[str]:
     room = room_of("gpunode." + name_of(path).removesuffix(".py").replace("/", "."))
     allowed = ROOM_MAY_IMPORT[room] | {room, "__init__", "__version__", "dataclass", "pattern", "_spared"}
-    wrong = [
+    return [
         f"{name_of(path)}:{line} imports {module}"
         for line, module in imports(path)
         if module.partition(".")[0] == "gpunode" and room_of(module) not in allowed
     ]
-    assert wrong == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_guarded_modules_are_imported_in_one_place(path: Path) -> None:
+def test_guarded_modules_are_imported_in_one_place() -> None:
+    assert [problem for path in FILES for problem in guarded_imports(path)] == []
+
+
+def guarded_imports(path: Path) -> list[str]:
     wrong = []
     for line, module in imports(path):
         top = module.partition(".")[0]
@@ -139,25 +150,31 @@ def test_guarded_modules_are_imported_in_one_place(path: Path) -> None:
             wrong.append(f"{name_of(path)}:{line} imports {module}")
         if top == "grpc" and name_of(path).partition("/")[0] not in GRPC_ROOMS:
             wrong.append(f"{name_of(path)}:{line} imports grpc")
-    assert wrong == []
+    return wrong
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_files_and_functions_stay_small(path: Path) -> None:
+def test_files_and_functions_stay_small() -> None:
+    assert [problem for path in FILES for problem in too_long(path)] == []
+
+
+def too_long(path: Path) -> list[str]:
     text = path.read_text()
     long = [
         f"{name_of(path)}:{node.lineno} {node.name}"
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno + 1 > 60
     ]
-    assert long == []
-    assert text.count("\n") <= 800, f"{name_of(path)} has {text.count(chr(10))} lines"
+    lines = text.count("\n")
+    return [*long, f"{name_of(path)} has {lines} lines"] if lines > 800 else long
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_dataclasses_are_frozen_and_nothing_is_swallowed(path: Path) -> None:
+def test_dataclasses_are_frozen_and_nothing_is_swallowed() -> None:
+    assert [problem for path in FILES for problem in not_frozen_or_swallowed(path)] == []
+
+
+def not_frozen_or_swallowed(path: Path) -> list[str]:
     wrong = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ClassDef):
             marks = [ast.unparse(mark) for mark in node.decorator_list]
             if any("dataclass" in mark and "frozen=True" not in mark for mark in marks):
@@ -166,17 +183,20 @@ def test_dataclasses_are_frozen_and_nothing_is_swallowed(path: Path) -> None:
             caught = ast.unparse(node.type) if node.type else "everything"
             if caught in {"everything", "Exception", "BaseException"}:
                 wrong.append(f"{name_of(path)}:{node.lineno} swallows {caught}")
-    assert wrong == []
+    return wrong
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_dataclasses_are_those_that_start_fast(path: Path) -> None:
+def test_dataclasses_are_those_that_start_fast() -> None:
     """The standard library's compiles source at every start; a program for a container has nothing else."""
-    if name_of(path) in COMPILED_DATACLASSES:
-        return
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == "dataclasses":
-            assert {one.name for one in node.names} <= {"asdict"}, f"{name_of(path)}:{node.lineno}"
+    others = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in FILES
+        if name_of(path) not in COMPILED_DATACLASSES
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ImportFrom) and node.module == "dataclasses"
+        if not {alias.name for alias in node.names} <= {"asdict"}
+    ]
+    assert others == []
 
 
 def loaded_after(*argv: str) -> set[str]:
