@@ -47,7 +47,7 @@ def _by_soname(files: DriverFiles) -> Iterator[Mount]:
 def _mounts(files: DriverFiles, libraries: Iterable[Mount]) -> tuple[Mount, ...]:
     """Sorted by depth, so that nothing is mounted below what comes later."""
     fixed = (Mount(inside, f"{files.root}{real}") for inside, real in files.files)
-    sockets = (Mount(path, path, SOCKET) for path in files.sockets)
+    sockets = (Mount(path, place, SOCKET) for path, place in files.sockets)
     unique = {mount.container_path: mount for mount in (*sockets, *fixed, *libraries)}
     return tuple(unique[path] for path in sorted(unique, key=natural))
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from gpunode.cdi.graphics import graphics_files
 from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError
 from gpunode.facts.ld_cache import parse_ld_cache
@@ -22,7 +21,7 @@ PROGRAMS = (
 )
 # fixed, and not PATH: what systemd runs must find the same as a shell
 _PROGRAM_PLACES = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/lib/nvidia/bin")
-_SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
+SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
 _MPS = "/tmp/nvidia-mps"  # noqa: S108 - where CUDA itself looks for the MPS daemon
 _CUSTOM_FIRMWARE = "/sys/module/firmware_class/parameters/path"
 _ARCHITECTURES = {"/lib/ld-linux-aarch64.so.1": "aarch64"}
@@ -31,7 +30,36 @@ _UNVERSIONED = re.compile(
     r"libnvidia-egl-(gbm|wayland|wayland2|xcb|xlib)\.so\.\d+\.\d+|libnvidia-nvvm70\.so\.\d+"
 )
 _BESIDE = ("gbm", "vdpau")
+# Names that the toolkit gives these libraries in every container, also where the host lacks the link (its
+# symlinks.go and graphics.go): programs load libcuda.so, GLVND an indirect library, GBM a backend
+_ALWAYS_LINKED = {
+    "libcuda": "libcuda.so",
+    "libGLX_nvidia": "libGLX_indirect.so.0",
+    "libnvidia-opticalflow": "libnvidia-opticalflow.so",
+    "libnvidia-allocator": "gbm/nvidia-drm_gbm.so",
+    "libnvidia-vulkan-producer": "libnvidia-vulkan-producer.so",
+}
 _ALIASES = ("libGLX_indirect",)
+# Files that OpenGL, Vulkan, OpenCL and Xorg look up by a fixed path; all are optional. EGL and GLVND read
+# /usr/share, Vulkan and OpenCL /etc too: both are searched for all of them
+_GRAPHICS_ROOTS = ("/etc", "/usr/share")
+_GRAPHICS_FILES = (
+    "OpenCL/vendors/nvidia.icd",
+    "X11/xorg.conf.d/10-nvidia.conf",
+    "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
+    "egl/egl_external_platform.d/09_nvidia_wayland2.json",
+    "egl/egl_external_platform.d/10_nvidia_wayland.json",
+    "egl/egl_external_platform.d/15_nvidia_gbm.json",
+    "egl/egl_external_platform.d/20_nvidia_xcb.json",
+    "egl/egl_external_platform.d/20_nvidia_xlib.json",
+    "glvnd/egl_vendor.d/10_nvidia.json",
+    "nvidia/nvoptix.bin",
+    "vulkan/icd.d/nvidia_icd.json",
+    "vulkan/icd.d/nvidia_layers.json",
+    "vulkan/implicit_layer.d/nvidia_layers.json",
+)
+_XORG = ("/usr/lib/xorg/modules", "/usr/lib64/xorg/modules")
+_MODULES = ("drivers", "extensions", "updates/drivers", "updates/extensions")
 
 
 @dataclass(frozen=True)
@@ -39,7 +67,7 @@ class Library:
     """One shared object. `path` is its real place, `directory` the library directory that it is found from.
 
     `links` are other names that lead to it, relative to such a directory: ``libcuda.so.1``,
-    ``gbm/nvidia-drm_gbm.so``.
+    ``gbm/nvidia-drm_gbm.so``. A container gets them all, the host need not have them.
     """
 
     path: str
@@ -56,14 +84,15 @@ class DriverFiles:
     """Paths on the node, without `root`, under which they lie; `root` is "" for the node's own files.
 
     `links` of the libraries are relative to their directory, such as ``gbm/nvidia-drm_gbm.so``. `files` are
-    mounted where they are. `sockets` are unix sockets and the directory of MPS.
+    mounted where they are. `sockets` are unix sockets and the directory of MPS: the container's path, and
+    where it is on the node, `root` included.
     """
 
     version: str
     architecture: str
     libraries: tuple[Library, ...]
     files: tuple[tuple[str, str], ...] = ()
-    sockets: tuple[str, ...] = ()
+    sockets: tuple[tuple[str, str], ...] = ()
     root: str = ""
 
 
@@ -81,9 +110,11 @@ def read_driver_files(host: Host, version: str, root: str = "", search: tuple[st
     files = (
         *_programs(there),
         *_firmware(there, host, version),
-        *graphics_files(there, architecture, version),
+        *_graphics_files(there, directories, architecture, version),
     )
-    return DriverFiles(version, architecture, libraries, files, tuple(daemon_sockets(host)), root)
+    # the daemons run beside the driver, which may be in a container, or on the node itself
+    sockets = dict(daemon_sockets(host)) | dict(daemon_sockets(there, root))
+    return DriverFiles(version, architecture, libraries, files, tuple(sockets.items()), root)
 
 
 def _no_libcuda(version: str, root: str, directories: tuple[str, ...]) -> PreconditionError:
@@ -142,6 +173,7 @@ def _libraries(host: Host, directories: tuple[str, ...], version: str) -> Iterat
         name = real.rpartition("/")[2]
         if name not in taken:  # the first directory's copy counts, as for the loader
             taken.add(name)
+            links[real] |= {_ALWAYS_LINKED.get(name.partition(".so.")[0], name)}
             yield Library(real, directory, tuple(sorted(links[real] - {name})))
 
 
@@ -175,11 +207,39 @@ def _firmware(there: Host, host: Host, version: str) -> Iterator[tuple[str, str]
             return
 
 
-def daemon_sockets(host: Host) -> Iterator[str]:
-    """Sockets of NVIDIA's daemons, always the node's own. MPS's directory lies in /tmp, where anybody could
-    have made one: only root's counts.
+def _graphics_files(
+    host: Host, libraries: Iterable[str], architecture: str, version: str
+) -> Iterator[tuple[str, str]]:
+    """Container path and real path of each file that is here; `libraries` are the library directories."""
+    icd = f"vulkan/icd.d/nvidia_icd.{architecture}.json"
+    fixed = (f"{root}/{name}" for root in _GRAPHICS_ROOTS for name in (*_GRAPHICS_FILES, icd))
+    for path in (*fixed, "/usr/bin/nvidia-xconfig"):
+        if host.is_file(path):
+            yield path, host.realpath(path)
+    yield from _xorg_modules(host, libraries, version)
+
+
+def _xorg_modules(host: Host, libraries: Iterable[str], version: str) -> Iterator[tuple[str, str]]:
+    """Xorg's driver and its GLX module, in the first directory that has it; the module also by the name that
+    Xorg loads, which the host may lack.
     """
-    yield from (path for path in _SOCKETS if host.exists(path))
+    behind = tuple(one for place in libraries for one in (f"{place}/nvidia/xorg", f"{place}/xorg/modules"))
+    places = [f"{place}/{part}" for place in (*behind, *_XORG) for part in ("", *_MODULES)]
+    for name in ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}"):
+        paths = (f"{place.rstrip('/')}/{name}" for place in places)
+        path = next((path for path in paths if host.is_file(path)), None)
+        if path is not None:
+            yield path, host.realpath(path)
+            if path.endswith(f".{version}"):
+                yield path.removesuffix(f".{version}"), host.realpath(path)
+
+
+def daemon_sockets(host: Host, root: str = "") -> Iterator[tuple[str, str]]:
+    """Sockets of NVIDIA's daemons: the container's path, and the node's, where `host` is below `root`.
+
+    MPS's directory is in /tmp, where any user could have made one: only root's counts.
+    """
+    yield from ((path, f"{root}{path}") for path in SOCKETS if host.exists(path))
     mps = host.stat(_MPS)
     if mps is not None and mps.st_uid == 0 and not host.is_symlink(_MPS):
-        yield _MPS
+        yield _MPS, f"{root}{_MPS}"

@@ -49,7 +49,7 @@ def test_debians_alternatives_lead_to_the_real_files(tmp_path):
         },
     )
     assert libraries(read_driver_files(host, VERSION)) == {
-        f"{real}/libcuda.so.{VERSION}": ("libcuda.so.1",),
+        f"{real}/libcuda.so.{VERSION}": ("libcuda.so", "libcuda.so.1"),
         f"{DEBIAN}/libnvidia-glcore.so.{VERSION}": (),
     }
 
@@ -64,7 +64,7 @@ def test_the_loaders_cache_tells_of_any_other_directory(tmp_path):
     (tmp_path / "etc").mkdir(exist_ok=True)
     (tmp_path / "etc/ld.so.cache").write_bytes(cache)
     assert libraries(read_driver_files(host, VERSION)) == {
-        f"/opt/nvidia/lib/libcuda.so.{VERSION}": ("libcuda.so.1",)
+        f"/opt/nvidia/lib/libcuda.so.{VERSION}": ("libcuda.so", "libcuda.so.1")
     }
 
 
@@ -114,6 +114,36 @@ def test_modules_beside_the_libraries_keep_their_place(tmp_path):
     assert f"{DEBIAN}/libnvidia-egl-gbm.so.1.1.0" in found
 
 
+@pytest.mark.parametrize(
+    ("library", "link"),
+    [
+        ("libcuda", "libcuda.so"),
+        ("libGLX_nvidia", "libGLX_indirect.so.0"),
+        ("libnvidia-opticalflow", "libnvidia-opticalflow.so"),
+        ("libnvidia-allocator", "gbm/nvidia-drm_gbm.so"),
+        ("libnvidia-vulkan-producer", "libnvidia-vulkan-producer.so"),
+    ],
+)
+def test_a_container_gets_links_that_the_host_lacks(tmp_path, library, link):
+    host = node(tmp_path, [f"{DEBIAN}/libcuda.so.{VERSION}", f"{DEBIAN}/{library}.so.{VERSION}"])
+    found = libraries(read_driver_files(host, VERSION))
+    assert found[f"{DEBIAN}/{library}.so.{VERSION}"] == (link,)
+
+
+@pytest.mark.parametrize(
+    "directory",
+    ["/usr/lib/xorg/modules/extensions", f"{DEBIAN}/nvidia/xorg", "/usr/lib64/xorg/modules/updates/drivers"],
+)
+def test_xorg_finds_its_glx_module_by_the_name_without_a_version(tmp_path, directory):
+    real = f"{directory}/libglxserver_nvidia.so.{VERSION}"
+    host = node(tmp_path, [f"{DEBIAN}/libcuda.so.{VERSION}", real, f"{directory}/nvidia_drv.so"])
+    assert set(read_driver_files(host, VERSION).files) == {
+        (real, real),
+        (f"{directory}/libglxserver_nvidia.so", real),
+        (f"{directory}/nvidia_drv.so", f"{directory}/nvidia_drv.so"),
+    }
+
+
 def test_programs_firmware_and_json_files_are_mounted_where_they_are(tmp_path):
     firmware = f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"
     icd = "/usr/share/vulkan/icd.d/nvidia_icd.json"
@@ -157,8 +187,18 @@ def test_a_driver_root_is_looked_at_from_inside(tmp_path):
     assert (found.root, list(libraries(found))) == (root, [f"/opt/lib/libcuda.so.{VERSION}"])
 
 
+def test_sockets_below_a_driver_root_come_before_the_nodes_own(tmp_path):
+    """A driver container runs nvidia-persistenced itself; NVIDIA looks for its socket there alone."""
+    root, persistenced = "/run/nvidia/driver", "/run/nvidia-persistenced/socket"
+    fabric = "/run/nvidia-fabricmanager/socket"
+    libcuda = f"{root}/usr/lib64/libcuda.so.{VERSION}"
+    host = node(tmp_path, [libcuda, f"{root}{persistenced}", persistenced, fabric])
+    found = read_driver_files(host, VERSION, root)
+    assert dict(found.sockets) == {persistenced: f"{root}{persistenced}", fabric: fabric}
+
+
 def test_only_roots_own_mps_directory_is_given_to_containers(tmp_path, monkeypatch):
     host = node(tmp_path, [f"/usr/lib64/libcuda.so.{VERSION}", "/run/nvidia-persistenced/socket"])
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp/nvidia-mps").symlink_to("/etc")
-    assert read_driver_files(host, VERSION).sockets == ("/run/nvidia-persistenced/socket",)
+    assert read_driver_files(host, VERSION).sockets == (("/run/nvidia-persistenced/socket",) * 2,)

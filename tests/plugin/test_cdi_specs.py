@@ -177,7 +177,7 @@ def hooks(made):
 
 def test_hooks_are_those_of_the_program_that_is_there(tmp_path):
     made = Written(with_ctk(tmp_path / "n")).write()
-    assert hooks(made) == ["enable-cuda-compat", "update-ldcache"]  # there are no links to make
+    assert hooks(made) == ["create-symlinks", "enable-cuda-compat", "update-ldcache"]
     hook = made.tree()["containerEdits"]["hooks"][-1]
     assert (hook["path"], hook["args"][:3]) == (CTK, ["nvidia-ctk", "hook", "update-ldcache"])
 
@@ -190,7 +190,7 @@ def test_without_a_program_mounts_do_without_hooks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("disabled", "left"), [(("all",), []), (("enable-cuda-compat",), ["update-ldcache"])]
+    ("disabled", "left"), [(("all",), []), (("enable-cuda-compat",), ["create-symlinks", "update-ldcache"])]
 )
 def test_hooks_can_be_disabled(tmp_path, disabled, left):
     made = Written(with_ctk(tmp_path / "n")).write(replace(CDI, cdi_disable_hooks=disabled))
@@ -224,6 +224,21 @@ def test_a_driver_in_a_container_of_its_own_is_named_by_its_root(tmp_path):
     assert edit == {"path": "/dev/nvidia0", "hostPath": f"{root}/dev/nvidia0"}
     mount = made.tree()["containerEdits"]["mounts"][0]
     assert mount["hostPath"] == f"{root}{LIBRARIES}/libcuda.so.{VERSION}"
+
+
+def test_the_persistence_daemons_socket_is_mounted_with_a_driver_root_of_its_own(tmp_path):
+    """The driver root is mounted at /driver-root; the daemon runs beside that driver."""
+    root, socket = "/run/nvidia/driver", "/run/nvidia-persistenced/socket"
+    files = {
+        f"/driver-root{LIBRARIES}/libcuda.so.{VERSION}": "x",
+        "/driver-root/dev/placeholder": "",
+        f"/driver-root{socket}": "",
+    }
+    host = bare_host(tmp_path / "n", ("/driver-root/dev/nvidia0",), files)
+    made = Written(host).write(replace(CDI, driver_root=root), inventory(gpu(0)))
+    mounts = {mount["containerPath"]: mount for mount in made.tree()["containerEdits"]["mounts"]}
+    assert mounts[socket]["hostPath"] == f"{root}{socket}"
+    assert "noexec" in mounts[socket]["options"]
 
 
 def test_a_hook_program_that_cannot_be_seen_is_named_only_if_it_was_chosen(tmp_path):
@@ -304,7 +319,7 @@ def test_a_hook_program_that_comes_later_is_named(tmp_path):
     place.write_bytes(program)
     place.chmod(0o755)
     made.specs.tick(1000.0)
-    assert hooks(made) == ["enable-cuda-compat", "update-ldcache"]
+    assert hooks(made) == ["create-symlinks", "enable-cuda-compat", "update-ldcache"]
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -96,8 +96,8 @@ def _driver_files(host: Host, settings: Settings, inventory: Inventory, roots: R
     except PreconditionError as error:
         raise PreconditionError(error.message, hint=_NO_LIBCUDA, code=error.code) from error
     sockets = files.sockets
-    if roots.mounted:  # the plugin's own /run isn't the node's
-        sockets = () if roots.driver else tuple(daemon_sockets(Host(host.path(roots.driver_here), {})))
+    if roots.mounted:  # /run of the plugin's own container isn't the node's
+        sockets = tuple(daemon_sockets(Host(host.path(roots.driver_here), {}), roots.driver))
     if "disable-ipc-discoverer" in settings.cdi_feature_flags:
         sockets = ()
     return replace(files, root=roots.driver, sockets=sockets)

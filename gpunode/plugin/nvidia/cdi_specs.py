@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from threading import Lock
 
 from gpunode.cdi.document import encode
+from gpunode.cdi.driver_files import SOCKETS
 from gpunode.cdi.model import Spec
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
@@ -26,7 +27,6 @@ CHECK_SECONDS = 30.0
 RETRY_SECONDS = 5.0  # while something is missing: device files may come a moment after NVML
 _LD_CACHE = "/etc/ld.so.cache"
 _WATCHED = ("/dev", "/dev/nvidia-caps", "/dev/dri", "/dev/infiniband")
-_SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,8 @@ class CdiSpecs:
         ]
         common = wanted.plan.resources[0].common
         classes = ("gpu", *(["imex-channel"] if common.channels else []), *common.cdi)
-        files = (f"{roots.driver_here}{_LD_CACHE}", *_SOCKETS, *map(path_of, classes))
+        there = (f"{roots.driver_here}{path}" for path in (_LD_CACHE, *SOCKETS))
+        files = (*there, *(() if roots.mounted else SOCKETS), *map(path_of, classes))
         hooks = self._hooks.programs(wanted.settings, roots)
         return wanted, hooks, [_mark(host, path) for path in (*devices, *files)]
 
