@@ -20,12 +20,16 @@ _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/
 
 @dataclass(frozen=True)
 class DeviceNode:
-    """A character device: numbers as the kernel gives them, `mode` holds permission bits only."""
+    """A character device: numbers as the kernel gives them, `mode` holds permission bits only.
+
+    `gid` is the group that owns it.
+    """
 
     path: str
     major: int
     minor: int
     mode: int
+    gid: int = 0
 
 
 @dataclass(frozen=True)
@@ -182,11 +186,15 @@ class ReadingHost:
         """The character device at `path`, None if there is none."""
         if not self.live:
             seen = self.recorded("devices", path)
-            return DeviceNode(path, seen["major"], seen["minor"], int(seen["mode"], 8)) if seen else None
+            if not seen:
+                return None
+            numbers = seen["major"], seen["minor"], int(seen["mode"], 8), seen.get("gid", 0)
+            return DeviceNode(path, *numbers)
         found = self.stat(path)
         if found is None or not stat.S_ISCHR(found.st_mode):
             return None
-        return DeviceNode(path, os.major(found.st_rdev), os.minor(found.st_rdev), stat.S_IMODE(found.st_mode))
+        major, minor = os.major(found.st_rdev), os.minor(found.st_rdev)
+        return DeviceNode(path, major, minor, stat.S_IMODE(found.st_mode), found.st_gid)
 
     def file_system(self, path: str) -> FileSystem | None:
         """What is left where `path` lies (statvfs(3)); None if nothing is there. Waits for a stuck one."""

@@ -114,8 +114,8 @@ class RecordingHost(Host):
     def device(self, path: str) -> DeviceNode | None:
         found = Host.device(self, path)
         if found is not None:
-            numbers = {"major": found.major, "minor": found.minor, "mode": f"{found.mode:04o}"}
-            self.heard("devices", path, numbers)
+            facts = {"major": found.major, "minor": found.minor, "mode": f"{found.mode:04o}"}
+            self.heard("devices", path, {**facts, "gid": found.gid} if found.gid else facts)
         return found
 
     def file_system(self, path: str) -> FileSystem | None:

@@ -10,6 +10,7 @@ from gpunode.pattern import pattern
 RECORDING = ".gpunode/recording.json"
 KERNEL_LOG = ".gpunode/kernel.log"
 SECTIONS = ("commands", "devices", "sockets", "daemons", "nvml", "filesystems", "modes", "unreadable")
+_DEVICE_NUMBERS = (("major", None), ("minor", None), ("gid", 0))
 _OCTAL = pattern(r"[0-7]{1,4}")
 
 
@@ -57,10 +58,12 @@ def _problem(section: str, value: Any) -> str:
             "" if texts and type(value.get("code", 0)) is int else "code, stdout or stderr has a wrong type"
         )
     if section == "devices":
-        numbers = all(type(value.get(name)) is int for name in ("major", "minor"))
+        numbers = all(type(value.get(name, default)) is int for name, default in _DEVICE_NUMBERS)
         mode = value.get("mode")
         octal = isinstance(mode, str) and _OCTAL.fullmatch(mode) is not None
         return (
-            "" if numbers and octal else 'a device has whole numbers major and minor, and a mode like "0666"'
+            ""
+            if numbers and octal
+            else 'a device has whole numbers major, minor and gid, and a mode like "0666"'
         )
     return ""

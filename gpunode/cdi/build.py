@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gpunode.cdi.common import common_edits, natural, node_edits
+from gpunode.cdi.common import common_edits, device_edits, natural
 from gpunode.cdi.driver_files import DriverFiles
 from gpunode.cdi.hooks import HookProgram, link_hook
 from gpunode.cdi.model import NEWEST, Device, Edits, Spec, Version
 from gpunode.cdi.nodes import NodeFacts, gpu_node, mig_nodes
-from gpunode.cdi.versions import needed, text
+from gpunode.cdi.versions import GROUPS, needed, text
 from gpunode.dataclass import dataclass, replace
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.cdi import known_gpus
@@ -72,12 +72,14 @@ def build(
             code="no-devices",
         )
     names, note = _strategies(form)
-    devices = tuple(_devices(found, names, nodes.dev_root, hooks, form.every))
+    groups = form.limit >= GROUPS
+    devices = tuple(_devices(found, names, nodes, hooks, form.every, groups))
     notes += [note] if note else []
     notes += _missing_control(nodes)
-    common = common_edits(nodes, files, hooks)
+    common = common_edits(nodes, files, hooks, groups=groups)
     paths = {node.path for edits in (common, *(one.edits for one in devices)) for node in edits.nodes}
-    numbers = tuple((path, *nodes.present[path]) for path in sorted(paths, key=natural))
+    present = (nodes.present[path] for path in sorted(paths, key=natural))
+    numbers = tuple((node.path, node.major, node.minor) for node in present)
     spec = Spec(f"{form.vendor}/{form.device_class}", devices, common, numbers=numbers)
     version = needed(spec)
     if version > form.limit:
@@ -144,7 +146,12 @@ def _mig_drm(gpu: Gpu, mig: MigDevice, facts: NodeFacts) -> tuple[str, ...]:
 
 
 def _devices(
-    found: tuple[_Found, ...], names: tuple[str, ...], dev_root: str, hooks: HookProgram | None, every: bool
+    found: tuple[_Found, ...],
+    names: tuple[str, ...],
+    facts: NodeFacts,
+    hooks: HookProgram | None,
+    every: bool,
+    groups: bool,
 ) -> Iterator[Device]:
     """Every device once for each kind of name, then ``all``. A name that is taken isn't given again.
 
@@ -157,15 +164,16 @@ def _devices(
             name = _name(device, kind)
             if name not in taken and _NAME.fullmatch(name):
                 taken.add(name)
-                yield Device(name, _edits((device,), dev_root, hooks))
+                yield Device(name, _edits((device,), facts, hooks, groups))
     if every:
-        yield Device("all", _edits(found, dev_root, hooks))
+        yield Device("all", _edits(found, facts, hooks, groups))
 
 
-def _edits(devices: tuple[_Found, ...], dev_root: str, hooks: HookProgram | None) -> Edits:
-    nodes = node_edits((path for device in devices for path in device.nodes), dev_root)
+def _edits(devices: tuple[_Found, ...], facts: NodeFacts, hooks: HookProgram | None, groups: bool) -> Edits:
+    nodes = (facts.present[path] for device in devices for path in device.nodes)
     links = sorted({link for device in devices for link in _by_path(device)}, key=natural)
-    return Edits(nodes=nodes, hooks=link_hook(hooks, links) if hooks else ())
+    edits = device_edits(nodes, facts.dev_root, groups=groups)
+    return replace(edits, hooks=link_hook(hooks, links) if hooks else ())
 
 
 def _by_path(device: _Found) -> Iterator[str]:

@@ -8,20 +8,25 @@ from collections.abc import Iterable, Iterator
 from gpunode.cdi.driver_files import DriverFiles
 from gpunode.cdi.hooks import HookProgram, hooks_for
 from gpunode.cdi.model import SOCKET, Edits, Mount, NodeEdit
-from gpunode.cdi.nodes import CONTROL, NodeFacts
+from gpunode.cdi.nodes import CONTROL, NodeFacts, open_to_group_only
+from gpunode.dataclass import replace
+from gpunode.host import DeviceNode
 
 
-def common_edits(nodes: NodeFacts, files: DriverFiles, hooks: HookProgram | None) -> Edits:
+def common_edits(
+    nodes: NodeFacts, files: DriverFiles, hooks: HookProgram | None, *, groups: bool = False
+) -> Edits:
     """With `hooks` NVIDIA's own do the container's links and cache; without, the mounts do."""
-    control = node_edits((path for path in CONTROL if path in nodes.present), nodes.dev_root)
+    present = [nodes.present[path] for path in CONTROL if path in nodes.present]
+    control = device_edits(present, nodes.dev_root, groups=groups)
     # keeps NVIDIA's own runtime, where it is the default, from injecting the GPUs once more
     void = "NVIDIA_VISIBLE_DEVICES=void"
     if hooks is None:
-        return Edits((void,), control, _mounts(files, _by_soname(files)))
+        return replace(control, env=(void,), mounts=_mounts(files, _by_soname(files)))
     folders = tuple(dict.fromkeys(library.directory for library in files.libraries))
     env = (void, f"NVIDIA_CTK_LIBCUDA_DIR={':'.join(folders)}")
     mounts = _mounts(files, (Mount(one.path, f"{files.root}{one.path}") for one in files.libraries))
-    return Edits(env, control, mounts, hooks_for(hooks, files, folders))
+    return replace(control, env=env, mounts=mounts, hooks=hooks_for(hooks, files, folders))
 
 
 def _by_soname(files: DriverFiles) -> Iterator[Mount]:
@@ -52,10 +57,26 @@ def _mounts(files: DriverFiles, libraries: Iterable[Mount]) -> tuple[Mount, ...]
     return tuple(unique[path] for path in sorted(unique, key=natural))
 
 
-def node_edits(paths: Iterable[str], dev_root: str) -> tuple[NodeEdit, ...]:
-    """Device files in order, with where they lie on the node if that is below another root."""
-    ordered = sorted(set(paths), key=natural)
-    return tuple(NodeEdit(path, f"{dev_root}{path}" if dev_root else "") for path in ordered)
+def device_edits(devices: Iterable[DeviceNode], dev_root: str, *, groups: bool = False) -> Edits:
+    """Device files in order, with their place on the node where that is below another root.
+
+    With `groups` a file that is open only to its group keeps mode and group, and the container's processes
+    join that group, as nvidia-ctk writes it. Without, an engine here doesn't know additionalGids, and every
+    process of the container may open the file, as such an engine lets it anyway.
+    """
+    by_path = {device.path: device for device in devices}
+    nodes, gids = [], set()
+    for path in sorted(by_path, key=natural):
+        device = by_path[path]
+        host_path = f"{dev_root}{path}" if dev_root else ""
+        if not open_to_group_only(device):
+            nodes.append(NodeEdit(path, host_path, device.mode, device.gid if groups else 0))
+        elif groups:
+            nodes.append(NodeEdit(path, host_path, device.mode, device.gid))
+            gids.add(device.gid)
+        else:
+            nodes.append(NodeEdit(path, host_path, device.mode | 0o666))
+    return Edits(nodes=tuple(nodes), gids=tuple(sorted(gids)))
 
 
 def natural(path: str) -> tuple[tuple[int, int, str], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpunode.cdi import refresh
 from gpunode.cdi.build import Form
 from gpunode.cdi.document import encode
+from gpunode.cdi.engines import newest_used, readable
 from gpunode.cdi.generate import Sources, generate
 from gpunode.cdi.places import (
     NVIDIA_UNITS,
@@ -36,7 +37,7 @@ def companions(host: Host, engines: tuple[Daemon, ...], *, units: bool) -> Compa
 
     `GpunodeError` if the GPUs can't be described or another file already defines them in the same directory.
     """
-    newest = limit(engines)
+    newest = min(limit(engines), readable(host, newest_used(host)))
     built = generate(host, Sources(), Form(limit=newest))
     found = rivals(host, STANDARD, built.spec)
     refuse_conflict(found)

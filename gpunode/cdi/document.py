@@ -49,7 +49,10 @@ def as_tree(spec: Spec) -> dict[str, Any]:
 def _edits(edits: Edits) -> dict[str, Any]:
     tree: dict[str, Any] = {
         "env": list(edits.env),
-        "deviceNodes": [_filled(path=node.path, hostPath=node.host_path) for node in edits.nodes],
+        "deviceNodes": [
+            _filled(path=node.path, hostPath=node.host_path, fileMode=node.mode, gid=node.gid)
+            for node in edits.nodes
+        ],
         "mounts": [
             {"hostPath": one.host_path, "containerPath": one.container_path, "options": list(one.options)}
             for one in edits.mounts
@@ -58,6 +61,7 @@ def _edits(edits: Edits) -> dict[str, Any]:
             _filled(hookName=hook.name, path=hook.path, args=list(hook.args), env=list(hook.env))
             for hook in edits.hooks
         ],
+        "additionalGids": list(edits.gids),
     }
     return _filled(**tree)
 
@@ -74,7 +78,7 @@ def _lines(value: Any, indent: str) -> Iterator[str]:
                 yield f"{indent}{key}:"
                 yield from _lines(item, indent + "  ")
             else:
-                yield f"{indent}{key}: {_quoted(item)}"
+                yield f"{indent}{key}: {_scalar(item)}"
         return
     for item in value:
         if isinstance(item, dict):
@@ -82,10 +86,10 @@ def _lines(value: Any, indent: str) -> Iterator[str]:
             yield f"{indent}- {first.lstrip()}"
             yield from rest
         else:
-            yield f"{indent}- {_quoted(item)}"
+            yield f"{indent}- {_scalar(item)}"
 
 
-def _quoted(text: str) -> str:
-    """A double-quoted YAML scalar: JSON's, but for what YAML wants escaped (spec 1.2.2, 5.7)."""
-    quoted = json.dumps(text, ensure_ascii=False)
+def _scalar(value: str | int) -> str:
+    """A number, or a double-quoted YAML string: JSON's, but for what YAML wants escaped (spec 1.2.2, 5.7)."""
+    quoted = json.dumps(value, ensure_ascii=False)
     return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", quoted)

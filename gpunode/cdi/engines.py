@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from gpunode.cdi.model import NEWEST, Version
-from gpunode.cdi.versions import limit, oldest
+from gpunode.cdi.nodes import need_groups
+from gpunode.cdi.versions import DOTS, GROUPS, UNKNOWN_ENGINE, limit, oldest
 from gpunode.errors import GpunodeError
 from gpunode.facts.containerd import find_containerd
 from gpunode.facts.crio import find_crio
@@ -33,6 +34,13 @@ def installed(host: Host, names: Iterable[str] = tuple(_FINDERS)) -> tuple[Daemo
         if daemon is not None:
             found.append(daemon)
     return tuple(found)
+
+
+def newest_used(host: Host, dev_root: str = "", *, dots: bool = False) -> Version:
+    """The newest version that a specification of this node makes use of, where engines read it."""
+    if need_groups(host, dev_root.rstrip("/")):
+        return GROUPS
+    return DOTS if dots else UNKNOWN_ENGINE
 
 
 def readable(host: Host, wanted: Version) -> Version:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from gpunode.cdi.common import node_edits
+from gpunode.cdi.common import device_edits
 from gpunode.cdi.model import Device, Edits, Mount, Spec
+from gpunode.cdi.nodes import devices_below
 from gpunode.cdi.versions import needed
-from gpunode.host import Host
+from gpunode.dataclass import replace
+from gpunode.host import DeviceNode, Host
 
 _PLACES = {
     "gdrcopy": ("/dev", r"gdrdrv"),
@@ -19,14 +21,13 @@ _PLACES = {
 _GDS_FILES = ("/run/udev", "/etc/cufile.json")
 
 
-def feature_nodes(host: Host, dev_root: str = "") -> Mapping[str, tuple[str, ...]]:
-    """Device files by class, without `dev_root`, below which they lie; empty where there are none."""
-    found = {}
+def feature_nodes(host: Host, dev_root: str = "") -> Mapping[str, tuple[DeviceNode, ...]]:
+    """Device files by class, without the `dev_root` below which they are; empty where there are none."""
+    classes = {}
     for name, (place, pattern) in _PLACES.items():
-        devices = host.devices(f"{dev_root}{place}")
-        paths = (device.path.removeprefix(dev_root) for device in devices)
-        found[name] = tuple(path for path in paths if re.fullmatch(pattern, path.rpartition("/")[2]))
-    return found
+        devices = devices_below(host, dev_root, place)
+        classes[name] = tuple(one for one in devices if re.fullmatch(pattern, one.path.rpartition("/")[2]))
+    return classes
 
 
 def gds_mounts(host: Host, root: str = "", root_here: str = "") -> tuple[Mount, ...]:
@@ -39,12 +40,14 @@ def gds_mounts(host: Host, root: str = "", root_here: str = "") -> tuple[Mount, 
 
 
 def feature_spec(
-    kind: str, devices: Mapping[str, tuple[str, ...]], mounts: tuple[Mount, ...] = (), dev_root: str = ""
+    kind: str,
+    devices: Mapping[str, Iterable[DeviceNode]],
+    mounts: tuple[Mount, ...] = (),
+    dev_root: str = "",
 ) -> Spec:
     """A specification of these device files by name: ``all``, or a channel's number."""
     made = tuple(
-        Device(name, Edits(nodes=node_edits(paths, dev_root), mounts=mounts))
-        for name, paths in devices.items()
+        Device(name, replace(device_edits(nodes, dev_root), mounts=mounts)) for name, nodes in devices.items()
     )
     spec = Spec(kind, made, Edits())
     return Spec(kind, made, Edits(), needed(spec))

@@ -18,12 +18,15 @@ class NodeEdit:
     an engine that finds none looks at the node itself (`fillMissingInfo` in CDI's container-edits_unix.go, in
     every release since 0.3.0): what isn't recorded can't become stale. A daemon remembers what it saw until
     the file changes, though, so a comment holds the numbers (`Spec.numbers`) and the file changes with them.
-    Without a mode either, runc makes the container's node 0666, so no supplementary groups (which need CDI
-    0.7.0) are wanted.
+
+    The mode is written: without it, engines up to CDI library 1.0 make the container's node 0666, and later
+    ones take the node's own mode but give it to root:root. 0 is an unknown mode, and `gid` 0 root's group.
     """
 
     path: str
     host_path: str = ""
+    mode: int = 0
+    gid: int = 0
 
 
 @dataclass(frozen=True, order=True)
@@ -47,12 +50,13 @@ class Hook:
 
 @dataclass(frozen=True)
 class Edits:
-    """What is done to a container."""
+    """What is done to a container. Its processes join the groups `gids` (CDI 0.7.0 and later)."""
 
     env: tuple[str, ...] = ()
     nodes: tuple[NodeEdit, ...] = ()
     mounts: tuple[Mount, ...] = ()
     hooks: tuple[Hook, ...] = ()
+    gids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

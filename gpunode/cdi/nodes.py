@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 
-from gpunode.dataclass import dataclass, field
+from gpunode.dataclass import dataclass, field, replace
 from gpunode.facts.devices import driver_gpus
 from gpunode.gpu.model import Gpu, MigDevice
-from gpunode.host import Host
+from gpunode.host import DeviceNode, Host
 
 CONTROL = ("/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl")
 MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
@@ -17,13 +17,13 @@ _PCI = "/sys/bus/pci/devices"
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """`present` maps paths of character devices, without `dev_root`, below which they lie, to their numbers.
+    """`present` has character devices by path, without the `dev_root` below which they are.
 
     `drm` maps a PCI address to its nodes, `caps` a line of mig-minors (``gpu0/gi1/access``) to the number of
     its /dev/nvidia-caps node, `minors` a PCI address to N of /dev/nvidiaN.
     """
 
-    present: Mapping[str, tuple[int, int]]
+    present: Mapping[str, DeviceNode]
     drm: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     caps: Mapping[str, int] = field(default_factory=dict)
     minors: Mapping[str, int] = field(default_factory=dict)
@@ -32,9 +32,7 @@ class NodeFacts:
 
 def read_nodes(host: Host, gpus: tuple[Gpu, ...], dev_root: str = "") -> NodeFacts:
     """What is there for these GPUs. `dev_root` is the directory above another /dev, "" for the node's own."""
-    places = ("/dev", "/dev/nvidia-caps", "/dev/dri")
-    found = (node for place in places for node in host.devices(f"{dev_root}{place}"))
-    present = {node.path.removeprefix(dev_root): (node.major, node.minor) for node in found}
+    present = {node.path: node for node in _devices(host, dev_root)}
     return NodeFacts(
         present,
         {gpu.pci: _drm(host, gpu.pci, present) for gpu in gpus if gpu.pci},
@@ -42,6 +40,28 @@ def read_nodes(host: Host, gpus: tuple[Gpu, ...], dev_root: str = "") -> NodeFac
         {gpu.address: gpu.minor for gpu in driver_gpus(host) if gpu.minor is not None},
         dev_root,
     )
+
+
+def _devices(host: Host, dev_root: str) -> Iterator[DeviceNode]:
+    for directory in ("/dev", "/dev/nvidia-caps", "/dev/dri"):
+        yield from devices_below(host, dev_root, directory)
+
+
+def devices_below(host: Host, dev_root: str, directory: str) -> Iterator[DeviceNode]:
+    """Character devices of a directory below `dev_root`, by their paths without it."""
+    for node in host.devices(f"{dev_root}{directory}"):
+        yield replace(node, path=node.path.removeprefix(dev_root))
+
+
+def need_groups(host: Host, dev_root: str = "") -> bool:
+    """Whether a device file that a specification may name is open only to a group."""
+    nodes = (node for node in _devices(host, dev_root) if node.path.startswith(("/dev/nvidia", "/dev/dri/")))
+    return any(open_to_group_only(node) for node in nodes)
+
+
+def open_to_group_only(node: DeviceNode) -> bool:
+    """Whether only this device's group may read and write it (`getAdditionalGIDs` in nvidia-ctk)."""
+    return node.gid != 0 and node.mode & 0o006 != 0o006
 
 
 def _drm(host: Host, pci: str, present: Container[str]) -> tuple[str, ...]:

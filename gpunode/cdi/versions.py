@@ -15,7 +15,9 @@ from gpunode.tables import numbers, table
 
 OLDEST: Version = (0, 3, 0)
 _NAMES: Version = (0, 5, 0)
-_DOTS: Version = (0, 6, 0)
+DOTS: Version = (0, 6, 0)
+GROUPS: Version = (0, 7, 0)  # additionalGids
+UNKNOWN_ENGINE = _NAMES  # an engine of an unknown kind or release is taken to read this
 
 
 @cache
@@ -31,11 +33,11 @@ def _readers() -> dict[str, tuple[tuple[Version, Version], ...]]:
 def reads(engine: str, release: tuple[int, ...]) -> Version | None:
     """The newest specification that this release of an engine reads; None if it knows no CDI.
 
-    An engine that isn't listed, or that doesn't tell its release, is taken to read what all listed ones do.
+    An engine that isn't listed, or of which the release is unknown, is taken to read `UNKNOWN_ENGINE`.
     """
     readers = _readers()
     if engine not in readers or not release:
-        return _NAMES
+        return UNKNOWN_ENGINE
     padded = (*release, 0, 0)[:3]
     known = [version for since, version in readers[engine] if since <= padded]
     return known[-1] if known else None
@@ -54,10 +56,12 @@ def limit(engines: Iterable[Daemon]) -> Version:
 
 def needed(spec: Spec) -> Version:
     """The lowest version that has everything in `spec`, by CDI's own rules (`MinimumRequiredVersion`)."""
-    if "." in spec.kind.partition("/")[2]:
-        return _DOTS
-    digits = any(not device.name[:1].isalpha() for device in spec.devices)
     edits = (spec.edits, *(device.edits for device in spec.devices))
+    if any(edit.gids for edit in edits):
+        return GROUPS
+    if "." in spec.kind.partition("/")[2]:
+        return DOTS
+    digits = any(not device.name[:1].isalpha() for device in spec.devices)
     return _NAMES if digits or any(_other_path(edit) for edit in edits) else OLDEST
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 from gpunode.cdi.build import STRATEGIES, Built, Form
-from gpunode.cdi.engines import readable
+from gpunode.cdi.engines import newest_used, readable
 from gpunode.cdi.generate import Sources, generate
-from gpunode.cdi.model import Version
 from gpunode.dataclass import dataclass
 from gpunode.errors import UsageError
 from gpunode.host import Host
@@ -57,8 +56,8 @@ def check(content: Content) -> None:
 def make(host: Host, content: Content, progress: Progress) -> Built:
     """Ask the node and build the specification that every engine on it reads."""
     check(content)
-    dotted: Version = (0, 6, 0)
-    limit = readable(host, dotted if "." in content.device_class else (0, 5, 0))
+    dev_root = content.dev_root or content.driver_root
+    limit = readable(host, newest_used(host, dev_root, dots="." in content.device_class))
     form = Form(content.vendor, content.device_class, content.names, limit)
     sources = Sources(content.driver_root, content.dev_root, content.library_path, content.hooks)
     with progress.step("asking NVML and looking for the driver's files"):

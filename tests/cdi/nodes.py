@@ -3,6 +3,7 @@
 from gpunode.cdi.driver_files import DriverFiles, Library
 from gpunode.cdi.nodes import CONTROL, NodeFacts
 from gpunode.gpu.model import Gpu, Inventory, MigDevice
+from gpunode.host import DeviceNode
 
 VERSION = "550.54.15"
 DIRECTORY = "/usr/lib/x86_64-linux-gnu"
@@ -24,7 +25,9 @@ def inventory(*gpus):
 
 def facts(*paths, control=CONTROL, **more):
     """These device files and the control nodes, with numbers that nobody looks at."""
-    return NodeFacts({path: (195, number) for number, path in enumerate((*control, *paths))}, **more)
+    return NodeFacts(
+        {path: DeviceNode(path, 195, number, 0o666) for number, path in enumerate((*control, *paths))}, **more
+    )
 
 
 def driver(*more, **fields):

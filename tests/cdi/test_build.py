@@ -9,7 +9,9 @@ from gpunode.cdi.common import natural
 from gpunode.cdi.document import as_tree, encode
 from gpunode.cdi.driver_files import Library
 from gpunode.cdi.hooks import HookProgram
+from gpunode.dataclass import replace
 from gpunode.errors import GpunodeError, PreconditionError
+from gpunode.host import DeviceNode
 from tests.cdi.nodes import DIRECTORY, VERSION, driver, facts, gpu, inventory, mig
 
 HOOKS = HookProgram(
@@ -95,6 +97,36 @@ def test_the_drivers_own_list_tells_a_minor_number_that_nvml_does_not():
     silent = type(silent)(silent.index, silent.uuid, silent.name, silent.pci)
     nodes = facts("/dev/nvidia5", minors={silent.pci: 5})
     assert paths(build(inventory(silent), nodes, driver(), None, Form()).spec, "0") == ["/dev/nvidia5"]
+
+
+RENDER = DeviceNode("/dev/dri/renderD128", 226, 128, 0o660, 105)
+
+
+def with_render_node(limit):
+    drm = {"0000:00:00.0": (RENDER.path,)}
+    nodes = facts("/dev/nvidia0", drm=drm)
+    nodes = replace(nodes, present={**nodes.present, RENDER.path: RENDER})
+    return build(inventory(gpu(0)), nodes, driver(), None, Form(limit=limit)).spec
+
+
+def test_a_node_that_is_open_to_a_group_keeps_it_and_the_container_joins_that_group():
+    spec = with_render_node((0, 8, 0))
+    edits = as_tree(spec)["devices"][0]["containerEdits"]
+    assert edits["deviceNodes"] == [
+        {"path": "/dev/nvidia0", "fileMode": 0o666},
+        {"path": RENDER.path, "fileMode": 0o660, "gid": 105},
+    ]
+    assert edits["additionalGids"] == [105]
+    assert spec.version == (0, 7, 0)
+    assert "additionalGids" not in as_tree(spec)["containerEdits"]
+
+
+def test_where_an_engine_knows_no_groups_every_process_of_the_container_may_open_the_node():
+    spec = with_render_node((0, 6, 0))
+    edits = as_tree(spec)["devices"][0]["containerEdits"]
+    assert edits["deviceNodes"][1] == {"path": RENDER.path, "fileMode": 0o666}
+    assert "additionalGids" not in edits
+    assert spec.version == (0, 5, 0)
 
 
 def test_a_gpu_brings_its_own_drm_nodes_and_a_mig_device_only_with_graphics():

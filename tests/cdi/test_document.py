@@ -15,9 +15,10 @@ NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
 EDITS = st.builds(
     Edits,
     st.tuples(TEXT),
-    st.tuples(st.builds(NodeEdit, NAMES, TEXT)),
+    st.tuples(st.builds(NodeEdit, NAMES, TEXT, st.integers(0, 0o777), st.integers(0, 2**32 - 1))),
     st.lists(st.builds(Mount, TEXT, TEXT, st.tuples(TEXT)), max_size=2).map(tuple),
     st.lists(st.builds(Hook, TEXT, st.tuples(TEXT)), max_size=2).map(tuple),
+    st.lists(st.integers(1, 2**32 - 1), max_size=2).map(tuple),
 )
 SPECS = st.builds(
     Spec, TEXT, st.lists(st.builds(Device, TEXT, EDITS), min_size=1, max_size=3).map(tuple), EDITS
@@ -39,15 +40,21 @@ def test_a_name_stays_a_string_whatever_yaml_makes_of_it_bare(name):
 
 def test_only_fields_that_cdi_knows_are_written():
     """Engines read strictly: one unknown field, and none of the devices is known."""
-    node, mount, hook = NodeEdit("/dev/a", "/x/dev/a"), Mount("/c", "/h"), Hook("/bin/h", ("h",), ("E=1",))
-    spec = Spec("v/c", (Device("0", Edits(nodes=(node,))),), Edits(("A=1",), (node,), (mount,), (hook,)))
+    node, mount, hook = (
+        NodeEdit("/dev/a", "/x/dev/a", 0o660, 44),
+        Mount("/c", "/h"),
+        Hook("/bin/h", ("h",), ("E=1",)),
+    )
+    spec = Spec(
+        "v/c", (Device("0", Edits(nodes=(node,))),), Edits(("A=1",), (node,), (mount,), (hook,), (44,))
+    )
     tree = as_tree(spec)
     assert list(tree) == ["cdiVersion", "kind", "devices", "containerEdits"]
     assert list(tree["devices"][0]) == ["name", "containerEdits"]
     edits = tree["containerEdits"]
-    assert list(edits) == ["env", "deviceNodes", "mounts", "hooks"]
+    assert list(edits) == ["env", "deviceNodes", "mounts", "hooks", "additionalGids"]
     assert [list(edits[key][0]) for key in ("deviceNodes", "mounts", "hooks")] == [
-        ["path", "hostPath"],
+        ["path", "hostPath", "fileMode", "gid"],
         ["hostPath", "containerPath", "options"],
         ["hookName", "path", "args", "env"],
     ]

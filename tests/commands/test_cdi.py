@@ -315,6 +315,31 @@ def test_units_come_and_go_and_a_strangers_file_stays(recorded):
     assert (refused.code, stranger.read_text()) == (1, "[Path]\n")
 
 
+@pytest.mark.parametrize(
+    ("containerd", "version", "node", "groups"),
+    [
+        ("1.7.2", "0.5.0", {"fileMode": 0o666}, None),
+        ("2.2.1", "0.7.0", {"fileMode": 0o660, "gid": 44}, [44]),
+    ],
+)
+def test_a_drm_nodes_group_is_given_where_every_engine_knows_groups(
+    containerd, version, node, groups, tmp_path
+):
+    spec = machine_spec("healthy-h100")
+    gpu = spec["recording"]["nvml"]["inventory"]["gpus"][0]
+    spec["files"][f"/sys/bus/pci/devices/{gpu['pci']}/drm/card0/dev"] = "226:0\n"
+    device = {"major": 226, "minor": 0, "mode": "0660", "gid": 44}
+    spec["recording"]["devices"]["/dev/dri/card0"] = device
+    spec["recording"]["commands"]["/usr/bin/containerd --version"]["stdout"] = f"containerd x v{containerd} y"
+    root = build_machine(spec, tmp_path / "node")
+    assert refresh(root).code == 0
+    tree = yaml.safe_load((root / STANDARD).read_text())
+    edits = tree["devices"][0]["containerEdits"]
+    assert tree["cdiVersion"] == version
+    assert edits["deviceNodes"][1] == {"path": "/dev/dri/card0", **node}
+    assert edits.get("additionalGids") == groups
+
+
 # --- the file that nvidia-ctk writes --------------------------------------------------------------------
 
 

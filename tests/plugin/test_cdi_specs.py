@@ -221,7 +221,7 @@ def test_a_driver_in_a_container_of_its_own_is_named_by_its_root(tmp_path):
     made.write(replace(CDI, driver_root=root), inventory(gpu(0)))
     (device,) = made.tree()["devices"]
     (edit,) = device["containerEdits"]["deviceNodes"]
-    assert edit == {"path": "/dev/nvidia0", "hostPath": f"{root}/dev/nvidia0"}
+    assert edit == {"path": "/dev/nvidia0", "hostPath": f"{root}/dev/nvidia0", "fileMode": 0o666}
     mount = made.tree()["containerEdits"]["mounts"][0]
     assert mount["hostPath"] == f"{root}{LIBRARIES}/libcuda.so.{VERSION}"
 

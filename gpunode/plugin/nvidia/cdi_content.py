@@ -10,6 +10,7 @@ from gpunode.cdi.features import feature_nodes, feature_spec, gds_mounts
 from gpunode.cdi.hooks import HookProgram
 from gpunode.cdi.model import Spec
 from gpunode.cdi.nodes import read_nodes
+from gpunode.cdi.versions import UNKNOWN_ENGINE
 from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.gpu.model import Gpu, Inventory
@@ -56,7 +57,9 @@ def make_content(
     nodes = replace(read_nodes(host, advertised.gpus, roots.dev_here), dev_root=roots.dev)
     by_index = settings.device_id_strategy == INDEX
     whole = settings.mig_strategy == "none"
-    form = Form(CDI_VENDOR, "gpu", (INDEX,) if by_index else (UUID,), every=False, whole=whole)
+    names = (INDEX,) if by_index else (UUID,)
+    # the engine is outside the plugin's container and may be old
+    form = Form(CDI_VENDOR, "gpu", names, UNKNOWN_ENGINE, every=False, whole=whole)
     built = build(advertised, nodes, _driver_files(host, settings, inventory, roots), hooks, form)
     described = {device.name for device in built.spec.devices}
     missing = {
@@ -105,13 +108,15 @@ def _driver_files(host: Host, settings: Settings, inventory: Inventory, roots: R
 
 def _others(host: Host, common: Common, roots: Roots) -> Iterator[tuple[str, Spec]]:
     """The classes beside the GPUs that the plan found something for."""
+    found = feature_nodes(host, roots.dev_here) if common.cdi or common.channels else {}
     if common.channels:
-        channels = {str(channel): (imex_node(channel),) for channel in common.channels}
+        nodes = {node.path: node for node in found["imex-channel"]}
+        paths = {channel: imex_node(channel) for channel in common.channels}
+        channels = {str(channel): (nodes[path],) for channel, path in paths.items() if path in nodes}
         yield (
             path_of("imex-channel"),
             feature_spec(f"{CDI_VENDOR}/imex-channel", channels, dev_root=roots.dev),
         )
-    found = feature_nodes(host, roots.dev_here) if common.cdi else {}
     for name in common.cdi:
         mounts = gds_mounts(host, roots.driver, roots.driver_here) if name == "gds" else ()
         yield path_of(name), feature_spec(f"{CDI_VENDOR}/{name}", {"all": found[name]}, mounts, roots.dev)
