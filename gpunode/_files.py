@@ -140,9 +140,21 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def refuse_shared_directory(real: Path, path: str) -> None:
+    """`PreconditionError` unless it is a directory, not a symlink, of this user that no other can write."""
+    found = real.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & OTHERS_MAY_WRITE:
+        return
+    raise PreconditionError(
+        f"{path} must be a directory that belongs to this user and that no other user can write",
+        hint=f"find out who created it, then remove it: ls -ld {path}",
+        code="unsafe-directory",
+    )
+
+
 @contextmanager
 def exclusive_lock(path: Path, timeout: float) -> Iterator[None]:
-    """flock(2) on `path`; TimeoutError names the holder's pid."""
+    """flock(2) on `path`; TimeoutError names the holder's pid if the file holds that of a live process."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -156,7 +168,8 @@ def exclusive_lock(path: Path, timeout: float) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
-                    raise TimeoutError(f"pid {holder}, lock {path}") from None
+                    alive = holder.isdecimal() and Path("/proc", holder).exists()
+                    raise TimeoutError(f"{f'pid {holder}, ' if alive else ''}lock {path}") from None
                 time.sleep(0.05)
         with suppress(OSError):  # on a full disk the next one waits for a pid that it can't name
             os.ftruncate(descriptor, 0)

@@ -22,7 +22,7 @@ from gpunode.host import Host
 from gpunode.result import Change
 
 STATE_DIRECTORY = "/var/lib/gpunode"
-LOCK = "/run/lock/gpunode.lock"
+LOCK = "/run/gpunode/lock"  # in our own directory: every user can create files in /run/lock
 KEEP = 50  # undoing needs the entries that tell what was there before the first change
 LIST_HINT = "see what there is: gpunode journal list"
 OPEN_STATES = ("begun", "applied")
@@ -320,11 +320,12 @@ def state_directory(host: Host) -> str:
 
 
 def lock_path(host: Host) -> str:
-    """The lock that whoever changes the node, or a user's own engine, holds."""
+    """The lock held by a run that changes the node, or a user's own engine."""
     if host.environ.get("GPUNODE_STATE_DIR"):
         return f"{state_directory(host)}/lock"
     if _is_users(host):
-        return f"{host.environ.get('XDG_RUNTIME_DIR') or state_directory(host)}/gpunode.lock"
+        base = host.environ.get("XDG_RUNTIME_DIR")
+        return f"{base}/gpunode/lock" if base else f"{state_directory(host)}/lock"
     return LOCK
 
 

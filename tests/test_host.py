@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpunode._files import explain_os_error
-from gpunode.errors import ConfigError, DaemonError, PreconditionError
+from gpunode.errors import ConfigError, DaemonError, GpunodeError, PreconditionError
 from gpunode.host import Host
 
 
@@ -215,6 +215,43 @@ def test_the_second_of_two_waits_for_the_lock_and_then_refuses(tmp_path: Path) -
     ):
         pytest.fail("both hold the lock")
     assert str(os.getpid()) in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["root \x1b[31mrun me", "99999999", "0", "1 2", "-1", ""])
+def test_the_refusal_names_only_a_live_process(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "lock"
+    with Host().lock(str(path), timeout=1):
+        path.write_text(text)
+        with pytest.raises(PreconditionError) as caught, Host().lock(str(path), timeout=0.1):
+            pytest.fail("both hold the lock")
+    assert caught.value.message == f"another gpunode is changing this node (lock {path})"
+
+
+@pytest.mark.parametrize("kind", ["symlink", "writable", "file", "foreign"])
+def test_a_lock_in_a_directory_of_others_is_refused(tmp_path: Path, kind: str) -> None:
+    place, elsewhere = tmp_path / "place", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if kind == "symlink":
+        place.symlink_to(elsewhere)
+    elif kind == "file":
+        place.write_text("")
+    else:
+        place.mkdir()
+        place.chmod(0o1777 if kind == "writable" else 0o755)
+    if kind == "foreign":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a directory to another user")
+        os.chown(place, 65534, 65534)
+    with pytest.raises(GpunodeError) as caught, Host().lock(str(place / "lock"), timeout=0.1):
+        pytest.fail("locked")
+    assert str(place) in caught.value.message and caught.value.hint
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_directory_made_for_a_lock_is_closed_to_others(tmp_path: Path) -> None:
+    with Host().lock(str(tmp_path / "run/gpunode/lock"), timeout=1):
+        assert (tmp_path / "run/gpunode").stat().st_mode & 0o7777 == 0o700
+        assert (tmp_path / "run").stat().st_mode & 0o7777 == 0o755
 
 
 def test_the_lock_is_handed_over(tmp_path: Path) -> None:

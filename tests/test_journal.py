@@ -154,7 +154,7 @@ def test_state_directory_can_be_moved(tmp_path: Path) -> None:
     host = Host(tmp_path, environ={"GPUNODE_STATE_DIR": "/elsewhere"})
     assert Journal.of(host).directory == "/elsewhere/journal"
     assert lock_path(host) == "/elsewhere/lock"
-    assert lock_path(Host(tmp_path, environ={})) == "/run/lock/gpunode.lock"
+    assert lock_path(Host(tmp_path, environ={})) == "/run/gpunode/lock"
 
 
 def test_absent_and_empty_files_differ() -> None:

@@ -264,11 +264,17 @@ class Host(ReadingHost):
 
     @contextmanager
     def lock(self, path: str, timeout: float) -> Iterator[None]:
-        """Hold an exclusive lock, waiting at most `timeout` seconds; the kernel frees it if we die."""
-        from gpunode._files import exclusive_lock
+        """Hold an exclusive lock, waiting at most `timeout` seconds; the kernel frees it if we die.
 
+        Its directory is created with mode 0700 and must be one that no other user can write: whoever can
+        open the file can hold the lock for ever. `PreconditionError`.
+        """
+        from gpunode._files import exclusive_lock, refuse_shared_directory
+
+        directory = str(Path(path).parent)
         try:
-            self.make_dirs(str(Path(path).parent))
+            self.make_dirs(directory, mode=0o700)
+            refuse_shared_directory(self.path(directory, follow=False), directory)
             with exclusive_lock(self.path(path), timeout):
                 yield
         except TimeoutError as error:

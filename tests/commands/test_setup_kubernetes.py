@@ -36,7 +36,7 @@ def step(ran: Ran, name: str) -> dict[str, Any]:
 
 def files(root: Path) -> dict[str, bytes]:
     """All but the lock, which says who held it last."""
-    found = (path for path in root.rglob("*") if path.is_file() and path.name != "gpunode.lock")
+    found = (path for path in root.rglob("*") if path.is_file() and path.parts[-2:] != ("gpunode", "lock"))
     return {str(path): path.read_bytes() for path in found}
 
 

