@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ _MAX_STEPS = 400  # ten times the kernel's limit of 40 links (include/linux/name
 _NO_LINK = (errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # what readlink(2) says then
 
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_LEFTOVER = ".gpunode"  # ends the name of a temporary file
+_SELINUX = "security.selinux"
 MAX_BYTES = 512 << 20  # nothing that gpunode reads comes near it; a larger file would only fill the memory
 
 
@@ -57,17 +60,52 @@ def refuse_dangling(target: Path, path: str) -> None:
         )
 
 
-def write_atomic(target: Path, data: bytes, mode: int, expect: bytes | None, *, keep: bool = True) -> None:
-    """Write `data` to `target` through a temporary file beside it. Raises OSError, target untouched.
+def write_atomic(
+    target: Path,
+    data: bytes,
+    mode: int,
+    expect: bytes | None,
+    *,
+    keep: bool = True,
+    top: Path | None = None,
+) -> None:
+    """Write `data` to `target` through a temporary file. Raises OSError, target untouched.
 
-    Without `keep` neither what a symlink leads to is looked at nor mode and owner of what is there.
+    Without `keep` neither what a symlink leads to is looked at nor mode and owner of what is there. With
+    `top` the temporary file is in the directory above the target's, if that can be and is not above `top`.
     """
-    import tempfile
-
     if target.is_dir() and (keep or not target.is_symlink()):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     before = target.stat() if keep and target.exists() else None
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".gpunode", dir=target.parent)
+    if top is not None and target.parent not in (top, *top.parents) and _can_stage(target):
+        try:
+            _replace(target, target.parent.parent, data, mode, expect, before)
+        except OSError as error:
+            # read-only around a mounted directory, or a mount point between the two
+            if error.errno not in (errno.EROFS, errno.EXDEV, errno.EACCES, errno.EPERM):
+                raise
+        else:
+            return
+    _replace(target, target.parent, data, mode, expect, before)
+
+
+def _can_stage(target: Path) -> bool:
+    """Whether a file can be moved here from the directory above, where no other user can exchange it."""
+    above, directory = target.parent.parent.stat(), target.parent.stat()
+    return above.st_dev == directory.st_dev and not above.st_mode & OTHERS_MAY_WRITE
+
+
+def _replace(
+    target: Path,
+    staging: Path,
+    data: bytes,
+    mode: int,
+    expect: bytes | None,
+    before: os.stat_result | None,
+) -> None:
+    import tempfile
+
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=_LEFTOVER, dir=staging)
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as stream:
@@ -77,6 +115,8 @@ def write_atomic(target: Path, data: bytes, mode: int, expect: bytes | None, *, 
             if before is not None:
                 _keep_owner(stream.fileno(), before)
                 _keep_attributes(target, temporary)
+            elif staging != target.parent:
+                _take_label(target.parent, temporary)
             os.fsync(stream.fileno())
         if expect is not None and (target.read_bytes() if target.exists() else b"") != expect:
             raise ConfigError(
@@ -88,6 +128,31 @@ def write_atomic(target: Path, data: bytes, mode: int, expect: bytes | None, *, 
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(target.parent)
+
+
+def leftovers(target: Path, top: Path) -> list[Path]:
+    """Temporary files that a killed `write_atomic` of `target` left, here or in the directory above."""
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}{re.escape(_LEFTOVER)}")
+    directories = [target.parent]
+    if target.parent not in (top, *top.parents):
+        directories.append(target.parent.parent)
+    found = []
+    for directory in directories:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            found += [
+                path
+                for path in directory.iterdir()
+                if pattern.fullmatch(path.name)
+                and stat.S_ISREG((seen := path.lstat()).st_mode)
+                and seen.st_uid == os.geteuid()
+            ]
+    return found
+
+
+def _take_label(directory: Path, target: Path) -> None:
+    """The SELinux label that a file made in `directory` would have."""
+    with suppress(OSError):
+        os.setxattr(target, _SELINUX, os.getxattr(directory, _SELINUX))
 
 
 def _keep_owner(descriptor: int, before: os.stat_result) -> None:

@@ -267,7 +267,7 @@ class Journal:
             if data is None:
                 self.host.remove(path)
             else:
-                self.host.write_atomic(path, data, mode=file["mode"])
+                self.host.write_atomic(path, data, mode=file["mode"], above=True)
                 self.host.set_owner(path, file["uid"], file["gid"], file["mode"])
             changes.append(Change(path, "removed" if data is None else "restored"))
         self.tidy(entry)

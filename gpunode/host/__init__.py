@@ -176,14 +176,22 @@ class Host(ReadingHost):
         return os.access(real, os.W_OK)
 
     def write_atomic(
-        self, path: str, data: bytes, *, mode: int = 0o644, expect: bytes | None = None, keep: bool = True
+        self,
+        path: str,
+        data: bytes,
+        *,
+        mode: int = 0o644,
+        expect: bytes | None = None,
+        keep: bool = True,
+        above: bool = False,
     ) -> None:
         """Replace a file in one step: temporary file beside it, fsync, rename, fsync of the directory.
 
         Mode, owner and extended attributes (SELinux label, ACL) of an existing file are kept; a symlink is
         written through. With `expect` the write is refused if the file no longer holds those bytes. Without
         `keep` nothing of what was there is kept, a symlink included: for files that are ours alone, where
-        whatever else lies in their place was planted.
+        whatever else lies in their place was planted. `above` is for directories of which a program reads
+        every file (CRI-O: hidden ones too): the temporary file is in the directory above, where that can be.
         """
         from gpunode._files import refuse_dangling, write_atomic
 
@@ -191,9 +199,26 @@ class Host(ReadingHost):
         if keep:
             refuse_dangling(real, path)
         try:
-            write_atomic(real.resolve() if self.live and keep else real, data, mode, expect, keep=keep)
+            target = real.resolve() if self.live and keep else real
+            write_atomic(target, data, mode, expect, keep=keep, top=self.root if above else None)
         except OSError as error:
             raise explain_os_error(error, path, "write") from error
+
+    def remove_leftovers(self, path: str) -> tuple[str, ...]:
+        """Remove the temporary files of a killed `write_atomic` of `path`; gives their node paths.
+
+        The caller holds the lock that keeps others from writing the file now.
+        """
+        from gpunode._files import leftovers
+
+        try:
+            real = self.path(path)
+            found = leftovers(real.resolve() if self.live else real, self.root)
+            for temporary in found:
+                temporary.unlink(missing_ok=True)
+        except OSError as error:
+            raise explain_os_error(error, path, "clean up beside") from error
+        return tuple(map(self.node_path, found))
 
     def make_dirs(self, path: str, mode: int = 0o755) -> None:
         from gpunode._files import make_directories

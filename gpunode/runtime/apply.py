@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from gpunode.dataclass import dataclass, field
@@ -97,7 +97,7 @@ def write(host: Host, edit: FileEdit, content: bytes | None, expect: bytes | Non
         host.remove(edit.path)
         return
     host.make_dirs(edit.path.rpartition("/")[0] or "/")
-    host.write_atomic(edit.path, content, expect=expect or b"")
+    host.write_atomic(edit.path, content, expect=expect or b"", above=True)
 
 
 def _activate(job: Job) -> tuple[float, Active | None]:
@@ -277,7 +277,7 @@ def packages_stay(entry: Entry) -> str:
 
 def recover(host: Host, journal: Journal, restart: Callable[[Entry], None]) -> tuple[str, ...]:
     """Undo what a killed process left half done; gives what a person should know. Needs the lock."""
-    notes = []
+    notes = _without_leftovers(host, journal)
     for entry in journal.unfinished():
         if entry.stays:
             journal.mark(entry, "committed")
@@ -299,3 +299,13 @@ def recover(host: Host, journal: Journal, restart: Callable[[Entry], None]) -> t
         notes += [trouble] if trouble else []
         notes += [f"{path} was changed since and was left alone" for path in foreign]
     return tuple(notes)
+
+
+def _without_leftovers(host: Host, journal: Journal) -> list[str]:
+    """Remove temporary files of killed runs. Those of earlier releases are beside the configuration file,
+    where CRI-O reads them, and an entry that was rolled back since may have one."""
+    removed: list[str] = []
+    for path in sorted({str(file["path"]) for entry in journal.entries() for file in entry.files}):
+        with suppress(GpunodeError):  # an unreadable directory must not stop the recovery
+            removed += host.remove_leftovers(path)
+    return [f"{path}, the temporary file of a killed run, was removed" for path in removed]
