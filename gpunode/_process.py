@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpunode._unnamed import unnamed_file
 from gpunode.dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -133,20 +134,28 @@ def start_daemon(argv: tuple[str, ...], output: Path, env: Mapping[str, str]) ->
 class LineChild:
     """A running child that tells lines on stdout; one thread reads, any may write or `wake`.
 
-    `OSError` if it can't be started. `last_words` is the end of what it wrote to stderr.
+    `OSError` if it can't be started. `last_words` is the end of what it wrote to stderr. With `noting` the
+    child gets the option ``--note DESCRIPTOR``, a file without a name of which `note` is the content.
     """
 
-    def __init__(self, argv: tuple[str, ...], env: Mapping[str, str]) -> None:
+    def __init__(self, argv: tuple[str, ...], env: Mapping[str, str], noting: bool = False) -> None:
         import subprocess
 
-        self._child = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=dict(env),
-            start_new_session=True,
-        )
+        self._note = unnamed_file() if noting else -1
+        try:
+            self._child = subprocess.Popen(
+                (*argv, "--note", str(self._note)) if noting else argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=dict(env),
+                start_new_session=True,
+                pass_fds=(self._note,) if noting else (),
+            )
+        except OSError:
+            if noting:
+                os.close(self._note)
+            raise
         self._buffer = bytearray()
         self._stderr = b""
         self._woken, self._wake = os.pipe()
@@ -198,6 +207,10 @@ class LineChild:
             self._ended = self._ended or pipe == self._out
         return data
 
+    def note(self) -> bytes:
+        """What the child has written to its note; nothing after `end`."""
+        return os.pread(self._note, _LAST_WORDS, 0) if self._note >= 0 else b""
+
     def tell(self, line: str) -> None:
         """Write a line to its stdin; dropped if it doesn't read, or has gone."""
         with contextlib.suppress(OSError, ValueError):
@@ -226,8 +239,8 @@ class LineChild:
             if pipe is not None and not pipe.closed:
                 with contextlib.suppress(OSError):
                     pipe.close()
-        for number in (self._woken, self._wake):
+        for number in (self._woken, self._wake, self._note):
             with contextlib.suppress(OSError):
                 os.close(number)
-        self._woken = self._wake = -1
+        self._woken = self._wake = self._note = -1
         return self._child.returncode

@@ -114,7 +114,7 @@ class _Gpu(_Questions):
         self.nvml, self.device = nvml, device
 
     def call(self, function: str, *arguments: Any) -> Any:
-        return self.ask(lambda: self.nvml.call(function, self.device.raw, *arguments))
+        return self.ask(lambda: self.nvml.call(function, self.device, *arguments))
 
     def number(self, function: str, *arguments: Any) -> int | None:
         answer = self.call(function, *arguments)
@@ -195,7 +195,7 @@ def _slowdown_bits(gpu: _Gpu) -> int | None:
 def _inforom(gpu: _Gpu) -> bool | None:
     def valid() -> bool:
         try:
-            gpu.nvml.call("nvmlDeviceValidateInforom", gpu.device.raw)
+            gpu.nvml.call("nvmlDeviceValidateInforom", gpu.device)
         except NvmlError as error:
             if error.code != CORRUPTED_INFOROM:
                 raise
@@ -228,7 +228,7 @@ def _nvlinks(gpu: _Gpu) -> tuple[bool, ...] | None:
     found: list[bool] = []
     for link in range(_MOST_LINKS):
         try:
-            state = gpu.nvml.call("nvmlDeviceGetNvLinkState", gpu.device.raw, link)
+            state = gpu.nvml.call("nvmlDeviceGetNvLinkState", gpu.device, link)
         except NvmlError as error:
             return tuple(found) if error.code in (INVALID_ARGUMENT, NOT_SUPPORTED) else None
         found.append(bool(state))

@@ -17,19 +17,17 @@ def discover(
     root: str = "/",
     previous: Inventory | None = None,
     skip: Mapping[int, str] | None = None,
-    asking: Callable[[int], None] | None = None,
 ) -> Inventory:
     """All GPUs and MIG devices. `NvmlError` only if NVML as a whole fails.
 
-    Below `root` sysfs tells what is near. A GPU in `skip` is not asked, its `error` is what stands there;
-    `asking` is told each index beforehand.
+    Below `root` sysfs tells what is near. A GPU in `skip` is not asked; its `error` is the text given there.
 
     A GPU with `error` keeps what could be read; what can't be read of a lost one (its UUID, its PCI address)
     is taken from `previous`, if that had a GPU of the same index that isn't there under another index now.
     """
     left = skip or {}
     gpus = tuple(
-        Gpu(index, "", "", "", error=left[index]) if index in left else _gpu(nvml, root, index, asking)
+        Gpu(index, "", "", "", error=left[index]) if index in left else _gpu(nvml, root, index)
         for index in range(nvml.device_count())
     )
     try:
@@ -68,10 +66,8 @@ class _Reader:
             return default
 
 
-def _gpu(nvml: Nvml, root: str, index: int, asking: Callable[[int], None] | None) -> Gpu:
+def _gpu(nvml: Nvml, root: str, index: int) -> Gpu:
     reader = _Reader()
-    if asking is not None:
-        asking(index)
     device: Handle | None = reader.read(lambda: nvml.handle(index), None)
     if device is None:
         return Gpu(index, "", "", "", error=reader.error)

@@ -56,9 +56,9 @@ class EventSet:
         if _address(gpu.raw) in self._uuids:
             return True
         try:
-            mask = _WATCHED & int(self._nvml.call("nvmlDeviceGetSupportedEventTypes", gpu.raw))
+            mask = _WATCHED & int(self._nvml.call("nvmlDeviceGetSupportedEventTypes", gpu))
             if mask:
-                self._nvml.call("nvmlDeviceRegisterEvents", gpu.raw, mask, self._set)
+                self._nvml.call("nvmlDeviceRegisterEvents", gpu, mask, self._set)
         except NvmlError as error:
             if error.code == NOT_SUPPORTED:
                 return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from threading import Condition, Thread
 
@@ -17,7 +17,6 @@ from gpunode.result import plain
 _WAIT_SECONDS = 2.0  # how late it notices that other GPUs are to be watched
 _PAUSE_SECONDS = 0.5  # a lost GPU ends every wait at once
 _LONGEST_PAUSE_SECONDS = 30.0
-_STUCK_SECONDS = 60.0
 _RETRY_LOOKS = 10  # looks, after which a GPU that couldn't be watched is tried again
 
 READ, LOOK = b"r", b"l"
@@ -26,7 +25,13 @@ READ, LOOK = b"r", b"l"
 class Listener:
     """Watches the GPUs that `watch` names. `wake_end` has READ or LOOK when the main thread should do so."""
 
-    def __init__(self, nvml: Nvml, tell: Callable[..., None]) -> None:
+    def __init__(
+        self, nvml: Nvml, tell: Callable[..., None], patience: float, skip: Collection[int] | None
+    ) -> None:
+        """`patience` is how many seconds NVML may take. GPUs whose index is in `skip` aren't watched; with
+        None no GPU is."""
+        self._patience = patience
+        self._skip = skip
         self._nvml = nvml
         self._tell = tell
         self._changed = Condition()
@@ -42,7 +47,14 @@ class Listener:
 
     def watch(self, inventory: Inventory) -> None:
         """Watch every GPU that can be asked; one that can't would make every wait fail."""
-        wanted = tuple((gpu.uuid, gpu.index) for gpu in inventory.gpus if gpu.uuid and not gpu.error)
+        if self._skip is None:
+            self._report({"count": 0, "unsupported": [], "failed": {}})
+            return
+        wanted = tuple(
+            (gpu.uuid, gpu.index)
+            for gpu in inventory.gpus
+            if gpu.uuid and not gpu.error and gpu.index not in self._skip
+        )
         with self._changed:
             self._looks += 1
             if wanted != self._wanted or (self._failed and self._looks >= _RETRY_LOOKS):
@@ -54,14 +66,14 @@ class Listener:
             self._alive = time.monotonic()
             self._thread.start()
 
-    def stuck(self, now: float) -> str:
-        """Why the thread can't be relied on, "" if it can."""
-        if self._thread.ident is None:
-            return ""
-        if not self._thread.is_alive():
-            return "the thread that waits for events has ended"
-        silent = now - self._alive
-        return f"waiting for events has not come back for {silent:.0f} s" if silent > _STUCK_SECONDS else ""
+    @property
+    def ended(self) -> bool:
+        """Whether the thread has died."""
+        return self._thread.ident is not None and not self._thread.is_alive()
+
+    def stuck(self, now: float) -> bool:
+        """Whether NVML has not returned to the thread for longer than it may take."""
+        return self._thread.ident is not None and now > self._alive + self._patience + _WAIT_SECONDS
 
     def _run(self) -> None:
         events: EventSet | None = None
@@ -96,6 +108,7 @@ class Listener:
             return None
         handles = {}
         for uuid, index in self._wanted:
+            self._alive = time.monotonic()
             with suppress(NvmlError):  # then registering says what is wrong
                 handles[uuid] = self._nvml.handle(index)
         events = self._nvml.watch_events([uuid for uuid, _ in self._wanted], handles)

@@ -7,7 +7,8 @@ with a time limit, and the device plugin listens to a `sentinel` that lives as l
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -53,9 +54,21 @@ def load_bindings() -> Any:
 
 @dataclass(frozen=True)
 class Handle:
-    """A GPU or MIG device as NVML refers to it; valid while NVML stays open."""
+    """A GPU, or a part of one, as NVML refers to it; valid while NVML stays open.
+
+    `gpu` is the index of the GPU, None for a handle of which it isn't known.
+    """
 
     raw: Any
+    gpu: int | None = None
+
+
+Asking = Callable[[str, Sequence[int]], AbstractContextManager[None]]
+"""Entered with a function's name and the indices of the GPUs that it is about, for as long as NVML takes."""
+
+
+def _unnoted(function: str, gpus: Sequence[int]) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -88,16 +101,17 @@ def sysfs_address(bus_id: bytes | str) -> str:
 class Nvml:
     """An open NVML. Every method raises `NvmlError` with NVML's own code."""
 
-    def __init__(self) -> None:
+    def __init__(self, asking: Asking = _unnoted) -> None:
         """Use `Nvml.open()`."""
         self._library = load_bindings()
+        self._asking = asking
 
     @classmethod
-    def open(cls, library: str = "") -> Nvml:
+    def open(cls, library: str = "", asking: Asking = _unnoted) -> Nvml:
         """Load libnvidia-ml.so.1, by this path or else as the dynamic loader finds it, and initialise it."""
         if library:
             _load(library)
-        nvml = cls()
+        nvml = cls(asking)
         nvml.call("nvmlInit")
         return nvml
 
@@ -117,9 +131,22 @@ class Nvml:
         self.close()
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """Call a pynvml function by name and turn its errors into `NvmlError`."""
+        """Call a pynvml function by name and turn its errors into `NvmlError`.
+
+        Handles are passed as they are: they say which GPUs the question is about.
+        """
+        handles = [argument for argument in arguments if isinstance(argument, Handle)]
+        gpus = [handle.gpu for handle in handles if handle.gpu is not None]
+        return self._call(function, gpus, *(one.raw if isinstance(one, Handle) else one for one in arguments))
+
+    def part(self, function: str, of: Handle, *arguments: Any) -> Handle:
+        """The handle that a function returns of a part of this GPU, or of the GPU that this is a part of."""
+        return Handle(self.call(function, of, *arguments), of.gpu)
+
+    def _call(self, function: str, gpus: Sequence[int], *arguments: Any) -> Any:
         try:
-            return getattr(self._library, function)(*arguments)
+            with self._asking(function, gpus):
+                return getattr(self._library, function)(*arguments)
         except self._library.NVMLError as error:
             raise NvmlError(int(error.value)) from error
         except UnicodeDecodeError as error:
@@ -147,66 +174,66 @@ class Nvml:
     # --- one GPU ---------------------------------------------------------------------------------------
 
     def handle(self, index: int) -> Handle:
-        return Handle(self.call("nvmlDeviceGetHandleByIndex", index))
+        return Handle(self._call("nvmlDeviceGetHandleByIndex", [index], index), index)
 
     def handle_by_uuid(self, uuid: str) -> Handle:
-        """Handle of a GPU or of a MIG device."""
+        """Handle of a GPU or of a MIG device. To find it NVML asks every GPU, also one that hangs."""
         return Handle(self.call("nvmlDeviceGetHandleByUUID", uuid))
 
     def uuid(self, device: Handle) -> str:
-        return str(self.call("nvmlDeviceGetUUID", device.raw))
+        return str(self.call("nvmlDeviceGetUUID", device))
 
     def name(self, device: Handle) -> str:
-        return str(self.call("nvmlDeviceGetName", device.raw))
+        return str(self.call("nvmlDeviceGetName", device))
 
     def pci(self, device: Handle) -> str:
         """PCI address as sysfs spells it."""
-        return sysfs_address(self.call("nvmlDeviceGetPciInfo", device.raw).busId)
+        return sysfs_address(self.call("nvmlDeviceGetPciInfo", device).busId)
 
     def pci_ids(self, device: Handle) -> tuple[str, int, int]:
         """PCI address as sysfs spells it; device id and subsystem id, each above its vendor's: 0x20B010DE."""
-        info = self.call("nvmlDeviceGetPciInfo", device.raw)
+        info = self.call("nvmlDeviceGetPciInfo", device)
         return sysfs_address(info.busId), int(info.pciDeviceId), int(info.pciSubSystemId)
 
     def minor(self, device: Handle) -> int:
         """N of /dev/nvidiaN."""
-        return int(self.call("nvmlDeviceGetMinorNumber", device.raw))
+        return int(self.call("nvmlDeviceGetMinorNumber", device))
 
     def memory_bytes(self, device: Handle) -> int:
         """Total memory of a GPU or MIG device, in bytes."""
-        return int(self.call("nvmlDeviceGetMemoryInfo", device.raw).total)
+        return int(self.call("nvmlDeviceGetMemoryInfo", device).total)
 
     def compute_capability(self, device: Handle) -> str:
         """Such as ``9.0``."""
-        major, minor = self.call("nvmlDeviceGetCudaComputeCapability", device.raw)
+        major, minor = self.call("nvmlDeviceGetCudaComputeCapability", device)
         return f"{major}.{minor}"
 
     def compute_mode(self, gpu: Handle) -> int:
         """Who may use it: 0 everybody, 2 nobody, 3 one process at a time (nvmlComputeMode_t)."""
-        return int(self.call("nvmlDeviceGetComputeMode", gpu.raw))
+        return int(self.call("nvmlDeviceGetComputeMode", gpu))
 
     def set_compute_mode(self, gpu: Handle, mode: int) -> None:
         """Needs root, else NO_PERMISSION. Lasts until the driver is unloaded."""
-        self.call("nvmlDeviceSetComputeMode", gpu.raw, mode)
+        self.call("nvmlDeviceSetComputeMode", gpu, mode)
 
     # --- condition -------------------------------------------------------------------------------------
 
     def uncorrectable_errors(self, device: Handle, aggregate: bool) -> int:
         """Uncorrectable ECC errors since the last reset, or of the GPU's life."""
-        return int(self.call("nvmlDeviceGetTotalEccErrors", device.raw, 1, int(aggregate)))
+        return int(self.call("nvmlDeviceGetTotalEccErrors", device, 1, int(aggregate)))
 
     def row_remap(self, device: Handle) -> tuple[bool, bool]:
         """Whether remapping of memory rows is pending, and whether it has failed; Ampere and newer."""
-        _, _, pending, failed = self.call("nvmlDeviceGetRemappedRows", device.raw)
+        _, _, pending, failed = self.call("nvmlDeviceGetRemappedRows", device)
         return bool(pending), bool(failed)
 
     def retirement_pending(self, device: Handle) -> bool:
         """Whether memory pages wait for a reset to be retired; before Ampere."""
-        return bool(self.call("nvmlDeviceGetRetiredPagesPendingStatus", device.raw))
+        return bool(self.call("nvmlDeviceGetRetiredPagesPendingStatus", device))
 
     def recovery_action(self, device: Handle) -> int:
         """NVML_GPU_RECOVERY_ACTION_*: what the driver asks for, 0 for nothing."""
-        (value,) = self.call("nvmlDeviceGetFieldValues", device.raw, [_FIELD_RECOVERY_ACTION])
+        (value,) = self.call("nvmlDeviceGetFieldValues", device, [_FIELD_RECOVERY_ACTION])
         if value.nvmlReturn:
             raise NvmlError(int(value.nvmlReturn))
         return int(value.value.uiVal)
@@ -224,12 +251,12 @@ class Nvml:
         """How the GPU stands in the NVLink fabric."""
         info, health = self._library.c_nvmlGpuFabricInfo_v2_t(), True
         try:
-            self.call("nvmlDeviceGetGpuFabricInfoV", device.raw, ctypes.byref(info))
+            self.call("nvmlDeviceGetGpuFabricInfoV", device, ctypes.byref(info))
         except NvmlError as error:
             if error.code != FUNCTION_NOT_FOUND:
                 raise
             info, health = self._library.c_nvmlGpuFabricInfo_t(), False
-            self.call("nvmlDeviceGetGpuFabricInfo", device.raw, ctypes.byref(info))
+            self.call("nvmlDeviceGetGpuFabricInfo", device, ctypes.byref(info))
         return FabricInfo(
             int(info.state),
             int(info.status),
@@ -241,16 +268,16 @@ class Nvml:
     def sram_threshold_exceeded(self, device: Handle) -> bool:
         """Whether errors of the chip's own memory have passed what NVIDIA allows it; Ampere and newer."""
         status = self._library.c_nvmlEccSramErrorStatus_v1_t()
-        self.call("nvmlDeviceGetSramEccErrorStatus", device.raw, ctypes.byref(status))
+        self.call("nvmlDeviceGetSramEccErrorStatus", device, ctypes.byref(status))
         return bool(status.bThresholdExceeded)
 
     def busy_percent(self, device: Handle) -> int:
         """How much of the last sample period something ran; not supported in MIG mode."""
-        return int(self.call("nvmlDeviceGetUtilizationRates", device.raw).gpu)
+        return int(self.call("nvmlDeviceGetUtilizationRates", device).gpu)
 
     def memory_used(self, device: Handle) -> int:
         """Bytes."""
-        return int(self.call("nvmlDeviceGetMemoryInfo", device.raw).used)
+        return int(self.call("nvmlDeviceGetMemoryInfo", device).used)
 
     # --- MIG -------------------------------------------------------------------------------------------
 
@@ -261,7 +288,7 @@ class Nvml:
     def mig_mode(self, gpu: Handle) -> bool | None:
         """The same, None if the GPU or the driver knows no MIG."""
         try:
-            return bool(self.call("nvmlDeviceGetMigMode", gpu.raw)[0])
+            return bool(self.call("nvmlDeviceGetMigMode", gpu)[0])
         except NvmlError as error:
             if error.code in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
                 return None
@@ -270,9 +297,9 @@ class Nvml:
     def mig_handles(self, gpu: Handle) -> tuple[tuple[int, Handle], ...]:
         """Slot number and handle of every MIG device; empty slots are left out."""
         found = []
-        for slot in range(int(self.call("nvmlDeviceGetMaxMigDeviceCount", gpu.raw))):
+        for slot in range(int(self.call("nvmlDeviceGetMaxMigDeviceCount", gpu))):
             try:
-                found.append((slot, Handle(self.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu.raw, slot))))
+                found.append((slot, self.part("nvmlDeviceGetMigDeviceHandleByIndex", gpu, slot)))
             except NvmlError as error:
                 if error.code not in (NOT_FOUND, INVALID_ARGUMENT):
                     raise
@@ -280,15 +307,15 @@ class Nvml:
 
     def mig_parent(self, mig: Handle) -> Handle:
         """The GPU that a MIG device is part of; INVALID_ARGUMENT for a whole GPU."""
-        return Handle(self.call("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", mig.raw))
+        return self.part("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", mig)
 
     def mig_instances(self, mig: Handle) -> tuple[int, int]:
         """Ids of the GPU instance and of the compute instance behind a MIG device."""
-        gi = self.call("nvmlDeviceGetGpuInstanceId", mig.raw)
-        return int(gi), int(self.call("nvmlDeviceGetComputeInstanceId", mig.raw))
+        gi = self.call("nvmlDeviceGetGpuInstanceId", mig)
+        return int(gi), int(self.call("nvmlDeviceGetComputeInstanceId", mig))
 
     def mig_attributes(self, mig: Handle) -> MigAttributes:
-        seen = self.call("nvmlDeviceGetAttributes", mig.raw)
+        seen = self.call("nvmlDeviceGetAttributes", mig)
         size = MigSize(
             *(int(seen.gpuInstanceSliceCount), int(seen.computeInstanceSliceCount)),
             multiprocessors=int(seen.multiprocessorCount),
@@ -305,11 +332,11 @@ class Nvml:
 
         Needs root or read access to the capability mig/monitor; NO_PERMISSION without.
         """
-        instance = self.call("nvmlDeviceGetGpuInstanceById", gpu.raw, gi)
+        instance = self.part("nvmlDeviceGetGpuInstanceById", gpu, gi)
         wanted = int(self.call("nvmlGpuInstanceGetInfo", instance).profileId)
         for profile in range(_GPU_INSTANCE_PROFILES):
             try:
-                info = self.call("nvmlDeviceGetGpuInstanceProfileInfo", gpu.raw, profile, 1)
+                info = self.call("nvmlDeviceGetGpuInstanceProfileInfo", gpu, profile, 1)
             except NvmlError as error:
                 if error.code in (NOT_SUPPORTED, INVALID_ARGUMENT):
                     continue
@@ -322,7 +349,7 @@ class Nvml:
 
     def common_ancestor(self, first: Handle, second: Handle) -> int:
         """How near two GPUs are: 0 board, 10 switch, 20 switches, 30 host bridge, 40 NUMA node, 50 system."""
-        return int(self.call("nvmlDeviceGetTopologyCommonAncestor", first.raw, second.raw))
+        return int(self.call("nvmlDeviceGetTopologyCommonAncestor", first, second))
 
     def watch_events(self, uuids: Sequence[str], handles: Mapping[str, Handle] | None = None) -> EventSet:
         """Watch GPUs (or the GPUs of MIG devices) for XIDs and ECC errors; close the set when done.

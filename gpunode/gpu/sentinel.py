@@ -3,12 +3,13 @@
 ``{"inventory": {...}, "topology": {...}}`` first, after a change, and once more some time after that, so that
 whoever reads it sees twice what has come back whole; ``{"readings": [...]}`` of the GPUs whose reading is
 another one; ``{"event": {...}}`` as it happens; ``{"watching": {...}}``, which GPUs tell events;
-``{"beat": 1}`` when there was nothing else to say for a while; ``{"asking": 3}`` with --careful before GPU 3
-is asked.
+``{"beat": 1}`` when there was nothing else to say for a while.
 
-It ends by itself with ``{"error": {"code": 18, "message": "..."}}`` when NVML fails as a whole, and with
-``{"again": "..."}`` when NVML must be opened by a fresh process: the driver's traces have changed. A line on
-its stdin makes it look at once; the end of its stdin, or of its parent, ends it.
+It ends by itself with ``{"error": {"code": 18, "message": "..."}}`` when NVML fails as a whole, with
+``{"again": "..."}`` when NVML must be opened by a fresh process: the driver's traces have changed, and with
+``{"stuck": "..."}`` when NVML doesn't return to the thread that waits for events. A line on its stdin makes
+it look at once; the end of its stdin, or of its parent, ends it. Which question to which GPU has no answer
+yet is in the note (note.py), so that a hang or a crash has a name; ``--without`` is what was given up then.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from gpunode.gpu.child import end_with_parent
 from gpunode.gpu.discover import discover
 from gpunode.gpu.listen import LOOK, Listener
 from gpunode.gpu.model import Inventory, Reading, Topology
+from gpunode.gpu.note import EVENTS, GPU, LINKS, Note
 from gpunode.gpu.nvml import Nvml
 from gpunode.gpu.nvml_errors import NvmlError
 from gpunode.gpu.readings import read_gpu
@@ -73,9 +75,14 @@ class Options:
     poll: float = 10.0
     rediscover: float = 30.0
     use: bool = False
-    careful: bool = False
-    skip: tuple[int, ...] = ()
+    patience: float = 15.0
+    without: frozenset[tuple[str, int | None]] = frozenset()
+    note: int = -1
     library: str = ""
+
+    def gpus_without(self, part: str) -> frozenset[int]:
+        """The indices of the GPUs that aren't asked about their links, events or anything at all."""
+        return frozenset(index for name, index in self.without if name == part and index is not None)
 
 
 class Sentinel:
@@ -92,11 +99,12 @@ class Sentinel:
         self._second_look = min(options.rediscover, _SECOND_LOOK_SECONDS)
         self._topology = Topology()
         self._readings: dict[str, Reading] = {}
-        self._skip = dict.fromkeys(options.skip, _SKIPPED)
+        self._skip = dict.fromkeys(options.gpus_without(GPU), _SKIPPED)
         self._library = loaded_library()
         self._traces = driver_traces(host, self._library)
         self._generation = generation(host, nvml.driver_version())
-        self.listener = Listener(nvml, tell)
+        deaf = None if (EVENTS, None) in options.without else options.gpus_without(EVENTS)
+        self.listener = Listener(nvml, tell, options.patience, deaf)
         self._due = dict.fromkeys(("look", "read", "traces", "links"), 0.0)
         self._done = dict(self._due)
 
@@ -118,7 +126,7 @@ class Sentinel:
                 self._told = 0  # whoever doubts that GPU must see it whole twice
         if now >= self._due["links"]:
             self.look_at_links(now)
-        return self.listener.stuck(now)
+        return "the thread that waits for events has ended" if self.listener.ended else ""
 
     def hurry(self, *what: str, pause: float = 0.0) -> None:
         """Make something due now, or `pause` seconds after it was last done: a storm must not tie us up."""
@@ -132,11 +140,11 @@ class Sentinel:
 
     def look(self, now: float) -> None:
         """The inventory, told if it is another one or was told only once."""
-        seen = discover(self._nvml, str(self._host.root), self._inventory, self._skip, self._asking)
+        seen = discover(self._nvml, str(self._host.root), self._inventory, self._skip)
         changed = seen != self._inventory
         if changed:
             self._inventory, self._told = seen, 0
-            self._topology = read_topology(self._nvml, seen)
+            self._topology = self._links(seen)
             self._due["links"] = now + self._options.rediscover * _LINK_LOOKS
         self.listener.watch(seen)
         if not self._told or (self._told == 1 and now >= self._told_at + self._second_look / 2):
@@ -149,12 +157,15 @@ class Sentinel:
     def look_at_links(self, now: float) -> None:
         """How the GPUs hang together, told if that has changed; then once more soon, as it may pass."""
         assert self._inventory is not None  # `look` comes first
-        links = read_topology(self._nvml, self._inventory)
+        links = self._links(self._inventory)
         changed = links != self._topology
         self._due["links"] = now + self._options.rediscover * (1 if changed else _LINK_LOOKS)
         if changed:
             self._topology = links
             self._tell(inventory=plain(self._inventory), topology=plain(links))
+
+    def _links(self, inventory: Inventory) -> Topology:
+        return read_topology(self._nvml, inventory, skip=self._options.gpus_without(LINKS))
 
     def read(self) -> bool:
         """All readings, those told that are other ones; True if a GPU has failed or come back."""
@@ -172,7 +183,6 @@ class Sentinel:
         for gpu in self._inventory.gpus if self._inventory else ():
             if not gpu.uuid or gpu.index in self._skip:
                 continue
-            self._asking(gpu.index)
             try:
                 device = self._nvml.handle(gpu.index)
             except NvmlError as error:
@@ -182,10 +192,6 @@ class Sentinel:
                 self._nvml, device, gpu.uuid, use=self._options.use, generation=self._generation
             )
         return found
-
-    def _asking(self, index: int) -> None:
-        if self._options.careful:
-            self._tell(asking=index)
 
 
 def loaded_library() -> str:
@@ -202,6 +208,9 @@ def run(sentinel: Sentinel, teller: Teller) -> None:
         again = sentinel.turn(time.monotonic())
         if again:
             teller.tell(again=again)
+            return
+        if sentinel.listener.stuck(time.monotonic()):
+            teller.tell(stuck="NVML does not return to the thread that waits for events")
             return
         if time.monotonic() - teller.last >= BEAT_SECONDS - _BEAT_EARLY_SECONDS:
             teller.tell(beat=1)
@@ -223,7 +232,7 @@ def main() -> int:
     teller = Teller()
     options = _options(sys.argv[1:])
     try:
-        nvml = Nvml.open(options.library)
+        nvml = Nvml.open(options.library, Note(options.note).asking)
         run(Sentinel(nvml, Host(), options, teller.tell), teller)
     except NvmlError as error:
         teller.tell(error={"code": error.code, "message": error.message})
@@ -238,11 +247,18 @@ def _options(argv: list[str]) -> Options:
     parser.add_argument("--poll", type=float, default=10.0)
     parser.add_argument("--rediscover", type=float, default=30.0)
     parser.add_argument("--use", action="store_true", help="tell utilisation and memory, too")
-    parser.add_argument("--careful", action="store_true", help="name each GPU before it is asked")
-    parser.add_argument("--skip", type=int, action="append", default=[], help="leave this GPU alone")
+    parser.add_argument("--patience", type=float, default=15.0, help="seconds that NVML may take")
+    parser.add_argument(
+        "--without", action="append", default=[], help="PART:INDEX or PART; part is gpu, links or events"
+    )
+    parser.add_argument("--note", type=int, default=-1, help="descriptor of the note")
     parser.add_argument("--library", default="", help="path of libnvidia-ml.so.1")
-    found: Namespace = parser.parse_args(argv)
-    return Options(found.poll, found.rediscover, found.use, found.careful, tuple(found.skip), found.library)
+    given: Namespace = parser.parse_args(argv)
+    parts = [argument.partition(":") for argument in given.without]
+    without = frozenset((part, int(index) if index else None) for part, _, index in parts)
+    return Options(
+        given.poll, given.rediscover, given.use, given.patience, without, given.note, given.library
+    )
 
 
 if __name__ == "__main__":

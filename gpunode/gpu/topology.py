@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Set
 from itertools import combinations
 
 from gpunode.gpu.model import Inventory, Pair, Topology
@@ -29,14 +29,20 @@ class _Links:
 
 
 def read_topology(
-    nvml: Nvml, inventory: Inventory, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic
+    nvml: Nvml,
+    inventory: Inventory,
+    seconds: float = 10.0,
+    clock: Callable[[], float] = time.monotonic,
+    skip: Collection[int] = (),
 ) -> Topology:
-    """Pairs of all readable GPUs, and their links to switches. Never raises for a GPU.
+    """Pairs of all readable GPUs but those whose index is in `skip`, and their links to switches.
+
+    Never raises for a GPU.
 
     What isn't read within `seconds` is left out, from the links on: then ancestors alone tell what is near.
     """
     until = clock() + seconds
-    handles = _handles(nvml, inventory)
+    handles = _handles(nvml, inventory, skip)
     levels = {
         pair: _level(nvml, handles[pair[0]], handles[pair[1]]) if clock() < until else None
         for pair in combinations(sorted(handles), 2)
@@ -53,12 +59,12 @@ def read_topology(
     return Topology(pairs, {uuid: found.switch for uuid, found in links.items() if found.switch})
 
 
-def _handles(nvml: Nvml, inventory: Inventory) -> dict[str, Handle]:
+def _handles(nvml: Nvml, inventory: Inventory, skip: Collection[int]) -> dict[str, Handle]:
     found = {}
     for gpu in inventory.gpus:
-        if gpu.uuid and not gpu.error:
+        if gpu.uuid and not gpu.error and gpu.index not in skip:
             try:
-                found[gpu.uuid] = nvml.handle_by_uuid(gpu.uuid)
+                found[gpu.uuid] = nvml.handle(gpu.index)
             except NvmlError:
                 continue  # lost since it was listed; the next inventory says so
     return found
@@ -76,7 +82,7 @@ def _links(nvml: Nvml, gpu: Handle, places: Set[str]) -> _Links:
     found = _Links()
     for link in range(_MOST_LINKS):
         try:
-            if not int(nvml.call("nvmlDeviceGetNvLinkState", gpu.raw, link)):
+            if not int(nvml.call("nvmlDeviceGetNvLinkState", gpu, link)):
                 continue
             _count(nvml, gpu, link, places, found)
         except NvmlError as error:
@@ -89,7 +95,7 @@ def _links(nvml: Nvml, gpu: Handle, places: Set[str]) -> _Links:
 
 def _count(nvml: Nvml, gpu: Handle, link: int, places: Set[str], found: _Links) -> None:
     try:
-        kind = int(nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", gpu.raw, link))
+        kind = int(nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", gpu, link))
     except NvmlError:
         kind = -1  # drivers before 460 don't tell; the address does
     if kind == _NPU:
@@ -97,7 +103,7 @@ def _count(nvml: Nvml, gpu: Handle, link: int, places: Set[str], found: _Links) 
     if kind == _SWITCH:
         found.switch += 1
         return
-    address = sysfs_address(nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", gpu.raw, link).busId)
+    address = sysfs_address(nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", gpu, link).busId)
     if address in places:
         found.to[address] += 1
     else:

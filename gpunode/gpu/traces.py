@@ -23,6 +23,11 @@ def driver_traces(host: Host, library: str = "") -> Traces:
     return (module(host), _text(host, _VERSION), _names(host, _GPUS), _instances(host), _file(host, library))
 
 
+def gpu_addresses(host: Host) -> tuple[str, ...]:
+    """The PCI addresses of the GPUs that the driver has. NVML's indices hold as long as these stay."""
+    return _names(host, _GPUS)
+
+
 def node_traces(host: Host) -> Traces:
     """`driver_traces` and the device files, which appear when a driver is loaded."""
     nodes = tuple(name for name in _names(host, "/dev") if name.startswith("nvidia"))

@@ -30,6 +30,7 @@ from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode._process import LineChild
 from gpunode.gpu.child import module_argv
 from gpunode.gpu.model import Inventory, inventory_from_json
+from gpunode.gpu.note import NvmlQuestion, read_note
 from gpunode.gpu.traces import driver_traces, generation, node_traces
 from gpunode.gpu.wire import event_from_json, readings_from_json, topology_from_json
 from gpunode.host import Host
@@ -43,7 +44,7 @@ class Sentinel:
     def __init__(self, node: StubNode, *given: str) -> None:
         self.node = node
         argv = module_argv("gpunode.gpu.sentinel", "--rediscover", "0.3", "--poll", "0.3", *given)
-        self.child = LineChild(argv, {**os.environ, **node.env})
+        self.child = LineChild(argv, {**os.environ, **node.env}, noting=True)
         self.said: list[dict[str, Any]] = []
 
     def hear(self, wanted: Callable[[dict[str, Any]], bool], seconds: float = 30.0) -> dict[str, Any]:
@@ -257,18 +258,32 @@ def test_a_library_that_is_replaced_on_disk_is_opened_by_a_fresh_process(tmp_pat
         child.end()
 
 
-def test_a_careful_one_names_each_gpu_and_asks_none_that_is_to_be_skipped(start: Start) -> None:
+def test_a_gpu_that_was_given_up_is_not_asked(start: Start) -> None:
     hangs = Fault("nvmlDeviceGetHandleByIndex", uuid=gpu_uuid(1), hang=60.0)
-    sentinel = start(machine(3).with_faults(hangs), "--careful", "--skip", "1")
+    sentinel = start(machine(3).with_faults(hangs), "--without", "gpu:1")
     seen = sentinel.inventory()
-    asked = [document["asking"] for document in sentinel.said if "asking" in document]
-    assert asked[:2] == [0, 2]
     assert [bool(gpu.error) for gpu in seen.gpus] == [False, True, False]
 
 
-def test_a_crash_is_told_by_the_exit_code(start: Start) -> None:
-    sentinel = start(machine(1).with_faults(Fault("nvmlDeviceGetName", abort=True)))
-    assert sentinel.child.read_line(30) == ""
+def test_links_and_events_that_were_given_up_are_not_asked_for(start: Start) -> None:
+    links = Fault("nvmlDeviceGetNvLinkState", uuid=gpu_uuid(1), hang=60.0)
+    events = Fault("nvmlDeviceRegisterEvents", uuid=gpu_uuid(2), hang=60.0)
+    scenario = with_nvswitch(machine(4)).with_faults(links, events)
+    sentinel = start(scenario, "--without", "links:1", "--without", "events:2")
+    document = sentinel.hear(lambda document: "inventory" in document)
+    assert not any(gpu.error for gpu in inventory_from_json(document["inventory"]).gpus)
+    topology = topology_from_json(document["topology"])
+    assert sorted(topology.switch_links) == [gpu_uuid(0), gpu_uuid(2), gpu_uuid(3)]
+    sentinel.watching(3)
+
+
+def test_the_note_names_the_question_that_crashed_nvml(start: Start) -> None:
+    sentinel = start(machine(2).with_faults(Fault("nvmlDeviceGetName", uuid=gpu_uuid(1), abort=True)))
+    while sentinel.child.read_line(30):
+        pass
+    count, question, waiting = read_note(sentinel.child.note())
+    assert (question, waiting) == (NvmlQuestion("nvmlDeviceGetName", (1,)), None)
+    assert count > 8, "the questions to GPU 0 were counted"
     assert sentinel.child.end() == -signal.SIGABRT
 
 

@@ -23,7 +23,7 @@ from gpunode.mig.plan import same_layout
 from gpunode.mig.wishes import wishes
 from gpunode.render import SilentProgress
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
-from tests.mig.warm_child import WarmChild
+from tests.warm_child import WarmChild
 
 HOPPER = ("all-disabled", "all-enabled", "all-1g", "all-balanced", "media", "roomy", "parts", "first-whole")
 PLAIN = ("all-disabled", "all-enabled", "all-1g", "all-balanced")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
@@ -14,8 +16,10 @@ from typing import Any, cast
 import pytest
 
 from gpunode._process import LineChild
+from gpunode._unnamed import unnamed_file
 from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Inventory, Pair, Reading, Topology
+from gpunode.gpu.note import Note
 from gpunode.host import Host
 from gpunode.plugin.nvidia.hearing import Outcome
 from gpunode.plugin.nvidia.library import nvml_library
@@ -37,8 +41,8 @@ SILENT, CRASH, LIVES = "silent", "crash", "lives"
 
 
 class FakeChild:
-    """A child that says these lines, then stays (SILENT: says nothing for ever; LIVES: nothing else) or ends
-    (CRASH)."""
+    """A child that prints these lines, then stays (SILENT: prints nothing more; LIVES: nothing else) or is
+    ended by SIGABRT (CRASH). A line ``asks FUNCTION INDEX`` goes into its note."""
 
     def __init__(self, lines: list[str], stuck: bool = False) -> None:
         self.lines = list(lines)
@@ -46,8 +50,23 @@ class FakeChild:
         self.last_words = ""
         self.given: list[str] = []
         self.woken = Event()
+        self.file = unnamed_file()
+        self.asking: list[AbstractContextManager[None]] = []
+
+    def ask(self, function: str, *gpus: int) -> None:
+        """Ask NVML something that it doesn't answer."""
+        note = Note(self.file)
+        note._count = len(self.asking)
+        self.asking.append(note.asking(function, gpus))
+        self.asking[-1].__enter__()
+
+    def note(self) -> bytes:
+        return os.pread(self.file, 512, 0)
 
     def read_line(self, timeout: float) -> str | None:
+        while self.lines and self.lines[0].startswith("asks "):
+            _, function, *gpus = self.lines.pop(0).split()
+            self.ask(function, *map(int, gpus))
         if self.lines and self.lines[0] == CRASH:
             return ""
         if self.lines and self.lines[0] == LIVES:
@@ -70,7 +89,7 @@ class FakeChild:
         return not self.stuck
 
     def end(self) -> int | None:
-        return None if self.stuck else -9
+        return None if self.stuck else -signal.SIGABRT if self.lines[:1] == [CRASH] else -signal.SIGKILL
 
 
 class Rooted(Host):
@@ -193,20 +212,86 @@ def test_one_failure_without_a_name_is_no_verdict_and_two_are(tmp_path: Path, fa
     with Node(tmp_path, [GOOD, failure], [failure], [GOOD], probe=0.1).running() as node:
         assert eventually(lambda: len(node.sink.of("broken")) == 2)
         assert [sure for _, sure in node.sink.of("broken")] == [False, True]
-        assert "--careful" not in node.started[0][0]
-        assert "--careful" in node.started[1][0]
         assert node.watch.waiting.startswith("NVML is broken: ")
 
 
 @pytest.mark.parametrize("failure", [SILENT, CRASH])
 def test_a_gpu_that_hangs_nvml_is_left_out_and_the_others_go_on(tmp_path: Path, failure: str) -> None:
-    asking = [json.dumps({"asking": index}) for index in range(3)]
-    with Node(tmp_path, [failure], [*asking, failure], [GOOD, LIVES], probe=0.1).running() as node:
+    sick = ["asks nvmlDeviceGetName 2", failure]
+    with Node(tmp_path, sick, sick, [GOOD, LIVES], probe=0.1).running() as node:
         assert eventually(lambda: bool(node.sink.of("seen")))
         argv = node.started[2][0]
-        assert argv[argv.index("--skip") + 1] == "2"
+        assert argv[argv.index("--without") + 1] == "gpu:2"
     assert [sure for _, sure in node.sink.of("broken")] == [False]
-    assert ("index", 2) in [item for _, _, fields in node.log.lines for item in fields.items()]
+    (fields,) = [fields for _, message, fields in node.log.lines if message == "GPU is left out"]
+    assert (fields["index"], fields["function"]) == (2, "nvmlDeviceGetName")
+    assert "nvmlDeviceGetName of GPU 2" in str(fields["reason"])
+
+
+@pytest.mark.parametrize("failure", [SILENT, CRASH])
+@pytest.mark.parametrize(
+    ("function", "part"), [("nvmlDeviceGetNvLinkState", "links"), ("nvmlDeviceRegisterEvents", "events")]
+)
+def test_links_or_events_are_given_up_at_once_and_the_gpu_stays(
+    tmp_path: Path, failure: str, function: str, part: str
+) -> None:
+    sick = [GOOD, f"asks {function} 3", failure]
+    with Node(tmp_path, sick, [GOOD, LIVES], probe=0.1).running() as node:
+        assert eventually(lambda: len(node.sink.of("seen")) == 2)
+        argv = node.started[1][0]
+        assert argv[argv.index("--without") + 1] == f"{part}:3"
+    assert node.sink.of("broken") == []
+    ((_, fields),) = [(message, fields) for level, message, fields in node.log.lines if level == "warning"]
+    assert (fields["index"], fields["device"], fields["function"]) == (3, uuid(3), function)
+
+
+def test_a_wait_for_events_that_crashes_is_given_up_for_all_gpus(tmp_path: Path) -> None:
+    sick = [GOOD, "asks nvmlEventSetWait", CRASH]
+    with Node(tmp_path, sick, sick, [GOOD, LIVES]).running() as node:
+        assert eventually(lambda: len(node.sink.of("seen")) == 3)
+        argv = node.started[2][0]
+        assert argv[argv.index("--without") + 1] == "events"
+    assert [sure for _, sure in node.sink.of("broken")] == [False]
+
+
+def test_a_gpu_is_tried_again_once_nothing_is_stuck_in_it(tmp_path: Path) -> None:
+    sick = ["asks nvmlDeviceGetName 2", SILENT]
+    node = Node(tmp_path, sick, sick, [GOOD, LIVES], probe=0.1)
+    node.stuck = True
+    with node.running():
+        assert eventually(lambda: bool(node.sink.of("seen")))
+        assert node.watch._stuck == [], "stuck children of a GPU that is left out hinder no other"
+        given_up = node.watch._given_up[("gpu", 2)]
+        node.watch._given_up[("gpu", 2)] = replace(given_up, until=0.0)
+        assert not eventually(lambda: len(node.started) > 3, 0.3)
+        for _, child in node.started:
+            child.stuck = False
+        assert eventually(lambda: len(node.started) == 4)
+        assert "--without" not in node.started[3][0]
+
+
+def test_other_gpus_make_every_index_be_asked_again(tmp_path: Path) -> None:
+    sick = ["asks nvmlDeviceGetName 1", CRASH]
+    gpus = tmp_path / "proc/driver/nvidia/gpus"
+    (gpus / "0000:3b:00.0").mkdir(parents=True)
+    with Node(tmp_path, sick, sick, [GOOD, LIVES, AGAIN]).running() as node:
+        assert eventually(lambda: bool(node.sink.of("seen")))
+        assert "--without" in node.started[2][0]
+        (gpus / "0000:3b:00.0").rmdir()
+        node.started[2][1].lines.pop(0)
+        assert eventually(lambda: len(node.started) == 4)
+        assert "--without" not in node.started[3][0]
+
+
+def test_a_slow_nvml_that_answers_one_question_after_another_does_not_hang(tmp_path: Path) -> None:
+    with Node(tmp_path, [LIVES], probe=0.3).running() as node:
+        assert eventually(lambda: bool(node.started))
+        child = node.started[0][1]
+        child.lines = [SILENT]
+        for index in range(20):
+            child.ask("nvmlDeviceGetName", index)
+            time.sleep(0.05)
+        assert node.sink.of("broken") == []
 
 
 def test_a_child_that_talks_nonsense_has_crashed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -10,32 +11,41 @@ from gpunode._process import LineChild
 from gpunode.dataclass import dataclass, replace
 from gpunode.gpu.child import signal_name
 from gpunode.gpu.model import Inventory, inventory_from_json
+from gpunode.gpu.note import NvmlQuestion, read_note
 from gpunode.gpu.wire import event_from_json, readings_from_json, topology_from_json
 from gpunode.plugin.backend import Sink
 from gpunode.plugin.logfmt import Log, Rarely
 from gpunode.plugin.nvidia.missed import MissedXids
 
 _CHECK_SECONDS = 5.0  # how often `stopped` is asked while nothing comes and nobody wakes the child
+_FATAL = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a sentinel ended. `kind`: stopped (we did), again, error (NVML named it), hung, crashed.
 
-    `gpu` is the index of the GPU that it was asking, if it said so.
+    `question` is what NVML has not answered, and `waiting` the wait for events, if it was in one.
     """
 
     kind: str
     reason: str = ""
-    gpu: int | None = None
+    question: NvmlQuestion | None = None
+    waiting: NvmlQuestion | None = None
 
     def ended(self, code: int | None) -> Outcome:
-        """With what the exit code adds."""
-        if self.kind != "crashed" or not code or self.reason:
+        """With what the exit code adds: only a signal of the processor or of abort(3) is NVML's crash."""
+        if self.kind != "crashed":
             return self
-        if code < 0:
-            return replace(self, reason=f"NVML crashed the process that asked it ({signal_name(code)})")
-        return replace(self, reason=f"the process that asks NVML ended with status {code}")
+        if code is not None and -code in _FATAL:
+            named = replace(self, question=self.question or self.waiting)
+            return named.because(f"NVML crashed the process that asked it ({signal_name(code)})")
+        ended = f"was ended by {signal_name(code)}" if code and code < 0 else f"ended with status {code}"
+        return replace(self, question=None, reason=self.reason or f"the process that asks NVML {ended}")
+
+    def because(self, reason: str) -> Outcome:
+        """With this reason and the question."""
+        return replace(self, reason=f"{reason}: {self.question}" if self.question else reason)
 
 
 class Hearing:
@@ -59,7 +69,6 @@ class Hearing:
         self._found = found
         self._clock = clock
         self._rarely = rarely
-        self._asking: int | None = None
         self._count = -1
         self._readings: dict[str, Any] = {}
         self._missed = missed
@@ -68,13 +77,19 @@ class Hearing:
         self._whole = False  # GPUs and their events are known, and what was missed was told
 
     def run(self, stopped: Callable[[], bool]) -> Outcome:
-        """Until it ends, is silent for too long, or `stopped`."""
+        """Until it ends, is silent for too long without another question to NVML, or `stopped`."""
         deadline = self._clock() + self._seconds
+        pause = min(_CHECK_SECONDS, self._seconds / 3)
+        questions = 0
         while not stopped():
-            line = self._child.read_line(min(_CHECK_SECONDS, deadline - self._clock()))
+            line = self._child.read_line(min(pause, deadline - self._clock()))
             if line is None:
-                if self._clock() >= deadline and not stopped():
-                    return self._end("hung", f"NVML did not answer within {self._seconds:g} s")
+                count = self._note()[0]
+                if count != questions:
+                    questions, deadline = count, self._clock() + self._seconds
+                elif self._clock() >= deadline and not stopped():
+                    silent = self._end("hung", "")
+                    return silent.because(f"NVML did not answer within {self._seconds:g} s")
                 continue
             deadline = self._clock() + self._seconds
             if line == "":
@@ -117,13 +132,20 @@ class Hearing:
         elif "watching" in document:
             self._watching = "error" not in document["watching"]
             self._tell_watching(document["watching"])
-        elif "asking" in document:
-            self._asking = int(document["asking"])
         elif "error" in document:
             return Outcome("error", str(document["error"]["message"]))
         elif "again" in document:
             return Outcome("again", str(document["again"]))
+        elif "stuck" in document:
+            stuck = self._end("hung", "")
+            named = replace(stuck, question=stuck.question or stuck.waiting)
+            return named.because(str(document["stuck"]))
         return None
+
+    @property
+    def uuids(self) -> dict[int, str]:
+        """The UUIDs that this child has read, by index."""
+        return {gpu.index: gpu.uuid for gpu in self._seen.gpus if gpu.uuid} if self._seen else {}
 
     def _inventory(self, document: dict[str, Any]) -> None:
         seen = inventory_from_json(document["inventory"])
@@ -157,10 +179,13 @@ class Hearing:
         words = self._child.last_words
         if kind == "crashed" and not reason and words:
             reason = f"the process that asks NVML ended: {words}"
-        if self._asking is not None:
-            reason = reason or "NVML crashed the process that asked it"
-            reason += f" (GPU {self._asking} was asked last)"
-        return Outcome(kind, reason, self._asking)
+        return Outcome(kind, reason, *self._note()[1:])
+
+    def _note(self) -> tuple[int, NvmlQuestion | None, NvmlQuestion | None]:
+        try:
+            return read_note(self._child.note())
+        except ValueError:
+            return 0, None, None
 
 
 def _none(seen: Inventory) -> str:

@@ -1,10 +1,11 @@
 """Looks at the GPUs through a child that keeps NVML open (gpu/sentinel.py), and sees to it that there is one.
 
-NVML may hang or crash, and must hang or crash nobody else. A failure that it names itself (driver not
-loaded, library mismatch) is sure at once. A child that is silent or gone may be this node's bad moment: the
-next one names each GPU before it asks it, so that one sick GPU is left out and the others go on; if that
-doesn't tell, the driver is broken. After time-outs the next question comes later and later, as a child stuck
-in the kernel can't even be killed, and no third one is started beside two such.
+NVML may hang or crash, and must hang or crash nothing else. A failure that it names itself (driver not
+loaded, library mismatch) is certain at once. When a child is silent or gone, its note says which question to
+which GPU NVML did not answer. A question about links or events is given up for that GPU. Any other one may
+have met the node at a bad moment: the second failure in a row leaves out the GPU that it names, and without a
+name the driver is broken. All of it is tried again later. After timeouts the next question comes later and
+later, as a child stuck in the kernel can't even be killed, and no third child is started beside two such.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from collections.abc import Callable
 from threading import Event, Lock
 
 from gpunode._process import LineChild
+from gpunode.dataclass import dataclass
 from gpunode.gpu.child import module_argv
 from gpunode.gpu.isolated import probe
 from gpunode.gpu.model import Inventory, Topology
-from gpunode.gpu.traces import module, node_traces
+from gpunode.gpu.note import EVENTS, GPU, LINKS, NvmlQuestion
+from gpunode.gpu.traces import gpu_addresses, module, node_traces
 from gpunode.host import Host
 from gpunode.plugin.backend import Sink
 from gpunode.plugin.logfmt import Log, OnChange, Rarely
@@ -29,13 +32,27 @@ from gpunode.plugin.settings import Settings
 _UNSURE_SECONDS = 5.0  # while there is no GPU, or one is missing
 _LOOK_SECONDS = 1.0  # how soon a driver that was just loaded is noticed
 _LONGEST_SECONDS = 600.0
-_LEFT_OUT_SECONDS = 600.0  # after which a GPU that was left out is tried again
-_LONGEST_LEFT_OUT_SECONDS = 3600.0
+_GIVEN_UP_SECONDS = 600.0  # after which what was given up is tried again
+_LONGEST_GIVEN_UP_SECONDS = 3600.0
 _AWAY_SECONDS = 120.0  # for how long NVML stays closed when that was asked for
 _MOST_STUCK = 2
+_IGNORED = {
+    LINKS: "the links of this GPU are ignored",
+    EVENTS: "XIDs of this GPU are not noticed: its events can't be watched",
+}
 _STEADY_SECONDS = 60.0  # a child that lived so long was no failure
 
 Start = Callable[[tuple[str, ...]], LineChild]
+Topic = tuple[str, int | None]
+"""GPU, LINKS or EVENTS of the GPU with this index; of all GPUs with None."""
+
+
+@dataclass(frozen=True)
+class _GivenUp:
+    """Until when, and the children that are still stuck in that question."""
+
+    until: float
+    stuck: tuple[LineChild, ...] = ()
 
 
 class Watch:
@@ -53,8 +70,10 @@ class Watch:
         self._lock = Lock()
         self._child: LineChild | None = None
         self._stuck: list[LineChild] = []
-        self._skip: dict[int, float] = {}  # by index, until when
-        self._left_out: dict[int, int] = {}  # by index, how often
+        self._given_up: dict[Topic, _GivenUp] = {}
+        self._times: dict[Topic, int] = {}  # how many times each was given up
+        self._addresses: tuple[str, ...] = ()
+        self._uuids: dict[int, str] = {}  # by index, for the log
         self._failures = 0  # running, of the kind that NVML doesn't name
         self._timeouts = 0
         self._unchanged = 0
@@ -127,6 +146,11 @@ class Watch:
         self._stuck = [child for child in self._stuck if not child.ended()]
         if len(self._stuck) >= _MOST_STUCK:
             return Outcome("hung", f"{len(self._stuck)} processes are stuck inside the driver")
+        addresses = gpu_addresses(self._host)
+        if addresses != self._addresses:  # the indices may mean other GPUs now
+            self._addresses = addresses
+            self._given_up.clear()
+            self._times.clear()
         try:
             child = self._start(self._arguments())
         except OSError as error:
@@ -137,6 +161,7 @@ class Watch:
         hearing = Hearing(child, sink, self._log, seconds, self._found, clock, self._rarely, self._missed)
         outcome = hearing.run(lambda: stop.is_set() or self._away > 0 or self._anew or self._due_again())
         self._missed.ended()
+        self._uuids |= hearing.uuids
         code = self._end_child()
         return outcome.ended(code)
 
@@ -167,18 +192,20 @@ class Watch:
             return min(
                 self._settings.rediscover_seconds, _UNSURE_SECONDS * 2.0 ** min(self._unchanged - 1, 20)
             )
-        return self._unnamed(outcome, sink)
+        return self._unanswered(outcome, sink)
 
-    def _unnamed(self, outcome: Outcome, sink: Sink) -> float:
+    def _unanswered(self, outcome: Outcome, sink: Sink) -> float:
         """NVML hung or crashed."""
+        question = outcome.question
+        if question is not None and question.gpus and question.part != GPU:
+            self._give_up(question, outcome.reason)
+            return 0.0
         self._failures += 1
         self._timeouts = self._timeouts + 1 if outcome.kind == "hung" else 0
-        if outcome.gpu is not None and self._failures > 1:
-            self._log.error("GPU is left out", index=outcome.gpu, reason=outcome.reason)
-            times = self._left_out[outcome.gpu] = self._left_out.get(outcome.gpu, 0) + 1
-            seconds = min(_LEFT_OUT_SECONDS * 2.0 ** (times - 1), _LONGEST_LEFT_OUT_SECONDS)
-            self._skip[outcome.gpu] = self._host.monotonic() + seconds
-            self._failures, self._timeouts = 1, 0  # and stay careful
+        named = question is not None and (question.gpus or question.part == EVENTS)
+        if question is not None and named and self._failures > 1:
+            self._give_up(question, outcome.reason)
+            self._failures, self._timeouts = 1, 0  # a second sick GPU gets no second chance
             return 0.0
         self._broken(sink, outcome.reason, sure=self._failures > 1)
         if self._failures == 1:
@@ -187,6 +214,22 @@ class Watch:
         if self._timeouts:
             return min(max(regular, _UNSURE_SECONDS) * 2.0 ** (self._timeouts - 1), _LONGEST_SECONDS)
         return min(regular, _UNSURE_SECONDS * 2.0 ** min(self._failures - 2, 20))
+
+    def _give_up(self, question: NvmlQuestion, reason: str) -> None:
+        """Ask this no more for some time; a child that is stuck in it hinders no other question."""
+        stuck, self._stuck = tuple(self._stuck), []
+        for index in question.gpus or (None,):
+            topic = question.part, index
+            times = self._times[topic] = self._times.get(topic, 0) + 1
+            seconds = min(_GIVEN_UP_SECONDS * 2.0 ** (times - 1), _LONGEST_GIVEN_UP_SECONDS)
+            self._given_up[topic] = _GivenUp(self._host.monotonic() + seconds, stuck)
+            uuid = self._uuids.get(index, "") if index is not None else ""
+            where = {} if index is None else {"index": index, "device": uuid}
+            more = {"function": question.function, "reason": reason, "hint": "gpunode doctor"}
+            if question.part == GPU:
+                self._log.error("GPU is left out", **where, **more)
+            else:
+                self._log.warning(_IGNORED[question.part], **where, **more)
 
     def _broken(self, sink: Sink, reason: str, sure: bool) -> None:
         sink.broken(reason, sure)
@@ -229,11 +272,15 @@ class Watch:
     # --- a child ---------------------------------------------------------------------------------------
 
     def _due_again(self) -> bool:
-        """Whether a GPU that was left out is to be tried again."""
+        """Whether something that was given up is to be tried again; not while a child is stuck in it."""
         now = self._host.monotonic()
-        due = [index for index, until in self._skip.items() if now >= until]
-        for index in due:
-            del self._skip[index]
+        due = [
+            topic
+            for topic, given_up in self._given_up.items()
+            if now >= given_up.until and all(child.ended() for child in given_up.stuck)
+        ]
+        for topic in due:
+            del self._given_up[topic]
         return bool(due)
 
     def _arguments(self) -> tuple[str, ...]:
@@ -243,13 +290,17 @@ class Watch:
             *("--poll", f"{self._settings.health.poll_seconds:g}"),
             *("--rediscover", f"{self._settings.rediscover_seconds:g}"),
             *(("--use",) if self._settings.listen else ()),
-            *(("--careful",) if self._failures else ()),
-            *(part for index in self._skip for part in ("--skip", str(index))),
+            *("--patience", f"{self._settings.probe_seconds:g}"),
+            *(
+                argument
+                for part, index in self._given_up
+                for argument in ("--without", part if index is None else f"{part}:{index}")
+            ),
             *(("--library", library) if library else ()),
         )
 
     def _spawn(self, argv: tuple[str, ...]) -> LineChild:
-        return LineChild(argv, {**self._host.environ, "LC_ALL": "C.UTF-8"})
+        return LineChild(argv, {**self._host.environ, "LC_ALL": "C.UTF-8"}, noting=True)
 
     def _replay(self, sink: Sink, stop: Event) -> None:
         """A recorded machine answers once and for all."""

@@ -1,4 +1,4 @@
-"""NVML's child by a fork instead of a new Python: the same program with the same pipes, and as mortal.
+"""A child that has NVML by a fork instead of a new Python: the same module with the same pipes.
 
 Most of a test with hundreds of sessions is otherwise the interpreter that starts and imports.
 """
@@ -6,6 +6,7 @@ Most of a test with hundreds of sessions is otherwise the interpreter that start
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import subprocess
@@ -13,28 +14,32 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
 
 import pynvml  # noqa: F401  each child has it already
 
 from gpunode._process import LineChild
-from gpunode.gpu import mig_child
+from gpunode.gpu import mig_child, sentinel  # noqa: F401  each child has them already
 from gpunode.gpu.child import module_argv
 
 
-class _Forked:
-    """As much of Popen as `LineChild` asks for."""
+class ForkedPopen:
+    """As much of Popen as `LineChild` needs. Only for modules of this package."""
 
-    def __init__(self, argv: tuple[str, ...], *, env: Mapping[str, str], **_: object) -> None:
-        assert argv == module_argv("gpunode.gpu.mig_child")
+    def __init__(
+        self, argv: tuple[str, ...], *, env: Mapping[str, str], pass_fds: tuple[int, ...] = (), **_: object
+    ) -> None:
+        module, *arguments = argv[len(module_argv("")) - 1 :]
         pipes = [os.pipe() for _ in range(3)]
         theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # some other test's thread may still be there
             self.pid = os.fork()
         if self.pid == 0:
-            _be_the_child(theirs, env)
+            _be_the_child(theirs, pass_fds, env, module, arguments)
         for number in theirs:
             os.close(number)
         self.stdin = os.fdopen(pipes[0][1], "wb", 0)
@@ -52,20 +57,25 @@ class _Forked:
         until = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > until:
-                raise subprocess.TimeoutExpired("mig_child", timeout)
+                raise subprocess.TimeoutExpired("forked child", timeout)
             time.sleep(0.001)
         assert self.returncode is not None
         return self.returncode
 
 
-def _be_the_child(pipes: list[int], env: Mapping[str, str]) -> None:
+def _be_the_child(
+    pipes: list[int], pass_fds: tuple[int, ...], env: Mapping[str, str], module: str, arguments: list[str]
+) -> None:
     """Never returns. The loader has read LD_LIBRARY_PATH long ago: NVML is loaded by its path."""
     code = 1
     try:
         os.setsid()
         for number, pipe in enumerate(pipes):
             os.dup2(pipe, number)
-        os.closerange(3, 4096)
+        for number in set(range(3, 1024)) - set(pass_fds):
+            with suppress(OSError):
+                os.close(number)
+        faulthandler.disable()  # what crashes here is meant to
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
@@ -73,7 +83,8 @@ def _be_the_child(pipes: list[int], env: Mapping[str, str]) -> None:
         os.environ.update(env)
         for directory in env["LD_LIBRARY_PATH"].split(":"):
             ctypes.CDLL(str(Path(directory) / "libnvidia-ml.so.1"), mode=ctypes.RTLD_GLOBAL)
-        code = mig_child.main()
+        sys.argv = [module, *arguments]
+        code = import_module(module).main()
     finally:
         os._exit(code)
 
@@ -82,5 +93,5 @@ class WarmChild(LineChild):
     """A `LineChild` that is there at once."""
 
     def __init__(self, argv: tuple[str, ...], env: Mapping[str, str]) -> None:
-        with patch("subprocess.Popen", _Forked):
+        with patch("subprocess.Popen", ForkedPopen):
             super().__init__(argv, env)

@@ -1,0 +1,164 @@
+"""Every question to NVML about a GPU hangs and crashes in turn, and only that GPU may be affected.
+
+The C stand-in answers behind the real loader and ctypes, and `Watch` judges real child processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+
+from fixtures.scenario import Event as StubEvent
+from fixtures.scenario import Fault, Scenario, gpu_uuid, machine, mixed_layout, with_mig, with_nvswitch
+from fixtures.stubs import StubNode, have_compiler, stub_node
+from gpunode.host import Host
+from gpunode.plugin.nvidia.watch import Watch
+from gpunode.plugin.settings import Settings
+from tests.plugin.nodes import MemoryLog, eventually
+from tests.plugin.test_discovery import Sink
+from tests.warm_child import ForkedPopen
+
+pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+SICK, OTHER, GPUS = 1, 2, 4
+FUNCTION_NOT_FOUND = 13
+LINK_QUESTIONS = {
+    "nvmlDeviceGetNvLinkRemoteDeviceType",
+    "nvmlDeviceGetNvLinkRemotePciInfo",
+    "nvmlDeviceGetNvLinkState",
+    "nvmlDeviceGetTopologyCommonAncestor",
+}
+EVENT_QUESTIONS = {"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"}
+NOT_ASKED = {
+    *("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount"),
+    *("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion"),  # about the driver
+    *("nvmlEventSetCreate", "nvmlEventSetWait", "nvmlEventSetFree"),  # about all GPUs that are watched
+    *("nvmlDeviceGetHandleByUUID", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"),  # handles spare them
+    *("nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode", "nvmlDeviceGetSramEccErrorStatus"),
+}
+"""Functions in the modules of the sentinel that it doesn't call, or that aren't about one GPU."""
+
+RECORD = """
+import json, os, re, sys, time
+from contextlib import nullcontext
+from pathlib import Path
+from gpunode.gpu.nvml import Nvml
+from gpunode.gpu.sentinel import Options, Sentinel
+from gpunode.host import Host
+asked, told = set(), []
+def asking(function, gpus):
+    asked.update((function, gpu) for gpu in gpus)
+    return nullcontext()
+def tell(**document):
+    told.append(document)
+sentinel = Sentinel(Nvml.open(asking=asking), Host(), Options(use=True), tell)
+sentinel.turn(time.monotonic())
+while not any("watching" in document for document in told):
+    time.sleep(0.01)
+modules = [module for name, module in sys.modules.items() if name.startswith("gpunode.gpu.")]
+sources = [Path(module.__file__).read_text() for module in modules if module.__name__ != "gpunode.gpu.note"]
+named = {name for source in sources for name in re.findall('"(nvml[A-Z][A-Za-z0-9]+)"', source)}
+print(json.dumps([sorted(function for function, gpu in asked if gpu == int(sys.argv[1])), sorted(named)]))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def scenario() -> Scenario:
+    """Four GPUs; about the sick one NVML is asked everything that the plugin may ask it."""
+    sick = with_mig(with_nvswitch(machine(GPUS)), SICK, mixed_layout(SICK)).with_gpu(SICK, remap=None)
+    links = {**sick.nvlinks, (SICK, 17): sick.gpus[OTHER].pci}
+    return replace(sick, nvlinks=links).with_faults(
+        Fault("nvmlDeviceGetGpuFabricInfoV", uuid=gpu_uuid(SICK), code=FUNCTION_NOT_FOUND)
+    )
+
+
+def questions(node: StubNode) -> tuple[set[str], set[str]]:
+    """What NVML is asked about the sick GPU, and the functions that occur in the sentinel's modules."""
+    argv = [sys.executable, "-c", RECORD, str(SICK)]
+    done = subprocess.run(argv, env={**os.environ, **node.env}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    asked, named = json.loads(done.stdout)
+    return set(asked), set(named)
+
+
+@contextmanager
+def watching(place: Path, node: StubNode) -> Iterator[tuple[Watch, Sink, MemoryLog]]:
+    log, sink, stop = MemoryLog(), Sink(), Event()
+    settings = Settings(
+        probe_seconds=1.0,
+        rediscover_seconds=0.3,
+        container_driver_root="",
+        listen="127.0.0.1:0",  # then the use of the GPUs is read, too
+    )
+    watch = Watch(Host(environ={**os.environ, **node.env}), settings, log)
+    thread = Thread(target=watch.run, args=(sink, stop))
+    thread.start()
+    try:
+        yield watch, sink, log
+    finally:
+        stop.set()
+        watch.hurry()
+        thread.join(10)
+
+
+def problem(place: Path, function: str, fault: Fault) -> str:
+    """What is wrong when this question about the sick GPU hangs or crashes; "" if nothing is."""
+    place.mkdir()
+    base = scenario().with_faults(replace(fault, call=function, uuid=gpu_uuid(SICK)))
+    node = stub_node(place, base, libraries="nvml")
+    left_out = function not in LINK_QUESTIONS | EVENT_QUESTIONS
+    expected = [left_out and index == SICK for index in range(GPUS)]
+    with watching(place, node) as (_, sink, log):
+
+        def errors() -> list[bool]:
+            seen = sink.of("seen")
+            return [bool(gpu.error) for gpu in seen[-1][0].gpus] if seen else []
+
+        def given_up() -> bool:
+            return any(fields.get("function") == function for _, _, fields in log.lines)
+
+        if not eventually(given_up, 60.0):
+            return f"{function}: not given up, {log.lines}"
+        before = len(sink.of("seen"))  # an event is history to a child that starts after it
+        if not eventually(lambda: len(sink.of("seen")) > before and errors() == expected, 60.0):
+            return f"{function}: GPUs with an error {errors()}, {log.lines}"
+        node.write(base.with_event(StubEvent(gpu_uuid(OTHER), data=79)))
+        if not eventually(lambda: [event.uuid for event in sink.of("event")] == [gpu_uuid(OTHER)], 60.0):
+            return f"{function}: the XID of another GPU was not noticed, {log.lines}"
+        if errors() != expected or any(sure for _, sure in sink.of("broken")):
+            return f"{function}: GPUs with an error {errors()}, {sink.of('broken')}"
+        indices = {fields["index"] for _, _, fields in log.lines if "function" in fields}
+        pair = function == "nvmlDeviceGetTopologyCommonAncestor"  # about two GPUs: either may be the sick one
+        exact = SICK in indices and len(indices) == 1 + pair
+        return "" if exact else f"{function}: given up for GPUs {indices}"
+
+
+def test_every_function_that_the_plugin_may_call_is_in_the_matrix(tmp_path: Path) -> None:
+    asked, named = questions(stub_node(tmp_path, scenario(), libraries="nvml"))
+    assert named - asked == NOT_ASKED
+    assert (LINK_QUESTIONS | EVENT_QUESTIONS) - asked == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [Fault("", hang=60.0), Fault("", abort=True)], ids=["hangs", "crashes"])
+def test_a_question_that_fails_affects_its_gpu_only(
+    tmp_path: Path, short: Path, fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, _ = questions(stub_node(tmp_path, scenario(), libraries="nvml"))
+    monkeypatch.setattr("subprocess.Popen", ForkedPopen)
+    with ThreadPoolExecutor(8) as pool:
+        problems = pool.map(
+            lambda name: problem(short / re.sub("nvml", "", name), name, fault), sorted(asked)
+        )
+        assert [text for text in problems if text] == []
