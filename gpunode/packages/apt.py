@@ -147,8 +147,7 @@ class Apt:
         return Command(argv, seconds=_UPDATE_SECONDS, changes=False)
 
     def install(self, packages: Sequence[Wanted], *, downgrade: bool = False) -> Command:
-        named = (f"{one.name}={one.version}" if one.version else one.name for one in packages)
-        return self._change("install", downgrade, tuple(named))
+        return self._change("install", downgrade, tuple(map(_named, packages)))
 
     def install_files(self, paths: Sequence[str], *, downgrade: bool = False) -> Command:
         return self._change("install", downgrade, tuple(paths))
@@ -225,3 +224,8 @@ def _simulated(text: str) -> Iterator[PackageChange]:
             yield PackageChange(match[1], match[2] or "", match[3])
         elif match := _REMOVES.match(line):
             yield PackageChange(match[1], match[2])
+
+
+def _named(package: Wanted) -> str:
+    version = package.version or (f"{package.branch}.*" if package.branch else "")
+    return f"{package.name}={version}" if version else package.name

@@ -103,8 +103,7 @@ class Dnf:
 
     def install(self, packages: Sequence[Wanted], *, downgrade: bool = False) -> Command:
         """dnf takes the version that is named, an older one too, without being told so."""
-        named = (f"{one.name}-{one.version}" if one.version else one.name for one in packages)
-        return self._change("install", *named)
+        return self._change("install", *map(_named, packages))
 
     def install_files(self, paths: Sequence[str], *, downgrade: bool = False) -> Command:
         """With no repository: whoever brings files has no network. An older file is a downgrade by name.
@@ -153,3 +152,8 @@ class Dnf:
             return None
         why = failure(done, _PATTERNS)
         return Failure(Trouble.LOCKED, why.said) if done.code == _LOCKED_CODE else why
+
+
+def _named(package: Wanted) -> str:
+    version = package.version or (f"{package.branch}.*" if package.branch else "")
+    return f"{package.name}-{version}" if version else package.name

@@ -141,7 +141,9 @@ def _with_commands(plan: DriverPlan, situation: Situation, wish: Wish, work: _Wo
         *commands.make_known(route, manager),
         *commands.streams(situation, route, choice, manager),
     )
-    installs = commands.installs(situation, plan.packages, work.headers, manager, switching=switching)
+    installs = commands.installs(
+        situation, plan.packages, work.headers, manager, branch=choice.branch, switching=switching
+    )
     if wish.hold:
         plan = replace(plan, refusals=(*plan.refusals, *unable_to_hold(manager)))
     plan, changes = previewed(plan, manager, installs[-1])
@@ -214,7 +216,7 @@ def _unresolved(names: Sequence[Name], situation: Situation, wish: Wish) -> Reso
     packages = tuple(
         DriverPackage(one.name, "", here[one.name].version if one.name in here else "", "", one.exact)
         for one in names
-        if one.must or one.name in here
+        if one.must or one.name in here or commands.is_pin(one.name)
     )
     return Resolved(wish.version, packages)
 

@@ -112,21 +112,30 @@ def installs(
     headers: Sequence[Wanted],
     manager: Manager,
     *,
+    branch: int,
     switching: bool,
 ) -> tuple[Command, ...]:
-    """Headers first, so that DKMS finds them; then what pins the branch; then all of the driver at once."""
+    """Headers first, so that DKMS finds them; then what pins the branch; then all of the driver at once.
+
+    Packages whose version isn't known yet keep to the `branch`: a bare name would install the newest driver.
+    """
     found = [manager.install(headers)] if headers else []
-    pins = [one for one in packages if "-pinning-" in one.name and one.installed != one.version]
-    rest = [one for one in packages if "-pinning-" not in one.name]
-    found += [manager.install(_wanted(pins))] if pins else []
+    pins = [one for one in packages if is_pin(one.name) and (not one.version or one.installed != one.version)]
+    rest = [one for one in packages if not is_pin(one.name)]
+    found += [manager.install(_wanted(pins, branch))] if pins else []
     older = any(one.installed and one.installed != one.version for one in rest)
-    install = manager.install(_wanted(rest), downgrade=older and manager.name != "dnf")
+    install = manager.install(_wanted(rest, branch), downgrade=older and manager.name != "dnf")
     found.append(_erasing(install, manager) if switching else install)
     return tuple(found)
 
 
-def _wanted(packages: Sequence[DriverPackage]) -> tuple[Wanted, ...]:
-    return tuple(Wanted(one.name, one.version) for one in packages)
+def is_pin(name: str) -> bool:
+    """Whether this package of NVIDIA's keeps apt to one branch."""
+    return "-pinning-" in name
+
+
+def _wanted(packages: Sequence[DriverPackage], branch: int) -> tuple[Wanted, ...]:
+    return tuple(Wanted(one.name, one.version, branch if one.exact else 0) for one in packages)
 
 
 def _erasing(command: Command, manager: Manager) -> Command:

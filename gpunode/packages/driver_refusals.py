@@ -13,7 +13,8 @@ _FEW = 3
 _OTHERWISE = "build it into the image (bootc, rpm-ostree), or take the GPU operator's driver container"
 _TRANSACTIONAL = (
     "install it into the next snapshot and reboot: transactional-update pkg install"
-    " nvidia-open-driver-G06-signed-kmp-default, then nvidia-compute-utils-G06 at its version"
+    " nvidia-open-driver-G07-signed-cuda-kmp-default, then nvidia-compute-utils-G07 at its version"
+    " (G06 in place of G07 for branch 580 and older)"
 )
 _INSTEAD = {
     "talos": "put nvidia-open-gpu-kernel-modules and nvidia-container-toolkit into the image's schematic",

@@ -71,10 +71,12 @@ def matches(version: str, wanted: str) -> bool:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A package to install, at the manager's whole version; the candidate if that is empty."""
+    """A package to install, at the manager's whole version. Where no version is known: the newest of the
+    driver `branch`, or the candidate if that is 0."""
 
     name: str
     version: str = ""
+    branch: int = 0
 
 
 @dataclass(frozen=True)

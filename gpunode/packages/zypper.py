@@ -94,8 +94,7 @@ class Zypper:
         return Command(argv, seconds=300.0, changes=False)
 
     def install(self, packages: Sequence[Wanted], *, downgrade: bool = False) -> Command:
-        named = (f"{one.name}={one.version}" if one.version else one.name for one in packages)
-        return self._install(downgrade, *named)
+        return self._install(downgrade, *(word for package in packages for word in _named(package)))
 
     def install_files(self, paths: Sequence[str], *, downgrade: bool = False) -> Command:
         """NVIDIA signs its repository's index and not its packages."""
@@ -129,3 +128,10 @@ class Zypper:
         if trouble is None or (done.code == _ZYPP_CODE and why.trouble is not Trouble.OTHER):
             return why
         return Failure(trouble, why.said, HINTS.get(trouble, ""))
+
+
+def _named(package: Wanted) -> tuple[str, ...]:
+    """zypper has no pattern for versions, but takes two limits of one package."""
+    if not package.version and package.branch:
+        return (f"{package.name}>={package.branch}", f"{package.name}<{package.branch + 1}")
+    return (f"{package.name}={package.version}" if package.version else package.name,)

@@ -51,8 +51,10 @@ def suse(version: str) -> Shelf:
     cuda = "cuda-sles15-x86_64"
     return Shelf(
         {
-            "nv-prefer-signed-open-driver": ((f"{version}_k6.4.0_150600.21-150600.3.50.1", "SLE-Updates"),),
-            "nvidia-compute-utils-G06": (("620.10.02-0", cuda), (f"{version}-0", cuda)),
+            "nvidia-open-driver-G07-signed-cuda-kmp-default": (
+                (f"{version}_k6.4.0_150600.21-150600.3.50.1", "SLE-Updates"),
+            ),
+            "nvidia-compute-utils-G07": (("620.10.02-0", cuda), (f"{version}-0", cuda)),
             "nvidia-persistenced": ((f"{version}-0", cuda),),
         }
     )
@@ -116,12 +118,12 @@ TABLE = {
     ),
     "suse": (
         *("healthy-suse-kubelet", suse("595.91.07"), SUSE_REPO),
-        *(595, "open", "suse", "595.91.07", True, "nvidia-compute-utils-G06=595.91.07-0"),
+        *(595, "open", "suse", "595.91.07", True, "nvidia-compute-utils-G07=595.91.07-0"),
     ),
     "volta on suse": (
         *("gpu-arch-dropped", Shelf({
             "nvidia-driver-G06-kmp-default": (("580.173.02_k6.4.0_150600.21-0", "cuda"),),
-            "nvidia-compute-utils-G06": (("595.91.07-0", "cuda"), ("580.173.02-0", "cuda")),
+            "nvidia-compute-utils-G06": (("580.173.02-0", "cuda"), ("575.57.08-0", "cuda")),
         }), SUSE_REPO),
         *(580, "proprietary", "suse", "580.173.02", False, "nvidia-compute-utils-G06=580.173.02-0"),
     ),
@@ -174,6 +176,51 @@ def test_a_machine_gets_the_driver_that_it_needs(case, tmp_path):
     assert versions(data)[wanted] == at
     assert any(f"{wanted}={at}" in line or f"{wanted}-{at}" in line for line in data["commands"])
     assert all(one["because"] and one["source"] for one in data["decisions"])
+
+
+@pytest.mark.parametrize(
+    ("name", "branch", "expected"),
+    [
+        ("healthy-suse-kubelet", 580, {"nv-prefer-signed-open-driver", "nvidia-compute-utils-G06"}),
+        (
+            *("healthy-suse-kubelet", 590),
+            {"nvidia-open-driver-G07-signed-cuda-kmp-default", "nvidia-compute-utils-G07"},
+        ),
+    ],
+)
+def test_suse_calls_the_packages_g07_from_branch_590_on(name, branch, expected, tmp_path):
+    data = plan(built(tmp_path, name, {}), Shelf({}), "--branch", str(branch))
+    names = set(versions(data))
+    assert expected <= names
+    assert not any(("G06" if branch >= 590 else "G07") in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "branch", "expected"),
+    [
+        ("debian-nvidia-current", 580, ["nvidia-driver-pinning-580", "'nvidia-driver-cuda=580.*'"]),
+        ("debian-nvidia-current", 570, ["'nvidia-driver-cuda=570.*'", "'nvidia-kernel-open-dkms=570.*'"]),
+        ("healthy-crio-fedora", 580, ["'nvidia-driver-cuda-580.*'", "'kmod-nvidia-open-dkms-580.*'"]),
+        (
+            *("healthy-suse-kubelet", 595),
+            ["'nvidia-compute-utils-G07>=595'", "'nvidia-compute-utils-G07<596'"],
+        ),
+    ],
+)
+def test_commands_keep_the_branch_before_the_repository_is_known(name, branch, expected, tmp_path):
+    """The repository has newer branches under the same names, so a bare name would install the newest."""
+    root = built(tmp_path, name, {})
+    options = ("--branch", str(branch), "--repository", "nvidia")
+    data = plan(root, Shelf({}), *options)
+    installs = [line for line in data["commands"] if " install " in line]
+    for part in expected:
+        assert any(part in line for line in installs), installs
+    pins = [line for line in installs if "-pinning-" in line]
+    assert not pins or installs.index(pins[0]) < next(
+        number for number, line in enumerate(installs) if "nvidia-driver-cuda" in line
+    )
+    dry = gpunode("driver", "install", "--dry-run", "--root", str(root), "-o", "json", *options)
+    assert dry.document["data"]["plan"]["commands"] == data["commands"]
 
 
 def test_every_package_that_must_have_the_drivers_version_has_it(tmp_path):
