@@ -81,11 +81,25 @@ def test_a_root_that_is_no_directory_is_usage(tmp_path: Path) -> None:
     assert "hint: " in ran.err
 
 
-def test_an_empty_root_is_a_report_not_a_crash(tmp_path: Path) -> None:
+def test_a_root_of_empty_directories_is_a_report_not_a_crash(tmp_path: Path) -> None:
+    for name in ("proc", "sys", "etc"):
+        (tmp_path / name).mkdir()
     ran = gpunode("doctor", "-o", "json", "--root", str(tmp_path))
     assert ran.code == 1
     failed = [found["id"] for found in ran.document["data"]["findings"] if found["status"] == "fail"]
     assert failed == ["pci-no-gpu"]
+
+
+@pytest.mark.parametrize("there", [(), ("etc",), ("proc", "sys")])
+def test_the_doctor_refuses_a_root_that_is_not_a_machines(tmp_path: Path, there: tuple[str, ...]) -> None:
+    for name in there:
+        (tmp_path / name).mkdir()
+    ran = gpunode("doctor", "--root", str(tmp_path))
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err.startswith(f"error: {tmp_path} isn't the root directory of a machine: it has no /")
+    assert "\nhint: name a mounted host" in ran.err
+    document = gpunode("doctor", "-o", "json", "--root", str(tmp_path)).document
+    assert (document["exitCode"], document["errors"][0]["code"]) == (3, "not-a-machine")
 
 
 def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path: Path) -> None:

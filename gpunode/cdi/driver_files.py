@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError
 from gpunode.facts.ld_cache import parse_ld_cache
+from gpunode.gpu.library_paths import PLATFORM, PROGRAM_DIRECTORIES
 from gpunode.host import Host
 
 PROGRAMS = (
@@ -19,8 +20,6 @@ PROGRAMS = (
     "nvidia-imex",
     "nvidia-imex-ctl",
 )
-# fixed, and not PATH: what systemd runs must find the same as a shell
-_PROGRAM_PLACES = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/lib/nvidia/bin")
 SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
 _MPS = "/tmp/nvidia-mps"  # noqa: S108 - where CUDA itself looks for the MPS daemon
 _CUSTOM_FIRMWARE = "/sys/module/firmware_class/parameters/path"
@@ -143,6 +142,7 @@ def _directories(host: Host, architecture: str, search: tuple[str, ...]) -> Iter
         "/usr/lib64",
         f"/lib/{multiarch}",
         "/lib64",
+        *PLATFORM,
         *(path.rpartition("/")[0] for path in (*cached, *behind)),
     ]
     real = (host.realpath(place.rstrip("/") or "/") for place in places if host.is_dir(place))
@@ -188,7 +188,7 @@ def _is_driver(name: str, version: str) -> bool:
 def _programs(host: Host) -> Iterator[tuple[str, str]]:
     """Container path and real path of each program; Debian's are links into a directory of alternatives."""
     for name in PROGRAMS:
-        paths = (f"{place}/{name}" for place in _PROGRAM_PLACES)
+        paths = (f"{place}/{name}" for place in PROGRAM_DIRECTORIES)
         path = next((path for path in paths if host.executable(path)), None)
         if path is not None:
             yield path, host.realpath(path)

@@ -6,10 +6,10 @@ from gpunode.cdi.build import Built, Form, build
 from gpunode.cdi.driver_files import read_driver_files
 from gpunode.cdi.hooks import find_hooks
 from gpunode.cdi.nodes import read_nodes
-from gpunode.dataclass import dataclass, replace
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.driver import loaded_module
-from gpunode.facts.libraries import NVML
+from gpunode.facts.libraries import NVML, library_in
 from gpunode.facts.system import node_class
 from gpunode.gpu.isolated import NvmlProbe, probe
 from gpunode.gpu.model import Inventory
@@ -54,28 +54,15 @@ def refuse_other_platforms(host: Host) -> None:
 
 
 def _inventory(host: Host, driver: str, sources: Sources) -> Inventory:
-    """NVML's answer, from the library of another root if one is given.
-
-    That very file is preloaded: a whole directory of another root would bring its C library along, and the
-    interpreter would not survive that.
-    """
-    asked = host
-    library = _nvml_library(host, driver, sources.library_path) if driver or sources.library_path else None
-    if library is not None:
-        asked = replace(host, environ={**host.environ, "LD_PRELOAD": library})
-    answer = probe(asked, sources.timeout)
+    """NVML's answer, from the library of another root if one is given."""
+    other = driver or sources.library_path
+    library = library_in(host, driver, NVML, sources.library_path) if other else ""
+    answer = probe(host, sources.timeout, library=library)
     if answer.inventory is None:
         raise no_inventory(host, answer)
     if not answer.inventory.driver_version:
         raise GpunodeError("NVML doesn't tell the driver's version", hint="gpunode doctor", code="nvml")
     return answer.inventory
-
-
-def _nvml_library(host: Host, driver: str, search: tuple[str, ...]) -> str | None:
-    """libnvidia-ml.so.1 below `driver`; None if it isn't there or its path can't be told to the loader."""
-    places = (*search, "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
-    paths = (f"{driver}{place.rstrip('/')}/{NVML}" for place in places)
-    return next((path for path in paths if host.is_file(path) and not set(path) & set(" :")), None)
 
 
 def no_inventory(host: Host, answer: NvmlProbe) -> GpunodeError:

@@ -91,14 +91,28 @@ def _verdict(node: dict[str, Any], findings: tuple[Finding, ...], selection: Sel
             ", ".join(parts) + f": {_ordered(findings)[0].summary}", Style.BAD if errors else Style.WARN
         )
     else:
-        yield _no_fault(findings, counts[FindingStatus.PASS], selection)
+        yield _no_fault(findings, counts[FindingStatus.PASS], selection, node["class"])
     yield Text(_machine(node), Style.DIM)
     yield Text("")
 
 
-def _no_fault(findings: tuple[Finding, ...], passed: int, selection: Selection) -> Text:
-    """Ready only if everything that applies was judged: a check that couldn't look, or that nobody asked,
-    vouches for nothing."""
+def gpus_not_examined(findings: tuple[Finding, ...], kind: str) -> str:
+    """Why NVML wasn't queried for the GPUs of this class of node; "" if it was, or on a Jetson, which has no
+    NVML for its GPU. Also "" if the check that queries it wasn't selected."""
+    finding = next((one for one in findings if one.id == "nvml-hang"), None)
+    if finding is None or kind == TEGRA:
+        return ""
+    if finding.status is FindingStatus.PASS and not finding.note:
+        return ""
+    return finding.summary.removeprefix("not applicable: ")
+
+
+def _no_fault(findings: tuple[Finding, ...], passed: int, selection: Selection, kind: str) -> Text:
+    """The headline of a report without errors and warnings. It says ready only if every check that applies
+    could be judged and NVML answered for the GPUs."""
+    unexamined = gpus_not_examined(findings, kind)
+    if passed and unexamined and not selection.only and not selection.preflight:
+        return Text(f"No fault found; GPUs not examined: {unexamined}", Style.WARN)
     unread = sum(_unread(finding) for finding in findings)
     if unread:
         return Text(

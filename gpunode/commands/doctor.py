@@ -9,17 +9,18 @@ from gpunode.checks.catalogue import find_check
 from gpunode.checks.chains import behind
 from gpunode.checks.model import PREFLIGHTS
 from gpunode.checks.patience import Patience
-from gpunode.checks.report import blocks, first, reboot
+from gpunode.checks.report import blocks, first, gpus_not_examined, reboot
 from gpunode.checks.runner import EVERY, Selection, run_checks
 from gpunode.commands.trials import trials
 from gpunode.dataclass import dataclass
-from gpunode.errors import UsageError
+from gpunode.errors import ConfigError, PreconditionError, UsageError
 from gpunode.facts.node import Node, Questions
 from gpunode.facts.summary import describe
 from gpunode.host import Host
 from gpunode.result import ExitCode, Finding, FindingStatus, Progress, Result
 from gpunode.tables import all_tables
 
+_TOP = ("/proc", "/sys", "/etc")  # every machine has them, mounted or recorded
 _ABOUT_SECONDS = 8.0  # an engine that tells its version by its program alone is given five
 
 
@@ -63,6 +64,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         "first": first(findings),
         "chains": behind(findings),
         "reboot": reboot(findings),
+        "gpusNotExamined": gpus_not_examined(findings, about["class"]),
         "tables": tables,
         "at": round(host.now(), 3),
         "seconds": round(host.monotonic() - started, 3),
@@ -79,8 +81,23 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 
 
 def node_of(host: Host, options: Options, progress: Progress) -> Node:
-    """The node, with what the checks are asked and what a deep one may run on it."""
+    """The node, with what the checks are asked and what a deep one may run on it. `PreconditionError` for a
+    root directory that isn't a machine's."""
+    missing = [name for name in _TOP if _lacks(host, name)]
+    if missing and not host.live:
+        raise PreconditionError(
+            f"{host.root} isn't the root directory of a machine: it has no {' and no '.join(missing)}",
+            hint="name a mounted host (--root /host), a recorded machine or a support bundle",
+            code="not-a-machine",
+        )
     return Node(host, questions(options), trials(progress) if options.deep else {})
+
+
+def _lacks(host: Host, directory: str) -> bool:
+    try:
+        return not host.is_dir(directory)
+    except ConfigError:
+        return False  # a malformed recording, which the checks report
 
 
 def _about(node: Node) -> dict[str, Any]:

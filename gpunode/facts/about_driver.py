@@ -9,6 +9,7 @@ from gpunode.facts.about import FEW_GPUS, NVML_SECONDS, NVML_SECONDS_MANY
 from gpunode.facts.about_machine import AboutMachine
 from gpunode.facts.system import BARE_METAL, VM
 from gpunode.facts.topic import topic
+from gpunode.gpu.library_paths import DRIVER_ROOT
 from gpunode.host import DeviceNode
 
 if TYPE_CHECKING:
@@ -121,11 +122,21 @@ class AboutDriver(AboutMachine):
         has the module loaded and makes the device files that lack, which would hide the fault."""
         from gpunode.gpu.isolated import NvmlProbe, probe
 
+        library = self.nvml_library
+        if library is None and not self.host.is_dir(f"{DRIVER_ROOT}/usr"):
+            return NvmlProbe(None, message="there is no libnvidia-ml.so.1 to ask NVML with", asked=False)
         change = self._nvml_would
         if change:
             return NvmlProbe(None, message=f"NVML isn't asked: it would {change}", asked=False)
-        many = len(self.driver_gpus) > FEW_GPUS
-        return probe(self.host, NVML_SECONDS_MANY if many else NVML_SECONDS, condition=True)
+        seconds = NVML_SECONDS_MANY if len(self.driver_gpus) > FEW_GPUS else NVML_SECONDS
+        return probe(self.host, seconds, condition=True, root=self._driver_root)
+
+    @property
+    def _driver_root(self) -> str:
+        """Root directory of the driver container in which NVML is queried, "" for the node's own. Only root
+        may enter it."""
+        library = self.nvml_library
+        return library.root if library and (self.host.is_root or not self.host.live) else ""
 
     @property
     def _nvml_would(self) -> str:
@@ -135,6 +146,12 @@ class AboutDriver(AboutMachine):
         if self.module is None:
             return "load the module"
         there = {device.path for device in self.device_nodes}
+        if self._driver_root:
+            there = {
+                device.path.removeprefix(DRIVER_ROOT) for device in self.host.devices(f"{DRIVER_ROOT}/dev")
+            }
+            # a toolkit container may make them in the node's own /dev instead
+            there |= {device.path for device in self.device_nodes}
         minors = sorted(gpu.minor for gpu in self.driver_gpus if gpu.minor is not None and not gpu.excluded)
         wanted = (devices.CONTROL, *(f"/dev/nvidia{minor}" for minor in minors))
         return next((f"make {path}" for path in wanted if path not in there), "")
@@ -142,6 +159,4 @@ class AboutDriver(AboutMachine):
     @topic
     def conditions(self) -> tuple[Condition, ...]:
         """How each GPU is, as NVML tells; () where NVML isn't there or doesn't answer."""
-        if self.module is None or self.nvml_library is None:
-            return ()
-        return self.nvml.conditions
+        return () if self.module is None else self.nvml.conditions

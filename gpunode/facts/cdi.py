@@ -74,11 +74,6 @@ class CdiSpec:
         return self.kind == f"{VENDOR}/gpu" and bool(self.devices) and not self.problem
 
     @property
-    def has_hooks(self) -> bool:
-        """Whether it runs programs, NVIDIA's or others', when a container starts."""
-        return any(edits.hooks for edits in (self.edits, *(device.edits for device in self.devices)))
-
-    @property
     def stills_toolkit(self) -> bool:
         """Whether it tells the toolkit's hook and runtime to leave its containers alone."""
         return _STILL in self.edits.env or all(_STILL in device.edits.env for device in self.devices)

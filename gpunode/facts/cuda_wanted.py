@@ -51,7 +51,7 @@ def wanted_release(node: Node) -> Wanted | None:
 
 def inventory(node: Node) -> Inventory | None:
     """What NVML lists; None if it can't be asked, or lists nothing."""
-    return node.nvml.inventory if node.nvml_library is not None else None
+    return node.nvml.inventory
 
 
 def driver_version(node: Node) -> str:

@@ -1,31 +1,26 @@
-"""The driver's userspace libraries, found as the dynamic linker would find them."""
+"""The driver's userspace libraries, found as the dynamic linker or a platform's GPU containers find them."""
 
 from __future__ import annotations
 
 import re
 
 from gpunode.dataclass import dataclass
+from gpunode.errors import GpunodeError
 from gpunode.facts.ld_cache import CachedLibrary, parse_ld_cache
+from gpunode.gpu.library_paths import CUDA, DRIVER_ROOT, NVML, PLATFORM, STRAY, SYSTEM
 from gpunode.host import Host
 
-NVML = "libnvidia-ml.so.1"
-CUDA = "libcuda.so.1"
-# ld.so looks into these without a cache entry (ld.so(8), and Debian's multiarch paths)
-_TRUSTED = (
-    "/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu", "/lib64", "/usr/lib64",
-)  # fmt: skip
-# where drivers put libraries that only work once ldconfig or an rpath knows them
-_ELSEWHERE = ("/usr/lib/wsl/lib", "/run/opengl-driver/lib", "/usr/lib/nvidia", "/opt/nvidia/lib64")
-_LINKED_ELSEWHERE = ("/usr/lib/wsl/lib", "/run/opengl-driver/lib")
+__all__ = ["CUDA", "NVML", "Library", "find_library", "is_compat", "library_in", "linked_libraries"]
+
 _VERSION = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)*)$")
 
 
 @dataclass(frozen=True)
 class Library:
-    """Where a soname leads. `version` is the driver version in the real file's name, None if it has none.
+    """The file behind a soname. `version` is the driver version in the real file's name, None if it has none.
 
-    `linked` is False for a file that exists but that ld.so wouldn't find: ldconfig hasn't seen it.
+    `linked` is False for a file that neither ld.so nor a GPU container finds: ldconfig hasn't run. `root` is
+    the root of the driver container that has it, "" for one of the node's own.
     """
 
     soname: str
@@ -33,6 +28,7 @@ class Library:
     real: str
     version: str | None
     linked: bool
+    root: str = ""
 
 
 def linked_libraries(host: Host) -> tuple[CachedLibrary, ...]:
@@ -41,16 +37,37 @@ def linked_libraries(host: Host) -> tuple[CachedLibrary, ...]:
 
 
 def find_library(host: Host, soname: str, cache: tuple[CachedLibrary, ...] | None = None) -> Library | None:
-    """The file that ``dlopen(soname)`` would open on this node, else a file nobody links to, else None.
-    `cache` is `linked_libraries`, if it has been read already."""
+    """The file that ``dlopen(soname)`` opens on this node, else the one that the platform or the GPU operator
+    gives to containers, else one that ldconfig hasn't seen, else None.
+
+    `cache` is `linked_libraries`, if it has been read already.
+    """
     for entry in linked_libraries(host) if cache is None else cache:
         if entry.soname == soname and host.is_file(entry.path):
-            return _library(host, soname, entry.path, linked=True)
-    for directory in (*_TRUSTED, *_ELSEWHERE):
+            return _library(host, soname, entry.path)
+    for directory in (*SYSTEM, *PLATFORM):
         if host.is_file(f"{directory}/{soname}"):
-            linked = directory in _TRUSTED or directory in _LINKED_ELSEWHERE
-            return _library(host, soname, f"{directory}/{soname}", linked=linked)
+            return _library(host, soname, f"{directory}/{soname}")
+    path = library_in(host, DRIVER_ROOT, soname)
+    if path:
+        return _library(host, soname, path, root=DRIVER_ROOT)
+    for directory in STRAY:
+        if host.is_file(f"{directory}/{soname}"):
+            return _library(host, soname, f"{directory}/{soname}", linked=False)
     return None
+
+
+def library_in(host: Host, root: str, soname: str, first: tuple[str, ...] = ()) -> str:
+    """Path of a library below another root directory, in the directories `first` and then in the system's; ""
+    if it isn't there or can't be looked for."""
+    for directory in (*first, *SYSTEM):
+        path = f"{root}{directory.rstrip('/')}/{soname}"
+        try:
+            if host.is_file(path):
+                return path
+        except GpunodeError:
+            continue
+    return ""
 
 
 def is_compat(path: str) -> bool:
@@ -58,7 +75,7 @@ def is_compat(path: str) -> bool:
     return "compat" in path.split("/")[:-1] or "/cuda-compat" in path
 
 
-def _library(host: Host, soname: str, path: str, *, linked: bool) -> Library:
+def _library(host: Host, soname: str, path: str, *, linked: bool = True, root: str = "") -> Library:
     real = host.realpath(path)
     version = _VERSION.search(real)
-    return Library(soname, path, real, version[1] if version else None, linked)
+    return Library(soname, path, real, version[1] if version else None, linked, root)

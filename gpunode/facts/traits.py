@@ -9,9 +9,10 @@ from gpunode.dataclass import dataclass
 from gpunode.facts.driver import module_loaded
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, VM
+from gpunode.gpu.library_paths import DRIVER_ROOT
 
 _VGPU_MANAGER = "nvidia_vgpu_vfio"  # NVIDIA's driver for hosts, which has no CUDA
-OPERATOR_DRIVER = "/run/nvidia/driver/usr"  # where the GPU operator mounts its driver container
+OPERATOR_DRIVER = f"{DRIVER_ROOT}/usr"  # only there while the GPU operator's driver container runs
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def _vgpu_guest(node: Node) -> bool:
 
 def _mig(node: Node) -> bool:
     """As NVML says, which is only asked where the driver is there to answer."""
-    if node.module is None or node.nvml_library is None or node.nvml.inventory is None:
+    if node.module is None or node.nvml.inventory is None:
         return False
     return any(gpu.mig_enabled for gpu in node.nvml.inventory.gpus)
 

@@ -44,13 +44,15 @@ def probe(
     library: str = "",
     *,
     condition: bool = False,
+    root: str = "",
     started: Callable[[], None] | None = None,
 ) -> NvmlProbe:
     """The inventory of this node, within `timeout` seconds; never raises for NVML's failure.
 
     With persistence mode off, eight GPUs may well take ten seconds. With `topology` NVML is also asked how
     they hang together, with `condition` how each of them is. `library` is where NVML is loaded from, if not
-    from where the dynamic loader finds it. `started` is called while NVML has its turn, or before.
+    from where the dynamic loader finds it; `root` is the root directory of a driver container, which the
+    child then enters. `started` is called while NVML has its turn, or before.
     `ConfigError` for a malformed recording.
     """
     if not host.live:
@@ -61,6 +63,7 @@ def probe(
     words = (
         *(("--topology",) if topology else ()),
         *(("--library", library) if library else ()),
+        *(("--root", root) if root else ()),
     )
     if condition:  # what was told before a hang counts: not one answer, but lines
         if started is not None:

@@ -15,15 +15,18 @@ from typing import Any
 from gpunode._spared import spared
 from gpunode.dataclass import dataclass
 from gpunode.gpu.events import EventSet, GpuEvent
+from gpunode.gpu.library_paths import nvml_outside_loader
 from gpunode.gpu.model import MigSize
 from gpunode.gpu.nvml_errors import (
     FUNCTION_NOT_FOUND,
     INVALID_ARGUMENT,
+    LIBRARY_NOT_FOUND,
     NOT_FOUND,
     NOT_SUPPORTED,
     UNKNOWN,
     NvmlError,
 )
+from gpunode.host import Host
 
 __all__ = ["EventSet", "GpuEvent", "Handle", "MigAttributes", "Nvml", "NvmlError"]
 
@@ -37,7 +40,7 @@ def _load(path: str) -> None:
     try:
         ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        raise NvmlError(12, f"{path} can't be loaded: {error}") from error  # LIBRARY_NOT_FOUND
+        raise NvmlError(LIBRARY_NOT_FOUND, f"{path} can't be loaded: {error}") from error
 
 
 def load_bindings() -> Any:
@@ -108,11 +111,19 @@ class Nvml:
 
     @classmethod
     def open(cls, library: str = "", asking: Asking = _unnoted) -> Nvml:
-        """Load libnvidia-ml.so.1, by this path or else as the dynamic loader finds it, and initialise it."""
+        """Load libnvidia-ml.so.1 and initialise it: by this path, or else as the dynamic loader finds it, or
+        else from where platforms keep it outside the loader's search path."""
         if library:
             _load(library)
         nvml = cls(asking)
-        nvml.call("nvmlInit")
+        try:
+            nvml.call("nvmlInit")
+        except NvmlError as error:
+            elsewhere = "" if library or error.code != LIBRARY_NOT_FOUND else nvml_outside_loader(Host())
+            if not elsewhere:
+                raise
+            _load(elsewhere)
+            nvml.call("nvmlInit")
         return nvml
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 ``{"inventory": {...}}`` as `gpunode gpus -o json` has it under `data`, with ``"topology"`` beside it if the
 argument --topology asks for it, or
-``{"error": {"code": 18, "message": "..."}}``. ``--library PATH`` names the library to load.
+``{"error": {"code": 18, "message": "..."}}``. ``--library PATH`` names the library to load. ``--root PATH``
+names the root directory of a driver container: its libraries and its device files are used.
 
 With --condition a line ``[INDEX, {...}]`` follows for each GPU, as soon as it is known: a GPU over which NVML
 hangs or crashes doesn't take the inventory with it.
@@ -11,13 +12,14 @@ hangs or crashes doesn't take the inventory with it.
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 from gpunode.gpu.child import end_with_parent
 from gpunode.gpu.discover import discover
 from gpunode.gpu.model import Inventory
-from gpunode.gpu.nvml import Nvml
-from gpunode.gpu.nvml_errors import NvmlError
+from gpunode.gpu.nvml import Nvml, load_bindings
+from gpunode.gpu.nvml_errors import NO_PERMISSION, NvmlError
 from gpunode.result import plain
 
 
@@ -25,7 +27,8 @@ def main() -> int:
     """Print the inventory or NVML's error; always 0, so that anything else means a crash."""
     end_with_parent()
     try:
-        with Nvml.open(_library(sys.argv[1:])) as nvml:
+        _enter(_value("--root"))
+        with Nvml.open(_value("--library")) as nvml:
             inventory = discover(nvml)
             answer = {"inventory": plain(inventory)}
             if "--topology" in sys.argv[1:]:
@@ -52,8 +55,23 @@ def _say_conditions(nvml: Nvml, inventory: Inventory) -> None:
         _say([condition.index, plain(condition)])
 
 
-def _library(arguments: list[str]) -> str:
-    return arguments[arguments.index("--library") + 1] if "--library" in arguments else ""
+def _value(option: str) -> str:
+    return sys.argv[sys.argv.index(option) + 1] if option in sys.argv else ""
+
+
+def _enter(root: str) -> None:
+    """Make a driver container's root the root of this process; no module can be imported after that."""
+    if not root:
+        return
+    import gpunode.gpu.condition_reader
+    import gpunode.gpu.topology  # noqa: F401 - both are needed later
+
+    load_bindings()
+    try:
+        os.chroot(root)
+        os.chdir("/")
+    except OSError as error:
+        raise NvmlError(NO_PERMISSION, f"can't enter {root}: {error.strerror}") from error
 
 
 if __name__ == "__main__":

@@ -78,6 +78,9 @@ def _headline(envelope: Mapping[str, Any], findings: tuple[Mapping[str, Any], ..
     parts += [_many(warnings, "warning")] if warnings else []
     if parts:
         return ", ".join(parts), "bad" if errors else "warn"
+    unexamined = envelope["data"].get("gpusNotExamined")  # reports of earlier versions don't say
+    if unexamined and envelope["data"]["counts"]["pass"]:
+        return f"No fault found; GPUs not examined: {unexamined}", "warn"
     unread = sum(one["skipped"] == "unreadable" for one in findings)
     if unread:
         return f"No fault found, {_many(unread, 'check')} not judged", "warn"

@@ -90,7 +90,9 @@ def test_a_directory_where_a_file_belongs_is_no_traceback(tmp_path):
     assert diagnosed(host.root).exit_code == 1
 
 
-def test_an_empty_root_ends_at_the_missing_gpu(tmp_path):
+def test_a_root_of_empty_directories_ends_at_the_missing_gpu(tmp_path):
+    for name in ("proc", "sys", "etc"):
+        (tmp_path / name).mkdir()
     result = diagnosed(tmp_path)
     assert {one.id for one in result.data["findings"] if one.status is FindingStatus.FAIL} == {"pci-no-gpu"}
     assert not broken(result)

@@ -8,9 +8,10 @@ from gpunode.facts.devices import expected_major
 from gpunode.facts.driver import module_loaded
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER
+from gpunode.gpu.library_paths import DRIVER_ROOT
 from gpunode.result import Fix
 
-_OPERATOR_DEV = "/run/nvidia/driver/dev"  # a driver container keeps its device files where it is mounted
+_OPERATOR_DEV = f"{DRIVER_ROOT}/dev"  # a driver container keeps its device files where it is mounted
 _CONTROL_MINOR = 255  # NV_CONTROL_DEVICE_MINOR in the driver's nv.h: /dev/nvidiactl
 _UVM = ("nvidia_uvm", "nvidia_current_uvm")  # the second is Debian's
 

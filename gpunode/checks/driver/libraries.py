@@ -20,11 +20,10 @@ from gpunode.checks.model import (
 from gpunode.facts import libraries
 from gpunode.facts.node import Node
 from gpunode.facts.system import WSL2
+from gpunode.facts.traits import OPERATOR_DRIVER
+from gpunode.gpu.library_paths import DRIVER_ROOT, PROGRAM_DIRECTORIES
 from gpunode.result import Fix
 
-_OPERATOR = "/run/nvidia/driver/usr"  # where the GPU operator mounts its driver container
-# where the GPU operator and nvidia-cdi-refresh.service look for it
-_SMI_DIRECTORIES = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/lib/wsl/lib", "/opt/bin")
 _NO_PERMISSION = 4  # NVML_ERROR_NO_PERMISSION, nvml.h
 _RESET_REQUIRED = "(NVML 16)"  # as NvmlError words it; gpu-reset-required tells it
 
@@ -38,8 +37,8 @@ def libcuda_missing(node: Node) -> Verdict:
 
 
 def _library(node: Node, library: libraries.Library | None, soname: str) -> Verdict:
-    if library is None and node.host.is_dir(_OPERATOR):
-        return skip(f"the driver comes from the GPU operator's container, with its libraries in {_OPERATOR}")
+    if library is None and node.host.is_dir(OPERATOR_DRIVER):
+        return skip(f"the driver comes from the GPU operator's container, mounted at {DRIVER_ROOT}")
     if library is None:
         return fail(
             f"{soname} is not on this node",
@@ -64,24 +63,22 @@ def libcuda_stub(node: Node) -> Verdict:
 
 
 def nvidia_smi_missing(node: Node) -> Verdict:
-    for directory in _SMI_DIRECTORIES:
+    for directory in PROGRAM_DIRECTORIES:
         if node.host.executable(f"{directory}/nvidia-smi"):
             return ok("nvidia-smi is there", seen(f"{directory}/nvidia-smi", "executable"))
     elsewhere = node.host.which("nvidia-smi")
     if elsewhere:
         return ok("nvidia-smi is there", seen(elsewhere, "executable"))
-    broken = [f"{one}/nvidia-smi" for one in _SMI_DIRECTORIES if node.host.exists(f"{one}/nvidia-smi")]
+    broken = [f"{one}/nvidia-smi" for one in PROGRAM_DIRECTORIES if node.host.exists(f"{one}/nvidia-smi")]
     evidence = [seen(path, "empty or not executable") for path in broken]
     return warn(
         "nvidia-smi is not on this node",
-        *(evidence or [seen(", ".join(_SMI_DIRECTORIES[:4]), "no nvidia-smi")]),
+        *(evidence or [seen(", ".join(PROGRAM_DIRECTORIES[:4]), "no nvidia-smi")]),
         fix=packages.install_libraries(node),
     )
 
 
 def nvml_hang(node: Node) -> Verdict:
-    if node.nvml_library is None:
-        return skip("there is no libnvidia-ml.so.1 to ask NVML with")
     probe = node.nvml
     source = "nvmlInit in a child process"
     if probe.timed_out:
@@ -158,9 +155,7 @@ CHECKS = (
         title="nvidia-smi is there",
         layer="driver",
         severity="warning",
-        looks_at=(
-            "an executable nvidia-smi in the directories where the GPU operator looks for one, and in PATH."
-        ),
+        looks_at=("an executable nvidia-smi in PATH and where systems keep the driver's programs."),
         why=(
             "NVIDIA's CDI refresh service starts only beside it, and the GPU operator takes a node without "
             "it for one without a driver and installs a second one."
@@ -192,6 +187,7 @@ CHECKS = (
             "module-not-loaded",
             "libnvidia-ml-missing",
             "driver-lib-mismatch",
+            "operator-host-driver-conflict",
             "gsp-firmware",
             "dev-nodes-missing",
             "lxc-nested",

@@ -59,8 +59,9 @@ def driver_lib_mismatch(node: Node) -> Verdict:
 
 
 def _libraries(node: Node) -> list[Library]:
+    """Of the node itself: operator-host-driver-conflict judges those of the GPU operator's driver."""
     here = (node.nvml_library, node.cuda_library)
-    return [one for one in here if one and one.version and not is_compat(one.real)]
+    return [one for one in here if one and one.version and not one.root and not is_compat(one.real)]
 
 
 def _who(node: Node, version: str) -> Iterator[Evidence]:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from gpunode.checks import fixes
 from gpunode.checks.fabric import remedies
-from gpunode.checks.model import ANY_ENGINE, HOST, Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.model import (
+    ANY_ENGINE,
+    HOST,
+    HOST_OR_CONTAINER,
+    Check,
+    Verdict,
+    fail,
+    ok,
+    seen,
+    skip,
+    warn,
+)
 from gpunode.facts import fabric_manager as manager
 from gpunode.facts.kernel_log import SOURCE, KernelLine, matching
 from gpunode.facts.node import Node
@@ -232,7 +243,7 @@ CHECKS = (
             *("module-not-loaded", "nvml-hang", "fabricmanager-version", "fabric-topology"),
             "fabricmanager-missing",
         ),
-        classes=HOST,
+        classes=HOST_OR_CONTAINER,
         refs=(_GUIDE,),
     ),
 )

@@ -49,7 +49,7 @@ def pci_gpu_count_mismatch(node: Node) -> Verdict:
         )
     left_out = {gpu.address for gpu in node.driver_gpus if gpu.excluded}
     ours = {gpu.address for gpu in node.gpus if gpu.driver == _NVIDIA} - left_out
-    if node.module is None or node.nvml_library is None or node.nvml.inventory is None:
+    if node.module is None or node.nvml.inventory is None:
         return ok(f"{count(there)} on the PCI bus") if expected is not None else skip("NVML tells no number")
     listed = {_short(gpu.pci) for gpu in node.nvml.inventory.gpus}
     missing = sorted(address for address in ours if _short(address) not in listed)

@@ -19,8 +19,6 @@ _LOST = f"(NVML {GPU_IS_LOST})"  # as NvmlError words it in an inventory
 
 def gpu_lost(node: Node) -> Verdict:
     """What NVML says counts; the log only for GPUs that don't answer it (any more)."""
-    if node.nvml_library is None:
-        return skip("there is no libnvidia-ml.so.1 to ask NVML with")
     probe = node.nvml
     if probe.code == NO_PERMISSION:
         return skip("needs root, or read and write access to /dev/nvidia*, to ask NVML")
@@ -94,7 +92,7 @@ def inforom_corrupt(node: Node) -> Verdict:
 
 
 _NVML = (
-    *("module-not-loaded", "libnvidia-ml-missing", "driver-lib-mismatch"),
+    *("module-not-loaded", "libnvidia-ml-missing", "driver-lib-mismatch", "operator-host-driver-conflict"),
     *("dev-nodes-missing", "dev-node-major-stale", "aux-power"),
 )
 CHECKS = (
@@ -147,6 +145,7 @@ CHECKS = (
         ),
         remedy=remedies.REPORT,
         run=inforom_corrupt,
+        classes=HOST_OR_CONTAINER,
         blocked_by=("nvml-hang",),
         refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpunode.checks.health import remedies
 from gpunode.checks.health.told import how_many, reset, said, those, untold
-from gpunode.checks.model import Check, Verdict, fail, note, ok, warn
+from gpunode.checks.model import HOST_OR_CONTAINER, Check, Verdict, fail, note, ok, warn
 from gpunode.facts.node import Node
 from gpunode.gpu.condition import Condition
 
@@ -125,6 +125,7 @@ CHECKS = (
         ),
         remedy=remedies.RESET,
         run=ecc_uncorrectable,
+        classes=HOST_OR_CONTAINER,
         blocked_by=("nvml-hang", "gpu-reset-required", "row-remap-pending"),
         refs=(_GUIDE,),
     ),
@@ -140,6 +141,7 @@ CHECKS = (
         ),
         remedy=remedies.RESET,
         run=row_remap_pending,
+        classes=HOST_OR_CONTAINER,
         blocked_by=("nvml-hang", "gpu-reset-required"),
         refs=(_GUIDE,),
     ),
@@ -152,6 +154,7 @@ CHECKS = (
         why="The GPU can take a broken part of itself out of use, which it does at the next reset.",
         remedy=remedies.RESET,
         run=channel_repair_pending,
+        classes=HOST_OR_CONTAINER,
         blocked_by=("nvml-hang", "gpu-reset-required"),
         refs=("https://docs.nvidia.com/deploy/nvml-api/",),
     ),
@@ -167,6 +170,7 @@ CHECKS = (
         ),
         remedy=remedies.RESET,
         run=ecc_mode_pending,
+        classes=HOST_OR_CONTAINER,
         blocked_by=("nvml-hang", "gpu-reset-required"),
         reboot=True,
         refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpunode.checks.health import remedies
 from gpunode.checks.health.told import how_many, said, those, untold
-from gpunode.checks.model import Check, Verdict, note, ok, skip, warn
+from gpunode.checks.model import HOST_OR_CONTAINER, Check, Verdict, note, ok, skip, warn
 from gpunode.facts.node import Node
 from gpunode.gpu.condition import Condition
 
@@ -116,6 +116,7 @@ CHECKS = (
         ),
         remedy=remedies.CLOCKS,
         run=thermal_power_throttle,
+        classes=HOST_OR_CONTAINER,
         blocked_by=("nvml-hang", "aux-power"),
         refs=("https://docs.nvidia.com/deploy/nvml-api/",),
     ),
@@ -144,6 +145,7 @@ CHECKS = (
         ),
         remedy=remedies.NVLINKS,
         run=nvlink_down,
+        classes=HOST_OR_CONTAINER,
         blocked_by=("nvml-hang", "gpu-reset-required", "fabricmanager-missing", "fabric-training"),
         refs=("https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",),
     ),

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from gpunode.checks.health import remedies
 from gpunode.checks.health.told import how_many, said, those, untold
-from gpunode.checks.model import ANY_ENGINE, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import (
+    ANY_ENGINE,
+    HOST_OR_CONTAINER,
+    Check,
+    Verdict,
+    fail,
+    note,
+    ok,
+    seen,
+    skip,
+    warn,
+)
 from gpunode.facts.node import Node
 from gpunode.gpu.condition import Condition
 from gpunode.result import Fix
@@ -111,6 +122,7 @@ CHECKS = (
         ),
         remedy=remedies.SHARED_MODE,
         run=compute_mode,
+        classes=HOST_OR_CONTAINER,
         blocked_by=("nvml-hang",),
         preflight=ANY_ENGINE,
         refs=("https://docs.nvidia.com/deploy/mps/",),

@@ -11,9 +11,8 @@ from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError
 from gpunode.facts.node import Node
 from gpunode.facts.traits import OPERATOR_DRIVER
+from gpunode.gpu.library_paths import IN_DRIVER_ROOT
 from gpunode.result import Fix
-
-_LIBRARIES = ("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "lib")
 
 
 def operator_validations(node: Node) -> Verdict:
@@ -58,8 +57,8 @@ def operator_host_driver_conflict(node: Node) -> Verdict:
 def _container_driver(node: Node) -> dict[str, str]:
     """Paths by version of the NVML libraries in the driver's container."""
     known: dict[str, str] = {}
-    for place in _LIBRARIES:
-        for path in node.host.glob(f"{OPERATOR_DRIVER}/{place}", "libnvidia-ml.so.*"):
+    for directory in IN_DRIVER_ROOT:
+        for path in node.host.glob(directory, "libnvidia-ml.so.*"):
             found = re.search(r"\.so\.(\d+\.\d[\d.]*)$", path)
             if found:
                 known.setdefault(found[1], path)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from gpunode.checks import fixes
 from gpunode.checks.model import ANY_ENGINE, Check, Verdict, fail, note, ok, seen, warn
 from gpunode.checks.platform import remedies
+from gpunode.checks.toolkit.installed import toolkit_missing
 from gpunode.facts import lxc
 from gpunode.facts.gates import TABLE, can, first
 from gpunode.facts.node import Node
 from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
 from gpunode.facts.toolkit_settings import NO_CGROUPS
-from gpunode.result import Fix
+from gpunode.result import FindingStatus, Fix
 
 _DXG = "/dev/dxg"
 _WSL_LIBRARIES = "/usr/lib/wsl/"
@@ -95,7 +96,7 @@ def lxc_nested(node: Node) -> Verdict:
 def immutable(node: Node) -> Verdict:
     missing = [
         *(["the driver"] if node.module is None else []),
-        *(["the container toolkit"] if not node.toolkit.programs else []),
+        *(["the container toolkit"] if toolkit_missing(node).status is FindingStatus.FAIL else []),
     ]
     name = node.distribution.name or node.distribution.id
     if not missing or not node.gpus:

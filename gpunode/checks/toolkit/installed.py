@@ -23,9 +23,12 @@ def toolkit_missing(node: Node) -> Verdict:
         return skip("there is no container engine on this node that would use it")
     if node.docker is not None and node.docker.manager == "snap" and docker_role(node).used:
         return skip("Docker is a snap, which brings a toolkit of its own: see docker-snap")
-    alone = [spec.path for spec in node.cdi_specs if spec.serves_gpus and not spec.has_hooks]
+    alone = [
+        spec for spec in node.cdi_specs if spec.serves_gpus and all(map(node.host.executable, spec.hooks))
+    ]
     if alone:
-        return ok("no container toolkit, and none is needed: GPUs come by CDI", seen(alone[0], "no hooks"))
+        hooks = ", ".join(alone[0].hooks) or "no hooks"
+        return ok("no container toolkit, and none is needed: GPUs come by CDI", seen(alone[0].path, hooks))
     place = dra_directory(node)  # that driver brings its hook along
     way = Way("GPUs are handed out by NVIDIA's DRA driver", place, "there") if place else mounting(node)
     if way is not None:

@@ -7,10 +7,10 @@ from typing import Any
 
 from gpunode.dataclass import dataclass
 from gpunode.facts.yaml_tree import EMPTY, Item
+from gpunode.gpu.library_paths import DRIVER_ROOT
 from gpunode.plugin.config.options import OPTIONS, Option
 from gpunode.plugin.config.translate import Left, get, keys, plain
 
-DRIVER_ROOT = "/run/nvidia/driver"  # where the operator's driver container is mounted
 _TOOLKIT = "/usr/local/nvidia"  # DefaultToolkitInstallDir
 _OBJECT = "gpunode manifests daemon-set prints ours"
 _OF_OBJECT = ("repository", "image", "version", "imagePullPolicy", "imagePullSecrets", "resources")

@@ -6,12 +6,12 @@ There is no other interface: the protocol of its socket isn't documented.
 from __future__ import annotations
 
 from gpunode.errors import DaemonError
+from gpunode.gpu.library_paths import PROGRAM_DIRECTORIES, protected_file
 from gpunode.host import Completed, Host
 from gpunode.plugin.nvidia.site import find_roots
 from gpunode.plugin.settings import Settings
 
 PROGRAM = "nvidia-cuda-mps-control"
-_ELSEWHERE = ("/usr/local/nvidia/bin", "/opt/nvidia/bin")  # where node images without packages put drivers
 _SECONDS = 3.0
 
 
@@ -19,8 +19,9 @@ def find_program(host: Host, settings: Settings) -> str:
     """Its path: PATH, the driver root, usual places of node images. `DaemonError` says who brings it."""
     root = find_roots(host, settings).driver_here
     places = [f"{root}/usr/bin"] if root else []
+    paths = (f"{place}/{PROGRAM}" for place in (*places, *PROGRAM_DIRECTORIES))
     found = host.which(PROGRAM) or next(
-        (path for path in (f"{p}/{PROGRAM}" for p in (*places, *_ELSEWHERE)) if host.executable(path)), None
+        (path for path in paths if host.executable(path) and protected_file(host, path)), None
     )
     if found is None:
         raise DaemonError(

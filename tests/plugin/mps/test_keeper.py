@@ -111,7 +111,7 @@ def test_without_the_program_the_hint_says_who_brings_it(
 ) -> None:
     log = MemoryLog()
     node.mps.program.rename(node.place / "away")
-    monkeypatch.setattr("gpunode.plugin.mps.control._ELSEWHERE", ())
+    monkeypatch.setattr("gpunode.plugin.mps.control.PROGRAM_DIRECTORIES", ())
     with kept(node, spec(node), log) as made:
         assert eventually(lambda: log.messages("error") != [])
         assert made.problem and made.problem.reason == "nvidia-cuda-mps-control is not on this node"

@@ -40,7 +40,7 @@ def test_devices_wait_for_the_daemon_and_follow_it(
     program = str(node.mps.program)
     if not with_program:
         node.mps.program.rename(node.mps.directory / "elsewhere")
-        monkeypatch.setattr("gpunode.plugin.mps.control._ELSEWHERE", ())
+        monkeypatch.setattr("gpunode.plugin.mps.control.PROGRAM_DIRECTORIES", ())
         program = str(node.mps.directory / "elsewhere")
     with watched(node, spec) as made:
         assert made.problem and "no MPS control daemon answers at" in made.problem.reason

@@ -1,0 +1,70 @@
+"""The first line of the doctor's report: it says ready only of GPUs that NVML was queried for."""
+
+import pytest
+
+from fixtures.machines import expected, machine, options, overlay
+from gpunode.facts.machine_file import build_machine
+from tests.cli import gpunode
+
+READY = "This node is ready: no check found a fault"
+NOT_EXAMINED = "No fault found; GPUs not examined: "
+
+
+def headline(spec, root, *arguments):
+    build_machine(spec, root)
+    ran = gpunode("--root", str(root), "doctor", *arguments)
+    document = gpunode("--root", str(root), "doctor", "-o", "json", *arguments).document
+    html = gpunode("--root", str(root), "doctor", "-o", "html", *arguments).out
+    return ran.out.splitlines()[0], document["data"]["gpusNotExamined"], html
+
+
+def test_a_driver_container_whose_gpus_answered_is_ready(tmp_path):
+    line, why, html = headline(machine("gpu-operator-driver"), tmp_path / "m")
+    assert (line, why) == (READY, "")
+    assert "Ready: no check found a fault" in html
+
+
+def test_a_driver_container_that_lacks_a_device_file_is_not_called_ready(tmp_path):
+    spec = machine("gpu-operator-driver")
+    del spec["recording"]["devices"]["/run/nvidia/driver/dev/nvidiactl"]
+    line, why, html = headline(spec, tmp_path / "m")
+    assert line == f"{NOT_EXAMINED}{why}" == f"{NOT_EXAMINED}NVML isn't asked: it would make /dev/nvidiactl"
+    assert "Ready" not in html
+
+
+def test_a_machine_of_which_nvml_was_not_recorded_is_not_called_ready(tmp_path):
+    spec = machine("healthy-h100")
+    del spec["recording"]["nvml"]
+    line, why, html = headline(spec, tmp_path / "m")
+    assert line == f"{NOT_EXAMINED}nothing was recorded of this machine's NVML"
+    assert line.endswith(why)
+    assert NOT_EXAMINED.partition(";")[0] in html
+
+
+def test_a_gpu_whose_condition_hangs_nvml_is_not_called_ready(tmp_path):
+    spec = machine("healthy-h100")
+    del spec["recording"]["nvml"]["conditions"]["3"]
+    spec["recording"]["nvml"]["problem"] = "NVML did not answer within 20 s"
+    line, _, _ = headline(spec, tmp_path / "m")
+    assert line.startswith(NOT_EXAMINED)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("pci-no-gpu-expected", "no GPU is meant to be here"),
+        ("vm-host", "every GPU is kept for virtual machines"),
+    ],
+)
+def test_a_node_without_gpus_for_containers_is_not_called_ready(name, why, tmp_path):
+    words = [f"--{key.replace('_', '-')}={value}" for key, value in options(name).items()]
+    line, _, _ = headline(machine(name), tmp_path / "m", *words)
+    assert line == NOT_EXAMINED + why
+
+
+def test_uncorrectable_errors_are_judged_in_a_container(tmp_path):
+    spec = overlay(machine("ecc-uncorrectable"), {"set": {"files": {"/.dockerenv": ""}}})
+    build_machine(spec, tmp_path / "m")
+    ran = gpunode("--root", str(tmp_path / "m"), "doctor", "-o", "json", "--only", "ecc-uncorrectable")
+    (finding,) = ran.document["data"]["findings"]
+    assert finding["status"] == expected("ecc-uncorrectable")["ecc-uncorrectable"]
