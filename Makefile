@@ -2,7 +2,7 @@
 VENV ?= .venv
 export VENV
 
-.PHONY: demo test bench bench-plugin lint format corpus docs clean
+.PHONY: demo test test-machine bench bench-plugin lint format corpus docs clean
 
 demo: ## the whole way on a simulated node, touching nothing
 	@scripts/make-venv
@@ -12,6 +12,11 @@ test: ## linters, types, unit and integration tests with real engines
 	@scripts/make-venv dev
 	@scripts/install-engines
 	@scripts/run-tests
+
+test-machine: ## gpunode on booted Debian machines with systemd; needs root, apt and Linux namespaces
+	@scripts/make-venv dev
+	@scripts/install-engines
+	@scripts/run-tests --machine
 
 bench: ## start times of the commands, as ratios to `python -c pass`
 	@scripts/make-venv dev

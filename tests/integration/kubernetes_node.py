@@ -12,11 +12,12 @@ import os
 import site
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fixtures.driver_tree import device_numbers, kernel_files, write_files
 from fixtures.stub_runtime import build_stub_runtime
 from fixtures.stubs import SCENARIO_IN_CONTAINER, build
 from tests.cli import REPOSITORY, Ran
@@ -26,13 +27,6 @@ from tests.integration.forked_cli import ForkedCli
 from tests.integration.verify_support import GPUS
 
 UNIT = "gpunode-device-plugin.service"
-_NUMBERS = {
-    "nvidiactl": (195, 255),
-    "nvidia-modeset": (195, 254),
-    "nvidia-uvm": (508, 0),
-    "nvidia-uvm-tools": (508, 1),
-}
-_PROC_DEVICES = "Character devices:\n  1 mem\n195 nvidia\n508 nvidia-uvm\n\nBlock devices:\n259 blkext\n"
 _CONTAINERD = """\
 version = 2
 root = "/run/containerd-root"
@@ -192,22 +186,11 @@ def kubernetes_node(place: Path, name: str) -> Iterator[KubernetesNode]:
 
 
 def _write(place: Path, name: str) -> None:
-    version = GPUS.driver
-    for gpu in GPUS.gpus:
-        pci = place / "pci" / gpu.pci
-        files = {"vendor": "0x10de", "device": "0x2330", "class": "0x030200", "numa_node": "0"}
-        _files({pci / one: text for one, text in files.items()})
-        (pci / "driver").symlink_to("../../../../bus/pci/drivers/nvidia")
-        _files({place / f"driver-files/nvidia/gpus/{gpu.pci}/information": f"Device Minor: \t {gpu.minor}\n"})
-        _device(place, f"nvidia{gpu.minor}", 195, gpu.minor)
-    for device, numbers in _NUMBERS.items():
+    kernel_files(place, GPUS)
+    for device, numbers in device_numbers(GPUS).items():
         _device(place, device, *numbers)
-    _files(
+    write_files(
         {
-            place / "module/nvidia/version": version,
-            place / "module/nvidia/initstate": "live",
-            place / "module/nvidia_uvm/initstate": "live",
-            place / "driver-files/nvidia/version": f"NVRM version: NVIDIA UNIX Open Kernel Module  {version}",
             place / "hostname": name,
             place / "config.toml": _CONTAINERD,
             place / "config.yaml": "kind: KubeletConfiguration\ncgroupDriver: cgroupfs\n",
@@ -217,7 +200,6 @@ def _write(place: Path, name: str) -> None:
             place / "environment": "",
         }
     )
-    (place / "devices").write_text(_PROC_DEVICES)
     (place / "bin").mkdir()
     build_stub_runtime(
         place / "bin/nvidia-container-runtime",
@@ -234,18 +216,12 @@ def _write(place: Path, name: str) -> None:
     (place / "venv/bin").mkdir(parents=True)
     (place / "venv/bin/python").symlink_to("/run/python/bin/" + Path(sys.executable).resolve().name)
     packages = place / f"venv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
-    _files(
+    write_files(
         {
             place / "venv/pyvenv.cfg": "home = /run/python/bin\ninclude-system-site-packages = false\n",
             packages / "test.pth": "\n".join((str(REPOSITORY), *site.getsitepackages())),
         }
     )
-
-
-def _files(texts: Mapping[Path, str]) -> None:
-    for path, text in texts.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text if text.endswith("\n") else text + "\n")
 
 
 def _device(place: Path, name: str, major: int, minor: int) -> None:

@@ -51,11 +51,12 @@ def test_it_may_write_what_it_has_to_and_has_no_capability() -> None:
     """The sockets' directories, the specifications', and the one that it remembers health in."""
     ours = Settings()
     assert value("ProtectSystem") == "strict"
-    assert value("ReadWritePaths").split() == [ours.directory, registry(ours), "/var/run/cdi"]
+    assert value("ReadWritePaths").split() == [f"-{ours.directory}", f"-{registry(ours)}"]
     assert ours.state_dir == f"/var/lib/{value('StateDirectory')}"
     made = [given for _, key, given in settings() if key == "ExecStartPre" and "mkdir" in given]
     for path in value("ReadWritePaths").split():
-        assert any(path in command.split() for command in made), f"{path} must be there at the start"
+        assert any(path[1:] in command.split() for command in made), f"{path} must be there at the start"
+    assert (value("RuntimeDirectory"), value("RuntimeDirectoryPreserve")) == ("cdi", "yes")
     assert value("CapabilityBoundingSet") == ""
     assert value("NoNewPrivileges") == "yes"
     assert value("RestrictAddressFamilies") == "AF_UNIX"

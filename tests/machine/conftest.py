@@ -1,0 +1,62 @@
+"""Booted machines for the tests: one per suite with gpunode installed, and one over it for each module."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fixtures.debian_base import PYTHONS, base, missing_programs
+from fixtures.newer_engines import Unavailable
+from fixtures.stubs import have_compiler
+from tests.integration.conftest import refuse_for
+from tests.machine.booted import Machine
+from tests.machine.readme import install_commands
+
+SUITES = os.environ.get("GPUNODE_TEST_SUITES", " ".join(PYTHONS)).split()
+
+
+@pytest.fixture(scope="session", params=SUITES)
+def suite(request: pytest.FixtureRequest) -> str:
+    missing = missing_programs()
+    missing += [] if os.geteuid() == 0 else ["root"]
+    missing += [] if have_compiler() else ["gcc"]
+    missing += [] if shutil.which("runc") else ["runc"]
+    refuse_for(missing)
+    name: str = request.param
+    try:
+        base(name)
+    except Unavailable as reason:
+        refuse_for([f"Debian {name} ({reason})"])
+    return name
+
+
+@pytest.fixture(scope="session")
+def installed(suite: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A machine, switched off, on which gpunode was installed by README's words."""
+    machine = Machine(suite, (base(suite),), tmp_path_factory.mktemp(f"installed-{suite}"))
+    machine.prepare()
+    try:
+        machine.boot()
+        machine.sh("useradd --create-home ada && useradd --create-home ben")
+        for command in install_commands():
+            machine.sh(f"cd /srv/gpunode && {command}")
+        machine.power_off()
+        yield machine
+    finally:
+        machine.remove()
+
+
+@pytest.fixture(scope="module")
+def machine(installed: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A booted machine with the driver, containerd, docker and gpunode; nothing is configured."""
+    place: Path = tmp_path_factory.mktemp(f"machine-{installed.suite}")
+    booted = Machine(installed.suite, (installed.upper, *installed.layers), place)
+    try:
+        booted.boot()
+        yield booted
+    finally:
+        booted.remove()

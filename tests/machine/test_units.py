@@ -1,0 +1,142 @@
+"""Every unit that gpunode ships or installs, under a real systemd: started, reloaded, stopped, rebooted.
+
+`/run` is a fresh tmpfs at each boot, and a sandbox is set up for ExecStartPre= as well as for ExecStart=, so
+only a boot shows whether a unit makes the directories that it needs.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from fixtures.mps_control import PROGRAM, mps_stub
+from fixtures.stubs import SCENARIO_VARIABLE
+from tests.cli import REPOSITORY
+from tests.machine.booted import CHECKOUT, SHARED, Machine
+
+PLUGIN, MPS = "gpunode-device-plugin.service", "gpunode-mps.service"
+DOCTOR, DOCTOR_TIMER = "gpunode-doctor.service", "gpunode-doctor.timer"
+REFRESH, REFRESH_PATH = "gpunode-cdi-refresh.service", "gpunode-cdi-refresh.path"
+COLLECTOR = "/var/lib/prometheus/node-exporter"
+SHARED_GPUS = """\
+version: v1
+sharing:
+  mps:
+    resources:
+      - name: nvidia.com/gpu
+        replicas: 2
+"""
+
+
+def install_by_its_comment(machine: Machine, unit: str) -> None:
+    """Run the commands that the comment at the head of a unit in packaging/ names."""
+    head = (REPOSITORY / "packaging" / unit).read_text().partition("\n\n")[0]
+    words = " ".join(line.removeprefix("#").strip() for line in head.splitlines())
+    match = re.match(
+        r"Install: (cp .*? /etc/systemd/system/) (systemctl daemon-reload) && (\S+ \S+ --now \S+)", words
+    )
+    assert match is not None, head
+    for command in match.groups():
+        machine.sh(f"cd {CHECKOUT} && {command}")
+
+
+def main_pid(machine: Machine, unit: str) -> int:
+    return int(machine.show(unit)["MainPID"])
+
+
+def lives(machine: Machine, unit: str) -> None:
+    """It can be reloaded, restarted, stopped and started, and no start of it failed."""
+    first = main_pid(machine, unit)
+    assert first > 0 and machine.is_active(unit), machine.journal(unit)
+    machine.sh(f"systemctl reload {unit}")
+    assert main_pid(machine, unit) == first
+    machine.sh(f"systemctl restart {unit}")
+    assert main_pid(machine, unit) not in (0, first)
+    machine.sh(f"systemctl stop {unit}")
+    assert machine.show(unit)["ActiveState"] == "inactive", machine.journal(unit)
+    machine.sh(f"systemctl start {unit}")
+    properties = machine.show(unit)
+    assert (properties["ActiveState"], properties["NRestarts"]) == ("active", "0"), machine.journal(unit)
+
+
+def test_the_device_plugin_on_a_machine_that_has_never_had_a_kubelet(machine: Machine) -> None:
+    machine.sh("test ! -e /var/lib/kubelet && test ! -e /run/cdi")
+    install_by_its_comment(machine, PLUGIN)
+    lives(machine, PLUGIN)
+    made = machine.sh(
+        "stat -c '%a %n' /var/lib/kubelet/device-plugins /var/lib/kubelet/plugins_registry /run/cdi"
+    )
+    assert [line.split()[0] for line in made.splitlines()] == ["750", "750", "755"]
+
+
+def test_mps_daemons(machine: Machine, tmp_path: Path) -> None:
+    stub = mps_stub(tmp_path / "mps", python="/usr/bin/python3")
+    machine.write(f"/usr/bin/{PROGRAM}", stub.program.read_text(), mode=0o755)
+    machine.write("/etc/gpunode/plugin.yaml", SHARED_GPUS)
+    machine.write("/etc/gpunode/env", "CONFIG_FILE=/etc/gpunode/plugin.yaml\nMPS_ROOT=/run/nvidia/mps\n")
+    # the stub of NVML keeps compute modes in a file
+    drop_in = f"[Service]\nEnvironment={SCENARIO_VARIABLE}={SHARED}/scenario.txt\nReadWritePaths={SHARED}\n"
+    machine.write(f"/etc/systemd/system/{MPS}.d/stub.conf", drop_in)
+    install_by_its_comment(machine, MPS)
+    lives(machine, MPS)
+    machine.wait(lambda: machine.run("pgrep", "-f", PROGRAM).code == 0, lambda: machine.journal(MPS))
+
+
+def test_mps_daemons_with_shared_memory_of_their_own(machine: Machine) -> None:
+    """By the drop-in that docs/mps.md shows."""
+    drop_in = re.search(
+        r"^ +```ini\n(.*?)```", (REPOSITORY / "docs/mps.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert drop_in is not None
+    machine.write(f"/etc/systemd/system/{MPS}.d/shm.conf", drop_in[1])
+    machine.sh(
+        f"systemctl stop {MPS} && rm -rf /run/nvidia && systemctl daemon-reload && systemctl start {MPS}"
+    )
+    lives(machine, MPS)
+    theirs = machine.sh(f"stat -c %i /run/nvidia/mps/shm /proc/{main_pid(machine, MPS)}/root/dev/shm")
+    assert len(set(theirs.split())) == 1
+
+
+def test_the_doctor_for_prometheus(machine: Machine) -> None:
+    install_by_its_comment(machine, DOCTOR)
+    machine.sh(f"systemctl start {DOCTOR}")
+    assert machine.show(DOCTOR)["ConditionResult"] == "no"
+    machine.sh(f"mkdir -p {COLLECTOR} && systemctl start {DOCTOR}")
+    assert machine.show(DOCTOR)["Result"] == "success", machine.journal(DOCTOR)
+    assert 'gpunode_node_gpus{model="NVIDIA H100 80GB HBM3"} 2' in machine.sh(f"cat {COLLECTOR}/gpunode.prom")
+    assert machine.show(DOCTOR_TIMER)["NextElapseUSecMonotonic"] not in ("", "infinity")
+
+
+def test_cdi_refresh(machine: Machine) -> None:
+    done = machine.gpunode("cdi", "refresh", "--install")
+    assert done.code == 0, done.err
+    machine.sh("rm /run/cdi/nvidia.yaml")
+    machine.sh(f"systemctl restart {REFRESH}")
+    assert machine.show(REFRESH)["Result"] == "success", machine.journal(REFRESH)
+    assert "nvidia.com/gpu" in machine.sh("cat /run/cdi/nvidia.yaml")
+    machine.sh("rm /run/cdi/nvidia.yaml && touch /usr/bin/nvidia-cdi-hook && ldconfig")
+    machine.wait(
+        lambda: machine.run("test", "-e", "/run/cdi/nvidia.yaml").code == 0, lambda: machine.journal(REFRESH)
+    )
+
+
+def test_all_of_them_after_a_reboot(machine: Machine) -> None:
+    machine.reboot()
+    for unit in (PLUGIN, MPS, DOCTOR_TIMER, REFRESH_PATH):
+        assert machine.is_active(unit), machine.journal(unit)
+    machine.wait(
+        lambda: machine.run("test", "-e", "/run/cdi/nvidia.yaml").code == 0, lambda: machine.journal(REFRESH)
+    )
+    machine.sh(f"systemctl start {DOCTOR}")
+    assert machine.sh("systemctl --failed --plain --no-legend") == ""
+    for unit in (PLUGIN, MPS):
+        assert machine.show(unit)["NRestarts"] == "0", machine.journal(unit)
+        lives(machine, unit)
+
+
+def test_what_was_installed_goes_again(machine: Machine) -> None:
+    assert machine.gpunode("cdi", "refresh", "--remove").code == 0
+    machine.sh(f"systemctl disable --now {PLUGIN} {MPS} {DOCTOR_TIMER}")
+    for unit in (PLUGIN, MPS, DOCTOR_TIMER, REFRESH, REFRESH_PATH):
+        assert not machine.is_active(unit)
+    assert machine.show(REFRESH)["LoadState"] == "not-found"
