@@ -71,3 +71,25 @@ class DaemonError(GpunodeError):
     """A daemon's socket can't be reached, or it answered with an error."""
 
     default_code = "daemon"
+
+
+def install_command(extra: str, library: str) -> str:
+    """Command that installs what an extra needs for the interpreter that runs now.
+
+    It names the libraries themselves, because no package index has gpunode; in a checkout, only `library`.
+    """
+    import shlex
+    import sys
+    from importlib.metadata import PackageNotFoundError, requires
+    from importlib.util import find_spec
+
+    try:
+        listed = requires("gpunode") or ()
+    except PackageNotFoundError:
+        listed = ()
+    parts = [requirement.partition(";") for requirement in listed]
+    needed = [name.strip() for name, _, marker in parts if extra in marker]
+    what = shlex.join(needed or [library])
+    if find_spec("pip") is None:  # as uv makes environments
+        return f"uv pip install --python {shlex.quote(sys.executable)} {what}"
+    return f"{shlex.quote(sys.executable)} -m pip install {what}"

@@ -97,7 +97,7 @@ def _refuse(host: Host) -> None:
     if hidden:
         raise PreconditionError(
             f"gpunode is installed at {hidden}, where the plugin's service can't see it (ProtectHome)",
-            hint="install it where every service finds it: pipx install --global gpunode",
+            hint="install it in a virtual environment in /opt/gpunode, as README says",
             code="gpunode-in-home",
         )
 

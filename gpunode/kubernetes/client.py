@@ -7,12 +7,12 @@ one Kubernetes release.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from gpunode.errors import install_command
 from gpunode.kubernetes.api import (
     FIELD_MANAGER,
     Cluster,
@@ -33,24 +33,6 @@ _EVENTS, _NODES = 200, 500  # objects in one answer
 _RBAC = "rbac.authorization.k8s.io"
 
 
-def _how_to_get_it() -> str:
-    """A command for the very interpreter that lacks it, wherever gpunode was installed. It has the library's
-    own name, as no package index has gpunode."""
-    import sys
-    from importlib.metadata import PackageNotFoundError, requires
-    from importlib.util import find_spec
-
-    try:
-        listed = requires("gpunode") or ()
-    except PackageNotFoundError:  # run from a checkout
-        listed = ()
-    needed = [word.partition(";")[0].strip() for word in listed if "kubernetes" in word.partition(";")[2]]
-    what = shlex.join(needed or ["lightkube"])
-    if find_spec("pip") is None:  # as uv makes environments
-        return f"uv pip install --python {shlex.quote(sys.executable)} {what}"
-    return f"{shlex.quote(sys.executable)} -m pip install {what}"
-
-
 def open_client(
     connection: Connection, timeout: float, refused: Callable[[], str], read: Callable[[str], str | None]
 ) -> Cluster:
@@ -67,7 +49,7 @@ def open_client(
     except ImportError as error:
         raise ExtraMissing(
             f"speaking to an API server needs the Python package lightkube ({error})",
-            hint=_how_to_get_it(),
+            hint=install_command("kubernetes", "lightkube"),
         ) from error
     who, wire = connection.identity, Wire(connection, read)
     # certificates and tokens are the wire's: with one of its own the client makes no use of its context

@@ -12,7 +12,7 @@ from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from gpunode.errors import PreconditionError
+from gpunode.errors import PreconditionError, install_command
 from gpunode.plugin.observe.counters import Counters
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ class Endpoints:
         if find_spec("prometheus_client") is None:
             raise PreconditionError(
                 "--listen needs the package prometheus-client, which is not installed",
-                hint="put it beside gpunode: pipx inject --global gpunode prometheus-client; or with the pip "
-                "of its virtual environment",
+                hint=f"install it beside gpunode: {install_command('metrics', 'prometheus-client')}",
             )
         address, port = listen_address(service.settings.listen)
         listening = service.host.listen_tcp(address, port)

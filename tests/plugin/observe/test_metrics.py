@@ -207,7 +207,7 @@ def test_without_the_library_the_way_out_is_named(short: Path, monkeypatch: pyte
     asked = Settings(simulate="h100:1", listen="127.0.0.1:0", state_dir=str(short))
     with pytest.raises(PreconditionError) as refused:
         make_service(Host(), asked, MemoryLog())
-    assert "pipx inject --global gpunode prometheus-client" in refused.value.hint
+    assert f"{sys.executable} -m pip install 'prometheus-client" in refused.value.hint
 
 
 def test_parsing_would_notice_a_twin() -> None:
