@@ -15,7 +15,10 @@ from gpunode._recording import KERNEL_LOG, RECORDING, parse_recording
 from gpunode.dataclass import dataclass, field
 from gpunode.errors import Unreadable
 
-_SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+_SYSTEM_PATH = (
+    *("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"),
+    "/run/current-system/sw/bin",  # NixOS, which has nothing but sh and env in the others
+)
 
 
 @dataclass(frozen=True)

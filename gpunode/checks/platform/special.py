@@ -95,7 +95,7 @@ def lxc_nested(node: Node) -> Verdict:
 
 def immutable(node: Node) -> Verdict:
     missing = [
-        *(["the driver"] if node.module is None else []),
+        *(["the driver"] if node.module is None and not node.module_built else []),
         *(["the container toolkit"] if toolkit_missing(node).status is FindingStatus.FAIL else []),
     ]
     name = node.distribution.name or node.distribution.id
