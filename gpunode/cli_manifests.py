@@ -208,7 +208,14 @@ def manifests_daemon_set(
 @verb(manifests_app, "rbac", "Manifests")
 def manifests_rbac(
     session: Session,
-    namespace: NamespaceOption = "kube-system",
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "--namespace",
+            metavar="NAME",
+            help="The account's; kube-system, with --for verify gpunode-verify, which is printed too.",
+        ),
+    ] = "",
     uses: Annotated[
         list[str] | None,
         typer.Option(

@@ -27,6 +27,7 @@ _PART = r"[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(
     rf"({_HOST}(:[0-9]+)?/)?{_PART}(/{_PART})*(:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(@[A-Za-z0-9+._-]+:[0-9a-f]{{32,}})?"
 )
+VERIFY_NAMESPACE = "gpunode-verify"
 _MAX = 63  # a RuntimeClass's handler is a DNS label
 Objects = tuple[dict[str, Any], ...]
 
@@ -63,8 +64,11 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 
 
 def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
-    """A service account with exactly the rights of these uses of the API server. An empty `name` is the
-    plugin's, if all uses are its own."""
+    """A service account with exactly the rights of these uses of the API server.
+
+    An empty `name` is the plugin's, if all uses are its own. An empty `namespace` is kube-system; but an
+    account that may create pods gets a namespace of its own, since a pod there could take any other account.
+    """
     from gpunode.kubernetes.manifests.common import MANAGER, PLUGIN
     from gpunode.kubernetes.manifests.rbac import OF_PLUGIN, USES
     from gpunode.kubernetes.manifests.rbac import rbac as objects
@@ -72,11 +76,17 @@ def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
     unknown = [one for one in uses if one not in USES]
     if unknown:
         raise UsageError(f"unknown use {unknown[0]!r}", hint=f"known: {', '.join(USES)}")
-    name = name or (PLUGIN if OF_PLUGIN.issuperset(uses) else MANAGER)
-    namespace = checked_name(namespace, "a namespace")
+    by_use = "-".join((MANAGER, *sorted(set(uses))))
+    name = name or (PLUGIN if OF_PLUGIN.issuperset(uses) else by_use)
+    own = not namespace and "verify" in uses
+    namespace = VERIFY_NAMESPACE if own else checked_name(namespace or "kube-system", "a namespace")
     found = objects(namespace, uses, checked_subdomain(name, "a service account"))
-    nothing = "nothing here asks the API server, so the account has no role"
-    return printed(found, (nothing,) if len(found) == 1 else ())
+    if own:
+        found = (cluster.namespace(namespace, "restricted"), *found)
+    messages = ["nothing here asks the API server, so the account has no role"] if len(found) == 1 else []
+    if "verify" in uses:
+        messages.append(f"verify with it: gpunode verify --on kubernetes --namespace {namespace}")
+    return printed(found, tuple(messages))
 
 
 def node(name: str, vendor: str, taint: bool) -> Result:

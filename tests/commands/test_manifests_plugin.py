@@ -86,7 +86,7 @@ def test_all_uses_of_the_api_server_are_of_the_schema() -> None:
     for one in found:
         checked(one)
     assert {one["kind"] for one in found} == {
-        *("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+        *("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
     }
 
 
@@ -101,7 +101,7 @@ def test_kubectl_takes_the_stream(options: tuple[str, ...], tmp_path: Path) -> N
     named = done.stdout.split()
     assert len(named) == len(list(yaml.safe_load_all(text)))
     assert "daemonset.apps/gpunode-device-plugin" in named and "pod/gpunode-vector-add" in named
-    assert "clusterrole.rbac.authorization.k8s.io/gpunode" in named
+    assert "clusterrole.rbac.authorization.k8s.io/gpunode:node-verify" in named
 
 
 def test_kubectl_reads_the_pods_as_they_are_meant(tmp_path: Path) -> None:
@@ -206,6 +206,39 @@ def test_nodes_are_found_by_any_form_of_nfds_label_and_by_hand() -> None:
         *(f"feature.node.kubernetes.io/pci-{one}.present" for one in ("10de", "0300_10de", "0302_10de")),
         "nvidia.com/gpu.present",
     }
+
+
+def test_two_accounts_never_share_a_role_or_a_binding() -> None:
+    """`kubectl apply` of the second would replace the rights of the first."""
+    everywhere: dict[tuple[str, str], Any] = {}
+    for options in (
+        ("--for", "verify", "--namespace", "one"),
+        ("--for", "node", "--namespace", "two"),
+        ("--for", "node", "--namespace", "three"),
+        ("--for", "node", "--namespace", "three", "--name", "other"),
+        ("--for", "advertise", "--namespace", "three", "--name", "other"),
+        ("--for", "labels"),
+    ):
+        for one in objects("rbac", *options):
+            if "Role" not in one["kind"]:
+                continue
+            key = one["kind"], one["metadata"].get("namespace", "") + "/" + one["metadata"]["name"]
+            assert everywhere.setdefault(key, one) == one
+    assert len([kind for kind, _ in everywhere if kind == "ClusterRoleBinding"]) == 6
+
+
+def test_an_account_that_may_create_pods_has_a_namespace_of_its_own() -> None:
+    found = objects("rbac", "--for", "verify")
+    assert found[0]["kind"] == "Namespace" and found[0]["metadata"]["name"] == "gpunode-verify"
+    assert found[0]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    namespaces = {one["metadata"]["namespace"] for one in found if one["kind"] in ("Role", "ServiceAccount")}
+    assert namespaces == {"gpunode-verify"}
+    assert (
+        "gpunode verify --on kubernetes --namespace gpunode-verify"
+        in manifests("rbac", "--for", "verify").err
+    )
+    named = objects("rbac", "--for", "verify", "--namespace", "tests")
+    assert named[0]["kind"] == "ServiceAccount", "a namespace that is named exists already"
 
 
 def test_the_plugins_account_has_no_role_and_each_use_only_its_verbs() -> None:

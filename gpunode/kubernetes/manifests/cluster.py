@@ -19,10 +19,11 @@ def runtime_class(name: str) -> Json:
     }
 
 
-def namespace(name: str) -> Json:
-    """A namespace in which the plugin may run: it mounts directories of the node (Pod Security Standards)."""
+def namespace(name: str, level: str = "privileged") -> Json:
+    """A namespace of this level of the Pod Security Standards. The plugin, which mounts directories of the
+    node, needs ``privileged``."""
     found = made("v1", "Namespace", name, "device-plugin")
-    found["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "privileged"
+    found["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = level
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpunode.dataclass import dataclass
-from gpunode.kubernetes.manifests.common import PLUGIN, Json, made
+from gpunode.kubernetes.manifests.common import MANAGER, PLUGIN, Json, made
 
 _API = "rbac.authorization.k8s.io"
 
@@ -50,18 +50,29 @@ OF_PLUGIN = frozenset({"plugin", "labels", "node-feature", "mig"})
 
 
 def rbac(namespace: str, uses: Iterable[str], name: str = PLUGIN) -> tuple[Json, ...]:
-    """A ServiceAccount, and a role with its binding for the cluster and for `namespace`, where needed."""
-    wanted = [USES[one] for one in uses]
+    """A ServiceAccount, and a role with its binding for the cluster and for `namespace`, where needed.
+
+    Roles are named after their uses and bindings after the account as well, so that the rights of one account
+    never replace those of another one.
+    """
+    names = sorted(set(uses))
     account = made("v1", "ServiceAccount", name, "device-plugin", namespace)
-    everywhere = _merged(rule for use in wanted for rule in use.cluster)
-    inside = _merged(rule for use in wanted for rule in use.inside)
+    everywhere = _merged(rule for use in names for rule in USES[use].cluster)
+    inside = _merged(rule for use in names for rule in USES[use].inside)
     account["automountServiceAccountToken"] = bool(everywhere or inside)
-    found = [account]
+    objects = [account]
     if everywhere:
-        found += _bound("ClusterRole", everywhere, name, namespace, "")
+        role = _role_name(use for use in names if USES[use].cluster)
+        objects += _bound("ClusterRole", role, everywhere, f"{namespace}:{name}", account, "")
     if inside:
-        found += _bound("Role", inside, name, namespace, namespace)
-    return tuple(found)
+        role = _role_name(use for use in names if USES[use].inside)
+        objects += _bound("Role", role, inside, name, account, namespace)
+    return tuple(objects)
+
+
+def _role_name(uses: Iterable[str]) -> str:
+    """Such as ``gpunode:node-verify``."""
+    return f"{MANAGER}:{'-'.join(uses)}"
 
 
 def _merged(rules: Iterable[Json]) -> list[Json]:
@@ -73,12 +84,17 @@ def _merged(rules: Iterable[Json]) -> list[Json]:
     return [_rule(group, resource, " ".join(named)) for (group, resource), named in verbs.items()]
 
 
-def _bound(kind: str, rules: list[Json], name: str, account: str, namespace: str) -> list[Json]:
+def _bound(
+    kind: str, name: str, rules: list[Json], binding: str, account: Json, namespace: str
+) -> list[Json]:
+    """A role and its binding to the account; `binding` tells it from bindings to other accounts."""
     api = f"{_API}/v1"
-    role = made(api, kind, name, "device-plugin", namespace, rules=rules)
-    binding = made(
-        *(api, f"{kind}Binding", name, "device-plugin", namespace),
-        roleRef={"apiGroup": _API, "kind": kind, "name": name},
-        subjects=[{"kind": "ServiceAccount", "name": name, "namespace": account}],
-    )
-    return [role, binding]
+    subject = {key: account["metadata"][key] for key in ("name", "namespace")}
+    return [
+        made(api, kind, name, "device-plugin", namespace, rules=rules),
+        made(
+            *(api, f"{kind}Binding", f"{name}:{binding}", "device-plugin", namespace),
+            roleRef={"apiGroup": _API, "kind": kind, "name": name},
+            subjects=[{"kind": "ServiceAccount", **subject}],
+        ),
+    ]
