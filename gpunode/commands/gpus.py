@@ -37,6 +37,9 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
             "gpunode doctor; dmesg | grep -i xid",
         )
         return Result("GpuInventory", inventory, "fail", ExitCode.FAILED, (), (error,), _blocks(inventory))
+    if not inventory.gpus:
+        message = "warning: no GPU was found; find out why: gpunode doctor"
+        return Result("GpuInventory", inventory, "warn", messages=(message,), blocks=_blocks(inventory))
     return Result("GpuInventory", inventory, blocks=_blocks(inventory))
 
 
@@ -54,13 +57,12 @@ def _blocks(inventory: Inventory) -> tuple[Block, ...]:
     simulated = " (simulated)" if inventory.simulated else ""
     heading = Text(f"{driver}{cuda}{simulated}", Style.HEADING)
     if not inventory.gpus:
-        return heading, Text("NVML lists no GPU.", Style.WARN)
+        return (heading,)
     rows = tuple(row for gpu in inventory.gpus for row in _rows(gpu))
     return heading, Table(_COLUMNS, rows)
 
 
 def _rows(gpu: Gpu) -> Iterator[tuple[Cell | str, ...]]:
-    mig = (f"{len(gpu.mig)} devices" if gpu.mig else "on, empty") if gpu.mig_enabled else "off"
     name = Cell(gpu.name or "unreadable", Style.BAD if gpu.error else Style.PLAIN)
     yield (
         str(gpu.index),
@@ -70,11 +72,20 @@ def _rows(gpu: Gpu) -> Iterator[tuple[Cell | str, ...]]:
         _gib(gpu.memory_bytes),
         gpu.compute_capability or "-",
         "-" if gpu.numa is None else str(gpu.numa),
-        Cell("-" if gpu.error else mig, Style.DIM),
+        Cell(_mig_state(gpu), Style.DIM),
     )
     for device in gpu.mig:
         place = f"{gpu.index}:{device.index}"
         yield (place, f"  MIG {device.profile}", device.uuid, "", _gib(device.memory_bytes), "", "", "")
+
+
+def _mig_state(gpu: Gpu) -> str:
+    """ "-" where the GPU doesn't support MIG, or can't be read."""
+    if gpu.error or not (gpu.mig_capable or gpu.mig_enabled):
+        return "-"
+    if not gpu.mig_enabled:
+        return "off"
+    return f"{len(gpu.mig)} devices" if gpu.mig else "on, empty"
 
 
 def _gib(size: int) -> str:

@@ -127,11 +127,12 @@ class Resource:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A GPU or partition that is not advertised, and why."""
+    """A GPU or partition that is not advertised, and why. `unshareable`: it can't be shared as configured."""
 
     index: str
     id: str
     reason: str
+    unshareable: bool = False
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def share(named: Mapping[str, Sequence[Device]], sharing: Sharing | None, refusa
                 continue
             reason = refusal(device.unit, entry)
             if reason:
-                left_out.append(LeftOut(device.unit.index, device.id, reason))
+                left_out.append(LeftOut(device.unit.index, device.id, reason, unshareable=True))
                 continue
             target = target_name(sharing, entry)
             made.setdefault(target, []).extend(_shares(device, entry.replicas))

@@ -39,6 +39,8 @@ def nvidia_labels(
         values["nvidia.com/gpu.mode"] = _mode(inventory, gpus, machine)
         values |= _clique(gpus)
         warnings += [f"GPU {gpu.index} isn't counted: {gpu.error}" for gpu in gpus if gpu.error]
+    else:
+        warnings.append("no GPU was found on this node")
     values |= _vgpu(machine)
     return made(values, warnings)
 

@@ -104,7 +104,8 @@ def _whole(
     model = _commonest([gpu.name for gpu in gpus], name, warnings)
     same = [gpu for gpu in gpus if gpu.name == model]
     share = _share(settings, plan, name, [gpu.uuid for gpu in same if not gpu.mig_enabled])
-    values = _base(name, sanitised(model), len(same), share)
+    count = _count(plan, name, [gpu.uuid for gpu in same], warnings)
+    values = _base(name, sanitised(model), count, share)
     return values | _memory(name, same[0].memory_bytes) | _architecture(name, same[0])
 
 
@@ -162,8 +163,9 @@ def _parts(
     """MIG devices of one profile."""
     model = _commonest([part.gpu.name for part in parts], name, warnings)
     first = next(part.mig for part in parts if part.gpu.name == model)
-    share = _share(settings, plan, name, [part.mig.uuid for part in parts])
-    values = _base(name, f"{sanitised(model)}-MIG-{first.profile.replace('+', '.')}", len(parts), share)
+    ids = [part.mig.uuid for part in parts]
+    share, count = _share(settings, plan, name, ids), _count(plan, name, ids, warnings)
+    values = _base(name, f"{sanitised(model)}-MIG-{first.profile.replace('+', '.')}", count, share)
     values |= _memory(name, first.memory_bytes)
     size = first.size
     if size is not None:
@@ -189,6 +191,17 @@ def _base(name: str, product: str, count: int, share: Share) -> dict[str, str]:
 
 def _memory(name: str, size: int) -> dict[str, str]:
     return {f"{name}.memory": str(size >> 20)} if size >> 20 else {}
+
+
+def _count(plan: Plan, name: str, ids: Sequence[str], warnings: list[str]) -> int:
+    """How many of these units can be shared as configured: the plugin advertises no other, and MPS can't
+    share MIG devices.
+    """
+    left_out = [item for item in plan.left_out if item.unshareable and item.id in ids]
+    for reason, number in Counter(item.reason for item in left_out).items():
+        units = "1 device isn't" if number == 1 else f"{number} devices aren't"
+        warnings.append(f"{name}: {units} advertised: {reason}")
+    return len(ids) - len({item.id for item in left_out})
 
 
 def _share(settings: Settings, plan: Plan, name: str, ids: Sequence[str]) -> Share:

@@ -146,7 +146,23 @@ def test_a_profile_with_a_plus_is_written_with_a_dot() -> None:
 def test_mps_on_a_gpu_that_is_cut_is_not_capable() -> None:
     found = labels(A100.gpu(0, 7), A100.gpu(1), sharing=sharing("mps"))
     assert found.values["nvidia.com/mps.capable"] == "false"
-    assert of_gpu(found) == whole(A100, 2, 4, "mps", True)
+    assert of_gpu(found) == whole(A100, 1, 4, "mps", True)  # the plugin doesn't advertise the other
+
+
+@pytest.mark.parametrize("strategy", ["none", "single", "mixed"])
+def test_labels_count_no_device_that_the_plugin_does_not_advertise(strategy: str) -> None:
+    """MPS can't share MIG devices, so the plugin leaves out those that sharing.mps names."""
+    name = "nvidia.com/mig-1g.5gb" if strategy == "mixed" else "nvidia.com/gpu"
+    found = labels(A100.gpu(0, 7), A100.gpu(1, 7), mig_strategy=strategy, sharing=sharing("mps", name))
+    counts = told(found, name)
+    assert (counts["count"], counts["replicas"]) == ("0", "0")
+    assert any("MPS can't share MIG devices" in warning for warning in found.warnings)
+
+
+def test_a_node_without_gpus_is_warned_about() -> None:
+    found = labels(machine=Machine(vgpu=False))
+    assert set(found.values) == {"nvidia.com/gfd.timestamp", "nvidia.com/vgpu.present"}
+    assert found.warnings == ("no GPU was found on this node",)
 
 
 def test_several_models_are_told_the_same_each_time() -> None:
