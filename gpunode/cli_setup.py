@@ -103,8 +103,8 @@ def setup(
 
         access = whole.Access(kubeconfig, kube_context, server)
         wanted = whole.Options(options, plugin.value, image, test_image, access, node, wait)
-        return whole.run(session.host, wanted, session.progress)
+        return whole.run(session.host, wanted, session.progress, session.show)
     cluster = {"kubeconfig": kubeconfig, "context": kube_context, "server": server, "node": node}
     way = plugin.value if plugin is not PluginWay.SYSTEMD else ""
     command.refuse_without_kubernetes({"plugin": way, "image": image, "test-image": test_image, **cluster})
-    return command.run(session.host, options, session.progress)
+    return command.run(session.host, options, session.progress, session.show)

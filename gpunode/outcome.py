@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpunode.errors import GpunodeError
     from gpunode.host import Host
     from gpunode.render import StderrProgress
-    from gpunode.result import ExitCode, Result
+    from gpunode.result import Block, ExitCode, Result
 
 
 DOCUMENTED = ("DoctorReport",)
@@ -40,6 +40,14 @@ class Session:
     progress: StderrProgress
     kind: str = ""
     chosen: dict[str, Any] = field(default_factory=dict)
+
+    def show(self, *blocks: Block) -> None:
+        """Print a part of the result now, while the command goes on. JSON and YAML come whole at the end."""
+        from gpunode.render import render
+        from gpunode.result import Result
+
+        if (self.chosen["output"] or Output.TABLE) is Output.TABLE:
+            render(Result(self.kind, blocks=blocks), Output.TABLE, self.chosen["color"] or Color.AUTO)
 
 
 @dataclass(frozen=True)

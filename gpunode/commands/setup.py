@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from gpunode.commands.setup_steps import Show, interruption, journal_ids, not_shown
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.facts.distributions import DISTRIBUTIONS
@@ -66,33 +67,35 @@ class SetupReport:
     stages: tuple[Stage, ...]
 
 
-def run(host: Host, options: Options, progress: Progress) -> Result:
-    """Run the stages in order. The exit code is that of the stage that stopped it, 0 if none did."""
+def run(host: Host, options: Options, progress: Progress, show: Show = not_shown) -> Result:
+    """Run the stages in order and show each when it is done. The exit code is that of the stage that stopped
+    it, 0 if none did."""
+    before = journal_ids(host)
     stages: list[Stage] = []
-    blocks: list[Block] = []
-    engine = options.runtime
-    for name, command, stage in _stages(host, options, progress):
-        started = host.monotonic()
-        result = _guarded(stage, engine)
-        status = "ok" if result.exit_code == ExitCode.OK else "fail"
-        shown = command.replace("ENGINE", engine)
-        stages.append(Stage(name, shown, status, round(host.monotonic() - started, 2), result.data))
-        blocks += [Text(f"$ {shown}", Style.COMMAND), *result.blocks, Text("")]
-        if name == "configure-runtime" and result.exit_code == ExitCode.OK:
-            engine = getattr(result.data, "engine", engine)
-        if result.exit_code != ExitCode.OK:
-            return _stopped(engine, stages, blocks, result, shown)
+    engine, shown = options.runtime, "gpunode setup"
+    try:
+        for name, command, stage in _stages(host, options, progress):
+            started, shown = host.monotonic(), command.replace("ENGINE", engine)
+            show(Text(f"$ {shown}", Style.COMMAND))
+            result = _guarded(stage, engine)
+            status = "ok" if result.exit_code == ExitCode.OK else "fail"
+            stages.append(Stage(name, shown, status, round(host.monotonic() - started, 2), result.data))
+            show(*result.blocks, Text(""))
+            if result.exit_code != ExitCode.OK:
+                return _stopped(engine, stages, result, shown)
+            if name == "configure-runtime":
+                engine = getattr(result.data, "engine", engine)
+    except KeyboardInterrupt:
+        error = interruption(host, shown, before)
+        result = Result("Error", status="error", exit_code=ExitCode.INTERRUPTED, errors=(error,))
+        return _stopped(engine, stages, result, shown)
     if options.dry_run:
-        blocks.append(
-            Text(f"Then: gpunode verify, and gpunode verify --on {engine}; nothing was changed", Style.DIM)
-        )
+        end = Text(f"Then: gpunode verify, and gpunode verify --on {engine}; nothing was changed", Style.DIM)
     elif host.live:
-        blocks.append(Text(f"This node runs GPU containers with {engine}: it just did.", Style.GOOD))
+        end = Text(f"This node runs GPU containers with {engine}: it just did.", Style.GOOD)
     else:
-        blocks.append(
-            Text(f"Nothing was started under --root: {engine} is configured, not proven.", Style.WARN)
-        )
-    return Result("SetupReport", SetupReport(engine, tuple(stages)), blocks=tuple(blocks))
+        end = Text(f"Nothing was started under --root: {engine} is configured, not proven.", Style.WARN)
+    return Result("SetupReport", SetupReport(engine, tuple(stages)), blocks=(end,))
 
 
 def refuse_without_kubernetes(given: Mapping[str, str]) -> None:
@@ -201,8 +204,7 @@ def _guarded(stage: Callable[[str], Result], engine: str) -> Result:
         return Result("Error", status="error", exit_code=error.exit_code, errors=(error.info(),))
 
 
-def _stopped(engine: str, stages: list[Stage], blocks: list[Block], result: Result, command: str) -> Result:
-    blocks.append(Text(f"Stopped at: {command}", Style.BAD))
+def _stopped(engine: str, stages: list[Stage], result: Result, command: str) -> Result:
     errors = result.errors or (
         ErrorInfo(
             "stage-failed", f"{command} failed", "mend what it says above, then run gpunode setup again"
@@ -211,8 +213,8 @@ def _stopped(engine: str, stages: list[Stage], blocks: list[Block], result: Resu
     return Result(
         "SetupReport",
         SetupReport(engine, tuple(stages)),
-        status="fail",
+        status="error" if result.exit_code == ExitCode.INTERRUPTED else "fail",
         exit_code=result.exit_code,
         errors=errors,
-        blocks=tuple(blocks),
+        blocks=(Text(f"Stopped at: {command}", Style.BAD),),
     )

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 
 from gpunode.commands import setup_checks
 from gpunode.commands.setup import doctor_before
-from gpunode.commands.setup_steps import State, Step, StepReport, Walked, overview, walk
+from gpunode.commands.setup_steps import (
+    Show,
+    State,
+    Step,
+    StepReport,
+    Walked,
+    not_shown,
+    overview,
+    walk,
+)
 from gpunode.commands.setup_way import Access, Options, Way, command_line, prepare
 from gpunode.dataclass import dataclass, replace
 from gpunode.facts.kubelet import find_kubelet, root_directory
@@ -35,20 +44,21 @@ class KubernetesSetup:
     dry_run: bool
 
 
-def run(host: Host, options: Options, progress: Progress) -> Result:
-    """Go the way; kind KubernetesSetup. The exit code is that of the step that stopped it, 0 if none did.
+def run(host: Host, options: Options, progress: Progress, show: Show = not_shown) -> Result:
+    """Go the way and show each step when it is done; kind KubernetesSetup. The exit code is that of the step
+    that stopped it, 0 if none did.
 
     Errors as `prepare` has them.
     """
     way = prepare(host, options, progress)
     try:
-        walked = walk(host, steps(way), dry_run=options.engine.dry_run)
+        walked = walk(host, steps(way), show, dry_run=options.engine.dry_run)
     finally:
         way.close()
     stopped = walked.stopped_at
     go_on = command_line(options) if (stopped or options.engine.dry_run or walked.left) else ""
     data = KubernetesSetup(way.engine, options.plugin, walked.steps, go_on, options.engine.dry_run)
-    blocks = (*walked.blocks, overview(walked.steps), *_last_words(way, walked, go_on))
+    blocks = (overview(walked.steps), *_last_words(way, walked, go_on))
     failure = walked.failure
     if failure is None:
         status = "warn" if walked.left else "ok"

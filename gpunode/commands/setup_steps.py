@@ -8,10 +8,12 @@ interrupted, so that between steps the node is always whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
+from gpunode.journal import Journal
 from gpunode.result import Block, Cell, ErrorInfo, ExitCode, Result, Style, Table, Text
 
 _STYLES = {
@@ -23,6 +25,10 @@ _STYLES = {
     "interrupted": Style.BAD,
     "waiting": Style.DIM,
 }
+
+
+Show = Callable[..., None]
+"""Prints blocks while the command goes on; see `Session.show`."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +72,9 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Walked:
-    """All steps in order, what is shown of them, and the first failing step's own result, if one did."""
+    """All steps in order, and the first failing step's own result, if one did."""
 
     steps: tuple[StepReport, ...]
-    blocks: tuple[Block, ...]
     messages: tuple[str, ...] = ()
     failure: Result | None = None
 
@@ -82,26 +87,58 @@ class Walked:
         return tuple(one for one in self.steps if one.state == "left")
 
 
-def walk(host: Host, steps: Sequence[Step], *, dry_run: bool) -> Walked:
-    """Go through the steps. A dry run shows every step's plan, also behind one that would fail."""
+def not_shown(*blocks: Block) -> None:
+    """A `show` that prints nothing."""
+
+
+def journal_ids(host: Host) -> frozenset[str]:
+    """What the journal holds now; nothing where this user may not read it."""
+    with suppress(GpunodeError):
+        return frozenset(entry.id for entry in Journal.of(host).entries())
+    return frozenset()
+
+
+def interruption(host: Host, command: str, before: frozenset[str]) -> ErrorInfo:
+    """What Ctrl-C during `command` leaves behind: files changed since the journal held `before`, and how to
+    undo it. The command itself has rolled back what it had not finished."""
+    with suppress(GpunodeError):
+        entries = [
+            one for one in Journal.of(host).entries() if one.id not in before and one.state == "committed"
+        ]
+        if entries:
+            paths = dict.fromkeys(str(file["path"]) for one in entries for file in one.files)
+            undo = [f"gpunode rollback {one.id}" for one in reversed(entries) if one.undoable]
+            undo += ["gpunode toolkit remove"] if any(one.of_packages for one in entries) else []
+            changed = ", ".join(paths) or "installed packages"
+            return ErrorInfo(
+                "interrupted",
+                f"interrupted during {command}; changed: {changed}",
+                f"undo it with: {' && '.join(undo)}",
+            )
+    return ErrorInfo("interrupted", f"interrupted during {command}; nothing was left changed")
+
+
+def walk(host: Host, steps: Sequence[Step], show: Show = not_shown, *, dry_run: bool) -> Walked:
+    """Go through the steps and show each when it is done. A dry run shows every step's plan, also behind one
+    that would fail."""
+    before = journal_ids(host)
     reports: list[StepReport] = []
-    blocks: list[Block] = []
     messages: dict[str, None] = {}
     failure: Result | None = None
     for step in steps:
         if failure is not None and not dry_run:
             reports.append(StepReport(step.name, step.command, "waiting", f"for {_stopper(reports)}"))
             continue
-        report, result = _take(host, step, dry_run)
+        report, result = _take(host, step, dry_run, before)
         reports.append(report)
-        blocks += _shown(report, result)
+        show(*_shown(report, result))
         messages |= dict.fromkeys(result.messages if result is not None else ())
         if failure is None and report.state in ("failed", "interrupted"):
             failure = result
-    return Walked(tuple(reports), tuple(blocks), tuple(messages), failure)
+    return Walked(tuple(reports), tuple(messages), failure)
 
 
-def _take(host: Host, step: Step, dry_run: bool) -> tuple[StepReport, Result | None]:
+def _take(host: Host, step: Step, dry_run: bool, before: frozenset[str]) -> tuple[StepReport, Result | None]:
     """One step. An expected failure becomes its result, so that the report still tells what went before."""
     started = host.monotonic()
     try:
@@ -116,9 +153,9 @@ def _take(host: Host, step: Step, dry_run: bool) -> tuple[StepReport, Result | N
         result = Result("Error", None, "error", error.exit_code, errors=(error.info(),))
         became, why = "failed", error.message
     except KeyboardInterrupt:
-        told = ErrorInfo("interrupted", "interrupted")
-        result = Result("Error", None, "error", ExitCode.INTERRUPTED, errors=(told,))
-        became, why = "interrupted", "interrupted; what it had begun was taken back"
+        left = interruption(host, step.command, before)
+        result = Result("Error", None, "error", ExitCode.INTERRUPTED, errors=(left,))
+        became, why = "interrupted", "interrupted; this step was rolled back"
     seconds = round(host.monotonic() - started, 2)
     return StepReport(step.name, step.command, became, why, seconds, result.data), result
 

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from fixtures.machines import recorded_host
+from gpunode.commands import configure_runtime, setup, verify
 from gpunode.host import Host
+from gpunode.render import SilentProgress
+from gpunode.result import Block, ExitCode, Result, Style, Text
 from tests.cli import gpunode
 
 CONTAINERD = "etc/containerd/config.toml"
@@ -141,3 +144,35 @@ def test_a_broken_file_of_an_engine_stops_only_whoever_uses_it(
     root = tmp_path / "node"
     recorded_host("containerd-config-not-toml", root)
     assert gpunode("--root", str(root), "setup", "--runtime", engine).code == code
+
+
+def interrupted(*_: object) -> Result:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_set_up_says_what_it_changed_and_how_to_undo_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = recorded_host("fresh-node-with-driver", tmp_path / "node")
+    monkeypatch.setattr(verify, "run", interrupted)
+    printed: list[Block] = []
+    result = setup.run(
+        host, setup.Options(runtime="containerd"), SilentProgress(), lambda *blocks: printed.extend(blocks)
+    )
+    assert result.exit_code is ExitCode.INTERRUPTED
+    assert [stage.name for stage in result.data.stages] == ["doctor", "configure-runtime"]
+    journal = result.data.stages[1].result.journal
+    (error,) = result.errors
+    assert error.message == "interrupted during gpunode verify; changed: /etc/containerd/config.toml"
+    assert error.hint == f"undo it with: gpunode rollback {journal}"
+    assert Text("$ gpunode verify", Style.COMMAND) in printed
+
+
+def test_an_interrupt_before_any_change_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = recorded_host("fresh-node-with-driver", tmp_path / "node")
+    monkeypatch.setattr(configure_runtime, "run", interrupted)
+    result = setup.run(host, setup.Options(runtime="containerd"), SilentProgress())
+    (error,) = result.errors
+    assert error.message == (
+        "interrupted during gpunode configure-runtime --runtime containerd; nothing was left changed"
+    )

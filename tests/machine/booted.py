@@ -16,18 +16,20 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fixtures.debian_base import wheels
 from fixtures.driver_tree import device_numbers, kernel_files, put_libraries, write_files
 from fixtures.scenario import Scenario
 from fixtures.stub_runtime import build_stub_runtime
-from fixtures.stubs import SCENARIO_IN_CONTAINER
+from fixtures.stubs import SCENARIO_IN_CONTAINER, build
 from gpunode.host import Host
 from tests.cli import REPOSITORY, Ran
 from tests.integration.verify_support import GPUS
 
+SCENARIO = replace(GPUS, driver="580.173.02", cuda=13000)
+"""Two H100 with a driver that has no known faults."""
 BOOT_SECONDS = 120.0
 SHARED = "/srv/machine"
 """Where the machine has what `Machine.shared` holds here."""
@@ -80,7 +82,7 @@ class Machine:
     suite: str
     layers: Sequence[Path]
     place: Path
-    scenario: Scenario = GPUS
+    scenario: Scenario = SCENARIO
     name: str = field(default_factory=lambda: f"gpunode-test-{uuid.uuid4().hex[:12]}")
     _process: subprocess.Popen[bytes] | None = None
     _leader: int = 0
@@ -112,6 +114,12 @@ class Machine:
         pip = f"[global]\nno-index = true\nfind-links = {WHEELS}\ndisable-pip-version-check = true\n"
         write_files({root / "etc/hostname": "gpu1", root / "etc/hosts": "127.0.0.1 localhost gpu1"})
         write_files({root / "etc/pip.conf": pip})
+        # Debian's file; without CAP_SYS_RESOURCE a pod's first process may not lower its score
+        config = (self.layers[-1] / "etc/containerd/config.toml").read_text()
+        table = '[plugins."io.containerd.grpc.v1.cri"]\n'
+        assert table in config, config
+        containerd = config.replace(table, f"{table}    restrict_oom_score_adj = true\n")
+        write_files({root / "etc/containerd/config.toml": containerd})
         (root / SCENARIO_IN_CONTAINER[1:]).symlink_to(f"{SHARED}/scenario.txt")
         programs = root / "usr/bin"
         programs.mkdir()
@@ -122,6 +130,7 @@ class Machine:
             scenario_target=SCENARIO_IN_CONTAINER,
             python="/usr/bin/python3",
         )
+        shutil.copy(build() / "bin/nvidia-smi", programs)
         for name in ("nvidia-container-runtime-hook", "nvidia-cdi-hook", "nvidia-ctk"):
             path = programs / name
             path.write_text(f"#!/bin/sh\necho NVIDIA Container Toolkit version 1.20.0 # {name}\n")
