@@ -136,7 +136,8 @@ def test_a_node_that_could_not_be_read_is_not_called_ready(tmp_path):
 
 
 def test_a_kind_of_node_that_no_check_knows_is_not_called_ready(tmp_path):
-    (tmp_path / "etc").mkdir()
+    for name in ("etc", "proc", "sys"):
+        (tmp_path / name).mkdir()
     (tmp_path / "etc/nv_tegra_release").write_text("# R36\n")
     shown = lines(report(Host(tmp_path, environ={}), only=("nouveau-loaded",)))
     assert shown[0] == "Nothing was judged: not applicable on this kind of node (tegra)"
