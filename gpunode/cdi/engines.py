@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from gpunode.cdi.document import made_by_gpunode
 from gpunode.cdi.model import NEWEST, Version
 from gpunode.cdi.nodes import need_groups
+from gpunode.cdi.places import STANDARD
 from gpunode.cdi.versions import DOTS, GROUPS, UNKNOWN_ENGINE, limit, oldest
 from gpunode.errors import GpunodeError
+from gpunode.facts.configured import configured
 from gpunode.facts.containerd import find_containerd
 from gpunode.facts.crio import find_crio
 from gpunode.facts.daemons import Daemon
@@ -15,6 +18,7 @@ from gpunode.facts.docker import find_docker
 from gpunode.facts.podman import find_podman
 from gpunode.host import Host
 
+_STANDARD_REAL = "/run/cdi"  # /var/run leads to /run
 _FINDERS: dict[str, Callable[[Host], Daemon | None]] = {
     "containerd": find_containerd,
     "crio": find_crio,
@@ -34,6 +38,24 @@ def installed(host: Host, names: Iterable[str] = tuple(_FINDERS)) -> tuple[Daemo
         if daemon is not None:
             found.append(daemon)
     return tuple(found)
+
+
+def specification_paths(host: Host, engines: Iterable[Daemon]) -> tuple[str, ...]:
+    """`STANDARD`, and the same file in the last directory of each engine that doesn't read that one."""
+    paths = [STANDARD]
+    standard, _, name = STANDARD.rpartition("/")
+    for engine in engines:
+        listed = [place.rstrip("/") for place in configured(host, engine).cdi_directories]
+        directories = [place for place in listed if place.startswith("/")]
+        if directories and not {standard, _STANDARD_REAL} & set(directories):
+            paths.append(f"{directories[-1]}/{name}")
+    return tuple(dict.fromkeys(paths))
+
+
+def kept_elsewhere(host: Host) -> tuple[str, ...]:
+    """Specifications of gpunode's own in directories that only some engine here reads."""
+    paths = specification_paths(host, installed(host))[1:]
+    return tuple(path for path in paths if made_by_gpunode(host.read_bytes(path)))
 
 
 def newest_used(host: Host, dev_root: str = "", *, dots: bool = False) -> Version:

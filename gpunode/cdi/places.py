@@ -30,17 +30,23 @@ class Rivals:
     after: tuple[CdiSpec, ...] = ()
 
 
-def rivals(host: Host, path: str, spec: Spec) -> Rivals:
-    """Compare with every specification of NVIDIA's kinds here; one that can't be parsed names no device."""
+def rivals(host: Host, path: str, spec: Spec, *, elsewhere: bool = False) -> Rivals:
+    """Compare with every specification of NVIDIA's kinds here; one that can't be parsed names no device.
+
+    `elsewhere`: `path` is in a directory that only some engine reads; nothing else in it may name a device.
+    """
     own = rank(host, path)
     names = {device.name for device in spec.devices}
     sides: dict[str, list[CdiSpec]] = {"beside": [], "before": [], "after": []}
-    for other in nvidia_specs(host) if own is not None else ():
-        place = rank(host, other.path)
-        if place is None or own is None or _same(host, other.path, path):
+    if own is None and not elsewhere:
+        return Rivals(path)
+    for other in nvidia_specs(host, DIRECTORIES if own is not None else (path.rpartition("/")[0],)):
+        if _same(host, other.path, path):
             continue
         if other.kind == spec.kind and names & set(other.names):
-            side = "beside" if place == own else "before" if place < own else "after"
+            place = rank(host, other.path)
+            beside = own is None or place is None or place == own
+            side = "beside" if beside else "before" if (place or 0) < (own or 0) else "after"
             sides[side].append(other)
     return Rivals(path, *(tuple(sides[side]) for side in ("beside", "before", "after")))
 

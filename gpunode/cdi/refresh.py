@@ -9,6 +9,7 @@ capabilities again makes no event at all: whoever changes it runs `gpunode cdi r
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from gpunode.host import Host
 
@@ -47,7 +48,7 @@ TimeoutStartSec=180
 RuntimeDirectory=cdi
 RuntimeDirectoryMode=0755
 RuntimeDirectoryPreserve=yes
-CapabilityBoundingSet=CAP_SYS_MODULE CAP_SYS_ADMIN CAP_MKNOD CAP_CHOWN CAP_FOWNER CAP_DAC_OVERRIDE
+{writable}CapabilityBoundingSet=CAP_SYS_MODULE CAP_SYS_ADMIN CAP_MKNOD CAP_CHOWN CAP_FOWNER CAP_DAC_OVERRIDE
 NoNewPrivileges=yes
 ProtectSystem=strict
 ProtectHome=read-only
@@ -111,14 +112,18 @@ LABEL="gpunode_end"
 """
 
 
-def files(host: Host) -> tuple[tuple[str, bytes], ...]:
-    """Path and content of each file for this node: units, then the rule."""
+def files(host: Host, directories: Iterable[str] = ()) -> tuple[tuple[str, bytes], ...]:
+    """Path and content of each file for this node: units, then the rule. The service may also write
+    `directories`; one whose name systemd could misread is left out.
+    """
+    writable = (place for place in directories if re.fullmatch(r"/[\w./@+-]+", place, re.ASCII))
     values = {
         "marker": MARKER,
         "environment": ENVIRONMENT_FILE,
         "program": program(host),
         "service": SERVICE,
         "restart": _RESTART if _systemd_release(host) >= _RESTARTS_ONESHOT else "",
+        "writable": "".join(f"ReadWritePaths=-{place}\n" for place in writable),
         "systemctl": host.which("systemctl") or "/usr/bin/systemctl",
     }
     texts = ((SERVICE_FILE, _SERVICE), (PATH_FILE, _PATH), (RULES_FILE, _RULES))

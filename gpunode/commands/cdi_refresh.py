@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpunode.cdi.document import encode, made_by_gpunode
+from gpunode.cdi.engines import kept_elsewhere
 from gpunode.cdi.model import NEWEST
 from gpunode.cdi.places import STANDARD, nvidia_keeps, refuse_conflict, remarks, rivals
 from gpunode.commands.cdi_generate import told, write
@@ -50,28 +53,33 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
             hint="run this again in a moment",
             code="driver-busy",
         )
+    elsewhere = {path: host.read_bytes(path) for path in kept_elsewhere(host)}
     if module is None:
-        if not made_by_gpunode(before):
-            return _result(options, FileEdit(STANDARD, before, before), (_GONE,))
+        ours = {**({STANDARD: before} if made_by_gpunode(before) else {}), **elsewhere}
         if not options.dry_run:
-            host.remove(STANDARD)
-        return _result(options, FileEdit(STANDARD, before, None), (_GONE,))
+            for path in ours:
+                host.remove(path)
+        edits = [FileEdit(path, content, None) for path, content in ours.items()]
+        return _result(options, edits or [FileEdit(STANDARD, before, before)], (_GONE,))
     built = make(host, options.content, progress)
-    found = rivals(host, STANDARD, built.spec)
-    refuse_conflict(found)
-    notes = (*built.notes, *remarks(found))
+    conflicts = rivals(host, STANDARD, built.spec)
+    refuse_conflict(conflicts)
+    notes = (*built.notes, *remarks(conflicts))
+    data = encode(built.spec, "yaml")
+    edits = [FileEdit(path, content, data) for path, content in ({STANDARD: before} | elsewhere).items()]
     if nvidia_keeps(host, built, NEWEST):
-        kept = f"nvidia-cdi-refresh.service keeps {STANDARD}, which has all devices"
-        return _result(options, FileEdit(STANDARD, before, before), (*notes, kept))
-    edit = FileEdit(STANDARD, before, encode(built.spec, "yaml"))
-    if not options.dry_run:
-        write(host, STANDARD, edit.after or b"")
-    return _result(options, edit, notes, told(built))
+        notes = (*notes, f"nvidia-cdi-refresh.service keeps {STANDARD}, which has all devices")
+        edits[0] = FileEdit(STANDARD, before, before)
+    for edit in edits if not options.dry_run else ():
+        if edit.after != edit.before:
+            write(host, edit.path, data)
+    changed = any(edit.after is data for edit in edits)
+    return _result(options, edits, notes, *((told(built),) if changed else ()))
 
 
-def _result(options: Options, edit: FileEdit, notes: tuple[str, ...], *more: Block) -> Result:
-    absent = edit.before is None and edit.after is None
-    data = CdiRefresh(() if absent else (edit.change(),), dry_run=options.dry_run)
+def _result(options: Options, edits: Sequence[FileEdit], notes: tuple[str, ...], *more: Block) -> Result:
+    changes = tuple(edit.change() for edit in edits if (edit.before, edit.after) != (None, None))
+    data = CdiRefresh(changes, dry_run=options.dry_run)
     return Result("CdiRefresh", data, messages=notes, blocks=(*blocks(data.changes, options.dry_run), *more))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpunode.cdi import refresh
+from gpunode.cdi.engines import kept_elsewhere
 from gpunode.cdi.places import NVIDIA_UNITS, nvidia_refreshes
 from gpunode.commands.cdi_refresh import CdiRefresh, blocks
 from gpunode.dataclass import dataclass
@@ -35,9 +36,12 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     if options.install:
         _refuse(host)
 
+    directories = [path.rpartition("/")[0] for path in kept_elsewhere(host)]
+
     def plan() -> tuple[FileEdit, ...]:
         return tuple(
-            _edit(host, path, None if options.remove else data) for path, data in refresh.files(host)
+            _edit(host, path, None if options.remove else data)
+            for path, data in refresh.files(host, directories)
         )
 
     there = tuple(unit for unit in refresh.UNITS if host.is_file(f"/etc/systemd/system/{unit}"))

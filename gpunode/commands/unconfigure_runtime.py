@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from gpunode.cdi import refresh
 from gpunode.cdi.document import made_by_gpunode
+from gpunode.cdi.engines import kept_elsewhere
 from gpunode.cdi.places import STANDARD
 from gpunode.commands.configure_runtime import check_name
 from gpunode.dataclass import dataclass, field, replace
@@ -30,7 +31,7 @@ from gpunode.runtime.workflow import Intent, change
 __all__ = ["Options", "Request", "run"]
 
 VARIANTS = ("nvidia-cdi", "nvidia-legacy")
-CDI_FILES = (STANDARD, refresh.SERVICE_FILE, refresh.PATH_FILE, refresh.RULES_FILE)
+_UNIT_FILES = (refresh.SERVICE_FILE, refresh.PATH_FILE, refresh.RULES_FILE)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def _shared(
     host: Host, journal: Journal, engines: tuple[Engine, ...], past: Sequence[Original], cdi: bool
 ) -> Shared:
     """Removed on request, else put back as they were before these engines, unless another one needs them."""
-    back = {edit.path: edit for original in past for edit in original.edits if edit.path in CDI_FILES}
+    back = {edit.path: edit for original in past for edit in original.edits if edit.path in _cdi_paths(host)}
     ours = {edit.path: edit for edit in _cdi_files(host)}
     if cdi:
         return Shared(tuple({**ours, **back}.values()))
@@ -144,7 +145,7 @@ def _own(
 ) -> Plan:
     """The plan for the engine's files: as they were before, or without the runtimes."""
     ours = switched_cdi(engine, journal, names)
-    edits = tuple(edit for edit in known.edits if edit.path not in CDI_FILES)
+    edits = tuple(edit for edit in known.edits if edit.path not in _cdi_paths(engine.host))
     if edits and (ours or not cdi):  # what was there before may have somebody else's switch
         restored = replace(known, edits=edits, units=()).plan(engine, names, active)
         if _loads(engine, restored):
@@ -153,14 +154,19 @@ def _own(
     return engine.plan_removal(Unwanted(names, previous, cdi or ours), active)
 
 
+def _cdi_paths(host: Host) -> tuple[str, ...]:
+    """Every file that gpunode writes for CDI."""
+    return (STANDARD, *kept_elsewhere(host), *_UNIT_FILES)
+
+
 def _cdi_files(host: Host) -> tuple[FileEdit, ...]:
     """What gpunode itself made for CDI and is still there, to be removed."""
     ours: list[FileEdit] = []
-    for path in CDI_FILES:
+    for path in _cdi_paths(host):
         content = host.read_bytes(path)
-        made = made_by_gpunode(content) if path == STANDARD else refresh.MARKER.encode() in (content or b"")
-        if made:
-            ours.append(FileEdit(path, content, None, generated=path == STANDARD, beside=True))
+        specification = path not in _UNIT_FILES
+        if made_by_gpunode(content) if specification else refresh.MARKER.encode() in (content or b""):
+            ours.append(FileEdit(path, content, None, generated=specification, beside=True))
     return tuple(ours)
 
 

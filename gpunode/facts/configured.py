@@ -124,7 +124,7 @@ def _docker(host: Host, daemon: Daemon) -> Configured:
         (*handlers, *_named(option_values(daemon.argv, "--add-runtime"), "=")),
         option_value(daemon.argv, "--default-runtime") or _text(tree.get("default-runtime")),
         cdi if _since(daemon, _DOCKER_CDI) else None,
-        _directories(tree.get("cdi-spec-dirs")),
+        tuple(option_values(daemon.argv, "--cdi-spec-dir")) or _directories(tree.get("cdi-spec-dirs")),
     )
 
 

@@ -399,6 +399,59 @@ def test_a_refresh_replaces_every_file_that_the_doctor_calls_stale(recorded, cha
     assert doctor_status(recorded, "cdi-spec-stale") == "pass"
 
 
+# --- engines that read another directory ----------------------------------------------------------------
+
+ELSEWHERE = "/etc/docker/cdi/nvidia.yaml"
+
+
+@pytest.fixture
+def docker_elsewhere(tmp_path):
+    spec = machine_spec("healthy-docker-rocky9")
+    spec["files"]["/etc/docker/daemon.json"] = '{"cdi-spec-dirs": ["/etc/docker/cdi"]}\n'
+    return build_machine(spec, tmp_path / "node")
+
+
+def configure_cdi(root, command="configure-runtime"):
+    environment = {"GPUNODE_STATE_DIR": "/state"}
+    argv = (command, "--runtime", "docker", "--cdi", "--root", str(root), "-o", "json")
+    return gpunode(*argv, env=environment)
+
+
+def test_the_specification_goes_where_dockers_own_setting_says(docker_elsewhere):
+    root = docker_elsewhere
+    ran = configure_cdi(root)
+    assert ran.code == 0, ran.err
+    assert any(ELSEWHERE in message for message in ran.document["messages"])
+    written = (root / ELSEWHERE[1:]).read_bytes()
+    assert written.startswith(MARKER.encode()) and written == (root / STANDARD).read_bytes()
+    unit = (root / "etc/systemd/system/gpunode-cdi-refresh.service").read_text()
+    assert "ReadWritePaths=-/etc/docker/cdi\n" in unit
+    assert configure_cdi(root).document["data"]["restart"]["verb"] == "none"
+
+
+def test_a_refresh_keeps_that_file_up_to_date_and_unconfigure_removes_it(docker_elsewhere):
+    root = docker_elsewhere
+    assert configure_cdi(root).code == 0
+    path = root / ELSEWHERE[1:]
+    path.write_text(path.read_text().replace("nvidia0", "nvidia9"))
+    assert actions(refresh(root)) == [("/" + STANDARD, "unchanged"), (ELSEWHERE, "updated")]
+    assert path.read_bytes() == (root / STANDARD).read_bytes()
+    assert configure_cdi(root, "unconfigure-runtime").code == 0
+    assert not path.exists() and not (root / STANDARD).exists()
+
+
+def test_a_strangers_file_in_that_directory_is_not_touched(docker_elsewhere):
+    path = docker_elsewhere / ELSEWHERE[1:]
+    path.parent.mkdir(parents=True)
+    path.write_text("---\ncdiVersion: 0.5.0\n")
+    assert [changed for changed, _ in actions(refresh(docker_elsewhere))] == ["/" + STANDARD]
+    other = path.with_name("mine.yaml")
+    refresh(docker_elsewhere)
+    other.write_bytes((docker_elsewhere / STANDARD).read_bytes())
+    ran = configure_cdi(docker_elsewhere)
+    assert (ran.code, ran.document["errors"][0]["code"]) == (3, "cdi-conflict")
+
+
 # --- list -----------------------------------------------------------------------------------------------
 
 
