@@ -42,6 +42,19 @@ def listener(path: str, found: os.stat_result | None) -> tuple[str, int]:
         return error.code, 0
 
 
+def refuses(path: Path) -> bool:
+    """Whether nothing listens behind a socket file; never waits (unix(7): a full backlog is EAGAIN)."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.setblocking(False)
+        try:
+            connection.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
 def _peer(connection: socket.socket) -> int:
     """The process that called listen(2) on the other side (unix(7)); 0 if it lives in a namespace unseen."""
     size = struct.calcsize("3i")

@@ -94,7 +94,8 @@ def _server(data: PluginStatus, one: ResourceStatus) -> Cell:
     own = data.plugin.pid if data.plugin is not None else 0
     socket = next((item for item in data.sockets if item.resource == one.name and item.pid != own), None)
     if one.registered is False:
-        return Cell(f"not registered: {one.status}" if one.status else "not registered", Style.BAD)
+        known = one.status.startswith(("registered", "not registered"))
+        return Cell(one.status if known else f"not registered: {one.status}".rstrip(": "), Style.BAD)
     if one.plugin == "gpunode":
         return Cell("gpunode")
     if socket is None:
@@ -170,6 +171,9 @@ def _wrong(data: PluginStatus) -> Iterator[Block]:
     for item in data.left_out:
         if not any(item.id == unit_id or item.index == index for unit_id, index in known):
             yield Text(f"GPU {item.index or item.id} is not advertised: {item.reason}", Style.DIM)
+    for one in data.resources:
+        if one.plugin == "other" and one.status:
+            yield Text(f"{one.name}: gpunode is {one.status}", Style.BAD)
     yield from (_socket(one) for one in data.sockets if one.state != "listening")
     for source in data.sources:
         if source.state == "failed":

@@ -120,6 +120,15 @@ class Host(ReadingHost):
 
         return listener(path, self.stat(path))
 
+    def is_dead_socket(self, path: str) -> bool:
+        """Whether a unix socket of this machine, whatever the root, is left over: nothing listens behind it.
+
+        False with a full backlog, without permission, and if there is no socket.
+        """
+        from gpunode._sockets import refuses
+
+        return refuses(self.path(path, follow=False))
+
     def listen_tcp(self, address: str, port: int) -> socket.socket:
         """A listening socket of this machine, whatever the root; `PreconditionError` if it can't be."""
         from gpunode._sockets import listen_tcp

@@ -196,8 +196,8 @@ class PluginService:
         now = self.host.monotonic()
         if self.ready:
             self._eager_until = now + _EAGER_FOR
-            contested = any(link.contested for link in self.links.values())
-            return _CALM_SECONDS if told and not contested else _UNWATCHED_SECONDS
+            calm = _CALM_SECONDS if told else _UNWATCHED_SECONDS
+            return min([calm, *(link.due_in(now) for link in self.links.values())])
         return _EAGER_SECONDS if now < self._eager_until else TICK_SECONDS
 
     def _turn(self, links: Links) -> None:

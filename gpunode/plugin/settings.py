@@ -16,7 +16,7 @@ _DOMAIN = pattern(rf"{_LABEL}(\.{_LABEL})*")
 _NAME = pattern(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _MAX_DOMAIN = 244  # 253, less what the quota's "requests." takes
 _VENDORS = ("nvidia.com", "amd.com")
-_MAX_SOCKET = 107 - len("/var/lib/kubelet/plugins_registry/")  # unix(7)
+_MAX_SOCKET = 107 - len("/var/lib/kubelet/plugins_registry/@01234567")  # unix(7)
 KUBELET_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
 ALL_XIDS = -1
 """Stands for every XID in `HealthSettings`."""

@@ -72,6 +72,10 @@ class MemoryLog:
     def messages(self, level: str = "") -> list[str]:
         return [message for kind, message, _ in list(self.lines) if level in ("", kind)]
 
+    def text(self) -> str:
+        """Every line, for the message of a failed assertion."""
+        return "\n".join(map(str, list(self.lines)))
+
     def reasons(self) -> list[str]:
         return [str(fields["reason"]) for _, _, fields in list(self.lines) if "reason" in fields]
 

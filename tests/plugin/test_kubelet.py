@@ -24,7 +24,7 @@ from gpunode._waiting import Waiter
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.compose import make_service
-from gpunode.plugin.kubelet.link import KubeletLink
+from gpunode.plugin.kubelet.registration import KubeletLink
 from gpunode.plugin.kubelet_stub import KubeletStub
 from gpunode.plugin.serve import PluginService
 from gpunode.plugin.settings import Settings
@@ -281,7 +281,7 @@ def test_a_kubelet_that_never_watches_fills_no_log(host: Host, kubelet: KubeletS
     finally:
         link.close()
     assert len(log.messages("warning")) == 7
-    assert log.messages("warning")[-1] == "registering again and again, without another word"
+    assert log.messages("warning")[-1] == "registering again and again; further attempts are not logged"
 
 
 def _tick(link: KubeletLink) -> int:

@@ -17,9 +17,9 @@ from gpunode.errors import PreconditionError
 from gpunode.gpu.events import GpuEvent
 from gpunode.host import Host
 from gpunode.plugin.kubelet import rpc
+from gpunode.plugin.kubelet.rpc import POD_RESOURCES
 from gpunode.plugin.kubelet.watcher import PLUGIN_REGISTRATION
-from gpunode.plugin.kubelet_stub import AdmissionError, KubeletStub
-from gpunode.plugin.kubelet_stub.pod_resources import POD_RESOURCES
+from gpunode.plugin.kubelet_stub import AdmissionError, KubeletStub, Times
 from gpunode.plugin.proto import pluginregistration_pb2 as question
 from gpunode.plugin.proto import podresources_pb2 as pods
 from gpunode.plugin.serve import PluginService
@@ -59,6 +59,12 @@ def kubelet(host: Host) -> Iterator[KubeletStub]:
     stub.start()
     yield stub
     stub.stop()
+
+
+def registry_socket(host: Host) -> str:
+    """The path of the one socket in plugins_registry."""
+    (path,) = host.glob(REGISTRY, "nvidia-gpu@*.sock")
+    return path
 
 
 both = pytest.mark.parametrize("registration", ["kubelet", "watcher"])
@@ -105,7 +111,8 @@ def test_somebody_elses_socket_is_an_error_at_the_start(
 ) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         directory = REGISTRY if registration == "watcher" else DIRECTORY
-        other.bind(str(host.path(f"{directory}/nvidia-mig-1g.10gb.sock")))
+        name = "nvidia-mig-1g.10gb@0123abcd.sock" if registration == "watcher" else "nvidia-mig-1g.10gb.sock"
+        other.bind(str(host.path(f"{directory}/{name}")))
         other.listen(8)
         made = Running(host, FakeBackend({GPU: 1, MIG: 1}), registration=registration)
         ended = Event()
@@ -114,7 +121,7 @@ def test_somebody_elses_socket_is_an_error_at_the_start(
         assert ended.wait(10)
         with pytest.raises(PreconditionError, match="another device plugin is serving"):
             made.service.join()
-        assert host.exists(f"{directory}/nvidia-mig-1g.10gb.sock")
+        assert host.exists(f"{directory}/{name}")
 
 
 def test_somebody_elses_socket_is_waited_for_later(host: Host, kubelet: KubeletStub) -> None:
@@ -169,7 +176,7 @@ def test_without_a_kubelet_socket_it_serves_and_registers_nothing(host: Host, ku
 def test_the_watcher_finds_one_socket_that_serves_both(host: Host, kubelet: KubeletStub) -> None:
     with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
         assert kubelet.wait_allocatable(GPU, 2, 30)
-        assert kubelet.registrations[0].endpoint == str(host.path(f"{REGISTRY}/nvidia-gpu.sock"))
+        assert kubelet.registrations[0].endpoint == str(host.path(registry_socket(host)))
         assert host.glob(DIRECTORY, "nvidia*") == ()
         assert eventually(lambda: made.service.registrations == 1)
 
@@ -185,7 +192,7 @@ def test_a_refusal_by_the_watcher_is_told_and_ends(host: Host, kubelet: KubeletS
         kubelet.refuse = ""
         assert kubelet.wait_allocatable(GPU, 2, 30), "only a new socket is another try"
         assert eventually(lambda: "registered with the kubelet" in made.service.status)
-        assert "nobody watches: making the socket anew" in made.log.messages()
+        assert "the kubelet has not registered us: using a new socket" in made.log.messages()
 
 
 def test_whoever_asks_the_socket_what_it_is_changes_nothing(host: Host, kubelet: KubeletStub) -> None:
@@ -194,7 +201,7 @@ def test_whoever_asks_the_socket_what_it_is_changes_nothing(host: Host, kubelet:
         assert kubelet.wait_allocatable(GPU, 2, 30)
         assert eventually(lambda: made.service.ready)
         assert eventually(lambda: made.service.registrations == 1)  # it notifies us after it has the list
-        with rpc.channel(host.path(f"{REGISTRY}/nvidia-gpu.sock")) as channel:
+        with rpc.channel(host.path(registry_socket(host))) as channel:
             info = rpc.method(channel, PLUGIN_REGISTRATION, "GetInfo")(question.InfoRequest(), timeout=5)
         assert (info.type, info.name, list(info.supported_versions)) == ("DevicePlugin", GPU, ["v1beta1"])
         assert not eventually(lambda: not made.service.ready, 1.5)
@@ -206,7 +213,7 @@ def test_a_watched_socket_that_was_deleted_is_made_again(host: Host, kubelet: Ku
     with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
         assert kubelet.wait_allocatable(GPU, 2, 30)
         assert eventually(lambda: made.service.registrations == 1)  # it notifies us after it has the list
-        host.remove(f"{REGISTRY}/nvidia-gpu.sock")
+        host.remove(registry_socket(host))
         assert eventually(lambda: len(kubelet.registrations) == 2, 2)
         assert kubelet.wait_allocatable(GPU, 2, 1)
         assert eventually(lambda: made.service.registrations == 2)
@@ -219,7 +226,7 @@ def test_a_stream_that_a_living_kubelet_ends_brings_a_new_socket(host: Host, kub
         kubelet.tear_down(GPU)
         assert eventually(lambda: len(kubelet.registrations) == 2, 4)
         assert kubelet.wait_allocatable(GPU, 2, 1)
-        assert "nobody watches: making the socket anew" in made.log.messages()
+        assert "the kubelet has not registered us: using a new socket" in made.log.messages()
 
 
 @both
@@ -232,6 +239,40 @@ def test_a_stale_socket_of_the_other_way_goes(host: Host, registration: str) -> 
     with running(host, FakeBackend({GPU: 1}), registration=registration) as made:
         assert eventually(lambda: "serving" in made.log.messages())
         assert not host.exists(f"{other}/nvidia-gpu.sock")
+
+
+def left_socket(host: Host, name: str) -> None:
+    """What a killed plugin leaves in plugins_registry."""
+    host.make_dirs(REGISTRY)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(host.path(f"{REGISTRY}/{name}")))
+
+
+@pytest.mark.parametrize("name", ["nvidia-gpu.sock", "nvidia-gpu@0123abcd.sock"])
+def test_a_delay_for_the_socket_of_a_killed_plugin_does_not_hold_up_its_successor(
+    host: Host, name: str
+) -> None:
+    """The kubelet has restarted while the plugin was down, and has failed to connect to what it left."""
+    left_socket(host, name)
+    stub = KubeletStub(host, times=Times(dial=0.2, first_retry=60.0))
+    stub.start()
+    assert eventually(lambda: stub.watcher.delays(name))
+    with running(host, FakeBackend({GPU: 2}), registration="watcher"):
+        assert stub.wait_allocatable(GPU, 2, 15)
+        assert not host.exists(f"{REGISTRY}/{name}")
+    stub.stop()
+
+
+def test_a_plugin_that_returns_while_the_kubelet_dials_is_registered_once(host: Host) -> None:
+    left_socket(host, "nvidia-gpu.sock")
+    stub = KubeletStub(host, times=Times(reconcile=0.3))
+    stub.start()
+    assert eventually(lambda: stub.watcher.dials("nvidia-gpu.sock"))
+    with running(host, FakeBackend({GPU: 2}), registration="watcher"):
+        assert stub.wait_allocatable(GPU, 2, 15)
+        assert not stub.wait_allocatable(GPU, 0, 3), "registered, removed and registered again"
+        assert len(stub.registrations) == 1
+    stub.stop()
 
 
 # --- what pods meet ------------------------------------------------------------------------------------

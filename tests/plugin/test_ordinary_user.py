@@ -15,7 +15,7 @@ import json, sys
 from pathlib import Path
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
-from gpunode.plugin.kubelet.link import KubeletLink
+from gpunode.plugin.kubelet.registration import KubeletLink
 from gpunode.plugin.settings import Settings
 from tests.plugin.nodes import RESOURCE, MemoryLog, feed
 

@@ -12,8 +12,8 @@ import pytest
 
 from fixtures import generate_protos
 from gpunode.plugin.kubelet import rpc
+from gpunode.plugin.kubelet.rpc import POD_RESOURCES
 from gpunode.plugin.kubelet.watcher import PLUGIN_REGISTRATION
-from gpunode.plugin.kubelet_stub.pod_resources import POD_RESOURCES
 from gpunode.plugin.proto import deviceplugin_pb2, pluginregistration_pb2, podresources_pb2
 
 FOLDER = "gpunode/plugin/proto"

@@ -1,87 +1,120 @@
-"""A second plugin that registers our resource's name from a socket of its own: the kubelet tells nobody."""
+"""Other plugins on the node that register our resource, or bind our socket's path, and then exit."""
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
-from typing import Any
 
-import grpc
 import pytest
 
 from gpunode.host import Host
-from gpunode.plugin.kubelet import rpc
 from gpunode.plugin.kubelet_stub import KubeletStub
-from gpunode.plugin.proto import deviceplugin_pb2 as pb
 from tests.plugin.fakes import FakeBackend
 from tests.plugin.nodes import DIRECTORY, RESOURCE, eventually
+from tests.plugin.other_plugin import other_plugin
 from tests.plugin.test_links import Running, running
 
-SOCKET = "theirs.sock"
-
-
-@contextmanager
-def stranger(host: Host, ids: tuple[str, ...]) -> Iterator[None]:
-    """A small plugin that takes the name."""
-    stop = Event()
-
-    def watch(request: Any, context: grpc.ServicerContext) -> Iterator[pb.ListAndWatchResponse]:
-        yield pb.ListAndWatchResponse(devices=[pb.Device(ID=one, health="Healthy") for one in ids])
-        stop.wait(300.0)
-
-    functions: dict[str, rpc.Handler] = dict.fromkeys(rpc.METHODS[rpc.DEVICE_PLUGIN], lambda *_: pb.Empty())
-    functions |= {"ListAndWatch": watch, "GetDevicePluginOptions": lambda *_: pb.DevicePluginOptions()}
-    server = grpc.server(ThreadPoolExecutor(4), handlers=[rpc.handlers(rpc.DEVICE_PLUGIN, functions)])
-    server.add_insecure_port(rpc.target(host.path(f"{DIRECTORY}/{SOCKET}")))
-    server.start()
-    try:
-        with rpc.channel(host.path(f"{DIRECTORY}/kubelet.sock")) as channel:
-            request = pb.RegisterRequest(version=rpc.VERSION, endpoint=SOCKET, resource_name=RESOURCE)
-            rpc.method(channel, rpc.REGISTRATION, "Register")(request, timeout=5.0)
-        yield
-    finally:
-        stop.set()
-        server.stop(0.0).wait()
+OTHER = "theirs.sock"
+BACK_SECONDS = 15.0  # it takes two looks, of which the first comes half a second after the kubelet's news
+Node = tuple[Host, KubeletStub, Running]
 
 
 @pytest.fixture
-def node(short: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, KubeletStub, Running]]:
-    monkeypatch.setattr("gpunode.plugin.kubelet.rival._EVERY_SECONDS", 0.1)
+def node(short: Path) -> Iterator[Node]:
     host = Host(short, {})
     stub = KubeletStub(host)
     stub.start()
     with running(host, FakeBackend({RESOURCE: 2, "nvidia.com/other": 1})) as made:
         assert stub.wait_allocatable(RESOURCE, 2, 30)
+        assert eventually(lambda: made.service.ready)
         yield host, stub, made
     stub.stop()
 
 
-def test_who_takes_our_name_is_told_and_the_name_is_taken_back_after_them(
-    node: tuple[Host, KubeletStub, Running],
-) -> None:
+def ours_again(stub: KubeletStub) -> bool:
+    """Whether the kubelet allocates our two devices from our endpoint."""
+    endpoint = stub.endpoints.find(RESOURCE)
+    return (
+        endpoint is not None
+        and endpoint.path.name == "nvidia-gpu.sock"
+        and stub.endpoints.healthy(RESOURCE) == {f"{RESOURCE}-0", f"{RESOURCE}-1"}
+    )
+
+
+def test_a_killed_plugin_that_had_replaced_our_socket_is_replaced_in_turn(node: Node) -> None:
     host, stub, made = node
-    with stranger(host, ("X-0", "X-1", "X-2")):
+    with other_plugin(host.path(DIRECTORY), "nvidia-gpu.sock", RESOURCE, "X-0", "X-1", "X-2"):
         assert stub.wait_allocatable(RESOURCE, 3, 30)
-        told = f"another device plugin has registered {RESOURCE}, with X-0, X-1, X-2; "
-        told += f"sockets beside ours: {SOCKET}"
-        assert eventually(lambda: told in made.log.messages("warning")), made.log.lines
-        assert told in made.service.status
-        assert made.log.messages("warning").count(told) == 1
-        assert "registering again" not in made.log.messages(), "two that take it from each other help nobody"
-    assert stub.wait_allocatable(RESOURCE, 2, 30), made.log.lines
-    assert eventually(lambda: "another device plugin" not in made.service.status)
-    assert made.log.reasons() == [f"the other plugin that had registered {RESOURCE} is gone"]
+        assert eventually(lambda: "another device plugin has put its socket" in made.service.status)
+        assert not eventually(lambda: made.service.registrations > 2, 2.5), "it lives: it keeps its socket"
+    assert eventually(lambda: ours_again(stub), BACK_SECONDS), made.log.text()
+    assert eventually(lambda: made.service.ready)
+    assert made.service.status.startswith(f"2 of 2 {RESOURCE} healthy, registered with the kubelet")
 
 
-def test_a_checkpoint_that_is_old_or_nonsense_alarms_nobody(node: tuple[Host, KubeletStub, Running]) -> None:
+@pytest.mark.parametrize("seconds", [0.1, 0.5, 2.0, 4.0])
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside an unrelated plugin"])
+def test_a_resource_is_taken_back_from_a_plugin_that_exits(node: Node, seconds: float, beside: bool) -> None:
+    host, stub, made = node
+    with socket.socket(socket.AF_UNIX) as unrelated:
+        if beside:
+            unrelated.bind(str(host.path(f"{DIRECTORY}/rdma.sock")))
+            unrelated.listen(8)
+        with other_plugin(host.path(DIRECTORY), OTHER, RESOURCE, "X-0", "X-1", "X-2"):
+            time.sleep(seconds)
+        assert eventually(lambda: ours_again(stub), BACK_SECONDS), made.log.text()
+        assert eventually(lambda: made.service.ready)
+        assert "registering again" in made.log.messages("warning")
+
+
+def test_a_running_plugin_that_takes_our_resource_is_reported_and_loses_it_again(node: Node) -> None:
+    host, stub, made = node
+    with other_plugin(host.path(DIRECTORY), OTHER, RESOURCE, "X-0", "X-1", "X-2"):
+        assert eventually(lambda: ours_again(stub), BACK_SECONDS), made.log.text()
+        reason = "the kubelet allocates another plugin's devices: X-0, X-1, X-2"
+        assert made.log.reasons() == [reason]
+    assert eventually(lambda: ours_again(stub), BACK_SECONDS), made.log.text()
+    assert eventually(lambda: made.service.ready)
+
+
+def test_without_pod_resources_the_checkpoint_is_compared(node: Node) -> None:
+    host, stub, made = node
+    host.remove(stub.pod_resources_socket)
+    with other_plugin(host.path(DIRECTORY), OTHER, RESOURCE, "X-0"):
+        assert stub.wait_allocatable(RESOURCE, 1, 30)
+    assert eventually(lambda: ours_again(stub), BACK_SECONDS), made.log.text()
+
+
+def test_a_checkpoint_that_is_old_or_damaged_changes_nothing(node: Node) -> None:
     host, stub, made = node
     path = host.path(f"{DIRECTORY}/kubelet_internal_checkpoint")
-    old = f'{{"Data": {{"RegisteredDevices": {{"{RESOURCE}": ["X-0"]}}}}}}'
-    for text in (old, "{", "[]", '{"Data": null}', '{"Data": {"RegisteredDevices": 3}}'):
+    foreign = f'{{"Data": {{"RegisteredDevices": {{"{RESOURCE}": ["X-0"]}}}}}}'
+    for text in (foreign, "{", "[]", '{"Data": null}', '{"Data": {"RegisteredDevices": 3}}'):
         path.write_text(text)
-        assert not eventually(lambda: bool(made.log.messages("warning")), 0.4), text
+        assert not eventually(lambda: bool(made.log.messages("warning")), 1.0), text
     assert made.service.ready
     assert len(stub.registrations) == 2
+
+
+def test_another_kubelets_pod_resources_changes_nothing(short: Path) -> None:
+    host = Host(short, {})
+    ours, theirs = KubeletStub(host), KubeletStub(host, "/other/kubelet/device-plugins")
+    ours.start()
+    theirs.start()
+    settings = {"pod_resources_socket": theirs.pod_resources_socket}
+    with running(host, FakeBackend({RESOURCE: 2}), **settings) as made:
+        assert ours.wait_allocatable(RESOURCE, 2, 30)
+        assert not eventually(lambda: "registering again" in made.log.messages(), 3.0)
+        assert made.service.ready
+    ours.stop()
+    theirs.stop()
+
+
+def test_devices_that_are_all_unhealthy_are_no_loss(node: Node) -> None:
+    _, stub, made = node
+    assert made.backend.sink is not None
+    made.backend.show(gpu=0, other=1)
+    assert stub.wait_allocatable(RESOURCE, 0, 30)
+    assert not eventually(lambda: "registering again" in made.log.messages(), 3.0)

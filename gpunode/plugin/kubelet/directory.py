@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from gpunode.errors import PreconditionError, Unreadable
@@ -23,6 +24,10 @@ def is_directory(host: Host, path: str) -> bool:
     return found is not None and stat.S_ISDIR(found.st_mode)
 
 
+def is_socket(host: Host, path: str) -> bool:
+    return identity(host, path) is not None
+
+
 def identity(host: Host, path: str) -> tuple[int, int, int] | None:
     """What changes when a socket is made anew; None if there is no socket.
 
@@ -39,9 +44,24 @@ def registry(settings: Settings) -> str:
     return str(PurePosixPath(settings.directory).parent / "plugins_registry")
 
 
-def registry_socket(settings: Settings, resource: str) -> str:
-    """A resource's socket for the plugin watcher."""
-    return f"{registry(settings)}/{settings.endpoint(resource)}"
+def registry_socket(host: Host, settings: Settings, resource: str) -> str:
+    """A new path for a resource's socket in the plugin watcher's directory.
+
+    Each has a name of its own. The kubelet delays its next attempt on a path by up to two minutes after
+    failed ones, and its monitor (since 1.35) deregisters a path that was dead for a while.
+    """
+    stem, _, suffix = settings.endpoint(resource).rpartition(".")
+    return f"{registry(settings)}/{stem}@{int(host.now() * 100) & 0xFFFFFFFF:08x}.{suffix}"
+
+
+def registry_sockets(host: Host, settings: Settings, resource: str) -> Iterator[str]:
+    """The sockets of a resource in the plugin watcher's directory, those of earlier releases included."""
+    plain = settings.endpoint(resource)
+    stem, _, suffix = plain.rpartition(".")
+    for path in host.glob(registry(settings), f"{stem}*.{suffix}"):
+        name = path.rpartition("/")[2]
+        if name == plain or name.startswith(f"{stem}@"):
+            yield path
 
 
 def socket_directories(settings: Settings) -> tuple[str, ...]:

@@ -14,18 +14,21 @@ from gpunode.plugin.settings import Settings
 
 
 class Link(Protocol):
-    """A resource's way to the kubelet: see link.py and watcher.py. `status` is one line for people."""
+    """A resource's registration: see registration.py and watcher.py. `status` is one line for people."""
 
     registrations: int
     status: str
 
     @property
-    def watched(self) -> bool:
-        """Whether the kubelet follows the list of devices."""
+    def socket(self) -> str:
+        """The path of the resource's socket."""
 
     @property
-    def contested(self) -> bool:
-        """Whether another plugin seems to have taken the name."""
+    def watched(self) -> bool:
+        """Whether the kubelet follows our list of devices, and allocates from it."""
+
+    def due_in(self, now: float) -> float:
+        """Seconds after which `tick` has something to do even without news."""
 
     def claim(self) -> None:
         """Start serving if the kubelet's directory is there. `PreconditionError` if we may not."""
@@ -90,22 +93,11 @@ class Links:
             return WatcherLink(
                 self._host, self._settings, name, feed, self._policy, self._log, self._observe, self._news
             )
-        from gpunode.plugin.kubelet.link import KubeletLink
+        from gpunode.plugin.kubelet.registration import KubeletLink
 
         return KubeletLink(
-            self._host,
-            self._settings,
-            name,
-            feed,
-            self._policy,
-            self._log,
-            self._observe,
-            self._news,
-            self._own,
+            self._host, self._settings, name, feed, self._policy, self._log, self._observe, self._news
         )
-
-    def _own(self) -> frozenset[str]:
-        return frozenset(map(self._settings.endpoint, self.by_name))
 
     def _claim(self, link: Link, first: bool) -> None:
         try:

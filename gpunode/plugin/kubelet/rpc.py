@@ -18,10 +18,12 @@ from google.protobuf.message import DecodeError, Message
 
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
+from gpunode.plugin.proto import podresources_pb2
 
 VERSION = "v1beta1"
 REGISTRATION = f"{VERSION}.Registration"
 DEVICE_PLUGIN = f"{VERSION}.DevicePlugin"
+POD_RESOURCES = "v1.PodResourcesLister"
 MAX_SOCKET_PATH = 107  # sun_path of unix(7) holds 108 bytes, the last one is NUL
 MAX_REQUEST_BYTES = 4 << 20  # ten thousand device ids are half a MiB
 _MAX_DETAILS = 1024  # grpc-message travels in a header, and a client takes 8 KiB of those
@@ -37,6 +39,14 @@ METHODS: dict[str, Methods] = {
         "GetPreferredAllocation": (pb.PreferredAllocationRequest, pb.PreferredAllocationResponse),
         "Allocate": (pb.AllocateRequest, pb.AllocateResponse),
         "PreStartContainer": (pb.PreStartContainerRequest, pb.PreStartContainerResponse),
+    },
+    POD_RESOURCES: {
+        "List": (podresources_pb2.ListPodResourcesRequest, podresources_pb2.ListPodResourcesResponse),
+        "GetAllocatableResources": (
+            podresources_pb2.AllocatableResourcesRequest,
+            podresources_pb2.AllocatableResourcesResponse,
+        ),
+        "Get": (podresources_pb2.GetPodResourcesRequest, podresources_pb2.GetPodResourcesResponse),
     },
 }
 """By service; others add their own where they are needed (see watcher.py)."""

@@ -12,7 +12,6 @@ from gpunode.host import Host
 from gpunode.plugin.kubelet import rpc
 from gpunode.plugin.kubelet.handlers import DevicePlugin
 from gpunode.plugin.kubelet.streams import MAX_STREAMS, Streams
-from gpunode.plugin.proto import deviceplugin_pb2 as pb
 
 _WORKERS = 2 * MAX_STREAMS  # there are always more workers than streams; they are started when needed
 _OPTIONS = (
@@ -103,20 +102,9 @@ def clear_stale(host: Host, socket: str) -> None:
         )
     if not path.exists():
         return
-    if answers(host, socket):
+    if not host.is_dead_socket(socket):
         raise PreconditionError(
             f"another device plugin is serving on {socket}",
             hint=f"find it with: ss -xlp src {socket}; NVIDIA's plugin is a DaemonSet in kube-system",
         )
     host.remove(socket)
-
-
-def answers(host: Host, socket: str) -> bool:
-    """Whether a process listens behind a socket, whatever it has to say."""
-    with rpc.channel(host.path(socket, follow=False)) as channel:
-        ask = rpc.method(channel, rpc.DEVICE_PLUGIN, "GetDevicePluginOptions")
-        try:
-            ask(pb.Empty(), timeout=1.0)
-        except grpc.RpcError as error:
-            return bool(error.code() != grpc.StatusCode.UNAVAILABLE)
-    return True

@@ -1,14 +1,14 @@
-"""Our own socket: it is where the kubelet looks for it, and made anew when somebody took it away."""
+"""Our own socket: created where the kubelet looks for it, and again whenever it was removed or replaced."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.kubelet import rpc
-from gpunode.plugin.kubelet.directory import check_directory, identity, is_directory
+from gpunode.plugin.kubelet.directory import check_directory, is_directory, is_socket
 from gpunode.plugin.kubelet.handlers import DevicePlugin, Observer, Policy
 from gpunode.plugin.kubelet.server import PluginServer, clear_stale
 from gpunode.plugin.kubelet.streams import Streams
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 READ_ONLY = "directory-not-writable"
 _BIND_DELAY = 1.0
-_LONGEST_BIND_DELAY = 8.0
+_LONGEST_BIND_DELAY = 2.0
+_PROBE_SECONDS = 2.0  # between two attempts to connect to another plugin's socket at our path
 
 
 class Serving:
@@ -54,22 +55,24 @@ class Serving:
         self.streams = Streams(feed, news)
         self._next_bind = 0.0
         self._bind_delay = _BIND_DELAY
+        self._next_probe = 0.0
         self.generation = 0
 
-    def claim(self, other: str) -> None:
-        """Start serving if the directory is there. `PreconditionError` if we may not, or somebody else does.
+    def claim(self, others: Iterable[str]) -> None:
+        """Start serving if the directory exists. `PreconditionError` if we may not, or another plugin does.
 
-        `other` is where this resource's socket would lie if it were registered in the other way. A stale one
-        there is removed: the kubelet would deregister the resource by name when it goes later.
+        `others` are further sockets that this resource may have had. Stale ones are removed now: the kubelet
+        deregisters the resource when they are removed later.
         """
         rpc.target(self._host.path(self.socket))
         try:
-            if identity(self._host, other) is not None:
-                clear_stale(self._host, other)
+            for other in others:
+                if is_socket(self._host, other):
+                    clear_stale(self._host, other)
         except GpunodeError as error:
             if "another device plugin" in error.message:
                 raise
-            self._log.warning("can't look for a stale socket", path=other, reason=error.message)
+            self._log.warning("can't look for a stale socket", reason=error.message)
         if check_directory(self._host, self._directory):
             self._serve()
 
@@ -85,8 +88,15 @@ class Serving:
             if state == "ours":
                 return ""
             if state == "foreign":
-                return f"another device plugin has put its socket at {self.socket}"
-            self._log.warning("our socket was deleted: serving anew", socket=self.socket)
+                if now < self._next_probe:
+                    return self._foreign
+                self._next_probe = now + _PROBE_SECONDS
+                if not self._host.is_dead_socket(self.socket):
+                    return self._foreign
+                clear_stale(self._host, self.socket)
+                self._log.warning("the other device plugin has exited: serving again", socket=self.socket)
+            else:
+                self._log.warning("our socket was deleted: serving anew", socket=self.socket)
             self.close()
         if not is_directory(self._host, self._directory):
             return f"waiting for the kubelet: {self._directory} is not there"
@@ -97,9 +107,14 @@ class Serving:
         self._serve()
         return ""
 
-    def renew(self) -> None:
-        """Put a new socket in the old one's place, which is all that a watching kubelet notices."""
+    @property
+    def _foreign(self) -> str:
+        return f"another device plugin has put its socket at {self.socket}"
+
+    def move(self, socket: str) -> None:
+        """Serve at another path instead, which the kubelet's plugin watcher takes for a new plugin."""
         self.close()
+        self.socket = socket
         self._serve()
 
     def close(self) -> None:

@@ -1,22 +1,25 @@
-"""Registration by the kubelet's plugin watcher: our socket lies in plugins_registry, and the kubelet comes.
+"""Registration by the kubelet's plugin watcher, which finds our socket in plugins_registry.
 
 One socket serves both: pluginregistration.Registration, which names the resource, and the device plugin. A
-restarted kubelet finds the socket there and registers it again by itself, so there is little to do here: to
-tell a refusal, and to put a new socket in place when the kubelet lives and yet nobody watches.
+restarted kubelet finds the socket and registers it again by itself, so there is little to do here: report a
+refusal, and use a new socket when the kubelet runs and yet doesn't register us.
 
-The real one waits 1 s for GetInfo, 10 s for a connection, 5 s for NotifyRegistrationStatus, and doubles the
-time between its attempts up to two minutes.
+The kubelet waits 1 s for GetInfo, 10 s for a connection, 5 s for NotifyRegistrationStatus, and doubles the
+delay between its attempts on one path up to two minutes. It has made failed attempts on ours if it started
+while we were down, so each of our sockets has a path of its own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.kubelet import rpc
-from gpunode.plugin.kubelet.directory import identity, registry_socket
+from gpunode.plugin.kubelet.directory import identity, registry_socket, registry_sockets
 from gpunode.plugin.kubelet.handlers import Observer, Policy
 from gpunode.plugin.kubelet.serving import READ_ONLY, Serving
 from gpunode.plugin.ledger import Feed
@@ -59,8 +62,8 @@ class WatcherLink:
         extra = rpc.handlers(
             PLUGIN_REGISTRATION, {"GetInfo": self._info, "NotifyRegistrationStatus": self._notified}
         )
-        self._socket = registry_socket(settings, resource)
-        self._serving = Serving(host, self._socket, feed, policy, log, observe, news, [extra])
+        socket = registry_socket(host, settings, resource)
+        self._serving = Serving(host, socket, feed, policy, log, observe, news, [extra])
         self._asked = 0  # streams up to this number are older than the kubelet's last question
         self._mark = 0  # and up to this one older than its last registration
         self._answer: pb.RegistrationStatus | None = None
@@ -77,7 +80,8 @@ class WatcherLink:
 
     def claim(self) -> None:
         """Start serving if plugins_registry is there. `PreconditionError` if we never could."""
-        self._serving.claim(self._settings.socket(self._resource))
+        earlier = registry_sockets(self._host, self._settings, self._resource)
+        self._serving.claim(chain([self._settings.socket(self._resource)], earlier))
 
     def tick(self) -> None:
         """See to it that the socket is there, and tell what the kubelet says of it."""
@@ -98,9 +102,12 @@ class WatcherLink:
         return self._watched
 
     @property
-    def contested(self) -> bool:
+    def socket(self) -> str:
+        return self._serving.socket
+
+    def due_in(self, now: float) -> float:
         """The kubelet itself refuses a second plugin of one name here."""
-        return False
+        return math.inf
 
     def close(self) -> None:
         self._serving.close()
@@ -113,7 +120,7 @@ class WatcherLink:
         return pb.PluginInfo(
             type=DEVICE_PLUGIN_TYPE,
             name=self._resource,
-            endpoint=str(self._host.path(self._socket, follow=False)),
+            endpoint=str(self._host.path(self.socket, follow=False)),
             supported_versions=[rpc.VERSION],
         )
 
@@ -141,7 +148,7 @@ class WatcherLink:
         elif self._answer is not None:
             self._wait(f"the kubelet refused the registration: {self._answer.error}")
         else:
-            self._wait(f"waiting for the kubelet to register {self._socket}")
+            self._wait(f"waiting for the kubelet to register {self.socket}")
         self._be_patient(now, watched)
 
     def _take(self, answer: pb.RegistrationStatus | None) -> None:
@@ -169,9 +176,11 @@ class WatcherLink:
             if lasted > _STEADY_SECONDS:
                 self._renewals = 0
         elif kubelet is not None and lasted > min(first * 2**self._renewals, _LONGEST):
-            self._log.warning("nobody watches: making the socket anew", resource=self._resource)
+            self._log.warning(
+                "the kubelet has not registered us: using a new socket", resource=self._resource
+            )
             self._renewals = min(self._renewals + 1, 10)
-            self._serving.renew()
+            self._serving.move(registry_socket(self._host, self._settings, self._resource))
 
     def _wait(self, reason: str) -> None:
         self.status = reason

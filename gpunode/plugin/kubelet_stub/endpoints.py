@@ -1,4 +1,10 @@
-"""The kubelet's ends of the registrations, and what their streams have said."""
+"""The kubelet's clients of device plugins, and the devices that they reported.
+
+As in Kubernetes 1.36 (pkg/kubelet/cm/devicemanager): one endpoint per resource name, the last one registered,
+is allocated from, but every client goes on reading its stream, and each list replaces the resource's devices.
+When a stream ends, the oldest client with the same name and socket is disconnected, which marks all of the
+resource's devices unhealthy and its endpoint stopped, whichever plugin they came from.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +19,20 @@ import grpc
 from gpunode.plugin.kubelet import rpc
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 
-DIAL_SECONDS = 10.0
-
 
 class Endpoint:
     """One registration."""
 
-    def __init__(self, resource: str, path: Path) -> None:
+    def __init__(self, resource: str, path: Path, dial_seconds: float) -> None:
         """Dial a plugin and ask for its options. `ConnectionError` if it can't be reached."""
         self.resource = resource
-        self.stopped = False
+        self.path = path
+        self.stopped_at: float | None = None
         self.stream: Any = None
         self.channel = rpc.channel(path)
         try:
-            grpc.channel_ready_future(self.channel).result(DIAL_SECONDS)
-            options = self.call("GetDevicePluginOptions")(pb.Empty(), timeout=DIAL_SECONDS)
+            grpc.channel_ready_future(self.channel).result(dial_seconds)
+            options = self.call("GetDevicePluginOptions")(pb.Empty(), timeout=dial_seconds)
         except (grpc.FutureTimeoutError, grpc.RpcError) as error:
             self.channel.close()
             raise ConnectionError(f"can't reach the plugin on {path}: {error!r}") from error
@@ -35,6 +40,12 @@ class Endpoint:
 
     def call(self, name: str) -> Any:
         return rpc.method(self.channel, rpc.DEVICE_PLUGIN, name)
+
+    def close(self) -> None:
+        if self.stream is not None:
+            self.stream.cancel()
+        # gRPC takes up to a fifth of a second for it
+        Thread(target=self.channel.close, name="hang-up", daemon=True).start()
 
 
 class Endpoints:
@@ -44,43 +55,48 @@ class Endpoints:
         self._changed = changed
         self._listed = listed
         self._endpoints: dict[str, Endpoint] = {}
+        self._clients: dict[str, list[Endpoint]] = {}
         self._devices: dict[str, dict[str, pb.Device]] = {}
-        self._stopped_at: dict[str, float] = {}
         self.grace_seconds = 300.0  # endpointStopGracePeriod
 
     def connect(self, endpoint: Endpoint, watch: bool) -> None:
-        """Take it in the place of whoever had the resource's name."""
+        """Allocate from it instead of the previous endpoint of this resource."""
         with self._changed:
             self._endpoints[endpoint.resource] = endpoint
-            self._stopped_at.pop(endpoint.resource, None)
+            self._clients.setdefault(endpoint.resource, []).append(endpoint)
             self._changed.notify_all()
         if watch:
             name = "list-and-watch"
             Thread(target=self._list_and_watch, args=(endpoint,), name=name, daemon=True).start()
 
     def find(self, resource: str) -> Endpoint | None:
+        """The endpoint to allocate from; None if it is stopped."""
         with self._changed:
-            return self._endpoints.get(resource)
+            endpoint = self._endpoints.get(resource)
+            return None if endpoint is None or endpoint.stopped_at is not None else endpoint
 
-    def disconnect(self, resource: str) -> None:
-        """Whatever is found under the name; its devices stay known, and none of them is healthy."""
+    def disconnect(self, resource: str, path: Path | None = None) -> None:
+        """Close the oldest client with this socket (without one: the last client); its devices stay known."""
         with self._changed:
-            endpoint = self._endpoints.pop(resource, None)
-            if endpoint is None:
+            clients = self._clients.get(resource, [])
+            client = next((one for one in clients if path == one.path), clients[-1] if not path else None)
+            if client is None:
                 return
-            endpoint.stopped = True
-            self._stopped_at[resource] = time.monotonic()
+            clients.remove(client)
+            self._endpoints[resource].stopped_at = time.monotonic()
+            for device in self._devices.get(resource, {}).values():
+                device.health = "Unhealthy"
             self._changed.notify_all()
-        if endpoint.stream is not None:
-            endpoint.stream.cancel()
-        # gRPC takes up to a fifth of a second for it
-        Thread(target=endpoint.channel.close, name="hang-up", daemon=True).start()
+        client.close()
 
     def close(self) -> None:
         with self._changed:
-            resources = list(self._endpoints)
-        for resource in resources:
-            self.disconnect(resource)
+            clients = [client for clients in self._clients.values() for client in clients]
+            self._clients.clear()
+            self._endpoints.clear()
+            self._changed.notify_all()
+        for client in clients:
+            client.close()
 
     def forget(self) -> None:
         with self._changed:
@@ -90,16 +106,15 @@ class Endpoints:
     def devices(self, resource: str) -> dict[str, pb.Device]:
         """All of them, healthy or not; none once the resource was without an endpoint for too long."""
         with self._changed:
-            stopped = self._stopped_at.get(resource)
+            endpoint = self._endpoints.get(resource)
+            stopped = endpoint.stopped_at if endpoint is not None else None
             if stopped is not None and time.monotonic() - stopped > self.grace_seconds:
                 self._devices.pop(resource, None)
             return self._devices.get(resource, {})
 
     def healthy(self, resource: str) -> set[str]:
-        """Ids that could be handed out."""
+        """Ids that the node counts as allocatable."""
         with self._changed:
-            if resource not in self._endpoints:
-                return set()
             return {key for key, device in self.devices(resource).items() if device.health == "Healthy"}
 
     def resources(self) -> tuple[str, ...]:
@@ -111,12 +126,12 @@ class Endpoints:
             endpoint.stream = endpoint.call("ListAndWatch")(pb.Empty())
             for response in endpoint.stream:
                 with self._changed:
-                    if not endpoint.stopped:
+                    if endpoint in self._clients.get(endpoint.resource, ()):
                         self._devices[endpoint.resource] = {item.ID: item for item in response.devices}
                     self._changed.notify_all()
                 self._listed()
         except (grpc.RpcError, ValueError):  # the plugin is gone, or the channel was closed under the call
             pass
         finally:
-            if not endpoint.stopped:
-                self.disconnect(endpoint.resource)
+            if endpoint in self._clients.get(endpoint.resource, ()):
+                self.disconnect(endpoint.resource, endpoint.path)

@@ -11,13 +11,6 @@ from gpunode.plugin.kubelet import rpc
 from gpunode.plugin.kubelet_stub.allocations import Held
 from gpunode.plugin.proto import podresources_pb2 as pb
 
-POD_RESOURCES = "v1.PodResourcesLister"
-rpc.METHODS[POD_RESOURCES] = {
-    "List": (pb.ListPodResourcesRequest, pb.ListPodResourcesResponse),
-    "GetAllocatableResources": (pb.AllocatableResourcesRequest, pb.AllocatableResourcesResponse),
-    "Get": (pb.GetPodResourcesRequest, pb.GetPodResourcesResponse),
-}
-
 
 class PodResources:
     """`held` tells what containers hold, `allocatable` (resource, id, NUMA node) of what could be held.
@@ -36,7 +29,7 @@ class PodResources:
     @property
     def handler(self) -> grpc.GenericRpcHandler:
         functions = {"List": self._list, "GetAllocatableResources": self._get_allocatable, "Get": self._get}
-        return rpc.handlers(POD_RESOURCES, functions)
+        return rpc.handlers(rpc.POD_RESOURCES, functions)
 
     def _list(self, request: Any, context: Any) -> pb.ListPodResourcesResponse:
         return pb.ListPodResourcesResponse(pod_resources=self._pods())

@@ -17,7 +17,7 @@ from gpunode.plugin.kubelet.server import listen_privately
 from gpunode.plugin.kubelet_stub import checkpoint
 from gpunode.plugin.kubelet_stub.allocations import AdmissionError, Allocation, Held, merged, topped_up
 from gpunode.plugin.kubelet_stub.endpoints import Endpoint, Endpoints
-from gpunode.plugin.kubelet_stub.plugin_watcher import PluginWatcher
+from gpunode.plugin.kubelet_stub.plugin_watcher import PluginWatcher, Times
 from gpunode.plugin.kubelet_stub.pod_resources import PodResources
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 from gpunode.plugin.settings import resource_name_problem
@@ -33,10 +33,12 @@ class Registered:
 
 class KubeletStub:
     """Start it in a directory. `refuse` is the reason every registration is refused for; with `watch` off the
-    kubelet accepts a registration and never opens ListAndWatch.
+    kubelet accepts a registration and never opens ListAndWatch. `times` shortens the kubelet's waits.
     """
 
-    def __init__(self, host: Host, directory: str = "/var/lib/kubelet/device-plugins") -> None:
+    def __init__(
+        self, host: Host, directory: str = "/var/lib/kubelet/device-plugins", times: Times | None = None
+    ) -> None:
         self._host = host
         self._directory = directory
         root = directory.rpartition("/")[0]
@@ -50,8 +52,9 @@ class KubeletStub:
         self._held: list[Held] = []
         self._pods = counter(1)
         self.endpoints = Endpoints(self._changed, self._save)
-        self._watcher = PluginWatcher(
-            host, f"{root}/plugins_registry", self._found, self.endpoints.disconnect
+        self._times = times or Times()
+        self.watcher = PluginWatcher(
+            host, f"{root}/plugins_registry", self._found, self.endpoints.disconnect, self._times
         )
         self._servers: list[grpc.Server] = []
 
@@ -72,12 +75,12 @@ class KubeletStub:
         self._host.make_dirs(self.pod_resources_socket.rpartition("/")[0], 0o750)
         self._host.remove(self.pod_resources_socket)
         self._listen(self.pod_resources_socket, PodResources(self.held, self._to_be_had).handler)
-        self._watcher.start()
+        self.watcher.start()
 
     def stop(self) -> None:
         """Go away: every connection to a plugin ends, and so does kubelet.sock."""
         self._save()
-        self._watcher.stop()
+        self.watcher.stop()
         servers, self._servers = self._servers, []
         for server in servers:
             server.stop(None).wait(2.0)
@@ -89,7 +92,7 @@ class KubeletStub:
         self.start()
 
     def tear_down(self, resource: str) -> None:
-        """What the clean-up after an older stream does to the registration that it finds."""
+        """What the cleanup after an older stream does to the registration that it meets (before 1.34)."""
         self.endpoints.disconnect(resource)
 
     # --- what a node shows -----------------------------------------------------------------------------
@@ -99,7 +102,7 @@ class KubeletStub:
         return len(self.endpoints.devices(resource))
 
     def allocatable(self, resource: str) -> int:
-        """Healthy devices; 0 once the plugin's stream has ended."""
+        """Healthy devices; 0 once a plugin's stream has ended."""
         return len(self.endpoints.healthy(resource))
 
     def unhealthy(self, resource: str) -> tuple[str, ...]:
@@ -228,7 +231,7 @@ class KubeletStub:
         problem = self.refuse or resource_name_problem(resource)
         if problem:
             raise ValueError(problem)
-        dialled = Endpoint(resource, path)
+        dialled = Endpoint(resource, path, self._times.dial)
         with self._changed:  # nobody sees its devices before its registration
             self.endpoints.connect(dialled, self.watch)
             self.registrations.append(Registered(resource, endpoint))

@@ -16,6 +16,8 @@ from gpunode.plugin.model import SHARE_MARK, LeftOut, Problem
 from gpunode.plugin.observe.own_status import OwnResource, OwnStatus, OwnUnit
 
 _GPU_IDS = ("GPU-", "MIG-")
+_TAKEN = "registered, but the kubelet allocates another plugin's devices"
+_NONE_LISTED = "registered, but the kubelet lists none of its devices"
 _GKE_SHARE = "/vgpu"  # how GKE's plugin marks a share: nvidia0/vgpu1
 
 
@@ -86,7 +88,7 @@ class ResourceStatus:
     """`plugin` is gpunode, other or, of nobody who could be seen, empty.
 
     `capacity` is None for another plugin's: the kubelet tells nobody. `registered` is whether the kubelet has
-    it, None if that could not be asked. `status` is what our plugin says of it, if it serves it.
+    it, None if that could not be asked. `status` is our plugin's, or what the kubelet shows against it.
     """
 
     name: str
@@ -156,8 +158,9 @@ def _resource(
 ) -> ResourceStatus:
     mine = [unit for unit in units if unit.resource == name]
     told = known.allocatable
-    registered = None if told is None else bool(told.get(name)) or bool(own and own.watched)
-    ours = own is not None and not _taken(own, told)
+    lost = _lost(own, told) if own else ""
+    registered = None if told is None else bool(told.get(name)) or bool(own and own.watched and not lost)
+    ours = own is not None and lost != _TAKEN
     return ResourceStatus(
         name,
         "gpunode" if ours else "" if registered is False else "other",
@@ -166,14 +169,21 @@ def _resource(
         None if told is None else len(told.get(name, ())),
         sum(unit.held for unit in mine),
         own.sharing if own else _sharing(unit.devices for unit in mine),
-        own.status if own else "",
+        lost or own.status if own else "",
     )
 
 
-def _taken(own: OwnResource, told: Mapping[str, Sequence[str]] | None) -> bool:
-    """Whether another plugin has registered our resource's name: the kubelet takes whoever comes last."""
-    known = {unit_of(device) for device in (told or {}).get(own.name, ())}
-    return bool(known) and bool(own.units) and known.isdisjoint(unit.id for unit in own.units)
+def _lost(own: OwnResource, told: Mapping[str, Sequence[str]] | None) -> str:
+    """How a kubelet that has our registration allocates none of our devices; empty if that isn't so.
+
+    The kubelet allocates from the plugin that registered last, and keeps our stream open.
+    """
+    listed = {unit_of(device) for device in (told or {}).get(own.name, ())}
+    if told is None or not own.units or not listed.isdisjoint(unit.id for unit in own.units):
+        return ""
+    if listed:
+        return _TAKEN
+    return _NONE_LISTED if own.watched and any(unit.healthy for unit in own.units) else ""
 
 
 def _sharing(devices: Iterable[int]) -> str:

@@ -135,7 +135,7 @@ def _resource(service: PluginService, name: str, resource: Resource) -> dict[str
     by_unit = groupby(resource.devices, key=lambda device: device.unit)
     return {
         "name": name,
-        "socket": service.settings.socket(name),
+        "socket": link.socket if link else service.settings.socket(name),
         "sharing": resource.sharing,
         "registrations": link.registrations if link else 0,
         "watched": bool(link and link.watched),

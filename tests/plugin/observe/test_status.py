@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import stat
 from collections.abc import Iterator
@@ -192,26 +193,38 @@ def test_another_plugin_is_seen_and_its_stream_left_alone(node) -> None:
     assert (listening["state"], listening["resource"]) == ("listening", GPU)
 
 
-def test_a_name_that_another_plugin_has_taken_is_not_told_as_ours(node) -> None:
+def test_a_resource_that_another_plugin_has_registered_is_not_reported_as_ours(node) -> None:
+    """Our plugin is suspended, so that it can't register again."""
     place, stub, start = node
     serving = start("--simulate", "h100:2", *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
+    assert eventually(lambda: '"watched": true' in (place / "state/status.json").read_text())
+    serving.process.send_signal(signal.SIGSTOP)
     shares = [f"{nodes.uuid(7)}::{number}" for number in range(3)]
     with another_plugin(place / "dp", "other-gpu.sock", GPU, shares):
         assert stub.wait_allocatable(GPU, 3, 30)
         stub.admit("ml/train-0", "main", {GPU: 1})
-        assert serving.says("another device plugin has registered")
         found = status(place)
         table = command("plugin", "status", "--state-dir", f"{place}/state", "--no-nvml").stdout
+    try:
+        assert stub.wait_allocatable(GPU, 0, 30)
+        after = command("plugin", "status", "--state-dir", f"{place}/state", "--no-nvml").stdout
+    finally:
+        serving.process.send_signal(signal.SIGCONT)
     assert found["status"] == "warn"
     [resource] = found["data"]["resources"]
     assert (resource["plugin"], resource["capacity"], resource["allocatable"]) == ("other", None, 3)
     health = {unit["id"]: (unit["health"], len(unit["holders"])) for unit in found["data"]["units"]}
     assert health.pop(nodes.uuid(7)) == ("healthy", 1)
     assert list(health.values()) == [("not-allocatable", 0)] * 2
-    assert "another device plugin has registered" in table
+    assert f"{GPU}: gpunode is registered, but the kubelet allocates another plugin's devices" in table
     [row] = [line for line in table.splitlines() if line.startswith(f"{GPU} ")]
     assert row.rstrip().endswith("another plugin")
+    [row] = [line for line in after.splitlines() if line.startswith(f"{GPU} ")]
+    assert row.rstrip().endswith("registered, but the kubelet lists none of its devices")
+    assert stub.wait_allocatable(GPU, 2, 60), serving.log()
+    [resource] = status(place)["data"]["resources"]
+    assert (resource["plugin"], resource["registered"], resource["allocatable"]) == ("gpunode", True, 2)
 
 
 def test_other_devices_are_shown_on_request_only(node) -> None:

@@ -1,0 +1,380 @@
+"""Registration through the kubelet's own socket, and detection of its loss.
+
+`tick` compares the desired state with the actual one a few times a second and never blocks:
+
+- our socket exists where the kubelet looks for it (a starting kubelet deletes every socket in its directory);
+- this kubelet has accepted our registration: the device, inode *and* change time of its socket are compared,
+  as a restarted kubelet often gets the same inode number again;
+- since that registration the kubelet has opened a ListAndWatch stream, and the stream is still open. When a
+  stream ends the kubelet disconnects the client that it then has under the resource's name, so the cleanup
+  after a first registration can tear down a quick second one, and only the missing stream shows it;
+- the kubelet lists our devices. Another plugin that registers our resource replaces us without a word, and
+  our stream stays open; when that plugin exits the kubelet has nothing to allocate, and our stream is open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from gpunode.errors import GpunodeError
+from gpunode.facts.device_checkpoint import NAME, read_checkpoint
+from gpunode.host import Host
+from gpunode.plugin.kubelet import rpc
+from gpunode.plugin.kubelet.directory import identity, is_socket, registry_sockets
+from gpunode.plugin.kubelet.handlers import Observer, Policy, plugin_options
+from gpunode.plugin.kubelet.serving import READ_ONLY, Serving
+from gpunode.plugin.ledger import Feed
+from gpunode.plugin.logfmt import Log, OnChange
+from gpunode.plugin.observe.sockets import pod_resources_socket
+from gpunode.plugin.proto import deviceplugin_pb2 as pb
+from gpunode.plugin.proto import podresources_pb2
+from gpunode.plugin.settings import Settings
+
+_REGISTER_SECONDS = 15.0  # the kubelet dials back during the call and gives that 10 s
+_FIRST_DELAY = 0.1  # the kubelet's cleanup after a stream that ended is usually over by then
+_LONGEST_DELAY = 15.0
+_STEADY_SECONDS = 30.0  # a stream that lasted this long clears the record of failures
+_QUIET_AFTER = 6  # failed registrations in a row
+_POD_RESOURCES_SECONDS = 2.0
+_SHOWN = 3  # device ids of another plugin in a message
+_NONE_LISTED = "the kubelet lists none of our devices"
+
+
+class AllocatableCheck:
+    """Compares the devices that the kubelet lists for a resource with ours.
+
+    The source is PodResources; where it can't be asked, the kubelet's checkpoint, if the kubelet has written
+    that since our registration. PodResources counts only once it has listed a device of ours or of the
+    checkpoint: it could be another kubelet's socket. Another plugin that uses our device ids is not detected.
+    """
+
+    settle = 0.5  # seconds until the first look: our own list may still be on its way
+    again = 1.0  # seconds until the second look
+    every = 30.0  # seconds between looks without news
+    alert = 2.0  # the same for some time after a loss: the kubelet gives no sign when the other plugin exits
+    alert_for = 600.0
+
+    def __init__(
+        self, host: Host, settings: Settings, resource: str, feed: Feed, news: Callable[[], None]
+    ) -> None:
+        self._host = host
+        self._resource = resource
+        self._feed = feed
+        self._news = news
+        self._directory = settings.directory
+        self._socket = pod_resources_socket(settings.kubelet_socket, settings.pod_resources_socket)
+        self._trusted = False
+        self._call: Any = None
+        self._channel: grpc.Channel | None = None
+        self._before: tuple[int, int] | None = None
+        self._written: tuple[int, int] | None = None
+        self._next = 0.0
+        self._alert_until = 0.0
+        self._misses = 0
+        self.listed: frozenset[str] = frozenset()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the kubelet listed none of our devices twice in a row."""
+        return self._misses > 1
+
+    def due_in(self, now: float) -> float:
+        """Seconds until the next look."""
+        return max(0.0, self._next - now)
+
+    def registering(self) -> None:
+        """What the checkpoint says from before this moment doesn't count."""
+        self._before = self._written = self._checkpoint()
+
+    def start(self, now: float) -> None:
+        """The kubelet has opened its stream."""
+        self.stop()
+        self._next = now + self.settle
+
+    def stop(self) -> None:
+        """Forget the previous looks, and drop the one under way."""
+        self._misses = 0
+        if self._call is not None:
+            self._call.cancel()
+        self._close()
+
+    def look(self, now: float) -> None:
+        """Ask the kubelet if it is time to, and evaluate its answer if there is one."""
+        if self._call is not None:
+            if not self._call.done():
+                return
+            self._evaluate(now, self._answer())
+        written = self._checkpoint()
+        if written != self._written:  # the kubelet writes it after each list of any plugin
+            self._written = written
+            self._next = min(self._next, now + self.settle)
+        if now >= self._next:
+            if is_socket(self._host, self._socket):
+                self._ask()
+            else:
+                self._evaluate(now, None)
+
+    def _ask(self) -> None:
+        self._channel = rpc.channel(self._host.path(self._socket))
+        ask = rpc.method(self._channel, rpc.POD_RESOURCES, "GetAllocatableResources")
+        self._call = ask.future(
+            podresources_pb2.AllocatableResourcesRequest(), timeout=_POD_RESOURCES_SECONDS
+        )
+        self._call.add_done_callback(lambda _: self._news())
+
+    def _answer(self) -> frozenset[str] | None:
+        call = self._call
+        answer = call.result() if call.code() == grpc.StatusCode.OK else None
+        self._close()
+        if answer is None:
+            return None
+        devices = (one for one in answer.devices if one.resource_name == self._resource)
+        return frozenset(device for one in devices for device in one.device_ids)
+
+    def _evaluate(self, now: float, listed: frozenset[str] | None) -> None:
+        ours = {device.id for device in self._feed.snapshot().devices if device.healthy}
+        if listed is None or not self._trusted:
+            written = self._read_checkpoint()
+            if listed and not listed.isdisjoint(written | ours):
+                self._trusted = True
+            else:  # the checkpoint counts if it was written since our registration
+                listed = written if written and self._checkpoint() != self._before else None
+        lost = bool(ours) and listed is not None and listed.isdisjoint(ours)
+        self.listed = listed or frozenset()
+        self._misses = self._misses + 1 if lost else 0
+        if lost:
+            self._alert_until = now + self.alert_for
+            self._next = now + self.again
+        else:
+            self._next = now + (self.alert if now < self._alert_until else self.every)
+
+    def _read_checkpoint(self) -> frozenset[str]:
+        try:
+            checkpoint = read_checkpoint(self._host, self._directory)
+        except GpunodeError:
+            return frozenset()
+        return frozenset(checkpoint.healthy.get(self._resource, ()) if checkpoint else ())
+
+    def _checkpoint(self) -> tuple[int, int] | None:
+        try:
+            found = self._host.stat(f"{self._directory}/{NAME}")
+        except GpunodeError:
+            return None
+        return None if found is None else (found.st_ino, found.st_mtime_ns)
+
+    def _close(self) -> None:
+        self._call = None
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
+class KubeletLink:
+    """Owns one resource's server and registration. All methods belong to one thread; `status` may be read by
+    any."""
+
+    def __init__(
+        self,
+        host: Host,
+        settings: Settings,
+        resource: str,
+        feed: Feed,
+        policy: Policy,
+        log: Log,
+        observe: Observer,
+        news: Callable[[], None],
+    ) -> None:
+        self._host = host
+        self._settings = settings
+        self._resource = resource
+        self._serving = Serving(host, settings.socket(resource), feed, policy, log, observe, news)
+        self._allocatable = AllocatableCheck(host, settings, resource, feed, news)
+        self._log = log
+        self._news = news
+        self._say = OnChange(log)
+        self._generation = 0
+        self._kubelet: tuple[int, int, int] | None = None
+        self._call: Any = None
+        self._channel: grpc.Channel | None = None
+        self._mark = 0  # streams up to this number don't belong to the present registration
+        self._registered_at: float | None = None
+        self._streaming_since: float | None = None
+        self._failures = 0
+        self._next_try = 0.0
+        self.registrations = 0
+        self.status = "starting"
+
+    def claim(self) -> None:
+        """Start serving if the kubelet's directory is there. `PreconditionError` if we never could."""
+        self._serving.claim(registry_sockets(self._host, self._settings, self._resource))
+
+    def tick(self) -> None:
+        """Bring things one step closer to: serving, registered, watched.
+
+        `PreconditionError` as `Serving.keep` has it.
+        """
+        now = self._host.monotonic()
+        try:
+            problem = self._serving.keep(now)
+            if problem or not self._settings.kubelet_socket:
+                self._forget()
+                self._wait(problem or "serving without a registration")
+                return
+            kubelet = identity(self._host, self._settings.kubelet_socket)
+        except GpunodeError as error:
+            if error.code == READ_ONLY:
+                raise
+            self._forget()
+            self._wait(error.message)
+            return
+        if kubelet != self._kubelet or self._generation != self._serving.generation:
+            self._kubelet, self._generation = kubelet, self._serving.generation
+            self._forget()
+        if kubelet is None:
+            self._wait(f"waiting for the kubelet: {self._settings.kubelet_socket} is not there")
+        elif self._call is not None:
+            self._finish(now)
+        elif self._registered_at is not None:
+            self._check_stream(now, self._registered_at)
+        elif now >= self._next_try:
+            self._register()
+
+    @property
+    def watched(self) -> bool:
+        """Whether the kubelet has an open stream since the last registration, and lists our devices."""
+        return self._streaming_since is not None
+
+    @property
+    def socket(self) -> str:
+        return self._serving.socket
+
+    def due_in(self, now: float) -> float:
+        """Seconds after which `tick` has something to do even without news."""
+        return math.inf if self._streaming_since is None else self._allocatable.due_in(now)
+
+    def close(self) -> None:
+        self._drop_call()
+        self._serving.close()
+
+    # --- registration ----------------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        self._mark = self._serving.streams.registering()
+        self._allocatable.registering()
+        self._channel = rpc.channel(self._host.path(self._settings.kubelet_socket))
+        request = pb.RegisterRequest(
+            version=rpc.VERSION,
+            endpoint=self._settings.endpoint(self._resource),
+            resource_name=self._resource,
+            options=plugin_options(),
+        )
+        register = rpc.method(self._channel, rpc.REGISTRATION, "Register")
+        self._call = register.future(request, timeout=_REGISTER_SECONDS)
+        self._call.add_done_callback(lambda _: self._news())
+
+    def _finish(self, now: float) -> None:
+        if not self._call.done():
+            return
+        code, details = self._call.code(), self._call.details()
+        self._drop_call()
+        if code == grpc.StatusCode.OK:
+            self._registered_at = now
+            self._streaming_since = None
+            self.registrations += 1
+            self._say.reset()
+            self._tell("registered with the kubelet")
+            self.status = "registered, the kubelet has not asked for devices yet"
+            self._check_stream(now, now)
+            return
+        self._retry(now)
+        if code == grpc.StatusCode.UNAVAILABLE:
+            self._wait(f"waiting for the kubelet: nobody answers on {self._settings.kubelet_socket}")
+        else:
+            self._wait(f"the kubelet refused the registration: {details} ({code.name})")
+
+    def _check_stream(self, now: float, registered_at: float) -> None:
+        if self._serving.streams.since(self._mark):
+            if self._streaming_since is None:
+                self._streaming_since = now
+                self.status = "registered with the kubelet"
+                self._allocatable.start(now)
+                self._tell("the kubelet watches")
+            elif now - self._streaming_since > _STEADY_SECONDS:
+                self._recovered()
+            self._check_devices(now)
+            return
+        waited = self._settings.stream_wait_seconds
+        if self._streaming_since is not None:
+            reason = "the kubelet ended its ListAndWatch stream"
+        elif now - registered_at > waited:
+            reason = f"the kubelet opened no ListAndWatch stream within {waited:g} s"
+        else:
+            return
+        self._register_again(now, reason)
+
+    def _check_devices(self, now: float) -> None:
+        """Register again if the kubelet has lost our devices, which it tells no plugin."""
+        self._allocatable.look(now)
+        if not self._allocatable.lost:
+            return
+        devices = sorted(self._allocatable.listed)
+        shown = ", ".join(devices[:_SHOWN]) + (" ..." if len(devices) > _SHOWN else "")
+        reason = f"the kubelet allocates another plugin's devices: {shown}" if devices else _NONE_LISTED
+        self._register_again(now, reason)
+        self.status = f"registered, but {reason}"
+
+    def _register_again(self, now: float, reason: str) -> None:
+        if self._failures < _QUIET_AFTER:
+            self._log.warning("registering again", resource=self._resource, reason=reason)
+        elif self._failures == _QUIET_AFTER:
+            self._log.warning(
+                "registering again and again; further attempts are not logged",
+                resource=self._resource,
+                reason=reason,
+                hint="another plugin may serve the same resource: "
+                f"ss -xlp src {self._settings.directory}/*; journalctl -u kubelet",
+            )
+        self.status = f"not registered: {reason}"
+        self._unregister()
+        self._retry(now)
+
+    def _recovered(self) -> None:
+        if self._failures > _QUIET_AFTER:
+            self._log.info("the kubelet keeps watching again", resource=self._resource)
+        self._failures = 0
+
+    def _retry(self, now: float) -> None:
+        self._next_try = now + min(_FIRST_DELAY * 2**self._failures, _LONGEST_DELAY)
+        self._failures = min(self._failures + 1, 10)
+
+    def _forget(self) -> None:
+        """Another kubelet, or another socket of ours: what was agreed is void, and so is the waiting."""
+        self._drop_call()
+        self._unregister()
+        self._failures = 0
+        self._next_try = 0.0
+
+    def _unregister(self) -> None:
+        self._registered_at = None
+        self._streaming_since = None
+        self._allocatable.stop()
+
+    def _drop_call(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _tell(self, message: str) -> None:
+        if self._failures <= _QUIET_AFTER:
+            self._log.info(message, resource=self._resource)
+
+    def _wait(self, reason: str) -> None:
+        self.status = reason
+        self._say.warning(reason)
