@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpunode.errors import GpunodeError
 from gpunode.facts import devices, driver, libraries
 from gpunode.facts.about import FEW_GPUS, NVML_SECONDS, NVML_SECONDS_MANY
 from gpunode.facts.about_machine import AboutMachine
@@ -48,10 +49,21 @@ class AboutDriver(AboutMachine):
 
     @topic
     def unsuited_gpus(self) -> tuple[Unsuited, ...]:
-        """GPUs that nobody owns because this driver doesn't take them."""
+        """GPUs that have no driver, or one that can't use them, because it doesn't support them."""
         from gpunode.facts.gpu_support import unsuited
 
-        return tuple(unsuited(self.gpus, self.driver_version, self.module_open))
+        return tuple(unsuited(self.gpus, self.driver_version, self.module_open, self.refused_gpus))
+
+    @topic
+    def refused_gpus(self) -> tuple[str, ...]:
+        """Addresses of GPUs that the driver owns and failed to initialise, by the kernel's log."""
+        from gpunode.facts.kernel_log import failed_gpus
+
+        try:
+            found = failed_gpus(self.kernel_log)
+        except GpunodeError:
+            return ()
+        return tuple(gpu.address for gpu in self.gpus if gpu.driver == "nvidia" and gpu.address in found)
 
     @topic
     def next_kernel(self) -> str:

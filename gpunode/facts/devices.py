@@ -9,6 +9,7 @@ from gpunode.errors import GpunodeError
 from gpunode.host import DeviceNode, Host
 
 _GPUS = "/proc/driver/nvidia/gpus"
+_CAPABILITIES = "/proc/driver/nvidia/capabilities"
 _PARAMS = "/proc/driver/nvidia/params"
 CONTROL = "/dev/nvidiactl"
 IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
@@ -56,6 +57,21 @@ def driver_gpus(host: Host) -> tuple[DriverGpu, ...]:
 def _pairs(text: str) -> list[tuple[str, str]]:
     split = (line.partition(":") for line in text.splitlines())
     return [(key.strip(), value.strip()) for key, colon, value in split if colon]
+
+
+def mig_capability_nodes(host: Host) -> tuple[str, ...]:
+    """Device files of the MIG instances that the driver has: each GPU instance's and compute instance's."""
+    places = [
+        f"{_CAPABILITIES}/{gpu}/mig/{instance}"
+        for gpu in host.listdir(_CAPABILITIES)
+        if gpu.startswith("gpu")
+        for instance in host.listdir(f"{_CAPABILITIES}/{gpu}/mig")
+    ]
+    places += [f"{place}/{name}" for place in places for name in host.listdir(place) if name.startswith("ci")]
+    texts = (host.read_text(f"{place}/access") or "" for place in places)
+    minors = {dict(_pairs(text)).get("DeviceFileMinor", "") for text in texts}
+    numbers = sorted(int(minor) for minor in minors if re.fullmatch(r"\d{1,7}", minor, re.ASCII))
+    return tuple(f"/dev/nvidia-caps/nvidia-cap{number}" for number in numbers)
 
 
 def character_majors(proc_devices: str) -> dict[str, int]:

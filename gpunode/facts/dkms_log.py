@@ -1,13 +1,15 @@
-"""Why DKMS couldn't build the module: what the compiler said, from the log that a failed build leaves."""
+"""Why DKMS or akmods couldn't build the module: the compiler's error in the log of the failed build."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from gpunode.dataclass import dataclass
 from gpunode.host import Host
 
 _TREE = "/var/lib/dkms"
+_AKMODS = "/var/cache/akmods"  # KMOD/VERSION-for-KERNEL.failed.log (akmodsbuild(1))
 _TAIL_BYTES = 1 << 20
 _REALTIME = "is a PREEMPT_RT kernel"  # NVIDIA's conftest.sh
 _FORBIDDEN = "GPL-incompatible module nvidia"  # a symbol that this kernel keeps from the proprietary module
@@ -29,18 +31,27 @@ class FailedBuild:
 
 def failed_build(host: Host, release: str) -> FailedBuild | None:
     """Of the last try for this kernel, None if there was none, or no compiler's error in it."""
+    for path, version in _logs(host, release):
+        text = host.read_tail(path, _TAIL_BYTES)
+        for number, line in enumerate(text.splitlines(), 1):
+            realtime = _REALTIME in line
+            if realtime or _FORBIDDEN in line or (" error: " in line and re.search(_ERROR, line)):
+                whole = number if len(text) < _TAIL_BYTES else None
+                return FailedBuild(path, whole, line.strip()[:200], version, realtime)
+    return None
+
+
+def _logs(host: Host, release: str) -> Iterator[tuple[str, str]]:
+    """Logs of failed builds for this kernel, each with the driver's version."""
     for module in host.listdir(_TREE):
         if not module.startswith("nvidia"):
             continue
         for version in host.listdir(f"{_TREE}/{module}"):
             path = f"{_TREE}/{module}/{version}/build/make.log"
-            text = host.read_tail(path, _TAIL_BYTES)
-            lines = text.splitlines()
-            if not any(f"for kernel {release} " in f"{line} " for line in lines[:3]):
-                continue
-            for number, line in enumerate(lines, 1):
-                realtime = _REALTIME in line
-                if realtime or _FORBIDDEN in line or (" error: " in line and re.match(_ERROR, line)):
-                    whole = number if len(text) < _TAIL_BYTES else None
-                    return FailedBuild(path, whole, line.strip()[:200], version, realtime)
-    return None
+            lines = host.read_tail(path, _TAIL_BYTES).splitlines()
+            if any(f"for kernel {release} " in f"{line} " for line in lines[:3]):
+                yield path, version
+    for module in host.listdir(_AKMODS):
+        if module.startswith("nvidia"):
+            for path in host.glob(f"{_AKMODS}/{module}", f"*-for-{release}.failed.log"):
+                yield path, path.rpartition("/")[2].partition("-")[0]

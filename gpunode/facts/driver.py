@@ -220,4 +220,5 @@ def driver_packages(packages: Packages) -> tuple[str, ...]:
 
 
 def _is_driver(package: str) -> bool:
-    return re.match(r"(kmod-|akmod-)?nvidia-(driver|open|dkms|kernel|kmod|gfx)", package) is not None
+    named = re.match(r"(kmod-|akmod-)?nvidia-(driver|open|dkms|kernel|kmod|gfx)", package)
+    return named is not None or package == "akmod-nvidia"  # RPM Fusion's

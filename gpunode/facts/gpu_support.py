@@ -6,7 +6,7 @@ that a GPU which it has taken is supported, whatever the table says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from gpunode.dataclass import dataclass
@@ -55,11 +55,13 @@ def branch(version: str) -> int:
     return next(iter(version_numbers(version)), 0)
 
 
-def unsuited(gpus: tuple[PciGpu, ...], version: str, opened: bool | None) -> Iterator[Unsuited]:
-    """GPUs without an owner that a driver of this version, with an open module or not, doesn't take. `opened`
-    is None where that can't be told."""
+def unsuited(
+    gpus: tuple[PciGpu, ...], version: str, opened: bool | None, unused: Container[str] = ()
+) -> Iterator[Unsuited]:
+    """GPUs that a driver of this version, with an open module or not, doesn't support: those without a
+    driver, and those of `unused`, by address, which it failed to initialise. `opened` is None if unknown."""
     for gpu in gpus:
-        row = supports(gpu.device_id) if gpu.driver is None else None
+        row = supports(gpu.device_id) if gpu.driver is None or gpu.address in unused else None
         reason = refusal(row, branch(version), opened) if row else ""
         if row and reason:
             yield Unsuited(gpu, row, reason)

@@ -39,6 +39,33 @@ def read_kernel_log(host: Host) -> tuple[KernelLine, ...]:
     return tuple(found)
 
 
+# NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:2b85)
+# NVRM: installed in this system requires use of the NVIDIA open kernel modules.
+_GPU = re.compile(r"NVRM: The NVIDIA GPU (?P<address>[0-9a-fA-F:]+\.[0-7]) \(PCI ID")
+UNSUPPORTED = (
+    r"is not supported by the NVIDIA|requires use of the NVIDIA open"
+    r"|not supported by open(?: nvidia\.ko|$)"  # one message, which drivers break in different places
+)
+_FAILED = re.compile(r"NVRM: GPU (?P<address>[0-9a-fA-F:]+\.[0-7]): (?:RmInitAdapter|rm_init_adapter) failed")
+_MESSAGE_LINES = 6  # such a message is one printk over several lines
+
+
+def failed_gpus(lines: tuple[KernelLine, ...]) -> frozenset[str]:
+    """Addresses of the GPUs that the driver calls unsupported or failed to initialise."""
+    found, address, left = set(), "", 0
+    for line in lines:
+        match = _GPU.match(line.text)
+        if match is not None:
+            address, left = match["address"].lower(), _MESSAGE_LINES
+        if left and re.search(UNSUPPORTED, line.text):
+            found.add(address)
+        failed = _FAILED.match(line.text)
+        if failed is not None:
+            found.add(failed["address"].lower())
+        left = max(0, left - 1)
+    return frozenset(found)
+
+
 def matching(lines: tuple[KernelLine, ...], pattern: str) -> tuple[tuple[KernelLine, re.Match[str]], ...]:
     """Lines in which the pattern is found, each with its match."""
     compiled = re.compile(pattern)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 from gpunode.dataclass import dataclass
+from gpunode.errors import Unreadable
 from gpunode.facts.driver import module_loaded
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, VM
@@ -25,7 +26,11 @@ class Trait:
 
 
 def _operator_driver(node: Node) -> bool:
-    return node.host.is_dir(OPERATOR_DRIVER)
+    """Whether its container runs, or a pod that is to bring one is on this node."""
+    try:
+        return node.host.is_dir(OPERATOR_DRIVER) or bool(node.operator.drivers)
+    except Unreadable:
+        return False
 
 
 def _vfio_host(node: Node) -> bool:

@@ -95,7 +95,7 @@ def _operator_driver(node: Node) -> str:
     """What the GPU operator's driver container has left here; empty if nothing."""
     from gpunode.facts.gpu_operator import find_operator
 
-    if node.host.is_dir(OPERATOR_DRIVER):
+    if TRAITS["operator-driver"].holds(node):
         return OPERATOR_DRIVER
     return next((pod for pod in find_operator(node.host).pods if _OPERATOR_PODS in pod), "")
 

@@ -65,6 +65,7 @@ CHECKS = (
             "module-not-loaded",
             "driver-lib-mismatch",
             "dev-nodes-missing",
+            "mig-caps-missing",
             "dev-node-major-stale",
             "uvm-not-loaded",
             "nvml-hang",

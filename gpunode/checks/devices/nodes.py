@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from gpunode.checks import fixes
-from gpunode.checks.model import HOST, HOST_OR_CONTAINER, Check, Verdict, fail, ok, seen, skip
-from gpunode.facts.devices import expected_major
+from gpunode.checks.model import ANY_ENGINE, HOST, HOST_OR_CONTAINER, Check, Verdict, fail, ok, seen, skip
+from gpunode.facts.devices import expected_major, mig_capability_nodes
 from gpunode.facts.driver import module_loaded
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER
+from gpunode.facts.traits import OPERATOR_DRIVER, TRAITS
 from gpunode.gpu.library_paths import DRIVER_ROOT
 from gpunode.result import Fix
 
 _OPERATOR_DEV = f"{DRIVER_ROOT}/dev"  # a driver container keeps its device files where it is mounted
+_GONE = "the GPU operator's driver container, which has the device files, is not running"
+_SHOWN = 6
 _CONTROL_MINOR = 255  # NV_CONTROL_DEVICE_MINOR in the driver's nv.h: /dev/nvidiactl
 _UVM = ("nvidia_uvm", "nvidia_current_uvm")  # the second is Debian's
 
@@ -24,6 +27,8 @@ def dev_nodes_missing(node: Node) -> Verdict:
     missing = [path for path in wanted if path not in there]
     if missing and any(node.host.devices(_OPERATOR_DEV)):
         return skip(f"the device files are the GPU operator's, in {_OPERATOR_DEV}")
+    if missing and _container_is_gone(node):
+        return skip(_GONE)
     if missing:
         return fail(
             f"{len(missing)} of {len(wanted)} device files are missing",
@@ -31,6 +36,26 @@ def dev_nodes_missing(node: Node) -> Verdict:
             fix=fixes.make_nodes(tuple(_minor(path) for path in missing)),
         )
     return ok(f"/dev/nvidiactl and {len(minors)} GPU device files are there")
+
+
+def _container_is_gone(node: Node) -> bool:
+    return TRAITS["operator-driver"].holds(node) and not node.host.is_dir(OPERATOR_DRIVER)
+
+
+def mig_caps_missing(node: Node) -> Verdict:
+    wanted = mig_capability_nodes(node.host)
+    if not wanted:
+        return skip("the driver has no MIG instance")
+    there = {device.path for device in node.device_nodes}
+    operators = node.host.devices(f"{_OPERATOR_DEV}/nvidia-caps")
+    there |= {device.path.removeprefix(DRIVER_ROOT) for device in operators}
+    missing = [path for path in wanted if path not in there]
+    if missing:
+        return fail(
+            f"{len(missing)} of {len(wanted)} device files of MIG instances are missing",
+            *(seen(path, "absent") for path in missing[:_SHOWN]),
+        )
+    return ok(f"the {len(wanted)} device files of the MIG instances are there")
 
 
 def _minor(path: str) -> int:
@@ -60,6 +85,8 @@ def uvm_not_loaded(node: Node) -> Verdict:
         return fail("the module nvidia-uvm isn't loaded", seen("/sys/module/nvidia_uvm", "absent"))
     if any(device.path == f"{_OPERATOR_DEV}/nvidia-uvm" for device in node.host.devices(_OPERATOR_DEV)):
         return ok("nvidia-uvm is loaded and has its device file", seen(_OPERATOR_DEV, "nvidia-uvm"))
+    if _container_is_gone(node):
+        return skip(_GONE)
     if node.kind != CONTAINER and all(device.path != "/dev/nvidia-uvm" for device in node.device_nodes):
         return fail("nvidia-uvm is loaded but /dev/nvidia-uvm is missing", seen("/dev/nvidia-uvm", "absent"))
     return ok("nvidia-uvm is loaded and has its device file")
@@ -85,6 +112,25 @@ CHECKS = (
         blocked_by=("module-not-loaded",),
         classes=HOST,
         refs=("https://github.com/NVIDIA/nvidia-modprobe",),
+    ),
+    Check(
+        id="mig-caps-missing",
+        title="The device files of MIG instances exist",
+        layer="devices",
+        severity="error",
+        looks_at=(
+            "/dev/nvidia-caps/nvidia-capN for each DeviceFileMinor below "
+            "/proc/driver/nvidia/capabilities/gpu*/mig."
+        ),
+        why=(
+            "A program opens a MIG device through these files. Without them a container with a MIG device "
+            "doesn't start, or finds no GPU."
+        ),
+        remedy=fixes.everywhere("nvidia-smi -L", safe=True),
+        run=mig_caps_missing,
+        blocked_by=("module-not-loaded", "dev-nodes-missing"),
+        preflight=ANY_ENGINE,
+        refs=("https://docs.nvidia.com/datacenter/tesla/mig-user-guide/device-nodes-and-capabilities.html",),
     ),
     Check(
         id="dev-node-major-stale",

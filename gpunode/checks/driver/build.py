@@ -9,7 +9,7 @@ from gpunode.checks.driver import packages, remedies
 from gpunode.checks.model import ANY_ENGINE, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.facts import driver
 from gpunode.facts.node import Node
-from gpunode.facts.traits import OPERATOR_DRIVER
+from gpunode.facts.traits import TRAITS
 from gpunode.result import Evidence, Fix
 
 
@@ -24,7 +24,7 @@ def driver_not_installed(node: Node) -> Verdict:
             "an NVIDIA module lies on disk", seen(f"/lib/modules/{node.kernel}/modules.dep", "nvidia.ko")
         )
     other = next((kernel.release for kernel in node.kernels if kernel.has_module), None)
-    if other or node.dkms or node.host.is_dir(OPERATOR_DRIVER):
+    if other or node.dkms or TRAITS["operator-driver"].holds(node):
         return ok("the driver is installed")
     installed = driver.driver_packages(node.packages)
     if installed:
@@ -42,7 +42,7 @@ def driver_not_installed(node: Node) -> Verdict:
 
 def dkms_not_built(node: Node) -> Verdict:
     running, upcoming = node.kernel, node.next_kernel
-    if node.module is None and node.host.is_dir(OPERATOR_DRIVER) and not node.dkms:
+    if node.module is None and TRAITS["operator-driver"].holds(node) and not node.dkms:
         return skip("the GPU operator's container builds and loads the module")
     with_module = [kernel.release for kernel in node.kernels if kernel.has_module]
     if node.module is None and not node.module_built:
@@ -74,7 +74,7 @@ def _lacking(node: Node, release: str) -> Iterator[Evidence]:
     yield from (seen("/var/lib/dkms", f"source of {version}") for version in node.dkms)
     if node.dkms and not driver.has_headers(node.host, release):
         yield seen(f"/lib/modules/{release}/build", "no kernel headers to build with")
-    failed = failed_build(node.host, release) if node.dkms else None
+    failed = failed_build(node.host, release)
     if failed is not None:
         yield seen(failed.path, failed.text, failed.line)
 
@@ -118,7 +118,7 @@ CHECKS = (
         severity="error",
         looks_at=(
             "/sys/module/nvidia, modules.dep of every kernel in /lib/modules, /var/lib/dkms, the GPU "
-            "operator's /run/nvidia/driver and the package database."
+            "operator's driver (/run/nvidia/driver, its pods' logs) and the package database."
         ),
         why=(
             "Without the kernel module nothing on this node can talk to the GPUs; the CUDA toolkit or the "
@@ -137,7 +137,8 @@ CHECKS = (
         severity="error",
         looks_at=(
             "modules.dep of the running kernel and of the newest installed one of the same flavour, and "
-            "/var/lib/dkms with the log of the last build. Only a next kernel without it is a warning."
+            "/var/lib/dkms or /var/cache/akmods with the log of the last build. Only a next kernel without "
+            "it is a warning."
         ),
         why=(
             "A kernel module fits one kernel. After a kernel upgrade without headers DKMS builds nothing, "

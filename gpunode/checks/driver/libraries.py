@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from gpunode.checks import fixes
 from gpunode.checks.driver import packages, remedies
+from gpunode.checks.driver.logged import failures, xid_storms
+from gpunode.checks.driver.module import operator_driver
 from gpunode.checks.model import (
     ANY_ENGINE,
     EVERYWHERE_BUT_TEGRA,
@@ -20,9 +22,9 @@ from gpunode.checks.model import (
 from gpunode.facts import libraries
 from gpunode.facts.node import Node
 from gpunode.facts.system import WSL2
-from gpunode.facts.traits import OPERATOR_DRIVER
+from gpunode.facts.traits import TRAITS
 from gpunode.gpu.library_paths import DRIVER_ROOT, PROGRAM_DIRECTORIES
-from gpunode.result import Fix
+from gpunode.result import Evidence, Fix
 
 _NO_PERMISSION = 4  # NVML_ERROR_NO_PERMISSION, nvml.h
 _RESET_REQUIRED = "(NVML 16)"  # as NvmlError words it; gpu-reset-required tells it
@@ -37,8 +39,12 @@ def libcuda_missing(node: Node) -> Verdict:
 
 
 def _library(node: Node, library: libraries.Library | None, soname: str) -> Verdict:
-    if library is None and node.host.is_dir(OPERATOR_DRIVER):
-        return skip(f"the driver comes from the GPU operator's container, mounted at {DRIVER_ROOT}")
+    if library is None and TRAITS["operator-driver"].holds(node):
+        if node.module is None:
+            return skip("the GPU operator's driver container, which has the libraries, is not running")
+        logs, fix = operator_driver(node)
+        absent = seen(DRIVER_ROOT, f"no {soname}")
+        return fail("the GPU operator's driver container is not running", absent, *logs, fix=fix)
     if library is None:
         return fail(
             f"{soname} is not on this node",
@@ -82,21 +88,28 @@ def nvml_hang(node: Node) -> Verdict:
     probe = node.nvml
     source = "nvmlInit in a child process"
     if probe.timed_out:
-        return fail("NVML does not answer", seen(source, probe.message), fix=fixes.REBOOT.other)
+        evidence = (seen(source, probe.message), *_from_the_log(node))
+        return fail("NVML does not answer", *evidence, fix=fixes.REBOOT.other)
     if probe.code == _NO_PERMISSION and not node.host.is_root:
         return skip("needs root, or read and write access to /dev/nvidia*, to ask NVML")
     if not probe.asked:
         return skip(probe.message)
     if probe.inventory is None:
         code = "" if probe.code is None else f" (code {probe.code})"
-        return fail("NVML fails", seen(source, f"{probe.message}{code}"))
+        return fail("NVML fails", seen(source, f"{probe.message}{code}"), *_from_the_log(node))
     broken = [gpu for gpu in probe.inventory.gpus if gpu.error and _RESET_REQUIRED not in gpu.error]
     if broken:
-        evidence = (seen(f"NVML, GPU {gpu.index} ({gpu.pci})", gpu.error) for gpu in broken)
-        return fail(f"{len(broken)} of {len(probe.inventory.gpus)} GPUs don't answer NVML", *evidence)
+        errors = [seen(f"NVML, GPU {gpu.index} ({gpu.pci})", gpu.error) for gpu in broken]
+        errors += _from_the_log(node, *(gpu.pci for gpu in broken if gpu.pci))
+        return fail(f"{len(broken)} of {len(probe.inventory.gpus)} GPUs don't answer NVML", *errors)
     if probe.untold:
         return note("NVML lists the GPUs and stops when it is asked how they are", seen(source, probe.untold))
     return ok(f"NVML lists {len(probe.inventory.gpus)} GPUs", seen(source, f"{probe.seconds:.1f} s"))
+
+
+def _from_the_log(node: Node, *addresses: str) -> tuple[Evidence, ...]:
+    """XIDs that come again and again, or else the driver's first failures."""
+    return tuple(xid_storms(node)) or failures(node, *addresses)
 
 
 CHECKS = (

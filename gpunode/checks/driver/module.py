@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from gpunode.checks import fixes
 from gpunode.checks.driver import packages, remedies
-from gpunode.checks.driver.logged import logged
+from gpunode.checks.driver.logged import failures, logged
+from gpunode.checks.kubelet.plugin import shown
 from gpunode.checks.model import (
     ANY_ENGINE,
     HOST_OR_CONTAINER,
@@ -21,18 +22,36 @@ from gpunode.checks.model import (
 )
 from gpunode.errors import GpunodeError
 from gpunode.facts import driver_state
+from gpunode.facts.gpu_operator import driver_failure
 from gpunode.facts.module_options import COMMAND_LINE, Directive
 from gpunode.facts.node import Node
-from gpunode.facts.traits import OPERATOR_DRIVER
+from gpunode.facts.traits import TRAITS
+from gpunode.gpu.library_paths import DRIVER_ROOT
 from gpunode.result import Evidence, Fix
+
+
+def operator_driver(node: Node) -> tuple[tuple[Evidence, ...], Fix]:
+    """The last failure in the logs of the GPU operator's driver pod, and the command that shows more."""
+    found = driver_failure(node.host, node.operator)
+    if found is None:
+        return (seen(DRIVER_ROOT, "no log of the driver's pod"),), Fix(
+            "crictl ps --all --name nvidia-driver-ctr"
+        )
+    path, line = found
+    return (seen(path, shown(line)),), Fix(f"tail -n 50 {path}")
 
 
 def module_not_loaded(node: Node) -> Verdict:
     module = node.module
-    if module is None and node.host.is_dir(OPERATOR_DRIVER) and not node.module_built:
-        where = seen(OPERATOR_DRIVER, "the GPU operator's driver")
-        fix = Fix("crictl ps --all --name nvidia-driver-ctr")
-        return fail("the GPU operator's driver container hasn't loaded its module", where, fix=fix)
+    if module is None and not node.module_built and TRAITS["operator-driver"].holds(node):
+        logs, fix = operator_driver(node)
+        return fail(
+            "the GPU operator's driver container hasn't loaded its module",
+            seen("/sys/module/nvidia", "absent"),
+            *logs,
+            *failures(node),
+            fix=fix,
+        )
     if module is None:
         evidence = [seen("/sys/module/nvidia", "absent"), *_obstacles(node)]
         return fail("the NVIDIA module is not loaded", *evidence, fix=_allow(node))
@@ -63,7 +82,7 @@ def _obstacles(node: Node) -> Iterator[Evidence]:
         yield seen(one.source, _shown(one), one.line)
     if (node.host.read_text("/proc/sys/kernel/modules_disabled") or "").strip() == "1":
         yield seen("/proc/sys/kernel/modules_disabled", "1 (no module can be loaded until the next boot)")
-    yield from logged(node, r"NVRM|nvidia: |Key was rejected|Lockdown: modprobe")[-1:]
+    yield from failures(node)
 
 
 def _shown(one: Directive) -> str:
@@ -108,7 +127,7 @@ def gsp_firmware(node: Node) -> Verdict:
     if failed:
         return fail(
             "the kernel found no GSP firmware for this driver",
-            *failed[-1:],
+            *failed[:1],
             seen(place, "no gsp_*.bin"),
             fix=fix,
         )

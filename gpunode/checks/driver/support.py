@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpunode.checks import fixes
 from gpunode.checks.driver import packages, remedies, targets
-from gpunode.checks.driver.logged import logged
+from gpunode.checks.driver.logged import failures, logged
 from gpunode.checks.model import (
     ANY_ENGINE,
     HOST_OR_CONTAINER,
@@ -18,15 +18,13 @@ from gpunode.checks.model import (
     warn,
 )
 from gpunode.facts import driver, gpu_support
+from gpunode.facts.kernel_log import UNSUPPORTED
 from gpunode.facts.node import Node
 from gpunode.facts.packages import Package
 from gpunode.facts.pci import PciGpu
-from gpunode.result import Evidence
+from gpunode.result import Evidence, Fix
 
 MINIMUM = (384, 81)
-_UNSUPPORTED = (
-    r"is not supported by the NVIDIA|requires use of the NVIDIA open|not supported by open nvidia\.ko"
-)
 
 
 def driver_too_old(node: Node) -> Verdict:
@@ -63,8 +61,7 @@ def gpu_arch_dropped(node: Node) -> Verdict:
 
 def _could_have(node: Node, gpu: PciGpu) -> bool:
     """Whether this driver has the GPU, or takes it once it is loaded."""
-    unsuited = {one.gpu.address for one in node.unsuited_gpus}
-    return gpu.driver == "nvidia" or (gpu.driver is None and gpu.address not in unsuited)
+    return gpu.driver in ("nvidia", None) and gpu.address not in _refused(node)
 
 
 def _stays(node: Node, package: Package) -> bool:
@@ -99,16 +96,22 @@ def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
         for one in found
     ]
     flavour = {True: ", open", False: ", proprietary", None: ""}[node.module_open]
-    evidence += [_version(node, flavour), *logged(node, _UNSUPPORTED)[:2]]
+    lines = (*logged(node, UNSUPPORTED)[:1], *failures(node, *(one.gpu.address for one in found)))
+    evidence += [_version(node, flavour), *dict.fromkeys(lines)]
     summary = f"{count} {verb} {what}"
-    driven = any(gpu.driver == "nvidia" for gpu in node.gpus)
+    driven = any(gpu.driver == "nvidia" and gpu.address not in _refused(node) for gpu in node.gpus)
     if driven and all(one.supports.max and one.gpu.display for one in found):
         return note(f"{summary}, which only matters if it is to compute", *evidence)
     if driven and not targets.spares(node, first.supports):
-        return note(f"{summary}, which doesn't drive the others", *evidence)
+        moved = Fix(f"lspci -nnks {first.gpu.address}", needs_root=False)
+        return warn(f"{summary}, which doesn't drive the others: no driver drives all", *evidence, fix=moved)
     newer = reason == gpu_support.TOO_NEW
     fix = packages.install_driver(node) if newer else packages.suited_driver(node, first.supports)
     return (warn if driven else fail)(summary, *evidence, fix=fix)
+
+
+def _refused(node: Node) -> frozenset[str]:
+    return frozenset(one.gpu.address for one in node.unsuited_gpus)
 
 
 def _version(node: Node, flavour: str = "") -> Evidence:

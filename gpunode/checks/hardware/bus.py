@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks import fixes
+from gpunode.checks.driver.logged import failures
 from gpunode.checks.model import (
     ANY_ENGINE,
     HOST_OR_CONTAINER,
@@ -54,9 +55,11 @@ def pci_gpu_count_mismatch(node: Node) -> Verdict:
     listed = {_short(gpu.pci) for gpu in node.nvml.inventory.gpus}
     missing = sorted(address for address in ours if _short(address) not in listed)
     if missing and len(listed) < len(ours):
-        return warn(
+        judge = warn if listed else fail  # without any GPU no container can have one
+        return judge(
             f"NVML lists {len(listed)} of the {count(len(ours))} that the driver owns",
             *(seen(f"{DEVICES}/{address}", "owned by nvidia, not listed by NVML") for address in missing),
+            *failures(node, *missing),
             fix=Fix(f"dmesg | grep -i -e {' -e '.join(missing)} -e RmInitAdapter"),
         )
     return ok(f"bus and NVML agree on {count(len(ours))}")
@@ -83,13 +86,14 @@ def gpu_bound_other_driver(node: Node) -> Verdict:
     names = ", ".join(sorted({gpu.driver or "no driver" for gpu in (*others, *orphans)}))
     if not others:
         summary = f"the driver is loaded, but has not taken {of(orphans, node)}"
-        return (warn if ours else fail)(summary, *owners(orphans), fix=fixes.READ_KERNEL_LOG.other)
+        evidence = (*owners(orphans), *failures(node, *(gpu.address for gpu in orphans)))
+        return (warn if ours else fail)(summary, *evidence, fix=fixes.READ_KERNEL_LOG.other)
     bound = node.module_options.option("vfio_pci", "ids") if "vfio-pci" in names else None
-    evidence = [*owners((*others, *orphans))]
-    evidence += [seen(bound.source, f"vfio-pci ids={bound.value}", bound.line)] if bound else []
+    held = [*owners((*others, *orphans))]
+    held += [seen(bound.source, f"vfio-pci ids={bound.value}", bound.line)] if bound else []
     fix = fixes.rebind(*(gpu.address for gpu in others)).for_family(node.distribution.family)
     summary = f"{of((*others, *orphans), node)} held by {names}, not by nvidia"
-    return (warn if ours else fail)(summary, *evidence, fix=fix)
+    return (warn if ours else fail)(summary, *held, fix=fix)
 
 
 def _orphans(node: Node) -> tuple[PciGpu, ...]:
@@ -143,10 +147,11 @@ CHECKS = (
         id="pci-gpu-count-mismatch",
         title="Every GPU is listed",
         layer="hardware",
-        severity="warning",
+        severity="error",
         looks_at=(
             "the GPUs in /sys/bus/pci/devices against --expect-gpus, and those that nvidia owns against what "
-            "NVML lists."
+            "NVML lists, with the driver's failures for the others in the kernel's log. An error if NVML "
+            "lists none."
         ),
         why=(
             "A GPU that the bus or NVML doesn't list is handed to no container: the node offers fewer GPUs "
@@ -155,7 +160,7 @@ CHECKS = (
         ),
         remedy=fixes.READ_KERNEL_LOG,
         run=pci_gpu_count_mismatch,
-        blocked_by=("pci-no-gpu", "nvml-hang", "vgpu-driver-mismatch"),
+        blocked_by=("pci-no-gpu", "nvml-hang", "vgpu-driver-mismatch", "kmod-flavour"),
         refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
     ),
     Check(

@@ -7,9 +7,11 @@ from gpunode.checks.fixes import per_family
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Check, Verdict, fail, note, ok, seen, skip, warn
 from gpunode.checks.toolkit import remedies
 from gpunode.facts.apt_sources import AptSource, read_sources
+from gpunode.facts.cuda_wanted import driver_version
 from gpunode.facts.driver import version_numbers
 from gpunode.facts.engines import containerd_role, crio_role, docker_role
 from gpunode.facts.node import Node
+from gpunode.facts.system import WSL2
 from gpunode.result import Fix
 from gpunode.tables import gate, numbers, table
 
@@ -50,7 +52,9 @@ def toolkit_known_bad_version(node: Node) -> Verdict:
     faults = [
         row
         for row in table("toolkit_bad_versions").rows
-        if numbers(row["from"]) <= version < numbers(row["fixed"]) and _used(node, row["where"])
+        if numbers(row["from"]) <= version < numbers(row["fixed"])
+        and _used(node, row["where"])
+        and _under_windows(node, row["windows_driver"])
     ]
     if not faults:
         return ok(f"no fault of toolkit {text} is known that matters here")
@@ -58,8 +62,17 @@ def toolkit_known_bad_version(node: Node) -> Verdict:
     # what an engine that is set up got of them is judged by its own checks
     harmful = [row for row in faults if not row["sets_up"]]
     told = f"toolkit {text}: {(harmful or faults)[0]['what']}"
+    if any(row["windows_driver"] for row in faults):
+        return fail(told, seen(node.toolkit.version_source, text), *evidence, fix=remedies.upgrade(node))
     judge = warn if harmful else note
     return judge(told, seen(node.toolkit.version_source, text), *evidence, fix=remedies.upgrade(node))
+
+
+def _under_windows(node: Node, oldest: str) -> bool:
+    """Whether a fault that depends on the Windows driver of WSL2 applies; True for any other fault."""
+    if not oldest:
+        return True
+    return node.kind == WSL2 and version_numbers(driver_version(node)) >= version_numbers(oldest)
 
 
 def _used(node: Node, engine: str) -> bool:
@@ -135,10 +148,11 @@ CHECKS = (
         id="toolkit-known-bad-version",
         title="No known fault of this toolkit release matters here",
         layer="toolkit",
-        severity="warning",
+        severity="error",
         looks_at=(
-            "the toolkit's version against a table of releases with faults, by the engines in use here. One "
-            "that only comes when nvidia-ctk sets an engine up is a note."
+            "the toolkit's version against a table of releases with faults, by the engines in use here, and "
+            "under WSL2 by the Windows driver. A fault that breaks every container is an error, one that "
+            "only comes when nvidia-ctk sets an engine up is a note."
         ),
         why="The toolkit's next release mends this; what happens until then stands with each fault.",
         remedy=fixes.UPGRADE_TOOLKIT,
