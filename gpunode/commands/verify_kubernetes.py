@@ -12,7 +12,7 @@ from gpunode.commands.manifests import PodOptions, wanted_pod
 from gpunode.commands.verify import Verification
 from gpunode.commands.verify_following import Follower, Outcome
 from gpunode.dataclass import dataclass, field
-from gpunode.errors import PreconditionError, UsageError
+from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.gpu.vectors import DeviceResult
 from gpunode.host import Host
 from gpunode.kubernetes import follow, reasons, which_node
@@ -30,9 +30,12 @@ from gpunode.kubernetes.api import (
 from gpunode.kubernetes.change import patiently
 from gpunode.kubernetes.manifests.vector_add import HOSTNAME, RUN, VectorAdd, vector_add
 from gpunode.kubernetes.reasons import Aim, Reason
+from gpunode.plugin.observe.own_status import read_own_status
+from gpunode.plugin.settings import Settings
 from gpunode.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 
 AUTO = "auto"
+_STATE_DIR = Settings.state_dir
 DEFAULT_SECONDS = 300.0  # the sample's image is some hundred megabytes
 _GRACE = 30  # beyond our own patience the pod may live, should nobody be left to remove it
 
@@ -129,7 +132,6 @@ def _case(host: Host, options: Options, progress: Progress) -> _Case:
         error.hint = which_node.hint(host, cluster, source)
         raise
     labels = node.get("metadata", {}).get("labels") or {}
-    resources = node.get("status", {}).get("allocatable") or {}
     namespace = options.namespace or cluster.namespace
     made = VectorAdd(
         image=pod.image,
@@ -140,7 +142,38 @@ def _case(host: Host, options: Options, progress: Progress) -> _Case:
         seconds=math.ceil(options.timeout) + _GRACE,
         run=secrets.token_hex(8),
     )
-    return _Case(cluster, namespace, made, Aim(name, pod.resource, pod.image, resources), options.timeout)
+    return _Case(cluster, namespace, made, _aim(host, name, node, pod), options.timeout)
+
+
+def _aim(host: Host, name: str, node: Json, pod: VectorAdd) -> Aim:
+    status = node.get("status") or {}
+    return Aim(
+        *(name, pod.resource, pod.image),
+        status.get("allocatable") or {},
+        status.get("capacity") or {},
+        _unhealthy(host, pod.resource) if which_node.is_this_machine(host, node) else (),
+        tuple(_untolerated(node, pod.resource)),
+    )
+
+
+def _untolerated(node: Json, resource: str) -> Iterator[str]:
+    """The node's taints that keep the test pod away, as kubectl spells them."""
+    for taint in (node.get("spec") or {}).get("taints") or ():
+        key, value, effect = (str(taint.get(name) or "") for name in ("key", "value", "effect"))
+        if effect != "PreferNoSchedule" and (key, effect) != (resource, "NoSchedule"):
+            yield reasons.short(f"{key}={value}:{effect}" if value else f"{key}:{effect}")
+
+
+def _unhealthy(host: Host, resource: str) -> tuple[str, ...]:
+    """Which devices gpunode's own plugin on this machine calls unhealthy, and why."""
+    try:
+        own = read_own_status(host, _STATE_DIR)
+    except GpunodeError:  # the file belongs to root
+        return ()
+    units = [unit for one in own.resources if one.name == resource for unit in one.units] if own else []
+    return tuple(
+        reasons.short(f"GPU {unit.index} {unit.id}: {unit.problem.reason}") for unit in units if unit.problem
+    )
 
 
 def _runtime_class(host: Host, cluster: Cluster, options: Options, progress: Progress) -> str:

@@ -11,12 +11,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, field
 
 DOCTOR = "find out why: gpunode doctor"
 _LONGEST = 400
 _SELECTED = ("didn't match Pod's node affinity", "didn't match node selector", "didn't match Pod's node")
-_TAINT = re.compile(r"(?:untolerated taint|taint) \{([^:}\s]+)(?::\s*([^}]*))?\}")
+# up to Kubernetes 1.35 with the taint, "untolerated taint {team: ml}"; then "untolerated taint(s)"
+_TAINT = re.compile(r"taint \{([^:}\s]+)(?::\s*([^}]*))?\}|untolerated taint\(s\)")
+# sentences of plugins that follow the causes: "preemption: ...", "no new claims to deallocate, ..."
+_TAIL = re.compile(r"\. (?!\d+ ).*")
 
 
 @dataclass(frozen=True)
@@ -31,17 +34,33 @@ class Reason:
 
 @dataclass(frozen=True)
 class Aim:
-    """What the pod was to get, and where: `resources` are the node's allocatable ones by name."""
+    """What the pod was to get, and where: `resources` are the node's allocatable ones by name.
+
+    `capacity` counts unhealthy devices too, and `unhealthy` says of which the reason is known. `taints` are
+    those of the node that the pod doesn't tolerate, such as ``team=ml:NoSchedule``.
+    """
 
     node: str
     resource: str
     image: str
     resources: Mapping[str, str]
+    capacity: Mapping[str, str] = field(default_factory=dict)
+    unhealthy: tuple[str, ...] = ()
+    taints: tuple[str, ...] = ()
 
     @property
     def available(self) -> int:
-        amount = str(self.resources.get(self.resource, "0"))
-        return int(amount) if amount.isdecimal() else 0
+        return _count(self.resources, self.resource)
+
+    @property
+    def sick(self) -> int:
+        """How many devices the node has and doesn't offer."""
+        return max(0, _count(self.capacity, self.resource) - self.available)
+
+
+def _count(resources: Mapping[str, str], name: str) -> int:
+    amount = str(resources.get(name, "0"))
+    return int(amount) if amount.isdecimal() else 0
 
 
 def short(text: Any) -> str:
@@ -55,13 +74,16 @@ def short(text: Any) -> str:
 
 def unschedulable(message: str, aim: Aim) -> Reason:
     """The scheduler's sentence, of which only what it says of our node matters: the others never fit."""
-    said = short(message)
+    said = _TAIL.sub(".", short(message))
     causes = [one for one in _causes(said) if not any(word in one for word in _SELECTED)]
     told = f"no place on {aim.node}: {', '.join(causes) or said}"
     if any(f"Insufficient {aim.resource}" in one for one in causes):
         return _insufficient(aim)
     if found := next(filter(None, map(_TAINT.search, causes)), None):
-        return Reason("pending-taint", told, _taint_hint(found[1], aim.node), 30)
+        taints = aim.taints or ((found[1],) if found[1] else ())
+        if aim.taints:
+            told = f"no place on {aim.node}: the pod does not tolerate its taint {' and '.join(aim.taints)}"
+        return Reason("pending-taint", told, _taint_hint(taints, aim.node), 30)
     if any("unschedulable" in one for one in causes):
         return Reason("pending-cordoned", told, f"kubectl uncordon {aim.node}", 30)
     if not causes and said:
@@ -72,20 +94,25 @@ def unschedulable(message: str, aim: Aim) -> Reason:
 
 def _causes(message: str) -> list[str]:
     """``0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) ...`` without the numbers."""
-    listed = message.partition("nodes are available:")[2].partition(". preemption:")[0]
+    listed = message.partition("nodes are available:")[2]
     parts = re.split(r", (?=\d+ )|(?<=\.) (?=\d+ )", listed.strip())
     return [re.sub(r"^\d+ ", "", part).rstrip(".,") for part in parts if part.strip()]
 
 
 def _insufficient(aim: Aim) -> Reason:
     count = aim.available
+    which = f" ({'; '.join(aim.unhealthy)})" if aim.unhealthy else ""
     if count:
+        more = f", and {aim.sick} unhealthy{which}" if aim.sick else ""
         return Reason(
             "pending-gpu-in-use",
-            f"all {count} {aim.resource} of {aim.node} are in use",
+            f"all {count} {aim.resource} of {aim.node} are in use{more}",
             "see which pods hold them: gpunode plugin status",
             60,
         )
+    if aim.sick:
+        sick = f"all {aim.sick} {aim.resource} of {aim.node} are unhealthy{which}"
+        return Reason("pending-no-gpu", sick, "gpunode plugin status on that node; gpunode doctor", 60)
     domain = aim.resource.partition("/")[0]
     others = [
         name for name, amount in aim.resources.items() if name.startswith(f"{domain}/") and amount != "0"
@@ -97,7 +124,11 @@ def _insufficient(aim: Aim) -> Reason:
     return Reason("pending-no-gpu", f"{aim.node} has no {aim.resource} to give", hint, 60)
 
 
-def _taint_hint(key: str, node: str) -> str:
+def _taint_hint(taints: Sequence[str], node: str) -> str:
+    """For taints as the node or the scheduler spells them: ``team=ml:NoSchedule``, ``team``."""
+    if not taints:
+        return f"see its taints: kubectl describe node {node}"
+    key = re.split("[=:]", taints[0])[0]
     if key == "node.kubernetes.io/unschedulable":
         return f"kubectl uncordon {node}"
     if key.startswith("node.kubernetes.io/"):

@@ -35,6 +35,11 @@ def hint(host: Host, cluster: Cluster, source: str) -> str:
     return f"the name is from {source}; see: kubectl get nodes, then add --node NAME"
 
 
+def is_this_machine(host: Host, node: Json) -> bool:
+    """Whether the kubelet of this Node object reports this machine's numbers."""
+    return _is(node, _own(host))
+
+
 def _own(host: Host) -> dict[str, str]:
     found = {}
     for key, paths in _FILES.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -41,8 +41,8 @@ def run(api: ApiServer, tmp_path: Path) -> Gpunode:
     path = tmp_path / "kubeconfig"
     path.write_text(kubeconfig(api))
 
-    def call(*argv: str, **env: str) -> Ran:
+    def call(*argv: str, constants: Mapping[str, object] = {}, **env: str) -> Ran:
         own = {"HOME": str(tmp_path), "KUBECONFIG": str(path), "NODE_NAME": NODE, **env}
-        return gpunode(*argv, env=own, constants=QUICK)
+        return gpunode(*argv, env=own, constants={**QUICK, **constants})
 
     return call

@@ -55,6 +55,17 @@ PENDING: list[tuple[str, dict[str, Any], str, str, str]] = [
         "kubectl taint nodes gpu-1 team-",
     ),
     (
+        "a taint that the scheduler of 1.36 doesn't name",
+        unscheduled(
+            f"{AVAILABLE}1 node(s) had untolerated taint(s), 2 node(s) didn't match Pod's node"
+            " affinity/selector. no new claims to deallocate, preemption: 0/3 nodes are available: 3"
+            " Preemption is not helpful for scheduling."
+        ),
+        "pending-taint",
+        "no place on gpu-1: node(s) had untolerated taint(s)",
+        "kubectl describe node gpu-1",
+    ),
+    (
         "a node that isn't ready",
         unscheduled(f"{AVAILABLE}1 node(s) had untolerated taint {{node.kubernetes.io/not-ready: }}."),
         "pending-taint",

@@ -30,6 +30,7 @@ def test_why_a_pod_waits(status: dict[str, Any], code: str, said: str, hint: str
     assert found.reason.code == code
     assert said in found.reason.message and hint in found.reason.hint
     assert "2 node(s)" not in found.reason.message, "other nodes don't matter"
+    assert "preemption" not in found.reason.message, "nor do plugins that could not help"
     assert found.reason.patience < 300
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -33,8 +34,9 @@ def gpu_node(api: ApiServer) -> Iterator[ApiServer]:
     assert api.store.list("Pod") == [] or api.asked[-1].method == "DELETE", "a pod is left"
 
 
-def verify(run: Gpunode, *argv: str, **env: str) -> Ran:
-    return run("verify", "--on", "kubernetes", "-o", "json", *argv, **env)
+def verify(run: Gpunode, *argv: str, state: str = "/nowhere", **env: str) -> Ran:
+    constants = {"gpunode.commands.verify_kubernetes:_STATE_DIR": state}
+    return run("verify", "--on", "kubernetes", "-o", "json", *argv, constants=constants, **env)
 
 
 def created(api: ApiServer) -> dict[str, Any]:
@@ -143,6 +145,46 @@ def test_a_node_without_the_resource_names_what_it_has(gpu_node: ApiServer, run:
     error = told(verify(run, "--timeout", "3"))
     assert error["code"] == "pending-no-gpu"
     assert error["hint"] == "ask for what it has: --resource nvidia.com/mig-3g.40gb"
+
+
+TAIL = "no new claims to deallocate, preemption: 0/1 nodes are available: 1 Preemption is not helpful."
+
+
+def test_a_taint_that_the_scheduler_does_not_name_is_read_from_the_node(
+    gpu_node: ApiServer, run: Gpunode
+) -> None:
+    """Kubernetes 1.36: "untolerated taint(s)"."""
+    gpu_node.node("gpu-1")["spec"]["taints"] = [
+        {"key": "slow", "effect": "PreferNoSchedule"},
+        {"key": GPU, "value": "present", "effect": "NoSchedule"},
+        {"key": "team", "value": "ml", "effect": "NoSchedule"},
+    ]
+    gpu_node.pod_life = [unscheduled(f"0/1 nodes are available: 1 node(s) had untolerated taint(s). {TAIL}")]
+    error = told(verify(run, "--timeout", "3"))
+    assert error["code"] == "pending-taint"
+    assert error["message"].endswith(
+        "no place on gpu-1: the pod does not tolerate its taint team=ml:NoSchedule"
+    )
+    assert error["hint"].endswith("kubectl taint nodes gpu-1 team-")
+
+
+def test_gpus_that_are_all_unhealthy_are_named(gpu_node: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+    gpu_node.kubelet = None  # what it says of the node stays
+    node = gpu_node.node("gpu-1")
+    node["status"]["allocatable"][GPU] = "0"
+    gpu_node.pod_life = [unscheduled(f"0/1 nodes are available: 1 Insufficient {GPU}. {TAIL}")]
+    error = told(verify(run, "--timeout", "3"))
+    assert error["code"] == "pending-no-gpu"
+    assert error["message"] == f"gpu-1: all 8 {GPU} of gpu-1 are unhealthy"
+    machine_id = Path("/etc/machine-id")
+    if not machine_id.exists():
+        pytest.skip("this machine has no machine-id by which its own node is known")
+    node["status"]["nodeInfo"] = {"machineID": machine_id.read_text().strip()}
+    unit = {"id": "GPU-1", "index": "0", "problem": {"code": "xid-79", "reason": "XID 79: fell off the bus"}}
+    status = {"resources": [{"name": GPU, "units": [unit, {"id": "GPU-2", "index": "1"}]}]}
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    error = told(verify(run, "--timeout", "3", state=str(tmp_path)))
+    assert error["message"].endswith("are unhealthy (GPU 0 GPU-1: XID 79: fell off the bus)")
 
 
 def event(reason: str, message: str) -> Callable[[ApiServer], Fault]:
