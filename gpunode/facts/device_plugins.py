@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpunode.daemons.grpc_unary import unary_call
 from gpunode.dataclass import dataclass
@@ -111,6 +111,20 @@ def plugin_logs(host: Host) -> tuple[PluginLog, ...]:
                 PluginLog(path, namespace, pod, tuple(host.read_tail(path, _LOG_BYTES).splitlines()))
             )
     return tuple(found)
+
+
+def unit_of(device: str) -> str:
+    """The unit behind a device's id, ours and NVIDIA's (``GPU-1::0``) or GKE's (``nvidia0/vgpu1``)."""
+    return device.partition("::")[0].partition("/vgpu")[0]
+
+
+def all_foreign(devices: Iterable[str], units: Iterable[str]) -> bool:
+    """Whether the kubelet has devices of a resource, and none is one of these units.
+
+    Then another plugin has registered the resource's name: the kubelet takes the one that registers last.
+    """
+    known, own = {unit_of(device) for device in devices}, set(units)
+    return bool(known) and bool(own) and known.isdisjoint(own)
 
 
 def plugin_answers(host: Host, socket: str) -> bool | None:

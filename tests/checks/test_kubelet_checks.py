@@ -46,8 +46,10 @@ def test_a_kubelet_that_never_answers_is_one_finding(tmp_path, monkeypatch):
 
 
 def offered(resources, name="plugin-not-registered"):
-    """A machine whose kubelet can hand out these."""
+    """A machine with the GPUs GPU-0, GPU-1, ... whose kubelet can hand out these."""
     spec = machine(name)
+    for number, gpu in enumerate(spec["recording"]["nvml"]["inventory"]["gpus"]):
+        gpu["uuid"] = f"GPU-{number}"
     spec["recording"]["daemons"][POD_RESOURCES]["allocatable"] = resources
     return spec
 
@@ -95,11 +97,22 @@ def test_a_kubelet_that_has_just_started_gets_its_time(tmp_path):
             "pass",
         ),
         ({"nvidia.com/gpu": [], "nvidia.com/mig-1g.10gb": []}, "fail"),
+        ({"nvidia.com/gpu": [f"nvidia{one}/vgpu0" for one in range(8)]}, "pass"),
+        ({"nvidia.com/gpu": ["MIG-1", "MIG-2"]}, "pass"),
+        ({"nvidia.com/gpu": [f"GPU-other-{one}" for one in range(8)]}, "fail"),
+        ({"nvidia.com/gpu": [f"fake-{one}" for one in range(16)], "nvidia.com/GA102GL": ["81"]}, "fail"),
         ({"cpu": []}, "skip"),
     ],
 )
 def test_how_many_gpus_are_enough(resources, status, tmp_path):
     assert judge("allocatable-zero", offered(resources), tmp_path).status.value == status
+
+
+def test_devices_of_another_node_are_named(tmp_path):
+    found = judge("allocatable-zero", offered({"nvidia.com/gpu": ["GPU-x::0", "GPU-x::1"]}), tmp_path)
+    assert "nvidia.com/gpu for devices that are not this node's GPUs" in found.summary
+    assert found.fix[0].command == "gpunode plugin status"
+    assert ["GPU-x::0" in one.value for one in found.evidence] == [True, False]
 
 
 def test_gpunodes_own_plugin_is_restarted_as_a_service(tmp_path):

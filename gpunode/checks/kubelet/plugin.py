@@ -25,6 +25,7 @@ _BLIND = (
 )
 _API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 _OF_THE_CLUSTER = ("kube-", "calico-", "tigera-", "cilium", "node-feature-discovery_", "metallb-")
+_WHOLE = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 _GPU_WORDS = ("gpu", "nvidia", "cuda")  # every other vendor's name for a share of one has one of them
 _SEEING = "Registered device plugin"
 _PLUGIN = "nvidia-device-plugin"
@@ -131,6 +132,9 @@ def allocatable_zero(node: Node) -> Verdict:
     early = _starting(node)
     if early:
         return skip(early)
+    foreign = _foreign(node)
+    if foreign is not None:
+        return foreign
     if not any(counts.values()):
         summary = "the kubelet can hand out none of this node's GPUs"
         return fail(summary, told, *_last_words(node), fix=restart_plugin(node))
@@ -143,6 +147,30 @@ def allocatable_zero(node: Node) -> Verdict:
     here = seen("/sys/bus/pci/devices", f"{usual} GPUs with the driver nvidia")
     summary = f"the kubelet can hand out {len(ids)} of {usual} GPUs"
     return warn(summary, told, here, *_last_words(node), fix=restart_plugin(node))
+
+
+def _foreign(node: Node) -> Verdict | None:
+    """Another plugin has registered the name of the GPUs' resource for devices of its own."""
+    from gpunode.facts.device_plugins import all_foreign
+
+    allocatable, inventory = node.allocatable, node.nvml.inventory
+    if allocatable is None or inventory is None or any(not gpu.uuid or gpu.error for gpu in inventory.gpus):
+        return None
+    gpus = {
+        name for gpu in inventory.gpus for name in (gpu.uuid, f"nvidia{gpu.minor}")
+    }  # the latter are GKE's
+    for name in _WHOLE:
+        ids = allocatable.nvidia.get(name, ())
+        if any(one.startswith("MIG-") or "/gi" in one for one in ids):
+            continue  # this user may not see MIG devices by NVML
+        if all_foreign(ids, gpus):
+            return fail(
+                f"the kubelet offers {name} for devices that are not this node's GPUs",
+                seen(allocatable.source, f"{name}: {', '.join(ids[:4])}"),
+                seen("NVML", ", ".join(gpu.uuid for gpu in inventory.gpus[:4])),
+                fix=Fix("gpunode plugin status"),
+            )
+    return None
 
 
 def _chosen(node: Node) -> bool:
@@ -254,8 +282,9 @@ CHECKS = (
         severity="error",
         looks_at=(
             "how many devices of nvidia.com/... the running kubelet counts as healthy (PodResources, else "
-            "its checkpoint) against the GPUs on the bus. Shares and MIG devices may be more; a plugin that "
-            "was given some of the GPUs only is fine."
+            "its checkpoint) against the GPUs on the bus, and whether their ids are those of this node's "
+            "GPUs (NVML). Shares and MIG devices may be more; a plugin that was given some of the GPUs only "
+            "is fine."
         ),
         why=(
             "Pods that ask for GPUs stay pending: 'Insufficient nvidia.com/gpu'. A plugin calls a GPU "

@@ -11,14 +11,14 @@ from datetime import UTC, datetime
 
 from gpunode.daemons.pod_resources import Holding
 from gpunode.dataclass import dataclass, field
+from gpunode.facts.device_plugins import all_foreign, unit_of
 from gpunode.gpu.model import Inventory
-from gpunode.plugin.model import SHARE_MARK, LeftOut, Problem
+from gpunode.plugin.model import LeftOut, Problem
 from gpunode.plugin.observe.own_status import OwnResource, OwnStatus, OwnUnit
 
 _GPU_IDS = ("GPU-", "MIG-")
 _TAKEN = "registered, but the kubelet allocates another plugin's devices"
 _NONE_LISTED = "registered, but the kubelet lists none of its devices"
-_GKE_SHARE = "/vgpu"  # how GKE's plugin marks a share: nvidia0/vgpu1
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,6 @@ class Report:
     left_out: tuple[LeftOut, ...] = field(default_factory=tuple)
 
 
-def unit_of(device: str) -> str:
-    """The unit behind a device's id, ours and NVIDIA's (``GPU-1::0``) or GKE's (``nvidia0/vgpu1``)."""
-    return device.partition(SHARE_MARK)[0].partition(_GKE_SHARE)[0]
-
-
 def make_report(known: Known) -> Report:
     """Everything in one."""
     own = {one.name: one for one in known.own.resources} if known.own and known.own.current else {}
@@ -178,12 +173,12 @@ def _lost(own: OwnResource, told: Mapping[str, Sequence[str]] | None) -> str:
 
     The kubelet allocates from the plugin that registered last, and keeps our stream open.
     """
-    listed = {unit_of(device) for device in (told or {}).get(own.name, ())}
-    if told is None or not own.units or not listed.isdisjoint(unit.id for unit in own.units):
+    if told is None:
         return ""
-    if listed:
+    listed = told.get(own.name, ())
+    if all_foreign(listed, (unit.id for unit in own.units)):
         return _TAKEN
-    return _NONE_LISTED if own.watched and any(unit.healthy for unit in own.units) else ""
+    return _NONE_LISTED if not listed and own.watched and any(unit.healthy for unit in own.units) else ""
 
 
 def _sharing(devices: Iterable[int]) -> str:
