@@ -10,6 +10,7 @@ from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from gpunode import __version__
 from gpunode.commands.plugin_options import OPTIONS, sources, value_text
 from gpunode.dataclass import dataclass, field
 from gpunode.host import Host
@@ -52,7 +53,7 @@ def run(host: Host, options: Options, progress: Progress, stop: Event | None = N
         from gpunode.plugin.logfmt import LogfmtLog
 
         log = LogfmtLog(sys.stderr, host.environ)
-        log.info("configuration", **dict(_chosen(resolved)))
+        log.info("starting", version=__version__, **dict(_chosen(resolved)))
         for warning in resolved.warnings:
             log.warning(warning.text, **warning.fields)
 
@@ -61,8 +62,8 @@ def run(host: Host, options: Options, progress: Progress, stop: Event | None = N
 
         service = make_service(host, resolved.settings, log, [watch])
         _serve(service, asked, stop)
-    for name in asked:
-        log.info("stopped", signal=name)
+    if asked:  # who sends a signal to a whole process group may send it twice
+        log.info("stopped", signal=asked[0])
     return _result(resolved.settings, service)
 
 
@@ -113,8 +114,15 @@ def _result(settings: Settings, service: PluginService) -> Result:
             ],
             "registrations": service.registrations,
         },
-        blocks=tuple(Text(f"served {len(one.devices)} {name}") for name, one in snapshots.items()),
+        blocks=tuple(Text(_served(service, name, len(one.devices))) for name, one in snapshots.items()),
     )
+
+
+def _served(service: PluginService, name: str, count: int) -> str:
+    link = service.links.get(name)
+    if link is not None and (link.registrations or not service.settings.kubelet_socket):
+        return f"served {count} {name}"
+    return f"served none of {count} {name}: {link.status if link else 'no socket was created'}"
 
 
 def _told(device: Device) -> dict[str, object]:

@@ -24,7 +24,7 @@ from gpunode.errors import GpunodeError
 from gpunode.facts.device_checkpoint import NAME, read_checkpoint
 from gpunode.host import Host
 from gpunode.plugin.kubelet import rpc
-from gpunode.plugin.kubelet.directory import identity, is_socket, registry_sockets
+from gpunode.plugin.kubelet.directory import identity, is_directory, is_socket, registry_sockets
 from gpunode.plugin.kubelet.handlers import Observer, Policy, plugin_options
 from gpunode.plugin.kubelet.serving import READ_ONLY, Serving
 from gpunode.plugin.ledger import Feed
@@ -210,6 +210,7 @@ class KubeletLink:
 
     def claim(self) -> None:
         """Start serving if the kubelet's directory is there. `PreconditionError` if we never could."""
+        self._make_directory()
         self._serving.claim(registry_sockets(self._host, self._settings, self._resource))
 
     def tick(self) -> None:
@@ -219,6 +220,7 @@ class KubeletLink:
         """
         now = self._host.monotonic()
         try:
+            self._make_directory()
             problem = self._serving.keep(now)
             if problem or not self._settings.kubelet_socket:
                 self._forget()
@@ -259,6 +261,11 @@ class KubeletLink:
     def close(self) -> None:
         self._drop_call()
         self._serving.close()
+
+    def _make_directory(self) -> None:
+        """The kubelet creates its directory; without a kubelet we do."""
+        if not self._settings.kubelet_socket and not is_directory(self._host, self._settings.directory):
+            self._host.make_dirs(self._settings.directory, 0o750)
 
     # --- registration ----------------------------------------------------------------------------------
 

@@ -56,6 +56,7 @@ class Serving:
         self._next_bind = 0.0
         self._bind_delay = _BIND_DELAY
         self._next_probe = 0.0
+        self._problem = "waiting to serve again"
         self.generation = 0
 
     def claim(self, others: Iterable[str]) -> None:
@@ -101,10 +102,16 @@ class Serving:
         if not is_directory(self._host, self._directory):
             return f"waiting for the kubelet: {self._directory} is not there"
         if now < self._next_bind:
-            return "waiting to serve again"
+            return self._problem
         self._next_bind = now + self._bind_delay
         self._bind_delay = min(2 * self._bind_delay, _LONGEST_BIND_DELAY)
-        self._serve()
+        try:
+            self._serve()
+        except PreconditionError as error:
+            self._problem = error.message
+            if error.code == READ_ONLY:
+                raise
+            return self._problem
         return ""
 
     @property

@@ -16,7 +16,7 @@ from gpunode.plugin.nvidia.backend import NvidiaBackend
 from gpunode.plugin.settings import Settings
 from gpunode.plugin.simulate.control import Control
 from gpunode.plugin.simulate.faults import Fault
-from gpunode.plugin.simulate.node import SimulatedNode
+from gpunode.plugin.simulate.node import SimulatedNode, on_machine
 
 MARK = "GPUNODE_SIMULATED"
 _TURN_SECONDS = 0.25
@@ -96,7 +96,7 @@ class SimulatedBackend:
         """Nothing is held open."""
 
     def plan(self, settings: Settings, inventory: Inventory) -> Plan:
-        return self._nvidia.plan(settings, inventory)
+        return self._nvidia.plan(settings, on_machine(inventory, self._host))
 
     def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
         """No CDI specification: it would name device nodes that aren't there."""

@@ -132,6 +132,25 @@ class SimulatedNode:
         return []
 
 
+def on_machine(inventory: Inventory, host: Host) -> Inventory:
+    """The inventory with NUMA nodes that this machine has: a kubelet refuses pods for others.
+
+    More simulated nodes than real ones are folded in their order: 0, 1, 2 and 3 become 0, 0, 1 and 1. Where
+    the machine doesn't list its nodes the simulated ones stay.
+    """
+    names = host.glob("/sys/devices/system/node", "node[0-9]*")
+    numbers = (name.rpartition("/node")[2] for name in names)
+    real = sorted(int(number) for number in numbers if number.isdecimal())
+    simulated = sorted({gpu.numa for gpu in inventory.gpus if gpu.numa is not None})
+    if not real or set(simulated) <= set(real):
+        return inventory
+    nodes: dict[int | None, int | None] = {
+        node: real[place * min(len(real), len(simulated)) // len(simulated)]
+        for place, node in enumerate(simulated)
+    }
+    return replace(inventory, gpus=tuple(replace(gpu, numa=nodes.get(gpu.numa)) for gpu in inventory.gpus))
+
+
 def _check_instance(slot: profiles.Slot, fault: Fault) -> None:
     """`UsageError` if the fault names an instance that this GPU doesn't have: it would concern nothing."""
     if fault.gi is None and fault.ci is None:

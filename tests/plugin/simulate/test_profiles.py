@@ -14,6 +14,7 @@ from gpunode.gpu.model import Topology
 from gpunode.host import Host
 from gpunode.plugin.simulate.layout import parse_layout
 from gpunode.plugin.simulate.models import MODELS
+from gpunode.plugin.simulate.node import on_machine
 from gpunode.plugin.simulate.profiles import load
 
 
@@ -56,6 +57,26 @@ def test_groups_make_a_node_of_several_models() -> None:
     uuids = [gpu.uuid for gpu in inventory.gpus]
     linked = [{uuids.index(pair.first), uuids.index(pair.second)} for pair in topology.pairs if pair.nvlinks]
     assert linked == [{2, 3}]
+
+
+@pytest.mark.parametrize(
+    ("real", "expected"),
+    [
+        ([], [0, 0, 0, 0, 1, 1, 1, 1]),
+        (["node0"], [0] * 8),
+        (["node0", "node1", "node2"], [0, 0, 0, 0, 1, 1, 1, 1]),
+        (["node0", "node8"], [0, 0, 0, 0, 8, 8, 8, 8]),
+    ],
+)
+def test_the_kubelet_is_given_numa_nodes_that_the_machine_has(
+    tmp_path: Path, real: list[str], expected: list[int]
+) -> None:
+    for name in real:
+        (tmp_path / "sys/devices/system/node" / name).mkdir(parents=True)
+    found = on_machine(load("h100:8")[0], Host(tmp_path, {}))
+    assert [gpu.numa for gpu in found.gpus] == expected
+    unknown = on_machine(load("h100:8,numa=0")[0], Host(tmp_path, {}))
+    assert {gpu.numa for gpu in unknown.gpus} == {None}
 
 
 def test_numa_can_be_unknown() -> None:

@@ -45,7 +45,8 @@ def test_a_node_without_gpus_has_eight(node) -> None:
     assert eventually(lambda: "simulated: 8 of 8 nvidia.com/gpu healthy" in status(serving)), status(serving)
     given = stub.allocate(GPU, 2)
     assert given.envs == {"NVIDIA_VISIBLE_DEVICES": ",".join(given.ids), "GPUNODE_SIMULATED": "1"}
-    assert sorted(stub.numa_nodes(GPU).values()) == [0] * 4 + [1] * 4
+    real = {int(path.name[4:]) for path in Path("/sys/devices/system/node").glob("node[0-9]*")}
+    assert set(stub.numa_nodes(GPU).values()) <= (real or {0, 1}), "the kubelet would refuse pods"
     assert serving.end() == 0
     assert "Traceback" not in serving.log()
 
