@@ -15,6 +15,8 @@ from gpunode.facts.engines import containerd_role, crio_role, docker_role
 from gpunode.facts.node import Node
 from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
 from gpunode.facts.toolkit_settings import LDCONFIG, MODE, NO_CGROUPS, RUNTIMES, Settings
+from gpunode.facts.traits import OPERATOR_DRIVER
+from gpunode.gpu.library_paths import DRIVER_ROOT
 from gpunode.host import COMMAND_NOT_FOUND
 from gpunode.result import Evidence, Fix
 
@@ -61,6 +63,8 @@ def _programs(node: Node, settings: Settings) -> Verdict | None:
     """ldconfig and the low-level runtime that the file names, if it names any."""
     host, ldconfig = node.host, _named(settings)
     program = ldconfig.removeprefix("@")
+    if program.startswith(f"{DRIVER_ROOT}/") and not host.is_dir(OPERATOR_DRIVER):
+        return skip(f"{program} comes with the GPU operator's driver container, which is not running")
     if ldconfig.startswith("@") and not host.executable(program):
         other = next(
             (path for path in ("/sbin/ldconfig.real", "/sbin/ldconfig") if host.executable(path)), ""
