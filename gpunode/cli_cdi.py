@@ -53,6 +53,56 @@ NameOption = Annotated[
 ]
 
 
+DeviceIdOption = Annotated[
+    Strings,
+    typer.Option(
+        "--device-id",
+        "--device-ids",
+        metavar="ID",
+        help="Only this GPU or MIG device, by index, UUID or GPU:MIG index (repeatable).",
+    ),
+]
+DisableHookOption = Annotated[
+    Strings,
+    typer.Option(
+        "--disable-hook",
+        "--disable-hooks",
+        metavar="NAME",
+        help="Leave this hook out; all: as --hooks none (repeatable).",
+    ),
+]
+EnableHookOption = Annotated[
+    Strings,
+    typer.Option(
+        "--enable-hook",
+        "--enable-hooks",
+        metavar="NAME",
+        help="Keep this hook although --disable-hook names it (repeatable).",
+    ),
+]
+HookPathOption = Annotated[
+    str,
+    typer.Option(
+        "--nvidia-cdi-hook-path",
+        "--nvidia-ctk-path",
+        metavar="PATH",
+        help="NVIDIA's hook program; found if not given.",
+    ),
+]
+LdconfigOption = Annotated[
+    str, typer.Option("--ldconfig-path", metavar="PATH", help="The ldconfig that the hooks run.")
+]
+FeatureFlagOption = Annotated[
+    Strings,
+    typer.Option(
+        "--feature-flag",
+        "--feature-flags",
+        metavar="FLAG",
+        help="disable-ipc-discoverer or no-additional-gids-for-device-nodes (repeatable).",
+    ),
+]
+
+
 @verb(cdi_app, "generate", "CdiSpec", own_output=True)
 def cdi_generate(
     session: Session,
@@ -69,26 +119,57 @@ def cdi_generate(
     vendor: VendorOption = "nvidia.com",
     device_class: ClassOption = "gpu",
     device_name: NameOption = None,
+    device_id: DeviceIdOption = None,
+    no_all_device: Annotated[bool, typer.Option("--no-all-device", help="Add no device named all.")] = False,
+    disable_hook: DisableHookOption = None,
+    enable_hook: EnableHookOption = None,
+    nvidia_cdi_hook_path: HookPathOption = "",
+    ldconfig_path: LdconfigOption = "",
+    feature_flag: FeatureFlagOption = None,
+    mode: Annotated[str, typer.Option("--mode", "--discovery-mode", hidden=True)] = "auto",
 ) -> "Result":
     """Print a CDI specification of the GPUs. Every engine on this node can read it.
 
     gpunode cdi generate --output /var/run/cdi/nvidia.yaml
     """
     from gpunode.commands import cdi_generate as command
+    from gpunode.commands.nvidia_ctk_options import refuse_mode
+    from gpunode.dataclass import replace
 
-    content = _content(driver_root, dev_root, library_path, hooks, vendor, device_class, device_name)
+    refuse_mode(mode)
+    content = replace(
+        _content(driver_root, dev_root, library_path, hooks, vendor, device_class, device_name),
+        device_ids=tuple(device_id or ()),
+        every=not no_all_device,
+        disabled_hooks=tuple(disable_hook or ()),
+        enabled_hooks=tuple(enable_hook or ()),
+        hook_path=nvidia_cdi_hook_path,
+        ldconfig=ldconfig_path,
+        feature_flags=tuple(feature_flag or ()),
+    )
     return command.run(session.host, command.Options(output_path, format_name, content), session.progress)
 
 
 @verb(cdi_app, "list", "CdiDevices")
-def cdi_list(session: Session) -> "Result":
+def cdi_list(
+    session: Session,
+    spec_dir: Annotated[
+        Strings,
+        typer.Option(
+            "--spec-dir",
+            metavar="DIR",
+            help="Read specifications here, later ones win (repeatable); else /etc/cdi and /var/run/cdi.",
+        ),
+    ] = None,
+) -> "Result":
     """List NVIDIA's CDI devices. Each with its file, and whether an engine can use it.
 
     gpunode cdi list
     """
     from gpunode.commands import cdi_list as command
 
-    return command.run(session.host, command.Options(), session.progress)
+    options = command.Options(tuple(spec_dir)) if spec_dir else command.Options()
+    return command.run(session.host, options, session.progress)
 
 
 @verb(cdi_app, "refresh", "CdiRefresh")

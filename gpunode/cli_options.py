@@ -74,10 +74,16 @@ CdiOption = Annotated[
     typer.Option(
         "--cdi",
         "--cdi.enabled",
+        "--cdi.enable",
         "--enable-cdi",
         help="Switch the engine's CDI on and write the CDI specification, with units that keep it fresh.",
     ),
 ]
+ConfigModeOption = Annotated[str, typer.Option("--config-mode", hidden=True)]
+ConfigSourceOption = Annotated[str, typer.Option("--config-source", hidden=True)]
+ExecutableOption = Annotated[str, typer.Option("--executable-path", hidden=True)]
+HookFileOption = Annotated[str, typer.Option("--oci-hook-path", hidden=True)]
+HookProgramOption = Annotated[str, typer.Option("--nvidia-runtime-hook-path", hidden=True)]
 AlsoOption = Annotated[
     str,
     typer.Option(

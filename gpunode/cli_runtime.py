@@ -9,11 +9,16 @@ import typer
 from gpunode.cli_options import (
     AlsoOption,
     CdiOption,
+    ConfigModeOption,
     ConfigOption,
+    ConfigSourceOption,
     DefaultOption,
     DropInOption,
     DryRunOption,
+    ExecutableOption,
     ExitCodeOption,
+    HookFileOption,
+    HookProgramOption,
     NameOption,
     NoRestartOption,
     NoVerifyOption,
@@ -51,6 +56,11 @@ def configure_runtime(
     no_verify: NoVerifyOption = False,
     socket: SocketOption = "",
     yes: YesOption = False,
+    config_mode: ConfigModeOption = "",
+    config_source: ConfigSourceOption = "",
+    executable_path: ExecutableOption = "",
+    oci_hook_path: HookFileOption = "",
+    nvidia_runtime_hook_path: HookProgramOption = "",
 ) -> "Result":
     """Register the nvidia runtime with the engine. Restarts or reloads it, asks it, puts all back on failure.
 
@@ -59,7 +69,11 @@ def configure_runtime(
     gpunode configure-runtime --runtime docker
     """
     from gpunode.commands import configure_runtime as command
+    from gpunode.commands.nvidia_ctk_options import refuse_configure_options
 
+    refused = {"--config-source": config_source, "--executable-path": executable_path}
+    refused |= {"--oci-hook-path": oci_hook_path, "--nvidia-runtime-hook-path": nvidia_runtime_hook_path}
+    refuse_configure_options(refused, config_mode)
     request = command.Request(
         runtimes=tuple(runtime or ("auto",)),
         config=config,

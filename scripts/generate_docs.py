@@ -76,7 +76,7 @@ def environment_page() -> str:
     ]
     # what every command takes comes first
     for path, option in sorted(options, key=lambda pair: not _of_every_command(*pair)):
-        if option.param_type_name != "option" or option.name in ("help", "version"):
+        if option.param_type_name != "option" or option.hidden or option.name in ("help", "version"):
             continue
         prefix = _prefix(path)
         own = getattr(option, "variable", "")  # of the table that commands of the plugin share

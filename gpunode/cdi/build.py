@@ -26,7 +26,7 @@ class Form:
     """How devices are named. `limit` is the newest version that whoever reads the result knows.
 
     With `every` there is a device ``all``. With `whole` a GPU in MIG mode is one device, with all its MIG
-    devices' files, in place of those.
+    devices' files, in place of those. `groups` is whether containers may join a device file's group.
     """
 
     vendor: str = "nvidia.com"
@@ -35,6 +35,7 @@ class Form:
     limit: Version = NEWEST
     every: bool = True
     whole: bool = False
+    groups: bool = True
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def build(
             code="no-devices",
         )
     names, note = _strategies(form)
-    groups = form.limit >= GROUPS
+    groups = form.groups and form.limit >= GROUPS
     devices = tuple(_devices(found, names, nodes, hooks, form.every, groups))
     notes += [note] if note else []
     notes += _missing_control(nodes)

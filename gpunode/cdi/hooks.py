@@ -12,6 +12,10 @@ from gpunode.dataclass import dataclass
 from gpunode.facts.toolkit import hook_program
 from gpunode.host import Host
 
+HOOK_NAMES = (
+    *("create-symlinks", "enable-cuda-compat", "update-ldcache", "disable-device-node-modification"),
+    "update-application-profile",
+)
 _SECONDS = 5.0
 # an Ubuntu /sbin/ldconfig is a script around this one, which can't run in a container
 _LDCONFIG_REAL = "/sbin/ldconfig.real"

@@ -9,7 +9,7 @@ from gpunode.cdi.places import rank
 from gpunode.cdi.versions import reads, text
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
-from gpunode.facts.cdi import CdiSpec, stale_edits
+from gpunode.facts.cdi import DIRECTORIES, CdiSpec, stale_edits
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.driver import version_numbers
 from gpunode.host import Host
@@ -67,7 +67,9 @@ def _problem(spec: CdiSpec, engines: Sequence[Daemon]) -> str:
     return ""
 
 
-def listed(host: Host, specs: Sequence[CdiSpec], driver: str = "") -> tuple[ListedDevice, ...]:
+def listed(
+    host: Host, specs: Sequence[CdiSpec], driver: str = "", directories: Sequence[str] = DIRECTORIES
+) -> tuple[ListedDevice, ...]:
     """Every device of every file, in the order of files; `driver` is the loaded module's version."""
     owners: dict[str, list[CdiSpec]] = {}
     for spec in specs:
@@ -78,7 +80,7 @@ def listed(host: Host, specs: Sequence[CdiSpec], driver: str = "") -> tuple[List
     for spec in specs:
         for device in spec.devices:
             stale = (*common[spec.path], *stale_edits(host, device.edits, driver))
-            listing.append(_one(host, f"{spec.kind}={device.name}", spec, owners, stale))
+            listing.append(_one(host, f"{spec.kind}={device.name}", spec, owners, stale, directories))
     return tuple(listing)
 
 
@@ -88,10 +90,11 @@ def _one(
     spec: CdiSpec,
     all_owners: Mapping[str, Sequence[CdiSpec]],
     stale: tuple[str, ...],
+    directories: Sequence[str],
 ) -> ListedDevice:
     """CDI's cache drops a device that one directory has twice, even where a later directory has it too."""
     owners = all_owners[name]
-    ranks = [rank(host, owner.path) or 0 for owner in owners]
+    ranks = [rank(host, owner.path, directories) or 0 for owner in owners]
     for place in ranks:
         if ranks.count(place) > 1:
             paths = [owner.path for owner, other in zip(owners, ranks, strict=True) if other == place]

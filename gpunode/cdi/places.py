@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpunode.cdi.build import Built
 from gpunode.cdi.document import made_by_gpunode
 from gpunode.cdi.model import Spec, Version
@@ -51,10 +53,10 @@ def rivals(host: Host, path: str, spec: Spec, *, elsewhere: bool = False) -> Riv
     return Rivals(path, *(tuple(sides[side]) for side in ("beside", "before", "after")))
 
 
-def rank(host: Host, path: str) -> int | None:
+def rank(host: Host, path: str, directories: Sequence[str] = DIRECTORIES) -> int | None:
     """A directory's place in the engines' order, the later one wins; None if none of theirs."""
     directory = host.realpath(path.rpartition("/")[0] or "/")
-    real = [host.realpath(one) for one in DIRECTORIES]
+    real = [host.realpath(one) for one in directories]
     return real.index(directory) if directory in real else None
 
 

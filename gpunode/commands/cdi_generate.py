@@ -105,11 +105,10 @@ def told(built: Built) -> Text:
     given = [device.name for device in spec.devices if device.name != "all"]
     short = [name for name in given if name[0].isdigit()]
     names = short or given
+    every = " and all" if any(device.name == "all" for device in spec.devices) else ""
     also = ", also by UUID" if short and len(short) < len(given) else ""
     hooks = "NVIDIA's hooks" if spec.edits.hooks else "no hooks"
-    return Text(
-        f"{spec.kind}: {', '.join(names)} and all{also}; CDI {text(spec.version)}, {hooks}", Style.DIM
-    )
+    return Text(f"{spec.kind}: {', '.join(names)}{every}{also}; CDI {text(spec.version)}, {hooks}", Style.DIM)
 
 
 def _data(path: str, action: str, form: str, spec: Spec) -> CdiSpec:

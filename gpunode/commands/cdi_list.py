@@ -15,7 +15,9 @@ _STYLES = {"usable": Style.GOOD, "hidden": Style.DIM}
 
 @dataclass(frozen=True)
 class Options:
-    """No options of its own."""
+    """`directories` in the engines' order."""
+
+    directories: tuple[str, ...] = DIRECTORIES
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,11 @@ class CdiDevices:
     devices: tuple[ListedDevice, ...]
 
 
-def run(host: Host, _options: Options, _progress: Progress) -> Result:
+def run(host: Host, options: Options, _progress: Progress) -> Result:
     """List NVIDIA's devices; kind CdiDevices. Status warn if one of them can't be used."""
-    specs, module = vendor_specs(host), loaded_module(host)
-    devices = listed(host, specs, module.version if module else "")
-    data = CdiDevices(DIRECTORIES, files(host, specs, installed(host)), devices)
+    specs, module = vendor_specs(host, options.directories), loaded_module(host)
+    devices = listed(host, specs, module.version if module else "", options.directories)
+    data = CdiDevices(options.directories, files(host, specs, installed(host)), devices)
     wrong = any(device.state not in _STYLES for device in data.devices)
     bad = wrong or any(file.problem for file in data.files)
     return Result("CdiDevices", data, "warn" if bad else "ok", blocks=_blocks(data))

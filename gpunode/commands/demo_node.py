@@ -49,6 +49,7 @@ def inventory() -> Inventory:
             memory_bytes=81559 * 2**20,
             compute_capability="9.0",
             numa=index // 4,
+            mig_capable=True,
         )
         for index, bus in enumerate(_ADDRESSES)
     )

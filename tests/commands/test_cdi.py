@@ -399,6 +399,92 @@ def test_a_refresh_replaces_every_file_that_the_doctor_calls_stale(recorded, cha
     assert doctor_status(recorded, "cdi-spec-stale") == "pass"
 
 
+# --- options of nvidia-ctk ------------------------------------------------------------------------------
+
+HOOK_HELP = "COMMANDS:\n   create-symlinks  x\n   update-ldcache  x\n   enable-cuda-compat  x\n\nOPTIONS:\n"
+
+
+@pytest.fixture
+def with_hooks(tmp_path):
+    spec = machine_spec("healthy-h100")
+    spec["executables"].append("/opt/nvidia-cdi-hook")
+    spec["recording"]["commands"]["/opt/nvidia-cdi-hook --help"] = {"stdout": HOOK_HELP}
+    return build_machine(spec, tmp_path / "node")
+
+
+def specification(root, *arguments):
+    ran = gpunode("cdi", "generate", "--root", str(root), *arguments)
+    assert ran.code == 0, ran.err
+    return yaml.safe_load(ran.out)
+
+
+def test_only_chosen_devices_are_described(recorded):
+    tree = specification(recorded, "--device-id", "1", "--device-id", "3", "--no-all-device")
+    assert [device["name"] for device in tree["devices"]][:2] == ["1", "3"]
+    assert "all" not in [device["name"] for device in tree["devices"]]
+    ran = gpunode("cdi", "generate", "--root", str(recorded), "--device-id", "9")
+    assert (ran.code, "there is no such device" in ran.err) == (2, True)
+
+
+def test_hooks_are_of_the_program_and_the_names_that_are_given(with_hooks):
+    arguments = ("--nvidia-cdi-hook-path", "/opt/nvidia-cdi-hook", "--ldconfig-path", "/opt/ldconfig")
+    hooks = specification(with_hooks, *arguments)["containerEdits"]["hooks"]
+    assert {hook["path"] for hook in hooks} == {"/opt/nvidia-cdi-hook"}
+    cache = next(hook["args"] for hook in hooks if "update-ldcache" in hook["args"])
+    assert cache[2:4] == ["--ldconfig-path", "/opt/ldconfig"]
+    names = [hook["args"][1] for hook in hooks]
+    less = specification(with_hooks, *arguments, "--disable-hook", "enable-cuda-compat")
+    left = [hook["args"][1] for hook in less["containerEdits"]["hooks"]]
+    assert left == [name for name in names if name != "enable-cuda-compat"]
+    both = ("--disable-hook", "all", "--enable-hook", "update-ldcache")
+    one = specification(with_hooks, *arguments, *both)["containerEdits"]["hooks"]
+    assert [hook["args"][1] for hook in one] == ["update-ldcache"]
+    assert "hooks" not in specification(with_hooks, *arguments, "--disable-hook", "all")["containerEdits"]
+    missing = ("--nvidia-cdi-hook-path", "/opt/none")
+    ran = gpunode("cdi", "generate", "--root", str(with_hooks), *missing)
+    assert (ran.code, "/opt/none" in ran.err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("cdi", "generate", "--mode", "wsl"),
+        ("cdi", "generate", "--feature-flag", "enable-coherent-annotations"),
+        ("cdi", "generate", "--enable-hook", "chmod"),
+        ("configure-runtime", "--runtime", "docker", "--config-source", "command"),
+        ("configure-runtime", "--runtime", "docker", "--executable-path", "/usr/bin/dockerd"),
+        ("configure-runtime", "--runtime", "crio", "--config-mode", "oci-hook"),
+        ("configure-runtime", "--runtime", "crio", "--oci-hook-path", "/tmp/hook.json"),
+        ("configure-runtime", "--runtime", "crio", "--nvidia-runtime-hook-path", "/usr/bin/hook"),
+    ],
+)
+def test_an_option_of_nvidia_ctk_without_counterpart_is_refused_with_the_reason(arguments, recorded):
+    ran = gpunode(*arguments, "--root", str(recorded))
+    assert (ran.code, "has no counterpart" in ran.err, "hint: " in ran.err) == (2, True, True)
+
+
+def test_words_of_nvidia_ctk_that_mean_the_same_are_taken(docker_elsewhere):
+    words = ("--cdi.enable", "--config-mode", "config-file")
+    argv = ("configure-runtime", "--runtime", "docker", "--dry-run", "--root", str(docker_elsewhere))
+    ran = gpunode(*argv, *words)
+    assert (ran.code, '"cdi": true' in ran.out) == (0, True)
+    assert specification(docker_elsewhere, "--mode", "nvml", "--feature-flag", "disable-ipc-discoverer")
+
+
+def test_specifications_are_listed_from_the_directories_that_are_given(recorded):
+    refresh(recorded)
+    other = recorded / "opt/specs/nvidia.yaml"
+    other.parent.mkdir(parents=True)
+    other.write_bytes((recorded / STANDARD).read_bytes())
+    argv = ("cdi", "list", "--root", str(recorded), "-o", "json")
+    data = gpunode(*argv, "--spec-dir", "/opt/specs").document["data"]
+    assert (data["directories"], {one["path"] for one in data["devices"]}) == (
+        ["/opt/specs"], {"/opt/specs/nvidia.yaml"},
+    )  # fmt: skip
+    both = gpunode(*argv, "--spec-dir", "/opt/specs", "--spec-dir", "/var/run/cdi").document["data"]
+    assert {one["state"] for one in both["devices"] if one["path"].startswith("/opt")} == {"hidden"}
+
+
 # --- engines that read another directory ----------------------------------------------------------------
 
 ELSEWHERE = "/etc/docker/cdi/nvidia.yaml"
