@@ -54,6 +54,17 @@ class Machine:
         score = by_links(self.topology)
         return [[0 if a is b else score(a, b) for b in self.units] for a in self.units]
 
+    @property
+    def nvidia_matrix(self) -> Matrix:
+        """The scores of NVIDIA's plugin: 100 for each direct link, and 60 less NVML's level."""
+        pairs = {(pair.first, pair.second): pair for pair in self.topology.pairs}
+
+        def score(a: str, b: str) -> int:
+            pair = pairs[min(a, b), max(a, b)]
+            return 100 * pair.nvlinks + 60 - (pair.level or 0)
+
+        return [[0 if a is b else score(a.id, b.id) for b in self.units] for a in self.units]
+
     def snapshot(self) -> Snapshot:
         return Snapshot(1, Resource(RESOURCE, tuple(Device(unit.id, unit) for unit in self.units)))
 
@@ -87,6 +98,8 @@ MACHINES = {
     "dgx2": Machine(16, tree(2, PIX, 4, PXB, 8, NODE), switch=6),
     "gb200": Machine(4, tree(2, NODE), switch=18),
     "pcie": Machine(8, tree(4, NODE)),
+    "l40s-pcie8": Machine(8, tree(2, PIX, 4, NODE)),
+    "pcie-pairs": Machine(8, tree(2, PIX, 8, NODE)),
     "bridged": Machine(8, tree(4, NODE), links={(a, a + 1): 4 for a in range(0, 8, 2)}),
     "bridged-across": Machine(8, tree(4, NODE), links={(a, a + 4): 4 for a in range(4)}),
     "l40s": Machine(10, _PLX_OF_FIVE),

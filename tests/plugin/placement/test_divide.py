@@ -202,6 +202,24 @@ def test_partitions_of_a_large_node_are_kept_together_in_bounded_steps() -> None
     assert len({at // 8 for at in divider.choose(range(64), (), 8, quick=True).group}) == 1
 
 
+@pytest.mark.parametrize("name", ["l40s-pcie8", "pcie-pairs", "dgx1-v100", "bridged-across"])
+def test_no_group_is_worse_than_nvidias_by_nvidias_own_score(name: str) -> None:
+    """Of the best divisions NVIDIA's plugin takes the first that it finds: the best group of any is at least
+    as good."""
+    machine = MACHINES[name]
+    matrix = machine.nvidia_matrix
+    divider, nvidia = Divider(machine.matrix), Divider(matrix)
+    for free in (free for count in (6, 8) for free in combinations(range(8), count)):
+        for must in [(), *combinations(free, 1), *combinations(free, 2)]:
+            for size in range(max(2, len(must) + 1), len(free)):
+                group = divider.choose(free, must, size).group
+                rest = [at for at in free if at not in group]
+                best = nvidia.choose(free, must, size)
+                worth = nvidia.worth(group)
+                total = worth + sum(map(nvidia.worth, nvidia.divide(rest, size)))
+                assert (total, worth) == (best.total, best.worth), (free, must, size)
+
+
 def test_a_pair_that_is_left_over_is_not_broken_for_one_gpu() -> None:
     machine = MACHINES["bridged"]
     divider = Divider(machine.matrix)
