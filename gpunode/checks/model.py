@@ -21,6 +21,8 @@ HOST_OR_CONTAINER = (BARE_METAL, VM, CONTAINER)
 EVERYWHERE_BUT_TEGRA = (BARE_METAL, VM, CONTAINER, WSL2)
 # a container engine is the same thing on all of them; a container that runs one program has none of its own
 ENGINE_NODES = (BARE_METAL, VM, CONTAINER, WSL2, TEGRA)
+# where a kubelet can run; its checks on WSL 2 and in containers would be about an experiment
+CLUSTER_NODES = (BARE_METAL, VM, TEGRA)
 NO_ENGINE = ("application-container",)
 
 # what an installation is of, for `Check.preflight`

@@ -91,6 +91,7 @@ _OWNERS = {
     "/snap/microk8s/": "microk8s",
 }
 K0S_MARK = "# k0s_managed=true"
+K0S_DROP_INS = "/etc/k0s/containerd.d"
 _WANTS = "/etc/systemd/system/multi-user.target.wants"
 _CONFIG_FLAGS = ("--config", "-c")
 

@@ -47,14 +47,14 @@ def brought(host: Host, version: str, packages: Callable[[], Packages]) -> Chang
     last = max(dated, key=lambda one: one.installed_at or 0, default=None)
     if last is None or last.installed_at is None:
         return None
-    return Change(_utc(last.installed_at), last.name, last.version, f"rpm -q --last {last.name}", None)
+    return Change(utc(last.installed_at), last.name, last.version, f"rpm -q --last {last.name}", None)
 
 
 def _is_driver(package: str) -> bool:
     return "nvidia" in package or package.startswith(("libcuda1", "cuda-drivers"))
 
 
-def _utc(seconds: float) -> str:
+def utc(seconds: float) -> str:
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -98,3 +98,39 @@ def dnf_changes(text: str) -> Iterator[Change]:
         # "Upgraded" names the version that went away
         if level == "SUBDEBUG" and key in ("Upgrade", "Installed") and len(parts) == 3:
             yield Change(date, parts[0], f"{parts[1]}-{parts[2]}", DNF, number)
+
+
+TOOLKIT_PACKAGE = "nvidia-container-toolkit"
+
+
+def toolkit_installed(host: Host, packages: Packages, program: str) -> tuple[float, str] | None:
+    """When the toolkit came onto this node (seconds since the epoch) and what tells so; None if nothing does.
+
+    An upgrade isn't an installation: only where no log knows the package is its file's time taken.
+    """
+    apt = host.read_text(APT) or ""
+    lines = apt.splitlines()
+    changes = [one for one in apt_changes(apt) if one.package.startswith(TOOLKIT_PACKAGE)]
+    changes += [one for one in dnf_changes(host.read_text(DNF) or "") if one.package == TOOLKIT_PACKAGE]
+    for change in reversed(changes):
+        upgrade = change.source == APT and change.line and lines[change.line - 1].startswith("Upgrade")
+        when = None if upgrade else _seconds(change.date)
+        if when is not None:
+            return when, f"{change.source}: {change}"
+    if changes:
+        return None
+    package = packages.installed.get(TOOLKIT_PACKAGE)
+    if package is not None and package.installed_at:
+        return package.installed_at, f"rpm -q --last {package.name}: {utc(package.installed_at)}"
+    found = host.stat(program) if host.live else None  # times of a recorded machine say nothing
+    return (found.st_ctime, f"{program}, since {utc(found.st_ctime)}") if found is not None else None
+
+
+def _seconds(date: str) -> float | None:
+    """apt writes local time without a zone, dnf with one."""
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(date).timestamp()
+    except ValueError:
+        return None

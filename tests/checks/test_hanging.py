@@ -80,7 +80,7 @@ def test_a_crio_that_never_answers_is_one_finding(tmp_path, monkeypatch):
     with silent_socket(tmp_path / "s") as address:
         node = node_with("crio", address, monkeypatch)
         started = time.monotonic()
-        verdict = BY_ID["crio-runtime-missing"].run(node)
+        verdict = BY_ID["crio-not-running"].run(node)
         assert BY_ID["crio-cgroup-manager"].run(node).status is FindingStatus.SKIP
         assert time.monotonic() - started < 10.0
     assert (verdict.status, verdict.summary) == (FindingStatus.FAIL, "CRI-O runs, but doesn't answer")

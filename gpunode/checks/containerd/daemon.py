@@ -8,14 +8,15 @@ from gpunode.checks import fixes
 from gpunode.checks.docker.file import line_of
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
-from gpunode.facts.containerd import ContainerdConfig
-from gpunode.facts.distributions import sources
+from gpunode.facts.containerd import ContainerdConfig, parse_toml, version_of
+from gpunode.facts.distributions import K0S_DROP_INS, k0s_manages, sources
 from gpunode.facts.engines import containerd_role
 from gpunode.facts.node import Node
 from gpunode.result import Evidence, Fix
 
 # containerd's docs: the newest configuration version that each release reads
 _NEWEST = (((2, 3), 4), ((2, 0), 3), ((1, 3), 2), ((1, 0), 1))
+_REFUSES_HIGHER = (2, 3)
 HANDLER = "nvidia"
 
 
@@ -35,11 +36,52 @@ def containerd_config_version(node: Node) -> Verdict:
     if config is None or not config.exists:
         return ok(f"{path} is absent: containerd runs with its defaults")
     return (
-        _missing_import(node, config)
+        _refused_drop_in(node, config)
+        or _missing_import(node, config)
         or _too_new(node, config)
         or _passed_over(node, config)
         or ok(f"configuration version {config.version} suits containerd {_dotted(node)}")
     )
+
+
+def _refused_drop_in(node: Node, config: ContainerdConfig) -> Verdict | None:
+    """containerd 2.3 refuses an imported file of a higher version than the main one, k0s one of another."""
+    daemon = node.containerd
+    if daemon is None or daemon.version < _REFUSES_HIGHER:
+        return None
+    k0s = daemon.manager == "k0s"
+    imported = {path: number for path, number in config.versions.items() if path != config.path}
+    if k0s and k0s_manages(node.host, config.path):
+        imported |= _k0s_drop_ins(node)
+    own = config.version
+    wrong = next((path for path, number in imported.items() if number > own or (k0s and number != own)), None)
+    if wrong is None or config.main.get("version") is None:
+        return None
+    text = node.host.read_text(wrong) or ""
+    evidence = (
+        seen(wrong, f"version = {imported[wrong]}", line_of(text, "version")),
+        seen(config.path, f"version = {own}", line_of(config.main_text, "version")),
+    )
+    who = "k0s" if k0s else f"containerd {_dotted(node)}"
+    kind = "of another version than" if k0s else "of a higher version than"
+    fix = edit(node, wrong, line_of(text, "version"))
+    if "nvidia-container-runtime" in text:  # gpunode writes the handler again, in the main file's version
+        runtime = daemon.manager or "containerd"
+        again = f"gpunode configure-runtime --runtime {runtime}"
+        fix = Fix(f"mv {wrong} {wrong}.disabled && {again}", True, "restart")
+    return fail(f"{who} refuses an imported file {kind} {config.path}", *evidence, fix=fix)
+
+
+def _k0s_drop_ins(node: Node) -> dict[str, int]:
+    """Versions of the files that k0s imports itself, once it accepts them."""
+    found = {}
+    for path in node.host.glob(K0S_DROP_INS, "*.toml"):
+        text = node.host.read_text(path) or ""
+        try:
+            found[path] = version_of(parse_toml(text, path), path, text)
+        except ConfigError:
+            continue
+    return found
 
 
 def _missing_import(node: Node, config: ContainerdConfig) -> Verdict | None:
@@ -223,8 +265,8 @@ CHECKS = (
         layer="containerd",
         severity="error",
         looks_at="the file that containerd reads and its imports: valid TOML, a version that it knows, "
-        "files for all imports, and runtimes and registries in a table that the version in force reads."
-        + WHERE,
+        "files for all imports, of no higher version than the main file's, and runtimes and registries in a "
+        "table that the version in force reads." + WHERE,
         why=(
             "containerd refuses a version newer than itself. The last file that names a version decides for "
             "all of them, up to 2.2: what stands in another version's table is ignored without a word."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpunode.checks.crio import remedies
-from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip
+from gpunode.checks.model import CLUSTER_NODES, Check, Verdict, fail, ok, seen, skip
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import gates
 from gpunode.facts.cgroup_drivers import kubelets_own
@@ -56,15 +56,9 @@ def crio_runtime_missing(node: Node) -> Verdict:
     role = crio_role(node)
     if node.crio is None or not role.used:
         return skip(role.reason)
-    down = _down(node, node.crio)
-    if down is not None:
-        return down
     try:
         runtime = running_runtime(node)
     except DaemonError as error:
-        if error.code == "timeout":
-            restart = remedies.restart(node.crio.unit)
-            return fail("CRI-O runs, but doesn't answer", seen(node.crio.socket, error.message), fix=restart)
         return skip(f"CRI-O doesn't say what it runs with: {error.message}")
     handlers = _handlers(runtime)
     ours = nvidia_handlers(runtime)
@@ -78,19 +72,41 @@ def crio_runtime_missing(node: Node) -> Verdict:
     )
 
 
-def _down(node: Node, crio: Daemon) -> Verdict | None:
-    state = node.host.socket_state(crio.socket)
-    if state == "listening":
-        return None
+def crio_not_running(node: Node) -> Verdict:
+    role = crio_role(node)
+    if node.crio is None or not role.used:
+        return skip(role.reason)
+    state = node.host.socket_state(node.crio.socket)
     if state == "denied":
-        return skip(f"needs root to talk to {crio.socket}")
-    fix = remedies.restart(crio.unit)
+        return skip(f"needs root to talk to {node.crio.socket}")
+    restart = remedies.restart(node.crio.unit)
+    if state != "listening":
+        return _stopped(node, seen(node.crio.socket, state), restart)
     try:
-        node.crio_files  # noqa: B018 - read for its failure
+        running_runtime(node)
+    except DaemonError as error:
+        if error.code == "timeout":
+            return fail("CRI-O runs, but doesn't answer", seen(node.crio.socket, error.message), fix=restart)
+    return ok("CRI-O runs", seen(node.crio.socket, state))
+
+
+def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
+    """Why CRI-O doesn't start, as far as its files tell: it refuses one without its monitor (conmon)."""
+    try:
+        files = node.crio_files
     except ConfigError as error:
         place, edit = unreadable(error)
-        return fail("CRI-O isn't running: it can't read its file", place, seen(crio.socket, state), fix=edit)
-    return fail("CRI-O isn't running", seen(crio.socket, state), fix=fix)
+        return fail("CRI-O isn't running: it can't read its file", place, silence, fix=edit)
+    for file in files.files if files is not None else ():
+        for name, table in _handlers(file.runtime).items():
+            monitor = table.get("monitor_path")
+            if isinstance(monitor, str) and monitor.startswith("/") and not node.host.executable(monitor):
+                text = f"{name}: monitor_path {monitor}"
+                line = file.line_of("monitor_path")
+                fix = remedies.install_monitor(node.distribution.family, monitor)
+                missing = f"CRI-O isn't running: its monitor {monitor} doesn't exist"
+                return fail(missing, seen(file.path, text, line), silence, fix=fix)
+    return fail("CRI-O isn't running", silence, fix=restart)
 
 
 def unreadable(error: ConfigError) -> tuple[Evidence, Fix]:
@@ -209,12 +225,29 @@ def crio_cgroup_manager(node: Node) -> Verdict:
 
 CHECKS = (
     Check(
+        id="crio-not-running",
+        title="CRI-O runs",
+        layer="crio",
+        severity="error",
+        looks_at=(
+            "CRI-O's socket and whether the daemon answers within 3 seconds; where it doesn't run, whether "
+            "its files can be read and the monitor (conmon) that they name exists."
+        ),
+        why="No pod starts without it, and a kubelet that uses CRI-O ends at once.",
+        remedy=remedies.RESTART,
+        run=crio_not_running,
+        blocked_by=("pci-no-gpu",),
+        classes=CLUSTER_NODES,
+        preflight=("crio", "kubernetes"),
+        refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md",),
+    ),
+    Check(
         id="crio-runtime-missing",
         title="CRI-O has the nvidia handler",
         layer="crio",
         severity="error",
         looks_at=(
-            "whether CRI-O answers, the handlers of the running daemon (/config), its files, and "
+            "the handlers of the running daemon (/config), its files, and "
             f"{_UNREAD}, which it never reads. It needs none where GPUs come by CDI, a hook or NRI."
         ),
         why=(
@@ -222,8 +255,9 @@ CHECKS = (
             f"runtime list'. Only {_READ} counts, and only when CRI-O starts."
         ),
         remedy=remedies.CONFIGURE,
+        classes=CLUSTER_NODES,
         run=crio_runtime_missing,
-        blocked_by=("pci-no-gpu", "toolkit-missing", "crio-hooks-mode"),
+        blocked_by=("pci-no-gpu", "crio-not-running", "toolkit-missing", "crio-hooks-mode"),
         refs=("https://github.com/NVIDIA/gpu-operator/issues/2236",),
     ),
     Check(
@@ -237,8 +271,9 @@ CHECKS = (
             "removed, fails each of its pods."
         ),
         remedy=remedies.CONFIGURE,
+        classes=CLUSTER_NODES,
         run=crio_runtime_path,
-        blocked_by=("pci-no-gpu", "toolkit-missing", "crio-runtime-missing"),
+        blocked_by=("pci-no-gpu", "crio-not-running", "toolkit-missing", "crio-runtime-missing"),
         refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md",),
     ),
     Check(
@@ -255,8 +290,9 @@ CHECKS = (
             "manager, but did not receive slice as parent'."
         ),
         remedy=remedies.EDIT,
+        classes=CLUSTER_NODES,
         run=crio_cgroup_manager,
-        blocked_by=("pci-no-gpu", "crio-runtime-missing"),
+        blocked_by=("pci-no-gpu", "crio-not-running", "crio-runtime-missing"),
         refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers",),
         table=gates.TABLE,
     ),

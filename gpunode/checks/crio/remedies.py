@@ -24,3 +24,14 @@ def edit(path: str, line: int | None) -> Fix:
 def move(paths: tuple[str, ...], place: str) -> Fix:
     """Bring files to another directory and have CRI-O read anew."""
     return Fix(f"mkdir -p {place} && mv {' '.join(paths)} {place}/ && {_RESTART}", disruptive="restart")
+
+
+def install_monitor(family: str, path: str) -> Fix:
+    """The package that a missing monitor belongs to: CRI-O's own for one below its directory, else conmon."""
+    own = path.startswith("/usr/libexec/crio/")
+    again = {"debian": "apt install --reinstall", "rhel": "dnf reinstall", "suse": "zypper install --force"}
+    first = {"debian": "apt install", "rhel": "dnf install", "suse": "zypper install"}
+    command = (again if own else first).get(family)
+    if command is None:
+        return edit(path, None)
+    return Fix(f"{command} {'cri-o' if own else 'conmon'} && {_RESTART}", disruptive="restart")

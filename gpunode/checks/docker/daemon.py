@@ -158,9 +158,29 @@ def _not_registered(node: Node, info: dict[str, Any], evidence: Evidence) -> Ver
     if _by_cdi(node, info):
         return ok("Docker injects GPUs by CDI; the nvidia runtime isn't registered", evidence)
     # on a Jetson --gpus alone isn't enough: the files that a container needs come with the runtime
-    if "nvidia-container-runtime-hook" in node.toolkit.programs and node.kind != TEGRA:
+    hook = node.toolkit.programs.get("nvidia-container-runtime-hook")
+    if hook and node.kind != TEGRA:
+        late = _started_before(node, hook)
+        if late is not None:
+            what = "Docker started before the toolkit was installed: --gpus doesn't work until it restarts"
+            return fail(what, *late, evidence, fix=_restart(node))
         return warn("the nvidia runtime isn't registered: --gpus works, --runtime=nvidia doesn't", evidence)
     return fail("the nvidia runtime isn't registered", evidence)
+
+
+def _started_before(node: Node, hook: str) -> tuple[Evidence, ...] | None:
+    """Docker looks for the toolkit's hook only when it starts (moby, daemon/nvidia_linux.go)."""
+    from gpunode.facts.package_history import toolkit_installed, utc
+
+    process = node.docker.process if node.docker else None
+    came = toolkit_installed(node.host, node.packages, hook) if process else None
+    if process is None or came is None or came[0] <= process.started:
+        return None
+    source, _, value = came[1].partition(": ")
+    return (
+        seen(source, value or "installed"),
+        seen(f"/proc/{process.pid}", f"dockerd, started {utc(process.started)}"),
+    )
 
 
 def _table(tree: dict[str, Any], key: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks import fixes
-from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import CLUSTER_NODES, Check, Verdict, fail, note, ok, seen, skip, warn
 from gpunode.facts.kubelet import DEVICE_PLUGINS, Kubelet, sockets_in
 from gpunode.facts.node import Node
 from gpunode.facts.units import read_unit
@@ -105,11 +105,12 @@ CHECKS = (
         ),
         why="Without the kubelet this node runs no pods and no device plugin can offer its GPUs.",
         remedy=fixes.START_KUBELET,
+        classes=CLUSTER_NODES,
         run=kubelet_not_running,
         preflight=("kubernetes",),
-        # without its engine's CRI the kubelet ends at once
+        # without its engine's CRI, or with swap, the kubelet ends at once
         blocked_by=(
-            *("pci-no-gpu", "memory-cgroup-v1"),
+            *("pci-no-gpu", "memory-cgroup-v1", "kubelet-swap-memlock-hugepages", "crio-not-running"),
             *("containerd-config-version", "containerd-cri-disabled", "containerd-not-restarted"),
         ),
         refs=(
@@ -127,6 +128,7 @@ CHECKS = (
             "'connect: no such file or directory'."
         ),
         remedy=fixes.START_KUBELET,
+        classes=CLUSTER_NODES,
         run=kubelet_device_plugin_dir,
         preflight=("kubernetes",),
         blocked_by=("pci-no-gpu", "kubelet-not-running", "microk8s-paths"),
@@ -146,6 +148,7 @@ CHECKS = (
             "for GPUs stay pending until the plugin runs again."
         ),
         remedy=fixes.RESTART_PLUGIN,
+        classes=CLUSTER_NODES,
         run=plugin_socket_dead,
         # a plugin without a driver, or without its handler, ends as well
         blocked_by=(

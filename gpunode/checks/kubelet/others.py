@@ -5,11 +5,11 @@ from __future__ import annotations
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
+from gpunode.facts.distributions import K0S_DROP_INS
 from gpunode.facts.kubelet import DEVICE_PLUGINS, ROOT, SNAP_ROOT
 from gpunode.facts.node import Node
 from gpunode.result import Fix
 
-_DROP_INS = "/etc/k0s/containerd.d"
 _BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
 
@@ -41,9 +41,9 @@ def k0s_dropin(node: Node) -> Verdict:
     daemon = node.containerd
     if daemon is None or daemon.manager != "k0s":
         return skip("this node's containerd isn't k0s'")
-    dropins = [path for path in node.host.glob(_DROP_INS, "*.toml") if "nvidia" in _text(node, path)]
+    dropins = [path for path in node.host.glob(K0S_DROP_INS, "*.toml") if "nvidia" in _text(node, path)]
     if not dropins:
-        return ok(f"nothing for GPUs is in {_DROP_INS}")
+        return ok(f"nothing for GPUs is in {K0S_DROP_INS}")
     try:
         config = node.containerd_config
     except ConfigError:
@@ -52,7 +52,7 @@ def k0s_dropin(node: Node) -> Verdict:
     if not unread or k0s_manages(node.host, daemon.config_path):
         return ok(f"k0s reads {', '.join(dropins)}")
     return fail(
-        f"k0s doesn't read {_DROP_INS}",
+        f"k0s doesn't read {K0S_DROP_INS}",
         seen(daemon.config_path, "its first line isn't # k0s_managed=true, and it imports no such file", 1),
         *(seen(path, "unread") for path in unread),
     )
@@ -124,7 +124,7 @@ CHECKS = (
         title="k0s reads its drop-in files",
         layer="kubelet",
         severity="error",
-        looks_at=f"files for GPUs in {_DROP_INS}, and whether /etc/k0s/containerd.toml is k0s' own.",
+        looks_at=f"files for GPUs in {K0S_DROP_INS}, and whether /etc/k0s/containerd.toml is k0s' own.",
         why=(
             "k0s imports the drop-in files only into a containerd.toml that it writes itself, which the mark "
             "in the first line tells. In anybody else's they are never read."

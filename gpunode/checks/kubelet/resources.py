@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import (
     ANY_ENGINE,
+    CLUSTER_NODES,
     HOST_OR_CONTAINER,
     Check,
     Verdict,
     fail,
-    note,
     ok,
     seen,
     skip,
@@ -156,7 +156,7 @@ def kubelet_swap(node: Node) -> Verdict:
     if kubelet.setting(config, "failSwapOn") == "false" or "--fail-swap-on=false" in flags:
         return ok("the kubelet was told to run with swap")
     evidence = [seen("/proc/swaps", line.split()[0]) for line in lines if line.split()]
-    return note("swap is on, and this kubelet refuses to start with it", *evidence, fix=Fix("swapoff --all"))
+    return fail("swap is on, and this kubelet refuses to start with it", *evidence)
 
 
 CHECKS = (
@@ -185,13 +185,14 @@ CHECKS = (
         id="kubelet-swap-memlock-hugepages",
         title="Swap doesn't keep the kubelet from starting",
         layer="kubelet",
-        severity="info",
+        severity="error",
         looks_at="/proc/swaps and failSwapOn, where a kubelet should run and doesn't.",
         why=(
             "A kubelet stops at once where swap is on, unless failSwapOn is false: 'running with swap on is "
             "not supported'. Swap that /etc/fstab names comes back at the next boot."
         ),
-        remedy=everywhere("swapoff --all"),
+        remedy=everywhere("swapoff --all && systemctl restart kubelet", "restart"),
+        classes=CLUSTER_NODES,
         run=kubelet_swap,
         blocked_by=("pci-no-gpu",),
         needs=("kubelet",),
