@@ -12,6 +12,7 @@ from gpunode.facts.workloads import container_of
 from gpunode.host import Host
 
 _PROGRAMS = ("nvidia-device-plugin", "nvidia_gpu_device_plugin", "nvidia-gpu-device-plugin")
+_PODS = ("nvidia-device-plugin", "nvidia-gpu-device-plugin", "gpunode-device-plugin")
 _OURS = ("gpunode", "gpunode.light")
 POD_LOGS = "/var/log/pods"
 _LOG_BYTES = 64 << 10
@@ -44,11 +45,12 @@ class PluginProcess:
 
 @dataclass(frozen=True)
 class PluginLog:
-    """The end of a plugin container's log. `pod` and `namespace` are of its directory's name."""
+    """The end of a plugin container's log. `pod`, `namespace` and `container` are of its directory's name."""
 
     path: str
     namespace: str
     pod: str
+    container: str
     lines: tuple[str, ...]
 
 
@@ -91,24 +93,28 @@ def environment(host: Host, pid: int) -> Mapping[str, str]:
     return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
 
 
-def plugin_logs(host: Host) -> tuple[PluginLog, ...]:
-    """The newest log of each plugin container whose pod is still on this node, at most the last 64 KiB.
+def plugin_logs(host: Host, *, helpers: bool = False) -> tuple[PluginLog, ...]:
+    """The newest log of each plugin container whose pod is still on this node, at most the last 64 KiB; with
+    `helpers` also of its init and side containers.
 
     The kubelet keeps them in /var/log/pods/NAMESPACE_POD_UID/CONTAINER/RESTARTS.log.
     """
     found = []
     for directory in host.listdir(POD_LOGS):
-        if "nvidia-device-plugin" not in directory:
+        if not any(name in directory for name in _PODS):
             continue
         namespace, pod, _ = (*directory.split("_"), "", "")[:3]
         for container in host.listdir(f"{POD_LOGS}/{directory}"):
             place = f"{POD_LOGS}/{directory}/{container}"
             numbered = [name for name in host.listdir(place) if name.removesuffix(".log").isdecimal()]
-            if "init" in container or "config" in container or "mps" in container or not numbered:
+            helper = "init" in container or "config" in container or "mps" in container
+            if not numbered or (helper and not helpers):
                 continue
             path = f"{place}/{max(numbered, key=lambda name: int(name.removesuffix('.log')))}"
             found.append(
-                PluginLog(path, namespace, pod, tuple(host.read_tail(path, _LOG_BYTES).splitlines()))
+                PluginLog(
+                    path, namespace, pod, container, tuple(host.read_tail(path, _LOG_BYTES).splitlines())
+                )
             )
     return tuple(found)
 

@@ -103,7 +103,7 @@ def _mend(node: Node) -> Fix:
     if daemon is not None and manager in ("k3s", "rke2"):
         command = f"{_ASIDE} && {fixes.restart_managed(manager, daemon.unit)}"
     own = node.host.which("nvidia-container-runtime") or ""
-    install = fixes.INSTALL_TOOLKIT.for_family(node.distribution.family)
+    install = fixes.INSTALL_TOOLKIT.other
     before = "" if own and not own.startswith(TOOLKIT) else f"{install.command} && "
     return Fix(f"{before}{command}", True, "restart")
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.kubelet.daemon import has_own_plugin, restart_plugin
-from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import CLUSTER_NODES, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.errors import GpunodeError
 from gpunode.facts.gpu_ways import dra_directory
+from gpunode.facts.kernel_log import SOURCE
 from gpunode.facts.node import Node
+from gpunode.facts.xid_log import fallen_off, last_load
 from gpunode.result import Evidence, Fix
 
 if TYPE_CHECKING:
@@ -23,20 +27,23 @@ _BLIND = (
     *("nvml init failed", "failed to initialize NVML", "No devices found. Waiting indefinitely"),
     "driver/library version mismatch",
 )
+# what plugins and their init containers log when they end: klog, logrus and Go's own words
+_ERROR = re.compile(r"\b[EF]\d{4} \d\d:|level=(error|fatal)|\bpanic:|\b([Ee]rror|[Ff]ailed|[Uu]nable to)\b")
+_HEADER = re.compile(r'^(?:[EFWI]\d{4} \S+ +\d+ \S+\] |time="[^"]*" level=\w+ msg=")"?')
+_SHOWN = 200  # characters of a log's line
+_NO_CONFIG = "specified config"
 _API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 _OF_THE_CLUSTER = ("kube-", "calico-", "tigera-", "cilium", "node-feature-discovery_", "metallb-")
 _WHOLE = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 _GPU_WORDS = ("gpu", "nvidia", "cuda")  # every other vendor's name for a share of one has one of them
 _SEEING = "Registered device plugin"
 _PLUGIN = "nvidia-device-plugin"
-_DEPLOY = everywhere(
-    "helm upgrade --install nvidia-device-plugin nvidia-device-plugin "
-    "--repo https://nvidia.github.io/k8s-device-plugin --namespace nvidia-device-plugin --create-namespace"
-)
+_DEPLOY = everywhere("gpunode setup --kubernetes", "restart")
 _ASK_OPERATOR = Fix("kubectl get pods --all-namespaces --selector app=nvidia-device-plugin-daemonset -o wide")
 _BELOW = (
     *("pci-no-gpu", "driver-lib-mismatch", "nvml-hang", "kubelet-not-running", "kubelet-device-plugin-dir"),
     *("containerd-not-restarted", "containerd-runtime-missing", "containerd-runtime-binary"),
+    *("crio-not-running", "crio-runtime-missing", "crio-runtime-path", "toolkit-too-old"),
 )
 
 
@@ -115,12 +122,45 @@ def plugin_not_registered(node: Node) -> Verdict:
         return plain
     others = ", ".join(sorted(allocatable.resources)) or "none at all"
     evidence = [seen(allocatable.source, f"no resource nvidia.com/...; it knows {others}")]
+    failed = _last_failure(node)
+    if failed is not None:
+        return _failing(*failed, *evidence)
     for plugin in node.plugin_processes:
         evidence.append(seen(f"/proc/{plugin.process.pid}", f"{plugin.name} runs, but has not registered"))
     fix = restart_plugin(node) if node.plugin_processes or has_own_plugin(node) else None
     if fix is None and node.operator.pods:  # it deploys a plugin by itself; a second one would get in its way
         fix = _ASK_OPERATOR
     return fail("no device plugin has offered GPUs to the kubelet", *evidence, fix=fix)
+
+
+def _last_failure(node: Node) -> tuple[PluginLog, str] | None:
+    """The last error that a container of a plugin's pod has logged, init and side containers included: one of
+    those keeps the plugin from starting at all."""
+    from gpunode.facts.device_plugins import plugin_logs
+
+    found: list[tuple[PluginLog, str]] = []
+    for log in plugin_logs(node.host, helpers=True):
+        last = max((number for number, line in enumerate(log.lines) if _SEEING in line), default=-1)
+        found += [(log, line) for line in log.lines[last + 1 :] if _ERROR.search(line)][-1:]
+    return max(found, key=lambda one: one[1].split(" ", 1)[0], default=None)  # lines begin with their time
+
+
+def _failing(log: PluginLog, line: str, *evidence: Evidence) -> Verdict:
+    text = _cause(_HEADER.sub("", message(line)).removesuffix('"'))
+    summary = f"the device plugin fails: {text}"
+    name = f"{log.namespace} {log.pod} --container {log.container}"
+    fix = Fix(f"kubectl logs --namespace {name} --previous", needs_root=False)
+    if _NO_CONFIG in text:  # the label names a configuration that the plugin's ConfigMap lacks
+        fix = Fix('kubectl label node "$(uname -n)" nvidia.com/device-plugin.config-', needs_root=False)
+    return fail(summary, seen(log.path, message(line)), *evidence, fix=fix)
+
+
+def _cause(text: str) -> str:
+    """The end of a long error: Go programs put what went wrong first behind what it led to."""
+    parts = text.split(": ")
+    while len(parts) > 1 and len(": ".join(parts)) > _SHOWN:
+        del parts[0]
+    return ": ".join(parts)[:_SHOWN]
 
 
 def allocatable_zero(node: Node) -> Verdict:
@@ -135,9 +175,11 @@ def allocatable_zero(node: Node) -> Verdict:
     foreign = _foreign(node)
     if foreign is not None:
         return foreign
+    fallen = _fallen(node)
+    fix = fixes.REBOOT.other if fallen else restart_plugin(node)
     if not any(counts.values()):
         summary = "the kubelet can hand out none of this node's GPUs"
-        return fail(summary, told, *_last_words(node), fix=restart_plugin(node))
+        return fail(summary, told, *fallen, *_last_words(node), fix=fix)
     usual = sum(gpu.driver == "nvidia" for gpu in node.gpus)
     # one that is divided or shared has ids of its own: UUID::3 is the fourth share of one GPU
     ids = {one.partition("::")[0] for some in allocatable.nvidia.values() for one in some}
@@ -146,7 +188,16 @@ def allocatable_zero(node: Node) -> Verdict:
         return ok(f"{len(ids)} devices can be handed out", told)
     here = seen("/sys/bus/pci/devices", f"{usual} GPUs with the driver nvidia")
     summary = f"the kubelet can hand out {len(ids)} of {usual} GPUs"
-    return warn(summary, told, here, *_last_words(node), fix=restart_plugin(node))
+    return warn(summary, told, here, *fallen, *_last_words(node), fix=fix)
+
+
+def _fallen(node: Node) -> tuple[Evidence, ...]:
+    """GPUs that fell off the bus since the driver was loaded: a plugin that starts again can't use them."""
+    try:
+        lines, loaded = fallen_off(node.kernel_log), last_load(node.kernel_log)
+    except GpunodeError:
+        return ()
+    return tuple(seen(SOURCE, line.text) for line in lines if line.seconds >= loaded)[-1:]
 
 
 def _foreign(node: Node) -> Verdict | None:
@@ -226,11 +277,15 @@ def _handler(node: Node, log: PluginLog) -> tuple[tuple[Evidence, ...], Fix | No
     return (seen(where, f"pod {log.pod} runs under the handler {shown}"),), Fix(command, False, "restart")
 
 
-def shown(line: str) -> str:
-    """A CRI log's line without time and stream, cut."""
+def message(line: str) -> str:
+    """A CRI log's line without time and stream."""
     words = line.split(" ", 3)
-    text = words[3] if len(words) == 4 and words[1] in ("stdout", "stderr") else line
-    return text.strip()[:200]
+    return (words[3] if len(words) == 4 and words[1] in ("stdout", "stderr") else line).strip()
+
+
+def shown(line: str) -> str:
+    """The same, cut."""
+    return message(line)[:_SHOWN]
 
 
 _MIG = ("mig-enabled-no-instances", "mig-strategy-mismatch")  # either ends NVIDIA's device plugin
@@ -250,6 +305,7 @@ CHECKS = (
             "can't load NVML, offers no GPUs and only asks whether the toolkit is set up."
         ),
         remedy=everywhere(fixes.RESTART_PLUGIN_POD.command, "restart"),
+        classes=CLUSTER_NODES,
         run=plugin_cannot_see_nvml,
         blocked_by=(*_BELOW, *_MIG),
         needs=("kubelet",),
@@ -266,6 +322,7 @@ CHECKS = (
         ),
         why="Kubernetes knows no GPUs by itself: 'Insufficient nvidia.com/gpu' until a plugin offers them.",
         remedy=_DEPLOY,
+        classes=CLUSTER_NODES,
         run=plugin_not_registered,
         unless=("vfio-host",),
         blocked_by=(
@@ -291,6 +348,7 @@ CHECKS = (
             "unhealthy after an XID error and says otherwise only once it runs anew."
         ),
         remedy=everywhere(fixes.RESTART_PLUGIN_POD.command, "restart"),
+        classes=CLUSTER_NODES,
         run=allocatable_zero,
         blocked_by=(
             *(*_BELOW, "gpu-lost", "gpu-reset-required", "pci-gpu-count-mismatch"),

@@ -7,10 +7,11 @@ import re
 from typing import TYPE_CHECKING
 
 from gpunode.checks.fixes import everywhere, tell_plugin
-from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.model import CLUSTER_NODES, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import gates
 from gpunode.facts.engines import containerd_role
+from gpunode.facts.gpu_ways import dra_directory
 from gpunode.facts.kubelet import DEVICE_PLUGINS, root_directory
 from gpunode.facts.node import Node
 from gpunode.facts.plugin_configuration import configuration
@@ -24,6 +25,18 @@ _ENVVAR, _MOUNTS, _CRI = "envvar", "volume-mounts", "cdi-cri"
 _BY_ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 _STRATEGY = "DEVICE_LIST_STRATEGY"
+# other vendors' plugins for NVIDIA GPUs, by what their resources begin with
+_OTHER_BUILDS = (
+    *("aliyun.com/gpu", "volcano.sh/vgpu", "volcano.sh/gpu", "tencent.com/vcuda", "4pd.io/vgpu"),
+    *("k8s.amazonaws.com/vgpu", "hami.io/", "rs/gpu", "nvidia-gpu.com/"),
+)
+_DRA_PROGRAM = "gpu-kubelet-plugin"
+_ONE_DRA = Fix(
+    "helm upgrade nvidia-dra-driver-gpu nvidia/nvidia-dra-driver-gpu --namespace nvidia-dra-driver-gpu "
+    "--reuse-values --set resources.gpus.enabled=false",
+    False,
+    "restart",
+)
 _NONE = "no device plugin for NVIDIA GPUs runs here"
 _HIDDEN = "needs root to see the device plugin's settings"
 
@@ -152,6 +165,45 @@ def plugin_multiple(node: Node) -> Verdict:
     return warn(f"{len(plugins)} device plugins for NVIDIA GPUs run here", *evidence)
 
 
+def gpus_offered_twice(node: Node) -> Verdict:
+    twice = _beside_dra(node) or _under_two_names(node)
+    return twice or ok("GPUs are offered to Kubernetes once")
+
+
+def _beside_dra(node: Node) -> Verdict | None:
+    """NVIDIA's DRA driver and a device plugin each count the same GPUs as theirs to hand out."""
+    directory = dra_directory(node)
+    driver = next((one for one in node.processes if one.name == _DRA_PROGRAM), None)
+    state = node.host.socket_state(f"{directory}/dra.sock") if directory else "absent"
+    if driver is None and state != "listening":
+        return None
+    offered = sorted(node.allocatable.nvidia) if node.allocatable else []
+    if not offered and not node.plugin_processes:
+        return None
+    dra = seen(f"/proc/{driver.pid}", _DRA_PROGRAM) if driver else seen(f"{directory}/dra.sock", state)
+    plugins = [seen(f"/proc/{one.process.pid}", one.name) for one in node.plugin_processes]
+    evidence = [dra, *plugins]
+    if node.allocatable is not None and offered:
+        evidence.append(seen(node.allocatable.source, ", ".join(offered)))
+    return fail("NVIDIA's DRA driver and a device plugin hand out the same GPUs", *evidence, fix=_ONE_DRA)
+
+
+def _under_two_names(node: Node) -> Verdict | None:
+    """Plugins that offer the same GPUs as different resources don't know of each other's pods."""
+    allocatable = node.allocatable
+    if allocatable is None or not any(allocatable.nvidia.values()):
+        return None
+    others = [
+        name for name, ids in sorted(allocatable.resources.items()) if ids and name.startswith(_OTHER_BUILDS)
+    ]
+    if not others:
+        return None
+    names = ", ".join((*sorted(allocatable.nvidia), *others))
+    return fail(
+        "two device plugins hand out the same GPUs under different names", seen(allocatable.source, names)
+    )
+
+
 def plugin_mount_mismatch(node: Node) -> Verdict:
     inside = [one for one in node.plugin_processes if one.container]
     if not inside:
@@ -198,6 +250,7 @@ CHECKS = (
         remedy=everywhere(
             "kubectl get daemonsets --all-namespaces --output yaml | grep --context 3 device-plugins"
         ),
+        classes=CLUSTER_NODES,
         run=plugin_mount_mismatch,
         blocked_by=_BELOW,
         needs=("kubelet",),
@@ -218,6 +271,7 @@ CHECKS = (
             "nobody does, pods start and see no GPU."
         ),
         remedy=everywhere("gpunode configure-runtime --runtime containerd --cdi", "restart"),
+        classes=CLUSTER_NODES,
         run=plugin_strategy_mismatch,
         table=gates.TABLE,
         blocked_by=(
@@ -243,10 +297,32 @@ CHECKS = (
             "are lost by it: 'Failed to initialize NVML: Unknown Error'."
         ),
         remedy=everywhere(tell_plugin("PASS_DEVICE_SPECS=true"), "restart"),
+        classes=CLUSTER_NODES,
         run=plugin_device_specs,
         blocked_by=_BELOW,
         needs=("kubelet",),
         refs=("https://github.com/NVIDIA/k8s-device-plugin#setting-other-helm-chart-values",),
+    ),
+    Check(
+        id="gpus-offered-twice",
+        title="GPUs are offered to Kubernetes once",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            "NVIDIA's DRA driver for GPUs (its process, and its socket in the kubelet's plugins directory) "
+            "beside a device plugin, and resources of other vendors' plugins for NVIDIA GPUs beside "
+            "nvidia.com/... (PodResources)."
+        ),
+        why=(
+            "Each of the two counts every GPU as its own and neither sees the other's pods, so that "
+            "Kubernetes hands one GPU to two pods."
+        ),
+        remedy=everywhere("kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin"),
+        classes=CLUSTER_NODES,
+        run=gpus_offered_twice,
+        blocked_by=_BELOW,
+        needs=("kubelet",),
+        refs=("https://github.com/NVIDIA/k8s-dra-driver-gpu",),
     ),
     Check(
         id="plugin-multiple",
@@ -259,6 +335,7 @@ CHECKS = (
             "and the kubelet may hand out a GPU twice."
         ),
         remedy=everywhere("kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin"),
+        classes=CLUSTER_NODES,
         run=plugin_multiple,
         blocked_by=_BELOW,
         needs=("kubelet",),

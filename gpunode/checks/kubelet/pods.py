@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks.fixes import everywhere
-from gpunode.checks.model import Check, Verdict, note, ok, seen, skip, warn
+from gpunode.checks.model import CLUSTER_NODES, Check, Verdict, note, ok, seen, skip, warn
 from gpunode.facts.gpu_ways import holders
 from gpunode.facts.node import Node
 from gpunode.result import Fix
@@ -76,6 +76,7 @@ CHECKS = (
             "fails: 'read status from sync socket'. In mode cdi there is no such hook."
         ),
         remedy=everywhere("gpunode toolkit config set nvidia-container-runtime.mode=cdi"),
+        classes=CLUSTER_NODES,
         run=hostusers_false,
         blocked_by=("pci-no-gpu", "kubelet-not-running", "toolkit-missing", "toolkit-config-invalid"),
         needs=("kubelet",),
@@ -96,6 +97,7 @@ CHECKS = (
             "need runtimeClassName: nvidia."
         ),
         remedy=everywhere("gpunode manifests runtime-class | kubectl apply --filename -"),
+        classes=CLUSTER_NODES,
         run=runtimeclass_missing,
         blocked_by=("pci-no-gpu", "kubelet-not-running", "containerd-runtime-missing"),
         needs=("kubelet",),
@@ -115,6 +117,7 @@ CHECKS = (
             f"kubectl get pods --all-namespaces --output yaml | grep --context 1 {_CAPABILITIES}",
             needs_root=False,
         ),
+        classes=CLUSTER_NODES,
         run=pod_driver_capabilities,
         blocked_by=("pci-no-gpu", "kubelet-not-running"),
         needs=("kubelet",),
