@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from gpunode.dataclass import dataclass
 from gpunode.facts.blacklist import INITRAMFS, NOUVEAU_FILE, NOUVEAU_TEXT, NOVA_FILE, NOVA_TEXT
-from gpunode.facts.kernel_headers import kernel_devel
+from gpunode.facts.kernel_headers import kernel_devel, linux_headers
 from gpunode.result import Fix, Step
 
 FAMILIES = ("debian", "rhel", "suse", "other")
@@ -44,7 +44,7 @@ def per_family(debian: str, rhel: str, suse: str, other: str, disruptive: str = 
     return Remedy(*(Fix(command, True, disruptive) for command in (debian, rhel, suse, other)))
 
 
-_GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
+DRIVER_GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
 TOOLKIT_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
 
 _UPGRADE = {
@@ -63,22 +63,9 @@ def upgrade(family: str, names: Sequence[str], disruptive: str = "none") -> Fix 
 
 RESCAN_PCI = everywhere("echo 1 > /sys/bus/pci/rescan")
 
-INSTALL_DRIVER = per_family(
-    "apt install nvidia-open && reboot",
-    "dnf install nvidia-open && reboot",
-    "zypper install nvidia-open && reboot",
-    f"follow {_GUIDE}",
-    "reboot",
-)
-
-# nvidia-open comes from NVIDIA's repository, which packages.py adds where a node lacks it
-UPGRADE_DRIVER = per_family(
-    "apt update && apt install nvidia-open && reboot",
-    "dnf upgrade nvidia-open && reboot",
-    "zypper update nvidia-open && reboot",
-    f"follow {_GUIDE}",
-    "reboot",
-)
+# checks/preconditions.py has the command for systems where these refuse
+INSTALL_DRIVER = everywhere("gpunode driver install --yes")
+UPGRADE_DRIVER = everywhere("gpunode driver install --yes && reboot", "reboot")
 
 
 def _blacklist(path: str, content: str, commands: tuple[tuple[str, ...], ...]) -> Fix:
@@ -135,7 +122,7 @@ BUILD_MODULE = per_family(
 def build_module_for(release: str) -> Remedy:
     """Build the module for a kernel that isn't running yet."""
     return per_family(
-        f"apt install linux-headers-{release} && dkms autoinstall -k {release}",
+        f"apt install {linux_headers(release)} && dkms autoinstall -k {release}",
         f"dnf install {kernel_devel(release)} && dkms autoinstall -k {release}",
         "zypper install --force nvidia-open-driver-G06-signed-kmp-default",
         f"dkms autoinstall -k {release}",
@@ -174,19 +161,8 @@ def make_nodes(minors: tuple[int, ...]) -> Fix:
 
 LOAD_UVM = everywhere("modprobe nvidia-uvm && nvidia-modprobe -c0 -u", safe=True)
 
-INSTALL_TOOLKIT = per_family(
-    "gpunode toolkit install",
-    "gpunode toolkit install",
-    "gpunode toolkit install",
-    f"follow {TOOLKIT_GUIDE}",
-)
-
-UPGRADE_TOOLKIT = per_family(
-    "apt update && apt install nvidia-container-toolkit",
-    "dnf upgrade nvidia-container-toolkit",
-    "zypper update nvidia-container-toolkit",
-    f"follow {TOOLKIT_GUIDE}",
-)
+INSTALL_TOOLKIT = everywhere("gpunode toolkit install")
+UPGRADE_TOOLKIT = everywhere("gpunode toolkit install --upgrade")
 
 START_DOCKER = everywhere("systemctl restart docker", "restart")
 EDIT_DAEMON_JSON = everywhere("${EDITOR:-vi} /etc/docker/daemon.json")

@@ -54,14 +54,18 @@ def due(mend: Mend, allow: Collection[str]) -> tuple[Step, ...]:
 
 def _mend(finding: Finding) -> Mend:
     fix = finding.fix[0]
-    steps = steps_of(fix)
-    disruptive = max((fix.disruptive, *(step.disruptive for step in steps)), key=_WORSE.index)
+    command = " && ".join(one.command for one in finding.fix)
+    parts = [steps_of(one) for one in finding.fix]
+    steps = tuple(step for part in parts for step in part) if all(parts) else ()
+    disruptive = max(
+        (*(one.disruptive for one in finding.fix), *(step.disruptive for step in steps)), key=_WORSE.index
+    )
     way = "hand"
     if steps and fix.safe and steps[0].disruptive == "none":
         way = "safe"
     elif steps and disruptive != "none":
         way = "allow"
-    return Mend(finding.id, finding.summary, fix.command, way, disruptive, steps)
+    return Mend(finding.id, finding.summary, command, way, disruptive, steps)
 
 
 def steps_of(fix: Fix) -> tuple[Step, ...]:

@@ -50,8 +50,13 @@ def blocks(
 
 
 def first(findings: tuple[Finding, ...]) -> str | None:
-    """The id of the finding to mend first: a root cause, or the first warning. None if there is none."""
-    return next((finding.id for finding in _ordered(findings) if finding.fix), None)
+    """The id of the finding to fix first: a root cause, or the first warning. A reboot comes after what it
+    would break. None if there is nothing to fix."""
+    fixable = [finding for finding in _ordered(findings) if finding.fix]
+    if fixable and _mended_by_reboot(fixable[0]):
+        breaks = reboot(findings)["findings"]
+        return next((finding.id for finding in fixable if finding.id in breaks), fixable[0].id)
+    return fixable[0].id if fixable else None
 
 
 def reboot(findings: tuple[Finding, ...]) -> dict[str, Any]:
@@ -207,7 +212,7 @@ def _problem(finding: Finding, shown: dict[str, str]) -> Iterator[Block]:
     yield from (Text(f"  {line}") for line in evidence_lines(finding.evidence))
     if finding.why:
         yield Text(f"  {finding.why}", Style.DIM)
-    for fix in finding.fix:
+    for fix in finding.fix[:1]:
         above = shown.setdefault(fix.command, finding.id)
         if above != finding.id:
             yield Text(f"  mended by the command for {above}", Style.COMMAND)
@@ -215,6 +220,12 @@ def _problem(finding: Finding, shown: dict[str, str]) -> Iterator[Block]:
         yield Text(f"  {fix.command}", Style.COMMAND)
         if disturbs := disturbance(fix):
             yield Text(f"  ({disturbs})", Style.DIM)
+    if _reboots_last(finding):
+        yield Text("  then reboot the node", Style.DIM)
+
+
+def _reboots_last(finding: Finding) -> bool:
+    return len(finding.fix) > 1 and finding.fix[-1] == REBOOT.other
 
 
 def _waiting(findings: tuple[Finding, ...]) -> Iterator[Block]:
@@ -248,8 +259,10 @@ def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
         return
     yield Text("")
     if breaks:
-        yield Text("Safe to reboot? No, mend this first:", Style.WARN)
-        yield from _before_reboot([finding for finding in findings if finding.id in breaks])
+        yield Text("Safe to reboot? No, a reboot now breaks what works:", Style.WARN)
+        for finding in (one for one in findings if one.id in breaks):
+            yield Text(f"  {finding.id}: {finding.summary}", Style.WARN)
+            yield from (Text(f"    {fix.command}", Style.COMMAND) for fix in finding.fix[:1])
     elif unjudged:
         unread = all(_unread(finding) for finding in findings if finding.id in unjudged)
         doubt = f"{_many(len(unjudged), 'check')} could not tell{' without root' if unread else ''}"
@@ -260,23 +273,20 @@ def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
         yield Text(f"  A reboot mends {', '.join(mends)}", Style.DIM)
 
 
-def _before_reboot(findings: Sequence[Finding]) -> Iterator[Block]:
-    for finding in findings:
-        yield Text(f"  {finding.id}: {finding.summary}", Style.WARN)
-        yield from (Text(f"    {fix.command}", Style.COMMAND) for fix in finding.fix)
-
-
 def _first(findings: tuple[Finding, ...]) -> Iterator[Block]:
-    for finding in _ordered(findings):
-        if finding.fix:
-            fix: Fix = finding.fix[0]
-            yield Text("")
-            # as a command, which is never wrapped: half of one that is copied would be run alone
-            yield Text(f"First{', as root' if fix.needs_root else ''}: {fix.command}", Style.COMMAND)
-            if disturbs := disturbance(fix):
-                yield Text(f"({disturbs})", Style.DIM)
-            yield Text(f"More: gpunode explain {finding.id}", Style.DIM)
-            return
+    identifier = first(findings)
+    finding = next((one for one in findings if one.id == identifier), None)
+    if finding is None:
+        return
+    fix: Fix = finding.fix[0]
+    yield Text("")
+    # as a command, which is never wrapped: half of one that is copied would be run alone
+    yield Text(f"First{', as root' if fix.needs_root else ''}: {fix.command}", Style.COMMAND)
+    if disturbs := disturbance(fix):
+        yield Text(f"({disturbs})", Style.DIM)
+    if _reboots_last(finding):
+        yield Text("(then reboot the node)", Style.DIM)
+    yield Text(f"More: gpunode explain {finding.id}", Style.DIM)
 
 
 def _tables(tables: Sequence[dict[str, Any]]) -> Iterator[Block]:

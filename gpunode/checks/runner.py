@@ -7,12 +7,13 @@ from collections.abc import Callable, Collection, Mapping
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
 from gpunode.checks.model import Check, Verdict, one_line, skip
 from gpunode.checks.patience import DEEP_SECONDS, Patience
+from gpunode.checks.preconditions import fitting, separate_reboot
 from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.facts.node import Node
 from gpunode.facts.topic import Stuck
 from gpunode.facts.traits import TRAITS
-from gpunode.result import Finding, FindingStatus
+from gpunode.result import Finding, FindingStatus, Fix
 
 EVERY = "all"
 BY_OPTION = "by --ignore"  # where no reason was given
@@ -93,8 +94,10 @@ class _Walk:
             if cause is not None:
                 return _finding(check, skip(f"waits for {cause}", "blocked"), blocked_by=cause)
             verdict = self._verdict(check)
+        finding = _finding(check, verdict, self._family())
+        finding = replace(finding, fix=self._fitting(finding.fix))
         milliseconds = round((self.node.host.monotonic() - started) * 1000, 1)
-        return _finding(check, verdict, self._family(), milliseconds=milliseconds)
+        return replace(finding, milliseconds=milliseconds)
 
     def _not_here(self, check: Check) -> Verdict | None:
         """Why this check doesn't apply to this node, None if it does."""
@@ -157,6 +160,13 @@ class _Walk:
         except Exception as error:  # noqa: BLE001 - a broken check is a finding and never ends the doctor
             return Verdict(FindingStatus.ERROR, f"the check broke: {type(error).__name__}: {error}")
 
+    def _fitting(self, offered: tuple[Fix, ...]) -> tuple[Fix, ...]:
+        """Fixes whose commands this node can run, a reboot apart from what comes before it."""
+        try:
+            return tuple(part for fix in offered for part in separate_reboot(fitting(self.node, fix)))
+        except (GpunodeError, OSError):
+            return offered  # a fact that can't be read speaks against no command
+
     def _family(self) -> str:
         try:
             return self.node.distribution.family
@@ -169,7 +179,6 @@ def _finding(
     verdict: Verdict,
     family: str = "other",
     blocked_by: str | None = None,
-    milliseconds: float = 0.0,
 ) -> Finding:
     bad = verdict.status in (FindingStatus.FAIL, FindingStatus.WARN)
     fix = (verdict.fix or check.remedy.for_family(family),) if bad else ()
@@ -185,7 +194,6 @@ def _finding(
         fix=(verdict.fix,) if verdict.note and verdict.fix else fix,
         blocked_by=blocked_by,
         refs=check.refs,
-        milliseconds=milliseconds,
         layer=check.layer,
         note=verdict.note,
         skipped=verdict.skipped,

@@ -179,7 +179,7 @@ def _excuse(finding: Finding, engine: str, cdi: bool) -> str:
 
 def mended_by_configuring(finding: Finding, cdi: bool) -> str:
     """The command that mends it on the way, or why it need not be mended; empty for none of these."""
-    mends = finding.fix[0].command if finding.fix else ""
+    mends = " && ".join(fix.command for fix in finding.fix)
     restarted = finding.id == _CRIO_RESTARTED_HERE and mends.startswith(_RESTART)
     if restarted or finding.id in _RESTARTED_HERE or mends.startswith(_MENDED_HERE):
         return _MENDED_HERE

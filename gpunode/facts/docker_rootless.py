@@ -160,7 +160,12 @@ def account(host: Host, uid: int) -> Account:
     return Account(own.get("USER") or str(uid), uid, own.get("HOME") or "/")
 
 
+def sudo_name(name: str) -> str:
+    """A user as sudo(8) takes one: a number without a name in the user database is written '#1000'."""
+    return f"'#{name}'" if name.isdecimal() else name
+
+
 def as_user(who: Account) -> str:
     """The command that prepares a user's rootless Docker, as root gives it."""
     runtime = f"XDG_RUNTIME_DIR={who.runtime_directory}"
-    return f"sudo -Hu {who.name} {runtime} gpunode configure-runtime --runtime docker"
+    return f"sudo -Hu {sudo_name(who.name)} {runtime} gpunode configure-runtime --runtime docker"

@@ -14,7 +14,10 @@ PARAMETERS = "/proc/driver/nvidia/params"
 # Debian builds the same module as nvidia-current and the kernel shows it with an underscore
 MODULE_NAMES = ("nvidia", "nvidia_current")
 _IN_MODULES_DEP = re.compile(r"^[^:\s]*/nvidia(?:-current)?\.ko(?:\.\w+)?:", re.MULTILINE)
-_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub", "/etc/pki/akmods/certs/public_key.der")
+SHIM_KEY = "/var/lib/shim-signed/mok/MOK.der"
+DKMS_KEY = "/var/lib/dkms/mok.pub"
+AKMODS_KEY = "/etc/pki/akmods/certs/public_key.der"
+_KEYS = (SHIM_KEY, DKMS_KEY, AKMODS_KEY)
 _LONGEST = 64  # characters; a version has ten
 _NUMBERS = re.compile(r"\d{1,9}", re.ASCII)
 

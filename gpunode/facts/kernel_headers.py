@@ -20,11 +20,20 @@ def kernel_devel(release: str) -> str:
     return f"kernel-{kind}-devel-{base}" if kind else f"kernel-devel-{base}"
 
 
+def linux_headers(release: str) -> str:
+    """The package with the headers of a kernel on Debian and Ubuntu. Proxmox VE has its own kernels, and from
+    6.5 on its own name for them."""
+    if release.endswith("-pve"):
+        numbers = tuple(int(part) for part in re.findall(r"\d+", release)[:2])
+        return f"{'proxmox' if numbers >= (6, 5) else 'pve'}-headers-{release}"
+    return f"linux-headers-{release}"
+
+
 def header_package(family: str, release: str) -> tuple[str, str]:
     """Name and version of the package with a kernel's headers for debian, rhel or suse, empty for another
     family. Debian's name has the version; SUSE's release lacks the last part of it, the build's number."""
     if family == "debian":
-        return f"linux-headers-{release}", ""
+        return linux_headers(release), ""
     if family == "rhel":
         base = release.partition("+")[0]
         return kernel_devel(release).removesuffix(f"-{base}"), _ARCHITECTURE.sub("", base)

@@ -49,7 +49,12 @@ def hint_of(code: str, manager: str, said: str) -> str:
 
 def against_node(situation: Situation) -> tuple[Refusal, ...]:
     """What makes every driver from packages the wrong thing on this node."""
-    return (*_kind(situation), *_other_ways(situation), *_in_use(situation))
+    return (*against_system(situation), *_in_use(situation))
+
+
+def against_system(situation: Situation) -> tuple[Refusal, ...]:
+    """The same without the work that runs on the GPUs now."""
+    return (*_kind(situation), *_other_ways(situation))
 
 
 def _kind(situation: Situation) -> Iterator[Refusal]:

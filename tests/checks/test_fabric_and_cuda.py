@@ -11,6 +11,7 @@ from fixtures.machines import machine, merged, options, recorded_host
 from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.fabric.mig import _instances
 from gpunode.checks.fixes import tell_plugin
+from gpunode.checks.preconditions import fitting
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
 from gpunode.errors import UsageError
@@ -220,7 +221,9 @@ def test_what_an_image_says_is_compared(env, status, tmp_path):
     ],
 )
 def test_a_driver_is_renewed_where_it_comes_from(name, image, command, tmp_path):
-    assert judge("cuda-driver-version", name, tmp_path, cuda="99.0").fix.command == command
+    fix = judge("cuda-driver-version", name, tmp_path, cuda="99.0").fix
+    node = Node(recorded_host(name, tmp_path / "again"))
+    assert fitting(node, sure(fix)).command == command
 
 
 @pytest.mark.parametrize("given", ["abc", "12", "12.8 ", "-1.0", "12.8;reboot"])

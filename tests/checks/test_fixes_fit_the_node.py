@@ -1,25 +1,29 @@
 """Commands that depend on how this very node got its driver and engines: each must be right as it stands."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from fixtures.machines import machine
+from fixtures.machines import machine, names, options, recorded_host
 from gpunode.checks import fixes
-from gpunode.checks.docker import remedies as docker
+from gpunode.checks.docker import remedies as docker_fixes
 from gpunode.checks.runner import run_checks
+from gpunode.commands import doctor
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.machine_file import build_machine
-from gpunode.facts.node import Node
+from gpunode.facts.node import Node, Questions
+from gpunode.facts.system import CONTAINER, WSL2
 from gpunode.host import Host
-
-REPOSITORIES = "https://developer.download.nvidia.com/compute/cuda/repos"
+from gpunode.render import SilentProgress, plain_lines
 
 
 def commands(spec, root):
     """Fix commands by check id."""
     findings = run_checks(Node(Host(build_machine(spec, root), environ={})))
-    return {finding.id: finding.fix[0].command for finding in findings if finding.fix}
+    return {
+        finding.id: " && ".join(fix.command for fix in finding.fix) for finding in findings if finding.fix
+    }
 
 
 def without_driver(release, device="0x2330"):
@@ -32,53 +36,11 @@ def without_driver(release, device="0x2330"):
 
 
 DEBIAN = 'ID=debian\nVERSION_ID="12"\n'
-ROCKY = 'ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.4"\n'
-AMAZON = 'ID="amzn"\nID_LIKE="fedora"\nVERSION_ID="2023"\n'
-SLES = 'ID="sles"\nID_LIKE="suse"\nVERSION_ID="15.6"\n'
 
 
-@pytest.mark.parametrize(
-    ("release", "first", "last"),
-    [
-        (
-            DEBIAN,
-            f"curl -fsSLO {REPOSITORIES}/debian12/x86_64/cuda-keyring_1.1-1_all.deb && dpkg -i",
-            "apt install nvidia-open && reboot",
-        ),
-        (
-            ROCKY,
-            f"curl -fsSL {REPOSITORIES}/rhel9/x86_64/cuda-rhel9.repo -o /etc/yum.repos.d/cuda-rhel9.repo",
-            "dnf module enable nvidia-driver:open-dkms && "
-            "dnf install kernel-devel-$(uname -r) nvidia-open && reboot",
-        ),
-        (
-            AMAZON,
-            f"curl -fsSL {REPOSITORIES}/amzn2023/x86_64/cuda-amzn2023.repo",
-            "dnf install kernel-devel-$(uname -r) nvidia-open && reboot",
-        ),
-        (
-            SLES,
-            f"zypper addrepo {REPOSITORIES}/sles15/x86_64/cuda-sles15.repo",
-            "zypper install nvidia-open && reboot",
-        ),
-    ],
-)
-def test_the_driver_comes_from_a_repository_that_the_command_adds(release, first, last, tmp_path):
-    command = commands(without_driver(release), tmp_path)["driver-not-installed"]
-    assert command.startswith(first)
-    assert command.endswith(last)
-
-
-def test_a_repository_that_is_there_is_not_added_again(tmp_path):
-    spec = without_driver(DEBIAN)
-    spec["files"]["/etc/apt/sources.list.d/cuda.list"] = f"deb {REPOSITORIES}/debian12/x86_64/ /\n"
-    assert commands(spec, tmp_path)["driver-not-installed"] == "apt install nvidia-open && reboot"
-
-
-def test_a_volta_gpu_gets_no_open_module(tmp_path):
-    command = commands(without_driver(DEBIAN, "0x1db5"), tmp_path)["driver-not-installed"]
-    assert "nvidia-open" not in command
-    assert command.endswith("apt install cuda-drivers-580 && reboot")
+def test_gpunode_installs_the_driver_that_it_plans(tmp_path):
+    command = commands(without_driver(DEBIAN), tmp_path)["driver-not-installed"]
+    assert command == "gpunode driver install --yes"
 
 
 def next_kernel(dep, release="5.15.0-122-generic"):
@@ -115,6 +77,7 @@ def test_a_driver_of_the_run_file_is_built_by_the_run_file(tmp_path):
 @pytest.mark.parametrize("key", ["/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub"])
 def test_the_key_to_enrol_is_the_one_that_is_there(key, tmp_path):
     spec = machine("secureboot-key-not-enrolled")
+    del spec["files"]["/var/lib/shim-signed/mok/MOK.der"]
     spec["files"][key] = "certificate"
     assert commands(spec, tmp_path)["secureboot-unsigned"] == f"mokutil --import {key} && reboot"
 
@@ -171,10 +134,13 @@ def test_each_docker_is_restarted_by_whoever_starts_it():
     system = Daemon("docker", None, (27, 3), "/etc/docker/daemon.json", "", "/run/docker.sock", None)
     snap = replace(system, config_path="/var/snap/docker/2893/config/daemon.json", manager="snap")
     own = replace(system, config_path="/home/anna/.config/docker/daemon.json", user="anna")
-    assert docker.restart(system, "reload") == "systemctl reload docker"
-    assert docker.restart(snap, "reload") == "snap restart docker"
-    assert docker.restart(own) == "systemctl --user restart docker"
-    assert (docker.edit(own, 3).needs_root, docker.edit(system, 3).needs_root) == (False, True)
+    assert docker_fixes.restart(system, "reload") == "systemctl reload docker"
+    assert docker_fixes.restart(snap, "reload") == "snap restart docker"
+    assert docker_fixes.restart(own) == "systemctl --user restart docker"
+    assert (docker_fixes.edit(own, 3).needs_root, docker_fixes.edit(system, 3).needs_root) == (
+        False,
+        True,
+    )
 
 
 def test_a_file_that_k3s_renders_is_never_to_be_edited(tmp_path):
@@ -195,21 +161,6 @@ def test_k3s_is_configured_by_its_own_name_even_beside_another_containerd(tmp_pa
     assert found["containerd-runtime-missing"] == "gpunode configure-runtime --runtime k3s"
 
 
-@pytest.mark.parametrize(
-    ("name", "identifier"),
-    [
-        ("mig-nvml-regression", "mig-nvml-regression"),
-        ("mig-nvml-regression-suse", "mig-nvml-regression"),
-        ("driver-refuses-kernel", "kernel-unsupported"),
-        ("driver-cve-rocky9", "driver-cve"),
-    ],
-)
-def test_a_newer_driver_comes_from_where_this_node_can_get_one(name, identifier, tmp_path):
-    """Nobody is told to upgrade a package that isn't there, from a repository that isn't either."""
-    command = commands(machine(name), tmp_path)[identifier]
-    assert command.startswith(("apt install ubuntu-drivers-common", "zypper addrepo", "curl -fsSL https"))
-
-
 @pytest.mark.parametrize("package", ["docker.io", "docker-ce"])
 def test_an_old_docker_is_upgraded_by_the_package_it_came_in(package, tmp_path):
     spec = machine("docker-version-old")
@@ -218,3 +169,146 @@ def test_an_old_docker_is_upgraded_by_the_package_it_came_in(package, tmp_path):
     spec["files"]["/var/lib/dpkg/status"] = status
     command = commands(spec, tmp_path)["docker-version-old"]
     assert command == f"apt update && apt install --only-upgrade {package}"
+
+
+GUIDES = (fixes.DRIVER_GUIDE, fixes.TOOLKIT_GUIDE)
+MANAGERS = {"apt": "debian", "dnf": "rhel", "zypper": "suse"}
+OF_THE_KERNEL = ("modprobe", "rmmod", "dkms", "akmods", "mokutil", "update-initramfs", "dracut")
+OF_THE_DRIVER = (
+    "nvidia-driver",
+    "nvidia-open",
+    "nvidia-dkms",
+    "cuda-drivers",
+    "linux-headers",
+    "kernel-devel",
+)
+
+
+def contradictions(node, command):
+    """What is wrong with offering this command on this node."""
+    host, kind, system = node.host, node.kind, node.distribution
+    words = [part.split()[0] for part in re.split(" && |; ", command) if part.split()]
+    if command.startswith("run on the host of this container"):
+        words = []
+    if "reboot" in words and kind in (CONTAINER, WSL2):
+        yield f"a reboot on {kind}"
+    if kind == CONTAINER:
+        yield from (f"{word} in a container" for word in words if word in OF_THE_KERNEL)
+        if "install" in command:
+            yield from (f"{name} in a container" for name in OF_THE_DRIVER if name in command)
+    for word in words:
+        if word in MANAGERS and system.family != MANAGERS[word]:
+            yield f"{word} on {system.id}"
+        if word == "dkms" and not node.dkms:
+            yield "dkms where it builds no driver"
+        if word == "modprobe" and not host.is_dir(f"/lib/modules/{node.kernel}"):
+            yield "modprobe without the running kernel's modules"
+    managed = system.immutable or host.is_dir("/home/kubernetes/bin")
+    operator = any("nvidia-driver-daemonset" in pod for pod in node.operator.pods)
+    if any(guide in command for guide in GUIDES) and (managed or operator):
+        yield "a guide to packages where none can be installed"
+    if "gpunode driver install" in command and (managed or operator or kind in (CONTAINER, WSL2)):
+        yield "a driver that gpunode refuses to install here"
+    found = re.search(r"mokutil --import (\S+)", command)
+    if found and not host.exists(found[1]) and not {"update-secureboot-policy", "dkms"} & set(words):
+        yield "a key that doesn't exist"
+    branch = re.search(r"driver install --branch (\d+)", command)
+    if branch and branch[1] == node.driver_version.partition(".")[0]:
+        yield "the branch that is installed"
+    if re.search(r"sudo -Hu \d", command):
+        yield "a user by number without '#'"
+    if "-pve" in node.kernel and "linux-headers-" in command:
+        yield "headers of another distribution's kernel"
+    if "akmod-nvidia" in node.packages.installed and "developer.download.nvidia.com" in command:
+        yield "NVIDIA's repository over RPM Fusion's driver"
+    if "&& reboot" in command:
+        yield "a reboot that isn't a step of its own"
+
+
+@pytest.mark.parametrize("name", names())
+def test_no_offered_command_contradicts_its_machine(name, tmp_path):
+    node = Node(recorded_host(name, tmp_path), Questions(**options(name)))
+    wrong = {
+        (finding.id, fix.command): told
+        for finding in run_checks(node)
+        for fix in finding.fix
+        if (told := list(contradictions(node, fix.command)))
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_page_has_one_first_step(name, tmp_path):
+    """The page's own data says the same, and a reboot is first only where it breaks nothing."""
+    result = doctor.run(recorded_host(name, tmp_path), doctor.Options(**options(name)), SilentProgress())
+    lines = [line for block in result.blocks for line in plain_lines(block)]
+    first = [line for line in lines if "first" in line.lower().split() or line.startswith("First")]
+    by_id = {finding.id: finding for finding in result.data["findings"]}
+    chosen = by_id.get(result.data["first"])
+    assert len([line for line in lines if line.startswith("First")]) == (chosen is not None)
+    assert not [line for line in lines if line.startswith("Safe to reboot? No") and "first" in line], first
+    if chosen is not None and chosen.fix[0].command == "reboot":
+        assert not result.data["reboot"]["findings"]
+
+
+# one machine for each command that used to be useless there, with the command that does the job
+FIRST = {
+    "allocatable-zero-after-xid-79": "reboot",
+    "arch-without-driver": "pacman -Syu nvidia-open",
+    "azure-linux-next-kernel": "tdnf update",
+    "containerd-drop-in-of-higher-version": (
+        "mv /etc/containerd/conf.d/99-nvidia.toml /etc/containerd/conf.d/99-nvidia.toml.disabled && "
+        "gpunode configure-runtime --runtime containerd"
+    ),
+    "cos-gke-without-driver": (
+        "kubectl apply --filename https://raw.githubusercontent.com/GoogleCloudPlatform/"
+        "container-engine-accelerators/master/nvidia-driver-installer/cos/daemonset-preloaded.yaml"
+    ),
+    "crio-conmon-missing": "dnf reinstall cri-o && systemctl restart crio",
+    "docker-older-than-toolkit": "systemctl restart docker",
+    "docker-rootless": (
+        "sudo -Hu '#1000' XDG_RUNTIME_DIR=/run/user/1000 gpunode configure-runtime --runtime docker"
+    ),
+    "flatcar-without-driver": "systemctl restart nvidia.service",
+    "flatcar-without-toolkit": "follow https://www.flatcar.org/docs/latest/setup/customization/using-nvidia/",
+    "gentoo-next-kernel": "emerge @module-rebuild && modprobe nvidia",
+    "image-newer-than-any-driver": "gpunode doctor --cuda 13.0",
+    "k0s-drop-in-of-other-version": (
+        "mv /etc/k0s/containerd.d/nvidia.toml /etc/k0s/containerd.d/nvidia.toml.disabled && "
+        "gpunode configure-runtime --runtime k0s"
+    ),
+    "kernel-modules-removed": "reboot",
+    "kubelet-stopped-by-swap": "swapoff --all && systemctl restart kubelet",
+    "lxc-library-mismatch": "sh NVIDIA-Linux-$(uname -m)-580.159.03.run --no-kernel-modules",
+    "microos-next-kernel": (
+        "transactional-update pkg install --force nvidia-open-driver-G06-signed-kmp-default"
+    ),
+    "nixos-kernel-without-module": "nixos-rebuild boot",
+    "plugin-config-does-not-exist": 'kubectl label node "$(uname -n)" nvidia.com/device-plugin.config-',
+    "plugin-not-registered": "gpunode setup --kubernetes",
+    "proxmox-next-kernel": "apt install proxmox-headers-6.14.11-1-pve && dkms autoinstall -k 6.14.11-1-pve",
+    "rpmfusion-driver-old": "dnf upgrade akmod-nvidia 'xorg-x11-drv-nvidia*' && akmods --force",
+    "toolkit-too-old-no-plugin": "gpunode toolkit install --upgrade",
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_first_command_does_its_job_on_this_system(name, tmp_path):
+    result = doctor.run(recorded_host(name, tmp_path), doctor.Options(**options(name)), SilentProgress())
+    (finding,) = [one for one in result.data["findings"] if one.id == result.data["first"]]
+    assert finding.fix[0].command == FIRST[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("plugin-config-does-not-exist", "specified config a100-timesliced does not exist"),
+        ("thor-plugin-crash-loop", "error building Device: error getting device memory: Not Supported"),
+    ],
+)
+def test_the_last_error_of_a_plugins_containers_is_the_summary(name, words, tmp_path):
+    (finding,) = [
+        one for one in run_checks(Node(recorded_host(name, tmp_path))) if one.id == "plugin-not-registered"
+    ]
+    assert finding.summary.startswith("the device plugin fails: ") and finding.summary.endswith(words)
+    assert finding.evidence[0].source.startswith("/var/log/pods/")

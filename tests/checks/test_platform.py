@@ -83,7 +83,7 @@ def test_an_old_toolkit_on_a_jetson_matters_to_device_plugins_alone(node):
     kubelet = {"/var/lib/kubelet/config.yaml": "kind: KubeletConfiguration\n"}
     verdict = special.jetson(node("healthy-jetson-orin", recording={"commands": told}, files=kubelet))
     assert verdict.status is FindingStatus.WARN
-    assert "nvidia-container-toolkit" in sure(verdict.fix).command
+    assert sure(verdict.fix).command == "gpunode toolkit install --upgrade"
 
 
 def test_a_jetson_with_a_cdi_specification_needs_no_lists(node):

@@ -17,7 +17,7 @@ from gpunode.result import FindingStatus
 from tests.cli import gpunode
 
 YES = "Safe to reboot? Yes: nothing was found that a reboot would break"
-NO = "Safe to reboot? No, mend this first:"
+NO = "Safe to reboot? No, a reboot now breaks what works:"
 
 
 @pytest.fixture
@@ -65,9 +65,9 @@ BREAKS = {
         "modinfo -k 5.14.0-503.11.1.el9_5.x86_64 -F version nvidia",
     ),
     "mok-pending": ("mok-pending", "mokutil --list-new"),
-    "secureboot-key-waits": ("secureboot-unsigned", "mokutil --list-new && reboot"),
+    "secureboot-key-waits": ("secureboot-unsigned", "mokutil --list-new"),
     "driver-upgrade-pending": ("driver-upgrade-pending", "apt install libnvidia-compute-580"),
-    "driver-lib-mismatch-stays": ("driver-lib-mismatch", "ubuntu-drivers install --gpgpu && reboot"),
+    "driver-lib-mismatch-stays": ("driver-lib-mismatch", "gpunode driver install --yes"),
     "module-disabled-next-boot": ("module-disabled-next-boot", "sed -i '3s/^/# /'"),
     "nouveau-not-blacklisted": ("nouveau-not-blacklisted", "blacklist nouveau"),
     "cdi-lost-at-reboot": ("cdi-lost-at-reboot", "gpunode cdi refresh --install"),

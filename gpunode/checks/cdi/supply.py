@@ -77,7 +77,7 @@ def cdi_disabled(node: Node) -> Verdict:
     evidence = (seen("docker info", "no CDISpecDirs"), seen(specs[0].path, specs[0].kind))
     if not any(name in node.toolkit.programs for name in HOOKS):
         if docker.version and docker.version < gate("docker", "cdi"):
-            fix = fixes.INSTALL_TOOLKIT.for_family(node.distribution.family)
+            fix = fixes.INSTALL_TOOLKIT.other
             return fail(f"GPUs come by CDI alone, and Docker {release} knows no CDI", *evidence, fix=fix)
         return fail("GPUs come by CDI alone here, and Docker's CDI is off", *evidence)
     if docker.version >= gate("docker", "cdi-default"):

@@ -61,7 +61,7 @@ def dev_char_symlinks(node: Node) -> Verdict:
     by_hook = [one for one in losing if one.by_hook]
     if by_hook:
         words = f"GPU containers of {by_hook[0].name} lose their GPUs when systemd is reloaded"
-        return warn(words, *evidence, fix=remedies.by_cdi(node.distribution.family, by_hook[0].old_toolkit))
+        return warn(words, *evidence, fix=remedies.by_cdi(by_hook[0].old_toolkit))
     if not missing:
         return ok("the links in /dev/char that this runc needs are there", *evidence)
     evidence += [seen(f"/dev/char/{one.major}:{one.minor}", "absent") for one in missing[:4]]

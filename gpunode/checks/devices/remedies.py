@@ -72,6 +72,6 @@ def make_links(nodes: tuple[DeviceNode, ...]) -> Fix:
 _AUTO = Fix("gpunode toolkit config set nvidia-container-runtime.mode=auto")
 
 
-def by_cdi(family: str, old_toolkit: bool) -> Fix:
+def by_cdi(old_toolkit: bool) -> Fix:
     """Have the runtime describe GPUs to runc, which tells systemd: releases that can do so on their own."""
-    return UPGRADE_TOOLKIT.for_family(family) if old_toolkit else _AUTO
+    return UPGRADE_TOOLKIT.other if old_toolkit else _AUTO

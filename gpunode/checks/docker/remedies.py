@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere, per_family
 from gpunode.facts.daemons import Daemon
+from gpunode.facts.docker_rootless import sudo_name
 from gpunode.facts.node import Node
 from gpunode.result import Fix
 
@@ -65,7 +66,7 @@ _FOR_DESKTOP = {"debian": "apt install docker-ce", "rhel": "dnf install docker-c
 def beside_desktop(node: Node, user: str) -> Fix:
     """A Docker of the node's for a user of Docker Desktop. That needs Docker's own docker-ce-cli, which a
     distribution's docker.io would remove."""
-    context = f"sudo -Hu {user} docker context use default"
+    context = f"sudo -Hu {sudo_name(user)} docker context use default"
     if node.docker is not None:
         return Fix(context)
     install = _FOR_DESKTOP.get(node.distribution.family)

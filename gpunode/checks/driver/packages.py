@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
 from gpunode.checks.driver import targets
 from gpunode.facts import driver
 from gpunode.facts.kernel_headers import kernel_devel
 from gpunode.facts.node import Node
-from gpunode.facts.package_locks import module_stream
-from gpunode.facts.system import Distribution
+from gpunode.packages.driver_choice import choose
+from gpunode.packages.driver_model import Wish
+from gpunode.packages.driver_situation import read_situation
 from gpunode.result import Fix
-
-if TYPE_CHECKING:
-    from gpunode.facts.gpu_support import Supports
 
 _DOWNLOADS = "https://www.nvidia.com/en-us/drivers/"
 _LEGACY = "https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/"
@@ -26,42 +23,24 @@ _PREBUILT = re.compile(r"^kernel/nvidia-(\d+)(srv)?(-open)?/nvidia\.ko", re.MULT
 _FOR_ONE_KERNEL = re.compile(r"(kmod-nvidia(?:-open)?-\d+\.[\d.]+)-\d+\.\d+\.\d+-")
 
 
-def install_driver(node: Node) -> Fix | None:
-    """The newest driver for these GPUs, from where this node has its own, else from Ubuntu or NVIDIA's
-    repository, which is added if it isn't there; None: unknown."""
-    if targets.run_installed(node):
-        return Fix(f"follow {_DOWNLOADS} to a newer .run installer, which is how this driver came")
-    ubuntu = node.distribution.id == "ubuntu"
-    here = targets.from_ubuntu(node, targets.newer_branch(node), targets.module_for(node))
-    if here:
-        return Fix(f"apt update && apt install {here} && reboot", True, "reboot")
-    if ubuntu and not targets.has_repository(node):
-        tool = "" if node.host.which("ubuntu-drivers") else "apt install ubuntu-drivers-common && "
-        return Fix(f"{tool}ubuntu-drivers install --gpgpu && reboot", True, "reboot")
-    install = _install_command(node)
-    name = _repository_name(node.distribution)
-    if targets.last_branch(node) and not install:
+def install_driver(node: Node, branch: int = 0) -> Fix:
+    """The driver that `gpunode driver plan` chooses, or of this branch; a reboot exchanges a loaded one."""
+    last = targets.last_branch(node)
+    if 0 < last < targets.LONG_TERM and node.distribution.id != "ubuntu":
         return Fix(f"follow {_LEGACY}")
-    if not install or not (name or ubuntu):
-        return None
-    repository = "" if targets.has_repository(node) else _add_repository(node, name)
-    return Fix(f"{repository}{install} && reboot", True, "reboot")
+    option = f"--branch {branch} " if branch and branch != choose(read_situation(node), Wish()).branch else ""
+    command = f"gpunode driver install {option}--yes"
+    if node.module is None:
+        return Fix(command)
+    return Fix(f"{command} && reboot", True, "reboot")
 
 
-def suited_driver(node: Node, supports: Supports) -> Fix | None:
-    """The driver that these GPUs need, instead of one that drives others. Ubuntu's own packages carry branch
-    and kind in their names; elsewhere `install_driver` knows old GPUs from new ones."""
-    if node.distribution.id != "ubuntu" or targets.has_repository(node):
-        return install_driver(node)
-    number = next(iter(driver.version_numbers(node.driver_version)), 0)
-    branch = min(number, supports.max) if supports.max else number
-    kind = "" if supports.module == "proprietary" else "-open"
-    names = targets.from_ubuntu(node, branch, supports.module or "open")
-    return Fix(f"apt install {names or f'nvidia-driver-{branch}-server{kind}'} && reboot", True, "reboot")
+def newer_run_file() -> Fix:
+    """For a driver that came with NVIDIA's .run installer, whose files packages would overwrite."""
+    return Fix(f"follow {_DOWNLOADS} to a newer .run installer, which is how this driver came")
 
 
 _AGAIN = {"debian": "apt install --reinstall", "rhel": "dnf reinstall", "suse": "zypper install --force"}
-_NEWER = {"debian": "apt update && apt install", "rhel": "dnf upgrade", "suse": "zypper update"}
 
 
 def reinstall(node: Node, names: Iterable[str]) -> Fix | None:
@@ -70,66 +49,11 @@ def reinstall(node: Node, names: Iterable[str]) -> Fix | None:
     return Fix(f"{command} {' '.join(names)} && reboot", True, "reboot") if command else None
 
 
-def upgrade_driver(node: Node) -> Fix:
-    """The module's packages in the version that the repositories have by now."""
-    names, family = driver.driver_packages(node.packages), node.distribution.family
-    if not names or family not in _NEWER:
-        return install_driver(node) or fixes.UPGRADE_DRIVER.for_family(family)
-    return Fix(f"{_NEWER[family]} {' '.join(names)} && reboot", True, "reboot")
-
-
 def newer_for_kernel(node: Node, release: str) -> Fix:
-    """A driver that compiles for a kernel: nobody boots it before there is a module."""
-    command = upgrade_driver(node).command
-    proof = f" && modinfo -k {release} -F version nvidia && reboot"
-    return Fix(command.replace(" && reboot", proof), True, "reboot" if " && reboot" in command else "none")
-
-
-def _install_command(node: Node) -> str:
-    """Of NVIDIA's repository; empty where it has no driver for such old GPUs."""
-    system, last = node.distribution, targets.last_branch(node)
-    if last and last < targets.LONG_TERM:
-        return ""
-    if system.family == "debian":
-        return f"apt install {'cuda-drivers-580' if last else 'nvidia-open'}"
-    if system.family == "suse":
-        old = "nvidia-driver-G06-kmp-default nvidia-compute-utils-G06"
-        return f"zypper install {old if last else 'nvidia-open'}"
-    return _dnf_command(node, old=bool(last)) if system.family == "rhel" else ""
-
-
-def _dnf_command(node: Node, *, old: bool) -> str:
-    """dnf's modules stand for branches where there are any; a stream in use must be given up first."""
-    modular = node.distribution.id == "amzn" or _repository_name(node.distribution) in ("rhel8", "rhel9")
-    erase = " --allowerasing" if driver.driver_packages(node.packages) else ""
-    plain = kernel_devel(node.kernel) == f"kernel-devel-{node.kernel}"
-    install = f"dnf install{erase} {kernel_devel('$(uname -r)' if plain else node.kernel)}"
-    if not modular:
-        lock = "dnf install 'dnf-command(versionlock)' && dnf versionlock add '*nvidia*580*' && "
-        return f"{lock}{install} cuda-drivers" if old else f"{install} nvidia-open"
-    stream = "nvidia-driver:580-dkms" if old else "nvidia-driver:open-dkms"
-    reset = "dnf module reset nvidia-driver && " if module_stream(node.host, "nvidia-driver") else ""
-    packages = "nvidia-driver nvidia-driver-cuda" if old else "nvidia-open"
-    return f"{reset}dnf module enable {stream} && {install} {packages}"
-
-
-def _repository_name(system: Distribution) -> str:
-    """NVIDIA's directory for this distribution, such as rhel9 or debian12; empty if there is none."""
-    major = system.version.partition(".")[0]
-    names = {"debian": "debian", "fedora": "fedora", "amzn": "amzn", "sles": "sles", "opensuse": "opensuse"}
-    name = names.get(system.id.partition("-")[0]) or ("rhel" if system.family == "rhel" else "")
-    return f"{name}{major}" if name and major.isdigit() and len(major) < 5 else ""
-
-
-def _add_repository(node: Node, name: str) -> str:
-    architecture = "sbsa" if node.host.exists("/lib/ld-linux-aarch64.so.1") else "x86_64"
-    place = f"https://{targets.REPOSITORY}/{name}/{architecture}"
-    if node.distribution.family == "debian":
-        package = "cuda-keyring_1.1-1_all.deb"
-        return f"curl -fsSLO {place}/{package} && dpkg -i {package} && apt update && "
-    if node.distribution.family == "suse":
-        return f"zypper addrepo {place}/cuda-{name}.repo && "
-    return f"curl -fsSL {place}/cuda-{name}.repo -o /etc/yum.repos.d/cuda-{name}.repo && "
+    """A driver that compiles for a kernel; the node boots that kernel once it has the module."""
+    install = install_driver(node)
+    proof = f" && modinfo -k {release} -F version nvidia"
+    return Fix(f"{install.command.removesuffix(' && reboot')}{proof} && reboot", True, "reboot")
 
 
 def build_module(node: Node, release: str) -> Fix:
@@ -178,12 +102,30 @@ def enrol_key(node: Node, *, signed: bool) -> Fix | None:
     key = driver.signing_key(node.host)
     if not key:
         return None
-    version = next(iter(node.dkms), None)
-    again = ""
-    if not signed and version:
-        name = f"{driver.dkms_name(node.host, version)} -k $(uname -r)"
-        again = f"dkms build --force {name} && dkms install --force {name} && "
+    again = "" if signed else _build_again(node)
     return Fix(f"{again}mokutil --import {key} && reboot", True, "reboot")
+
+
+def make_key(node: Node) -> Fix:
+    """Make a key, sign the module with it and enrol it, by what builds modules on this node."""
+    if node.host.stat("/usr/sbin/akmods"):
+        steps = "kmodgenca --auto && akmods --force --rebuild && "
+        return Fix(f"{steps}mokutil --import {driver.AKMODS_KEY} && reboot", True, "reboot")
+    if not node.dkms:
+        return Fix(f"follow {fixes.DRIVER_GUIDE}")
+    if node.distribution.id == "ubuntu":
+        steps, key = "update-secureboot-policy --new-key", driver.SHIM_KEY
+    else:
+        steps, key = "dkms generate_mok", driver.DKMS_KEY
+    return Fix(f"{steps} && {_build_again(node)}mokutil --import {key} && reboot", True, "reboot")
+
+
+def _build_again(node: Node) -> str:
+    version = next(iter(node.dkms), None)
+    if version is None:
+        return ""
+    name = f"{driver.dkms_name(node.host, version)} -k $(uname -r)"
+    return f"dkms build --force {name} && dkms install --force {name} && "
 
 
 def install_libraries(node: Node) -> Fix | None:
@@ -194,7 +136,7 @@ def install_libraries(node: Node) -> Fix | None:
     """
     version = node.driver_version
     if version and targets.run_installed(node):
-        return Fix(f"sh NVIDIA-Linux-$(uname -m)-{version}.run --no-kernel-modules")
+        return libraries_of_run_file(version)
     if node.distribution.family != "debian":
         return None
     if node.host.listdir("/var/lib/dkms/nvidia-current"):
@@ -207,6 +149,11 @@ def install_libraries(node: Node) -> Fix | None:
     server = any("-server" in name for name in driver.driver_packages(node.packages))
     branch = f"{numbers[0]}{'-server' if server else ''}"
     return Fix(f"apt install libnvidia-compute-{branch} nvidia-utils-{branch} && ldconfig")
+
+
+def libraries_of_run_file(version: str) -> Fix:
+    """NVIDIA's .run installer brings exactly one version's libraries, on any distribution."""
+    return Fix(f"sh NVIDIA-Linux-$(uname -m)-{version}.run --no-kernel-modules")
 
 
 def reinstall_libraries(node: Node) -> Fix:

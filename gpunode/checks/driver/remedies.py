@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from gpunode.checks.fixes import Remedy, everywhere, per_family
-from gpunode.facts.kernel_headers import kernel_devel
-
-_GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
+from gpunode.checks.fixes import DRIVER_GUIDE, Remedy, everywhere, per_family
+from gpunode.facts.kernel_headers import kernel_devel, linux_headers
 
 
 def install_headers(release: str) -> Remedy:
     """What DKMS builds against, for this kernel. SUSE's package has the flavour in its name."""
     return per_family(
-        f"apt install linux-headers-{release}",
+        f"apt install {linux_headers(release)}",
         f"dnf install {kernel_devel(release)}",
         f"zypper install kernel-default-devel=$(echo {release} | sed 's/-default$//')",
-        f"follow {_GUIDE}",
+        f"follow {DRIVER_GUIDE}",
     )
 
 
@@ -27,7 +25,7 @@ REINSTALL_FIRMWARE = per_family(
     "apt install --reinstall firmware-nvidia-gsp && reboot",
     "dnf reinstall nvidia-kmod-common && reboot",
     "zypper install --force kernel-firmware-nvidia-gspx-G06 && reboot",
-    f"follow {_GUIDE}",
+    f"follow {DRIVER_GUIDE}",
     "reboot",
 )
 
@@ -38,7 +36,7 @@ KEEP_DRIVER = per_family(
     'printf \'Unattended-Upgrade::Package-Blacklist { "nvidia-"; "libnvidia-"; "cuda-"; };\\n\' > ' + _KEEP,
     "dnf install 'dnf-command(versionlock)' && dnf versionlock add '*nvidia*'",
     "zypper addlock '*nvidia*'",
-    f"follow {_GUIDE}",
+    f"follow {DRIVER_GUIDE}",
 )
 
 # cuda-drivers-580 is there as well, and goes on within its branch
@@ -46,7 +44,7 @@ HOLD_BRANCH = per_family(
     "apt-mark hold cuda-drivers",
     "dnf install 'dnf-command(versionlock)' && dnf versionlock add '*nvidia*'",
     "zypper addlock '*nvidia*'",
-    f"follow {_GUIDE}",
+    f"follow {DRIVER_GUIDE}",
 )
 
 REMOVE_RUN_INSTALL = per_family(

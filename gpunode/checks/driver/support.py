@@ -105,9 +105,7 @@ def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
     if driven and not targets.spares(node, first.supports):
         moved = Fix(f"lspci -nnks {first.gpu.address}", needs_root=False)
         return warn(f"{summary}, which doesn't drive the others: no driver drives all", *evidence, fix=moved)
-    newer = reason == gpu_support.TOO_NEW
-    fix = packages.install_driver(node) if newer else packages.suited_driver(node, first.supports)
-    return (warn if driven else fail)(summary, *evidence, fix=fix)
+    return (warn if driven else fail)(summary, *evidence, fix=packages.install_driver(node))
 
 
 def _refused(node: Node) -> frozenset[str]:

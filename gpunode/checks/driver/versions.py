@@ -22,6 +22,7 @@ from gpunode.errors import GpunodeError
 from gpunode.facts import driver
 from gpunode.facts.libraries import Library, is_compat
 from gpunode.facts.node import Node
+from gpunode.facts.traits import TRAITS
 from gpunode.result import Evidence, Fix
 
 
@@ -49,6 +50,8 @@ def driver_lib_mismatch(node: Node) -> Verdict:
         return ok(f"module and libraries are both {module.version}", *evidence)
     summary = f"the loaded module is {module.version}, the libraries are {wrong}"
     evidence += _who(node, wrong)
+    if TRAITS["lxc"].holds(node):  # the host has loaded its module; the libraries in here must follow
+        return fail(summary, *evidence, fix=packages.libraries_of_run_file(module.version))
     if not node.next_version or node.next_version == wrong:
         return fail(summary, *evidence)
     # a reboot would load a module that doesn't fit either
@@ -82,7 +85,7 @@ def _rebuild(node: Node, version: str) -> Fix:
         name = f"{driver.dkms_name(node.host, version)} -k {node.next_kernel}"
         return Fix(f"dkms install --force {name} && reboot", True, "reboot")
     if node.dkms:
-        return packages.upgrade_driver(node)
+        return packages.install_driver(node)
     build = packages.build_module(node, node.next_kernel).command.removesuffix(" && modprobe nvidia")
     return Fix(f"{build} && reboot", True, "reboot")
 

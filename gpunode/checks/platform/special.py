@@ -63,7 +63,7 @@ def jetson(node: Node) -> Verdict:
     served = node.kubelet is None or not node.kubelet.joined or can("toolkit", "tegra", node.toolkit.version)
     if served is False:
         shown = seen(node.toolkit.version_source, ".".join(map(str, node.toolkit.version)))
-        upgrade = fixes.UPGRADE_TOOLKIT.for_family(node.distribution.family)
+        upgrade = fixes.UPGRADE_TOOLKIT.other
         release = first("toolkit", "tegra")
         return warn(f"no device plugin serves this module's GPU before toolkit {release}", shown, fix=upgrade)
     return ok("the toolkit knows what a GPU container needs", seen(_CSV, f"{len(lists)} lists"))

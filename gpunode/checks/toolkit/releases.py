@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gpunode.checks import fixes
-from gpunode.checks.fixes import per_family
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Check, Verdict, fail, note, ok, seen, skip, warn
 from gpunode.checks.toolkit import remedies
 from gpunode.facts.apt_sources import AptSource, read_sources
@@ -18,7 +17,6 @@ from gpunode.tables import gate, numbers, table
 _MAIN = "nvidia-container-toolkit"
 _LIBRARIES = ("libnvidia-container-tools", "libnvidia-container1")
 PACKAGES = (_MAIN, f"{_MAIN}-base", *_LIBRARIES)
-_ALL = " ".join(PACKAGES)
 _ROLES = {"docker": docker_role, "containerd": containerd_role, "crio": crio_role}
 _REPOSITORY = "nvidia.github.io/"
 # what the repository's own predecessors were called; they hold no release since 2023
@@ -132,12 +130,7 @@ CHECKS = (
             "The toolkit calls nvidia-container-cli with options of its own release. An older one answers "
             "'unrecognized option' or 'symbol lookup error', and no GPU container starts."
         ),
-        remedy=per_family(
-            f"apt update && apt install {_ALL}",
-            f"dnf upgrade {_ALL}",
-            f"zypper install {_ALL}",
-            f"follow {fixes.TOOLKIT_GUIDE}",
-        ),
+        remedy=fixes.UPGRADE_TOOLKIT,
         run=toolkit_versions_mixed,
         blocked_by=("toolkit-missing", "toolkit-too-old"),
         classes=HOST,

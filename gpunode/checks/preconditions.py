@@ -1,0 +1,249 @@
+"""Preconditions of fix commands: what each kind of command needs on the node, and the fix without that.
+
+Every fix passes through `fitting`, so that no check has to know each kind of system.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from gpunode.checks import fixes
+from gpunode.checks.driver import packages
+from gpunode.checks.fabric.remedies import DRIVER_PODS, GUEST_DRIVER
+from gpunode.checks.platform.remedies import OTHER_WHOLE, WHOLE
+from gpunode.dataclass import dataclass
+from gpunode.errors import GpunodeError
+from gpunode.facts.node import Node
+from gpunode.facts.system import CONTAINER, TRANSACTIONAL, WSL2
+from gpunode.packages.driver_choice import choose
+from gpunode.packages.driver_model import Wish
+from gpunode.packages.driver_refusals import against_system
+from gpunode.packages.driver_route import choose_route
+from gpunode.packages.driver_situation import read_situation
+from gpunode.result import Fix
+
+_ROUNDS = 4  # a fix that replaces another one has preconditions as well
+_GKE = "/home/kubernetes/bin"  # Google's node images install the driver and the kubelet below it
+_GKE_INSTALLER = (
+    "kubectl apply --filename https://raw.githubusercontent.com/GoogleCloudPlatform/"
+    "container-engine-accelerators/master/nvidia-driver-installer/{}/daemonset-preloaded.yaml"
+)
+_FLATCAR_GUIDE = "https://www.flatcar.org/docs/latest/setup/customization/using-nvidia/"
+_WSL_GUIDE = "https://docs.nvidia.com/cuda/wsl-user-guide/"
+# distributions outside the three families: their driver and their toolkit, by os-release ID
+_DRIVERS = {
+    "arch": "pacman -Syu nvidia-open",
+    "azurelinux": "tdnf install nvidia-open",
+    "gentoo": "emerge x11-drivers/nvidia-drivers",
+}
+_TOOLKITS = {
+    "arch": "pacman -Syu nvidia-container-toolkit",
+    "azurelinux": "tdnf install nvidia-container-toolkit",
+    "flatcar": f"follow {_FLATCAR_GUIDE}",
+    "gentoo": "emerge app-containers/nvidia-container-toolkit",
+}
+# what brings the module for another kernel where DKMS doesn't build it
+_MODULES = {
+    "arch": "pacman -Syu && reboot",
+    "azurelinux": "tdnf update && reboot",
+    "gentoo": "emerge @module-rebuild && modprobe nvidia",
+    "nixos": "nixos-rebuild boot && reboot",
+    **dict.fromkeys(
+        TRANSACTIONAL,
+        "transactional-update pkg install --force nvidia-open-driver-G06-signed-kmp-default && reboot",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Precondition:
+    """Fixes whose command matches `commands` are offered where `holds`; elsewhere `instead` gives the fix."""
+
+    commands: re.Pattern[str]
+    holds: Callable[[Node, str], bool]
+    instead: Callable[[Node, str], Fix]
+
+
+def fitting(node: Node, fix: Fix) -> Fix:
+    """The fix, or what does the same job on this node if a precondition of its command is missing here."""
+    for _ in range(_ROUNDS):
+        instead = _instead(node, fix.command)
+        if instead is None or instead == fix:
+            break
+        fix = instead
+    return fix
+
+
+def _instead(node: Node, command: str) -> Fix | None:
+    for one in PRECONDITIONS:
+        if one.commands.search(command) and not _holds(node, one, command):
+            return one.instead(node, command)
+    return None
+
+
+def _holds(node: Node, one: Precondition, command: str) -> bool:
+    try:
+        return one.holds(node, command)
+    except GpunodeError:
+        return True  # this user may not look, so nothing speaks against the command
+
+
+def separate_reboot(fix: Fix) -> tuple[Fix, ...]:
+    """A command that ends in a reboot as two fixes: what to do before the reboot, and the reboot."""
+    command = fix.command.removesuffix(" && reboot")
+    if command == fix.command:
+        return (fix,)
+    steps = tuple(step for step in fix.steps if step.argv[-1:] != ("reboot",))
+    return (Fix(command, fix.needs_root, "none", fix.safe, steps), fixes.REBOOT.other)
+
+
+def _reboot(command: str) -> Fix:
+    return Fix(command, disruptive="reboot" if command.endswith("reboot") else "none")
+
+
+def _on_host(node: Node, command: str) -> Fix:
+    return Fix("run on the host of this container: gpunode doctor")
+
+
+def _in_windows(node: Node, command: str) -> Fix:
+    if command == "reboot":
+        return Fix("wsl.exe --shutdown", needs_root=False, disruptive="restart")
+    return Fix(f"follow {_WSL_GUIDE}", needs_root=False)
+
+
+def _no_image(node: Node, command: str) -> bool:
+    return not node.distribution.immutable and not node.host.is_dir(_GKE)
+
+
+def _of_image(node: Node, command: str) -> Fix:
+    """How driver and toolkit come to a system that is an image."""
+    system = node.distribution.id
+    if node.host.is_dir(_GKE):
+        return Fix(_GKE_INSTALLER.format("cos" if system == "cos" else "ubuntu"), needs_root=False)
+    if "toolkit" in command and system in _TOOLKITS:
+        return Fix(_TOOLKITS[system])
+    if system in TRANSACTIONAL:
+        return _reboot(_MODULES[system])
+    return Fix(WHOLE.get(system, OTHER_WHOLE)[1])
+
+
+def _driver_refusals(node: Node) -> tuple[str, ...]:
+    """Codes of what `gpunode driver install` would refuse here, whatever runs on the GPUs."""
+    situation, wish = read_situation(node), Wish()
+    choice = choose(situation, wish)
+    route = choose_route(situation, wish, choice)
+    return tuple(one.code for one in (*against_system(situation), *choice.refusals, *route.refusals))
+
+
+def _installs_driver(node: Node, command: str) -> bool:
+    return not _driver_refusals(node)
+
+
+def _other_driver(node: Node, command: str) -> Fix:
+    """How this node gets a driver where `gpunode driver install` refuses."""
+    code = _driver_refusals(node)[0]
+    system = node.distribution.id
+    if code in _BY_REFUSAL:
+        return _BY_REFUSAL[code](node, command)
+    if code == "no-repository" and system in _DRIVERS:
+        return _reboot(f"{_DRIVERS[system]} && reboot")
+    return Fix(f"follow {fixes.DRIVER_GUIDE}")
+
+
+def _from_their_repository(node: Node, command: str) -> Fix:
+    """RPM Fusion and ELRepo have packages of other names than NVIDIA's, which replace each other's files."""
+    installed = node.packages.installed
+    if "akmod-nvidia" in installed or "xorg-x11-drv-nvidia" in installed:
+        return _reboot("dnf upgrade akmod-nvidia 'xorg-x11-drv-nvidia*' && akmods --force && reboot")
+    return _reboot("dnf upgrade 'kmod-nvidia*' 'nvidia-x11-drv*' && reboot")
+
+
+_BY_REFUSAL: dict[str, Callable[[Node, str], Fix]] = {
+    "container": _on_host,
+    "wsl2": _in_windows,
+    "tegra": lambda node, command: Fix("apt update && apt upgrade"),
+    "run-installer": lambda node, command: packages.newer_run_file(),
+    "vgpu-guest": lambda node, command: GUEST_DRIVER.other,
+    "immutable": _of_image,
+    "driver-container": lambda node, command: DRIVER_PODS.other,
+    "other-source": _from_their_repository,
+}
+
+
+def _has_manager(node: Node, command: str) -> bool:
+    return node.distribution.family != "other"
+
+
+def _other_toolkit(node: Node, command: str) -> Fix:
+    command = _TOOLKITS.get(node.distribution.id, f"follow {fixes.TOOLKIT_GUIDE}")
+    return Fix(command)
+
+
+def _has_dkms(node: Node, command: str) -> bool:
+    """DKMS builds the driver here; a distribution with another way may still have the program."""
+    return bool(node.dkms) and node.distribution.id not in _MODULES
+
+
+def _without_dkms(node: Node, command: str) -> Fix:
+    known = _MODULES.get(node.distribution.id)
+    if known:
+        return _reboot(known)
+    return packages.install_driver(node)
+
+
+def _kernel_has_modules(node: Node, command: str) -> bool:
+    """A kernel whose package was removed while it runs has no modules left to load or to build into."""
+    return not node.kernel or node.host.is_dir(f"/lib/modules/{node.kernel}")
+
+
+def _next_kernel(node: Node, command: str) -> Fix:
+    """Nothing can be loaded into this kernel any more: the next one must have the module."""
+    upcoming = node.next_kernel
+    if any(one.release == upcoming and one.has_module for one in node.kernels):
+        return fixes.REBOOT.other
+    if upcoming == node.kernel:
+        return packages.install_driver(node)
+    return _reboot(f"{packages.build_module(node, upcoming).command} && reboot")
+
+
+def _key_exists(node: Node, command: str) -> bool:
+    """The certificate is here, or the command makes it before it is imported."""
+    found = _IMPORT.search(command)
+    return found is None or node.host.exists(found[1]) or "--new-key" in command or "generate" in command
+
+
+_IMPORT = re.compile(r"mokutil --import (\S+)")
+_GUIDES = f"follow ({re.escape(fixes.DRIVER_GUIDE)}|{re.escape(fixes.TOOLKIT_GUIDE)})"
+_CALL = r"(?:^|&& |; )(?:\w+=\S+ )?"  # where a program is called, with what it finds in its environment
+_INSTALLS = r"gpunode (driver|toolkit) install\b"
+PRECONDITIONS = (
+    # the kernel, its modules and the machine belong to the host of a container
+    Precondition(
+        re.compile(
+            r"(?<!pct )\breboot\b|gpunode driver install|--gpu-reset\b|/etc/modprobe\.d|/sys/bus/pci"
+            rf"|{_CALL}(modprobe|rmmod|dkms|akmods|mokutil|update-initramfs|dracut|update-grub)\b"
+        ),
+        lambda node, command: node.kind != CONTAINER,
+        _on_host,
+    ),
+    Precondition(
+        re.compile(rf"^reboot$|{_CALL}modprobe nvidia|gpunode driver install"),
+        lambda node, command: node.kind != WSL2,
+        _in_windows,
+    ),
+    Precondition(re.compile(f"{_INSTALLS}|{_GUIDES}"), _no_image, _of_image),
+    Precondition(
+        re.compile(r"^cos-extensions\b"), lambda node, command: not node.host.is_dir(_GKE), _of_image
+    ),
+    Precondition(
+        re.compile(f"follow {re.escape(fixes.DRIVER_GUIDE)}"),
+        lambda node, command: "driver-container" not in _driver_refusals(node),
+        lambda node, command: DRIVER_PODS.other,
+    ),
+    Precondition(re.compile(r"gpunode driver install\b"), _installs_driver, _other_driver),
+    Precondition(re.compile(r"gpunode toolkit install\b"), _has_manager, _other_toolkit),
+    Precondition(re.compile(rf"{_CALL}modprobe\b|\$\(uname -r\)"), _kernel_has_modules, _next_kernel),
+    Precondition(re.compile(rf"{_CALL}dkms\b"), _has_dkms, _without_dkms),
+    Precondition(_IMPORT, _key_exists, lambda node, command: packages.make_key(node)),
+)
