@@ -261,6 +261,8 @@ class Ledger:
                 self._log.info("GPU is ready" if before.starting else "GPU is healthy again", **where)
 
     def _report_problem(self, problem: Problem, where: Mapping[str, object]) -> None:
+        if problem.logged:
+            return
         told = {**where, "code": problem.code, "reason": problem.reason}
         if problem.starting:
             self._log.info("GPU is not ready yet", **told)

@@ -62,6 +62,7 @@ class Problem:
     ``fabric``, ``recovery-action``, ``driver``, ``mig-mode``, ``mps``... `reason` is for people. `since` is
     seconds since the epoch. `mend` says what brings the device back: ``restart-app``, ``reset``, ``reboot``,
     ``replace``, "" if unknown or if it comes back by itself. `starting` is no failure: it is not ready yet.
+    `logged` if the log has one line for all devices with this problem.
     """
 
     code: str
@@ -69,6 +70,7 @@ class Problem:
     since: float = 0.0
     mend: str = ""
     starting: bool = False
+    logged: bool = False
 
 
 @dataclass(frozen=True)

@@ -406,11 +406,14 @@ def test_a_missing_driver_library_makes_every_unit_unhealthy_until_it_is_there(t
     made = Written(host).write(given=inventory(gpu(0), gpu(1)))
     assert set(made.problems()) == {"0", "1"}
     assert "libcuda.so.550.54.15" in made.problems()["0"].reason
-    assert "--driver-root" in made.problems()["0"].reason  # --library-path is cdi generate's
+    assert all(problem.logged and "(" not in problem.reason for problem in made.problems().values())
+    (line,) = (fields for level, _, fields in made.log.lines if level == "error")
+    assert line["indexes"] == "0,1"
+    assert "--driver-root" in line["hint"]  # --library-path is cdi generate's
     first = made.problems()["0"]
     made.specs.tick(1000.0)
     assert made.problems()["0"] == first  # since is when it began
-    assert made.log.messages("error") == ["no CDI specification can be written"]
+    assert made.log.messages("error") == ["GPUs are unhealthy: no CDI specification can be written"]
     place = tmp_path / f"n{LIBRARIES}"
     place.mkdir(parents=True)
     (place / f"libcuda.so.{VERSION}").write_text("x")

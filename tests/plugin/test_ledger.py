@@ -268,3 +268,22 @@ def test_the_inventory_goes_through_memory() -> None:
     ledger.seen(inventory(1), Topology())
     assert ledger.inventory is not None
     assert [bool(gpu.error) for gpu in ledger.inventory.gpus] == [False, True]
+
+
+def test_a_problem_that_the_log_already_has_is_not_logged_for_each_device() -> None:
+    ledger, backend, _, log = made(FakeBackend({A: 8}))
+
+    class WithoutFiles:
+        problems = True
+
+        def problem(self, resource: Resource, unit: Unit) -> Problem | None:
+            return Problem("cdi", "no CDI specification", logged=True) if self.problems else None
+
+    condemner = WithoutFiles()
+    ledger.condemners.append(condemner)
+    backend.look()
+    assert [bool(device.problem) for device in ledger.feeds[A].snapshot().devices] == [True] * 8
+    assert log.messages("error") == []
+    condemner.problems = False
+    ledger.tick()
+    assert not any(device.problem for device in ledger.feeds[A].snapshot().devices)

@@ -158,14 +158,19 @@ class CdiSpecs:
 
     def _failed(self, plan: Plan, error: GpunodeError) -> None:
         self._written = None
-        reason = f"no CDI specification can be written: {error.message}"
-        told = (reason, error.hint)
+        """Every unit is unhealthy for one reason, which the log has in one line."""
+        units = {unit.id: unit.index for resource in plan.resources for unit in resource.units}
+        told = (error.message, error.hint, *units)
         if told != self._told:
             self._told = told
-            self._log.error("no CDI specification can be written", reason=error.message, hint=error.hint)
-        units = [unit.id for resource in plan.resources for unit in resource.units]
-        hint = f" ({error.hint})" if error.hint else ""
-        self._condemn(dict.fromkeys(units, f"{reason}{hint}"))
+            self._log.error(
+                "GPUs are unhealthy: no CDI specification can be written",
+                code="cdi",
+                indexes=",".join(units.values()),
+                reason=error.message,
+                hint=error.hint,
+            )
+        self._condemn(dict.fromkeys(units, f"no CDI specification: {error.message}"), logged=True)
 
     def _succeeded(self, content: Content, written: Iterable[str]) -> None:
         for path in written:
@@ -176,13 +181,13 @@ class CdiSpecs:
             self._told = content.notes
         self._condemn({unit: f"no CDI specification has it: {why}" for unit, why in content.missing.items()})
 
-    def _condemn(self, reasons: Mapping[str, str]) -> None:
+    def _condemn(self, reasons: Mapping[str, str], logged: bool = False) -> None:
         """One that lasts keeps the time when it began."""
         now, before = self._host.now(), self._problems
         self._problems = {
             unit: before[unit]
             if unit in before and before[unit].reason == reason
-            else Problem("cdi", reason, now)
+            else Problem("cdi", reason, now, logged=logged)
             for unit, reason in reasons.items()
         }
 
