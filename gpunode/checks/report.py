@@ -102,10 +102,11 @@ def _verdict(node: dict[str, Any], findings: tuple[Finding, ...], selection: Sel
 
 
 def gpus_not_examined(findings: tuple[Finding, ...], kind: str) -> str:
-    """Why NVML wasn't queried for the GPUs of this class of node; "" if it was, or on a Jetson, which has no
-    NVML for its GPU. Also "" if the check that queries it wasn't selected."""
-    finding = next((one for one in findings if one.id == "nvml-hang"), None)
-    if finding is None or kind == TEGRA:
+    """Why NVML wasn't queried for the GPUs of this class of node; "" if it was. NVML doesn't have the
+    integrated GPU of a Jetson, which has a check of its own. Also "" if that check wasn't selected."""
+    identifier = "jetson" if kind == TEGRA else "nvml-hang"
+    finding = next((one for one in findings if one.id == identifier), None)
+    if finding is None:
         return ""
     if finding.status is FindingStatus.PASS and not finding.note:
         return ""

@@ -20,6 +20,7 @@ from gpunode.facts.pci import read_gpus
 from gpunode.facts.processes import Process
 from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2, family_of, node_class, secure_boot
 from gpunode.facts.toolkit import find_toolkit
+from gpunode.gpu.library_paths import DRIVER_ROOT, IN_DRIVER_ROOT, PLATFORM
 from gpunode.host import Host
 
 
@@ -161,6 +162,20 @@ def test_a_library_on_disk_that_the_linker_does_not_know_is_not_linked(tmp_path)
     library = find_library(machine, "libcuda.so.1")
     assert library is not None
     assert (library.version, library.linked) == ("550.54.14", False)
+
+
+@pytest.mark.parametrize("directory", [*PLATFORM, *IN_DRIVER_ROOT])
+def test_a_library_where_a_platform_keeps_it_needs_no_ldconfig(directory, tmp_path):
+    machine = host(
+        tmp_path,
+        files={f"{directory}/libcuda.so.580.159.03": "x", "/opt/nvidia/lib64/libcuda.so.1": "x"},
+        links={f"{directory}/libcuda.so.1": "libcuda.so.580.159.03"},
+    )
+    library = find_library(machine, "libcuda.so.1")
+    assert library is not None
+    assert library.path == f"{directory}/libcuda.so.1"
+    assert (library.version, library.linked) == ("580.159.03", True)
+    assert library.root == (DRIVER_ROOT if directory in IN_DRIVER_ROOT else "")
 
 
 def test_a_cache_entry_whose_file_is_gone_does_not_count(tmp_path):
