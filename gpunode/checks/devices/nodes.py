@@ -126,7 +126,7 @@ CHECKS = (
             "A program opens a MIG device through these files. Without them a container with a MIG device "
             "doesn't start, or finds no GPU."
         ),
-        remedy=fixes.everywhere("nvidia-smi -L", safe=True),
+        remedy=fixes.everywhere("nvidia-smi -L"),
         run=mig_caps_missing,
         blocked_by=("module-not-loaded", "dev-nodes-missing"),
         preflight=ANY_ENGINE,
