@@ -23,7 +23,7 @@ ROOM_MAY_IMPORT = {
     "tables": set(),
     "facts": {"daemons", "gpu", "tables", "errors", "host", "result"},
     "cdi": {"facts", "daemons", "gpu", "tables", "errors", "host", "result"},
-    "checks": {"packages", "cdi", "facts", "gpu", "tables", "errors", "host", "result"},
+    "checks": {"packages", "cdi", "facts", "gpu", "tables", "errors", "host", "result", "support"},
     "runtime": {"cdi", "facts", "daemons", "gpu", "journal", "errors", "host", "result"},
     "kubernetes": {"errors", "host", "result"},
     "packages": {"facts", "gpu", "tables", "journal", "errors", "host", "result"},

@@ -14,6 +14,7 @@ from gpunode.facts.node import Node
 from gpunode.facts.topic import Stuck
 from gpunode.facts.traits import TRAITS
 from gpunode.result import Finding, FindingStatus, Fix
+from gpunode.support.redact import without_secrets
 
 EVERY = "all"
 BY_OPTION = "by --ignore"  # where no reason was given
@@ -188,8 +189,8 @@ def _finding(
         title=check.title,
         status=verdict.status,
         severity="info" if verdict.note else severity,
-        summary=one_line(verdict.summary),
-        evidence=verdict.evidence,
+        summary=without_secrets(one_line(verdict.summary)),
+        evidence=tuple(replace(one, value=without_secrets(one.value)) for one in verdict.evidence),
         why=check.why if bad or verdict.note else "",
         fix=(verdict.fix,) if verdict.note and verdict.fix else fix,
         blocked_by=blocked_by,

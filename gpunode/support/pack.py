@@ -11,19 +11,15 @@ from typing import Any
 from gpunode._bundle import LINKS, MACHINE
 from gpunode._recorder import Kept, programs_as_files
 from gpunode.host import RECORDING
-from gpunode.support.redact import Redaction
+from gpunode.support.redact import (
+    Redaction,
+    known_variable,
+    runs_known_program,
+    shown_arguments,
+    shown_variable,
+)
 
 _PROC = re.compile(r"/proc/([0-9]+)/(?:task/[0-9]+/)?(cmdline|environ)")
-# of these programs the doctor reads the arguments, of any other one only that it runs
-_KNOWN = re.compile(
-    r"(?:dockerd|rootlesskit|containerd|crio|kubelet|kubelite|k3s|rke2|k0s|microk8s|podman|gpunode"
-    r"|nvidia|nv-|gpu-operator|gfd|config-manager|systemd\Z)"
-)
-# and of their environment what is about GPUs, engines and places; anything may stand in the rest
-_VARIABLES = re.compile(
-    r"(?:NVIDIA_|CUDA_|NV_|MIG_|MPS_|DOCKER_|DOCKERD_|CONTAINER_|CONTAINERS_|CONTAINERD_|XDG_|GPUNODE_|DEVICE_"
-    r"|CDI_|ENABLE_|RUNTIME|PASS_DEVICE|CONFIG_FILE|FAIL_ON|NODE_NAME|RESOURCE_|CONTAINER|HOME=|PATH=|USER=|LD_LIBRARY_PATH=)"
-)
 _OF_IMAGES = ("NVIDIA_", "CUDA_")
 _GECOS = 4
 KERNEL_LOG = ".gpunode/kernel.log"
@@ -100,15 +96,15 @@ def _cleaned(path: str, data: bytes, redaction: Redaction) -> bytes:
 
 
 def _arguments(data: bytes) -> bytes:
-    """A shell's or an interpreter's first arguments name what really runs."""
+    """Of other programs only the first argument is kept."""
     argv = data.decode("utf-8", "surrogateescape").split("\0")
-    names = (one.partition(" ")[0].rpartition("/")[2] for one in argv[:4])
-    return data if any(map(_KNOWN.match, names)) else argv[0].encode("utf-8", "surrogateescape") + b"\0"
+    shown = "\0".join(shown_arguments(argv)) if runs_known_program(argv) else argv[0] + "\0"
+    return shown.encode("utf-8", "surrogateescape")
 
 
 def _variables(data: bytes) -> bytes:
     text = data.decode("utf-8", "surrogateescape")
-    return "\0".join(one for one in text.split("\0") if _VARIABLES.match(one)).encode(
+    return "\0".join(shown_variable(one) for one in text.split("\0") if known_variable(one)).encode(
         "utf-8", "surrogateescape"
     )
 

@@ -13,6 +13,7 @@ from gpunode.facts.gpu_ways import taken_way
 from gpunode.facts.node import Node
 from gpunode.facts.oci_hooks import SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.result import Fix
+from gpunode.support.redact import shown_arguments
 
 if TYPE_CHECKING:
     from gpunode.facts.crio import CrioConfig, CrioFile
@@ -128,7 +129,7 @@ def crio_not_selected(node: Node) -> Verdict:
         return ok(role.reason)
     return note(
         f"CRI-O runs, but {role.reason}: what is set up in CRI-O reaches no pod",
-        seen(f"/proc/{crio.process.pid}", " ".join(crio.process.argv)),
+        seen(f"/proc/{crio.process.pid}", " ".join(shown_arguments(crio.process.argv))),
         seen(node.kubelet.endpoint_source, node.kubelet.endpoint),
         fix=Fix("systemctl disable --now crio", disruptive="restart"),
     )

@@ -17,6 +17,7 @@ from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
 from gpunode.facts.system import TEGRA, WSL2
 from gpunode.result import Evidence, Fix
+from gpunode.support.redact import shown_arguments
 
 
 def docker_not_running(node: Node) -> Verdict:
@@ -27,7 +28,10 @@ def docker_not_running(node: Node) -> Verdict:
     if node.docker.process is not None and not listens_there(
         node.host, node.docker.argv, node.docker.config_path
     ):
-        return ok("Docker runs, and listens on TCP alone", seen("dockerd", " ".join(node.docker.argv)))
+        return ok(
+            "Docker runs, and listens on TCP alone",
+            seen("dockerd", " ".join(shown_arguments(node.docker.argv))),
+        )
     if node.docker.process is None and _activated_by_systemd(node, socket):
         return skip("Docker is started by its first user (docker.socket listens); not started for this check")
     state = node.host.socket_state(socket)

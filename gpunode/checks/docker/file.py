@@ -15,6 +15,7 @@ from gpunode.facts.docker_flags import flag_conflicts
 from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
 from gpunode.result import Evidence, Fix
+from gpunode.support.redact import shown_arguments
 
 UNPARSABLE = "Docker's file can't be parsed: see docker-config-invalid-json"
 
@@ -88,7 +89,7 @@ def docker_flag_file_conflict(node: Node) -> Verdict:
     keys = flag_conflicts(node.docker.argv, config)
     if not keys:
         return ok("no setting is given both as a flag and in the file")
-    flags = seen(node.docker.unit or "dockerd's arguments", " ".join(node.docker.argv))
+    flags = seen(node.docker.unit or "dockerd's arguments", " ".join(shown_arguments(node.docker.argv)))
     path = node.docker.config_path
     text = node.host.read_text(path) or ""
     evidence = (seen(path, f'"{key}" is also a flag', line_of(text, f'"{key}"')) for key in keys)
