@@ -1,5 +1,6 @@
 """``python -m gpunode``, and where the program `gpunode` starts."""
 
+import io
 import os
 import signal
 import sys
@@ -10,6 +11,9 @@ from gpunode import quick
 def main() -> None:
     """Run the command line in `sys.argv`, and exit as docs/exit-codes.md says."""
     fill_closed()
+    for stream in (sys.stdout, sys.stderr):  # a locale without UTF-8 can't show every character of a message
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some leave it, no child's end is told
     try:
         code = quick.run(sys.argv[1:])

@@ -81,6 +81,13 @@ def run_command(kind: str, chosen: dict[str, Any], command: Callable[[Session], 
         stopped = GpunodeError("interrupted", code="interrupted", exit_code=ExitCode.INTERRUPTED)
         return _report(form, stopped)
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug is reported as one
+        if isinstance(error, FileNotFoundError) and _directory_deleted():
+            gone = GpunodeError(
+                "the current directory was deleted",
+                hint="change to a directory that exists: cd /",
+                code="no-cwd",
+            )
+            return _report(form, gone)
         bug = GpunodeError(
             f"{type(error).__name__}: {error}",
             code="internal",
@@ -92,6 +99,14 @@ def run_command(kind: str, chosen: dict[str, Any], command: Callable[[Session], 
     for info in result.errors:
         render_error(GpunodeError(info.message, hint=info.hint))
     return result.exit_code
+
+
+def _directory_deleted() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _refuse(kind: str, output: Output) -> None:

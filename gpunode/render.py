@@ -65,18 +65,21 @@ def render(result: Result, output: Output, color: Color) -> None:
         else:
             sys.stdout.write(document(result, output))
         sys.stdout.flush()
-    except BrokenPipeError:
-        _close_stdout()  # the reader has seen enough (`| head`)
     except OSError as error:
-        _close_stdout()
-        raise ConfigError(
-            f"can't write to standard output: {error.strerror or error}", hint="send it elsewhere"
-        ) from error
+        failed = output_failed(error)
+        if failed is not None:
+            raise failed from error
 
 
-def _close_stdout() -> None:
-    """Keep Python from complaining again at exit."""
+def output_failed(error: OSError) -> ConfigError | None:
+    """What to report of a failed write to stdout: nothing if its reader has seen enough (`| head`).
+
+    Nothing more is written to stdout, so that Python doesn't complain again at exit.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return None
+    return ConfigError(f"can't write to standard output: {error.strerror or error}", hint="send it elsewhere")
 
 
 def render_error(error: GpunodeError) -> None:

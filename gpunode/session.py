@@ -111,6 +111,21 @@ def run_app(app: typer.Typer, argv: Sequence[str]) -> int:
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()
+    code = 0
+    try:
+        code = _parsed(app, argv)
+        sys.stdout.flush()  # what --help and --version print is still in the buffer
+    except OSError as error:
+        from gpunode.render import output_failed, render_error
+
+        failed = output_failed(error)
+        if failed is not None:
+            render_error(failed)
+            return failed.exit_code
+    return code
+
+
+def _parsed(app: typer.Typer, argv: Sequence[str]) -> int:
     try:
         code = _named_only(app, argv)(list(argv), standalone_mode=False, prog_name="gpunode")
         return int(code or 0)

@@ -238,9 +238,9 @@ def test_a_recorded_machine_is_listed_as_it_was(node, tmp_path):
     ("recorded", "message"),
     [
         ({}, "nothing was recorded of this machine's MIG\nhint: gpunode report records it on that node"),
-        ({"mig": {}}, "nvml.mig is malformed (KeyError('gpus'))"),
-        ({"mig": {"gpus": [{"index": 0}]}}, "nvml.mig is malformed"),
-        ({"mig": {"gpus": 3}}, "nvml.mig is malformed"),
+        ({"mig": {}}, "nvml.mig.gpus is missing"),
+        ({"mig": {"gpus": [{"index": 0}]}}, "nvml.mig.gpus[0].uuid is missing"),
+        ({"mig": {"gpus": 3}}, "nvml.mig.gpus must be a list"),
     ],
 )
 def test_a_bad_recording_is_told(tmp_path, recorded, message):

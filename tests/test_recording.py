@@ -1,0 +1,132 @@
+"""A recording of a machine is checked when it is loaded: the key that is wrong is named."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fixtures.machines import machine, names
+from gpunode import _recording
+from gpunode._recording import parse_recording
+from gpunode.checks.runner import run_checks
+from gpunode.dataclass import fields
+from gpunode.errors import ConfigError
+from gpunode.facts.machine_file import build_machine
+from gpunode.facts.node import Node
+from gpunode.gpu import condition, mig_model, model
+from gpunode.host import Host
+from gpunode.result import camel
+from tests.cli import gpunode
+
+MACHINES = (
+    *("healthy-docker-rocky9", "mig-mixed-strategy", "healthy-vgpu-guest", "allocatable-zero"),
+    *("crio-nri", "gpu-used-by-desktop", "docker-desktop"),
+)
+OTHERS: tuple[Any, ...] = (None, True, 0, -1, 2.5, "text", "", [], ["x"], [0], {}, {"x": {}}, [{}], 1 << 70)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*path, key))
+
+
+def changed(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
+    tree = copy.deepcopy(tree)
+    inner = tree
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return tree
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recorded_machine_is_accepted(name: str) -> None:
+    parse_recording(json.dumps(machine(name).get("recording", {})))
+
+
+KNOWN = [name for name in MACHINES if name in names()]
+PLACES = [
+    (name, path)
+    for name in KNOWN
+    for section in ("nvml", "daemons")
+    for path in places({section: machine(name)["recording"].get(section, {})})
+    if len(path) > 1
+]
+
+
+@settings(max_examples=120, suppress_health_check=list(HealthCheck), deadline=None)
+@given(place=st.sampled_from(PLACES), value=st.sampled_from(OTHERS))
+def test_a_wrong_type_is_one_error_and_breaks_no_check(
+    tmp_path_factory: pytest.TempPathFactory, place: tuple[str, tuple[Any, ...]], value: Any
+) -> None:
+    name, path = place
+    spec: Any = dict(machine(name))
+    spec["recording"] = changed(spec["recording"], path, value)
+    try:
+        parse_recording(json.dumps(spec["recording"]))
+    except ConfigError as error:
+        assert error.hint and path[0] in error.message
+        return
+    host = Host(build_machine(spec, tmp_path_factory.mktemp("m")), environ={})
+    broken = [one.summary for one in run_checks(Node(host)) if "the check broke" in one.summary]
+    assert broken == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (("nvml", "inventory", "gpus", 1, "memoryBytes"), "80G", "gpus[1].memoryBytes must be an integer"),
+        (("nvml", "inventory", "gpus", 0, "index"), True, "nvml.inventory.gpus[0].index must be an integer"),
+        (("nvml", "inventory", "gpus"), {}, "nvml.inventory.gpus must be a list"),
+        (("nvml", "conditions", "0", "reading"), [], "nvml.conditions.0.reading must be an object"),
+        (("nvml", "conditions"), {"x": {}}, "nvml.conditions.x: the key must be the index of a GPU"),
+        (("nvml", "timeout"), "yes", "nvml.timeout must be true or false"),
+        (("nvml", "error"), {"message": ""}, "nvml.error.code is missing"),
+        (("daemons", "/run/docker.sock", "info"), [], "daemons./run/docker.sock.info must be an object"),
+        (("daemons", "/run/docker.sock", "problem"), {"code": 3}, "problem.code must be a string"),
+    ],
+)
+def test_the_command_line_names_the_wrong_key(
+    tmp_path: Path, path: tuple[Any, ...], value: Any, says: str
+) -> None:
+    spec: Any = dict(machine("healthy-docker-rocky9"))
+    spec["recording"] = changed(spec["recording"], path, value)
+    root = build_machine(spec, tmp_path / "m")
+    for argv in (("doctor",), ("gpus",), ("mig", "list")):
+        ran = gpunode("--root", str(root), *argv)
+        assert ran.code == 1
+        error, hint = ran.err.splitlines()[-2:]
+        assert error.startswith("error: .gpunode/recording.json: ") and error.endswith(says)
+        assert hint.startswith("hint: ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        (model.Gpu, _recording._GPU),
+        (model.MigDevice, _recording._MIG_DEVICE | {"size": _recording._SIZE}),
+        (model.MigSize, _recording._SIZE),
+        (condition.Condition, _recording._CONDITION),
+        (condition.Fabric, _recording._FABRIC),
+        (condition.Licence, _recording._LICENCE),
+        (condition.GpuProcess, _recording._PROCESS),
+        (mig_model.GpuLayout, _recording._LAYOUT),
+        (mig_model.GpuInstance, _recording._INSTANCE),
+        (mig_model.ComputeInstance, _recording._COMPUTE),
+        (mig_model.Profile, _recording._PROFILE),
+    ],
+)
+def test_every_field_that_is_recorded_has_a_type(kind: Any, shape: dict[str, Any]) -> None:
+    known = {key.removesuffix("!") for key in shape}
+    identity = {"index", "uuid", "pci"} if kind is condition.Condition else set()
+    assert {camel(one.name) for one in fields(kind)} - identity == known

@@ -1,0 +1,84 @@
+"""Standard streams and directories as a shell may leave them: an error and exit code, no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli import clean_environment, command
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--version",), ("--help",), ("doctor", "--help"), ("explain", "nvml-hang"), ("completion", "bash")],
+)
+def test_a_full_disk_behind_stdout_is_one_error(words: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            command(*words),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=clean_environment(),
+            text=True,
+            check=False,
+        )
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        "error: can't write to standard output: No space left on device\nhint: send it elsewhere\n"
+    )
+
+
+def test_a_reader_of_the_help_that_goes_away_is_no_error() -> None:
+    argv = " ".join([*command("--help"), "| true"])
+    ran = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {argv}"], capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in ran.stderr and "Exception ignored" not in ran.stderr
+
+
+@pytest.mark.parametrize("more", [ASCII, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}])
+@pytest.mark.parametrize(
+    "words", [("doctor",), ("doctor", "-o", "json"), ("--help",), ("explain", "nvml-hang")]
+)
+def test_a_stdout_without_utf8_is_written_to(
+    tmp_path: Path, more: dict[str, str], words: tuple[str, ...]
+) -> None:
+    root = tmp_path / "caf\u00e9 \u65e5\u672c"
+    for name in ("etc", "proc", "sys"):
+        (root / name).mkdir(parents=True)
+    (root / "etc/os-release").write_text('ID=debian\nPRETTY_NAME="D\u00e9bian \u65e5"\n')
+    ran = subprocess.run(
+        command("--root", str(root), *words), capture_output=True, env=clean_environment(more), check=False
+    )
+    assert ran.returncode in (0, 1)
+    assert b"Traceback" not in ran.stderr and b"this is a bug" not in ran.stderr
+    assert ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--version",), 0),
+        (("--help",), 0),
+        (("explain", "nvml-hang"), 0),
+        (("--root", ".", "doctor"), 1),
+        (("report",), 1),
+        (("report", "--output-file", "x.tar.gz"), 1),
+        (("doctor", "--output-file", "x.json"), None),
+        (("gpus",), None),
+    ],
+)
+def test_a_deleted_working_directory_is_no_bug(
+    tmp_path: Path, words: tuple[str, ...], code: int | None
+) -> None:
+    script = 'mkdir "$0" && cd "$0" && rmdir "$0" && exec "$@"'
+    argv = ["sh", "-c", script, str(tmp_path / "gone"), *command(*words)]
+    ran = subprocess.run(argv, capture_output=True, text=True, env=clean_environment(), check=False)
+    assert "Traceback" not in ran.stderr and "this is a bug" not in ran.stderr
+    assert code is None or ran.returncode == code
+    if code == 1:
+        assert ran.stderr.splitlines()[-2:][0] == "error: the current directory was deleted"
