@@ -19,12 +19,16 @@ _NO_LINK = (errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # what read
 
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _LEFTOVER = ".gpunode"  # ends the name of a temporary file
+_PIECE = 128 << 10
 _SELINUX = "security.selinux"
-MAX_BYTES = 512 << 20  # nothing that gpunode reads comes near it; a larger file would only fill the memory
+READ_BYTES = 16 << 20  # of any file by default: parsers of text take seconds for more
+LARGE_BYTES = 512 << 20  # of programs, libraries, archives and databases
+SMALL_BYTES = 64 << 10  # of files for parsers whose time grows with the square of a word's length (shlex)
 
 
-def read_regular(path: Path) -> bytes:
-    """The bytes of a regular file (those of /proc and /sys are). OSError for anything else, without waiting.
+def read_regular(path: Path, limit: int = READ_BYTES) -> bytes:
+    """The bytes of a regular file (those of /proc and /sys are). OSError for anything else, without waiting,
+    and for one with more than `limit` bytes, of which no more than that is read.
 
     O_NONBLOCK lets open(2) of a FIFO without a writer return at once; on regular files it changes nothing.
     """
@@ -35,9 +39,15 @@ def read_regular(path: Path) -> bytes:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if found.st_size > MAX_BYTES:
-            raise OSError(errno.EFBIG, f"larger than {MAX_BYTES >> 20} MiB", str(path))
-        return stream.read()
+        data, size = bytearray(), found.st_size  # which is 0 in /proc
+        # in pieces: for files of /proc/sys the kernel allocates as much as is asked for
+        while size <= limit and (piece := stream.read(_PIECE)):
+            data += piece
+            size = max(size, len(data))
+        if size > limit:
+            shown = f"{limit >> 20} MiB" if limit >> 20 else f"{limit >> 10} KiB"
+            raise OSError(errno.EFBIG, f"larger than {shown}", str(path))
+        return bytes(data)
 
 
 def read_end(path: Path, limit: int) -> bytes:

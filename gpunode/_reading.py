@@ -10,7 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gpunode._files import explain_os_error, holds, read_end, read_regular, resolve_in_root
+from gpunode._files import (
+    LARGE_BYTES,
+    READ_BYTES,
+    explain_os_error,
+    holds,
+    read_end,
+    read_regular,
+    resolve_in_root,
+)
 from gpunode._recording import KERNEL_LOG, RECORDING, parse_recording
 from gpunode.dataclass import dataclass, field
 from gpunode.errors import Unreadable
@@ -93,21 +101,22 @@ class ReadingHost:
 
     # --- reading ---------------------------------------------------------------------------------------
 
-    def read_bytes(self, path: str) -> bytes | None:
+    def read_bytes(self, path: str, limit: int = READ_BYTES) -> bytes | None:
         """The bytes, None if nothing is there. `Unreadable` if this user may not, else `ConfigError`.
 
-        A pipe, a socket or a device is refused, since reading one may never end; so is a file above 512 MiB.
+        A pipe, a socket or a device is refused, since reading one may never end; so is a file of more than
+        `limit` bytes, of which no more is read.
         """
         try:
-            return read_regular(self.path(path))
+            return read_regular(self.path(path), limit)
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None  # a name with a NUL byte, a ValueError, is nobody's
         except OSError as error:
             raise explain_os_error(error, path, "read") from error
 
-    def read_text(self, path: str) -> str | None:
+    def read_text(self, path: str, limit: int = READ_BYTES) -> str | None:
         """Like `read_bytes`, decoded; bytes that are no UTF-8 are kept as surrogates."""
-        data = self.read_bytes(path)
+        data = self.read_bytes(path, limit)
         return None if data is None else data.decode("utf-8", "surrogateescape")
 
     def read_tail(self, path: str, limit: int) -> str:
@@ -230,7 +239,7 @@ class ReadingHost:
 
         if not self.live:
             self.path("/dev/kmsg")  # whoever recorded this machine may not have been allowed to read it
-            text = self.read_text("/" + KERNEL_LOG)
+            text = self.read_text("/" + KERNEL_LOG, LARGE_BYTES)
             return None if text is None else tuple(text.splitlines())
         try:
             reader = LogReader(self.path("/dev/kmsg"))
@@ -254,7 +263,7 @@ class ReadingHost:
         if self.live:
             return {}
         try:
-            data = read_regular(resolve_in_root(self.root, RECORDING, follow=True))
+            data = read_regular(resolve_in_root(self.root, RECORDING, follow=True), LARGE_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as error:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gpunode._files import READ_BYTES
 from gpunode.dataclass import dataclass, field
 from gpunode.errors import Unreadable
 from gpunode.host import Completed, DeviceNode, FileSystem, Host
@@ -49,8 +50,8 @@ class RecordingHost(Host):
 
     # --- files -----------------------------------------------------------------------------------------
 
-    def read_bytes(self, path: str) -> bytes | None:
-        data = self._asked(path, lambda: Host.read_bytes(self, path))
+    def read_bytes(self, path: str, limit: int = READ_BYTES) -> bytes | None:
+        data = self._asked(path, lambda: Host.read_bytes(self, path, limit))
         real = self._trail(path)
         if data is not None:
             self._keep(real, data)

@@ -74,7 +74,7 @@ def test_a_log_and_an_answer_that_are_too_large_are_cut_and_that_is_told(monkeyp
 
 
 def test_what_this_user_may_not_read_is_kept_as_that(monkeypatch):
-    def closed(self, path):
+    def closed(self, path, limit=0):
         raise Unreadable(f"can't read {path}: Permission denied")
 
     monkeypatch.setattr(Host, "read_bytes", closed)

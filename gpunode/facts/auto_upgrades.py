@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from gpunode.dataclass import dataclass
-from gpunode.host import Host
+from gpunode.host import SMALL_BYTES, Host
 
 _APT_DIRECTORY = "/etc/apt/apt.conf.d"
 _APT_PROGRAM = "/usr/bin/unattended-upgrade"
@@ -102,7 +102,7 @@ def apt_settings(host: Host) -> Iterator[Setting]:
     names = (path for path in host.glob(_APT_DIRECTORY, "*"))
     files = [path for path in names if "." not in path.rpartition("/")[2] or path.endswith(".conf")]
     for path in (*files, "/etc/apt/apt.conf"):
-        yield from parse_apt_conf(host.read_text(path) or "", path)
+        yield from parse_apt_conf(host.read_text(path, SMALL_BYTES) or "", path)
 
 
 def parse_apt_conf(text: str, path: str) -> Iterator[Setting]:
@@ -110,9 +110,11 @@ def parse_apt_conf(text: str, path: str) -> Iterator[Setting]:
     token = re.compile(r'"([^"\n]*)"|//[^\n]*|/\*.*?\*/|^[ \t]*#[^\n]*|([{};])|([^\s{};"]+)', re.M | re.S)
     above: list[str] = []
     name, value, line = "", None, 1
+    counted, at = 1, 0
     for found in token.finditer(text):
         if found[1] is not None:
-            value, line = found[1], text.count("\n", 0, found.start()) + 1
+            counted, at = counted + text.count("\n", at, found.start()), found.start()
+            value, line = found[1], counted
         elif found[3]:
             name = found[3].strip(":")
         elif found[2] == "{":

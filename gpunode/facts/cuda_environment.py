@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.units import read_unit
-from gpunode.host import Host
+from gpunode.host import SMALL_BYTES, Host
 
 DEBUGGING = (
     *("NSIGHT_CUDA_DEBUGGER", "CUDA_INJECTION32_PATH", "CUDA_INJECTION64_PATH", "CUDA_AUTO_BOOST"),
@@ -94,6 +94,6 @@ def _of_units(host: Host, units: Collection[str]) -> Iterator[Setting]:
 
 def _text(host: Host, path: str) -> str:
     try:
-        return host.read_text(path) or ""
+        return host.read_text(path, SMALL_BYTES) or ""
     except GpunodeError:
         return ""

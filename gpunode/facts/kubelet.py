@@ -9,7 +9,7 @@ from gpunode.dataclass import dataclass
 from gpunode.errors import Unreadable
 from gpunode.facts.processes import Process, option_value
 from gpunode.facts.units import read_unit
-from gpunode.host import Host
+from gpunode.host import SMALL_BYTES, Host
 
 ROOT = "/var/lib/kubelet"
 SNAP_ROOT = "/var/snap/microk8s/common/var/lib/kubelet"
@@ -134,7 +134,7 @@ def _endpoint(host: Host, process: Process | None, unit: str | None, config: str
         flag = process.option("--container-runtime-endpoint")
         if flag:
             return socket_of(flag), f"/proc/{process.pid}/cmdline"
-    told = host.read_text(FLAGS) or "" if process is None or _kubeadms(process) else ""
+    told = host.read_text(FLAGS, SMALL_BYTES) or "" if process is None or _kubeadms(process) else ""
     flags = told.partition("=")[2].strip().strip('"').split()
     flag = option_value(tuple(flags), "--container-runtime-endpoint")
     if flag:

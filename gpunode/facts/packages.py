@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gpunode.dataclass import dataclass, field
-from gpunode.host import Host
+from gpunode.host import LARGE_BYTES, Host
 
 STATUS = "/var/lib/dpkg/status"
 RPM_QUERY = ("rpm", "-qa", "--qf", r"%{NAME}\t%{EVR}\t%{INSTALLTIME}\n")
@@ -60,7 +60,7 @@ def upstream(version: str) -> str:
 
 def read_packages(host: Host) -> Packages:
     """Whichever database this node has; of several versions of one package the one installed last."""
-    found = {package.name: package for package in _from_dpkg(host.read_text(STATUS) or "")}
+    found = {package.name: package for package in _from_dpkg(host.read_text(STATUS, LARGE_BYTES) or "")}
     if found:
         return Packages("dpkg", found)
     answer = host.run(RPM_QUERY, timeout=SECONDS)

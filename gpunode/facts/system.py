@@ -6,7 +6,7 @@ import re
 
 from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, Unreadable
-from gpunode.host import Host
+from gpunode.host import SMALL_BYTES, Host
 
 BARE_METAL = "bare-metal"
 VM = "vm"
@@ -84,7 +84,9 @@ def read_distribution(host: Host) -> Distribution:
         file = next((path for path in _OS_RELEASE if host.is_file(path)), None)
         if file is None:
             return Distribution("", "", "", "other")
-        host.read_bytes(file)  # the library opens it by itself, and a `RecordingHost` keeps what it read
+        host.read_bytes(
+            file, SMALL_BYTES
+        )  # the library opens it by itself, and a `RecordingHost` keeps what it read
         # nor may it look for another file in /etc by itself: whatever lies there could be a pipe
         found = LinuxDistribution(
             include_lsb=False,
@@ -102,7 +104,9 @@ def read_distribution(host: Host) -> Distribution:
         return Distribution(identifier, version, name, family, whole)
     except PermissionError as error:
         raise Unreadable("can't read /etc/os-release: permission denied", hint="run as root") from error
-    except (OSError, ValueError, ConfigError):
+    except ConfigError as error:
+        return Distribution("", "", error.message, "other")  # too large, a pipe, a directory
+    except (OSError, ValueError):
         return Distribution("", "", "", "other")  # garbage where os-release should be
 
 

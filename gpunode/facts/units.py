@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from gpunode.dataclass import dataclass, field
 from gpunode.errors import GpunodeError
-from gpunode.host import Host
+from gpunode.host import SMALL_BYTES, Host
 
 # systemd.unit(5), "System Unit Search Path": the first directory that has a file of a name wins
 UNIT_DIRECTORIES = (
@@ -72,7 +72,7 @@ def _drop_ins(host: Host, name: str, places: tuple[str, ...]) -> tuple[str, ...]
 
 def _text(host: Host, path: str) -> str:
     try:
-        return host.read_text(path) or ""
+        return host.read_text(path, SMALL_BYTES) or ""
     except GpunodeError:
         return ""  # a drop-in that this user may not read must not hide the rest
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpunode._files import explain_os_error, restrict_umask
+from gpunode._files import LARGE_BYTES, SMALL_BYTES, explain_os_error, restrict_umask
 from gpunode._forkable import forkable
 from gpunode._process import COMMAND_NOT_FOUND, Completed, run_process
 from gpunode._reading import DeviceNode, FileSystem, ReadingHost
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from gpunode._waiting import Waiter
 
-__all__ = ["COMMAND_NOT_FOUND", "RECORDING", "Completed", "DeviceNode", "FileSystem", "Host"]
+__all__ = ["COMMAND_NOT_FOUND", "LARGE_BYTES", "RECORDING", "SMALL_BYTES"]
+__all__ += ["Completed", "DeviceNode", "FileSystem", "Host"]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from gpunode.dataclass import dataclass, field
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.gpu.program import MODULE, PROGRAM_FILES
-from gpunode.host import Host
+from gpunode.host import LARGE_BYTES, Host
 from gpunode.runtime.container_leftovers import STAND_IN, VERIFICATION
 from gpunode.runtime.image_archive import Entry, ImageConfig, archive, layer, sha256
 
@@ -106,7 +106,7 @@ class _Tree:
 
     def _file(self, path: str) -> str | None:
         if path not in self.entries:
-            data = self.host.read_bytes(path) if self.host.is_file(path) else None
+            data = self.host.read_bytes(path, LARGE_BYTES) if self.host.is_file(path) else None
             if data is None:
                 return None
             self.entries[path] = Entry(data, mode=0o755 if data.startswith(_ELF) else 0o644)

@@ -17,7 +17,7 @@ from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
 from gpunode.facts.node import Node
 from gpunode.facts.topic import Stuck, topic
-from gpunode.host import Host
+from gpunode.host import LARGE_BYTES, Host
 from gpunode.render import SilentProgress
 from gpunode.result import Finding, FindingStatus
 
@@ -28,10 +28,10 @@ class Stalled(Host):
     place = "/proc/1"
     let_go = threading.Event()
 
-    def read_bytes(self, path: str) -> bytes | None:
+    def read_bytes(self, path: str, limit: int = LARGE_BYTES) -> bytes | None:
         if path.startswith(self.place):
             self.let_go.wait()
-        return super().read_bytes(path)
+        return super().read_bytes(path, limit)
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_a_pipe_where_a_file_belongs_is_refused_at_once(tmp_path):
 def test_a_file_that_would_fill_the_memory_is_refused(tmp_path):
     with (tmp_path / "huge").open("wb") as stream:
         stream.truncate(1 << 30)
-    with pytest.raises(ConfigError, match="larger than 512 MiB"):
+    with pytest.raises(ConfigError, match="larger than 16 MiB"):
         Host(tmp_path, environ={}).read_text("/huge")
 
 
@@ -125,9 +125,9 @@ def test_of_other_programs_nothing_but_the_command_line_is_read(tmp_path, monkey
     read = []
     genuine = Host.read_bytes
 
-    def noted(host, path):
+    def noted(host, path, *limit):
         read.append(path)
-        return genuine(host, path)
+        return genuine(host, path, *limit)
 
     monkeypatch.setattr(Host, "read_bytes", noted)
     host = Host(tmp_path, environ={})

@@ -20,7 +20,7 @@ from gpunode._unnamed import unnamed_file
 from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Inventory, Pair, Reading, Topology
 from gpunode.gpu.note import Note
-from gpunode.host import Host
+from gpunode.host import LARGE_BYTES, Host
 from gpunode.plugin.nvidia.hearing import Outcome
 from gpunode.plugin.nvidia.library import nvml_library
 from gpunode.plugin.nvidia.watch import Watch
@@ -108,8 +108,8 @@ class Rooted(Host):
     def listdir(self, path: str) -> tuple[str, ...]:
         return Host(self.root, {}).listdir(path)
 
-    def read_text(self, path: str) -> str | None:
-        return Host(self.root, {}).read_text(path)
+    def read_text(self, path: str, limit: int = LARGE_BYTES) -> str | None:
+        return Host(self.root, {}).read_text(path, limit)
 
 
 class Sink:

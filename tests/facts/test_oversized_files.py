@@ -1,0 +1,79 @@
+"""Configuration files that someone made enormous are refused by size, before a parser sees them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.machines import machine
+from gpunode._files import READ_BYTES, SMALL_BYTES
+from gpunode.errors import ConfigError
+from gpunode.facts.auto_upgrades import parse_apt_conf
+from gpunode.facts.machine_file import build_machine
+from gpunode.host import LARGE_BYTES, Host
+from tests.cli import gpunode
+
+FILES = {
+    "/etc/os-release": 'ID=ubuntu\nVERSION_ID="22.04"\nNAME="',
+    "/etc/apt/apt.conf.d/20auto-upgrades": 'APT::Periodic::Unattended-Upgrade "1";\nX "',
+    "/etc/apt/apt.conf.d/50unattended-upgrades": "Unattended-Upgrade::Package-Blacklist {\n",
+    "/var/lib/kubelet/kubeadm-flags.env": 'KUBELET_KUBEADM_ARGS="',
+    "/etc/environment": 'NVIDIA_VISIBLE_DEVICES="',
+    "/etc/docker/daemon.json": '{"runtimes": {}, "x": "',
+}
+
+
+def oversized(root: Path, path: str, size: int) -> Path:
+    spec: Any = machine("healthy-h100")
+    built = build_machine(spec, root)
+    real = built / path.lstrip("/")
+    real.parent.mkdir(parents=True, exist_ok=True)
+    real.unlink(missing_ok=True)
+    text = FILES[path]
+    real.write_text(text + '"a";\n' * (size // 5) if text.endswith("{\n") else text + "a" * size)
+    program = built / "usr/bin/unattended-upgrade"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text("x")
+    program.chmod(0o755)
+    return built
+
+
+@pytest.mark.parametrize("size", [1_500_000, 30_000_000], ids=["1.5 MB", "30 MB"])
+@pytest.mark.parametrize("path", list(FILES))
+def test_the_doctor_names_the_file_and_reads_no_more_than_the_limit(
+    tmp_path: Path, path: str, size: int
+) -> None:
+    root = oversized(tmp_path / "m", path, size)
+    if path != "/etc/docker/daemon.json" or size > READ_BYTES:
+        with pytest.raises(ConfigError, match=r"larger than (64 KiB|16 MiB)") as caught:
+            Host(root, environ={}).read_text(
+                path, SMALL_BYTES if path != "/etc/docker/daemon.json" else READ_BYTES
+            )
+        assert caught.value.hint
+    ran = gpunode("--root", str(root), "doctor")
+    assert ran.code in (0, 1) and "Traceback" not in ran.err
+    assert "this is a bug" not in ran.err and "the check broke" not in ran.out
+    if path == "/etc/os-release":
+        assert "/etc/os-release: larger than 64 KiB" in ran.out
+
+
+def test_no_more_than_the_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a file that grows, or that has no size, as in /proc."""
+    (tmp_path / "f").write_bytes(b"x" * (SMALL_BYTES + 1))
+    with pytest.raises(ConfigError, match="larger than 64 KiB"):
+        Host().read_bytes(str(tmp_path / "f"), SMALL_BYTES)
+    found = os.stat_result((0o100644, 0, 0, 1, 0, 0, 0, 0, 0, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", lambda _: found)
+        with pytest.raises(ConfigError, match="larger than 64 KiB"):
+            Host().read_bytes(str(tmp_path / "f"), SMALL_BYTES)
+    assert Host().read_bytes(str(tmp_path / "f"), LARGE_BYTES) == b"x" * (SMALL_BYTES + 1)
+
+
+def test_lines_of_apt_settings_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "".join(f'A::B{number} "v";\n' for number in range(2000))
+    lines = [one.line for one in parse_apt_conf(text, "x")]
+    assert lines == list(range(1, 2001))
