@@ -60,22 +60,20 @@ def _mounts(files: DriverFiles, libraries: Iterable[Mount]) -> tuple[Mount, ...]
 def device_edits(devices: Iterable[DeviceNode], dev_root: str, *, groups: bool = False) -> Edits:
     """Device files in order, with their place on the node where that is below another root.
 
-    With `groups` a file that is open only to its group keeps mode and group, and the container's processes
-    join that group, as nvidia-ctk writes it. Without, an engine here doesn't know additionalGids, and every
-    process of the container may open the file, as such an engine lets it anyway.
+    With `groups` files keep their group, and the container's processes join one that has a file to itself, as
+    nvidia-ctk writes it; without, an engine here doesn't know additionalGids. Such a file is open to every
+    process of the container in both cases: Docker 28.5 forgets the groups of a container with ``--user``, and
+    engines up to CDI library 1.0 open every device file.
     """
     by_path = {device.path: device for device in devices}
     nodes, gids = [], set()
     for path in sorted(by_path, key=natural):
         device = by_path[path]
         host_path = f"{dev_root}{path}" if dev_root else ""
-        if not open_to_group_only(device):
-            nodes.append(NodeEdit(path, host_path, device.mode, device.gid if groups else 0))
-        elif groups:
-            nodes.append(NodeEdit(path, host_path, device.mode, device.gid))
-            gids.add(device.gid)
-        else:
-            nodes.append(NodeEdit(path, host_path, device.mode | 0o666))
+        grouped = open_to_group_only(device)
+        mode = device.mode | 0o666 if grouped else device.mode
+        nodes.append(NodeEdit(path, host_path, mode, device.gid if groups else 0))
+        gids |= {device.gid} if grouped and groups else set()
     return Edits(nodes=tuple(nodes), gids=tuple(sorted(gids)))
 
 

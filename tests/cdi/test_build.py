@@ -109,12 +109,12 @@ def with_render_node(limit):
     return build(inventory(gpu(0)), nodes, driver(), None, Form(limit=limit)).spec
 
 
-def test_a_node_that_is_open_to_a_group_keeps_it_and_the_container_joins_that_group():
+def test_a_node_keeps_its_group_which_the_container_joins_and_is_open_to_all_of_the_container():
     spec = with_render_node((0, 8, 0))
     edits = as_tree(spec)["devices"][0]["containerEdits"]
     assert edits["deviceNodes"] == [
         {"path": "/dev/nvidia0", "fileMode": 0o666},
-        {"path": RENDER.path, "fileMode": 0o660, "gid": 105},
+        {"path": RENDER.path, "fileMode": 0o666, "gid": 105},
     ]
     assert edits["additionalGids"] == [105]
     assert spec.version == (0, 7, 0)

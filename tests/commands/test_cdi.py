@@ -319,7 +319,7 @@ def test_units_come_and_go_and_a_strangers_file_stays(recorded):
     ("containerd", "version", "node", "groups"),
     [
         ("1.7.2", "0.5.0", {"fileMode": 0o666}, None),
-        ("2.2.1", "0.7.0", {"fileMode": 0o660, "gid": 44}, [44]),
+        ("2.2.1", "0.7.0", {"fileMode": 0o666, "gid": 44}, [44]),
     ],
 )
 def test_a_drm_nodes_group_is_given_where_every_engine_knows_groups(

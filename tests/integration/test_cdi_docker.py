@@ -26,6 +26,9 @@ def engine(tmp_path_factory):
     if platform.machine() != "x86_64":
         refuse_for(["an x86-64 machine, whose loader the layouts are made of"])
     node = driver_tree(tmp_path_factory.mktemp("node"), machine(2))
+    only_for_a_group = node.dev_root / "dev/nvidia1"
+    os.chown(only_for_a_group, 0, 44)
+    only_for_a_group.chmod(0o660)
     specs = tmp_path_factory.mktemp("cdi")
     output = ("--output", str(specs / "nvidia.yaml"))
     ran = gpunode("cdi", "generate", *node.options, "--hooks", "none", *output, env=node.env)
@@ -46,13 +49,15 @@ def engine(tmp_path_factory):
             yield engine
 
 
+@pytest.mark.parametrize("user", ["", "1000:1000"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_container_gets_its_gpu_and_the_libraries_by_name_alone(layout, engine):
+def test_a_container_gets_its_gpu_and_the_libraries_by_name_alone(layout, user, engine):
+    """Whoever it runs as: Docker forgets the groups that a specification adds to a container with a user."""
     api = DockerApi(Host(), engine.socket)
     probed = ["libcuda.so.1", "libnvidia-ml.so.1", "/dev/nvidia1", "/dev/nvidia-uvm", "/dev/nvidia0"]
     request = {"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=1"]}
     settings = {"DeviceRequests": [request], "NetworkMode": "none"}
-    specification = {"Image": f"gpunode.test/{layout}:1", "Cmd": probed, "HostConfig": settings}
+    specification = {"Image": f"gpunode.test/{layout}:1", "Cmd": probed, "HostConfig": settings, "User": user}
     container = api.create_container(specification, f"probe-{os.urandom(4).hex()}")
     try:
         api.start_container(container, 30.0)
