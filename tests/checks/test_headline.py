@@ -24,6 +24,13 @@ def test_a_driver_container_whose_gpus_answered_is_ready(tmp_path):
     assert "Ready: no check found a fault" in html
 
 
+def test_a_driver_container_whose_libraries_are_elsewhere_is_examined_all_the_same(tmp_path):
+    spec = overlay(machine("gpu-operator-driver"), {"remove": ["/run/nvidia/driver/usr/lib"]})
+    spec["recording"]["devices"] = machine("healthy-h100")["recording"]["devices"]
+    line, _, _ = headline(spec, tmp_path / "m")
+    assert line == READY
+
+
 def test_a_driver_container_that_lacks_a_device_file_is_not_called_ready(tmp_path):
     spec = machine("gpu-operator-driver")
     del spec["recording"]["devices"]["/run/nvidia/driver/dev/nvidiactl"]

@@ -22,7 +22,7 @@ from gpunode.checks.model import (
 from gpunode.facts import libraries
 from gpunode.facts.node import Node
 from gpunode.facts.system import WSL2
-from gpunode.facts.traits import TRAITS
+from gpunode.facts.traits import OPERATOR_DRIVER, TRAITS
 from gpunode.gpu.library_paths import DRIVER_ROOT, PROGRAM_DIRECTORIES
 from gpunode.result import Evidence, Fix
 
@@ -40,6 +40,8 @@ def libcuda_missing(node: Node) -> Verdict:
 
 def _library(node: Node, library: libraries.Library | None, soname: str) -> Verdict:
     if library is None and TRAITS["operator-driver"].holds(node):
+        if node.host.is_dir(OPERATOR_DRIVER):
+            return skip(f"the libraries are the GPU operator's, in its driver container at {DRIVER_ROOT}")
         if node.module is None:
             return skip("the GPU operator's driver container, which has the libraries, is not running")
         logs, fix = operator_driver(node)
