@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from gpunode.gpu.condition import Condition
 
 
+_ASKING = "asking "
+
+
 @dataclass(frozen=True)
 class NvmlProbe:
     """What NVML said: the inventory, or why there is none.
@@ -100,6 +103,8 @@ def _read(done: Completed, timeout: float, seconds: float, condition: bool) -> N
         problem = f"NVML did not answer within {timeout:g} s"
     elif done.code < 0:
         problem = f"NVML crashed the process that asked it ({signal_name(done.code)})"
+    if problem:
+        problem += _unanswered(done.stderr)
     first, _, rest = done.stdout.partition("\n")
     if problem and not (condition and done.stdout.count("\n")):
         return NvmlProbe(None, None, problem, done.timed_out, seconds)
@@ -109,8 +114,15 @@ def _read(done: Completed, timeout: float, seconds: float, condition: bool) -> N
             answer["conditions"] = dict(json.loads(line) for line in rest.split("\n")[:-1])
         return _answer(answer, seconds, problem)
     except (ValueError, KeyError, TypeError, AttributeError):
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
+        lines = [line for line in done.stderr.strip().splitlines() if not line.startswith(_ASKING)]
+        last = (lines or [f"exit code {done.code}"])[-1]
         return NvmlProbe(None, None, f"the NVML probe gave no usable answer: {last}", seconds=seconds)
+
+
+def _unanswered(stderr: str) -> str:
+    """The question that the child named last, in parentheses."""
+    lines = [line for line in stderr.splitlines() if line.startswith(_ASKING)]
+    return f" ({lines[-1].removeprefix(_ASKING)})" if lines else ""
 
 
 def _answer(answer: dict[str, Any], seconds: float = 0.0, problem: str = "") -> NvmlProbe:
@@ -131,7 +143,12 @@ def _conditions(
 
     told = conditions_from_json(answer["conditions"], inventory)
     left = sorted({gpu.index for gpu in inventory.gpus} - {one.index for one in told})
-    return told, f"{problem}: the condition of GPU {left[0]}" if problem and left else ""
+    if not problem:
+        return told, ""
+    return (
+        told,
+        f"{problem}: the condition of GPU {left[0]}" if left else f"{problem}: the clocks of the GPUs",
+    )
 
 
 _NOT_RECORDED = NvmlProbe(None, None, "nothing was recorded of this machine's NVML", asked=False)

@@ -6,7 +6,8 @@ argument --topology asks for it, or
 names the root directory of a driver container: its libraries and its device files are used.
 
 With --condition a line ``[INDEX, {...}]`` follows for each GPU, as soon as it is known: a GPU over which NVML
-hangs or crashes doesn't take the inventory with it.
+hangs or crashes doesn't take the inventory with it. Each question is named on stderr before NVML is asked:
+the last line there is the one in which it hung or crashed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 
 from gpunode.gpu.child import end_with_parent
 from gpunode.gpu.discover import discover
@@ -28,7 +30,7 @@ def main() -> int:
     end_with_parent()
     try:
         _enter(_value("--root"))
-        with Nvml.open(_value("--library")) as nvml:
+        with Nvml.open(_value("--library"), _Asking) as nvml:
             inventory = discover(nvml)
             answer = {"inventory": plain(inventory)}
             if "--topology" in sys.argv[1:]:
@@ -41,6 +43,20 @@ def main() -> int:
     except NvmlError as error:
         _say({"error": {"code": error.code, "message": error.message}})
     return 0
+
+
+class _Asking:
+    """Names a question on stderr; there is nothing to do when NVML has answered it."""
+
+    def __init__(self, function: str, gpus: Sequence[int]) -> None:
+        about = f" of {' and '.join(f'GPU {gpu}' for gpu in gpus)}" if gpus else ""
+        self._line = f"asking {function}{about}\n".encode()
+
+    def __enter__(self) -> None:
+        os.write(sys.stderr.fileno(), self._line)
+
+    def __exit__(self, *_: object) -> None:
+        return
 
 
 def _say(answer: object) -> None:

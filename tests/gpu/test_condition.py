@@ -131,7 +131,9 @@ def test_a_hang_over_a_condition_leaves_the_inventory(make_node):
     answer = probe(host_of(make_node(scenario)), 2.0, condition=True)
     assert answer.inventory is not None and len(answer.inventory.gpus) == 2
     assert [one.index for one in answer.conditions] == [0]
-    assert answer.untold == "NVML did not answer within 2 s: the condition of GPU 1"
+    assert answer.untold == (
+        "NVML did not answer within 2 s (nvmlDeviceValidateInforom of GPU 1): the condition of GPU 1"
+    )
     assert not answer.timed_out
 
 
@@ -139,7 +141,8 @@ def test_a_crash_over_a_condition_leaves_the_inventory(make_node):
     scenario = machine(1).with_faults(Fault("nvmlDeviceValidateInforom", abort=True))
     answer = probe(host_of(make_node(scenario)), condition=True)
     assert answer.inventory is not None and answer.conditions == ()
-    assert answer.untold == "NVML crashed the process that asked it (SIGABRT): the condition of GPU 0"
+    crash = "NVML crashed the process that asked it (SIGABRT) (nvmlDeviceValidateInforom of GPU 0)"
+    assert answer.untold == f"{crash}: the condition of GPU 0"
 
 
 def test_nobody_else_is_kept_waiting(make_node):

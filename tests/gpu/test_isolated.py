@@ -136,7 +136,7 @@ def test_a_hang_is_a_timeout_after_the_given_seconds(make_node):
 def test_a_crash_names_the_signal(make_node):
     answer = probe(host_of(make_node(machine(1).with_faults(Fault("nvmlDeviceGetUUID", abort=True)))))
     assert (answer.inventory, answer.code, answer.timed_out) == (None, None, False)
-    assert "SIGABRT" in answer.message
+    assert answer.message.endswith("(SIGABRT) (nvmlDeviceGetUUID of GPU 0)")
 
 
 @pytest.mark.parametrize("junk", ["print('junk')", "print('[]')", "print('{\"inventory\": 3}')"])
@@ -165,9 +165,9 @@ def test_a_fork_tells_the_same_as_a_new_process(make_node):
 @pytest.mark.parametrize(
     ("fault", "seconds", "timed_out", "word"),
     [
-        (Fault("nvmlInitWithFlags", hang=60), 0.5, True, "0.5 s"),
-        (Fault("nvmlDeviceGetUUID", hang=60), 0.5, True, "0.5 s"),
-        (Fault("nvmlDeviceGetUUID", abort=True), 20.0, False, "SIGABRT"),
+        (Fault("nvmlInitWithFlags", hang=60), 0.5, True, "0.5 s (nvmlInit)"),
+        (Fault("nvmlDeviceGetUUID", hang=60), 0.5, True, "0.5 s (nvmlDeviceGetUUID of GPU 0)"),
+        (Fault("nvmlDeviceGetUUID", abort=True), 20.0, False, "(SIGABRT) (nvmlDeviceGetUUID of GPU 0)"),
     ],
     ids=["hang", "later", "crash"],
 )
