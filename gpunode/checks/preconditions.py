@@ -193,8 +193,10 @@ def _without_dkms(node: Node, command: str) -> Fix:
 
 
 def _kernel_has_modules(node: Node, command: str) -> bool:
-    """A kernel whose package was removed while it runs has no modules left to load or to build into."""
-    return not node.kernel or node.host.is_dir(f"/lib/modules/{node.kernel}")
+    """A kernel whose package was removed while it runs has no modules left to load or to build into. A system
+    without any kernel's modules isn't one that removed them."""
+    there = node.host.listdir("/lib/modules")
+    return not node.kernel or not there or node.kernel in there
 
 
 def _next_kernel(node: Node, command: str) -> Fix:

@@ -30,7 +30,8 @@ _MENDED_HERE = "gpunode configure-runtime"
 _DESCRIBED_HERE = "gpunode cdi refresh"
 # configure-runtime restarts or reloads a daemon that hasn't read its file, or started before the toolkit came
 _RESTARTED_HERE = frozenset({"docker-not-restarted", "containerd-not-restarted", "k3s-nvidia-not-detected"})
-_CRIO_RESTARTED_HERE = "crio-runtime-missing"  # which is also for files that CRI-O can't read
+# both are also for files that CRI-O can't read, which no restart fixes
+_CRIO_RESTARTED_HERE = ("crio-not-running", "crio-runtime-missing")
 _RESTART = "systemctl restart "
 
 
@@ -180,7 +181,7 @@ def _excuse(finding: Finding, engine: str, cdi: bool) -> str:
 def mended_by_configuring(finding: Finding, cdi: bool) -> str:
     """The command that mends it on the way, or why it need not be mended; empty for none of these."""
     mends = " && ".join(fix.command for fix in finding.fix)
-    restarted = finding.id == _CRIO_RESTARTED_HERE and mends.startswith(_RESTART)
+    restarted = finding.id in _CRIO_RESTARTED_HERE and mends.startswith(_RESTART)
     if restarted or finding.id in _RESTARTED_HERE or mends.startswith(_MENDED_HERE):
         return _MENDED_HERE
     if cdi and mends.startswith(_DESCRIBED_HERE):

@@ -283,6 +283,10 @@ FIRST = {
     "microos-next-kernel": (
         "transactional-update pkg install --force nvidia-open-driver-G06-signed-kmp-default"
     ),
+    "mig-config-lost-suse": (
+        "gpunode mig export > /etc/gpunode-mig.yaml && "
+        "gpunode mig apply --config-file /etc/gpunode-mig.yaml --persist"
+    ),
     "nixos-kernel-without-module": "nixos-rebuild boot",
     "plugin-config-does-not-exist": 'kubectl label node "$(uname -n)" nvidia.com/device-plugin.config-',
     "plugin-not-registered": "gpunode setup --kubernetes",

@@ -74,7 +74,7 @@ BREAKS = {
     "cdi-lost-at-reboot-rocky9": ("cdi-lost-at-reboot", "systemctl enable --now nvidia-cdi-refresh.service"),
     "dev-char-lost-at-reboot": ("dev-char-lost-at-reboot", "/etc/udev/rules.d/71-nvidia-dev-char.rules"),
     "uvm-lost-at-reboot": ("uvm-lost-at-reboot", "/etc/modules-load.d/nvidia-uvm.conf"),
-    "mig-config-lost": ("mig-config-lost", ""),
+    "mig-config-lost": ("mig-config-lost", "systemctl enable nvidia-mig-manager.service"),
     "docker-config-invalid-json": ("docker-config-invalid-json", "/etc/docker/daemon.json"),
     "docker-flag-file-conflict": ("docker-flag-file-conflict", "/etc/docker/daemon.json"),
     "docker-unknown-key": ("docker-unknown-key", "/etc/docker/daemon.json"),

@@ -42,7 +42,14 @@ END
     mknod -m 0666 {place}/dev/$name c $major $minor
 done
 mount --bind {place}/dev /dev
-exec "$@"
+# the same root without the files that mark a container, whose kernel modules are its host's matter
+mkdir -p {place}/root
+for path in /*; do
+    if [ -L "$path" ]; then cp -Pf "$path" {place}/root/
+    elif [ -d "$path" ]; then mkdir -p "{place}/root$path" && mount --rbind "$path" "{place}/root$path"
+    fi
+done
+exec chroot {place}/root sh -c 'cd "$0" && exec "$@"' "$PWD" "$@"
 """
 _MODPROBE = """\
 #!/bin/sh

@@ -28,7 +28,10 @@ MATCHING_MANAGER = fixes.per_family(
     "restart",
 )
 START_MANAGER = fixes.everywhere(_ENABLE, "restart")
-KEEP_LAYOUT = fixes.everywhere("follow https://github.com/NVIDIA/mig-parted/tree/main/deployments/systemd")
+_LAYOUT = "/etc/gpunode-mig.yaml"
+KEEP_LAYOUT = fixes.everywhere(
+    f"gpunode mig export > {_LAYOUT} && gpunode mig apply --config-file {_LAYOUT} --persist"
+)
 MIXED_STRATEGY = fixes.everywhere(fixes.tell_plugin("MIG_STRATEGY=mixed"), needs_root=False)
 # what the operator has set up it sets back
 OPERATORS_STRATEGY = Fix(
