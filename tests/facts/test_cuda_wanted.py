@@ -130,9 +130,7 @@ def node(root, name="healthy-h100", **recorded):
 
 
 def test_each_engine_is_asked_and_the_first_that_holds_it_answers(tmp_path):
-    here = {
-        "/run/containerd/containerd.sock": {"images": {"a:1": {"Env": ["CUDA_VERSION=12.8.1", 7, "odd"]}}}
-    }
+    here = {"/run/containerd/containerd.sock": {"images": {"a:1": {"Env": ["CUDA_VERSION=12.8.1", "odd"]}}}}
     search = find_image(node(tmp_path, daemons=here), "a:1")
     assert (search.held_not, search.silent) == (("Docker",), ())
     image = sure(search.image)
@@ -140,7 +138,7 @@ def test_each_engine_is_asked_and_the_first_that_holds_it_answers(tmp_path):
     assert image.cuda == "12.8.1"
 
 
-@pytest.mark.parametrize("wrong", [[], {"a:1": []}, {"a:1": None}, {"b:1": {}}])
+@pytest.mark.parametrize("wrong", [{}, {"a:1": None}, {"b:1": {}}])
 def test_an_answer_that_is_none_is_no_image(wrong, tmp_path):
     here = {
         "/run/docker.sock": {"images": wrong},

@@ -272,9 +272,7 @@ def test_recorded_daemon_is_believed(tmp_path: Path) -> None:
     assert (active.handlers, active.default, active.paths) == (("crun",), "crun", (("crun", "/c"),))
 
 
-@pytest.mark.parametrize(
-    "answer", [None, 7, "no toml", "", "[crio]\nruntime = 1", "crio.runtime.runtimes = []"]
-)
+@pytest.mark.parametrize("answer", ["no toml", "", "[crio]\nruntime = 1", "crio.runtime.runtimes = []"])
 def test_odd_answers_are_errors_of_the_daemon(tmp_path: Path, answer: object) -> None:
     root = make_node(tmp_path, "packaged")
     record(root, answer)
