@@ -89,6 +89,8 @@ class Restarter:
             self.host.run((*self._systemctl, "daemon-reload"), timeout=_COMMAND_SECONDS, env=self._environ)
         limit = _MANAGED_SECONDS if self.daemon.manager in DISTRIBUTIONS else _COMMAND_SECONDS
         answer = self.host.run(argv, timeout=limit, env=self._environ)
+        if not answer.ok and not self.command and self._clear_failed_starts():
+            answer = self.host.run(argv, timeout=limit, env=self._environ)
         if not answer.ok:
             what = "did not end" if answer.timed_out else f"failed with status {answer.code}"
             said = (answer.stderr or answer.stdout).strip()
@@ -96,6 +98,16 @@ class Restarter:
                 f"{self.shown(verb)} {what}" + (f": {said[-2000:]}" if said else ""), hint=self.look
             )
         return self.host.monotonic() - started
+
+    def _clear_failed_starts(self) -> bool:
+        """Reset the count of starts by which systemd refuses more than five in ten seconds, so that
+        the restart of a rollback works. Gives whether this restart was refused."""
+        unit = self.daemon.unit or ""
+        result = self.host.run(
+            (*self._systemctl, "show", "-p", "Result", unit), env=self._environ, timeout=10.0
+        )
+        self.host.run((*self._systemctl, "reset-failed", unit), env=self._environ, timeout=10.0)
+        return result.stdout.strip() == "Result=start-limit-hit"
 
     def _hang_up(self) -> None:
         process = (self.find() or self.daemon).process

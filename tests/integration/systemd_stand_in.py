@@ -1,6 +1,7 @@
 """A node where systemd runs, for one gpunode at a time: stand-ins for systemctl and journalctl on PATH.
 
-They are stand-ins because systemd must be process 1, which it is not in a container or on a build machine.
+tests/machine has a real systemd. These are for what no such machine has: CRI-O, k3s and its like, other
+releases of an engine, several engines of which one fails, and a node with nothing but Docker.
 What they start, restart and reload is a real daemon, by the same means: `restart` ends it and starts the
 unit's ExecStart, `reload` sends SIGHUP, and journalctl shows what it really wrote. A mount namespace of its
 own has the directory by which sd_booted(3) knows systemd, and the unit file.

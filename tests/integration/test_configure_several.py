@@ -10,7 +10,17 @@ import pytest
 
 from fixtures.engines import CONTAINERD_CONFIG, start_containerd, start_dockerd
 from tests.integration.systemd_stand_in import Node, require_namespace
-from tests.integration.test_configure_systemd import BROKEN_CRI
+
+# the CRI is off, and can't start once it is on: containerd reads the file without a word all the same
+BROKEN_CRI = """\
+version = 2
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+
+[plugins."io.containerd.grpc.v1.cri".registry]
+  config_path = "/etc/containerd/certs.d"
+  [plugins."io.containerd.grpc.v1.cri".registry.mirrors."docker.io"]
+    endpoint = ["https://mirror.test"]
+"""
 
 pytestmark = [pytest.mark.containerd, pytest.mark.docker]
 

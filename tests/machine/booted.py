@@ -39,12 +39,14 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _FILTER = "@keyring bpf @mount @module perf_event_open"
 
 # Process 1 until it becomes systemd. nspawn has mounted /sys as a tmpfs with some directories of the real
-# one, and version 1 cgroups read-only, which are the machine's own here.
+# one, and version 1 cgroups read-only, which are the machine's own here. The machine's own boot_id goes:
+# services with ProtectKernelTunables= would see another one.
 _INIT = """\
 #!/bin/sh
 set -e
 for one in /sys/fs/cgroup/*/; do mount -o remount,bind,rw "$one"; done
 mount -o remount,rw /sys && mkdir /sys/module && mount -o remount,ro /sys
+umount /proc/sys/kernel/random/boot_id
 mount --bind {shared}/pci /sys/bus/pci/devices
 mount --bind {shared}/module /sys/module
 mount --bind {shared}/driver-files /proc/driver

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from fixtures.scenario import Fault
+from fixtures.stubs import SCENARIO_IN_CONTAINER
 from tests.machine.booted import SCENARIO, Machine
 
 CONFIG = {"containerd": "/etc/containerd/config.toml", "docker": "/etc/docker/daemon.json"}
@@ -35,11 +36,13 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
 
 def test_ctrl_c_after_containerd_was_restarted(machine: Machine, original: str) -> None:
     """Steps are printed when they are done; what stays changed is named, with the command that undoes it."""
-    SCENARIO.with_faults(Fault("cuInit", hang=600.0)).write(machine.shared / "scenario.txt")
+    SCENARIO.with_faults(Fault("cuInit", hang=600.0, times=100)).write(machine.shared / "scenario.txt")
     process = machine.start("gpunode", "setup", "--runtime", "containerd")
     try:
         read_until(process, "$ gpunode verify")
         assert files(machine) != original
+        hangs = ("test", "-s", f"{SCENARIO_IN_CONTAINER}.calls.0")
+        machine.wait(lambda: machine.run(*hangs).code == 0, lambda: "verify did not ask CUDA")
         assert machine.run("pkill", "-INT", "-f", "bin/gpunode setup").code == 0
         out, error = process.communicate(timeout=60)
     finally:

@@ -1,0 +1,108 @@
+"""`gpunode setup --kubernetes` on a booted machine, up to the plugin's own unit.
+
+The kubelet is gpunode's stand-in as kubelet.service, because Debian has no kubelet; there is no API server.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.machine.booted import SCENARIO, Machine
+
+UNIT = "gpunode-device-plugin.service"
+UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+ALLOCATABLE = "/run/allocatable"
+_KUBELET = f"""\
+import pathlib, time
+from gpunode.host import Host
+from gpunode.plugin.kubelet_stub.stub import KubeletStub
+
+stub = KubeletStub(Host())
+stub.start()
+while True:
+    pathlib.Path("{ALLOCATABLE}").write_text(str(stub.allocatable("nvidia.com/gpu")))
+    time.sleep(0.1)
+"""
+_UNIT = """\
+[Unit]
+After=containerd.service
+[Service]
+Environment=PYTHONPATH={packages}
+ExecStart=/usr/local/lib/kubelet/kubelet /usr/local/lib/kubelet/kubelet.py {options}
+Restart=always
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+@pytest.fixture(scope="module")
+def node(machine: Machine) -> Machine:
+    """With a kubelet, of containerd, that has joined a cluster."""
+    packages = machine.sh("echo /opt/gpunode/lib/python3*/site-packages").strip()
+    machine.write("/usr/local/lib/kubelet/kubelet.py", _KUBELET)
+    machine.write("/var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\ncgroupDriver: cgroupfs\n")
+    # a kubelet is known by its name, which a copy of the interpreter has here
+    machine.sh("cp $(readlink -f /usr/bin/python3) /usr/local/lib/kubelet/kubelet")
+    options = "--container-runtime-endpoint=unix:///run/containerd/containerd.sock"
+    machine.write("/etc/systemd/system/kubelet.service", _UNIT.format(packages=packages, options=options))
+    machine.sh("systemctl daemon-reload && systemctl enable --now kubelet")
+    return machine
+
+
+def allocatable(machine: Machine) -> str:
+    return machine.run("cat", ALLOCATABLE).out
+
+
+def becomes(machine: Machine, count: str) -> None:
+    machine.wait(lambda: allocatable(machine) == count, lambda: machine.journal(UNIT))
+
+
+def test_a_plugin_that_never_serves_is_taken_out_again(node: Machine) -> None:
+    node.write(
+        f"{UNIT_FILE}.d/none.conf",
+        "[Service]\nEnvironment=GPUNODE_PLUGIN_SERVE_KUBELET_SOCKET=/run/none/kubelet.sock\n",
+    )
+    node.sh("mkdir -p /run/none")
+    done = node.gpunode("setup", "--kubernetes", "--wait", "1")
+    assert done.code == 4, done.out + done.err
+    assert node.show(UNIT)["ActiveState"] == "inactive" and node.run("test", "-e", UNIT_FILE).code == 1
+    assert "undo it with: gpunode rollback" in done.out
+    node.sh(f"rm -r {UNIT_FILE}.d && systemctl daemon-reload")
+
+
+def test_from_nothing_to_allocatable_gpus(node: Machine) -> None:
+    done = node.gpunode("setup", "--kubernetes")
+    assert done.code == 0, done.out + done.err + node.journal(UNIT)
+    assert node.is_active(UNIT) and node.show(UNIT)["NRestarts"] == "0"
+    becomes(node, "2")
+    status = node.gpunode("plugin", "status")
+    assert status.code == 0 and "2 of 2 nvidia.com/gpu healthy" in status.out, status.out + status.err
+    doctor = node.gpunode("doctor")
+    assert doctor.code == 0, doctor.out
+    again = node.gpunode("setup", "--kubernetes", "-o", "json")
+    states = {step["name"]: step["state"] for step in again.document["data"]["steps"]}
+    assert (states["runtime"], states["plugin"]) == ("right", "right")
+
+
+def test_an_unhealthy_gpu_is_not_allocatable(node: Machine) -> None:
+    SCENARIO.with_gpu(1, lost=True).write(node.shared / "scenario.txt")
+    becomes(node, "1")
+    SCENARIO.write(node.shared / "scenario.txt")
+
+
+def test_after_restarts_and_a_reboot(node: Machine) -> None:
+    node.sh(f"systemctl restart {UNIT}")
+    becomes(node, "2")
+    node.sh(f"systemctl restart kubelet && systemctl kill --signal=KILL {UNIT}")
+    becomes(node, "2")
+    node.reboot()
+    becomes(node, "2")
+    assert node.show(UNIT)["NRestarts"] == "0", node.journal(UNIT)
+    assert node.sh("systemctl --failed --plain --no-legend") == ""
+
+
+def test_rollback_stops_and_removes_the_unit(node: Machine) -> None:
+    done = node.gpunode("rollback")
+    assert done.code == 0, done.err
+    assert node.show(UNIT)["LoadState"] == "not-found"
+    becomes(node, "0")
