@@ -84,7 +84,7 @@ def write_atomic(
     Without `keep` neither what a symlink leads to is looked at nor mode and owner of what is there. With
     `top` the temporary file is in the directory above the target's, if that can be and is not above `top`.
     """
-    if target.is_dir() and (keep or not target.is_symlink()):
+    if (keep or not target.is_symlink()) and target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     before = target.stat() if keep and target.exists() else None
     if top is not None and target.parent not in (top, *top.parents) and _can_stage(target):
@@ -305,7 +305,7 @@ def holds(test: Callable[[Path], bool], resolve: Callable[[str], Path], path: st
     try:
         return test(resolve(path))
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR):
             return False
         raise explain_os_error(error, path, "look at") from error
 

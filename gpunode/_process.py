@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -42,15 +43,21 @@ class Completed:
 
 
 def run_process(
-    argv: tuple[str, ...], timeout: float, stdin: str | bytes | None, env: Mapping[str, str]
+    argv: tuple[str, ...],
+    timeout: float,
+    stdin: str | bytes | None,
+    env: Mapping[str, str],
+    program: str | None = None,
 ) -> Completed:
-    """Run `argv` to its end or kill it and its children after `timeout` seconds."""
+    """Run `argv` to its end, from the file `program` if given, or kill it with its children after `timeout`
+    seconds."""
     import subprocess
 
     given = stdin.encode() if isinstance(stdin, str) else stdin
     try:
         child = subprocess.Popen(
             argv,
+            executable=program,
             stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -118,14 +125,21 @@ def start_daemon(argv: tuple[str, ...], output: Path, env: Mapping[str, str]) ->
     """Start `argv` with exactly `env`. OSError if there is no such program or `output` can't be written."""
     import subprocess
 
+    from gpunode.host.trust import find_program, safe_path
+
+    path = safe_path(env.get("PATH", os.defpath))
+    program, refusal = find_program(argv[0], path)
+    if not program:
+        raise OSError(errno.EACCES if refusal else errno.ENOENT, refusal or os.strerror(errno.ENOENT))
     with output.open("ab") as stream:
         return Daemon(
             subprocess.Popen(
                 argv,
+                executable=program,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                env=dict(env),
+                env={**env, "PATH": path},
                 start_new_session=True,
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,9 +21,11 @@ from gpunode._files import (
     resolve_in_root,
 )
 from gpunode._recording import KERNEL_LOG, RECORDING, parse_recording
-from gpunode.dataclass import dataclass, field
-from gpunode.errors import Unreadable
+from gpunode.dataclass import dataclass, field, replace
+from gpunode.errors import GpunodeError, Unreadable
 
+# what a process has below its root directory; the link itself leads where its text doesn't say
+_INSIDE = re.compile(r"(/proc/([0-9]+)/root)(/.*)")
 _SYSTEM_PATH = (
     *("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"),
     "/run/current-system/sw/bin",  # NixOS, which has nothing but sh and env in the others
@@ -59,13 +62,28 @@ def _recorded_file_system(seen: Any) -> FileSystem | None:
     return FileSystem(*(int(seen.get(key, 0)) for key in ("size", "left", "inodes", "inodesLeft")))
 
 
+def _read_for(word: tuple[int, str, str], limit: int) -> bytes:
+    from gpunode.host.trust import readable_as
+
+    with readable_as(*word) as (real, size):
+        return read_regular(real, limit)[:size]
+
+
+def _list_for(word: tuple[int, str, str]) -> tuple[str, ...]:
+    from gpunode.host.trust import readable_as
+
+    with readable_as(*word) as (real, _):
+        return tuple(sorted(os.listdir(real)))  # noqa: PTH208
+
+
 @dataclass(frozen=True)
 class ReadingHost:
-    """See `Host`."""
+    """See `Host`. `behalf` is the user on whose word paths are read; None for ours."""
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     trace: Callable[[str], None] | None = None
+    behalf: int | None = None
 
     @cached_property
     def live(self) -> bool:
@@ -86,10 +104,67 @@ class ReadingHost:
     def path(self, path: str | Path, *, follow: bool = True) -> Path:
         """Where a node path lies on this machine; symlinks are resolved inside the root, never out of it."""
         if self.live:
-            return Path(path)
+            word = self._word(str(path))
+            return Path(path) if word is None else self._resolved_for(*word, follow)
         if str(path) in self._unreadable:
             raise Unreadable(self._unreadable[str(path)])
         return resolve_in_root(self.root, path, follow)
+
+    def _word(self, path: str) -> tuple[int, str, str] | None:
+        """On whose word a path of the live node is read: the user, the root directory, and the path below it.
+        None for ours."""
+        if path.startswith("/proc/") and (inside := _INSIDE.fullmatch(path)):
+            return self.owner(int(inside[2])), inside[1], inside[3]
+        return None if self.behalf is None else (self.behalf, "/", path)
+
+    def _resolved_for(self, uid: int, root: str, path: str, follow: bool) -> Path:
+        from gpunode.host.trust import opened_as
+
+        with opened_as(uid, root, path, follow=follow) as (_, real):
+            return Path(real)
+
+    def owner(self, pid: int) -> int:
+        """The user on whose word a process acts. It is -1 for a live process that is gone or hidden, and 0 in
+        a recording without the process's status."""
+        from gpunode.host.trust import owner_in
+
+        unknown = -1 if self.live else 0
+        ours = self if self.behalf is None else replace(self, behalf=None)
+        return owner_in(ours._text_of(pid, "status"), unknown)
+
+    def is_own(self, pid: int) -> bool:
+        """Whether a process is the node's own, as gpunode/host/trust.py defines it: its words are trusted."""
+        from gpunode.host import trust
+
+        if self.owner(pid) not in (0, self.uid) or (self.live and trust.setuid_program(pid)):
+            return False
+        cgroup = self._text_of(pid, "cgroup")
+        if trust.in_system_service(cgroup):
+            return True
+        ours = [name for name in ("self", "1") if self.live or name == "1"]
+        spaces = {self._namespace(name, "user") for name in ours} | {""}
+        if self._namespace(str(pid), "user") not in spaces:
+            return False
+        mounts = self._namespace(str(pid), "mnt")
+        if not mounts:
+            return not trust.in_container(cgroup)
+        for name in ours:
+            if mounts == self._namespace(name, "mnt"):
+                return not self.live or trust.root_directory(str(pid)) == trust.root_directory(name)
+        return not self.live and not any(self._namespace(name, "mnt") for name in ours)
+
+    def _namespace(self, pid: str, kind: str) -> str:
+        """A process's namespace; empty where this user may not see it, or it wasn't recorded."""
+        try:
+            return self.readlink(f"/proc/{pid}/ns/{kind}") or ""
+        except GpunodeError:
+            return ""
+
+    def _text_of(self, pid: int, name: str) -> str:
+        try:
+            return self.read_text(f"/proc/{pid}/{name}") or ""
+        except GpunodeError:
+            return ""
 
     def node_path(self, real: Path) -> str:
         """The inverse of `path`: what the node itself calls this file."""
@@ -97,7 +172,11 @@ class ReadingHost:
 
     def realpath(self, path: str) -> str:
         """The node path behind a chain of symlinks."""
-        return str(Path(path).resolve()) if self.live else self.node_path(self.path(path))
+        if self.live and self._word(path) is None:
+            return str(Path(path).resolve())
+        with suppress(FileNotFoundError):
+            return self.node_path(self.path(path))
+        return path
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -108,6 +187,8 @@ class ReadingHost:
         `limit` bytes, of which no more is read.
         """
         try:
+            if self.live and (word := self._word(path)):
+                return _read_for(word, limit)
             return read_regular(self.path(path), limit)
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None  # a name with a NUL byte, a ValueError, is nobody's
@@ -122,6 +203,8 @@ class ReadingHost:
     def read_tail(self, path: str, limit: int) -> str:
         """The last `limit` bytes of a file, however large, decoded like `read_text`; empty if it is gone."""
         try:
+            if self.live and (word := self._word(path)):
+                return _read_for(word, READ_BYTES)[-limit:].decode("utf-8", "surrogateescape")
             return read_end(self.path(path), limit).decode("utf-8", "surrogateescape")
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return ""
@@ -145,12 +228,16 @@ class ReadingHost:
         try:
             real = self.path(path, follow=False)
             return str(real.readlink()) if real.is_symlink() else None
+        except FileNotFoundError:
+            return None
         except OSError as error:
             raise explain_os_error(error, path, "look at") from error
 
     def listdir(self, path: str) -> tuple[str, ...]:
         """Sorted names; empty if there is no such directory."""
         try:
+            if self.live and (word := self._word(path)):
+                return _list_for(word)
             return tuple(sorted(os.listdir(self.path(path))))  # noqa: PTH208 - names, not paths
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return ()
@@ -167,7 +254,8 @@ class ReadingHost:
     def stat(self, path: str) -> os.stat_result | None:
         """`stat` of what the path leads to, None if there is nothing."""
         try:
-            return os.stat(path if self.live else self.path(path))  # noqa: PTH116 - some ask all day
+            ours = self.live and self._word(path) is None
+            return os.stat(path if ours else self.path(path))  # noqa: PTH116 - some ask all day
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         except OSError as error:
@@ -184,15 +272,22 @@ class ReadingHost:
         )
 
     def which(self, name: str) -> str | None:
-        """Node path of a program: PATH on the live node, the system directories in any other root."""
+        """Node path of a program: PATH on the live node, the system directories in any other root.
+
+        On the live node one that another user can have written is passed over."""
         if name.startswith("/"):
             return name if self.executable(name) else None
         own = self.environ.get("PATH", "").split(":") if self.live else []
         for directory in dict.fromkeys([*filter(None, own), *_SYSTEM_PATH]):
             with suppress(Unreadable):  # one that is closed to this user; a shell passes it over, too
-                if self.executable(f"{directory}/{name}"):
+                if self.executable(f"{directory}/{name}") and self._may_run(f"{directory}/{name}"):
                     return f"{directory}/{name}"
         return None
+
+    def _may_run(self, path: str) -> bool:
+        from gpunode.host.trust import refusal
+
+        return not self.live or not refusal(path)
 
     def device(self, path: str) -> DeviceNode | None:
         """The character device at `path`, None if there is none."""
@@ -213,7 +308,7 @@ class ReadingHost:
         if not self.live:
             return _recorded_file_system(self.recorded("filesystems", path))
         try:
-            found = os.statvfs(path)
+            found = os.statvfs(self.path(path))
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         except OSError as error:

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 from gpunode._files import socket_state_of
@@ -29,14 +30,18 @@ def connect_unix(path: str, timeout: float) -> socket.socket:
     return connection
 
 
-def listener(path: str, found: os.stat_result | None) -> tuple[str, int]:
+def listener(
+    path: str,
+    found: os.stat_result | None,
+    connect: Callable[[str, float], socket.socket] = connect_unix,
+) -> tuple[str, int]:
     """The state of what `stat` found at `path`, and who listens there; see `Host.listener`."""
     if found is None:
         return "absent", 0
     if not stat.S_ISSOCK(found.st_mode):
         return "not-a-socket", 0
     try:
-        with connect_unix(path, timeout=1.0) as connection:
+        with connect(path, 1.0) as connection:
             return "listening", _peer(connection)
     except DaemonError as error:
         return error.code, 0

@@ -19,7 +19,7 @@ _LAST_BYTES = 2000
 
 
 def run_watched(
-    argv: tuple[str, ...], timeout: float, env: Mapping[str, str], watch: Callable[[str], None]
+    argv: tuple[str, ...], timeout: float, env: Mapping[str, str], watch: Callable[[str], None], program: str
 ) -> Completed:
     """As `run_process`, but the child writes to memory and not to a pipe: if we are killed it goes on.
 
@@ -31,6 +31,7 @@ def run_watched(
         try:
             child = subprocess.Popen(
                 argv,
+                executable=program,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

@@ -3,7 +3,6 @@
 # no `from __future__ import annotations`: Typer reads these annotations as objects
 
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -182,32 +181,7 @@ def _only_whole(session: Session, path: str, **verbs: bool) -> None:
             f"--output-file is for a whole report, not for {asked[0]}", hint="use a redirection: >"
         )
     if path not in ("", "-"):
-        _writable(path)
-
-
-def _writable(path: str) -> None:
-    """Whether a report can be put there; known before the node is looked at."""
-    from os import W_OK, access
-
-    from gpunode.errors import PreconditionError, UsageError
-
-    place = Path(path)
-    above = place.absolute().parent
-    try:
-        if place.exists() and not place.is_file():
-            raise UsageError(f"--output-file {path} is there and no file", hint="name another one")
-        if not above.is_dir():
-            raise UsageError(
-                f"--output-file {path}: there is no such directory",
-                hint=f"make it first: mkdir -p {place.parent}",
-            )
-        allowed = access(above, W_OK)
-    except PermissionError:
-        allowed = False
-    if not allowed:
-        raise PreconditionError(
-            f"--output-file {path}: this user may not write there", hint="name another directory, or use sudo"
-        )
+        session.host.refuse_output(path)
 
 
 def _compare(session: Session, paths: tuple[str, ...], options: "Options") -> "Result":

@@ -36,7 +36,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     unknown = [word for word in options.redact if word not in (*KINDS, "all")]
     if unknown:
         raise UsageError(f"there is no --redact {unknown[0]!r}", hint=f"one of {', '.join(KINDS)}, all")
-    _writable(options.path)
+    _refuse_unwritable(host, options.path)
     hidden = KINDS if "all" in options.redact else tuple(one for one in KINDS if one in options.redact)
     recorder = RecordingHost(host.root, host.environ, host.trace)
     with progress.step("what the doctor finds"):
@@ -110,22 +110,14 @@ def _name(envelope: dict[str, Any], host: Host) -> str:
     return f"gpunode-report-{node or 'node'}-{when:%Y%m%d-%H%M%S}"
 
 
-def _writable(path: str) -> None:
+def _refuse_unwritable(host: Host, path: str) -> None:
     """Refuse a place that can't take the bundle; `path` is empty for the current directory."""
-    place = Path(path).absolute()
-    if not path:
-        if not os.access(place, os.W_OK):
-            raise PreconditionError(
-                f"can't write into {place}",
-                hint="name another place: gpunode report --output-file PATH.tar.gz",
-            )
-        return
-    if place.is_dir():
-        raise UsageError(f"--output-file {place} is a directory", hint="name a file in it")
-    if not place.parent.is_dir():
-        raise UsageError(
-            f"--output-file {place}: there is no such directory",
-            hint=f"make it first: mkdir -p {place.parent}",
+    if path:
+        host.refuse_output(path)
+    elif not os.access(Path.cwd(), os.W_OK):
+        raise PreconditionError(
+            f"can't write into {Path.cwd()}",
+            hint="name another place: gpunode report --output-file PATH.tar.gz",
         )
 
 

@@ -11,7 +11,7 @@ from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.cdi import nvidia_specs
 from gpunode.facts.configured import Configured, configured
 from gpunode.facts.crio import load_crio
-from gpunode.facts.daemons import Daemon
+from gpunode.facts.daemons import Daemon, reader
 from gpunode.facts.docker_rootless import find_others
 from gpunode.facts.kubelet import Kubelet, find_kubelet
 from gpunode.facts.processes import running
@@ -157,7 +157,8 @@ def _engines(host: Host, options: Options) -> tuple[tuple[Engine, ...], tuple[st
             daemons[key] = daemon
     for daemon in find_others(host, tuple(one for one in running(host) if one.name == "dockerd")):
         daemons.setdefault((daemon.name, daemon.config_path), daemon)
-    return tuple(find.of_daemon(host, daemon) for daemon in daemons.values()), tuple(notes)
+    engines = (find.of_daemon(reader(host, daemon), daemon) for daemon in daemons.values())
+    return tuple(engines), tuple(notes)
 
 
 def _kubelet(host: Host) -> Kubelet | None:

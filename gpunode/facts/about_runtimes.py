@@ -9,7 +9,6 @@ from gpunode.facts import about
 from gpunode.facts.about import or_raise
 from gpunode.facts.about_kubernetes import AboutKubernetes
 from gpunode.facts.daemons import Daemon, daemon_version
-from gpunode.facts.processes import owner
 from gpunode.facts.topic import topic
 from gpunode.facts.units import read_unit
 
@@ -29,7 +28,7 @@ class AboutRuntimes(AboutKubernetes):
         """The docker snap, also where it lies beside a Docker of the system's."""
         from gpunode.facts.docker_snap import UNIT, find_snap
 
-        daemons = tuple(one for one in self.processes if one.name == "dockerd" and owner(self.host, one) == 0)
+        daemons = tuple(one for one in self.processes if one.name == "dockerd" and one.uid == 0)
         if not daemons and read_unit(self.host, UNIT) is None:
             return None
         return find_snap(self.host, daemons)
@@ -39,7 +38,7 @@ class AboutRuntimes(AboutKubernetes):
         """Dockers that ordinary users run, the own one first."""
         from gpunode.facts.docker_rootless import find_others, find_rootless
 
-        daemons = tuple(one for one in self.processes if one.name == "dockerd" and owner(self.host, one) != 0)
+        daemons = tuple(one for one in self.processes if one.name == "dockerd" and one.uid != 0)
         own = find_rootless(self.host, daemons) if daemons else None
         return tuple(filter(None, (own,))) + find_others(self.host, daemons)
 
@@ -100,4 +99,4 @@ class AboutRuntimes(AboutKubernetes):
         process = self.kubelet.process if self.kubelet else None
         if process is None or process.name != "kubelet":
             return ()
-        return daemon_version(self.host, "kubelet", process.argv[0], process)
+        return daemon_version(self.host, "kubelet", process.argv[0])

@@ -8,7 +8,7 @@ from typing import Any
 from gpunode.dataclass import dataclass, field
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.facts.containerd import dig, load_config, parse_toml
-from gpunode.facts.daemons import Daemon
+from gpunode.facts.daemons import Daemon, reader
 from gpunode.facts.docker_file import parse_daemon_json
 from gpunode.facts.docker_flags import flag_features
 from gpunode.facts.processes import option_value, option_values
@@ -73,7 +73,7 @@ class Configured:
 def configured(host: Host, daemon: Daemon) -> Configured:
     """What the files of this daemon say; never raises for what is in them."""
     try:
-        return _READERS[daemon.name](host, daemon)
+        return _READERS[daemon.name](reader(host, daemon), daemon)
     except GpunodeError as error:
         main = ConfigFile(daemon.config_path, "main", "")
         return Configured((main,), problem=error.message, readable=not isinstance(error, Unreadable))

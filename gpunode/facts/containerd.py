@@ -65,7 +65,7 @@ def _daemon(host: Host, processes: list[Process], config: str | None) -> Daemon 
     return Daemon(
         name="containerd",
         binary=binary,
-        version=_version(host, binary, found.process, socket),
+        version=cri_version(host, "containerd", binary, found.process, socket),
         config_path=found.config,
         config_source=found.source,
         socket=socket,
@@ -76,16 +76,18 @@ def _daemon(host: Host, processes: list[Process], config: str | None) -> Daemon 
     )
 
 
-def _version(host: Host, binary: str | None, process: Process | None, socket: str) -> tuple[int, ...]:
-    """The running daemon's own word; its program is only started (20 ms) where that has none for us."""
+def cri_version(
+    host: Host, name: str, binary: str | None, process: Process | None, socket: str
+) -> tuple[int, ...]:
+    """The version that the running daemon gives; its program is only started (20 ms) where it gives none."""
     if host.live and process is not None:
         from gpunode.daemons.cri_status import quick_version
 
-        told = parse_version(quick_version(host, socket, _VERSION_SECONDS))
-        if told:
-            as_recorded(host, "containerd", told)
-            return told
-    return daemon_version(host, "containerd", binary, process)
+        answer = parse_version(quick_version(host, socket, _VERSION_SECONDS))
+        if answer:
+            as_recorded(host, name, answer)
+            return answer
+    return daemon_version(host, name, binary)
 
 
 def _socket(host: Host, argv: tuple[str, ...], config: str) -> str:

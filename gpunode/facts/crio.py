@@ -16,8 +16,8 @@ from typing import Any
 
 from gpunode.dataclass import dataclass, replace
 from gpunode.errors import ConfigError, GpunodeError
-from gpunode.facts.containerd import dig, parse_toml
-from gpunode.facts.daemons import Daemon, Kind, daemon_version, find_binary, locate, socket_path
+from gpunode.facts.containerd import cri_version, dig, parse_toml
+from gpunode.facts.daemons import Daemon, Kind, find_binary, locate, socket_path
 from gpunode.facts.processes import Process, option_value, running
 from gpunode.facts.units import read_unit
 from gpunode.host import Host
@@ -58,7 +58,7 @@ def find_crio(host: Host, config: str | None = None) -> Daemon | None:
     daemon = Daemon(
         name="crio",
         binary=binary,
-        version=daemon_version(host, "crio", binary, found.process),
+        version=(),
         config_path=path,
         config_source=found.source,
         socket=DEFAULT_SOCKET,
@@ -66,7 +66,8 @@ def find_crio(host: Host, config: str | None = None) -> Daemon | None:
         argv=argv,
         process=found.process,
     )
-    return replace(daemon, socket=_socket(host, daemon))
+    socket = _socket(host, daemon)
+    return replace(daemon, socket=socket, version=cri_version(host, "crio", binary, found.process, socket))
 
 
 def _with_environment(host: Host, process: Process) -> Process:

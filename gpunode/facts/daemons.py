@@ -40,6 +40,11 @@ class Daemon:
     log: str = ""
 
 
+def reader(host: Host, daemon: Daemon) -> Host:
+    """The host as the user of a rootless daemon sees it: for every path and socket that this user names."""
+    return host.as_user(daemon.process.uid) if daemon.process else host
+
+
 def parse_version(output: str) -> tuple[int, ...]:
     """The version in what ``containerd --version`` or ``dockerd --version`` prints; () if there is none.
 
@@ -54,12 +59,9 @@ def as_recorded(host: Host, name: str, version: tuple[int, ...]) -> None:
     host.heard("commands", f"{name} --version", {"stdout": f"{name} {'.'.join(map(str, version))}"})
 
 
-def daemon_version(host: Host, name: str, binary: str | None, process: Process | None) -> tuple[int, ...]:
-    """Version of the running program (also if its file was replaced since), else of the installed one."""
-    candidates = [binary, name]
-    if host.live and process is not None:
-        candidates.insert(0, f"/proc/{process.pid}/exe")
-    for program in dict.fromkeys(filter(None, candidates)):
+def daemon_version(host: Host, name: str, binary: str | None) -> tuple[int, ...]:
+    """Version of the installed program: the daemon's own, else the one on PATH."""
+    for program in dict.fromkeys(filter(None, (binary, name))):
         answer = host.run([program, "--version"], timeout=5.0)
         if answer.ok:
             return parse_version(answer.stdout)

@@ -60,11 +60,13 @@ def status_path(state_dir: str) -> str:
 
 
 def plugin_processes(host: Host, processes: Sequence[Process]) -> tuple[PluginProcess, ...]:
-    """Every device plugin for NVIDIA GPUs, gpunode's included; settings of others' processes need root."""
+    """Every device plugin for NVIDIA GPUs, gpunode's included; settings of others' processes need root.
+
+    Only root can register with the kubelet: a process of another user isn't one."""
     return tuple(
         PluginProcess(one, container_of(host, one.pid)[0], environment(host, one.pid))
         for one in processes
-        if one.name in _PROGRAMS or _is_ours(one.argv)
+        if (one.name in _PROGRAMS or _is_ours(one.argv)) and one.uid in (0, host.uid)
     )
 
 

@@ -6,7 +6,7 @@ from gpunode.facts.daemons import Daemon, Kind, find_binary, locate
 from gpunode.facts.docker_file import docker_version, listens_there, socket_of
 from gpunode.facts.docker_rootless import find_rootless
 from gpunode.facts.docker_snap import find_snap, is_snap
-from gpunode.facts.processes import Process, owner, running
+from gpunode.facts.processes import Process, running
 from gpunode.host import Host
 
 DEFAULT_CONFIG = "/etc/docker/daemon.json"
@@ -23,7 +23,7 @@ def find_docker(host: Host, config: str | None = None) -> Daemon | None:
     own = find_rootless(host, daemons, config)
     if own is not None:
         return own
-    roots = tuple(one for one in daemons if owner(host, one) == 0)
+    roots = tuple(one for one in daemons if one.uid == 0)
     snap = find_snap(host, roots, config)
     if snap is not None and config:
         return snap
@@ -55,5 +55,5 @@ def _system(host: Host, processes: tuple[Process, ...], config: str | None) -> D
 
 def rootless_docker(host: Host) -> Process | None:
     """A dockerd that an ordinary user runs, None if there is none."""
-    found = (one for one in running(host, "dockerd") if owner(host, one) != 0)
+    found = (one for one in running(host, "dockerd") if one.uid != 0)
     return next(found, None)

@@ -12,7 +12,7 @@ from typing import Any
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.docker_rootless import account
-from gpunode.facts.processes import Process, owner
+from gpunode.facts.processes import Process
 from gpunode.host import Host
 
 CONTEXT = "desktop-linux"
@@ -35,9 +35,11 @@ def running_desktops(host: Host, processes: Iterable[Process]) -> tuple[Desktop,
     found: dict[str, Desktop] = {}
     for process in processes:
         if process.name == _PROGRAM:
-            who = account(host, owner(host, process))
+            who = account(host, process.uid)
             config = f"{who.home.rstrip('/')}/.docker/config.json"
-            found.setdefault(who.name, Desktop(who.name, process.pid, config, _context(host, config)))
+            found.setdefault(
+                who.name, Desktop(who.name, process.pid, config, _context(host.as_user(process.uid), config))
+            )
     return tuple(found.values())
 
 

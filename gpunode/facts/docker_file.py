@@ -59,7 +59,7 @@ def docker_version(host: Host, binary: str | None, process: Process | None, sock
             if told:
                 as_recorded(host, "dockerd", told)
                 return told
-    return daemon_version(host, "dockerd", binary, process)
+    return daemon_version(host, "dockerd", binary)
 
 
 def _hosts(argv: tuple[str, ...]) -> list[str]:

@@ -12,7 +12,7 @@ from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.daemons import Daemon, find_binary, same_file
 from gpunode.facts.docker_file import docker_version, listens_there, socket_of
-from gpunode.facts.processes import Process, owner
+from gpunode.facts.processes import Process
 from gpunode.facts.units import Unit, read_unit
 from gpunode.host import Host
 
@@ -66,7 +66,7 @@ def find_rootless(host: Host, daemons: Sequence[Process], config: str | None = N
     """The rootless Docker of the ordinary user who runs gpunode; None for root and for users without one."""
     if not host.live or host.is_root:
         return None
-    own = [one for one in daemons if owner(host, one) == host.uid]
+    own = [one for one in daemons if one.uid == host.uid]
     process = next((one for one in own if not config or same_file(host, _config(host, one), config)), None)
     place = places(host, process)
     path = _config(host, process) if process else place.daemon_json
@@ -83,10 +83,10 @@ def find_others(host: Host, daemons: Sequence[Process]) -> tuple[Daemon, ...]:
     own = {0, host.uid} if host.live else {0}
     found = []
     for process in daemons:
-        uid = owner(host, process)
+        uid = process.uid
         if uid not in own:
             place = places(host, process, uid)
-            unit = read_unit(host, UNIT, place.units)
+            unit = read_unit(host.as_user(uid), UNIT, place.units)
             found.append(_daemon(host, process, unit, place, _config(host, process, uid), uid))
     return tuple(found)
 
@@ -95,13 +95,14 @@ def _daemon(
     host: Host, process: Process | None, unit: Unit | None, place: Places, path: str, uid: int | None = None
 ) -> Daemon:
     argv = process.argv if process else unit.argv if unit else ()
-    binary = find_binary(host, "dockerd", process, None)
-    socket = socket_of(host, argv, path, f"{place.runtime_directory}/docker.sock")
-    asked = socket if listens_there(host, argv, path) else ""
+    theirs = host if uid is None else host.as_user(uid)
+    binary = find_binary(host, "dockerd", process, None) if theirs is host else None
+    socket = socket_of(theirs, argv, path, f"{place.runtime_directory}/docker.sock")
+    asked = socket if listens_there(theirs, argv, path) else ""
     return Daemon(
         name="docker",
         binary=binary,
-        version=docker_version(host, binary, process, asked),
+        version=docker_version(theirs, binary, process, asked),
         config_path=path,
         config_source=f"process {process.pid}, rootless" if process else "rootless Docker's default path",
         socket=socket,

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpunode.facts.daemons import Daemon
+from gpunode.facts.daemons import Daemon, reader
 from gpunode.facts.docker_rootless import environment, places
 from gpunode.facts.gates import can
-from gpunode.facts.processes import owner
 from gpunode.facts.toolkit_config import DEFAULT_PATH
 from gpunode.host import Host
 
@@ -50,9 +49,9 @@ def _setting(host: Host, daemon: Daemon, *keys: str) -> Any:
     from gpunode.facts.containerd import dig
 
     named = environment(host, daemon.process).get(CONFIG_VARIABLE) if daemon.process else None
-    uid = owner(host, daemon.process) if daemon.process else None
+    uid = daemon.process.uid if daemon.process else None
     path = named or places(host, daemon.process, uid).toolkit_config
-    text = host.read_text(path) or host.read_text(DEFAULT_PATH) or ""
+    text = reader(host, daemon).read_text(path) or host.read_text(DEFAULT_PATH) or ""
     try:
         return dig(tomllib.loads(text), *keys)
     except tomllib.TOMLDecodeError:

@@ -21,7 +21,8 @@ _MPS = r"^sharing:[ \t]*\n(?:[ \t#].*\n|\n)*?[ \t]+mps:"
 def configuration(host: Host, plugin: PluginProcess) -> str:
     """The text of its configuration file, as the plugin sees it; empty if it has none."""
     path = plugin.setting("--config-file", "CONFIG_FILE")
-    inside = f"/proc/{plugin.process.pid}/root" if plugin.container else ""
+    pid = plugin.process.pid
+    inside = f"/proc/{pid}/root" if plugin.container or not host.is_own(pid) else ""
     return (host.read_text(f"{inside}{path}") or "") if path.startswith("/") else ""
 
 

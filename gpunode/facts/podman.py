@@ -26,7 +26,7 @@ def find_podman(host: Host, config: str | None = None) -> Daemon | None:
     binary = host.which("podman")
     if binary is None:
         return None
-    version = daemon_version(host, "podman", binary, None)
+    version = daemon_version(host, "podman", binary)
     return Daemon("podman", binary, version, config or CONFIG, "the path built into podman", "", None)
 
 

@@ -10,17 +10,27 @@ from gpunode.errors import GpunodeError
 from gpunode.gpu.traces import boot_id
 from gpunode.host import Host
 
-# the daemons that gpunode looks for; only of these it asks whether they run in a container
-_DAEMONS = {"dockerd", "containerd", "crio", "kubelet", "k3s", "k3s-server", "k3s-agent", "kubelite"}
+# the daemons that gpunode looks for: only the node's own count
+_DAEMONS = {
+    *("dockerd", "containerd", "crio", "cri-dockerd"),
+    *("kubelet", "k3s", "k3s-server", "k3s-agent", "kubelite"),
+}
+# other programs of which the arguments or the environment are read
+_SETTINGS = {
+    *("nvidia-device-plugin", "nvidia_gpu_device_plugin", "nvidia-gpu-device-plugin", "nvidia-ctk-installer"),
+    *("nvidia-toolkit", "com.docker.backend"),
+}
 
 
 @dataclass(frozen=True)
 class Process:
-    """One running process; `started` is seconds since the epoch."""
+    """One running process; `started` is seconds since the epoch. `uid` is the user on whose word it acts; it
+    is 0 for programs whose settings are never read."""
 
     pid: int
     argv: tuple[str, ...]
     started: float
+    uid: int = 0
 
     @property
     def name(self) -> str:
@@ -49,19 +59,6 @@ def option_values(argv: tuple[str, ...], *names: str) -> tuple[str, ...]:
             elif position + 1 < len(argv):
                 found.append(argv[position + 1])
     return tuple(found)
-
-
-def owner(host: Host, process: Process) -> int:
-    """The effective user id of a process, as this node's root sees it (proc(5), ``Uid:`` in status).
-
-    A recording without the file, or a process that is gone, counts as root's.
-    """
-    try:
-        status = host.read_text(f"/proc/{process.pid}/status") or ""
-    except GpunodeError:
-        return 0
-    fields = next((line.split() for line in status.splitlines() if line.startswith("Uid:")), [])
-    return int(fields[2]) if len(fields) > 2 and fields[2].isdecimal() else 0
 
 
 def start_ticks(host: Host, pid: int | str) -> int | None:
@@ -119,8 +116,9 @@ def uptime(host: Host) -> float:
 def running(host: Host, *names: str) -> tuple[Process, ...]:
     """Every process of this node with a command line, or only those of the programs `names`.
 
-    Kernel threads, zombies and hidden ones are left out. So are those inside containers: the kubelet of a
-    kind cluster or a dockerd in a pod serves no pods of this node, though the node's /proc lists it.
+    Kernel threads, zombies and hidden ones are left out. So are daemons that aren't the node's own: the
+    kubelet of a kind cluster or a dockerd in a pod serves no pods of this node, though the node's /proc lists
+    it, and every user can call a program containerd.
     """
     boot = boot_time(host)
     ticks = os.sysconf("SC_CLK_TCK")
@@ -132,9 +130,17 @@ def running(host: Host, *names: str) -> tuple[Process, ...]:
             process = _process(host, pid, names, boot, ticks)
         except GpunodeError:
             continue  # gone meanwhile, or not ours to see
-        if process is not None and not (process.name in _DAEMONS and _in_container(host, pid)):
+        if process is not None and (process.name not in _DAEMONS or _counts(host, process)):
             found.append(process)
     return tuple(found)
+
+
+def _counts(host: Host, process: Process) -> bool:
+    """Whether a daemon is this node's, or a user's rootless Docker, and not a container's."""
+    if _in_container(host, str(process.pid)):
+        return False
+    rootless = process.name == "dockerd" and process.uid != 0
+    return rootless or host.is_own(process.pid)
 
 
 def _process(host: Host, pid: str, names: tuple[str, ...], boot: float, ticks: int) -> Process | None:
@@ -149,7 +155,12 @@ def _process(host: Host, pid: str, names: tuple[str, ...], boot: float, ticks: i
     fields = (host.read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
     if len(fields) <= 19 or not fields[19].isdecimal():
         return None
-    return Process(int(pid), argv, boot + int(fields[19]) / ticks)
+    uid = 0
+    if _name(argv) in _DAEMONS | _SETTINGS or b"gpunode" in raw:
+        uid = host.owner(int(pid))
+        if host.read_bytes(f"/proc/{pid}/cmdline") != raw:
+            return None  # another process has the number now: whose arguments these are isn't known
+    return Process(int(pid), argv, boot + int(fields[19]) / ticks, uid)
 
 
 def _name(argv: tuple[str, ...]) -> str:

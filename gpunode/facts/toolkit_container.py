@@ -17,7 +17,7 @@ _TRUE = ("1", "t", "true")
 def nri_plugin(host: Host, processes: Sequence[Process]) -> Process | None:
     """The toolkit's process that wants to inject GPUs by NRI; None if none does, or it can't be told."""
     for process in processes:
-        if process.name not in _PROGRAMS:
+        if process.name not in _PROGRAMS or process.uid not in (0, host.uid):
             continue
         given = next((word for word in process.argv[1:] if word.partition("=")[0] in _FLAGS), None)
         if given is None:

@@ -8,6 +8,7 @@ what can't be a file in the tree (command output, device numbers, daemon answers
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,20 +16,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpunode._files import LARGE_BYTES, SMALL_BYTES, explain_os_error, restrict_umask
+from gpunode._files import LARGE_BYTES, SMALL_BYTES, explain_os_error, restrict_umask, socket_state_of
 from gpunode._forkable import forkable
 from gpunode._process import COMMAND_NOT_FOUND, Completed, run_process
 from gpunode._reading import DeviceNode, FileSystem, ReadingHost
 from gpunode._recording import RECORDING
-from gpunode.dataclass import dataclass
-from gpunode.errors import DaemonError, PreconditionError
+from gpunode.dataclass import dataclass, replace
+from gpunode.errors import DaemonError, PreconditionError, UsageError
+from gpunode.host import trust
 
 if TYPE_CHECKING:
     import socket
+    from typing import Self
 
     from gpunode._waiting import Waiter
 
-__all__ = ["COMMAND_NOT_FOUND", "LARGE_BYTES", "RECORDING", "SMALL_BYTES"]
+NOT_TRUSTED = 126  # a shell's exit status for a program that can't be executed
+
+__all__ = ["COMMAND_NOT_FOUND", "LARGE_BYTES", "NOT_TRUSTED", "RECORDING", "SMALL_BYTES"]
 __all__ += ["Completed", "DeviceNode", "FileSystem", "Host"]
 
 
@@ -60,11 +65,23 @@ class Host(ReadingHost):
         if not self.live:
             return self._replay(argv)
         full = {**self.environ, "LC_ALL": "C.UTF-8", **(env or {})}
+        full["PATH"] = trust.safe_path(full.get("PATH", os.defpath))
+        program, refusal = trust.find_program(argv[0], full["PATH"])
+        if refusal or self.behalf is not None:
+            reason = refusal or f"user {self.behalf} named it"
+            return Completed(tuple(argv), NOT_TRUSTED, "", f"{argv[0]} is not run: {reason}")
+        if not program:
+            return Completed(tuple(argv), COMMAND_NOT_FOUND, "", f"{argv[0]}: {os.strerror(errno.ENOENT)}")
         if watch is not None:
             from gpunode._watched import run_watched
 
-            return run_watched(tuple(argv), timeout, full, watch)
-        return run_process(tuple(argv), timeout, stdin, full)
+            return run_watched(tuple(argv), timeout, full, watch, program)
+        return run_process(tuple(argv), timeout, stdin, full, program)
+
+    def as_user(self, uid: int) -> Self:
+        """This host for paths that another user names: they are read as that user could read them, sockets
+        must be that user's, and nothing is run. The host itself for root and for our own user."""
+        return self if not self.live or uid in (0, self.uid) else replace(self, behalf=uid)
 
     def forkable(self) -> bool:
         """Whether a fork of this process can stand for a child of `run`: it has one thread and `environ`, and
@@ -106,6 +123,14 @@ class Host(ReadingHost):
 
         if not self.live:
             raise DaemonError(f"no socket is contacted under --root {self.root}", code="not-live")
+        if self.behalf is not None:
+            try:
+                with trust.socket_as(self.behalf, path) as real:
+                    return connect_unix(real, timeout)
+            except OSError as error:
+                raise DaemonError(
+                    f"can't connect to {path}: {error.strerror or error}", code=socket_state_of(error)
+                ) from error
         return connect_unix(path, timeout)
 
     def socket_state(self, path: str) -> str:
@@ -119,7 +144,7 @@ class Host(ReadingHost):
             return self.recorded("sockets", path) or "absent", 0
         from gpunode._sockets import listener
 
-        return listener(path, self.stat(path))
+        return listener(path, self.stat(path), self.connect_unix)
 
     def is_dead_socket(self, path: str) -> bool:
         """Whether a unix socket of this machine, whatever the root, is left over: nothing listens behind it.
@@ -202,9 +227,14 @@ class Host(ReadingHost):
         `keep` nothing of what was there is kept, a symlink included: for files that are ours alone, where
         whatever else lies in their place was planted. `above` is for directories of which a program reads
         every file (CRI-O: hidden ones too): the temporary file is in the directory above, where that can be.
+        In a directory in which others may make files nothing is kept either. `PreconditionError` for a path
+        through another user's symlink.
         """
         from gpunode._files import refuse_dangling, write_atomic
 
+        if self.live:
+            keep = keep and not trust.in_shared_directory(path)
+            self._refuse_planted(path, last=keep)
         real = self.path(path, follow=keep)
         if keep:
             refuse_dangling(real, path)
@@ -230,9 +260,45 @@ class Host(ReadingHost):
             raise explain_os_error(error, path, "clean up beside") from error
         return tuple(map(self.node_path, found))
 
+    def refuse_output(self, path: str) -> None:
+        """An error if `path`, on this machine whatever the root, can't take an output file."""
+        place = Path(path).absolute()
+        self._refuse_planted(path, last=False)
+        try:
+            if place.exists() and not place.is_file():
+                raise UsageError(f"--output-file {path} is not a file", hint="name another one")
+            if not place.parent.is_dir():
+                raise UsageError(
+                    f"--output-file {path}: there is no such directory",
+                    hint=f"make it first: mkdir -p {place.parent}",
+                )
+            allowed = os.access(place.parent, os.W_OK)
+        except PermissionError:
+            # the kernel doesn't follow another user's link; the file replaces it
+            allowed = trust.in_shared_directory(path) and place.is_symlink()
+        if not allowed:
+            raise PreconditionError(
+                f"--output-file {path}: this user may not write there",
+                hint="name another directory, or use sudo",
+            )
+
+    def _refuse_planted(self, path: str, *, last: bool) -> None:
+        """`PreconditionError` for a path that leads through another user's symlink; without `last` its own
+        end doesn't count."""
+        whole = Path(path).absolute()
+        link = trust.planted_link(str(whole if last else whole.parent))
+        if link:
+            raise PreconditionError(
+                f"can't write {path}: {link} is a symlink that another user can have made",
+                hint=f"look where it leads, then name another file: ls -l {link}",
+                code="planted-link",
+            )
+
     def make_dirs(self, path: str, mode: int = 0o755) -> None:
         from gpunode._files import make_directories
 
+        if self.live:
+            self._refuse_planted(path, last=True)
         try:
             make_directories(self.path(path), mode)
         except OSError as error:

@@ -16,7 +16,7 @@ from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.daemons import process_unit
 from gpunode.facts.device_plugins import PLUGIN_STATE, keeps_nvml_open, status_path
-from gpunode.facts.processes import Process, identifies, owner, running
+from gpunode.facts.processes import Process, identifies, running
 from gpunode.host import Host
 from gpunode.result import Progress
 
@@ -57,7 +57,7 @@ def _is_known(host: Host, process: Process) -> bool:
     """Whether a process of root's (or of ours) is the main process of a unit that starts gpunode, or the one
     that a status file of that user's names."""
     trusted = {0, host.uid}
-    if owner(host, process) not in trusted:
+    if host.owner(process.pid) not in trusted:
         return False
     if process_unit(host, process, "gpunode") is not None:
         return True

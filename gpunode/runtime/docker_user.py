@@ -13,7 +13,7 @@ from gpunode.errors import PreconditionError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker_rootless import account, as_user, environment, places
 from gpunode.facts.docker_rootless_gpus import CONFIG_VARIABLE, hook_injects
-from gpunode.facts.processes import owner, running
+from gpunode.facts.processes import running
 from gpunode.facts.toolkit_config import DEFAULT_PATH
 from gpunode.facts.units import read_unit
 from gpunode.host import Host
@@ -111,9 +111,9 @@ def refuse_another_users(host: Host, daemon: Daemon | None, config: str) -> None
         return
     if daemon is not None and daemon.process is not None:
         return  # root's own runs, and reads `config` if one is named
-    theirs = [one for one in running(host, "dockerd") if owner(host, one) != 0]
+    theirs = [one for one in running(host, "dockerd") if one.uid != 0]
     for process in theirs:
-        uid = owner(host, process)
+        uid = process.uid
         path = process.option("--config-file") or places(host, process, uid).daemon_json
         if config and path != config:
             continue

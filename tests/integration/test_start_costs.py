@@ -69,8 +69,8 @@ def test_the_version_is_the_running_programs_without_starting_it(configured: Cli
     assert found.process.pid == configured.engine.pid
     assert started == []
     program = "dockerd" if configured.engine.kind == "docker" else "containerd"
-    assert found.version == daemon_version(host, program, None, found.process) != ()
-    assert started == [f"/proc/{found.process.pid}/exe --version"]
+    assert found.version == daemon_version(host, program, found.binary) != ()
+    assert started == [f"{found.binary} --version"]
 
 
 @pytest.mark.containerd

@@ -11,7 +11,6 @@ from gpunode.facts.docker_rootless import account, as_user
 from gpunode.facts.docker_runtimes import nvidia_programs
 from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
-from gpunode.facts.processes import owner
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.result import Fix
 
@@ -117,7 +116,7 @@ def _nvidia(name: str, path: str) -> bool:
 
 
 def _prepare(node: Node, daemon: Daemon) -> Fix:
-    uid = owner(node.host, daemon.process) if daemon.process else node.host.uid
+    uid = daemon.process.uid if daemon.process else node.host.uid
     return Fix(as_user(account(node.host, uid)), True, "restart")
 
 

@@ -1,0 +1,233 @@
+"""The rule of gpunode/host/trust.py, through `Host` and the command line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpunode.errors import DaemonError, GpunodeError, PreconditionError
+from gpunode.host import NOT_TRUSTED, Host
+
+OTHER = 61001
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that everybody may look into; only root can play several users."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make files of several users")
+    with tempfile.TemporaryDirectory(prefix="gpunode-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def program(path: Path, uid: int = 0, mode: int = 0o755) -> str:
+    """A program that prints its own name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\necho executed\n")
+    os.chown(path, uid, uid)
+    path.chmod(mode)
+    return str(path)
+
+
+def refused(path: str, **environ: str) -> str:
+    """Why a program isn't run; empty if it was."""
+    done = Host(environ={**os.environ, **environ}).run([path])
+    assert (done.code == NOT_TRUSTED) == ("executed" not in done.stdout), done
+    return done.stderr if done.code == NOT_TRUSTED else ""
+
+
+def test_a_program_of_roots_is_run(place: Path) -> None:
+    assert refused(program(place / "bin/tool")) == ""
+
+
+def test_a_program_of_another_user_is_not_run(place: Path) -> None:
+    assert f"belongs to user {OTHER}" in refused(program(place / "bin/tool", uid=OTHER))
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777])
+def test_a_program_that_others_can_write_is_not_run(place: Path, mode: int) -> None:
+    assert "can be written by other users" in refused(program(place / "tool", mode=mode))
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o777])
+def test_a_program_in_a_directory_that_others_can_write_is_not_run(place: Path, mode: int) -> None:
+    path = program(place / "a/b/tool")
+    (place / "a").chmod(mode)
+    assert f"{place}/a can be written by other users" in refused(path)
+
+
+def test_a_program_in_a_directory_of_another_user_is_not_run(place: Path) -> None:
+    path = program(place / "a/b/tool")
+    os.chown(place / "a", OTHER, OTHER)
+    assert f"{place}/a belongs to user {OTHER}" in refused(path)
+
+
+def test_a_program_of_roots_in_a_sticky_directory_is_run(place: Path) -> None:
+    path = program(place / "a/tool")
+    (place / "a").chmod(0o1777)
+    assert refused(path) == ""
+
+
+def test_a_link_counts_as_what_it_leads_to_and_as_itself(place: Path) -> None:
+    program(place / "bad/tool", uid=OTHER)
+    program(place / "good/tool")
+    (place / "good/link").symlink_to("../bad/tool")
+    assert "belongs to user" in refused(f"{place}/good/link")
+    (place / "good/own").symlink_to("tool")
+    assert refused(f"{place}/good/own") == ""
+    os.chown(place / "good/own", OTHER, OTHER, follow_symlinks=False)
+    assert "belongs to user" in refused(f"{place}/good/own")
+
+
+def test_nothing_is_run_through_a_process() -> None:
+    done = Host().run([f"/proc/{os.getpid()}/exe", "-c", "print('executed')"])
+    assert (done.code, done.stdout) == (NOT_TRUSTED, "")
+
+
+def test_a_directory_of_path_that_others_can_write_is_passed_over(place: Path) -> None:
+    for name in ("good", "open"):
+        program(place / name / "tool")
+    (place / "open").chmod(0o1777)
+    (place / "good/shows").write_text('#!/bin/sh\necho "$PATH"\n')
+    (place / "good/shows").chmod(0o755)
+    host = Host(environ={"PATH": f"{place}/open:.:{place}/good:/usr/bin:/bin"})
+    assert host.run(["shows"]).stdout.strip() == f"{place}/good:/usr/bin:/bin"
+
+
+def test_an_untrusted_program_is_not_found_by_name(place: Path) -> None:
+    program(place / "theirs/tool", uid=OTHER)
+    ours = program(place / "ours/tool")
+    assert Host(environ={"PATH": f"{place}/theirs:{place}/ours"}).which("tool") == ours
+
+
+def test_without_a_trusted_path_nothing_of_the_current_directory_is_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(place / "tool")
+    monkeypatch.chdir(place)
+    for path in ("", ".", f"{place}/missing"):
+        assert Host(environ={"PATH": path}).run(["tool"]).code == 127
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("home/own", "own"),
+        ("home/link", "own"),
+        ("shown", "shown"),
+        ("home/to-secret", None),
+        ("secret", None),
+        ("closed/shown", None),
+        ("home/to-closed", None),
+        ("home/fifo", None),
+        ("home/zero", None),
+        ("home/environ", None),
+        ("home/up", None),
+    ],
+)
+def test_a_file_that_a_user_names_is_read_as_that_user_could(
+    place: Path, path: str, text: str | None
+) -> None:
+    files = {"home/own": "own", "shown": "shown", "secret": "canary", "closed/shown": "canary"}
+    for name, content in files.items():
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text(content)
+    (place / "secret").chmod(0o600)
+    (place / "closed").chmod(0o700)
+    os.mkfifo(place / "home/fifo")
+    targets = {"link": "own", "to-secret": f"{place}/secret", "to-closed": f"{place}/closed/shown"}
+    targets |= {"zero": "/dev/zero", "environ": "/proc/self/environ", "up": "../" * 40 + "etc/shadow"}
+    for name, target in targets.items():
+        (place / "home" / name).symlink_to(target)
+    for one in ((place / "home"), *(place / "home").iterdir()):
+        os.chown(one, OTHER, OTHER, follow_symlinks=False)
+    try:
+        told = Host().as_user(OTHER).read_text(f"{place}/{path}")
+    except GpunodeError as error:
+        told = None
+        assert "canary" not in error.message
+    assert (told or None) == text
+
+
+def test_a_users_view_runs_nothing_and_lists_only_what_the_user_may(place: Path) -> None:
+    path = program(place / "tool")
+    (place / "closed").mkdir(mode=0o700)
+    theirs = Host().as_user(OTHER)
+    assert theirs.run([path]).code == NOT_TRUSTED
+    assert "tool" in theirs.listdir(str(place))
+    with pytest.raises(GpunodeError):
+        theirs.listdir(f"{place}/closed")
+
+
+def test_only_a_users_own_socket_is_contacted_for_that_user(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{place}/s")
+        listening.listen()
+        theirs = Host().as_user(OTHER)
+        with pytest.raises(DaemonError):
+            theirs.connect_unix(f"{place}/s")
+        os.chown(place / "s", OTHER, OTHER)
+        theirs.connect_unix(f"{place}/s").close()
+        assert theirs.socket_state(f"{place}/s") == "listening"
+
+
+def test_a_path_below_another_root_stays_below_it(place: Path) -> None:
+    """An absolute link leads to the container's own file."""
+    root = place / "rootfs"
+    (root / "etc").mkdir(parents=True)
+    (root / "etc/hostname").write_text("container")
+    (root / "leak").symlink_to("/etc/hostname")
+    (root / "gone").symlink_to("/etc/passwd")
+    (root / "up").symlink_to("../../../../etc/passwd")
+    shutil.copy("/usr/bin/busybox", root / "busybox")
+    with subprocess.Popen(
+        ["unshare", "--mount", "chroot", root, "/busybox", "sh", "-c", "echo ready; read x"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        host, inside = Host(), f"/proc/{process.pid}/root"
+        assert host.read_text(f"{inside}/leak") == "container"
+        assert host.read_tail(f"{inside}/leak", 4) == "iner"
+        for name in ("gone", "up", "etc/../../gone"):
+            assert host.read_text(f"{inside}/{name}") is None
+            assert not host.exists(f"{inside}/{name}") and host.stat(f"{inside}/{name}") is None
+        assert set(host.listdir(f"{inside}/etc")) == {"hostname"}
+        assert not host.is_own(process.pid)
+        process.communicate(b"\n")
+
+
+def test_this_process_is_its_own() -> None:
+    assert Host().is_own(os.getpid())
+
+
+def test_a_file_that_another_user_made_first_does_not_keep_its_owner(place: Path) -> None:
+    shared = place / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "out").write_text("theirs")
+    os.chown(shared / "out", OTHER, OTHER)
+    Host().write_atomic(f"{shared}/out", b"ours")
+    assert ((shared / "out").stat().st_uid, (shared / "out").read_text()) == (0, "ours")
+
+
+def test_a_link_of_roots_is_written_through(place: Path) -> None:
+    (place / "real").write_text("old")
+    (place / "link").symlink_to("real")
+    Host().write_atomic(f"{place}/link", b"new")
+    assert (place / "link").is_symlink() and (place / "real").read_text() == "new"
+
+
+def test_a_planted_link_is_an_error_that_names_it(place: Path) -> None:
+    (place / "theirs").symlink_to("/etc")
+    os.chown(place / "theirs", OTHER, OTHER, follow_symlinks=False)
+    with pytest.raises(PreconditionError, match="theirs is a symlink that another user can have made"):
+        Host().write_atomic(f"{place}/theirs/gpunode-test", b"")
