@@ -114,10 +114,10 @@ def module_for(host: Host, release: str) -> bool:
 
 def flavour(release: str) -> str:
     """What tells kernels of one version apart: ``generic`` of 6.8.0-45-generic, ``x86_64+rt`` on RHEL, and
-    Oracle's own kernels from Red Hat's."""
+    Oracle's own kernels from Red Hat's. Arch Linux counts releases behind the word (arch1-1)."""
     named = re.search(r"-([a-z][a-z0-9-]*|64kb)$", release)
     if named:
-        return named[1]
+        return "arch" if named[1].startswith("arch") else named[1]
     return f"{release.rpartition('.')[2]}{'+uek' if 'uek.' in release else ''}"
 
 
