@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from fixtures.mps_control import PROGRAM, mps_stub
-from fixtures.stubs import SCENARIO_VARIABLE
+from fixtures.stubs import SCENARIO_IN_CONTAINER, SCENARIO_VARIABLE
 from tests.cli import REPOSITORY
 from tests.machine.booted import CHECKOUT, SHARED, Machine
 
@@ -18,6 +18,16 @@ PLUGIN, MPS = "gpunode-device-plugin.service", "gpunode-mps.service"
 DOCTOR, DOCTOR_TIMER = "gpunode-doctor.service", "gpunode-doctor.timer"
 REFRESH, REFRESH_PATH = "gpunode-cdi-refresh.service", "gpunode-cdi-refresh.path"
 COLLECTOR = "/var/lib/prometheus/node-exporter"
+MIG = "gpunode-mig.service"
+LAYOUT = """\
+version: v1
+mig-configs:
+  halves:
+    - devices: all
+      mig-enabled: true
+      mig-devices:
+        3g.40gb: 2
+"""
 SHARED_GPUS = """\
 version: v1
 sharing:
@@ -140,3 +150,21 @@ def test_what_was_installed_goes_again(machine: Machine) -> None:
     for unit in (PLUGIN, MPS, DOCTOR_TIMER, REFRESH, REFRESH_PATH):
         assert not machine.is_active(unit)
     assert machine.show(REFRESH)["LoadState"] == "not-found"
+
+
+def test_a_mig_layout_at_each_boot(machine: Machine) -> None:
+    machine.sh(
+        "rm -f /run/cdi/nvidia.yaml"
+    )  # the machine shows no /proc/driver/nvidia-caps to refresh it from
+    machine.write("/root/mig.yaml", LAYOUT)
+    done = machine.gpunode("mig", "apply", "-f", "/root/mig.yaml", "-c", "halves", "--persist")
+    assert done.code == 0, done.out + done.err
+    for _ in range(2):
+        assert machine.gpunode("mig", "assert", "-f", "/root/mig.yaml", "-c", "halves").code == 0
+        # as a reboot leaves the GPUs
+        machine.sh(f"rm {SCENARIO_IN_CONTAINER}.mig")
+        assert machine.gpunode("mig", "assert", "-f", "/root/mig.yaml", "-c", "halves").code == 5
+        machine.reboot()
+        assert machine.is_active(MIG), machine.journal(MIG)
+    assert machine.gpunode("rollback").code == 0
+    assert machine.show(MIG)["LoadState"] == "not-found"
