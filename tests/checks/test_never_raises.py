@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fixtures.machines import machine, recorded_host
 from gpunode.checks.catalogue import ALL_CHECKS
 from gpunode.commands import doctor
+from gpunode.errors import ConfigError
 from gpunode.facts.machine_file import build_machine
 from gpunode.host import RECORDING, Host
 from gpunode.output import Color, Output
@@ -113,11 +114,13 @@ def test_a_broken_file_of_a_containerd_that_nobody_uses_is_no_fault(tmp_path):
     assert (result.status, broken(result)) == ("ok", [])
 
 
-def test_nvml_names_of_a_wrong_type_are_shown_as_text(tmp_path):
+def test_nvml_names_of_a_wrong_type_are_refused_by_their_key(tmp_path):
     spec = machine("healthy-h100")
     for gpu in spec["recording"]["nvml"]["inventory"]["gpus"]:
         gpu["name"] = ["H100"]
-    assert diagnosed(build_machine(spec, tmp_path)).status == "ok"
+    host = Host(build_machine(spec, tmp_path), environ={})
+    with pytest.raises(ConfigError, match=r"nvml\.inventory\.gpus\[0\]\.name must be a string"):
+        _ = host.recording
 
 
 def test_what_a_node_says_of_itself_forges_no_line(tmp_path):
