@@ -260,6 +260,10 @@ FIRST = {
         "mv /etc/containerd/conf.d/99-nvidia.toml /etc/containerd/conf.d/99-nvidia.toml.disabled && "
         "gpunode configure-runtime --runtime containerd"
     ),
+    "containerd-systemdcgroup-kubelet": (
+        "sed -i 's/SystemdCgroup = false/SystemdCgroup = true/' /etc/containerd/config.toml && "
+        "systemctl restart containerd"
+    ),
     "cos-gke-without-driver": (
         "kubectl apply --filename https://raw.githubusercontent.com/GoogleCloudPlatform/"
         "container-engine-accelerators/master/nvidia-driver-installer/cos/daemonset-preloaded.yaml"

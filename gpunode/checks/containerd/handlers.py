@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from gpunode.checks import fixes
-from gpunode.checks.containerd.daemon import HANDLER, WHERE, configure, judged, running_config, told_handlers
+from gpunode.checks.containerd.daemon import (
+    HANDLER,
+    WHERE,
+    configure,
+    edit,
+    judged,
+    running_config,
+    told_handlers,
+)
 from gpunode.checks.docker.file import line_of
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, ok, seen, skip
 from gpunode.facts import gates
@@ -14,7 +22,7 @@ from gpunode.facts.containerd import DEFAULT_CONFIG, ContainerdConfig, dig
 from gpunode.facts.engines import containerd_role
 from gpunode.facts.gpu_ways import other_way
 from gpunode.facts.node import Node
-from gpunode.result import Evidence
+from gpunode.result import Evidence, Fix
 
 _PROGRAM = "nvidia-container-runtime"
 # where the toolkit's releases put drop-ins; only an import makes containerd read them
@@ -114,8 +122,26 @@ def containerd_systemdcgroup(node: Node) -> Verdict:
         known["kubelet"] = own == "systemd"
     evidence = [seen(_source(name, config), f"{name}: {_driver(flag)}") for name, flag in known.items()]
     if len(set(known.values())) > 1:
-        return fail("containerd's handlers and the kubelet don't use the same cgroup driver", *evidence)
+        summary = "containerd's handlers and the kubelet don't use the same cgroup driver"
+        if "runc" in known and known.get("kubelet", known["runc"]) != known["runc"]:
+            desired = "true" if known["kubelet"] else "false"
+            fix = _follow_kubelet(node, config, desired)
+            return fail(f"{summary}: runc needs SystemdCgroup = {desired}", *evidence, fix=fix)
+        return fail(summary, *evidence)
     return ok(f"all use the cgroup driver {_driver(known[HANDLER])}", *evidence)
+
+
+def _follow_kubelet(node: Node, config: ContainerdConfig, desired: str) -> Fix:
+    """The edit that gives containerd's runtimes the kubelet's cgroup driver.
+
+    `configure-runtime` gives the nvidia runtime what runc has, so it changes nothing about runc itself.
+    """
+    present = f"SystemdCgroup = {'false' if desired == 'true' else 'true'}"
+    files = [path for path in config.files if present in (node.host.read_text(path) or "")]
+    if not files or (node.containerd and node.containerd.manager):
+        return edit(node, config.path, None)
+    change = f"sed -i 's/{present}/SystemdCgroup = {desired}/' {' '.join(files)}"
+    return Fix(f"{change} && systemctl restart containerd", True, "restart")
 
 
 def _systemd(running: dict[str, Any], config: ContainerdConfig, name: str) -> bool | None:
