@@ -127,7 +127,7 @@ def start_daemon(argv: tuple[str, ...], output: Path, env: Mapping[str, str]) ->
 
     from gpunode.host.trust import find_program, safe_path
 
-    path = safe_path(env.get("PATH", os.defpath))
+    path = env.get("PATH", os.defpath)
     program, refusal = find_program(argv[0], path)
     if not program:
         raise OSError(errno.EACCES if refusal else errno.ENOENT, refusal or os.strerror(errno.ENOENT))
@@ -139,7 +139,7 @@ def start_daemon(argv: tuple[str, ...], output: Path, env: Mapping[str, str]) ->
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                env={**env, "PATH": path},
+                env={**env, "PATH": safe_path(path)},
                 start_new_session=True,
             )
         )

@@ -25,7 +25,7 @@ from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import GpunodeError, Unreadable
 
 # what a process has below its root directory; the link itself leads where its text doesn't say
-_INSIDE = re.compile(r"(/proc/([0-9]+)/root)(/.*)")
+_INSIDE = re.compile(r"(/proc/([0-9]+)/root)(/.*)", re.DOTALL)
 _SYSTEM_PATH = (
     *("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"),
     "/run/current-system/sw/bin",  # NixOS, which has nothing but sh and env in the others
@@ -113,9 +113,11 @@ class ReadingHost:
     def _word(self, path: str) -> tuple[int, str, str] | None:
         """On whose word a path of the live node is read: the user, the root directory, and the path below it.
         None for ours."""
+        if self.behalf is not None:
+            return self.behalf, "/", path  # also where it leads through the root directory of a process
         if path.startswith("/proc/") and (inside := _INSIDE.fullmatch(path)):
             return self.owner(int(inside[2])), inside[1], inside[3]
-        return None if self.behalf is None else (self.behalf, "/", path)
+        return None
 
     def _resolved_for(self, uid: int, root: str, path: str, follow: bool) -> Path:
         from gpunode.host.trust import opened_as

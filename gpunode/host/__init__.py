@@ -65,8 +65,9 @@ class Host(ReadingHost):
         if not self.live:
             return self._replay(argv)
         full = {**self.environ, "LC_ALL": "C.UTF-8", **(env or {})}
-        full["PATH"] = trust.safe_path(full.get("PATH", os.defpath))
-        program, refusal = trust.find_program(argv[0], full["PATH"])
+        path = full.get("PATH", os.defpath)
+        program, refusal = trust.find_program(argv[0], path)
+        full["PATH"] = trust.safe_path(path)
         if refusal or self.behalf is not None:
             reason = refusal or f"user {self.behalf} named it"
             return Completed(tuple(argv), NOT_TRUSTED, "", f"{argv[0]} is not run: {reason}")

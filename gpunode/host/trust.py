@@ -39,13 +39,14 @@ def find_program(name: str, path: str) -> tuple[str, str]:
     if name == sys.executable:
         return name, ""  # it runs already
     if "/" in name:
-        places = [os.path.abspath(name)]  # noqa: PTH100
+        places = [("", os.path.abspath(name))]  # noqa: PTH100
     else:
-        places = [f"{directory}/{name}" for directory in path.split(":") if directory.startswith("/")]
+        absolute = (directory for directory in path.split(":") if directory.startswith("/"))
+        places = [(directory, f"{directory}/{name}") for directory in absolute]
     reason = ""
-    for place in places:
+    for directory, place in places:
         if os.access(place, os.X_OK) and not os.path.isdir(place):  # noqa: PTH112 - asked for every command
-            problem = refusal(place)
+            problem = (refusal(directory, directory=True) if directory else "") or refusal(place)
             if not problem:
                 return place, ""
             reason = reason or problem
@@ -53,30 +54,25 @@ def find_program(name: str, path: str) -> tuple[str, str]:
 
 
 def safe_path(path: str) -> str:
-    """PATH without the directories in which another user can put a program: our children search it, too."""
-    return ":".join(one for one in path.split(":") if one.startswith("/") and not _unsafe_directory(one))
+    """PATH without the directories in which another user can put a program (sticky ones are such, too), and
+    without missing ones: our children search it, too."""
+    return ":".join(
+        entry for entry in path.split(":") if entry.startswith("/") and not refusal(entry, directory=True)
+    )
 
 
-def _unsafe_directory(path: str) -> bool:
-    """Whether another user can put files there, also if it is sticky; or it isn't there."""
+def refusal(path: str, *, directory: bool = False) -> str:
+    """Why the program `path` must not be executed, or nothing in the directory `path`; empty if only root and
+    this user can have written it."""
     try:
         problem, found = _examined(path)
-    except OSError:
-        return True
-    return bool(problem) or _others_may_write(found)
-
-
-def refusal(program: str) -> str:
-    """Why `program` must not be executed; empty if only root and this user can have written it."""
-    try:
-        problem, found = _examined(program)
     except OSError as error:
         return str(error.strerror)
     if problem:
         return problem
-    if not stat.S_ISREG(found.st_mode):
+    if not directory and not stat.S_ISREG(found.st_mode):
         return "it is not a file"
-    return f"{program} can be written by other users" if _others_may_write(found) else ""
+    return f"{path} can be written by other users" if _others_may_write(found) else ""
 
 
 def _examined(path: str) -> tuple[str, os.stat_result]:
@@ -115,7 +111,16 @@ def in_shared_directory(path: str) -> bool:
 
 
 def _trusted(found: os.stat_result) -> bool:
-    return found.st_uid in (0, os.geteuid())
+    return found.st_uid in (0, os.geteuid(), _machine_root())
+
+
+def _machine_root() -> int:
+    """The number that the machine's root has here: in a user namespace without root the overflow user's
+    (user_namespaces(7)). /proc always belongs to root."""
+    try:
+        return os.lstat("/proc").st_uid
+    except OSError:
+        return 0
 
 
 def _others_may_write(found: os.stat_result) -> bool:

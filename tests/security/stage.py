@@ -227,7 +227,7 @@ def _crowd(directory: Path) -> None:
     private, home = directory / "private", directory / "home/mallory"
     own = tuple(f"{private}/secret.{ending}" for ending in ("json", "toml", "conf"))
     others = (f"{directory}/home/victim/secret.json", "/proc/self/environ", "/dev/zero", f"{home}/fifo")
-    for secret in (*own, *others):
+    for secret in (*own, *others, f"/proc/1/root{private}/secret.json"):
         _one_user(directory, secret)
     _user(directory, "crio", "--config-dir", str(private))
     _user(directory, "dockerd")

@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,43 @@ def test_a_directory_of_path_that_others_can_write_is_passed_over(place: Path) -
     assert host.run(["shows"]).stdout.strip() == f"{place}/good:/usr/bin:/bin"
 
 
+@pytest.mark.parametrize("mode", [0o775, 0o777, 0o1777])
+def test_a_program_that_is_only_in_an_unsafe_directory_of_path_is_named_with_the_reason(
+    place: Path, mode: int
+) -> None:
+    program(place / "open/tool")
+    (place / "open").chmod(mode)
+    done = Host(environ={"PATH": f"{place}/open:/usr/bin"}).run(["tool"])
+    assert done.code == NOT_TRUSTED
+    assert done.stderr == f"tool is not run: {place}/open can be written by other users"
+
+
+def test_in_a_user_namespace_without_root_the_programs_of_root_are_run(place: Path) -> None:
+    """As in a sandbox, or after `unshare --user`: all files of root's belong to the overflow user there."""
+    path, theirs = program(place / "tool"), program(place / "open/tool", mode=0o777)
+    script = f"""
+import ctypes, os
+from pathlib import Path
+from gpunode.host import Host
+import gpunode.host.trust, subprocess
+os.setgroups([])
+os.setresgid({OTHER}, {OTHER}, {OTHER})
+os.setresuid({OTHER}, {OTHER}, {OTHER})
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: else /proc/self belongs to root
+if ctypes.CDLL(None).unshare(0x10000000) != 0:  # CLONE_NEWUSER
+    raise SystemExit("no user namespace")
+Path("/proc/self/setgroups").write_text("deny")
+Path("/proc/self/uid_map").write_text("0 {OTHER} 1")
+Path("/proc/self/gid_map").write_text("0 {OTHER} 1")
+assert os.stat({path!r}).st_uid not in (0, {OTHER})
+print(*[Host().run([one]).code for one in ({path!r}, {theirs!r})])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    if "no user namespace" in done.stderr:
+        pytest.skip("an ordinary user can't make a user namespace here")
+    assert done.stdout.split() == ["0", str(NOT_TRUSTED)], done.stderr
+
+
 def test_an_untrusted_program_is_not_found_by_name(place: Path) -> None:
     program(place / "theirs/tool", uid=OTHER)
     ours = program(place / "ours/tool")
@@ -131,6 +169,9 @@ def test_without_a_trusted_path_nothing_of_the_current_directory_is_run(
         ("home/zero", None),
         ("home/environ", None),
         ("home/up", None),
+        ("home/process", None),
+        ("proc/secret", None),
+        ("proc/shown", "shown"),
     ],
 )
 def test_a_file_that_a_user_names_is_read_as_that_user_could(
@@ -145,12 +186,14 @@ def test_a_file_that_a_user_names_is_read_as_that_user_could(
     os.mkfifo(place / "home/fifo")
     targets = {"link": "own", "to-secret": f"{place}/secret", "to-closed": f"{place}/closed/shown"}
     targets |= {"zero": "/dev/zero", "environ": "/proc/self/environ", "up": "../" * 40 + "etc/shadow"}
+    targets |= {"process": f"/proc/{os.getpid()}/root{place}/secret"}
     for name, target in targets.items():
         (place / "home" / name).symlink_to(target)
     for one in ((place / "home"), *(place / "home").iterdir()):
         os.chown(one, OTHER, OTHER, follow_symlinks=False)
+    top = f"/proc/{os.getpid()}/root{place}" if path.startswith("proc/") else place
     try:
-        told = Host().as_user(OTHER).read_text(f"{place}/{path}")
+        told = Host().as_user(OTHER).read_text(f"{top}/{path.removeprefix('proc/')}")
     except GpunodeError as error:
         told = None
         assert "canary" not in error.message
@@ -187,6 +230,7 @@ def test_a_path_below_another_root_stays_below_it(place: Path) -> None:
     (root / "leak").symlink_to("/etc/hostname")
     (root / "gone").symlink_to("/etc/passwd")
     (root / "up").symlink_to("../../../../etc/passwd")
+    (root / "line\nbreak").symlink_to("/etc/passwd")
     shutil.copy("/usr/bin/busybox", root / "busybox")
     with subprocess.Popen(
         ["unshare", "--mount", "chroot", root, "/busybox", "sh", "-c", "echo ready; read x"],
@@ -197,7 +241,7 @@ def test_a_path_below_another_root_stays_below_it(place: Path) -> None:
         host, inside = Host(), f"/proc/{process.pid}/root"
         assert host.read_text(f"{inside}/leak") == "container"
         assert host.read_tail(f"{inside}/leak", 4) == "iner"
-        for name in ("gone", "up", "etc/../../gone"):
+        for name in ("gone", "up", "etc/../../gone", "line\nbreak"):
             assert host.read_text(f"{inside}/{name}") is None
             assert not host.exists(f"{inside}/{name}") and host.stat(f"{inside}/{name}") is None
         assert set(host.listdir(f"{inside}/etc")) == {"hostname"}
