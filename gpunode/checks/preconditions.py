@@ -12,8 +12,9 @@ from gpunode.checks import fixes
 from gpunode.checks.driver import packages
 from gpunode.checks.fabric.remedies import DRIVER_PODS, GUEST_DRIVER
 from gpunode.checks.platform.remedies import OTHER_WHOLE, WHOLE
-from gpunode.dataclass import dataclass
+from gpunode.dataclass import dataclass, replace
 from gpunode.errors import GpunodeError
+from gpunode.facts import gpu_support
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, TRANSACTIONAL, WSL2
 from gpunode.packages.driver_choice import choose
@@ -30,6 +31,10 @@ _GKE_INSTALLER = (
     "container-engine-accelerators/master/nvidia-driver-installer/{}/daemonset-preloaded.yaml"
 )
 _FLATCAR_GUIDE = "https://www.flatcar.org/docs/latest/setup/customization/using-nvidia/"
+_TALOS_GUIDE = (
+    "https://docs.siderolabs.com/talos/v1.13/configure-your-talos-cluster/hardware-and-drivers/nvidia-gpu"
+)
+_FIRST_G07 = 590  # SUSE's and NVIDIA's packages for SUSE have G07 in their names from this branch
 _WSL_GUIDE = "https://docs.nvidia.com/cuda/wsl-user-guide/"
 # distributions outside the three families: their driver and their toolkit, by os-release ID
 _DRIVERS = {
@@ -72,7 +77,7 @@ def fitting(node: Node, fix: Fix) -> Fix:
         if instead is None or instead == fix:
             break
         fix = instead
-    return fix
+    return replace(fix, needs_root=False) if fix.command.startswith("follow ") else fix
 
 
 def _instead(node: Node, command: str) -> Fix | None:
@@ -234,6 +239,11 @@ PRECONDITIONS = (
         lambda node, command: node.kind != WSL2,
         _in_windows,
     ),
+    Precondition(
+        re.compile("^modprobe nvidia(-uvm)? &&"),
+        lambda node, command: node.distribution.id != "talos",
+        lambda node, command: Fix(f"follow {_TALOS_GUIDE} to have Talos load nvidia and nvidia_uvm"),
+    ),
     Precondition(re.compile(f"{_INSTALLS}|{_GUIDES}"), _no_image, _of_image),
     Precondition(
         re.compile(r"^cos-extensions\b"), lambda node, command: not node.host.is_dir(_GKE), _of_image
@@ -247,5 +257,10 @@ PRECONDITIONS = (
     Precondition(re.compile(r"gpunode toolkit install\b"), _has_manager, _other_toolkit),
     Precondition(re.compile(rf"{_CALL}modprobe\b|\$\(uname -r\)"), _kernel_has_modules, _next_kernel),
     Precondition(re.compile(rf"{_CALL}dkms\b"), _has_dkms, _without_dkms),
+    Precondition(
+        re.compile(r"\bnvidia-compute-utils-G06\b"),
+        lambda node, command: gpu_support.branch(node.driver_version) < _FIRST_G07,
+        lambda node, command: Fix(command.replace("-G06", "-G07")),
+    ),
     Precondition(_IMPORT, _key_exists, lambda node, command: packages.make_key(node)),
 )

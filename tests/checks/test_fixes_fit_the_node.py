@@ -8,6 +8,7 @@ import pytest
 from fixtures.machines import machine, names, options, recorded_host
 from gpunode.checks import fixes
 from gpunode.checks.docker import remedies as docker_fixes
+from gpunode.checks.preconditions import fitting
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
 from gpunode.facts.daemons import Daemon
@@ -296,6 +297,10 @@ FIRST = {
     "plugin-not-registered": "gpunode setup --kubernetes",
     "proxmox-next-kernel": "apt install proxmox-headers-6.14.11-1-pve && dkms autoinstall -k 6.14.11-1-pve",
     "rpmfusion-driver-old": "dnf upgrade akmod-nvidia 'xorg-x11-drv-nvidia*' && akmods --force",
+    "talos-modules-not-listed": (
+        "follow https://docs.siderolabs.com/talos/v1.13/configure-your-talos-cluster/hardware-and-drivers/"
+        "nvidia-gpu to have Talos load nvidia and nvidia_uvm"
+    ),
     "toolkit-too-old-no-plugin": "gpunode toolkit install --upgrade",
 }
 
@@ -305,6 +310,40 @@ def test_the_first_command_does_its_job_on_this_system(name, tmp_path):
     result = doctor.run(recorded_host(name, tmp_path), doctor.Options(**options(name)), SilentProgress())
     (finding,) = [one for one in result.data["findings"] if one.id == result.data["first"]]
     assert finding.fix[0].command == FIRST[name]
+
+
+@pytest.mark.parametrize("name", ["bottlerocket-variant-without-nvidia", "talos-modules-not-listed"])
+def test_a_guide_is_not_followed_as_root(name, tmp_path):
+    result = doctor.run(recorded_host(name, tmp_path), doctor.Options(), SilentProgress())
+    lines = [line for block in result.blocks for line in plain_lines(block)]
+    assert any(line.startswith("First: follow https://") for line in lines)
+
+
+@pytest.mark.parametrize(("version", "package"), [("580.159.03", "G06"), ("595.71.05", "G07")])
+def test_suses_packages_are_those_of_the_drivers_branch(version, package, tmp_path):
+    spec = machine("healthy-suse-kubelet")
+    spec["files"]["/sys/module/nvidia/version"] = version
+    node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
+    fix = fitting(node, fixes.INSTALL_LIBRARIES.suse)
+    assert fix.command == f"zypper install nvidia-compute-utils-{package} && ldconfig"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "status"),
+    [
+        ("containerd-drop-in-of-higher-version", "2.3.4", "fail"),
+        ("containerd-drop-in-of-higher-version", "2.3.5", "pass"),
+        ("k0s-drop-in-of-other-version", "2.3.5", "fail"),
+    ],
+)
+def test_containerd_refused_drop_ins_of_a_higher_version_for_five_releases(name, version, status, tmp_path):
+    spec = machine(name)
+    answers = spec["recording"]["commands"]
+    for command in [command for command in answers if "containerd --version" in command]:
+        answers[command]["stdout"] = f"containerd github.com/containerd/containerd/v2 v{version} 0a1b2c3"
+    node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
+    (finding,) = [one for one in run_checks(node) if one.id == "containerd-config-version"]
+    assert finding.status.value == status
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ def by_run_installer(spec):
 @pytest.mark.parametrize(
     ("name", "change", "install"),
     [
-        ("persistence-off-suse", lambda _: None, "zypper install nvidia-compute-utils-G06 && "),
+        ("persistence-off-suse", lambda _: None, "zypper install nvidia-compute-utils-G07 && "),
         ("persistence-off", by_run_installer, "nvidia-persistenced-init/install.sh"),
     ],
 )

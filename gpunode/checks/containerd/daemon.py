@@ -16,7 +16,8 @@ from gpunode.result import Evidence, Fix
 
 # containerd's docs: the newest configuration version that each release reads
 _NEWEST = (((2, 3), 4), ((2, 0), 3), ((1, 3), 2), ((1, 0), 1))
-_REFUSES_HIGHER = (2, 3)
+# from the first of these releases until before the second (containerd pull requests 12891 and 13939)
+_REFUSES_HIGHER = ((2, 3), (2, 3, 5))
 HANDLER = "nvidia"
 
 
@@ -45,11 +46,14 @@ def containerd_config_version(node: Node) -> Verdict:
 
 
 def _refused_drop_in(node: Node, config: ContainerdConfig) -> Verdict | None:
-    """containerd 2.3 refuses an imported file of a higher version than the main one, k0s one of another."""
+    """containerd 2.3.0 to 2.3.4 refuses an imported file of a higher version, k0s one of another version."""
     daemon = node.containerd
-    if daemon is None or daemon.version < _REFUSES_HIGHER:
+    since, until = _REFUSES_HIGHER
+    if daemon is None or daemon.version < since:
         return None
     k0s = daemon.manager == "k0s"
+    if daemon.version >= until and not k0s:
+        return None
     imported = {path: number for path, number in config.versions.items() if path != config.path}
     if k0s and k0s_manages(node.host, config.path):
         imported |= _k0s_drop_ins(node)
@@ -268,8 +272,9 @@ CHECKS = (
         "files for all imports, of no higher version than the main file's, and runtimes and registries in a "
         "table that the version in force reads." + WHERE,
         why=(
-            "containerd refuses a version newer than itself. The last file that names a version decides for "
-            "all of them, up to 2.2: what stands in another version's table is ignored without a word."
+            "containerd refuses a version newer than itself, and 2.3.0 to 2.3.4 refuse an imported file of a "
+            "higher version than the main one. Up to 2.2, the last file that names a version decides for all "
+            "of them: what another version's table has is ignored without a message."
         ),
         remedy=fixes.EDIT_CONTAINERD,
         run=containerd_config_version,
