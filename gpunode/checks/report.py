@@ -128,7 +128,7 @@ def _no_fault(findings: tuple[Finding, ...], passed: int, selection: Selection, 
         reason = f": {findings[0].summary}" if findings else ""
         return Text(f"Nothing was judged{reason}", Style.WARN)
     if selection.only:
-        return Text(f"No fault found by {_many(passed, 'check')}: the others weren't asked", Style.GOOD)
+        return Text(f"No fault found by {_many(passed, 'check')}: the others were not run", Style.GOOD)
     left = f", with {_many(len(selection.skip), 'check')} left out" if selection.skip else ""
     if selection.preflight:
         return Text(f"Nothing found that blocks {selection.preflight}{left}", Style.GOOD)
@@ -216,7 +216,7 @@ def _problem(finding: Finding, shown: dict[str, str]) -> Iterator[Block]:
     for fix in finding.fix[:1]:
         above = shown.setdefault(fix.command, finding.id)
         if above != finding.id:
-            yield Text(f"  mended by the command for {above}", Style.COMMAND)
+            yield Text(f"  fixed by the command for {above}", Style.COMMAND)
             continue
         yield Text(f"  {fix.command}", Style.COMMAND)
         if disturbs := disturbance(fix):
@@ -260,7 +260,7 @@ def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
         return
     yield Text("")
     if breaks:
-        yield Text("Safe to reboot? No, a reboot now breaks what works:", Style.WARN)
+        yield Text("Safe to reboot? No, fix this before a reboot:", Style.WARN)
         for finding in (one for one in findings if one.id in breaks):
             yield Text(f"  {finding.id}: {finding.summary}", Style.WARN)
             yield from (Text(f"    {fix.command}", Style.COMMAND) for fix in finding.fix[:1])
@@ -271,7 +271,7 @@ def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
     else:
         yield Text("Safe to reboot? Yes: nothing was found that a reboot would break", Style.GOOD)
     if mends:
-        yield Text(f"  A reboot mends {', '.join(mends)}", Style.DIM)
+        yield Text(f"  A reboot fixes {', '.join(mends)}", Style.DIM)
 
 
 def _first(findings: tuple[Finding, ...]) -> Iterator[Block]:

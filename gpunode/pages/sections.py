@@ -176,7 +176,7 @@ def _reboot(report: Report) -> Iterator[str]:
                 yield f"{escaped(one['summary'])}</li>"
         yield "</ul>"
     if mends:
-        yield f'<p class="quiet">A reboot mends {escaped(", ".join(mends))}.</p>'
+        yield f'<p class="quiet">A reboot fixes {escaped(", ".join(mends))}.</p>'
     yield "</section>"
 
 

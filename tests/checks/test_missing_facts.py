@@ -27,7 +27,7 @@ from gpunode.host import Host
 from gpunode.render import SilentProgress
 from gpunode.result import FindingStatus
 
-FIXED = range(24)
+FIXED = (*range(24), 165786485)  # the last one drops a device file of a MIG instance
 NEW = [] if os.environ.get("CI") == "true" else [random.SystemRandom().randrange(1 << 32) for _ in range(4)]
 MOST_SECONDS = (
     20.0  # a diagnosis of a recorded machine takes 0.2 s; this is what a busy machine may make of it
@@ -37,7 +37,9 @@ BAD = (FindingStatus.FAIL, FindingStatus.ERROR, FindingStatus.WARN)
 # Where the absence is itself the fault: what is missing, and the checks that say so. Everything else that is
 # missing has to be silent.
 ABSENCES = {
-    r"devices:/dev/nvidia.*": {"dev-nodes-missing", "uvm-not-loaded", "imex-channels", "cdi-spec-stale"},
+    r"devices:/dev/nvidia.*": {
+        *("dev-nodes-missing", "uvm-not-loaded", "imex-channels", "cdi-spec-stale", "mig-caps-missing"),
+    },
     r"sockets:.*(docker|containerd|crio).*|daemons:.*": {
         *("docker-not-running", "containerd-not-restarted", "crio-runtime-missing"),
     },

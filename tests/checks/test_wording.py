@@ -68,4 +68,4 @@ def test_a_command_that_mends_several_findings_stands_there_once(tmp_path):
     lines = [line for block in blocks for line in plain_lines(block)]
     command = next(line for line in lines if line.startswith("First, as root: ")).partition(": ")[2]
     assert sum(line.strip() == command for line in lines) == 1
-    assert lines.count("  mended by the command for cuda-driver-version") == 2
+    assert lines.count("  fixed by the command for cuda-driver-version") == 2

@@ -204,7 +204,7 @@ def test_no_command_is_wrapped(tmp_path):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"only": ("uvm-not-loaded",)}, "No fault found by 1 check: the others weren't asked"),
+        ({"only": ("uvm-not-loaded",)}, "No fault found by 1 check: the others were not run"),
         ({"skip": ("driver-eol:known", "driver-cve")}, "No fault found, with 2 checks left out"),
         ({"preflight": "kubernetes"}, "Nothing found that blocks kubernetes"),
         (

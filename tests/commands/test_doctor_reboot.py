@@ -17,7 +17,7 @@ from gpunode.result import FindingStatus
 from tests.cli import gpunode
 
 YES = "Safe to reboot? Yes: nothing was found that a reboot would break"
-NO = "Safe to reboot? No, a reboot now breaks what works:"
+NO = "Safe to reboot? No, fix this before a reboot:"
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ MENDS = ("driver-lib-mismatch", "driver-lib-mismatch-unattended", "driver-lib-mi
 
 @pytest.mark.parametrize("machine", MENDS)
 def test_what_a_reboot_mends_does_not_speak_against_it(text, machine):
-    assert section(text(machine)) == [YES, "  A reboot mends driver-lib-mismatch"]
+    assert section(text(machine)) == [YES, "  A reboot fixes driver-lib-mismatch"]
 
 
 @pytest.mark.parametrize("machine", [one for one in HEALTHY if one not in WITHOUT_SECTION])
@@ -136,7 +136,7 @@ def test_the_json_says_the_same(ask):
 
 def test_every_page_has_the_section(ask):
     page = ask("driver-lib-mismatch", "-o", "html")
-    assert "Safe to reboot?" in page and "A reboot mends driver-lib-mismatch." in page
+    assert "Safe to reboot?" in page and "A reboot fixes driver-lib-mismatch." in page
 
 
 def test_a_check_that_may_not_look_vouches_for_nothing(tmp_path):

@@ -62,7 +62,7 @@ def _told(node: Node, judged: tuple[Judged, ...]) -> Verdict:
     wanted = wanted_release(node)
     fix = remedies.newer_driver(node, wanted.release if wanted else None)
     if len(wrong) == len(judged) or first.gpu is None:
-        return fail(f"{reference} requires {asked}, which this node hasn't", *evidence, fix=fix)
+        return fail(f"{reference} requires {asked}, which this node does not meet", *evidence, fix=fix)
     name = f"GPU {first.gpu.index} ({first.gpu.name})"
     return warn(f"{reference} requires {asked}, which {name} hasn't", *evidence, fix=fix)
 

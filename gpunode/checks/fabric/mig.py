@@ -139,7 +139,7 @@ def mig_nvml_regression(node: Node) -> Verdict:
         f"driver {driver} miscounts GPUs where only some of them have MIG on",
         seen("the loaded driver", driver),
         *(_nvml(gpu, "MIG on" if gpu.mig_enabled else "MIG off") for gpu in gpus[:8]),
-        seen(f"table {mig_layout.FAULTS}", f"mended in {fault}"),
+        seen(f"table {mig_layout.FAULTS}", f"fixed in {fault}"),
         fix=driver_upgrade(node, fault),
     )
 

@@ -345,7 +345,7 @@ CHECKS = (
         ),
         why=(
             "Pods that ask for GPUs stay pending: 'Insufficient nvidia.com/gpu'. A plugin calls a GPU "
-            "unhealthy after an XID error and says otherwise only once it runs anew."
+            "unhealthy after an XID error and reports it as healthy only after a restart."
         ),
         remedy=everywhere(fixes.RESTART_PLUGIN_POD.command, "restart"),
         classes=CLUSTER_NODES,

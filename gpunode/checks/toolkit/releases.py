@@ -56,7 +56,7 @@ def toolkit_known_bad_version(node: Node) -> Verdict:
     ]
     if not faults:
         return ok(f"no fault of toolkit {text} is known that matters here")
-    evidence = [seen(row["ref"], f"{row['what']}; mended in {row['fixed']}") for row in faults]
+    evidence = [seen(row["ref"], f"{row['what']}; fixed in {row['fixed']}") for row in faults]
     # what an engine that is set up got of them is judged by its own checks
     harmful = [row for row in faults if not row["sets_up"]]
     told = f"toolkit {text}: {(harmful or faults)[0]['what']}"
@@ -147,7 +147,7 @@ CHECKS = (
             "under WSL2 by the Windows driver. A fault that breaks every container is an error, one that "
             "only comes when nvidia-ctk sets an engine up is a note."
         ),
-        why="The toolkit's next release mends this; what happens until then stands with each fault.",
+        why="A newer release of the toolkit fixes these faults; the evidence says what each one breaks.",
         remedy=fixes.UPGRADE_TOOLKIT,
         run=toolkit_known_bad_version,
         blocked_by=("toolkit-missing", "toolkit-too-old"),
