@@ -140,6 +140,8 @@ class ReadingHost:
 
         if self.owner(pid) not in (0, self.uid) or (self.live and trust.setuid_program(pid)):
             return False
+        if self.in_pid_namespace(pid):
+            return False  # also a container that a system service runs, such as one of systemd-nspawn
         cgroup = self._text_of(pid, "cgroup")
         if trust.in_system_service(cgroup):
             return True
@@ -154,6 +156,11 @@ class ReadingHost:
             if mounts == self._namespace(name, "mnt"):
                 return not self.live or trust.root_directory(str(pid)) == trust.root_directory(name)
         return not self.live and not any(self._namespace(name, "mnt") for name in ours)
+
+    def in_pid_namespace(self, pid: int) -> bool:
+        """Whether a process is in a PID namespace below ours: proc_pid_status(5) then shows two numbers."""
+        lines = self._text_of(pid, "status").splitlines()
+        return any(line.startswith("NSpid:") and len(line.split()) > 2 for line in lines)
 
     def _namespace(self, pid: str, kind: str) -> str:
         """A process's namespace; empty where this user may not see it, or it wasn't recorded."""

@@ -137,10 +137,9 @@ def running(host: Host, *names: str) -> tuple[Process, ...]:
 
 def _counts(host: Host, process: Process) -> bool:
     """Whether a daemon is this node's, or a user's rootless Docker, and not a container's."""
-    if _in_container(host, str(process.pid)):
-        return False
-    rootless = process.name == "dockerd" and process.uid != 0
-    return rootless or host.is_own(process.pid)
+    if process.name == "dockerd" and process.uid != 0:
+        return not host.in_pid_namespace(process.pid)
+    return host.is_own(process.pid)
 
 
 def _process(host: Host, pid: str, names: tuple[str, ...], boot: float, ticks: int) -> Process | None:
@@ -165,15 +164,3 @@ def _process(host: Host, pid: str, names: tuple[str, ...], boot: float, ticks: i
 
 def _name(argv: tuple[str, ...]) -> str:
     return argv[0].partition(" ")[0].rpartition("/")[2]
-
-
-def _in_container(host: Host, pid: str) -> bool:
-    """Whether a process has a PID namespace of its own: proc_pid_status(5) then shows two numbers (NSpid)."""
-    try:
-        status = host.read_text(f"/proc/{pid}/status") or ""
-    except GpunodeError:
-        return False
-    for line in status.splitlines():
-        if line.startswith("NSpid:"):
-            return len(line.split()) > 2
-    return False

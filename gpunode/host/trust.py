@@ -4,9 +4,10 @@ One rule, docs/security.md. "We" are the user who runs gpunode.
 
 - A program is run only if root and we alone can write it: its file, every directory above it and every link
   on the way. Nothing is executed through /proc/PID.
-- A process is the node's own if all its user ids are root's or ours, its program isn't setuid, and it shares
-  our user namespace, root directory and mount namespace, or is a system service of systemd. Any other process
-  is untrusted, whatever its name: it is no engine and no kubelet of this node.
+- A process is the node's own if all its user ids are root's or ours, its program isn't setuid, it has no PID
+  namespace of its own, and it shares our user namespace, root directory and mount namespace, or is a system
+  service of systemd. Any other process is untrusted, whatever its name: it is no engine and no kubelet of
+  this node.
 - A path that another user names is read as that user could read it; one that a process in a container names
   is resolved below its root directory. No link leads out of there, and only regular files are opened.
 - A file is written through a symlink only if root or we made the link.

@@ -253,6 +253,18 @@ def test_this_process_is_its_own() -> None:
     assert Host().is_own(os.getpid())
 
 
+@pytest.mark.parametrize(("numbers", "own"), [("7", True), ("7 1", False)])
+def test_a_container_that_a_system_service_runs_is_not_the_nodes_own(
+    tmp_path: Path, numbers: str, own: bool
+) -> None:
+    """systemd-nspawn's containers have a control group below that of their service."""
+    process = tmp_path / "proc/7"
+    process.mkdir(parents=True)
+    (process / "status").write_text(f"Uid:\t0\t0\t0\t0\nNSpid:\t{numbers}\n")
+    (process / "cgroup").write_text("0::/machine.slice/systemd-nspawn@box.service/payload\n")
+    assert Host(tmp_path).is_own(7) is own
+
+
 def test_a_file_that_another_user_made_first_does_not_keep_its_owner(place: Path) -> None:
     shared = place / "shared"
     shared.mkdir()
