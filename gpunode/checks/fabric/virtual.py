@@ -19,10 +19,11 @@ _UNIT = "nvidia-gridd.service"
 _LICENCE_SECONDS = 300  # nvidia-gridd asks within the first minutes after a boot
 _LICENSING = "https://docs.nvidia.com/license-system/latest/nvidia-license-system-quick-start-guide/"
 _VERSIONS = "https://docs.nvidia.com/vgpu/"
-# what the guest's driver says of a host that is too old for it; the other way round only the host's log tells
-_TOO_OLD = (
+# what the guest's driver logs where the host refuses it, or is too old for it
+_REFUSED = (
     r"SetGuestSystemInfo: The host version \(([\d.]+)\) is too old"
-    r"|Incompatible Guest/Host drivers|[vV]GPU.{0,80}version mismatch"
+    r"|Incompatible Guest/Host drivers|Guest driver is incompatible with host driver"
+    r"|[vV]GPU.{0,80}version mismatch"
 )
 
 
@@ -67,7 +68,7 @@ def _configured(node: Node) -> bool:
 
 def vgpu_driver_mismatch(node: Node) -> Verdict:
     since = last_load(node.kernel_log)  # guest or host may have been upgraded since
-    found = [(line, match) for line, match in matching(node.kernel_log, _TOO_OLD) if line.seconds >= since]
+    found = [(line, match) for line, match in matching(node.kernel_log, _REFUSED) if line.seconds >= since]
     if not found:
         return ok("the driver hasn't refused the host's vGPU manager")
     line, match = found[-1]
