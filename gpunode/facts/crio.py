@@ -158,10 +158,6 @@ class CrioConfig:
         """The files that define a handler; the last one counts."""
         return tuple(file for file in self.files if name in file.handlers)
 
-    def names_default(self) -> tuple[CrioFile, ...]:
-        """The files that name a default handler; the last one counts."""
-        return tuple(file for file in self.files if "default_runtime" in file.runtime)
-
     def setting(self, table: str, key: str) -> Any:
         """``crio.TABLE.KEY`` as the last file has it, None if none does."""
         values = (dig(file.tree, "crio", table, key) for file in self.files)

@@ -73,12 +73,6 @@ _ERRORS = {
 }
 
 
-def error_name(code: int) -> str:
-    """The name in cuda.h, such as ``CUDA_ERROR_NO_DEVICE``; unknown ones by their number."""
-    known = _ERRORS.get(code)
-    return f"CUDA_ERROR_{known[0]}" if known else f"CUDA error {code}"
-
-
 def explain(code: int) -> str:
     """Name, number and meaning in one line: ``CUDA_ERROR_NO_DEVICE (100): CUDA sees no GPU: ...``."""
     known = _ERRORS.get(code)
