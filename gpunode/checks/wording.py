@@ -33,7 +33,7 @@ _RESTARTS = (
     (r"disable --now cri-?o\b", "stops CRI-O"),
     (r"--runtime crio\b|restart cri-?o\b", "restarts CRI-O: running containers go on"),
     (r"restart kubelet\b", "restarts the kubelet: running pods go on"),
-    (r"nvidia-fabricmanager", "starts the fabric manager anew"),
+    (r"nvidia-fabricmanager", "restarts the fabric manager"),
     (r"nvidia-imex", "restarts the IMEX daemon"),
     (r"device-plugin|\bdaemonset\b", "restarts the device plugin: running pods go on"),
     (r"\bcrictl (stop|rm)|\bdocker restart\b|\bpodman restart\b", "restarts the containers that it names"),

@@ -173,7 +173,7 @@ CHECKS = (
     ),
     Check(
         id="cdi-refresh-inactive",
-        title="The specification is written anew when the driver changes",
+        title="The specification is rewritten when the driver changes",
         layer="cdi",
         severity="warning",
         looks_at=f"{_SERVICE} and {_PATH} as systemd has them, or gpunode's own units.",

@@ -135,7 +135,7 @@ def gsp_firmware(node: Node) -> Verdict:
     if not others:
         return skip("no driver's firmware lies in /lib/firmware/nvidia")
     return warn(
-        f"the GSP firmware of {module.version} is gone: GPUs that start anew fail",
+        f"the GSP firmware of {module.version} is gone: a GPU fails at its next start",
         seen(place, "no gsp_*.bin"),
         seen("/lib/firmware/nvidia", f"that of {', '.join(others)}"),
         fix=fix,

@@ -141,7 +141,7 @@ CHECKS = (
         looks_at="NVML's validation of each GPU's infoROM.",
         why=(
             "The infoROM holds what a GPU remembers of itself: ECC mode, retired pages, power limits. The "
-            "GPU computes without it, but forgets settings and bad memory; the vendor can write it anew."
+            "GPU computes without it, but forgets settings and bad memory; the vendor can write it again."
         ),
         remedy=remedies.REPORT,
         run=inforom_corrupt,

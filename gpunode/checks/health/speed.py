@@ -141,7 +141,7 @@ CHECKS = (
         looks_at="NVML's state of every NVLink, compared among GPUs of one model.",
         why=(
             "A GPU with fewer links than its peers exchanges data slowly, or is left out of the fabric. A "
-            "reset trains the links anew; one that stays down is a matter for the board or the bridge."
+            "reset trains the links again; one that stays down is a matter for the board or the bridge."
         ),
         remedy=remedies.NVLINKS,
         run=nvlink_down,

@@ -141,7 +141,7 @@ def k3s_edited_generated(node: Node) -> Verdict:
     if not added:
         return ok(f"{daemon.config_path} is as {daemon.manager} wrote it")
     return fail(
-        f"{daemon.config_path} was edited, and {daemon.manager} writes it anew when it starts",
+        f"{daemon.config_path} was edited, and {daemon.manager} rewrites it at each start",
         seen(daemon.config_path, f"runtime {', '.join(added)}, which {daemon.manager} doesn't run with"),
         seen(f"CRI Status at {daemon.socket}", f"handlers {', '.join(handlers) or 'none'}"),
         fix=_configure(daemon),
@@ -190,7 +190,7 @@ CHECKS = (
             "write the file before they start containerd, so somebody added them since."
         ),
         why=(
-            "k3s and rke2 write this file anew at each start. Whatever was added is gone then, before "
+            "k3s and rke2 rewrite this file at each start. Whatever was added is gone then, before "
             "containerd has read it once. A template beside it stays."
         ),
         remedy=everywhere("gpunode configure-runtime --runtime k3s", "restart"),
