@@ -95,9 +95,11 @@ def find(host: Host, access: Access) -> Connection:
 
 
 def _absolute(path: str) -> str:
+    """With the home directory for ``~`` and ``~USER``, which stay as they are for an unknown user."""
+    from os.path import expanduser
     from pathlib import Path
 
-    return str(Path(path).expanduser().absolute())
+    return str(Path(expanduser(path)).absolute())  # noqa: PTH111 - pathlib's raises for an unknown user
 
 
 def _listed(host: Host, named: str) -> tuple[str, ...]:

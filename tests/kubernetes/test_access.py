@@ -99,6 +99,17 @@ def test_a_program_that_fails_is_named(
     assert "kubectl proxy" in done.err
 
 
+@pytest.mark.parametrize("variable", ["SUDO_USER", "KUBECONFIG"])
+def test_a_user_who_is_not_in_the_user_database_is_no_bug(
+    run: Gpunode, tmp_path: Path, variable: str
+) -> None:
+    values = {"KUBECONFIG": "", "HOME": str(tmp_path), "KUBERNETES_SERVICE_HOST": ""}
+    named = {"SUDO_USER": "nosuchuser", "KUBECONFIG": "~nosuchuser/config"}
+    done = run(*LABEL, **{**values, variable: named[variable]})
+    assert done.code == 3
+    assert "this is a bug" not in done.err
+
+
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
