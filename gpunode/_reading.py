@@ -69,6 +69,14 @@ def _read_for(word: tuple[int, str, str], limit: int) -> bytes:
         return read_regular(real, limit)[:size]
 
 
+def _stat_for(word: tuple[int, str, str]) -> os.stat_result:
+    """Of the opened file: what was resolved can be exchanged for a link until it is looked at by its path."""
+    from gpunode.host.trust import opened_as
+
+    with opened_as(*word) as (descriptor, _):
+        return os.fstat(descriptor)
+
+
 def _list_for(word: tuple[int, str, str]) -> tuple[str, ...]:
     from gpunode.host.trust import readable_as
 
@@ -263,8 +271,9 @@ class ReadingHost:
     def stat(self, path: str) -> os.stat_result | None:
         """`stat` of what the path leads to, None if there is nothing."""
         try:
-            ours = self.live and self._word(path) is None
-            return os.stat(path if ours else self.path(path))  # noqa: PTH116 - some ask all day
+            if self.live and (word := self._word(path)):
+                return _stat_for(word)
+            return os.stat(path if self.live else self.path(path))  # noqa: PTH116 - some ask all day
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         except OSError as error:
