@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpunode.daemons.grpc_unary import unary_call
 from gpunode.dataclass import dataclass
-from gpunode.errors import GpunodeError
-from gpunode.facts.processes import Process
+from gpunode.facts.processes import Process, environment
 from gpunode.facts.workloads import container_of
 from gpunode.host import Host
 
@@ -84,15 +83,6 @@ def _runs_ours(argv: tuple[str, ...], *words: str) -> bool:
     """Whether gpunode is told to do this; what stays has replaced its program by gpunode.light (light.py)."""
     named = any(argument.rpartition("/")[2] in _OURS for argument in argv)
     return named and any(argv[start:][: len(words)] == words for start in range(len(argv)))
-
-
-def environment(host: Host, pid: int) -> Mapping[str, str]:
-    """A process's environment as it was started; {} where this user may not see it."""
-    try:
-        text = host.read_text(f"/proc/{pid}/environ") or ""
-    except GpunodeError:
-        return {}
-    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
 
 
 def plugin_logs(host: Host, *, helpers: bool = False) -> tuple[PluginLog, ...]:

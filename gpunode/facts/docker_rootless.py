@@ -6,13 +6,13 @@ where RootlessKit started it (moby cmd/dockerd). The variables that count are th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.daemons import Daemon, find_binary, same_file
 from gpunode.facts.docker_file import docker_version, listens_there, socket_of
-from gpunode.facts.processes import Process
+from gpunode.facts.processes import Process, environment
 from gpunode.facts.units import Unit, read_unit
 from gpunode.host import Host
 
@@ -117,7 +117,7 @@ def places(host: Host, process: Process | None = None, uid: int | None = None) -
     """The directories as `process` has them, else as whoever runs gpunode has, else as `uid` by default."""
     who = account(host, host.uid if uid is None else uid)
     own = host.environ if who.uid == host.uid and host.live else {}
-    known = environment(host, process) if process else own
+    known = environment(host, process.pid) if process else own
     home = (known.get("HOME") or who.home).rstrip("/")
     return Places(
         (known.get("XDG_CONFIG_HOME") or f"{home}/.config").rstrip("/"),
@@ -139,16 +139,6 @@ def _runs_it(host: Host, process: Process | None, unit: Unit) -> bool:
         return True
     parts = [part for line in text.splitlines() for part in line.rpartition(":")[2].split("/")]
     return unit.name in parts or not any(part.endswith((".service", ".scope")) for part in parts)
-
-
-def environment(host: Host, process: Process) -> Mapping[str, str]:
-    """The environment that a process was started with; empty where this user may not see it."""
-    try:
-        raw = host.read_bytes(f"/proc/{process.pid}/environ") or b""
-    except GpunodeError:
-        return {}
-    words = (word.decode("utf-8", "surrogateescape") for word in raw.split(b"\0"))
-    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def account(host: Host, uid: int) -> Account:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from gpunode.facts.daemons import Daemon, reader
-from gpunode.facts.docker_rootless import environment, places
+from gpunode.facts.docker_rootless import places
 from gpunode.facts.gates import can
+from gpunode.facts.processes import environment
 from gpunode.facts.toolkit_config import DEFAULT_PATH
 from gpunode.host import Host
 
@@ -48,7 +49,7 @@ def _setting(host: Host, daemon: Daemon, *keys: str) -> Any:
 
     from gpunode.facts.containerd import dig
 
-    named = environment(host, daemon.process).get(CONFIG_VARIABLE) if daemon.process else None
+    named = environment(host, daemon.process.pid).get(CONFIG_VARIABLE) if daemon.process else None
     uid = daemon.process.uid if daemon.process else None
     path = named or places(host, daemon.process, uid).toolkit_config
     text = reader(host, daemon).read_text(path) or host.read_text(DEFAULT_PATH) or ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from gpunode.dataclass import dataclass
@@ -59,6 +60,15 @@ def option_values(argv: tuple[str, ...], *names: str) -> tuple[str, ...]:
             elif position + 1 < len(argv):
                 found.append(argv[position + 1])
     return tuple(found)
+
+
+def environment(host: Host, pid: int) -> Mapping[str, str]:
+    """A process's environment as it was started; {} where this user may not see it."""
+    try:
+        text = host.read_text(f"/proc/{pid}/environ") or ""
+    except GpunodeError:
+        return {}
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
 
 
 def start_ticks(host: Host, pid: int | str) -> int | None:

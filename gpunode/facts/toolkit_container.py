@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpunode.facts.docker_rootless import environment
-from gpunode.facts.processes import Process
+from gpunode.facts.processes import Process, environment
 from gpunode.host import Host
 
 # its program since 1.17 and before (cmd/nvidia-ctk-installer)
@@ -21,7 +20,7 @@ def nri_plugin(host: Host, processes: Sequence[Process]) -> Process | None:
             continue
         given = next((word for word in process.argv[1:] if word.partition("=")[0] in _FLAGS), None)
         if given is None:
-            given = f"={environment(host, process).get('ENABLE_NRI_PLUGIN', 'false')}"
+            given = f"={environment(host, process.pid).get('ENABLE_NRI_PLUGIN', 'false')}"
         _, equals, value = given.partition("=")
         if not equals or value.lower() in _TRUE:
             return process

@@ -6,7 +6,7 @@ from gpunode.errors import ConfigError, ValidationError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker_file import parse_daemon_json
 from gpunode.facts.docker_flags import flag_conflicts, flag_default, flag_place, flag_runtimes
-from gpunode.facts.docker_rootless import environment
+from gpunode.facts.processes import environment
 from gpunode.facts.units import read_unit
 from gpunode.host import COMMAND_NOT_FOUND, Host
 from gpunode.runtime import docker_plan
@@ -110,7 +110,7 @@ def _refusal(host: Host, daemon: Daemon, content: bytes) -> str:
         staged = directory / "daemon.json"
         host.write_atomic(str(staged), content, mode=0o600)
         flags = _flags_without_config(daemon.argv)
-        known = environment(host, daemon.process) if daemon.process else {}
+        known = environment(host, daemon.process.pid) if daemon.process else {}
         answer = host.run(
             [daemon.binary or "dockerd", *flags, "--validate", f"--config-file={staged}"],
             timeout=20.0,

@@ -11,9 +11,9 @@ from __future__ import annotations
 from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.docker_rootless import account, as_user, environment, places
+from gpunode.facts.docker_rootless import account, as_user, places
 from gpunode.facts.docker_rootless_gpus import CONFIG_VARIABLE, hook_injects
-from gpunode.facts.processes import running
+from gpunode.facts.processes import environment, running
 from gpunode.facts.toolkit_config import DEFAULT_PATH
 from gpunode.facts.units import read_unit
 from gpunode.host import Host
@@ -46,7 +46,7 @@ def wanted_files(host: Host, daemon: Daemon, wanted: Wanted) -> UserFiles:
     from gpunode.runtime.toolkit_file import with_settings
 
     place = places(host, daemon.process)
-    inherited = environment(host, daemon.process) if daemon.process else {}
+    inherited = environment(host, daemon.process.pid) if daemon.process else {}
     path = inherited.get(CONFIG_VARIABLE) or place.toolkit_config
     before = host.read_bytes(path)
     text = decode(before if before is not None else host.read_bytes(DEFAULT_PATH), path)

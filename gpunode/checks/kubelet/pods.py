@@ -31,7 +31,7 @@ def runtimeclass_missing(node: Node) -> Verdict:
 
 
 def pod_driver_capabilities(node: Node) -> Verdict:
-    from gpunode.facts.device_plugins import environment
+    from gpunode.facts.processes import environment
 
     held = holders(node)
     if not held:

@@ -53,7 +53,7 @@ def _default_handler(node: Node) -> str:
 
 def _uninvited(node: Node) -> Iterator[Evidence]:
     """Unprivileged containers of pods that hold no device and have GPUs all the same, by the variable."""
-    from gpunode.facts.device_plugins import environment
+    from gpunode.facts.processes import environment
 
     try:
         held = {(one.namespace, one.pod) for one in node.gpu_holdings}

@@ -6,10 +6,10 @@ from gpunode.checks import fixes
 from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.checks.toolkit.ways import cli_user
 from gpunode.errors import ConfigError
-from gpunode.facts.docker_rootless import environment
 from gpunode.facts.engines import crio_role, docker_role, podman_role
 from gpunode.facts.node import Node
 from gpunode.facts.oci_hooks import SYSTEM_DIRECTORIES, nvidia_hooks
+from gpunode.facts.processes import environment
 from gpunode.host import COMMAND_NOT_FOUND
 from gpunode.result import Fix
 
@@ -41,7 +41,7 @@ def toolkit_not_on_daemon_path(node: Node) -> Verdict:
     docker, role = node.docker, docker_role(node)
     if docker is None or docker.process is None or not role.used or docker.manager:
         return skip("no Docker of the system's runs here")
-    path = environment(node.host, docker.process).get("PATH", "")
+    path = environment(node.host, docker.process.pid).get("PATH", "")
     if not path:
         return skip("dockerd's PATH can't be told")
     places = path.split(":")

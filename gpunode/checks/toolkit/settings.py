@@ -10,9 +10,9 @@ from gpunode.errors import ConfigError
 from gpunode.facts import gates
 from gpunode.facts.containerd import dig
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.docker_rootless import environment
 from gpunode.facts.engines import containerd_role, crio_role, docker_role
 from gpunode.facts.node import Node
+from gpunode.facts.processes import environment
 from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
 from gpunode.facts.toolkit_settings import LDCONFIG, MODE, NO_CGROUPS, RUNTIMES, Settings
 from gpunode.facts.traits import OPERATOR_DRIVER
@@ -97,7 +97,7 @@ def _found(node: Node, program: str, callers: list[Daemon]) -> bool:
     host = node.host
     if host.executable(program) or host.which(program):
         return True
-    paths = (environment(host, one.process).get("PATH", "") for one in callers if one.process is not None)
+    paths = (environment(host, one.process.pid).get("PATH", "") for one in callers if one.process is not None)
     places = [place for path in paths for place in path.split(":") if place]
     return "/" not in program and any(host.executable(f"{place}/{program}") for place in places)
 
