@@ -79,13 +79,6 @@ def check(
     if plan.restores:
         return ()
     before = before or judge.in_force(exists=config.exists)
-    created = {edit.path for edit in plan.edits if edit.before is None}
-    if (
-        before is None
-        and config.exists
-        and not any(missing.path in created for missing in config.missing_imports)
-    ):
-        judge.refuse_as_it_is()
     if before is not None and not config.disabled:  # else there was no CRI, and all of its table is new
         must_keep(before, merged, expected or _lost(before, merged), config.path)
     return ()
