@@ -37,7 +37,7 @@ def find_program(name: str, path: str) -> tuple[str, str]:
 
     Both are empty if there is no such program.
     """
-    if name == sys.executable:
+    if name in (sys.executable, os.path.realpath(sys.executable)):
         return name, ""  # it runs already
     if "/" in name:
         places = [("", os.path.abspath(name))]  # noqa: PTH100

@@ -63,8 +63,8 @@ def test_dry_run_tells_that_the_real_run_would_refuse(
 ) -> None:
     with busy(tmp_path, monkeypatch, {}) as cli:
         done = cli.run("configure-runtime", "--dry-run", "-o", "json")
-        assert done.returncode == 0, done.stderr
-        assert any("stops its 1 running container" in one for one in json.loads(done.stdout)["messages"])
+        assert done.returncode == 3, done.stderr
+        assert "stops its 1 running container" in json.loads(done.stdout)["errors"][0]["message"]
         assert not cli.state.exists()
 
 

@@ -130,7 +130,7 @@ def test_containers_that_need_the_runtime_are_named_before_it_goes(tmp_path: Pat
         subprocess.run(argv, check=True, capture_output=True, timeout=60)
         before = cli.engine.config.read_text()
         shown = cli.run("unconfigure-runtime", "--dry-run")
-        assert shown.returncode == 0 and "trainer" in shown.stderr
+        assert shown.returncode == 3 and "trainer" in shown.stderr
         refused = cli.run("unconfigure-runtime")
         assert refused.returncode == 3, refused.stderr
         assert "1 running container(s)" in refused.stderr and "trainer" in refused.stderr

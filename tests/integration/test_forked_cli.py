@@ -31,6 +31,8 @@ def test_code_and_streams_are_the_same(argv: tuple[str, ...], tmp_path: Path) ->
 
 def test_a_run_has_its_own_environment_and_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    for name in ("etc", "proc", "sys"):
+        (tmp_path / name).mkdir()
     ran = cli.gpunode("report", "--output-file", "here.tar.gz", env={"GPUNODE_ROOT": str(tmp_path)})
     assert ran.code == 0, ran.err
     assert (tmp_path / "here.tar.gz").exists()

@@ -21,7 +21,7 @@ from gpunode.facts.docker import find_docker
 from gpunode.host import Host
 from tests.integration.configuring import Cli, configuring
 
-HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "logging", "ssl", "email", "http"}
+HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "logging"}
 HEAVY |= {"ctypes", "distro", "urllib.request", "importlib.metadata", "tempfile", "concurrent"}
 ENGINES = {
     "containerd": {"gpunode.facts.docker", "gpunode.facts.crio", "gpunode.facts.podman"},
