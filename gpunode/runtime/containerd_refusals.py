@@ -91,8 +91,9 @@ def refuse_missing_import(state: State, texts: Mapping[str, str | None]) -> None
     with such an import. Its `config dump` of 2.0 and later prints what it has read until then and exits 0.
     """
     for missing in state.config.missing_imports:
-        tree = parse_toml(texts.get(missing.importer) or state.texts[missing.importer], missing.importer)
-        if texts.get(missing.path) is not None or missing.pattern not in tree.get("imports", []):
+        text = texts.get(missing.importer, state.texts[missing.importer]) or ""
+        imports = parse_toml(text, missing.importer).get("imports", [])
+        if texts.get(missing.path) is not None or missing.pattern not in imports:
             continue
         line = line_of_text(state.texts[missing.importer], missing.pattern)
         raise ConfigError(

@@ -31,7 +31,7 @@ _BOOT = """\
 set -e
 mkdir -p /run/systemd/system /run/etc/upper /run/etc/work
 mount -t overlay -o lowerdir=/etc,upperdir=/run/etc/upper,workdir=/run/etc/work overlay /etc
-mount -t tmpfs tmpfs /etc/systemd
+mount -t tmpfs -o mode=755 tmpfs /etc/systemd
 cp "$1"/*.service /run/systemd/system/
 echo ready
 exec sleep 600

@@ -16,7 +16,7 @@ from tests.integration.verify_support import GPUS
 
 _ENTER = """\
 set -e
-mount -t tmpfs tmpfs /run
+mount -t tmpfs -o mode=755 tmpfs /run
 mount -t overlay -o "lowerdir=$1/driver/lib:$2" overlay "$2"
 mkdir -p "$1/shm" && mount --bind /dev/shm "$1/shm"
 mount -t overlay -o "lowerdir=$1/node/dev:/dev" overlay /dev

@@ -54,7 +54,7 @@ for tree in /etc /var/lib /usr/bin; do
     mkdir -p /run/over$tree/upper /run/over$tree/work
     mount -t overlay -o lowerdir=$tree,upperdir=/run/over$tree/upper,workdir=/run/over$tree/work overlay $tree
 done
-mount -t tmpfs tmpfs /etc/systemd
+mount -t tmpfs -o mode=755 tmpfs /etc/systemd
 mkdir -p /etc/systemd/system /etc/containerd /var/lib/kubelet/device-plugins
 rm -rf /etc/docker /var/lib/gpunode
 cp $place/config.toml /etc/containerd/config.toml

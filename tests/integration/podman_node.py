@@ -16,7 +16,8 @@ from tests.integration.conftest import require
 # podman's files are where they are built in, so the directories themselves are exchanged
 _NAMESPACE = """\
 mount --bind "$1/etc" /etc/containers && mount --bind "$1/share" /usr/share/containers &&
-mount -t tmpfs tmpfs /var/lib/containers && mount -t tmpfs tmpfs /run || exit 99
+mount -t tmpfs -o mode=755 tmpfs /var/lib/containers &&
+mount -t tmpfs -o mode=755 tmpfs /run || exit 99
 shift && exec "$@"
 """
 

@@ -52,7 +52,8 @@ esac
 exit 1
 """
 _NAMESPACE = """\
-mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system && cp "$1"/*.service /run/systemd/system/
+mount -t tmpfs -o mode=755 tmpfs /run && mkdir -p /run/systemd/system &&
+cp "$1"/*.service /run/systemd/system/
 shift && exec "$@"
 """
 

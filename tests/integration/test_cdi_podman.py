@@ -51,7 +51,7 @@ def specification(request, node, tmp_path_factory):
 
 def podman(specification, *arguments):
     """`podman run` with this file as the only specification of the node."""
-    place = "mount -t tmpfs tmpfs /run && mkdir -p /run/cdi /run/lock"
+    place = "mount -t tmpfs -o mode=755 tmpfs /run && mkdir -p /run/cdi /run/lock"
     script = f"{place} && cp {specification} /run/cdi/ && {PODMAN} {shlex.join(arguments)}"
     return subprocess.run(
         ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=60, check=False

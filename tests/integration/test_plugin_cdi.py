@@ -27,7 +27,7 @@ from tests.plugin.nodes import eventually
 pytestmark = [pytest.mark.podman, pytest.mark.containers]
 GPUS, CUT = 3, 2
 # a /run of its own for the specifications, and the driver's table of MIG capabilities
-NAMESPACE = 'mount -t tmpfs tmpfs /run && mount --bind "$1" /proc/driver && shift && exec "$@"'
+NAMESPACE = 'mount -t tmpfs -o mode=755 tmpfs /run && mount --bind "$1" /proc/driver && shift && exec "$@"'
 SPECIFICATION = "run/cdi/k8s.device-plugin.nvidia.com-gpu.json"
 
 

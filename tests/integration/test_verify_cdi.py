@@ -155,7 +155,7 @@ def test_cri_o_is_asked_by_the_same_calls(node: CdiNode, monkeypatch: pytest.Mon
     then takes its default directories of specifications, which a mount namespace makes the node's.
     """
     monkeypatch.setenv("PATH", path_of("forky"))
-    own = 'mount -t tmpfs tmpfs /run && mkdir /run/cdi && mount --bind $0 /run/cdi && exec "$@"'
+    own = 'mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/cdi && mount --bind $0 /run/cdi && exec "$@"'
     with containerd(node) as engine:
         images.load_pause(engine)
         images.load(engine, "gpunode.test/own:1", ("/bin/echo", "Test PASSED"))

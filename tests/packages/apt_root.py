@@ -40,7 +40,7 @@ _HIDE = (
 # removing asks every engine of the machine, and other tests run some; here are none, and nobody runs
 _ALONE = (
     *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"),
-    *("sh", "-c", f'mount -t tmpfs tmpfs /run && {_HIDE} && exec "$@"', "sh"),
+    *("sh", "-c", f'mount -t tmpfs -o mode=755 tmpfs /run && {_HIDE} && exec "$@"', "sh"),
 )
 
 

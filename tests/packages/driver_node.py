@@ -31,18 +31,18 @@ DRIVER = ("nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server")
 _SBIN = "/usr/local/sbin"
 _FAKES = ("modprobe", "systemctl", "update-initramfs", "dracut", "grubby")
 _ROOT = """\
-mount -t tmpfs tmpfs "$1"
+mount -t tmpfs -o mode=755 tmpfs "$1"
 mkdir "$1/upper" "$1/work" "$1/root"
 mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
 rm -f "$1/root/.dockerenv"
-mount -t tmpfs tmpfs "$1/root/dev"
+mount -t tmpfs -o mode=755 tmpfs "$1/root/dev"
 for name in null zero full random urandom; do
     : > "$1/root/dev/$name"
     mount --bind "/dev/$name" "$1/root/dev/$name"
 done
 ln -s /proc/self/fd "$1/root/dev/fd"
 mount -t proc proc "$1/root/proc"
-mount -t tmpfs tmpfs "$1/root/run"
+mount -t tmpfs -o mode=755 tmpfs "$1/root/run"
 echo ready
 exec cat
 """
