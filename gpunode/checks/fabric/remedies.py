@@ -15,15 +15,17 @@ from gpunode.gpu.condition import Condition
 from gpunode.result import Fix
 
 _ENABLE = "systemctl enable --now nvidia-fabricmanager"
+# a running manager loads the new version only when it restarts
+_RESTART = "systemctl enable nvidia-fabricmanager && systemctl restart nvidia-fabricmanager"
 _HOLDERS = ("nvidia-persistenced", "nvidia-dcgm")
 _ONE_NAME = 580  # the first branch whose package has one name in all of NVIDIA's repositories
 _VERSION = "$(cat /sys/module/nvidia/version)"
 
 # apt takes a pattern for the packager's revision
 MATCHING_MANAGER = fixes.per_family(
-    f'apt install "nvidia-fabricmanager={_VERSION}*" && {_ENABLE}',
-    f"dnf install nvidia-fabricmanager-{_VERSION} && {_ENABLE}",
-    f"zypper install nvidia-fabricmanager={_VERSION} && {_ENABLE}",
+    f'apt install "nvidia-fabricmanager={_VERSION}*" && {_RESTART}',
+    f"dnf install nvidia-fabricmanager-{_VERSION} && {_RESTART}",
+    f"zypper install nvidia-fabricmanager={_VERSION} && {_RESTART}",
     "follow https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
     "restart",
 )
@@ -61,7 +63,7 @@ def matching_manager(node: Node, version: str) -> Fix | None:
         "rhel": f"dnf install {name}-{version}",
         "suse": f"zypper install --oldpackage {name}={version}",
     }.get(node.distribution.family)
-    return Fix(f"{command} && {_ENABLE}", True, "restart") if command else None
+    return Fix(f"{command} && {_RESTART}", True, "restart") if command else None
 
 
 def _manager_package(node: Node, branch: int) -> str:
