@@ -13,6 +13,7 @@ from gpunode.facts.daemons import Daemon
 from gpunode.host import Completed, Host
 from gpunode.runtime import toml_edit
 from gpunode.runtime.engine import Handler, Plan, Wanted, decode
+from gpunode.runtime.refusals import refuse_untrusted
 from gpunode.runtime.trees import Tree, same
 
 Texts = Mapping[str, str | None]
@@ -37,6 +38,7 @@ class Judge:
             answer = self.host.run(
                 [self.binary, "--config", places[self.main], "config", "dump"], timeout=20.0
             )
+            refuse_untrusted(answer)
             if not answer.ok:
                 raise ValidationError(
                     f"containerd refuses the new {self.main}: {_reason(answer, places)}",

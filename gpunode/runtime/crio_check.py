@@ -14,6 +14,7 @@ from gpunode.facts.processes import option_value
 from gpunode.host import COMMAND_NOT_FOUND, Host
 from gpunode.runtime.crio_plan import order
 from gpunode.runtime.engine import FileEdit, Wanted, text
+from gpunode.runtime.refusals import refuse_untrusted
 
 _SECONDS = 20.0
 
@@ -68,6 +69,7 @@ def validate(
         answer = host.run(argv, timeout=_SECONDS)
     if answer.code == COMMAND_NOT_FOUND:
         return (f"CRI-O's files were checked for known mistakes only: {daemon.binary} can't be run",)
+    refuse_untrusted(answer)
     if not answer.ok:
         said = (answer.stderr or answer.stdout).strip().splitlines()[-1:] or ["no reason given"]
         shown = said[0].replace(f"{staging}/crio.conf", config.path).replace(f"{staging}/drop-ins", directory)

@@ -11,6 +11,7 @@ from gpunode.facts.units import read_unit
 from gpunode.host import COMMAND_NOT_FOUND, Host
 from gpunode.runtime import docker_plan
 from gpunode.runtime.engine import FileEdit, decode
+from gpunode.runtime.refusals import refuse_untrusted
 
 _HAS_VALIDATE = (23,)
 
@@ -118,6 +119,7 @@ def _refusal(host: Host, daemon: Daemon, content: bytes) -> str:
         )
     if answer.ok or answer.code == COMMAND_NOT_FOUND:
         return ""
+    refuse_untrusted(answer)
     said = (answer.stderr or answer.stdout).strip().splitlines()[-1:] or ["no reason given"]
     return said[0].replace(str(staged), daemon.config_path)
 

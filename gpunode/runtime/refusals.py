@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.errors import ConfigError, PreconditionError
-from gpunode.host import Host
+from gpunode.host import NOT_TRUSTED, Completed, Host
 from gpunode.runtime.engine import Active, Engine, Plan
 from gpunode.runtime.request import Request
 from gpunode.runtime.restart import Restarter
@@ -34,6 +34,14 @@ def refuse(engine: Engine, plan: Plan, active: Active | None, restarter: Restart
             f"restarting Docker stops its {active.running_containers} running container(s): {plan.reason}",
             hint="go on all the same with --yes, or write now and restart later with --no-restart",
             code="containers-running",
+        )
+
+
+def refuse_untrusted(answer: Completed) -> None:
+    """`PreconditionError` if a daemon's program was not executed, because other users can write it."""
+    if answer.code == NOT_TRUSTED:
+        raise PreconditionError(
+            answer.stderr, hint="have root alone own it and its directories: chown root:root, chmod go-w"
         )
 
 
