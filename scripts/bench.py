@@ -38,8 +38,8 @@ def _starts() -> bool:
         on_it = (GPUNODE, "--root", str(root))
         configure = (*on_it, "configure-runtime", "--dry-run", "--runtime")
         cases = {
-            "--version": Case((GPUNODE, "--version"), 7.0),
-            "doctor -o json": Case((*on_it, "doctor", "-o", "json"), 16.0, exit_codes=(0, 1)),
+            "--version": Case((GPUNODE, "--version"), 8.0),
+            "doctor -o json": Case((*on_it, "doctor", "-o", "json"), 22.0, exit_codes=(0, 1)),
             "plugin status -o json": Case((*on_it, "plugin", "status", "-o", "json"), 14.0),
             "configure-runtime --dry-run": Case((*configure, "containerd"), NOTHING_TO_CHANGE),
             "configure-runtime --dry-run, docker": Case((*configure, "docker"), NOTHING_TO_CHANGE),
