@@ -21,7 +21,10 @@ def main() -> None:
         code = 128 + signal.SIGINT
     if code is not None:
         quick.leave_at_once(code)
-    from gpunode.cli import main as parse_and_run
+    try:
+        from gpunode.cli import main as parse_and_run
+    except KeyboardInterrupt:  # Ctrl-C in the tenth of a second before commands handle it themselves
+        quick.leave_at_once(128 + signal.SIGINT)
 
     parse_and_run()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,22 @@ def test_a_deleted_working_directory_is_no_bug(
     assert code is None or ran.returncode == code
     if code == 1:
         assert ran.stderr.splitlines()[-2:][0] == "error: the current directory was deleted"
+
+
+_INTERRUPTED = """
+import builtins, sys
+real = builtins.__import__
+def load(name, *rest):
+    if name == "gpunode.cli":
+        raise KeyboardInterrupt
+    return real(name, *rest)
+builtins.__import__ = load
+sys.argv = ["gpunode", "doctor"]
+from gpunode.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_commands_are_imported_prints_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
