@@ -100,6 +100,11 @@ def texts(paths: Iterable[Path]) -> list[str]:
     return found
 
 
+def content(path: Path) -> str:
+    """The file's text, and nothing while the plugin has not written it yet: for use inside `eventually`."""
+    return "".join(texts([path]))
+
+
 def children(pid: int) -> list[int]:
     """The processes that any thread of this one has started, and that still run."""
     lists = texts(Path(f"/proc/{pid}/task").glob("*/children"))

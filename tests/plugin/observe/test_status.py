@@ -16,7 +16,7 @@ import pytest
 from gpunode.plugin.kubelet_stub import KubeletStub
 from gpunode.result import plain
 from tests.plugin import nodes
-from tests.plugin.nodes import eventually
+from tests.plugin.nodes import content, eventually
 from tests.plugin.observe.node import GPU, QUICK, another_plugin, command, inject, status
 from tests.plugin.serving import Start, kubelet
 
@@ -85,7 +85,7 @@ def test_the_table_says_it_for_people(node) -> None:
     held = stub.admit("ml/train-0", "main", {GPU: 1})
     inject(serving, "xid", "79", "--gpu", "all")
     assert stub.wait_allocatable(GPU, 0, 30), serving.log()
-    assert eventually(lambda: (place / "state/status.json").read_text().count("xid-79") == 2)
+    assert eventually(lambda: content(place / "state/status.json").count("xid-79") == 2)
     done = command("plugin", "status", "--state-dir", f"{place}/state")
     assert done.returncode == 0, done.stderr
     [row] = [line for line in done.stdout.splitlines() if held.ids[0] in line]
@@ -131,7 +131,7 @@ def test_a_planted_link_is_not_written_through(node) -> None:
     serving = start("--simulate", "h100:1", *QUICK)
     assert stub.wait_allocatable(GPU, 1, 60), serving.log()
     inject(serving, "xid", "79", "--gpu", "0")
-    assert eventually(lambda: "xid-79" in (place / "state/status.json").read_text(), 60)
+    assert eventually(lambda: "xid-79" in content(place / "state/status.json"), 60)
     assert serving.end() == 0
     assert precious.read_text() == "root's own"
     for name in ("status.json", "health.json"):
@@ -198,7 +198,7 @@ def test_a_resource_that_another_plugin_has_registered_is_not_reported_as_ours(n
     place, stub, start = node
     serving = start("--simulate", "h100:2", *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
-    assert eventually(lambda: '"watched": true' in (place / "state/status.json").read_text())
+    assert eventually(lambda: '"watched": true' in content(place / "state/status.json"))
     serving.process.send_signal(signal.SIGSTOP)
     shares = [f"{nodes.uuid(7)}::{number}" for number in range(3)]
     with another_plugin(place / "dp", "other-gpu.sock", GPU, shares):

@@ -14,7 +14,7 @@ from gpunode.host import Host
 from gpunode.plugin.compose import make_service
 from gpunode.plugin.observe.status_file import StatusFile
 from gpunode.plugin.settings import Settings
-from tests.plugin.nodes import MemoryLog, eventually, recorded_host
+from tests.plugin.nodes import MemoryLog, content, eventually, recorded_host
 
 
 def test_a_process_that_has_died_and_that_nobody_waited_for_does_not_live() -> None:
@@ -67,6 +67,6 @@ def test_news_within_a_second_of_a_write_are_told_when_that_is_over(
 
     def told() -> bool:
         status.tick(101.1)  # again, as the one who wrote before may not have ended yet
-        return "a bad edit" in (tmp_path / "state/status.json").read_text()
+        return "a bad edit" in content(tmp_path / "state/status.json")
 
     assert eventually(told)
