@@ -20,7 +20,7 @@ from gpunode.facts.system import CONTAINER, TRANSACTIONAL, WSL2
 from gpunode.packages.driver_choice import choose
 from gpunode.packages.driver_model import Wish
 from gpunode.packages.driver_refusals import against_system
-from gpunode.packages.driver_route import choose_route
+from gpunode.packages.driver_route import choose_route, install_by_tdnf
 from gpunode.packages.driver_situation import read_situation
 from gpunode.result import Fix
 
@@ -39,7 +39,6 @@ _WSL_GUIDE = "https://docs.nvidia.com/cuda/wsl-user-guide/"
 # distributions outside the three families: their driver and their toolkit, by os-release ID
 _DRIVERS = {
     "arch": "pacman -Syu nvidia-open",
-    "azurelinux": "tdnf install nvidia-open",
     "gentoo": "emerge x11-drivers/nvidia-drivers",
 }
 _TOOLKITS = {
@@ -151,8 +150,10 @@ def _other_driver(node: Node, command: str) -> Fix:
     system = node.distribution.id
     if code in _BY_REFUSAL:
         return _BY_REFUSAL[code](node, command)
-    if code == "no-repository" and system in _DRIVERS:
-        return _reboot(f"{_DRIVERS[system]} && reboot")
+    situation = read_situation(node)
+    command = _DRIVERS.get(system) or install_by_tdnf(situation, choose(situation, Wish()))
+    if code == "no-repository" and command:
+        return _reboot(f"{command} && reboot")
     return Fix(f"follow {fixes.DRIVER_GUIDE}")
 
 

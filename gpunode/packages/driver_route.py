@@ -71,7 +71,7 @@ def choose_route(situation: Situation, wish: Wish, choice: Choice) -> Route:
             ),
         )
     if system.family not in ("debian", "rhel", "suse"):
-        return Route("", refusals=(_unknown(situation),))
+        return Route("", refusals=(_unknown(situation, choice),))
     if wish.repository == DISTRIBUTION:
         return _from_distribution(situation, own)
     if not wish.repository and own in (UBUNTU, DEBIAN):
@@ -122,7 +122,7 @@ def _from_distribution(situation: Situation, own: str) -> Route:
 def _from_nvidia(situation: Situation, wish: Wish, choice: Choice, own: str) -> Route:
     row = _row(situation)
     if row is None:
-        return Route("", refusals=(_unknown(situation),))
+        return Route("", refusals=(_unknown(situation, choice),))
     own_mirror = wish.repository not in ("", NVIDIA)
     mirror = wish.repository if own_mirror else f"https://{REPOSITORY}"
     base = f"{mirror.rstrip('/')}/{row['directory']}/{situation.architecture}"
@@ -182,8 +182,24 @@ def _row(situation: Situation) -> dict[str, Any] | None:
     )
 
 
-def _unknown(situation: Situation) -> Refusal:
+def install_by_tdnf(situation: Situation, choice: Choice) -> str:
+    """NVIDIA's commands for Azure Linux, whose package manager gpunode doesn't drive; "" elsewhere, and for
+    GPUs that need the proprietary module, which NVIDIA's guide doesn't offer there."""
+    row = _row(situation)
+    if row is None or situation.distribution.id != "azurelinux" or choice.flavour != OPEN:
+        return ""
+    install = "tdnf install azurelinux-repos-extended && tdnf install nvidia-open"
+    if situation.nvidia_repository:
+        return install
+    name = f"cuda-{row['directory']}.repo"
+    address = f"https://{REPOSITORY}/{row['directory']}/{situation.architecture}/{name}"
+    return f"curl -fsSLo /etc/yum.repos.d/{name} {address} && {install}"
+
+
+def _unknown(situation: Situation, choice: Choice) -> Refusal:
     name = situation.distribution.name or situation.distribution.id or "this distribution"
+    if command := install_by_tdnf(situation, choice):
+        return Refusal("no-repository", f"gpunode doesn't drive tdnf, the package manager of {name}", command)
     return Refusal(
         "no-repository",
         f"no driver packages are known for {name}",

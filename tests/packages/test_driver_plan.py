@@ -510,6 +510,47 @@ def test_a_mirror_of_nvidias_repository_is_added_in_its_place(tmp_path):
     assert "developer.download" not in text and "gpgcheck=1" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "release", "address", "key"),
+    [
+        ("healthy-docker-rocky9", 'ID="rocky"\nID_LIKE="rhel"\nVERSION_ID="9.6"', "rhel9", "D42D0685"),
+        ("healthy-docker-rocky9", 'ID="rocky"\nID_LIKE="rhel"\nVERSION_ID="10.1"', "rhel10", "CDF6BA43"),
+        ("healthy-crio-fedora", "ID=fedora\nVERSION_ID=43", "fedora43", "1940C73E"),
+        ("healthy-crio-fedora", "ID=fedora\nVERSION_ID=44", "fedora44", "73CD9B30"),
+        ("healthy-suse-kubelet", "ID=sles\nVERSION_ID=16.0", "suse16", "3A8B5622"),
+    ],
+)
+def test_each_repository_is_trusted_by_the_key_that_nvidia_keeps_in_it(name, release, address, key, tmp_path):
+    """NVIDIA signs new distributions with new keys: a file of another name isn't in the repository."""
+    root = built(tmp_path, name, {"/etc/os-release": f"{release}\n"})
+    data = plan(root, Shelf(), "--repository", "nvidia")
+    text = data["files"][0]["content"]
+    assert f"gpgkey={CUDA_DEB.format(address)}/{key}.pub\n" in text
+
+
+AZURE = 'ID=azurelinux\nVERSION_ID="3.0"\nPRETTY_NAME="Microsoft Azure Linux 3.0"\n'
+AZURE_REPO = CUDA_DEB.format("azl3")
+
+
+def test_azure_linux_is_refused_with_the_commands_for_its_own_package_manager(tmp_path):
+    root = built(tmp_path / "bare", "driver-not-installed", {"/etc/os-release": AZURE})
+    (refusal,) = plan(root, Shelf())["refusals"]
+    assert refusal["code"] == "no-repository" and "tdnf" in refusal["message"]
+    install = "tdnf install azurelinux-repos-extended && tdnf install nvidia-open"
+    assert refusal["hint"] == (
+        f"curl -fsSLo /etc/yum.repos.d/cuda-azl3.repo {AZURE_REPO}/cuda-azl3.repo && {install}"
+    )
+    ran = gpunode("doctor", "--root", str(root), "-o", "json")
+    (finding,) = [one for one in ran.document["data"]["findings"] if one["id"] == "driver-not-installed"]
+    assert finding["fix"][0]["command"] == refusal["hint"]
+    known = {
+        "/etc/os-release": AZURE,
+        "/etc/yum.repos.d/cuda.repo": f"[cuda]\nbaseurl={AZURE_REPO}\n",
+    }
+    root = built(tmp_path / "known", "driver-not-installed", known)
+    assert plan(root, Shelf())["refusals"][0]["hint"] == install
+
+
 def test_installing_without_yes_shows_the_plan_and_changes_nothing(tmp_path):
     root = built(tmp_path, "driver-not-installed", {})
     record(root, archive("580.173.02"), lambda host: made(host, Wish()))
