@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -294,20 +294,6 @@ def _link_text(path: str) -> str:
         if error.errno in _NO_LINK:
             return ""
         raise
-
-
-def holds(test: Callable[[Path], bool], resolve: Callable[[str], Path], path: str) -> bool:
-    """Whether `test` holds for the resolved path. Symlinks in a circle lead to nothing, as with pathlib, and
-    no file has a name longer than its file system allows.
-
-    `Unreadable` where this user may not look.
-    """
-    try:
-        return test(resolve(path))
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR):
-            return False
-        raise explain_os_error(error, path, "look at") from error
 
 
 def socket_state_of(error: OSError) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -15,7 +16,6 @@ from gpunode._files import (
     LARGE_BYTES,
     READ_BYTES,
     explain_os_error,
-    holds,
     read_end,
     read_regular,
     resolve_in_root,
@@ -69,12 +69,28 @@ def _read_for(word: tuple[int, str, str], limit: int) -> bytes:
         return read_regular(real, limit)[:size]
 
 
-def _stat_for(word: tuple[int, str, str]) -> os.stat_result:
+def _tail_for(word: tuple[int, str, str], limit: int) -> bytes:
+    from gpunode.host.trust import readable_as
+
+    with readable_as(*word) as (real, size):
+        return read_end(real, min(limit, size))
+
+
+def _stat_for(word: tuple[int, str, str], *, follow: bool = True) -> os.stat_result:
     """Of the opened file: what was resolved can be exchanged for a link until it is looked at by its path."""
     from gpunode.host.trust import opened_as
 
-    with opened_as(*word) as (descriptor, _):
+    with opened_as(*word, follow=follow) as (descriptor, _):
         return os.fstat(descriptor)
+
+
+def _link_for(word: tuple[int, str, str]) -> str | None:
+    from gpunode.host.trust import opened_as
+
+    with opened_as(*word, follow=False) as (descriptor, _):
+        if not stat.S_ISLNK(os.fstat(descriptor).st_mode):
+            return None
+        return os.readlink("", dir_fd=descriptor)
 
 
 def _list_for(word: tuple[int, str, str]) -> tuple[str, ...]:
@@ -221,7 +237,7 @@ class ReadingHost:
         """The last `limit` bytes of a file, however large, decoded like `read_text`; empty if it is gone."""
         try:
             if self.live and (word := self._word(path)):
-                return _read_for(word, READ_BYTES)[-limit:].decode("utf-8", "surrogateescape")
+                return _tail_for(word, limit).decode("utf-8", "surrogateescape")
             return read_end(self.path(path), limit).decode("utf-8", "surrogateescape")
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return ""
@@ -229,23 +245,41 @@ class ReadingHost:
             raise explain_os_error(error, path, "read") from error
 
     def exists(self, path: str) -> bool:
-        return holds(Path.exists, self.path, path)
+        return self._mode(path) != 0
 
     def is_file(self, path: str) -> bool:
-        return holds(Path.is_file, self.path, path)
+        return stat.S_ISREG(self._mode(path))
 
     def is_dir(self, path: str) -> bool:
-        return holds(Path.is_dir, self.path, path)
+        return stat.S_ISDIR(self._mode(path))
 
     def is_symlink(self, path: str) -> bool:
-        return holds(Path.is_symlink, lambda name: self.path(name, follow=False), path)
+        return stat.S_ISLNK(self._mode(path, follow=False))
+
+    def _mode(self, path: str, *, follow: bool = True) -> int:
+        """`st_mode` of what the path leads to, 0 if there is nothing. `Unreadable` if this user may not.
+
+        Nothing is behind symlinks in a circle, or has a name that is longer than its file system allows.
+        """
+        try:
+            if self.live and (word := self._word(path)):
+                return _stat_for(word, follow=follow).st_mode
+            return os.stat(self.path(path, follow=follow), follow_symlinks=follow).st_mode  # noqa: PTH116
+        except ValueError:
+            return 0  # a name with a NUL byte
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR):
+                return 0
+            raise explain_os_error(error, path, "look at") from error
 
     def readlink(self, path: str) -> str | None:
         """The link's own text, None if it is no link."""
         try:
+            if self.live and (word := self._word(path)):
+                return _link_for(word)
             real = self.path(path, follow=False)
             return str(real.readlink()) if real.is_symlink() else None
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         except OSError as error:
             raise explain_os_error(error, path, "look at") from error

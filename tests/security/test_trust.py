@@ -7,8 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,16 +15,6 @@ from gpunode.errors import DaemonError, GpunodeError, PreconditionError
 from gpunode.host import NOT_TRUSTED, Host
 
 OTHER = 61001
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory that everybody may look into; only root can play several users."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can make files of several users")
-    with tempfile.TemporaryDirectory(prefix="gpunode-", dir="/tmp") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
 
 
 def program(path: Path, uid: int = 0, mode: int = 0o755) -> str:
