@@ -88,6 +88,12 @@ def test_a_release_is_bad_until_the_one_that_mends_it(tmp_path, version, expecte
     assert status(tmp_path, "toolkit-known-bad-version", ROCKY, change=toolkit(version)) == expected
 
 
+@pytest.mark.parametrize(("version", "expected"), [("1.17.0", True), ("1.17.1", False), ("1.17.2", False)])
+def test_a_cve_counts_until_the_release_that_fixed_it(tmp_path, version, expected):
+    verdict = judged(tmp_path, "toolkit-cve", ROCKY, change=toolkit(version))
+    assert any("CVE-2024-0135" in one.value for one in verdict.evidence) is expected
+
+
 def test_a_fault_with_an_engine_that_is_not_here_does_not_count(tmp_path):
     """1.18.2 to 1.19.0 put CRI-O's file where CRI-O doesn't look; one that is set up has it where it does."""
     assert status(tmp_path / "docker", "toolkit-known-bad-version", ROCKY, change=toolkit("1.19.0")) == "pass"

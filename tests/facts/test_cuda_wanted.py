@@ -69,7 +69,16 @@ def test_of_a_release_that_no_table_knows_little_is_sure(wanted, offered, answer
 
 @pytest.mark.parametrize(
     ("driver", "cuda"),
-    [("580.159.03", (13, 0)), ("550.54.14", (12, 4)), ("535.309.01", (12, 2)), ("1.2", None)],
+    [
+        ("615.71.09", (13, 4)),
+        ("610.43.02", (13, 3)),
+        ("580.159.03", (13, 0)),
+        ("550.54.14", (12, 4)),
+        ("535.309.01", (12, 2)),
+        ("450.51.05", (11, 0)),
+        ("450.36.06", (10, 2)),
+        ("1.2", None),
+    ],
 )
 def test_the_driver_tells_its_cuda_by_the_table(driver, cuda):
     assert newest_of(driver) == cuda
