@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from gpunode.dataclass import dataclass
+from gpunode.errors import GpunodeError
 from gpunode.facts.docker import rootless_docker
 from gpunode.facts.node import Node
+
+_OFF = ("disabled", "masked", "masked-runtime", "bad")
 
 
 @dataclass(frozen=True)
@@ -25,9 +28,20 @@ def docker_role(node: Node) -> Role:
             return Role(True, f"the kubelet uses Docker ({kubelet.endpoint})")
         return Role(False, f"the kubelet uses {kubelet.engine} ({kubelet.endpoint}), not Docker")
     rootless = rootless_docker(node.host) if node.docker.process is None else None
-    if rootless is not None:
+    if rootless is not None and _docker_is_off(node):
         return Role(False, f"a user's rootless Docker runs here (pid {rootless.pid}), the system's is off")
     return Role(True, "Docker is this node's container engine")
+
+
+def _docker_is_off(node: Node) -> bool:
+    """Whether root has switched docker.service off or has none: every user can run a process called dockerd,
+    which says nothing about a service that has stopped."""
+    try:
+        units = [node.units.get(name) for name in ("docker.service", "docker.socket")]
+    except GpunodeError:
+        return False  # systemd hangs
+    known = [unit for unit in units if unit is not None]
+    return bool(known) and not any(unit.installed and unit.file not in _OFF for unit in known)
 
 
 def containerd_role(node: Node) -> Role:

@@ -11,6 +11,7 @@ from gpunode.facts.kubelet import KUBELETS, find_kubelet
 from gpunode.facts.processes import running
 from gpunode.facts.toolkit_config import DEFAULT_PATH
 from gpunode.host import Host
+from gpunode.runtime.docker_user import beside_another_users
 from gpunode.runtime.engine import Active, Wanted
 
 _MOST_CONTAINERS = 200  # each takes one more question to dockerd
@@ -20,7 +21,11 @@ _TAKES_RUNTIME_CLASSES = (0, 4)  # cri-dockerd; older ones refuse a pod that nam
 
 def notes(host: Host, daemon: Daemon, wanted: Wanted, active: Active | None) -> tuple[str, ...]:
     """Notes on a configuration that is wanted."""
-    found = [_pods(host, wanted, active), _global_no_cgroups(host, daemon)]
+    found = [
+        _pods(host, wanted, active),
+        _global_no_cgroups(host, daemon),
+        beside_another_users(host, daemon),
+    ]
     if daemon.manager == "snap":
         found.append(
             "the docker snap registers the runtime by itself at every start: snap set docker"

@@ -11,9 +11,10 @@ from __future__ import annotations
 from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError
 from gpunode.facts.daemons import Daemon
+from gpunode.facts.docker import rootless_docker
 from gpunode.facts.docker_rootless import account, as_user, places
 from gpunode.facts.docker_rootless_gpus import CONFIG_VARIABLE, hook_injects
-from gpunode.facts.processes import environment, running
+from gpunode.facts.processes import Process, environment, running
 from gpunode.facts.toolkit_config import DEFAULT_PATH
 from gpunode.facts.units import read_unit
 from gpunode.host import Host
@@ -103,33 +104,61 @@ def _drop_in(host: Host, daemon: Daemon, config_home: str) -> FileEdit:
 
 
 def refuse_another_users(host: Host, daemon: Daemon | None, config: str) -> None:
-    """`PreconditionError` for root who means a user's rootless Docker, by its file or because only it runs.
+    """`PreconditionError` for root who means a user's rootless Docker: by a file of that user's, or because
+    there is no other Docker.
 
-    Root would leave files that the user can't change again, and has no way to the user's systemd.
+    Root would leave files that the user can't change again, and has no way to the user's systemd. A process
+    that is only called dockerd keeps root from nothing: neither from the system's Docker while that is
+    stopped, nor from a file that isn't the user's.
     """
     if host.live and not host.is_root:
         return
-    if daemon is not None and daemon.process is not None:
-        return  # root's own runs, and reads `config` if one is named
+    if daemon is not None and (daemon.process is not None or not config):
+        return
     theirs = [one for one in running(host, "dockerd") if one.uid != 0]
     for process in theirs:
-        uid = process.uid
-        path = process.option("--config-file") or places(host, process, uid).daemon_json
-        if config and path != config:
+        if config and not _is_config_of(host, process, config):
             continue
-        who = account(host, uid)
+        who = account(host, process.uid)
         problem = (
             f"{config} belongs to {who.name}'s rootless Docker (pid {process.pid})"
             if config
-            else f"only {who.name}'s rootless Docker (pid {process.pid}) runs here, the system's doesn't"
+            else f"only {who.name}'s rootless Docker (pid {process.pid}) runs here, the system has none"
         )
-        others = "" if config else "; the system's: --config /etc/docker/daemon.json"
-        raise PreconditionError(problem, hint=f"run it as that user: {as_user(who)}{others}")
+        raise PreconditionError(problem, hint=f"run it as that user: {as_user(who)}")
     if config.endswith("/.config/docker/daemon.json"):
-        found = host.stat(config) or host.stat(config.removesuffix("/.config/docker/daemon.json"))
-        if found is not None and found.st_uid != 0:
-            who = account(host, found.st_uid)
+        uid = next((uid for uid in _owners(host, config) if uid != 0), 0)
+        if uid != 0:
+            who = account(host, uid)
             raise PreconditionError(
                 f"{config} belongs to {who.name}'s rootless Docker",
                 hint=f"run it as that user: {as_user(who)}",
             )
+
+
+def _is_config_of(host: Host, process: Process, config: str) -> bool:
+    named = process.option("--config-file") or places(host, process, process.uid).daemon_json
+    return named == config and (not host.live or process.uid in _owners(host, config))
+
+
+def _owners(host: Host, path: str) -> tuple[int, ...]:
+    """The users who own a file and the nearest directory above it that exists: a link in there is theirs."""
+    found, directory = host.stat(path), None
+    while directory is None and path != "/":
+        path = path.rpartition("/")[0] or "/"
+        directory = host.stat(path)
+    return tuple(one.st_uid for one in (found, directory) if one is not None)
+
+
+def beside_another_users(host: Host, daemon: Daemon) -> str:
+    """A note that only a user's rootless Docker runs, and isn't the one that is changed."""
+    if daemon.user or daemon.process is not None or (host.live and not host.is_root):
+        return ""
+    process = rootless_docker(host)
+    if process is None:
+        return ""
+    who = account(host, process.uid)
+    return (
+        f"{who.name}'s rootless Docker (pid {process.pid}) runs here and stays as it is: this is about the"
+        f" system's, which is stopped; for the user's: {as_user(who)}"
+    )

@@ -141,3 +141,12 @@ def test_a_stopped_docker_is_started_for_good_unless_it_is_off_on_purpose(
     verdict = judged(tmp_path, "docker-not-running", ROCKY, stopped)
     assert verdict.status.value == expected
     assert (verdict.fix.command if verdict.fix else "") == command
+
+
+@pytest.mark.parametrize(("state", "expected"), [("disabled", "skip"), ("enabled", "fail")])
+def test_a_users_process_called_dockerd_does_not_hide_that_the_service_has_stopped(tmp_path, state, expected):
+    def switched(spec):
+        unit = spec["recording"]["commands"]["systemctl show docker.service"]
+        unit["stdout"] = unit["stdout"].replace("disabled", state)
+
+    assert judged(tmp_path, "docker-not-running", "docker-rootless", switched).status.value == expected

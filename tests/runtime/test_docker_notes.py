@@ -86,11 +86,18 @@ def test_a_users_docker_is_left_to_that_user(tmp_path: Path) -> None:
     command = "sudo -Hu alice XDG_RUNTIME_DIR=/run/user/1000 gpunode configure-runtime --runtime docker"
     with pytest.raises(PreconditionError, match="only alice's rootless Docker") as only:
         refuse_another_users(host, find_docker(host), "")
-    assert command in only.value.hint and "--config /etc/docker/daemon.json" in only.value.hint
+    assert command in only.value.hint
     own = "/home/alice/.config/docker/daemon.json"
     with pytest.raises(PreconditionError, match=f"{own} belongs to alice") as named:
         refuse_another_users(host, find_docker(host, own), own)
     assert command in named.value.hint
     refuse_another_users(host, find_docker(host, "/etc/docker/daemon.json"), "/etc/docker/daemon.json")
+    unit = "/lib/systemd/system/docker.service"
+    file(tmp_path, unit, "[Service]\nExecStart=/usr/bin/dockerd -H fd://\n")
+    system = find_docker(host)
+    assert system is not None
+    refuse_another_users(host, system, "")
+    (note,) = docker_notes.notes(host, system, WANTED, None)
+    assert note.startswith("alice's rootless Docker (pid 4100)") and command in note
     process(tmp_path, 4200, "/usr/bin/dockerd", "-H", "fd://")
     refuse_another_users(host, find_docker(host), "")

@@ -268,9 +268,19 @@ def _healthy(directory: Path) -> None:
     assert Host().wait_until(lambda: Path(runtime / "docker.sock").is_socket(), 30)
 
 
+def _stopped(directory: Path) -> None:
+    """The system's Docker is installed and stopped; an ordinary user's processes have the engines' names."""
+    Path("/etc/systemd/system").mkdir(parents=True, exist_ok=True)
+    Path("/etc/systemd/system/docker.service").write_text("[Service]\nExecStart=/usr/bin/dockerd -H fd://\n")
+    _user(directory, "dockerd")
+    _user(directory, "dockerd", "--config-file", "/etc/docker/daemon.json")
+    _user(directory, "containerd")
+    _user(directory, "crio")
+
+
 CASTS = {
     **{"user": _one_user, "setuid": _setuid, "container": _container, "crowd": _crowd},
-    "healthy": _healthy,
+    **{"healthy": _healthy, "stopped": _stopped},
 }
 
 
