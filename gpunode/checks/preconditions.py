@@ -14,7 +14,6 @@ from gpunode.checks.fabric.remedies import DRIVER_PODS, GUEST_DRIVER
 from gpunode.checks.platform.remedies import OTHER_WHOLE, WHOLE
 from gpunode.dataclass import dataclass, replace
 from gpunode.errors import GpunodeError
-from gpunode.facts import gpu_support
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, TRANSACTIONAL, WSL2
 from gpunode.packages.driver_choice import choose
@@ -34,7 +33,6 @@ _FLATCAR_GUIDE = "https://www.flatcar.org/docs/latest/setup/customization/using-
 _TALOS_GUIDE = (
     "https://docs.siderolabs.com/talos/v1.13/configure-your-talos-cluster/hardware-and-drivers/nvidia-gpu"
 )
-_FIRST_G07 = 590  # SUSE's and NVIDIA's packages for SUSE have G07 in their names from this branch
 _WSL_GUIDE = "https://docs.nvidia.com/cuda/wsl-user-guide/"
 # distributions outside the three families: their driver and their toolkit, by os-release ID
 _DRIVERS = {
@@ -51,12 +49,9 @@ _TOOLKITS = {
 _MODULES = {
     "arch": "pacman -Syu && reboot",
     "azurelinux": "tdnf update && reboot",
-    "gentoo": "emerge @module-rebuild && modprobe nvidia",
+    "gentoo": "eselect kernel set linux-{release} && emerge @module-rebuild",
     "nixos": "nixos-rebuild boot && reboot",
-    **dict.fromkeys(
-        TRANSACTIONAL,
-        "transactional-update pkg install --force nvidia-open-driver-G06-signed-kmp-default && reboot",
-    ),
+    **dict.fromkeys(TRANSACTIONAL, "transactional-update pkg install --force {suse} && reboot"),
 }
 
 
@@ -128,7 +123,7 @@ def _of_image(node: Node, command: str) -> Fix:
     if "toolkit" in command and system in _TOOLKITS:
         return Fix(_TOOLKITS[system])
     if system in TRANSACTIONAL:
-        return _reboot(_MODULES[system])
+        return _module_package(node)
     return Fix(WHOLE.get(system, OTHER_WHOLE)[1])
 
 
@@ -192,10 +187,17 @@ def _has_dkms(node: Node, command: str) -> bool:
 
 
 def _without_dkms(node: Node, command: str) -> Fix:
-    known = _MODULES.get(node.distribution.id)
-    if known:
-        return _reboot(known)
+    if node.distribution.id in _MODULES:
+        wanted = re.search(r"dkms autoinstall -k ([\w.+~-]+)", command)
+        return _module_package(node, wanted[1] if wanted else node.kernel)
     return packages.install_driver(node)
+
+
+def _module_package(node: Node, release: str = "") -> Fix:
+    """The module as this system's packages bring it; a module for the running kernel is loaded afterwards."""
+    command = _MODULES[node.distribution.id].format(release=release, suse=packages.suse_modules(node))
+    loads = release == node.kernel and not command.endswith("reboot")
+    return _reboot(f"{command} && modprobe nvidia" if loads else command)
 
 
 def _kernel_has_modules(node: Node, command: str) -> bool:
@@ -222,6 +224,8 @@ def _key_exists(node: Node, command: str) -> bool:
 
 
 _IMPORT = re.compile(r"mokutil --import (\S+)")
+_SUSE_LIBRARIES = "nvidia-compute-utils-G06"
+_SUSE_MODULE = "nvidia-open-driver-G06-signed-kmp-default"
 _GUIDES = f"follow ({re.escape(fixes.DRIVER_GUIDE)}|{re.escape(fixes.TOOLKIT_GUIDE)})"
 _CALL = r"(?:^|&& |; )(?:\w+=\S+ )?"  # where a program is called, with what it finds in its environment
 _INSTALLS = r"gpunode (driver|toolkit) install\b"
@@ -259,9 +263,14 @@ PRECONDITIONS = (
     Precondition(re.compile(rf"{_CALL}modprobe\b|\$\(uname -r\)"), _kernel_has_modules, _next_kernel),
     Precondition(re.compile(rf"{_CALL}dkms\b"), _has_dkms, _without_dkms),
     Precondition(
-        re.compile(r"\bnvidia-compute-utils-G06\b"),
-        lambda node, command: gpu_support.branch(node.driver_version) < _FIRST_G07,
-        lambda node, command: Fix(command.replace("-G06", "-G07")),
+        re.compile(rf"\b{_SUSE_LIBRARIES}\b"),
+        lambda node, command: packages.suse_libraries(node) == _SUSE_LIBRARIES,
+        lambda node, command: Fix(command.replace(_SUSE_LIBRARIES, packages.suse_libraries(node))),
+    ),
+    Precondition(
+        re.compile(rf"\b{_SUSE_MODULE}\b"),
+        lambda node, command: packages.suse_modules(node) == _SUSE_MODULE,
+        lambda node, command: Fix(command.replace(_SUSE_MODULE, packages.suse_modules(node))),
     ),
     Precondition(_IMPORT, _key_exists, lambda node, command: packages.make_key(node)),
 )

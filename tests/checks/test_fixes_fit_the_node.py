@@ -17,6 +17,7 @@ from gpunode.facts.node import Node, Questions
 from gpunode.facts.system import CONTAINER, WSL2
 from gpunode.host import Host
 from gpunode.render import SilentProgress, plain_lines
+from gpunode.result import Fix
 
 
 def commands(spec, root):
@@ -72,7 +73,23 @@ def test_a_driver_of_the_run_file_is_built_by_the_run_file(tmp_path):
     spec = next_kernel("kernel/drivers/video/nvidia.ko:\n")
     spec["executables"].append("/usr/bin/nvidia-uninstall")
     command = commands(spec, tmp_path)["dkms-not-built"]
-    assert command == "sh NVIDIA-Linux-$(uname -m)-580.159.03.run --kernel-name=5.15.0-124-generic"
+    assert command == run_file("--kernel-name=5.15.0-124-generic")
+
+
+def run_file(option, architecture="x86_64", desktop="XFree86/Linux-x86_64"):
+    """The command with NVIDIA's .run installer of 580.159.03, which nothing leaves on a node."""
+    name = f"NVIDIA-Linux-{architecture}-580.159.03.run"
+    place = "https://us.download.nvidia.com"
+    fetch = " || ".join(f"curl -fO {place}/{part}/580.159.03/{name}" for part in ("tesla", desktop))
+    return f"cd /root && {{ {fetch}; }} && sh {name} {option}"
+
+
+def test_the_run_file_is_that_of_the_nodes_architecture(tmp_path):
+    spec = next_kernel("kernel/drivers/video/nvidia.ko:\n")
+    spec["executables"].append("/usr/bin/nvidia-uninstall")
+    spec["files"]["/lib/ld-linux-aarch64.so.1"] = ""
+    command = commands(spec, tmp_path)["dkms-not-built"]
+    assert command == run_file("--kernel-name=5.15.0-124-generic", "aarch64", "XFree86/aarch64")
 
 
 @pytest.mark.parametrize("key", ["/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub"])
@@ -276,15 +293,16 @@ FIRST = {
     ),
     "flatcar-without-driver": "systemctl restart nvidia.service",
     "flatcar-without-toolkit": "follow https://www.flatcar.org/docs/latest/setup/customization/using-nvidia/",
-    "gentoo-next-kernel": "emerge @module-rebuild && modprobe nvidia",
-    "image-newer-than-any-driver": "gpunode doctor --cuda 13.0",
+    "gentoo-next-kernel": "eselect kernel set linux-6.12.47-gentoo-dist && emerge @module-rebuild",
+    "image-newer-than-any-driver": "use an image of CUDA 13.0 or older",
     "k0s-drop-in-of-other-version": (
         "mv /etc/k0s/containerd.d/nvidia.toml /etc/k0s/containerd.d/nvidia.toml.disabled && "
+        "systemctl restart k0sworker && "
         "gpunode configure-runtime --runtime k0s"
     ),
     "kernel-modules-removed": "reboot",
     "kubelet-stopped-by-swap": "swapoff --all && systemctl restart kubelet",
-    "lxc-library-mismatch": "sh NVIDIA-Linux-$(uname -m)-580.159.03.run --no-kernel-modules",
+    "lxc-library-mismatch": run_file("--no-kernel-modules"),
     "microos-next-kernel": (
         "transactional-update pkg install --force nvidia-open-driver-G06-signed-kmp-default"
     ),
@@ -292,6 +310,11 @@ FIRST = {
         "gpunode mig export > /etc/gpunode-mig.yaml && "
         "gpunode mig apply --config-file /etc/gpunode-mig.yaml --persist"
     ),
+    "bar-too-small-vm": (
+        "give this virtual machine more 64-bit PCI address space on its host, with QEMU by "
+        "-global q35-pcihost.pci-hole64-size=2048G"
+    ),
+    "module-fails-to-load": "systemctl poweroff",
     "nixos-kernel-without-module": "nixos-rebuild boot",
     "plugin-config-does-not-exist": 'kubectl label node "$(uname -n)" nvidia.com/device-plugin.config-',
     "plugin-not-registered": "gpunode setup --kubernetes",
@@ -326,6 +349,45 @@ def test_suses_packages_are_those_of_the_drivers_branch(version, package, tmp_pa
     node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
     fix = fitting(node, fixes.INSTALL_LIBRARIES.suse)
     assert fix.command == f"zypper install nvidia-compute-utils-{package} && ldconfig"
+
+
+@pytest.mark.parametrize(
+    ("version", "module", "names"),
+    [
+        ("580.159.03", "x86_64  580", "nvidia-driver-G06-kmp-default"),
+        ("580.159.03", "Open Kernel Module for x86_64  580", "nvidia-open-driver-G06-signed-kmp-default"),
+        ("595.71.05", "Open Kernel Module for x86_64  595", "nvidia-open-driver-G07-signed-cuda-kmp-default"),
+    ],
+)
+def test_suses_module_is_that_of_the_driver_that_is_here(version, module, names, tmp_path):
+    spec = machine("microos-next-kernel")
+    spec["files"]["/sys/module/nvidia/version"] = f"{version}\n"
+    spec["files"]["/proc/driver/nvidia/version"] = f"NVRM version: NVIDIA UNIX {module}  Release Build\n"
+    command = commands(spec, tmp_path)["dkms-not-built"]
+    assert command == f"transactional-update pkg install --force {names} && reboot"
+
+
+def test_a_module_that_failed_to_load_is_not_loaded_again_before_its_failure_was_read(tmp_path):
+    spec = machine("module-fails-to-load")
+    log = "/.gpunode/kernel.log"
+    assert commands(spec, tmp_path / "power")["module-not-loaded"] == "systemctl poweroff"
+    lines = [line for line in spec["files"][log].splitlines(True) if "D3cold" not in line]
+    spec["files"][log] = "".join(lines)
+    assert commands(spec, tmp_path / "other")["module-not-loaded"] == fixes.READ_KERNEL_LOG.other.command
+
+
+def test_gentoo_loads_a_module_only_into_the_kernel_that_runs(tmp_path):
+    node = Node(recorded_host("gentoo-next-kernel", tmp_path))
+    fix = fitting(node, Fix(f"dkms autoinstall -k {node.kernel} && modprobe nvidia"))
+    assert fix.command == (
+        "eselect kernel set linux-6.12.41-gentoo-dist && emerge @module-rebuild && modprobe nvidia"
+    )
+
+
+def test_a_virtual_machine_gets_room_for_its_gpus_from_its_hypervisor(tmp_path):
+    command = commands(machine("esxi-bar-without-room"), tmp_path)["bar-too-small"]
+    assert command.startswith("follow https://blogs.vmware.com/")
+    assert command.endswith(" to set pciPassthru.use64bitMMIO and pciPassthru.64bitMMIOSizeGB")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,9 @@ def _refused_drop_in(node: Node, config: ContainerdConfig) -> Verdict | None:
     fix = edit(node, wrong, line_of(text, "version"))
     if "nvidia-container-runtime" in text:  # gpunode writes the handler again, in the main file's version
         runtime = daemon.manager or "containerd"
-        again = f"gpunode configure-runtime --runtime {runtime}"
+        # k0s doesn't start with such a file, and configure-runtime reloads only what runs
+        start = f"{fixes.restart_managed(runtime, daemon.unit)} && " if k0s else ""
+        again = f"{start}gpunode configure-runtime --runtime {runtime}"
         fix = Fix(f"mv {wrong} {wrong}.disabled && {again}", True, "restart")
     return fail(f"{who} refuses an imported file {kind} {config.path}", *evidence, fix=fix)
 

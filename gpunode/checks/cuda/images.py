@@ -60,7 +60,7 @@ def _told(node: Node, judged: tuple[Judged, ...]) -> Verdict:
     evidence = (seen(f"{first.name} of {reference}", _shortened(first.text)), *_here(node))
     asked = first.text.split(" ")[0].replace(",", " and ")
     wanted = wanted_release(node)
-    fix = remedies.newer_driver(node, wanted.release if wanted else None)
+    fix = remedies.newer_driver(node, wanted.release if wanted else None, remedies.other_image)
     if len(wrong) == len(judged) or first.gpu is None:
         return fail(f"{reference} requires {asked}, which this node does not meet", *evidence, fix=fix)
     name = f"GPU {first.gpu.index} ({first.gpu.name})"
@@ -90,7 +90,7 @@ def _by_release(node: Node, image: Image) -> Verdict:
     if answer:
         return ok(f"driver {driver} runs CUDA {image.cuda} of {reference}", *evidence)
     what = f"{reference} is of CUDA {image.cuda}, which needs {needed}"
-    return fail(what, *evidence, fix=remedies.newer_driver(node, built))
+    return fail(what, *evidence, fix=remedies.newer_driver(node, built, remedies.other_image))
 
 
 def _nobody_holds_it(reference: str, search: Search) -> Verdict:

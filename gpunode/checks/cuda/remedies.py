@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpunode.checks import fixes
 from gpunode.checks.driver import packages, targets
 from gpunode.facts import gpu_support
@@ -17,22 +19,29 @@ def other_release(release: str) -> Fix:
     return Fix(f"gpunode doctor --cuda {release}", False)
 
 
+def other_image(release: str) -> Fix:
+    """No driver that runs the image drives these GPUs, so the image has to be another one."""
+    return Fix(f"use an image of CUDA {release} or older", False)
+
+
 OTHER_RELEASE = fixes.everywhere("gpunode doctor --cuda 12.9", needs_root=False)
 
 
-def newer_driver(node: Node, wanted: tuple[int, int] | None = None) -> Fix:
+def newer_driver(
+    node: Node, wanted: tuple[int, int] | None = None, other: Callable[[str], Fix] = other_release
+) -> Fix:
     """A driver of a newer branch than the one that is here; where none drives these GPUs or runs the wanted
-    CUDA, the last release of CUDA that they can have."""
+    CUDA, what `other` says of the last release of CUDA that they can have."""
     known = inventory(node)
     for gpu in known.gpus if known and wanted else ():
         if wanted and makes_code_for(wanted, gpu.compute_capability) == "dropped":
-            return other_release(last_for(gpu.compute_capability))
+            return other(last_for(gpu.compute_capability))
     if TRAITS["operator-driver"].holds(node):
         return Fix("kubectl edit clusterpolicies.nvidia.com", False, "drain")
     branch = _branch_above(node, wanted)
     offered = newest_of(node.driver_version)
     if not branch and offered:
-        return other_release(f"{offered[0]}.{offered[1]}")
+        return other(f"{offered[0]}.{offered[1]}")
     return packages.install_driver(node, branch)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gpunode.checks import fixes
 from gpunode.checks.driver import packages, remedies
 from gpunode.checks.driver.logged import failures, logged
+from gpunode.checks.hardware import remedies as hardware
 from gpunode.checks.kubelet.plugin import shown
 from gpunode.checks.model import (
     ANY_ENGINE,
@@ -54,7 +55,7 @@ def module_not_loaded(node: Node) -> Verdict:
         )
     if module is None:
         evidence = [seen("/sys/module/nvidia", "absent"), *_obstacles(node)]
-        return fail("the NVIDIA module is not loaded", *evidence, fix=_allow(node))
+        return fail("the NVIDIA module is not loaded", *evidence, fix=_allow(node) or _after_failure(node))
     if not module.live:
         place = f"/sys/module/{module.name}/initstate"
         return fail(
@@ -96,6 +97,16 @@ def _allow(node: Node, last: str = " && modprobe nvidia && modprobe nvidia-uvm")
         return None
     edits = " && ".join(f"sed -i '{one.line}s/^/# /' {one.source}" for one in lines)
     return Fix(edits + last)
+
+
+def _after_failure(node: Node) -> Fix | None:
+    """What helps where the kernel's log has failures of the driver: loading it has been tried already."""
+    if not failures(node):
+        return None
+    # a GPU that stays in D3cold has no power or answers nothing: a reboot alone doesn't switch it off
+    if logged(node, r"^nvidia \S+ Unable to change power state from D3cold"):
+        return hardware.POWER_OFF.other
+    return fixes.READ_KERNEL_LOG.other
 
 
 def module_disabled_next_boot(node: Node) -> Verdict:

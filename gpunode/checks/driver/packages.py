@@ -7,15 +7,19 @@ from collections.abc import Iterable
 
 from gpunode.checks import fixes
 from gpunode.checks.driver import targets
-from gpunode.facts import driver
+from gpunode.facts import driver, gpu_support
 from gpunode.facts.kernel_headers import kernel_devel
 from gpunode.facts.node import Node
 from gpunode.packages.driver_choice import choose
-from gpunode.packages.driver_model import Wish
+from gpunode.packages.driver_model import OPEN, Wish
 from gpunode.packages.driver_situation import read_situation
 from gpunode.result import Fix
 
 _DOWNLOADS = "https://www.nvidia.com/en-us/drivers/"
+_RUN_FILES = "https://us.download.nvidia.com"
+_DESKTOP = {"x86_64": "XFree86/Linux-x86_64", "aarch64": "XFree86/aarch64"}
+_ARM_LOADER = "/lib/ld-linux-aarch64.so.1"
+_FIRST_G07 = 590  # SUSE's and NVIDIA's packages for SUSE have G07 in their names from this branch
 _LEGACY = "https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/"
 # Ubuntu's prebuilt modules: kernel/nvidia-550srv-open/nvidia.ko is linux-modules-nvidia-550-server-open-...
 _PREBUILT = re.compile(r"^kernel/nvidia-(\d+)(srv)?(-open)?/nvidia\.ko", re.MULTILINE)
@@ -74,8 +78,7 @@ def _without_dkms(node: Node, release: str) -> str:
     if node.host.stat("/usr/sbin/akmods"):
         return f"dnf install {kernel_devel(release)} && akmods --force --kernels {release}"
     if node.distribution.family == "suse":
-        built = [one.name for one in node.packages.containing("nvidia") if "-kmp-" in one.name]
-        return f"zypper install --force {' '.join(built)}" if built else ""
+        return f"zypper install --force {suse_modules(node)}"
     if node.dkms:
         return ""
     for kernel in node.kernels:
@@ -84,7 +87,7 @@ def _without_dkms(node: Node, release: str) -> str:
             server, flavour = "-server" if found[2] else "", found[3] or ""
             return f"apt update && apt install linux-modules-nvidia-{found[1]}{server}{flavour}-{release}"
     if node.host.executable("/usr/bin/nvidia-uninstall") and node.module and node.module.version:
-        return f"sh NVIDIA-Linux-$(uname -m)-{node.module.version}.run --kernel-name={release}"
+        return _run_file(node, node.module.version, f"--kernel-name={release}")
     return _precompiled(node, release) if node.distribution.family == "rhel" else ""
 
 
@@ -136,7 +139,7 @@ def install_libraries(node: Node) -> Fix | None:
     """
     version = node.driver_version
     if version and targets.run_installed(node):
-        return libraries_of_run_file(version)
+        return libraries_of_run_file(node, version)
     if node.distribution.family != "debian":
         return None
     if node.host.listdir("/var/lib/dkms/nvidia-current"):
@@ -151,9 +154,40 @@ def install_libraries(node: Node) -> Fix | None:
     return Fix(f"apt install libnvidia-compute-{branch} nvidia-utils-{branch} && ldconfig")
 
 
-def libraries_of_run_file(version: str) -> Fix:
+def suse_modules(node: Node) -> str:
+    """The packages of the kernel module on SUSE: those that are installed, else the one for the driver here
+    or, without any, for the driver that gpunode chooses."""
+    built = [one.name for one in node.packages.containing("nvidia") if "-kmp-" in one.name]
+    if built:
+        return " ".join(built)
+    choice = choose(read_situation(node), Wish())
+    branch = gpu_support.branch(node.driver_version) or choice.branch
+    is_open = choice.flavour == OPEN if node.module_open is None else node.module_open
+    kernel = driver.flavour(node.kernel)
+    if branch < _FIRST_G07:
+        return f"nvidia-open-driver-G06-signed-kmp-{kernel}" if is_open else f"nvidia-driver-G06-kmp-{kernel}"
+    return f"nvidia-open-driver-G07-signed-cuda-kmp-{kernel}" if is_open else "nvidia-driver-G07"
+
+
+def suse_libraries(node: Node) -> str:
+    """The package of the libraries and programs for computing, for the driver's branch."""
+    number = "G06" if gpu_support.branch(node.driver_version) < _FIRST_G07 else "G07"
+    return f"nvidia-compute-utils-{number}"
+
+
+def libraries_of_run_file(node: Node, version: str) -> Fix:
     """NVIDIA's .run installer brings exactly one version's libraries, on any distribution."""
-    return Fix(f"sh NVIDIA-Linux-$(uname -m)-{version}.run --no-kernel-modules")
+    return Fix(_run_file(node, version, "--no-kernel-modules"))
+
+
+def _run_file(node: Node, version: str, option: str) -> str:
+    """Download the installer and run it, since it leaves no copy behind. NVIDIA keeps its releases for data
+    centres and those for desktops in two directories, and many in both."""
+    architecture = "aarch64" if node.host.exists(_ARM_LOADER) else "x86_64"
+    name = f"NVIDIA-Linux-{architecture}-{version}.run"
+    places = (f"{_RUN_FILES}/{part}/{version}/{name}" for part in ("tesla", _DESKTOP[architecture]))
+    fetch = " || ".join(f"curl -fO {place}" for place in places)
+    return f"cd /root && {{ {fetch}; }} && sh {name} {option}"
 
 
 def reinstall_libraries(node: Node) -> Fix:
@@ -161,11 +195,14 @@ def reinstall_libraries(node: Node) -> Fix:
     return install_libraries(node) or fixes.INSTALL_LIBRARIES.for_family(node.distribution.family)
 
 
+_FIRMWARE = ("nvidia-firmware", "firmware-nvidia-gsp", "kernel-firmware-nvidia-gsp")
+
+
 def reinstall_firmware(node: Node) -> Fix | None:
     """Ubuntu has a package of firmware for each version; elsewhere names don't depend on it."""
     version = node.module.version if node.module else ""
-    here = [one.name for one in node.packages.starting("nvidia-firmware", "firmware-nvidia-gsp")]
-    if len(here) == 1 and node.distribution.family == "debian":
+    here = [one.name for one in node.packages.starting(*_FIRMWARE)]
+    if len(here) == 1 and node.distribution.family in ("debian", "suse"):
         return reinstall(node, here)
     if node.distribution.id != "ubuntu" or not version:
         return None

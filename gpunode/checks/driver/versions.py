@@ -51,7 +51,7 @@ def driver_lib_mismatch(node: Node) -> Verdict:
     summary = f"the loaded module is {module.version}, the libraries are {wrong}"
     evidence += _who(node, wrong)
     if TRAITS["lxc"].holds(node):  # the host has loaded its module; the libraries in here must follow
-        return fail(summary, *evidence, fix=packages.libraries_of_run_file(module.version))
+        return fail(summary, *evidence, fix=packages.libraries_of_run_file(node, module.version))
     if not node.next_version or node.next_version == wrong:
         return fail(summary, *evidence)
     # a reboot would load a module that doesn't fit either

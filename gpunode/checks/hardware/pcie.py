@@ -48,9 +48,9 @@ def bar_too_small(node: Node) -> Verdict:
         evidence += [seen(SOURCE, line.text) for line in _log(node, _INVALID)[:3]]
     if not evidence:
         return ok("every GPU has its address windows")
-    fix = (remedies.REALLOCATE if node.kind == VM else remedies.FIRMWARE_SETUP).for_family(
-        node.distribution.family
-    )
+    fix = remedies.FIRMWARE_SETUP.other
+    if node.kind == VM:
+        fix = remedies.more_address_space(node.host.read_text("/sys/class/dmi/id/sys_vendor") or "")
     # a GPU that works beside it is proof that containers can have one
     return (warn if whole else fail)("the firmware gave a GPU no address window", *evidence, fix=fix)
 

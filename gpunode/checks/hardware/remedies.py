@@ -32,7 +32,25 @@ def kernel_argument(words: str) -> Remedy:
 
 
 FIRMWARE_SETUP = everywhere("systemctl reboot --firmware-setup", "reboot")
-REALLOCATE = kernel_argument("pci=realloc")
+_VSPHERE = (
+    "https://blogs.vmware.com/apps/2018/10/how-to-enable-nvidia-v100-gpu-in-passthrough-mode-on-vsphere-"
+    "for-machine-learning-and-other-hpc-workloads.html"
+)
+
+
+def more_address_space(vendor: str) -> Fix:
+    """More room for windows in a virtual machine, which only its hypervisor can give: the guest's kernel has
+    nothing to allocate again."""
+    if vendor.startswith("VMware"):
+        what = f"follow {_VSPHERE} to set pciPassthru.use64bitMMIO and pciPassthru.64bitMMIOSizeGB"
+    else:
+        what = (
+            "give this virtual machine more 64-bit PCI address space on its host, with QEMU by "
+            "-global q35-pcihost.pci-hole64-size=2048G"
+        )
+    return Fix(what, needs_root=False, disruptive="reboot")
+
+
 NO_ASPM = kernel_argument("pcie_aspm=off")
 IOMMU_PASSTHROUGH = kernel_argument("iommu=pt")
 POWER_OFF = everywhere("systemctl poweroff", "drain")

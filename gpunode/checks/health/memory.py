@@ -41,7 +41,8 @@ def row_remap_pending(node: Node) -> Verdict:
     broken = those(node, _beyond_repair)
     if broken:
         evidence = [said(gpu, _state(gpu)) for gpu in broken]
-        words = f"{how_many(broken, node)} can't repair their memory any more and must be replaced"
+        whose = "its" if len(broken) == 1 else "their"
+        words = f"{how_many(broken, node)} can't repair {whose} memory any more and must be replaced"
         return fail(words, *evidence, fix=remedies.REPORT.other)
     waiting = those(node, lambda gpu: bool(gpu.reading.remap_pending or gpu.reading.retired_pending))
     if waiting:
