@@ -54,7 +54,7 @@ class Serving:
         """One RPC to the plugin itself, as the kubelet makes it."""
         domain, _, short = resource.partition("/")
         with rpc.channel(self.directory / f"{domain.partition('.')[0]}-{short}.sock") as channel:
-            return rpc.method(channel, rpc.DEVICE_PLUGIN, name)(request, timeout=5.0)
+            return rpc.method(channel, rpc.DEVICE_PLUGIN, name)(request, timeout=30.0)
 
     def allocate(self, resource: str, ids: Iterable[str]) -> Any:
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])

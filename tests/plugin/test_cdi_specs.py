@@ -357,7 +357,7 @@ def test_a_hook_program_that_hangs_holds_nobody_up(tmp_path, monkeypatch):
         made.specs.tick(now)
     assert made.tree() is None
     answered.set()
-    writing.join(10)
+    writing.join(30)
     assert eventually(lambda: not errand.busy)  # it has looked, too, and found nothing to do
     assert made.tree() is not None
     made.host.remove(made.path())

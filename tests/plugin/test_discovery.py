@@ -161,7 +161,7 @@ class Node:
         finally:
             stop.set()
             self.watch.hurry()
-            thread.join(3)
+            thread.join(30)
             assert not thread.is_alive()
 
 
@@ -284,12 +284,14 @@ def test_other_gpus_make_every_index_be_asked_again(tmp_path: Path) -> None:
 
 
 def test_a_slow_nvml_that_answers_one_question_after_another_does_not_hang(tmp_path: Path) -> None:
-    with Node(tmp_path, [LIVES], probe=0.3).running() as node:
+    with Node(tmp_path, [LIVES], probe=2.0).running() as node:
         assert eventually(lambda: bool(node.started))
         child = node.started[0][1]
         child.lines = [SILENT]
-        for index in range(20):
+        begun, index = time.monotonic(), 0
+        while time.monotonic() < begun + 3.0:  # all of it together takes longer than one answer may
             child.ask("nvmlDeviceGetName", index)
+            index += 1
             time.sleep(0.05)
         assert node.sink.of("broken") == []
 
@@ -338,7 +340,7 @@ def test_a_driver_that_was_just_loaded_is_noticed_by_its_traces(tmp_path: Path) 
     with Node(tmp_path, [ABSENT], [GOOD], rediscover=3600).running() as node:
         assert eventually(lambda: bool(node.sink.of("broken")))
         (tmp_path / "proc/driver/nvidia/gpus/0000:3b:00.0").mkdir(parents=True)
-        assert eventually(lambda: bool(node.sink.of("seen")), 4)
+        assert eventually(lambda: bool(node.sink.of("seen")))
 
 
 def test_hurrying_makes_the_child_look(tmp_path: Path) -> None:
@@ -368,7 +370,7 @@ def test_letting_go_closes_nvml_until_another_driver_is_loaded(tmp_path: Path) -
         assert len(node.started) == 1
         module.rename(module.with_name("nvidia_old"))  # so that the new one has another inode
         module.mkdir()
-        assert eventually(lambda: len(node.started) == 2, 4)
+        assert eventually(lambda: len(node.started) == 2)
     assert node.sink.of("broken") == []
 
 
@@ -392,7 +394,7 @@ def test_a_recorded_machine_answers_once(tmp_path: Path) -> None:
     thread.start()
     assert eventually(lambda: bool(sink.of("seen")))
     stop.set()
-    thread.join(2)
+    thread.join(30)
     assert (len(sink.news), watch.waiting) == (1, "")
 
 

@@ -30,7 +30,11 @@ from gpunode.plugin.serve import PluginService
 from gpunode.plugin.settings import Settings
 from tests.plugin.nodes import DIRECTORY, RESOURCE, MemoryLog, eventually, feed, recorded_host, uuid
 
-BACK_SECONDS = 1.0
+
+@pytest.fixture(autouse=True)
+def only_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No turn but for news, so that a kubelet's restart is noticed when it happens or not at all."""
+    monkeypatch.setattr("gpunode.plugin.serve._CALM_SECONDS", 3600.0)
 
 
 @contextmanager
@@ -81,7 +85,7 @@ def test_pods_get_gpus_of_one_node_and_never_the_same_twice(host: Host, kubelet:
 def test_a_stopped_plugin_leaves_capacity_and_nothing_to_allocate(host: Host, kubelet: KubeletStub) -> None:
     with running(host):
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)
-    assert kubelet.wait_allocatable(RESOURCE, 0, 2)
+    assert kubelet.wait_allocatable(RESOURCE, 0, 30)
     assert kubelet.capacity(RESOURCE) == 8
     assert not host.exists(f"{DIRECTORY}/nvidia-gpu.sock")
 
@@ -91,7 +95,7 @@ def test_a_restarted_kubelet_has_the_gpus_back(host: Host, kubelet: KubeletStub)
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)
         for _ in range(3):
             kubelet.restart()
-            assert kubelet.wait_allocatable(RESOURCE, 8, BACK_SECONDS)
+            assert kubelet.wait_allocatable(RESOURCE, 8, 30)
         assert "registering again" not in log.messages()
 
 
@@ -104,7 +108,7 @@ def test_a_restarted_kubelet_with_the_same_inode_number_has_the_gpus_back(
             kubelet.stop()
             prepare_inode(host.path(DIRECTORY), kubelet.inodes[-1])
             kubelet.start()
-            assert kubelet.wait_allocatable(RESOURCE, 8, BACK_SECONDS)
+            assert kubelet.wait_allocatable(RESOURCE, 8, 30)
             if kubelet.inodes[-1] == kubelet.inodes[-2]:
                 return  # else this file system repeats none; the next test has one that always does
 
@@ -116,10 +120,10 @@ def test_a_restarted_kubelet_has_the_gpus_back_where_every_inode_number_repeats(
     try:
         with running(host) as (service, _):
             for restarts in range(1, 4):
-                assert stub.wait_allocatable(RESOURCE, 8, BACK_SECONDS + 3)
+                assert stub.wait_allocatable(RESOURCE, 8, 30)
                 assert eventually(lambda count=restarts: service.registrations >= count)  # type: ignore[misc]
                 stub.restart()
-            assert stub.wait_allocatable(RESOURCE, 8, BACK_SECONDS)
+            assert stub.wait_allocatable(RESOURCE, 8, 30)
             assert set(stub.inodes) == {1}
     finally:
         stub.stop()
@@ -156,7 +160,7 @@ def test_the_same_inode_number_does_not_hide_a_new_kubelet(short: Path) -> None:
             assert eventually(lambda: service.registrations == 1)
             moved = host.path(f"{DIRECTORY}/nvidia-gpu.sock")
             os.utime(host.path(stub.socket))  # a new change time is all that a new kubelet may show
-            assert eventually(lambda: service.registrations == 2, BACK_SECONDS)
+            assert eventually(lambda: service.registrations == 2)
             assert moved.is_socket()
     finally:
         stub.stop()
@@ -172,9 +176,8 @@ def test_a_deleted_socket_of_ours_is_made_again(
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)
         assert eventually(lambda: service.registrations == 1)
         host.remove(f"{DIRECTORY}/nvidia-gpu.sock")
-        looks = 0.0 if told else 0.5  # seconds between them
-        assert eventually(lambda: service.registrations == 2, BACK_SECONDS + looks)
-        assert kubelet.wait_allocatable(RESOURCE, 8, BACK_SECONDS)
+        assert eventually(lambda: service.registrations == 2)
+        assert kubelet.wait_allocatable(RESOURCE, 8, 30)
         assert "our socket was deleted: serving anew" in log.messages()
 
 
@@ -185,7 +188,7 @@ def test_a_directory_that_was_removed_is_waited_for(host: Host, kubelet: Kubelet
         shutil.rmtree(host.path(DIRECTORY))
         assert eventually(lambda: f"waiting for the kubelet: {DIRECTORY} is not there" in log.messages())
         kubelet.start()
-        assert kubelet.wait_allocatable(RESOURCE, 8, BACK_SECONDS)
+        assert kubelet.wait_allocatable(RESOURCE, 8, 30)
 
 
 def test_a_kubelet_that_comes_later_is_waited_for(host: Host) -> None:
@@ -194,7 +197,7 @@ def test_a_kubelet_that_comes_later_is_waited_for(host: Host) -> None:
         stub = KubeletStub(host)
         stub.start()
         try:
-            assert stub.wait_allocatable(RESOURCE, 8, BACK_SECONDS)
+            assert stub.wait_allocatable(RESOURCE, 8, 30)
         finally:
             stub.stop()
 
@@ -215,8 +218,8 @@ def test_a_registration_torn_down_by_an_older_streams_end_is_made_again(
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)
         assert eventually(lambda: "the kubelet watches" in log.messages())
         kubelet.tear_down(RESOURCE)
-        assert eventually(lambda: len(kubelet.registrations) == 2, BACK_SECONDS)
-        assert kubelet.wait_allocatable(RESOURCE, 8, BACK_SECONDS)
+        assert eventually(lambda: len(kubelet.registrations) == 2)
+        assert kubelet.wait_allocatable(RESOURCE, 8, 30)
     assert "the kubelet ended its ListAndWatch stream" in log.reasons()
 
 
@@ -239,7 +242,7 @@ def test_a_second_plugin_on_the_node_is_refused(host: Host, kubelet: KubeletStub
             ended = Event()
             second.at_end = ended.set
             second.start()
-            assert ended.wait(10)
+            assert ended.wait(30)
             second.join()
         assert kubelet.allocatable(RESOURCE) == 8
 
@@ -295,7 +298,7 @@ def test_stopping_takes_no_time_even_while_the_kubelet_is_away(host: Host) -> No
         started = time.monotonic()
         service.stop()
         service.join()
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 10
 
 
 def test_a_bug_in_a_thread_ends_the_plugin_instead_of_half_of_it(host: Host) -> None:
@@ -321,5 +324,5 @@ def test_the_stand_in_checks_version_and_name_as_the_kubelet_does(kubelet: Kubel
         register = rpc.method(channel, rpc.REGISTRATION, "Register")
         for version, name, words in (("v1alpha", RESOURCE, "v1alpha"), ("v1beta1", "gpu", "DOMAIN/NAME")):
             with pytest.raises(grpc.RpcError, match=words):
-                register(pb.RegisterRequest(version=version, resource_name=name, endpoint="x"), timeout=5)
+                register(pb.RegisterRequest(version=version, resource_name=name, endpoint="x"), timeout=30)
     assert kubelet.registrations == []

@@ -174,7 +174,7 @@ def test_bad_news_does_not_wait_for_what_is_being_prepared() -> None:
         assert ledger.feeds[A].snapshot().healthy == 1
     finally:
         go_on.set()
-        writer.join(5)
+        writer.join(30)
     assert (ledger.feeds[A].snapshot().healthy, len(ledger.feeds[A].snapshot().devices)) == (2, 3)
 
 
@@ -243,7 +243,7 @@ def test_every_waiter_sees_the_last_of_many_changes() -> None:
     going[0] = False
     one.wake()
     for reader in readers:
-        reader.join(5)
+        reader.join(30)
         assert not reader.is_alive()
     assert all(mine == sorted(set(mine)) for mine in seen)
 
@@ -257,7 +257,7 @@ def test_a_stopped_waiter_gets_nothing(first: bool) -> None:
     waiter.start()
     wanted[0] = False
     one.wake()
-    waiter.join(5)
+    waiter.join(30)
     assert not waiter.is_alive()
     assert answer == [None]
 

@@ -109,7 +109,7 @@ def watching(place: Path, node: StubNode) -> Iterator[tuple[Watch, Sink, MemoryL
     finally:
         stop.set()
         watch.hurry()
-        thread.join(10)
+        thread.join(30)
 
 
 def problem(place: Path, function: str, fault: Fault) -> str:

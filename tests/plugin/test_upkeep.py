@@ -70,7 +70,7 @@ def test_control_nodes_that_come_later_are_handed_out(tmp_path: Path, settings: 
     node.later(2)
     assert eventually(lambda: node.nodes() == ["/dev/nvidia-uvm", "/dev/nvidia0"])
     assert any("/dev/nvidia-uvm" in line for line in node.log.messages("warning"))
-    assert "/dev/nvidia-uvm" not in "".join(node.ledger.plan.warnings)
+    assert eventually(lambda: "/dev/nvidia-uvm" not in "".join(node.ledger.plan.warnings))
     assert node.ledger.feeds[GPU_RESOURCE].snapshot().version == version  # nothing that the kubelet counts
 
 

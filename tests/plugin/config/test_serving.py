@@ -43,13 +43,13 @@ def test_edits_take_effect_and_bad_ones_dont(serving: Serving, kubelet: KubeletS
     assert 'simulate=h100:4 time-slicing="nvidia.com/gpu by 2"' in serving.log()
     registered = list(kubelet.registrations)
     file.write_text(SLICED.format(4))
-    assert kubelet.wait_allocatable(GPU, 16, 2), serving.log()
+    assert kubelet.wait_allocatable(GPU, 16, 30), serving.log()
     file.write_text(SLICED.format(1) + "nope: 3\n")
-    assert serving.says("the config file is not taken, the last good one stays", 3)
+    assert serving.says("the config file is not taken, the last good one stays")
     assert serving.says("nope: unknown key")
     assert kubelet.allocatable(GPU) == 16
     file.write_text(SLICED.format(3) + "flags: {gpunode: {listen: ':9400'}}\n")
-    assert kubelet.wait_allocatable(GPU, 12, 2), serving.log()
+    assert kubelet.wait_allocatable(GPU, 12, 30), serving.log()
     assert serving.says('msg="these changes take a restart" options=--listen')
     # no stream ended: the kubelet never had to be told again
     assert list(kubelet.registrations) == registered
@@ -59,7 +59,7 @@ def test_sighup_reads_the_file_and_ends_nothing(serving: Serving, kubelet: Kubel
     assert kubelet.wait_allocatable(GPU, 8, 30), serving.log()
     (short / "config.yaml").write_text(SLICED.format(5))
     serving.process.send_signal(signal.SIGHUP)
-    assert kubelet.wait_allocatable(GPU, 20, 2), serving.log()
+    assert kubelet.wait_allocatable(GPU, 20, 30), serving.log()
     assert serving.says("signal=SIGHUP")
     assert serving.process.poll() is None
     assert eventually(lambda: "config file taken" in serving.log())

@@ -213,14 +213,14 @@ def test_what_takes_its_time_is_done_beside_the_turn(file: Path) -> None:
 
     def configure(settings: Settings) -> None:
         begun.set()
-        assert go.wait(10)
+        assert go.wait(30)
         Service.configure(service, settings)
 
     service.configure = configure  # type: ignore[method-assign]
     watch = ConfigWatch(service, source, hangup, b"")
     hangup.asked = True
     watch.tick(0.0)
-    assert begun.wait(10)
+    assert begun.wait(30)
     hangup.asked = True
     watch.tick(1.0)
     assert (service.looked, hangup.asked) == (1, True)  # it comes next

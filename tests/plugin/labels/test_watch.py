@@ -68,7 +68,7 @@ def kept() -> Iterator[list[Kept]]:
     for one in started:
         if one.process.poll() is None:
             os.kill(one.process.pid, signal.SIGKILL)
-            one.process.wait(5)
+            one.process.wait(30)
 
 
 def cut(scenario: Scenario) -> Scenario:

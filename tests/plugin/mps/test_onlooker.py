@@ -25,7 +25,7 @@ def watched(node: MpsNode, spec: DaemonSpec) -> Iterator[Onlooker]:
         yield made
     finally:
         made.stop()
-        made.join(10.0)
+        made.join(30.0)
 
 
 @pytest.mark.parametrize("with_program", [True, False])

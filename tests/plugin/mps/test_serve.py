@@ -62,8 +62,10 @@ def test_devices_are_healthy_while_their_daemon_is_up(
         "set_default_active_thread_percentage 25",
     ]
 
+    node.mps.behave(deaf=True)  # the next daemon does not answer: the loss lasts until it has been seen
     os.kill(pid_of(node, 3), signal.SIGKILL)
-    assert eventually(lambda: stub.allocatable(RESOURCE) == 28)
+    assert stub.wait_allocatable(RESOURCE, 28, 30.0), serving.log()
+    node.mps.behave()
     assert stub.wait_allocatable(RESOURCE, 32, 30.0), serving.log()
 
     given = stub.allocate(RESOURCE, 1)

@@ -28,7 +28,7 @@ QUICK = ("--health-hold-down", "0s", "--health-poll-interval", "1s")
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gpunode", *words], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-m", "gpunode", *words], capture_output=True, text=True, timeout=60, check=False
     )
 
 
@@ -42,6 +42,7 @@ def status(place: Path, *words: str, nvml: bool = False) -> dict[str, Any]:
 
 
 def inject(serving: Serving, *words: str) -> None:
+    assert serving.says("faults can be injected"), serving.log()  # it may advertise its GPUs before that
     done = command("plugin", "inject", *words, "--state-dir", serving.state)
     assert done.returncode == 0, done.stderr
 
@@ -59,7 +60,7 @@ def port_of(serving: Serving) -> int:
 def get(port: int, path: str, **headers: str) -> tuple[int, str]:
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -125,7 +126,7 @@ def another_plugin(directory: Path, endpoint: str, resource: str, ids: Sequence[
     try:
         with rpc.channel(directory / "kubelet.sock") as channel:
             request = pb.RegisterRequest(version=rpc.VERSION, endpoint=endpoint, resource_name=resource)
-            rpc.method(channel, rpc.REGISTRATION, "Register")(request, timeout=10)
+            rpc.method(channel, rpc.REGISTRATION, "Register")(request, timeout=30)
         yield calls
     finally:
         stop.set()

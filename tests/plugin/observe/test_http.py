@@ -42,7 +42,7 @@ def web() -> Iterator[tuple[int, MemoryLog]]:
 
 def say(port: int, data: bytes) -> bytes:
     """All that comes back until the server closes."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(data)
         found = b""
         try:
@@ -98,7 +98,7 @@ def test_a_bug_in_a_page_is_logged_and_answered(web) -> None:
 
 def slow_clients(stack: ExitStack, port: int, count: int) -> None:
     for _ in range(count):
-        client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
         client.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
 
 
@@ -144,7 +144,7 @@ def test_requests_are_answered_while_slow_clients_keep_coming_back(web) -> None:
 def test_a_client_that_drips_is_disconnected(web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "CONNECTION_SECONDS", 0.5)
     port, _ = web
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         with pytest.raises(OSError):
             for _ in range(3000):
                 connection.sendall(b"G")
@@ -159,7 +159,7 @@ def test_a_client_that_does_not_read_its_response_is_disconnected(
     threads = threading.active_count()
     with ExitStack() as stack:
         for _ in range(5):
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
             client.sendall(b"GET /large HTTP/1.1\r\n\r\n")
         assert eventually(lambda: threading.active_count() > threads, 60)
         assert eventually(lambda: threading.active_count() <= threads, 60)
@@ -169,7 +169,7 @@ def test_a_client_that_does_not_read_its_response_is_disconnected(
 def test_who_goes_away_in_the_middle_is_no_news(web) -> None:
     port, log = web
     for _ in range(20):
-        connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+        connection = socket.create_connection(("127.0.0.1", port), timeout=60)
         connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         connection.close()
