@@ -215,7 +215,8 @@ def _bring_back(job: Job) -> str:
             job.restarter.perform("restart")
         wait_until_up(job.host, job.engine)
     except GpunodeError as error:
-        return f"the files are as before, but {job.plan.engine} does not run: {error.message}"
+        state = "did not read them again" if _answers(job.engine) else "does not run"
+        return f"the files are as before, but {job.plan.engine} {state}: {error.message}"
     return ""
 
 
@@ -238,11 +239,13 @@ def reload_undo(host: Host, edits: tuple[FileEdit, ...], restarter: Restarter) -
     for edit in edits:
         if edit.undo is not None:
             write(host, edit, edit.undo, edit.before)
-    restarter.perform("reload")
-    host.sleep(_RELOAD_SECONDS)
-    for edit in edits:
-        if edit.undo is not None:
-            write(host, edit, edit.before, edit.undo)
+    try:
+        restarter.perform("reload")
+        host.sleep(_RELOAD_SECONDS)
+    finally:  # also where the reload fails
+        for edit in edits:
+            if edit.undo is not None:
+                write(host, edit, edit.before, edit.undo)
 
 
 def _answers(engine: Engine) -> bool:

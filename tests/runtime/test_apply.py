@@ -155,6 +155,21 @@ def test_any_failure_restores_and_restarts_again(host: Host, make: Callable[[Hos
         assert caught.value.exit_code == 4 and "runs with them" in caught.value.message
 
 
+def test_a_reload_that_fails_twice_leaves_the_file_as_it_was(host: Host) -> None:
+    """The file that dockerd reads to forget the runtimes is only there for its reload."""
+
+    def fails(number: int) -> None:
+        raise DaemonError("no reload")
+
+    made = job(host, [BEFORE], fails)
+    edit = FileEdit("/etc/docker/daemon.json", b"old", b"new", undo=b"forget")
+    made = dataclasses.replace(made, plan=Plan("docker", (edit,), "reload"))
+    with pytest.raises(RolledBackError, match="but docker did not read them again") as caught:
+        apply(made, Journal.of(host))
+    assert caught.value.message.count("no reload") == 1
+    assert (content(host), states(host)) == (b"old", ["rolled-back"])
+
+
 @pytest.mark.usefixtures("quick")
 def test_daemon_that_stays_down_is_said(host: Host) -> None:
     with pytest.raises(RolledBackError, match="but docker does not run") as caught:
