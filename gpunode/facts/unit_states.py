@@ -53,6 +53,11 @@ class UnitState:
         return self.active in ("active", "reloading", "activating", "refreshing")
 
     @property
+    def has_failed(self) -> bool:
+        """Whether its last run failed, also while systemd waits to start it again."""
+        return self.result not in ("", "success")
+
+    @property
     def at_boot(self) -> bool:
         """Whether the next boot starts it by itself. A static unit may be started by another one."""
         return self.file in ("enabled", "enabled-runtime", "linked-runtime", "alias", "generated")

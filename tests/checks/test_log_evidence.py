@@ -89,3 +89,31 @@ def test_the_files_of_mig_instances_in_a_driver_container_count(tmp_path):
     spec["recording"]["devices"] = {**kept, **moved}
     found = finding(Host(build_machine(spec, tmp_path / "m"), environ={}), "mig-caps-missing")
     assert found.status.value == "pass"
+
+
+@pytest.mark.parametrize(
+    ("name", "identifier", "unit"),
+    [
+        ("docker-not-running", "docker-not-running", "docker.service"),
+        ("containerd-not-running", "containerd-not-restarted", "containerd.service"),
+        ("crio-not-running", "crio-not-running", "crio.service"),
+        ("kubelet-not-running", "kubelet-not-running", "kubelet.service"),
+    ],
+)
+@pytest.mark.parametrize("result", ["exit-code", "success"])
+def test_the_last_line_of_a_daemon_that_failed_is_quoted(tmp_path, name, identifier, unit, result):
+    spec = machine(name)
+    state = (
+        f"Result={result}\nId={unit}\nNames={unit}\nLoadState=loaded\nActiveState=failed\nSubState=failed\n"
+    )
+    spec["files"].pop("/etc/crio/crio.conf.d/99-nvidia.conf", None)  # a better reason for CRI-O's failure
+    commands = spec["recording"].setdefault("commands", {})
+    for command in [one for one in commands if one.startswith("systemctl show")]:
+        del commands[command]
+    commands[f"systemctl show {unit}"] = {"stdout": state}
+    commands[f"journalctl -b -q -n 1 --no-pager -o cat _SYSTEMD_UNIT={unit}"] = {"stdout": "bad file: why\n"}
+    found = finding(Host(build_machine(spec, tmp_path / "m"), environ={}), identifier)
+    assert found.status.value == "fail"
+    lines = [one.value for one in found.evidence if one.source == f"journalctl -u {unit}"]
+    assert lines == (["bad file: why"] if result == "exit-code" else [])
+    assert any(one.source == unit for one in found.evidence)

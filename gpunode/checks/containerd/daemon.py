@@ -7,6 +7,7 @@ from typing import Any
 from gpunode.checks import fixes
 from gpunode.checks.docker.file import line_of
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.units import seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts.containerd import ContainerdConfig, parse_toml, version_of
 from gpunode.facts.distributions import K0S_DROP_INS, k0s_manages, sources
@@ -186,7 +187,8 @@ def containerd_not_restarted(node: Node) -> Verdict:
     if state != "listening" and node.containerd.manager and not _kubelet_runs(node):
         return skip(f"{node.containerd.manager} starts this containerd, and isn't running itself")
     if state != "listening":
-        return fail("containerd isn't running", seen(socket, state), fix=_managed(node))
+        unit = () if node.containerd.manager else seen_unit(node, "containerd.service")
+        return fail("containerd isn't running", seen(socket, state), *unit, fix=_managed(node))
     handlers = told_handlers(node)
     if handlers is None:
         return _silent(node, socket)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpunode.checks.crio import remedies
 from gpunode.checks.model import CLUSTER_NODES, Check, Verdict, fail, ok, seen, skip
+from gpunode.checks.units import seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import gates
 from gpunode.facts.cgroup_drivers import kubelets_own
@@ -106,7 +107,7 @@ def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
                 fix = remedies.install_monitor(node.distribution.family, monitor)
                 missing = f"CRI-O isn't running: its monitor {monitor} doesn't exist"
                 return fail(missing, seen(file.path, text, line), silence, fix=fix)
-    return fail("CRI-O isn't running", silence, fix=restart)
+    return fail("CRI-O isn't running", silence, *seen_unit(node, "crio.service"), fix=restart)
 
 
 def unreadable(error: ConfigError) -> tuple[Evidence, Fix]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpunode.checks.devices import remedies
 from gpunode.checks.driver import targets
 from gpunode.checks.model import Check, Verdict, note, ok, seen, skip, warn
+from gpunode.checks.units import seen_unit
 from gpunode.facts.node import Node
 from gpunode.facts.units import read_unit
 from gpunode.result import Fix
@@ -56,7 +57,7 @@ def persistenced_broken(node: Node) -> Verdict:
     trouble = _trouble(node)
     if trouble is None:
         return ok("the persistence daemon is fine") if unit else skip("nvidia-persistenced isn't installed")
-    evidence = [seen(*trouble)]
+    evidence = [*seen_unit(node, _UNIT)] if trouble[0] == _UNIT else [seen(*trouble)]
     fix: Fix | None = None
     user = _missing_user(node, unit.argv if unit else ())
     if user:

@@ -9,6 +9,7 @@ from gpunode.checks import fixes
 from gpunode.checks.docker import remedies
 from gpunode.checks.docker.file import UNPARSABLE, line_of, readable
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.units import seen_unit
 from gpunode.errors import DaemonError
 from gpunode.facts.daemons import Daemon, systemd_runs
 from gpunode.facts.docker_file import listens_there
@@ -50,7 +51,7 @@ def _stopped(node: Node, docker: Daemon, evidence: Evidence) -> Verdict:
         return fail("Docker isn't running", evidence, fix=_restart(node))
     # the next boot wouldn't start it either
     fix = Fix("systemctl enable --now docker", True, "restart") if unit.file == "disabled" else _restart(node)
-    return fail("Docker isn't running", evidence, seen(unit.name, str(unit)), fix=fix)
+    return fail("Docker isn't running", evidence, *seen_unit(node, unit.name), fix=fix)
 
 
 def _hanging(node: Node) -> Verdict | None:

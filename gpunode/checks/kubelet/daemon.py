@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpunode.checks import fixes
 from gpunode.checks.model import CLUSTER_NODES, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.units import seen_unit
 from gpunode.facts.kubelet import DEVICE_PLUGINS, Kubelet, sockets_in
 from gpunode.facts.node import Node
 from gpunode.facts.units import read_unit
@@ -26,7 +27,8 @@ def kubelet_not_running(node: Node) -> Verdict:
     if not kubelet.joined:
         return skip("the kubelet is installed, but no cluster has taken this node yet")
     evidence = seen(kubelet.unit or "/proc", "no such process")
-    return fail("the kubelet isn't running", evidence, fix=_restart(kubelet))
+    unit = seen_unit(node, kubelet.unit) if kubelet.unit else ()
+    return fail("the kubelet isn't running", evidence, *unit, fix=_restart(kubelet))
 
 
 def _restart(kubelet: Kubelet) -> Fix | None:
