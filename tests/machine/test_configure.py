@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
 
-from tests.machine.booted import Machine
+from tests.machine.booted import CHECKOUT, Machine
 
 CONTAINERD, DOCKER = "containerd.service", "docker.service"
 CONFIG = "/etc/containerd/config.toml"
+DAEMON_JSON = "/etc/docker/daemon.json"
+FILES = {"containerd": CONFIG, "docker": DAEMON_JSON}
 JOURNAL = "/var/lib/gpunode/journal"
-DROP_IN = f"/etc/systemd/system/{CONTAINERD}.d/test.conf"
 HOLD = "/run/hold"
-REFUSES = "[Service]\nExecStartPre=/bin/sh -c '! grep nvidia-container-runtime /etc/containerd/config.toml'\n"
+REFUSES = "[Service]\nExecStartPre=/bin/sh -c '! grep nvidia-container-runtime {path}'\n"
+RELOAD_FAILS = "[Service]\nExecReload=\nExecReload=/bin/sh -c 'echo no such key >&2; exit 1'\n"
 BROKEN_CRI = """\
 [plugins."io.containerd.grpc.v1.cri".registry]
   config_path = "/etc/containerd/certs.d"
@@ -44,14 +47,28 @@ def original(machine: Machine) -> Iterator[str]:
     """containerd's file before the test; restored, with its unit, after it."""
     text = machine.sh(f"cat {CONFIG}")
     yield text
-    machine.sh(f"rm -rf {HOLD} {DROP_IN} && systemctl daemon-reload")
+    machine.sh(f"rm -rf {HOLD} {drop_in_of(CONTAINERD)} && systemctl daemon-reload")
     machine.gpunode("unconfigure-runtime", "--runtime", "containerd", "--yes")
     machine.write(CONFIG, text)
     machine.sh(f"systemctl reset-failed && systemctl restart {CONTAINERD}")
 
 
-def with_drop_in(machine: Machine, text: str) -> None:
-    machine.write(DROP_IN, text)
+@pytest.fixture
+def daemon_json(machine: Machine) -> Iterator[str]:
+    """docker's file for the test; removed, with the unit's drop-in, after it."""
+    text = '{"debug": false}\n'
+    machine.write(DAEMON_JSON, text)
+    yield text
+    machine.sh(f"rm -f {DAEMON_JSON} {drop_in_of(DOCKER)} && systemctl daemon-reload")
+    machine.sh(f"systemctl reset-failed && systemctl restart {DOCKER}")
+
+
+def drop_in_of(unit: str) -> str:
+    return f"/etc/systemd/system/{unit}.d/test.conf"
+
+
+def with_drop_in(machine: Machine, text: str, unit: str = CONTAINERD) -> None:
+    machine.write(drop_in_of(unit), text)
     machine.sh("systemctl daemon-reload")
 
 
@@ -60,6 +77,17 @@ def configure(machine: Machine, engine: str) -> dict[str, Any]:
     assert done.code == 0, done.err
     data: dict[str, Any] = done.document["data"]
     return data
+
+
+def entry_states(machine: Machine, before: Collection[str] = ()) -> dict[str, str]:
+    """States of the journal's entries but those `before`, the oldest first, read from outside the machine."""
+    paths = (machine.upper / JOURNAL[1:]).glob("*/manifest.json")
+    entries = sorted((json.loads(path.read_text()) for path in paths), key=lambda one: int(one["sequence"]))
+    return {one["id"]: one["state"] for one in entries if one["id"] not in before}
+
+
+def last_state(machine: Machine) -> str:
+    return list(entry_states(machine).values())[-1]
 
 
 def start_and_hold(machine: Machine) -> subprocess.Popen[str]:
@@ -98,7 +126,7 @@ def test_a_containerd_that_does_not_start_is_rolled_back_with_its_own_words(
     machine: Machine, original: str
 ) -> None:
     """Also where systemd refuses a start because there were more than five in ten seconds."""
-    with_drop_in(machine, REFUSES)
+    with_drop_in(machine, REFUSES.format(path=CONFIG))
     for _ in range(4):
         done = machine.gpunode("configure-runtime", "--runtime", "containerd")
         assert done.code == 4, done.out + done.err
@@ -106,6 +134,31 @@ def test_a_containerd_that_does_not_start_is_rolled_back_with_its_own_words(
         assert machine.sh(f"cat {CONFIG}") == original
         assert machine.is_active(CONTAINERD), machine.journal(CONTAINERD)
     assert not configured(machine)
+
+
+@pytest.mark.parametrize(
+    ("verb", "drop_in", "said"),
+    [
+        ("restart", REFUSES.format(path=DAEMON_JSON), "Control process exited, code=exited"),
+        ("reload", RELOAD_FAILS, "no such key"),
+    ],
+    ids=["restart", "reload"],
+)
+def test_a_docker_that_does_not_accept_the_new_file_is_rolled_back(
+    machine: Machine, daemon_json: str, verb: str, drop_in: str, said: str
+) -> None:
+    """Docker's unit is refused a start after three in a minute, and systemd itself starts one that failed."""
+    with_drop_in(machine, drop_in, DOCKER)
+    for _ in range(2):
+        if verb == "restart":  # the toolkit came after docker was started
+            machine.sh("touch /usr/bin/nvidia-container-runtime-hook")
+        done = machine.gpunode("configure-runtime", "--runtime", "docker")
+        assert done.code == 4, done.out + done.err
+        assert f"systemctl {verb} {DOCKER}" in done.err and said in done.err, done.err
+        assert machine.sh(f"cat {DAEMON_JSON}") == daemon_json
+        assert last_state(machine) == "rolled-back"
+        assert machine.is_active(DOCKER), machine.journal(DOCKER)
+        assert "nvidia" not in machine.sh("docker info --format '{{json .Runtimes}}'")
 
 
 def test_a_containerd_that_runs_without_its_cri_is_rolled_back(machine: Machine, original: str) -> None:
@@ -133,34 +186,50 @@ def test_ctrl_c_during_the_restart_rolls_back(machine: Machine, original: str) -
     assert machine.is_active(CONTAINERD) and not configured(machine)
 
 
-def entry_states(machine: Machine) -> list[str]:
-    """States of the journal's entries, read from outside the machine."""
-    manifests = sorted((machine.upper / JOURNAL[1:]).glob("*/manifest.json"))
-    return [json.loads(path.read_text())["state"] for path in manifests]
-
-
-@pytest.mark.parametrize("held", ["while it writes", "during the restart", "right after the restart"])
-def test_the_next_run_recovers_from_a_sigkill(machine: Machine, original: str, held: str) -> None:
-    before = len(entry_states(machine))
-    if held == "while it writes":  # its first entry appears before any file is written
-        process = machine.start("gpunode", "configure-runtime", "--runtime", "containerd")
-        while len(entry_states(machine)) == before:
-            assert process.poll() is None, process.communicate()[1]
-    else:
-        process = start_and_hold(machine)
-    if held == "right after the restart":
-        machine.sh(f"rm {HOLD}")
-        machine.wait(lambda: machine.is_active(CONTAINERD), machine.console)
-    machine.run("pkill", "-KILL", "-f", "bin/gpunode configure-runtime")
+def test_the_next_run_recovers_from_a_sigkill_during_the_restart(machine: Machine, original: str) -> None:
+    process = start_and_hold(machine)
+    send(machine, signal.SIGKILL)
     process.communicate(timeout=60)
-    machine.sh(f"rm -f {HOLD}")
-    interrupted = entry_states(machine)[-1] in ("begun", "applied")
+    machine.sh(f"rm {HOLD}")
+    assert last_state(machine) == "applied"
     done = machine.gpunode("configure-runtime", "--runtime", "containerd")
-    assert done.code == 0, done.out + done.err
-    assert ("killed half-way" in done.out + done.err) == interrupted, done
+    assert done.code == 0 and "killed half-way" in done.out + done.err, done
     assert configured(machine) and machine.is_active(CONTAINERD)
     assert machine.gpunode("rollback").code == 0
     assert machine.sh(f"cat {CONFIG}") == original and not configured(machine)
+
+
+@pytest.mark.parametrize("engine", list(FILES))
+def test_the_next_run_recovers_from_a_sigkill_before_each_change(
+    machine: Machine, original: str, daemon_json: str, engine: str
+) -> None:
+    """Every file, directory and rename of configure-runtime, and its restart or reload, in turn."""
+    script = f"{CHECKOUT}/tests/machine/killed.py"
+    killed_run = ("/opt/gpunode/bin/python", "-I", script)
+    command = ("configure-runtime", "--runtime", engine)
+    text = f"cat {FILES[engine]}"
+    untouched = {"containerd": original, "docker": daemon_json}[engine]
+    written = ""
+    for number in itertools.count(1):
+        before = entry_states(machine)
+        killed = machine.run(*killed_run, str(number), *command)
+        if killed.code == 0:
+            break
+        assert killed.code == -signal.SIGKILL, killed
+        left = list(entry_states(machine, before).values())
+        done = machine.gpunode(*command, "-o", "json")
+        assert done.code == 0 and "nvidia" in done.document["data"]["active"]["handler"], (killed, done)
+        assert ("killed half-way" in done.out + done.err) == bool(set(left) & {"begun", "applied"}), killed
+        expected = ["rolled-back"] * len(left) + ["committed"] if left != ["committed"] else left
+        assert list(entry_states(machine, before).values()) == expected, killed
+        assert machine.is_active(f"{engine}.service"), machine.journal(engine)
+        assert machine.sh("find /etc -name '*.gpunode'") == "", killed
+        written = written or machine.sh(text)
+        assert machine.sh(text) == written != untouched, killed
+        assert machine.gpunode("rollback").code == 0
+        assert machine.sh(text) == untouched, killed
+    assert number > 10
+    assert machine.sh(text) == written and machine.gpunode("rollback").code == 0
 
 
 def test_a_reboot_in_the_middle_is_recovered_from(machine: Machine, original: str) -> None:
@@ -183,6 +252,17 @@ def test_the_journal_of_a_daemon_is_in_the_report(machine: Machine) -> None:
     listed = machine.sh("tar -tzf /root/report.tar.gz")
     name = next(line for line in listed.splitlines() if "docker" in line and "log" in line)
     assert "Starting up" in machine.sh(f"tar -xzOf /root/report.tar.gz {name}")
+
+
+def test_the_doctor_quotes_the_last_line_of_a_daemon_that_failed(machine: Machine, daemon_json: str) -> None:
+    """Only journald has it: docker ends at once, and its unit tells no more than that it failed."""
+    machine.write(DAEMON_JSON, '{"storage-driver": "none-such"}\n')
+    machine.run("systemctl", "restart", DOCKER)
+    machine.wait(lambda: machine.show(DOCKER)["ActiveState"] == "failed", lambda: machine.journal(DOCKER))
+    document = machine.gpunode("doctor", "-o", "json").document
+    found = next(one for one in document["data"]["findings"] if one["id"] == "docker-not-running")
+    quoted = [one["value"] for one in found["evidence"] if one["source"] == f"journalctl -u {DOCKER}"]
+    assert len(quoted) == 1 and "failed to start daemon" in quoted[0], found
 
 
 def test_the_doctor_reads_the_kernels_log(machine: Machine) -> None:
