@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -326,20 +326,28 @@ class ReadingHost:
     def which(self, name: str) -> str | None:
         """Node path of a program: PATH on the live node, the system directories in any other root.
 
-        On the live node one that another user can have written is passed over."""
+        On the live node one that another user can have written is passed over; see `unsafe_program`."""
         if name.startswith("/"):
             return name if self.executable(name) else None
+        return next((path for path in self._places(name) if not self._refusal(path)), None)
+
+    def unsafe_program(self, name: str) -> tuple[str, str] | None:
+        """What `which` passes over where it finds no other: path, and why it isn't run."""
+        if "/" in name or self.which(name) is not None:
+            return None
+        return next(((path, f"it is not run: {self._refusal(path)}") for path in self._places(name)), None)
+
+    def _places(self, name: str) -> Iterator[str]:
         own = self.environ.get("PATH", "").split(":") if self.live else []
         for directory in dict.fromkeys([*filter(None, own), *_SYSTEM_PATH]):
             with suppress(Unreadable):  # one that is closed to this user; a shell passes it over, too
-                if self.executable(f"{directory}/{name}") and self._may_run(f"{directory}/{name}"):
-                    return f"{directory}/{name}"
-        return None
+                if self.executable(f"{directory}/{name}"):
+                    yield f"{directory}/{name}"
 
-    def _may_run(self, path: str) -> bool:
+    def _refusal(self, path: str) -> str:
         from gpunode.host.trust import refusal
 
-        return not self.live or not refusal(path)
+        return refusal(path) if self.live else ""
 
     def device(self, path: str) -> DeviceNode | None:
         """The character device at `path`, None if there is none."""

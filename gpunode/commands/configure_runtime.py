@@ -135,8 +135,10 @@ def _wanted(engine: Engine, options: Options) -> tuple[Wanted, tuple[str, ...]]:
         )
     asked = options.nvidia_runtime_path or options.set_as_default or options.also
     if options.cdi and not asked and engine.host.which(path) is None:
+        unsafe = engine.host.unsafe_program(path.rpartition("/")[2])
+        problem = f"{unsafe[0]}: {unsafe[1]}" if unsafe else f"{path} is not there"
         note = (
-            f"{path} is not there, so no runtime is registered: containers get their GPUs by CDI alone,"
+            f"{problem}, so no runtime is registered: containers get their GPUs by CDI alone,"
             " as in --device nvidia.com/gpu=all"
         )
         return Wanted(cdi=True), (note,)
@@ -155,6 +157,8 @@ def _require_programs(engine: Engine, wanted: Wanted) -> None:
     """An engine with a runtime that isn't there fails every container that asks for it."""
     for handler in wanted.handlers:
         if engine.host.which(handler.path) is None:
+            if "/" not in handler.path or handler.path == engine.program:
+                engine.host.refuse_unsafe(handler.path.rpartition("/")[2])
             install = "install the NVIDIA Container Toolkit (package nvidia-container-toolkit)"
             main = handler is wanted.handlers[0]
             other = "name the program: --nvidia-runtime-path PATH, or do without it: --cdi"

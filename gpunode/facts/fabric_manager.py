@@ -47,7 +47,8 @@ def lacking(host: Host) -> tuple[tuple[str, str, str], ...]:
     if not host.is_file(_SUBNET_MANAGER):
         found.append((_SUBNET_MANAGER, "not installed", "nvlsm"))
     if host.which("ibstat") is None:
-        found.append(("ibstat", "not installed", "infiniband-diags"))
+        place, value = host.unsafe_program("ibstat") or ("ibstat", "not installed")
+        found.append((place, value, "infiniband-diags"))
     if not host.is_dir(f"/sys/module/{IB_UMAD}"):
         found.append((f"/sys/module/{IB_UMAD}", "not loaded", IB_UMAD))
     return tuple(found)

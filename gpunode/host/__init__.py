@@ -79,6 +79,18 @@ class Host(ReadingHost):
             return run_watched(tuple(argv), timeout, full, watch, program)
         return run_process(tuple(argv), timeout, stdin, full, program)
 
+    def refuse_unsafe(self, *names: str) -> None:
+        """`PreconditionError` for a program of which this node has only one that other users can have
+        written: whoever looked for it would say that it is missing."""
+        for name in names:
+            found = self.unsafe_program(name)
+            if found is not None:
+                raise PreconditionError(
+                    f"{name} is at {found[0]}, but {found[1]}",
+                    hint=f"see who can: namei -l {found[0]}; only root may: chown root:root, chmod go-w",
+                    code="unsafe-program",
+                )
+
     def as_user(self, uid: int) -> Self:
         """This host for paths that another user names: they are read as that user could read them, sockets
         must be that user's, and nothing is run. The host itself for root and for our own user."""

@@ -41,6 +41,7 @@ def find_manager(host: Host) -> Manager:
         there = [program for program in _PROGRAMS.get(family, ()) if host.which(program) is not None]
         if there or (recorded and family in _PROGRAMS):
             return _manager(host, family, there)
+    host.refuse_unsafe(*(program for programs in _PROGRAMS.values() for program in programs))
     raise PreconditionError(
         f"{distribution.name or 'this system'} has neither apt-get nor dnf nor zypper",
         hint="install the toolkit by this system's own means, then: gpunode configure-runtime",

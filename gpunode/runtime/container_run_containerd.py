@@ -30,6 +30,7 @@ def run(host: Host, request: ContainerRequest, progress: Progress) -> ContainerO
         install = (
             "apt install containerd" if name == "containerd" else f"install {name}, or name another engine"
         )
+        host.refuse_unsafe(name)
         raise PreconditionError(f"{name} is not on this node", hint=install)
     unit = daemon.unit if daemon and daemon.unit else request.engine
     with Cri(host, socket, service=unit.removesuffix(".service")) as cri:

@@ -28,6 +28,7 @@ def run(host: Host, request: ContainerRequest, progress: Progress) -> ContainerO
     daemon = find_crio(host, request.config or None)
     socket = request.socket or (daemon.socket if daemon else DEFAULT_SOCKET)
     if not request.socket and daemon is None:
+        host.refuse_unsafe("crio")
         raise PreconditionError("CRI-O is not on this node", hint="install cri-o, or use another engine")
     with Cri(host, socket, service="crio") as cri:
         status = first_contact(cri.status)

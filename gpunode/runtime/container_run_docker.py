@@ -59,6 +59,7 @@ def _socket(host: Host, request: ContainerRequest) -> str:
 
     daemon = find_docker(host, request.config or None)
     if daemon is None:
+        host.refuse_unsafe("dockerd")
         raise PreconditionError("Docker is not on this node", hint="apt install docker.io, or use containerd")
     return daemon.socket or DEFAULT_SOCKET
 

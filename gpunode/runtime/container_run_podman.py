@@ -33,6 +33,7 @@ def run(host: Host, request: ContainerRequest, progress: Progress) -> ContainerO
     begun = host.monotonic()
     daemon = find_podman(host, request.config or None)
     if daemon is None or daemon.binary is None:
+        host.refuse_unsafe("podman")
         raise PreconditionError(
             "podman is not on this node", hint="apt install podman, or use another engine"
         )

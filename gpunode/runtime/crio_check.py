@@ -85,7 +85,7 @@ def _refuse_without_monitor(host: Host, daemon: Daemon, planned: CrioConfig, exp
     given = planned.setting("runtime", "conmon") or option_value(daemon.argv[1:], "--conmon")
     for handler in expected.handlers:
         path = given or planned.handlers.get(handler.name, {}).get("monitor_path")
-        if host.exists(path) if path else host.which("conmon"):
+        if host.exists(path) if path else host.which("conmon") or host.unsafe_program("conmon"):
             continue
         raise ValidationError(
             f"CRI-O would not start: the handler {handler.name} has no monitor,"

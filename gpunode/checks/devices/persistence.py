@@ -64,7 +64,9 @@ def persistenced_broken(node: Node) -> Verdict:
         evidence.append(seen("/etc/passwd", f"no user {user}, which the unit wants"))
         fix = remedies.make_user(user)
     if node.host.which("nvidia-modprobe") is None:
-        evidence.append(seen("nvidia-modprobe", "isn't installed; the daemon makes device files with it"))
+        unsafe = node.host.unsafe_program("nvidia-modprobe")
+        absent = ("nvidia-modprobe", "isn't installed; the daemon makes device files with it")
+        evidence.append(seen(*(unsafe or absent)))
     return warn("the persistence daemon is broken", *evidence, fix=fix)
 
 

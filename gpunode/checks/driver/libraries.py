@@ -77,6 +77,13 @@ def nvidia_smi_missing(node: Node) -> Verdict:
     elsewhere = node.host.which("nvidia-smi")
     if elsewhere:
         return ok("nvidia-smi is there", seen(elsewhere, "executable"))
+    unsafe = node.host.unsafe_program("nvidia-smi")
+    if unsafe is not None:
+        return warn(
+            "nvidia-smi can be written by other users",
+            seen(*unsafe),
+            fix=Fix(f"namei -l {unsafe[0]}", needs_root=False),
+        )
     broken = [f"{one}/nvidia-smi" for one in PROGRAM_DIRECTORIES if node.host.exists(f"{one}/nvidia-smi")]
     evidence = [seen(path, "empty or not executable") for path in broken]
     return warn(

@@ -9,6 +9,7 @@ from gpunode.facts.engines import docker_role
 from gpunode.facts.gpu_ways import Way, dra_directory, mounting
 from gpunode.facts.node import Node
 from gpunode.facts.system import TEGRA
+from gpunode.result import Fix
 from gpunode.tables import gate
 
 # one of these starts containers; the others are helpers and leftovers
@@ -33,6 +34,13 @@ def toolkit_missing(node: Node) -> Verdict:
     way = Way("GPUs are handed out by NVIDIA's DRA driver", place, "there") if place else mounting(node)
     if way is not None:
         return ok(f"no container toolkit, and none is needed: {way.summary}", seen(way.source, way.value))
+    unsafe = [one for one in map(node.host.unsafe_program, _NEEDED) if one is not None]
+    if unsafe:
+        return fail(
+            "the NVIDIA Container Toolkit's programs can be written by other users",
+            *(seen(path, reason) for path, reason in unsafe),
+            fix=Fix(f"namei -l {unsafe[0][0]}", needs_root=False),
+        )
     looked = "none of nvidia-container-runtime, nvidia-container-runtime-hook, nvidia-cdi-hook"
     return fail("the NVIDIA Container Toolkit isn't installed", seen("PATH", looked))
 

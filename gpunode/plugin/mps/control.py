@@ -24,6 +24,13 @@ def find_program(host: Host, settings: Settings) -> str:
         (path for path in paths if host.executable(path) and protected_file(host, path)), None
     )
     if found is None:
+        unsafe = host.unsafe_program(PROGRAM)
+        if unsafe is not None:
+            raise DaemonError(
+                f"{PROGRAM} is at {unsafe[0]}, but {unsafe[1]}",
+                code="no-program",
+                hint=f"see who can write it: namei -l {unsafe[0]}",
+            )
         raise DaemonError(
             f"{PROGRAM} is not on this node",
             code="no-program",

@@ -1,0 +1,72 @@
+"""A program that isn't run because others can write it is named with the reason, not called missing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpunode.checks.toolkit.installed import toolkit_missing
+from gpunode.errors import DaemonError, PreconditionError
+from gpunode.facts.fabric_manager import lacking
+from gpunode.facts.node import Node
+from gpunode.host import Host
+from gpunode.packages.find import find_manager
+from gpunode.plugin.mps.control import find_program
+from gpunode.plugin.settings import Settings
+from tests.cli import gpunode
+
+RUNTIME = "nvidia-container-runtime"
+
+
+def program(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("#!/bin/sh\nexit 1\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def shared(place: Path) -> Path:
+    """A directory of PATH that a group may write, as old Debian releases made /usr/local/bin."""
+    for name in ("crio", RUNTIME, "ibstat", "nvidia-cuda-mps-control"):
+        if Host().which(name):
+            pytest.skip(f"{name} is installed here")
+        program(place / "shared" / name)
+    (place / "shared").chmod(0o2775)
+    return place / "shared"
+
+
+@pytest.mark.parametrize("command", [("configure-runtime", "--runtime", "crio"), ("verify", "--on", "crio")])
+def test_an_engine_is_not_called_missing(shared: Path, command: tuple[str, ...]) -> None:
+    ran = gpunode(*command, env={"PATH": f"{shared}:{os.environ['PATH']}"})
+    assert ran.code == 3, ran
+    assert f"crio is at {shared}/crio, but it is not run: {shared} can be written by other users" in ran.err
+    assert f"namei -l {shared}/crio" in ran.err and "chmod go-w" in ran.err
+
+
+def test_the_toolkits_runtime_is_not_called_missing(place: Path, shared: Path) -> None:
+    program(place / "safe/dockerd")
+    path = f"{shared}:{place}/safe:{os.environ['PATH']}"
+    words = ("configure-runtime", "--runtime", "docker", "--config", f"{place}/daemon.json", "--dry-run")
+    refused = f"{shared}/{RUNTIME}"
+    ran = gpunode(*words, "--no-restart", env={"PATH": path})
+    assert ran.code == 3 and f"{RUNTIME} is at {refused}, but it is not run" in ran.err, ran
+    verdict = toolkit_missing(Node(Host(environ={"PATH": path})))
+    assert verdict.status.value == "fail" and "isn't installed" not in verdict.summary
+    (evidence,) = [one for one in verdict.evidence if one.source == refused]
+    assert evidence.value == f"it is not run: {shared} can be written by other users"
+
+
+def test_programs_of_the_driver_are_not_called_missing(shared: Path) -> None:
+    host = Host(environ={"PATH": str(shared)})
+    assert any(place == f"{shared}/ibstat" and "not run" in value for place, value, _ in lacking(host))
+    with pytest.raises(DaemonError, match=f"is at {shared}/nvidia-cuda-mps-control, but it is not run"):
+        find_program(host, Settings())
+
+
+def test_a_package_manager_is_not_called_missing(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(shared / "zypper")
+    monkeypatch.setattr("gpunode._reading._SYSTEM_PATH", ())
+    with pytest.raises(PreconditionError, match=f"zypper is at {shared}/zypper, but it is not run"):
+        find_manager(Host(environ={"PATH": str(shared)}))
