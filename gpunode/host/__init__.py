@@ -87,7 +87,7 @@ class Host(ReadingHost):
             if found is not None:
                 raise PreconditionError(
                     f"{name} is at {found[0]}, but {found[1]}",
-                    hint=f"see who can: namei -l {found[0]}; only root may: chown root:root, chmod go-w",
+                    hint=f"{trust.advice(found[1])}; see namei -l {found[0]}",
                     code="unsafe-program",
                 )
 

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _MAX_STEPS = 400
+_UNMAPPED = "is not mapped in this user namespace"
 _SERVICE = re.compile(r"(?:/[^/]+\.slice)+/[^/]+\.service(?:/.*)?")
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 
@@ -83,10 +84,39 @@ def _examined(path: str) -> tuple[str, os.stat_result]:
         if step.startswith("/proc/"):
             return "it is named through another process", found
         if not _trusted(found):
-            return f"{step} belongs to user {found.st_uid}", found
+            return _foreign_owner(step, found.st_uid), found
         if directory is not None and _others_may_write(directory) and not _kept_apart(directory, found):
             return f"{step.rpartition('/')[0] or '/'} can be written by other users", found
     return "", found
+
+
+def _foreign_owner(path: str, uid: int) -> str:
+    if uid != _number("/proc/sys/kernel/overflowuid", 65534) or _maps_everybody():
+        return f"{path} belongs to user {uid}"
+    return f"the owner of {path} {_UNMAPPED} (it is shown as user {uid})"
+
+
+def _maps_everybody() -> bool:
+    """Whether this user namespace maps all users, as the first one does (user_namespaces(7))."""
+    try:
+        lines = Path("/proc/self/uid_map").read_text().splitlines()
+    except OSError:
+        return True
+    return any(line.split()[2:] == ["4294967295"] for line in lines)
+
+
+def _number(path: str, default: int) -> int:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return default
+
+
+def advice(reason: str) -> str:
+    """What to do about a program that isn't run for this reason."""
+    if _UNMAPPED in reason:
+        return "run gpunode on the node itself, or map the owner into the container's user namespace"
+    return "have root alone own it and its directories: chown root:root, chmod go-w"
 
 
 def planted_link(path: str) -> str:

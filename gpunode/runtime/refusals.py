@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpunode.errors import ConfigError, PreconditionError
 from gpunode.host import NOT_TRUSTED, Completed, Host
+from gpunode.host.trust import advice
 from gpunode.runtime.engine import Active, Engine, Plan
 from gpunode.runtime.request import Request
 from gpunode.runtime.restart import Restarter
@@ -40,9 +41,7 @@ def refuse(engine: Engine, plan: Plan, active: Active | None, restarter: Restart
 def refuse_untrusted(answer: Completed) -> None:
     """`PreconditionError` if a daemon's program was not executed, because other users can write it."""
     if answer.code == NOT_TRUSTED:
-        raise PreconditionError(
-            answer.stderr, hint="have root alone own it and its directories: chown root:root, chmod go-w"
-        )
+        raise PreconditionError(answer.stderr, hint=advice(answer.stderr))
 
 
 def _refuse_unwritable(host: Host, path: str) -> None:

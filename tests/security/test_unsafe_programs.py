@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from gpunode.host import Host
 from gpunode.packages.find import find_manager
 from gpunode.plugin.mps.control import find_program
 from gpunode.plugin.settings import Settings
-from tests.cli import gpunode
+from tests.cli import fresh_gpunode, gpunode
 
 RUNTIME = "nvidia-container-runtime"
 
@@ -70,3 +72,22 @@ def test_a_package_manager_is_not_called_missing(shared: Path, monkeypatch: pyte
     monkeypatch.setattr("gpunode._reading._SYSTEM_PATH", ())
     with pytest.raises(PreconditionError, match=f"zypper is at {shared}/zypper, but it is not run"):
         find_manager(Host(environ={"PATH": str(shared)}))
+
+
+def test_an_owner_whom_the_user_namespace_lacks_is_called_unmapped(place: Path) -> None:
+    if Host().which("crio"):
+        pytest.skip("crio is installed here")
+    unshare = ("unshare", "--user", "--map-root-user")
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], check=False).returncode != 0:
+        pytest.skip("no user namespace can be made here")
+    program(place / "theirs/crio")
+    os.chown(place / "theirs/crio", 61001, 61001)
+    words = ("configure-runtime", "--runtime", "crio")
+    path = {"PATH": f"{place}/theirs:{os.environ['PATH']}"}
+    ran = fresh_gpunode(*words, env=path, prefix=unshare)
+    assert ran.code == 3, ran
+    assert f"the owner of {place}/theirs/crio is not mapped in this user namespace" in ran.err
+    assert "run gpunode on the node itself" in ran.err and "chown" not in ran.err
+    os.chown(place / "theirs/crio", 65534, 65534)
+    ran = fresh_gpunode(*words, env=path)
+    assert f"{place}/theirs/crio belongs to user 65534" in ran.err and "chown" in ran.err
