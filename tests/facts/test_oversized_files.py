@@ -25,6 +25,9 @@ FILES = {
     "/etc/docker/daemon.json": '{"runtimes": {}, "x": "',
 }
 
+REPORTED = list(FILES)[:4]
+"""Those that this node's checks need; a parser took the square of their length, or may do so."""
+
 
 def oversized(root: Path, path: str, size: int) -> Path:
     spec: Any = machine("healthy-h100")
@@ -56,8 +59,8 @@ def test_the_doctor_names_the_file_and_reads_no_more_than_the_limit(
     ran = gpunode("--root", str(root), "doctor")
     assert ran.code in (0, 1) and "Traceback" not in ran.err
     assert "this is a bug" not in ran.err and "the check broke" not in ran.out
-    if path == "/etc/os-release":
-        assert "/etc/os-release: larger than 64 KiB" in ran.out
+    if path in REPORTED:
+        assert f"{path}: larger than 64 KiB" in ran.out
 
 
 def test_no_more_than_the_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
