@@ -17,6 +17,7 @@ from gpunode.errors import ConfigError, GpunodeError
 from gpunode.gpu.child import module_argv, signal_name
 from gpunode.gpu.mig_model import ComputeInstance, Layouts, Placement
 from gpunode.gpu.mig_wire import layouts_from_json
+from gpunode.gpu.note import NvmlQuestion, read_note
 from gpunode.gpu.nvml_errors import (
     GPU_IS_LOST,
     IN_USE,
@@ -95,7 +96,7 @@ class MigSession:
         if host.trace is not None:
             host.trace("python -m gpunode.gpu.mig_child")
         argv = module_argv("gpunode.gpu.mig_child")
-        self._child: LineChild | None = LineChild(argv, {**host.environ, "LC_ALL": "C.UTF-8"})
+        self._child: LineChild | None = LineChild(argv, {**host.environ, "LC_ALL": "C.UTF-8"}, noting=True)
         try:
             self._heard("open NVML", "", READ_SECONDS)
         except BaseException:
@@ -169,13 +170,17 @@ class MigSession:
         line = self._child.read_line(seconds)
         what = f"GPU {uuid}" if uuid else ""
         if not line:
-            last = self._child.last_words
+            last, question = self._child.last_words, _unanswered(self._child)
             child, self._child = self._child, None
             code = child.end()
+            if question is not None and question.gpus:
+                what = f"GPU {question.gpus[0]}"
+            asked = f": {question}" if question is not None else ""
             if line is None:
-                raise MigError(doing, what, f"NVML did not answer within {seconds:g} s", uuid=uuid)
+                reason = f"NVML did not answer within {seconds:g} s{asked}"
+                raise MigError(doing, what, reason, uuid=uuid)
             if code is not None and code < 0:
-                reason = f"NVML crashed the process that asked it ({signal_name(code)})"
+                reason = f"NVML crashed the process that asked it ({signal_name(code)}){asked}"
                 raise MigError(doing, what, reason, uuid=uuid)
             raise MigError(doing, what, last or f"NVML's child ended with {code}", uuid=uuid)
         try:
@@ -188,6 +193,14 @@ class MigSession:
         if "error" in answer:
             raise MigError(doing, answer.get("what") or what, answer["error"], answer["code"], uuid)
         return answer.get("done")
+
+
+def _unanswered(child: LineChild) -> NvmlQuestion | None:
+    """What NVML was being asked when it hung or crashed."""
+    try:
+        return read_note(child.note())[1]
+    except ValueError:
+        return None
 
 
 def _place(at: Placement | None) -> dict[str, Any]:

@@ -55,12 +55,12 @@ class MigCalls:
 
     def modes(self, gpu: Handle) -> tuple[bool, bool]:
         """Whether MIG is on, and whether it will be after the next reset. NOT_SUPPORTED: no MIG at all."""
-        current, pending = self._nvml.call("nvmlDeviceGetMigMode", gpu.raw)
+        current, pending = self._nvml.call("nvmlDeviceGetMigMode", gpu)
         return bool(current), bool(pending)
 
     def set_mode(self, gpu: Handle, on: bool) -> int:
         """NVML's activation status: 0 if it holds now, else why it waits (IN_USE, RESET_REQUIRED)."""
-        return int(self._nvml.call("nvmlDeviceSetMigMode", gpu.raw, int(on)))
+        return int(self._nvml.call("nvmlDeviceSetMigMode", gpu, int(on)))
 
     # --- profiles --------------------------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ class MigCalls:
         """The GPU instances that this GPU offers, by NVML's numbering."""
         found = []
         for index in range(_GPU_INSTANCE_PROFILES):
-            info = self._unless_absent("nvmlDeviceGetGpuInstanceProfileInfo", gpu.raw, index)
+            info = self._unless_absent("nvmlDeviceGetGpuInstanceProfileInfo", gpu, index)
             if info is not None:
                 found.append(
                     ProfileInfo(
@@ -88,7 +88,7 @@ class MigCalls:
         call = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
         found = []
         for index in range(_COMPUTE_INSTANCE_PROFILES):
-            info = self._unless_absent(call, gpu_instance.raw, index, _SHARED_ENGINES)
+            info = self._unless_absent(call, gpu_instance, index, _SHARED_ENGINES)
             if info is not None:
                 count = int(info.instanceCount)
                 found.append(ProfileInfo(index, int(info.id), int(info.sliceCount), count, _name(info)))
@@ -132,14 +132,14 @@ class MigCalls:
 
     def _places(self, call: str, structure: str, of: Handle, profile_id: int) -> tuple[Placement, ...]:
         places, count = self._nvml.structure(structure, _MOST_PLACES), ctypes.c_uint(_MOST_PLACES)
-        self._nvml.call(call, of.raw, profile_id, places, ctypes.byref(count))
+        self._nvml.call(call, of, profile_id, places, ctypes.byref(count))
         found = {Placement(int(one.start), int(one.size)) for one in places[: min(count.value, _MOST_PLACES)]}
         return tuple(sorted(found, key=lambda place: (place.start, place.size)))
 
     def free(self, gpu: Handle, profile_id: int) -> int | None:
         """How many more GPU instances of a profile fit now; None where MIG is off or nothing is told."""
         try:
-            return int(self._nvml.call("nvmlDeviceGetGpuInstanceRemainingCapacity", gpu.raw, profile_id))
+            return int(self._nvml.call("nvmlDeviceGetGpuInstanceRemainingCapacity", gpu, profile_id))
         except NvmlError as error:
             if error.code in (FUNCTION_NOT_FOUND, *_ABSENT):
                 return None
@@ -156,10 +156,10 @@ class MigCalls:
 
     def gpu_instance(self, gpu: Handle, gi: int) -> Handle:
         """The GPU instance with that id; NOT_FOUND without."""
-        return Handle(self._nvml.call("nvmlDeviceGetGpuInstanceById", gpu.raw, gi))
+        return self._nvml.part("nvmlDeviceGetGpuInstanceById", gpu, gi)
 
     def gpu_instance_info(self, gpu_instance: Handle) -> InstanceInfo:
-        return _info(gpu_instance, self._nvml.call("nvmlGpuInstanceGetInfo", gpu_instance.raw))
+        return _info(gpu_instance, self._nvml.call("nvmlGpuInstanceGetInfo", gpu_instance))
 
     def compute_instances(self, gpu_instance: Handle, profile: ProfileInfo) -> tuple[InstanceInfo, ...]:
         """The compute instances with that profile on a GPU instance."""
@@ -169,10 +169,10 @@ class MigCalls:
 
     def compute_instance(self, gpu_instance: Handle, ci: int) -> Handle:
         """The compute instance with that id; NOT_FOUND without."""
-        return Handle(self._nvml.call("nvmlGpuInstanceGetComputeInstanceById", gpu_instance.raw, ci))
+        return self._nvml.part("nvmlGpuInstanceGetComputeInstanceById", gpu_instance, ci)
 
     def compute_instance_info(self, compute_instance: Handle) -> InstanceInfo:
-        return _info(compute_instance, self._nvml.call("nvmlComputeInstanceGetInfo_v2", compute_instance.raw))
+        return _info(compute_instance, self._nvml.call("nvmlComputeInstanceGetInfo_v2", compute_instance))
 
     def _listed(
         self, call: str, structure: str, of: Handle, profile_id: int, most: int
@@ -180,22 +180,22 @@ class MigCalls:
         room = max(most, _MOST_PLACES)
         handles, count = self._nvml.structure(structure, room), ctypes.c_uint(room)
         try:
-            self._nvml.call(call, of.raw, profile_id, handles, ctypes.byref(count))
+            self._nvml.call(call, of, profile_id, handles, ctypes.byref(count))
         except NvmlError as error:
             if error.code in _ABSENT:  # MIG is off, or has just been switched off
                 return ()
             raise
-        return tuple(Handle(one) for one in handles[: min(count.value, room)])
+        return tuple(Handle(one, of.gpu) for one in handles[: min(count.value, room)])
 
     # --- changes ---------------------------------------------------------------------------------------
 
     def create_gpu_instance(self, gpu: Handle, profile_id: int, at: Placement | None) -> Handle:
         """Make a GPU instance, `at` that place or where the driver likes; INSUFFICIENT_RESOURCES."""
         if at is None:
-            return Handle(self._nvml.call("nvmlDeviceCreateGpuInstance", gpu.raw, profile_id))
+            return self._nvml.part("nvmlDeviceCreateGpuInstance", gpu, profile_id)
         place = self._place("c_nvmlGpuInstancePlacement_t", at)
         call = "nvmlDeviceCreateGpuInstanceWithPlacement"
-        return Handle(self._nvml.call(call, gpu.raw, profile_id, place))
+        return self._nvml.part(call, gpu, profile_id, place)
 
     def create_compute_instance(self, gpu_instance: Handle, profile_id: int, at: Placement | None) -> Handle:
         """Make a compute instance, `at` that place if the driver can do so, else where it likes."""
@@ -203,11 +203,11 @@ class MigCalls:
             place = self._place("c_nvmlComputeInstancePlacement_t", at)
             call = "nvmlGpuInstanceCreateComputeInstanceWithPlacement"
             try:
-                return Handle(self._nvml.call(call, gpu_instance.raw, profile_id, place))
+                return self._nvml.part(call, gpu_instance, profile_id, place)
             except NvmlError as error:
                 if error.code != FUNCTION_NOT_FOUND:
                     raise
-        return Handle(self._nvml.call("nvmlGpuInstanceCreateComputeInstance", gpu_instance.raw, profile_id))
+        return self._nvml.part("nvmlGpuInstanceCreateComputeInstance", gpu_instance, profile_id)
 
     def _place(self, structure: str, at: Placement) -> Any:
         place = self._nvml.structure(structure)
@@ -216,11 +216,11 @@ class MigCalls:
 
     def destroy_gpu_instance(self, gpu_instance: Handle) -> None:
         """IN_USE while it holds a compute instance or somebody uses it."""
-        self._nvml.call("nvmlGpuInstanceDestroy", gpu_instance.raw)
+        self._nvml.call("nvmlGpuInstanceDestroy", gpu_instance)
 
     def destroy_compute_instance(self, compute_instance: Handle) -> None:
         """IN_USE while somebody uses it."""
-        self._nvml.call("nvmlComputeInstanceDestroy", compute_instance.raw)
+        self._nvml.call("nvmlComputeInstanceDestroy", compute_instance)
 
 
 def _info(handle: Handle, info: Any) -> InstanceInfo:

@@ -4,13 +4,14 @@ It begins with ``{"ready": true}``, or ``{"error": "...", "code": 9}`` if NVML d
 ``{"do": "layouts"}``, ``{"do": "set-mode", "uuid": U, "on": true}``, ``{"do": "create-gpu-instance", "uuid":
 U, "profile": ID, "at": [START, SIZE]}`` (without `at` the driver chooses), and so on as `_ACTIONS` has them.
 Answers are ``{"done": {...}}`` or ``{"error": ..., "code": ..., "what": "GPU 0, GPU instance 3"}``. It ends
-with its input.
+with its input. ``--note`` is the descriptor of the note (note.py): which question to which GPU has no answer.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from gpunode.gpu.child import end_with_parent
 from gpunode.gpu.mig_calls import MigCalls
 from gpunode.gpu.mig_model import Placement
 from gpunode.gpu.mig_reader import read_layouts
+from gpunode.gpu.note import Note
 from gpunode.gpu.nvml import Handle, Nvml
 from gpunode.gpu.nvml_errors import FUNCTION_NOT_FOUND, NOT_FOUND, NOT_SUPPORTED, NvmlError
 from gpunode.result import plain
@@ -28,8 +30,11 @@ Question = Mapping[str, Any]
 def main() -> int:
     """0, whatever NVML says; anything else means a crash."""
     end_with_parent()
+    parser = ArgumentParser()
+    parser.add_argument("--note", type=int, default=-1, help="descriptor of the note")
+    note = Note(parser.parse_args().note)
     try:
-        with Nvml.open() as nvml:
+        with Nvml.open(asking=note.asking) as nvml:
             _say({"ready": True})
             for line in sys.stdin:
                 _say(_answer(nvml, json.loads(line)))
@@ -54,7 +59,7 @@ def _what(nvml: Nvml, question: Question) -> str:
     """Of what the question was, as people name it."""
     uuid = question.get("uuid", "")
     try:
-        words = [f"GPU {int(nvml.call('nvmlDeviceGetIndex', nvml.handle_by_uuid(uuid).raw))}"] if uuid else []
+        words = [f"GPU {_gpu(nvml, question).gpu}"] if uuid else []
     except NvmlError:
         words = [f"GPU {uuid}"]
     words += [f"GPU instance {question['gi']}"] if "gi" in question else []
@@ -63,7 +68,16 @@ def _what(nvml: Nvml, question: Question) -> str:
 
 
 def _gpu(nvml: Nvml, question: Question) -> Handle:
-    return nvml.handle_by_uuid(question["uuid"])  # anew each time: a change of the mode may take handles away
+    """Its handle, anew each time: a change of the mode may take handles away. `Nvml.handle_by_uuid` would ask
+    every GPU without naming the one that hangs."""
+    for index in range(nvml.device_count()):
+        try:
+            gpu = nvml.handle(index)
+            if nvml.uuid(gpu) == question["uuid"]:
+                return gpu
+        except NvmlError:
+            continue  # another GPU's failure is not this one's
+    raise NvmlError(NOT_FOUND)
 
 
 def _gpu_instance(nvml: Nvml, question: Question) -> Handle:
@@ -139,7 +153,7 @@ def _mig_handles(nvml: Nvml, gpu: Handle) -> tuple[tuple[int, Handle], ...]:
 
 def _running(nvml: Nvml, call: str, device: Handle) -> list[Any]:
     try:
-        return list(nvml.call(call, device.raw))
+        return list(nvml.call(call, device))
     except NvmlError as error:
         if error.code in (NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND):
             return []

@@ -45,8 +45,8 @@ def _tell(nvml: Nvml, gpu: Handle, told: dict[str, Any]) -> None:
     told["name"] = nvml.name(gpu)
     told["minor"] = _optional(lambda: nvml.minor(gpu), None)
     told["memory_bytes"] = memory = _optional(lambda: nvml.memory_bytes(gpu), 0)
-    told["architecture"] = _optional(lambda: int(nvml.call("nvmlDeviceGetArchitecture", gpu.raw)), 0)
-    told["virtualization"] = _optional(lambda: int(nvml.call("nvmlDeviceGetVirtualizationMode", gpu.raw)), 0)
+    told["architecture"] = _optional(lambda: int(nvml.call("nvmlDeviceGetArchitecture", gpu)), 0)
+    told["virtualization"] = _optional(lambda: int(nvml.call("nvmlDeviceGetVirtualizationMode", gpu)), 0)
     modes = _optional(lambda: calls.modes(gpu), None)
     if modes is None:
         return

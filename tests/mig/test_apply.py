@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.scenario import Fault, Process, mig_machine
+from fixtures.scenario import Fault, Process, gpu_uuid, mig_machine
+from gpunode.commands import mig_apply
+from gpunode.errors import GpunodeError
+from gpunode.render import SilentProgress
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker
 from tests.nobody import NOBODY, opened, public_directory
@@ -242,6 +245,34 @@ def test_a_crash_of_nvml_puts_the_previous_layout_back(mig_node: MigMaker) -> No
     assert ran.code == 4 and "NVML crashed" in ran.err
     node.stub.write(scenario)
     assert node.devices() == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
+
+
+@pytest.mark.parametrize(
+    ("function", "step"),
+    [
+        ("nvmlDeviceGetMigMode", "read the layouts"),
+        ("nvmlDeviceSetMigMode", "switch MIG on"),
+        ("nvmlDeviceCreateGpuInstanceWithPlacement", "create GPU instance"),
+    ],
+)
+def test_a_crash_of_nvml_names_the_gpu_that_was_asked(mig_node: MigMaker, function: str, step: str) -> None:
+    node = mig_node(mig_machine("h100", "h100").with_faults(Fault(function, uuid=gpu_uuid(1), abort=True)))
+    ran = node.apply("all-balanced")
+    assert ran.code != 0
+    assert f"GPU 1: can't {step}" in ran.err, ran.err
+    assert f"NVML crashed the process that asked it (SIGABRT): {function} of GPU 1" in ran.err, ran.err
+
+
+def test_a_hang_of_nvml_names_the_gpu_that_was_asked(
+    mig_node: MigMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpunode.gpu.mig.READ_SECONDS", 5.0)
+    hang = Fault("nvmlDeviceGetMigMode", uuid=gpu_uuid(1), hang=60.0)
+    node = mig_node(mig_machine("h100", "h100").with_faults(hang))
+    with pytest.raises(GpunodeError) as caught:
+        mig_apply.run(node.host, mig_apply.Options(EXAMPLES, "all-balanced"), SilentProgress())
+    reason = "NVML did not answer within 5 s: nvmlDeviceGetMigMode of GPU 1"
+    assert caught.value.message == f"GPU 1: can't read the layouts: {reason}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
