@@ -176,9 +176,11 @@ class PluginService:
 
     def _run_link(self) -> None:
         from gpunode.plugin.kubelet.links import Links
+        from gpunode.plugin.kubelet.serving import LinkContext
 
         assert self._waiter is not None  # `start` has made it
-        links = self._links = Links(self.host, self.settings, self, self.log, self._observed, self.wake)
+        context = LinkContext(self.host, self.settings, self, self.log, self._observed, self.wake)
+        links = self._links = Links(context)
         try:
             while not self._stop.is_set():
                 places = (*socket_directories(self.settings), *self._followed)

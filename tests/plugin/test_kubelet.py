@@ -25,6 +25,7 @@ from gpunode.errors import PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.compose import make_service
 from gpunode.plugin.kubelet.registration import KubeletLink
+from gpunode.plugin.kubelet.serving import LinkContext
 from gpunode.plugin.kubelet_stub import KubeletStub
 from gpunode.plugin.serve import PluginService
 from gpunode.plugin.settings import Settings
@@ -275,9 +276,9 @@ def test_a_kubelet_that_never_watches_fills_no_log(host: Host, kubelet: KubeletS
     kubelet.watch = False
     log = MemoryLog()
     policy: Any = None  # nobody asks
-    link = KubeletLink(
-        host, Settings(stream_wait_seconds=0.0), RESOURCE, feed(8), policy, log, lambda _: None, lambda: None
-    )
+    settings = Settings(stream_wait_seconds=0.0)
+    context = LinkContext(host, settings, policy, log, lambda _: None, lambda: None)
+    link = KubeletLink(context, RESOURCE, feed(8))
     link.claim()
     try:
         assert eventually(lambda: _tick(link) >= 12, 60)

@@ -16,12 +16,13 @@ from pathlib import Path
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.kubelet.registration import KubeletLink
+from gpunode.plugin.kubelet.serving import LinkContext
 from gpunode.plugin.settings import Settings
 from tests.plugin.nodes import RESOURCE, MemoryLog, feed
 
 log = MemoryLog()
 settings = Settings(kubelet_socket=sys.argv[1])
-link = KubeletLink(Host(Path("/"), {}), settings, RESOURCE, feed(1), None, log, print, print)
+link = KubeletLink(LinkContext(Host(Path("/"), {}), settings, None, log, print, print), RESOURCE, feed(1))
 try:
     link.claim()
 except PreconditionError as error:

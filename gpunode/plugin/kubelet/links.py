@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from gpunode.errors import GpunodeError
-from gpunode.host import Host
-from gpunode.plugin.kubelet.handlers import Observer, Policy
+from gpunode.plugin.kubelet.serving import LinkContext
 from gpunode.plugin.ledger import Feed
-from gpunode.plugin.logfmt import Log
-from gpunode.plugin.settings import Settings
 
 
 class Link(Protocol):
@@ -43,21 +40,8 @@ class Link(Protocol):
 class Links:
     """Methods belong to one thread; `by_name` is replaced as a whole and may be read by any."""
 
-    def __init__(
-        self,
-        host: Host,
-        settings: Settings,
-        policy: Policy,
-        log: Log,
-        observe: Observer,
-        news: Callable[[], None],
-    ) -> None:
-        self._host = host
-        self._settings = settings
-        self._policy = policy
-        self._log = log
-        self._observe = observe
-        self._news = news
+    def __init__(self, context: LinkContext) -> None:
+        self._context = context
         self.by_name: Mapping[str, Link] = {}
 
     def __iter__(self) -> Iterator[Link]:
@@ -87,17 +71,13 @@ class Links:
             link.close()
 
     def _make(self, name: str, feed: Feed) -> Link:
-        if self._settings.registration == "watcher":
+        if self._context.settings.registration == "watcher":
             from gpunode.plugin.kubelet.watcher import WatcherLink
 
-            return WatcherLink(
-                self._host, self._settings, name, feed, self._policy, self._log, self._observe, self._news
-            )
+            return WatcherLink(self._context, name, feed)
         from gpunode.plugin.kubelet.registration import KubeletLink
 
-        return KubeletLink(
-            self._host, self._settings, name, feed, self._policy, self._log, self._observe, self._news
-        )
+        return KubeletLink(self._context, name, feed)
 
     def _claim(self, link: Link, first: bool) -> None:
         try:

@@ -25,10 +25,10 @@ from gpunode.facts.device_checkpoint import NAME, read_checkpoint
 from gpunode.host import Host
 from gpunode.plugin.kubelet import rpc
 from gpunode.plugin.kubelet.directory import identity, is_directory, is_socket, registry_sockets
-from gpunode.plugin.kubelet.handlers import Observer, Policy, plugin_options
-from gpunode.plugin.kubelet.serving import READ_ONLY, Serving
+from gpunode.plugin.kubelet.handlers import plugin_options
+from gpunode.plugin.kubelet.serving import READ_ONLY, LinkContext, Serving
 from gpunode.plugin.ledger import Feed
-from gpunode.plugin.logfmt import Log, OnChange
+from gpunode.plugin.logfmt import OnChange
 from gpunode.plugin.observe.sockets import pod_resources_socket
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 from gpunode.plugin.proto import podresources_pb2
@@ -177,25 +177,15 @@ class KubeletLink:
     """Owns one resource's server and registration. All methods belong to one thread; `status` may be read by
     any."""
 
-    def __init__(
-        self,
-        host: Host,
-        settings: Settings,
-        resource: str,
-        feed: Feed,
-        policy: Policy,
-        log: Log,
-        observe: Observer,
-        news: Callable[[], None],
-    ) -> None:
-        self._host = host
-        self._settings = settings
+    def __init__(self, context: LinkContext, resource: str, feed: Feed) -> None:
+        self._host = context.host
+        self._settings = context.settings
         self._resource = resource
-        self._serving = Serving(host, settings.socket(resource), feed, policy, log, observe, news)
-        self._allocatable = AllocatableCheck(host, settings, resource, feed, news)
-        self._log = log
-        self._news = news
-        self._say = OnChange(log)
+        self._serving = Serving(context, context.settings.socket(resource), feed)
+        self._allocatable = AllocatableCheck(context.host, context.settings, resource, feed, context.news)
+        self._log = context.log
+        self._news = context.news
+        self._say = OnChange(context.log)
         self._generation = 0
         self._kubelet: tuple[int, int, int] | None = None
         self._call: Any = None

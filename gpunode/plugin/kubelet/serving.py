@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.kubelet import rpc
@@ -14,6 +15,7 @@ from gpunode.plugin.kubelet.server import PluginServer, clear_stale
 from gpunode.plugin.kubelet.streams import Streams
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.logfmt import Log
+from gpunode.plugin.settings import Settings
 
 if TYPE_CHECKING:
     import grpc
@@ -22,6 +24,18 @@ READ_ONLY = "directory-not-writable"
 _BIND_DELAY = 1.0
 _LONGEST_BIND_DELAY = 2.0
 _PROBE_SECONDS = 2.0  # between two attempts to connect to another plugin's socket at our path
+
+
+@dataclass(frozen=True)
+class LinkContext:
+    """What all links of a plugin share. `observe` gets every RPC, `news` asks for the next turn at once."""
+
+    host: Host
+    settings: Settings
+    policy: Policy
+    log: Log
+    observe: Observer
+    news: Callable[[], None]
 
 
 class Serving:
@@ -33,26 +47,20 @@ class Serving:
 
     def __init__(
         self,
-        host: Host,
+        context: LinkContext,
         socket: str,
         feed: Feed,
-        policy: Policy,
-        log: Log,
-        observe: Observer,
-        news: Callable[[], None],
         extra: Sequence[grpc.GenericRpcHandler] = (),
     ) -> None:
-        self._host = host
+        self._context = context
+        self._host = context.host
+        self._log = context.log
         self.socket = socket
         self._directory = socket.rpartition("/")[0]
         self._feed = feed
-        self._policy = policy
-        self._log = log
-        self._observe = observe
-        self._news = news
         self._extra = extra
         self._server: PluginServer | None = None
-        self.streams = Streams(feed, news)
+        self.streams = Streams(feed, context.news)
         self._next_bind = 0.0
         self._bind_delay = _BIND_DELAY
         self._next_probe = 0.0
@@ -137,8 +145,10 @@ class Serving:
                 hint="run as root, for example with sudo",
                 code=READ_ONLY,
             )
-        self.streams = Streams(self._feed, self._news, self.streams.last)
-        plugin = DevicePlugin(self._feed, self.streams, self._policy, self._log, self._observe)
+        self.streams = Streams(self._feed, self._context.news, self.streams.last)
+        plugin = DevicePlugin(
+            self._feed, self.streams, self._context.policy, self._log, self._context.observe
+        )
         server = PluginServer(self._host, self.socket, self.streams, plugin, self._extra)
         server.start()
         self._server = server

@@ -12,20 +12,16 @@ while we were down, so each of our sockets has a path of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
 from gpunode.errors import GpunodeError
-from gpunode.host import Host
 from gpunode.plugin.kubelet import rpc
 from gpunode.plugin.kubelet.directory import identity, registry_socket, registry_sockets
-from gpunode.plugin.kubelet.handlers import Observer, Policy
-from gpunode.plugin.kubelet.serving import READ_ONLY, Serving
+from gpunode.plugin.kubelet.serving import READ_ONLY, LinkContext, Serving
 from gpunode.plugin.ledger import Feed
-from gpunode.plugin.logfmt import Log, OnChange
+from gpunode.plugin.logfmt import OnChange
 from gpunode.plugin.proto import pluginregistration_pb2 as pb
-from gpunode.plugin.settings import Settings
 
 PLUGIN_REGISTRATION = "pluginregistration.Registration"
 DEVICE_PLUGIN_TYPE = "DevicePlugin"
@@ -42,35 +38,25 @@ rpc.METHODS[PLUGIN_REGISTRATION] = {
 class WatcherLink:
     """Owns one resource's server. Methods belong to one thread; the two RPCs come in gRPC's."""
 
-    def __init__(
-        self,
-        host: Host,
-        settings: Settings,
-        resource: str,
-        feed: Feed,
-        policy: Policy,
-        log: Log,
-        observe: Observer,
-        news: Callable[[], None],
-    ) -> None:
-        self._host = host
-        self._settings = settings
+    def __init__(self, context: LinkContext, resource: str, feed: Feed) -> None:
+        self._host = context.host
+        self._settings = context.settings
         self._resource = resource
-        self._log = log
-        self._news = news
-        self._say = OnChange(log)
+        self._log = context.log
+        self._news = context.news
+        self._say = OnChange(context.log)
         extra = rpc.handlers(
             PLUGIN_REGISTRATION, {"GetInfo": self._info, "NotifyRegistrationStatus": self._notified}
         )
-        socket = registry_socket(host, settings, resource)
-        self._serving = Serving(host, socket, feed, policy, log, observe, news, [extra])
+        socket = registry_socket(context.host, context.settings, resource)
+        self._serving = Serving(context, socket, feed, [extra])
         self._asked = 0  # streams up to this number are older than the kubelet's last question
         self._mark = 0  # and up to this one older than its last registration
         self._answer: pb.RegistrationStatus | None = None
         self._situation: tuple[object, int, bool] = (None, 0, False)
         self._since = 0.0
         self._usual = (
-            2 * settings.stream_wait_seconds
+            2 * context.settings.stream_wait_seconds
         )  # it looks once a second, and dials with a limit of ten
         self._patience = self._usual
         self._renewals = 0
