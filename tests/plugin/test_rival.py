@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.host import Host
+from gpunode.plugin.kubelet.registration import AllocatableCheck
 from gpunode.plugin.kubelet_stub import KubeletStub
 from tests.plugin.fakes import FakeBackend
 from tests.plugin.nodes import DIRECTORY, RESOURCE, eventually
@@ -77,6 +78,30 @@ def test_a_running_plugin_that_takes_our_resource_is_reported_and_loses_it_again
         assert made.log.reasons() == [reason]
     assert eventually(lambda: ours_again(stub), BACK_SECONDS), made.log.text()
     assert eventually(lambda: made.service.ready)
+
+
+def test_one_look_at_another_plugins_devices_is_enough(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a second look a list of ours may have replaced them, while the other plugin's endpoint is still the
+    one that the kubelet allocates from."""
+    monkeypatch.setattr(AllocatableCheck, "again", 3600.0)
+    host, stub, made = node
+    with other_plugin(host.path(DIRECTORY), OTHER, RESOURCE, "X-0"):
+        assert eventually(lambda: ours_again(stub)), made.log.text()
+    assert eventually(lambda: ours_again(stub)), made.log.text()
+
+
+def test_devices_with_new_ids_are_no_loss_while_the_kubelet_lists_the_old_ones(node: Node) -> None:
+    host, _, made = node
+    feed = made.service.ledger.feeds[RESOURCE]
+    check = AllocatableCheck(host, made.service.settings, RESOURCE, feed, lambda: None)
+    check.look(0.0)
+    made.backend.shares = 2
+    made.backend.look()
+    check._trusted = True
+    check._evaluate(1.0, frozenset({f"{RESOURCE}-0", f"{RESOURCE}-1"}))
+    assert not check.lost
+    check._evaluate(2.0, frozenset({"X-0"}))
+    assert check.lost
 
 
 def test_without_pod_resources_the_checkpoint_is_compared(node: Node) -> None:

@@ -50,6 +50,11 @@ class AllocatableCheck:
     The source is PodResources; where it can't be asked, the kubelet's checkpoint, if the kubelet has written
     that since our registration. PodResources counts only once it has listed a device of ours or of the
     checkpoint: it could be another kubelet's socket. Another plugin that uses our device ids is not detected.
+
+    Another plugin's devices instead of ours are proof at the first look, which comes as soon as the kubelet
+    has written its checkpoint: a later list of ours replaces them, and after that plugin's exit it hides the
+    loss for as long as the kubelet waits for an endpoint to come back (5 minutes). No devices at all, or
+    those that we advertised before, are proof at the second look, as our own list may be on its way.
     """
 
     settle = 0.5  # seconds until the first look: our own list may still be on its way
@@ -73,13 +78,16 @@ class AllocatableCheck:
         self._before: tuple[int, int] | None = None
         self._written: tuple[int, int] | None = None
         self._next = 0.0
+        self._settled = 0.0
         self._alert_until = 0.0
         self._misses = 0
+        self._advertised: set[str] = set()  # ids that we have advertised at any time
+        self._version = 0  # of the snapshot that was added last
         self.listed: frozenset[str] = frozenset()
 
     @property
     def lost(self) -> bool:
-        """Whether the kubelet listed none of our devices twice in a row."""
+        """Whether the kubelet listed another plugin's devices, or twice in a row none, instead of ours."""
         return self._misses > 1
 
     def due_in(self, now: float) -> float:
@@ -93,7 +101,7 @@ class AllocatableCheck:
     def start(self, now: float) -> None:
         """The kubelet has opened its stream."""
         self.stop()
-        self._next = now + self.settle
+        self._next = self._settled = now + self.settle
 
     def stop(self) -> None:
         """Forget the previous looks, and drop the one under way."""
@@ -104,6 +112,10 @@ class AllocatableCheck:
 
     def look(self, now: float) -> None:
         """Ask the kubelet if it is time to, and evaluate its answer if there is one."""
+        snapshot = self._feed.snapshot()
+        if snapshot.version != self._version:
+            self._version = snapshot.version
+            self._advertised.update(snapshot.by_id)
         if self._call is not None:
             if not self._call.done():
                 return
@@ -111,7 +123,7 @@ class AllocatableCheck:
         written = self._checkpoint()
         if written != self._written:  # the kubelet writes it after each list of any plugin
             self._written = written
-            self._next = min(self._next, now + self.settle)
+            self._next = min(self._next, max(now, self._settled))
         if now >= self._next:
             if is_socket(self._host, self._socket):
                 self._ask()
@@ -145,7 +157,8 @@ class AllocatableCheck:
                 listed = written if written and self._checkpoint() != self._before else None
         lost = bool(ours) and listed is not None and listed.isdisjoint(ours)
         self.listed = listed or frozenset()
-        self._misses = self._misses + 1 if lost else 0
+        foreign = listed is not None and not listed <= self._advertised
+        self._misses = (2 if foreign else self._misses + 1) if lost else 0
         if lost:
             self._alert_until = now + self.alert_for
             self._next = now + self.again
