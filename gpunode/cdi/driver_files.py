@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError
 from gpunode.facts.ld_cache import parse_ld_cache
-from gpunode.gpu.library_paths import PLATFORM, PROGRAM_DIRECTORIES
+from gpunode.gpu.library_paths import PROGRAM_DIRECTORIES, library_directories
 from gpunode.host import Host
 
 PROGRAMS = (
@@ -131,18 +131,12 @@ def _directories(host: Host, architecture: str, search: tuple[str, ...]) -> Iter
 
     Debian keeps some in a directory behind its alternatives; ld.so's cache tells of those and of any other.
     """
-    multiarch = f"{architecture}-linux-gnu"
     cache = parse_ld_cache(host.read_bytes("/etc/ld.so.cache") or b"")
     cached = [one.path for one in cache if one.soname.startswith(("libcuda.so", "libnvidia-ml.so"))]
     behind = [host.realpath(path) for path in cached]
     places = [
         *search,
-        f"/usr/lib/{multiarch}",
-        f"/usr/lib/{multiarch}/nvidia/current",
-        "/usr/lib64",
-        f"/lib/{multiarch}",
-        "/lib64",
-        *PLATFORM,
+        *library_directories(architecture),
         *(path.rpartition("/")[0] for path in (*cached, *behind)),
     ]
     real = (host.realpath(place.rstrip("/") or "/") for place in places if host.is_dir(place))

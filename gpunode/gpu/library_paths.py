@@ -40,6 +40,9 @@ PLATFORM = (
 )
 """Where a platform keeps them outside the loader's search path, for GPU containers to use."""
 
+ALTERNATIVES = ("/usr/lib/x86_64-linux-gnu/nvidia/current", "/usr/lib/aarch64-linux-gnu/nvidia/current")
+"""Where Debian's own packages keep a driver of which its alternatives system links only some files."""
+
 STRAY = ("/usr/lib/nvidia", "/usr/lib64/nvidia", "/opt/nvidia/lib64")
 """Where a package puts them that only work once ldconfig has run."""
 
@@ -53,6 +56,12 @@ PROGRAM_DIRECTORIES = (
     *("/usr/libexec/nvidia/tesla/bin", f"{DRIVER_ROOT}/usr/bin"),
 )
 """Where nvidia-smi and the driver's other programs are, whatever PATH is."""
+
+
+def library_directories(architecture: str) -> tuple[str, ...]:
+    """Directories of 64-bit libraries for x86_64 or aarch64, in the order of a search."""
+    every = (*SYSTEM, *ALTERNATIVES, *PLATFORM)
+    return tuple(one for one in every if "-linux-gnu" not in one or f"/{architecture}-linux-gnu" in one)
 
 
 def nvml_outside_loader(host: Host) -> str:

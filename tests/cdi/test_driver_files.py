@@ -5,6 +5,7 @@ import pytest
 from gpunode.cdi.driver_files import read_driver_files
 from gpunode.errors import PreconditionError
 from gpunode.facts.ld_cache import CachedLibrary, build_ld_cache
+from gpunode.facts.libraries import find_library
 from gpunode.facts.machine_file import build_machine
 from gpunode.host import Host
 
@@ -202,3 +203,16 @@ def test_only_roots_own_mps_directory_is_given_to_containers(tmp_path, monkeypat
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp/nvidia-mps").symlink_to("/etc")
     assert read_driver_files(host, VERSION).sockets == (("/run/nvidia-persistenced/socket",) * 2,)
+
+
+def test_containers_get_the_library_that_this_node_itself_loads(tmp_path):
+    """Where two directories have it, as after a .run installer, the doctor and the specification agree."""
+    places = (DEBIAN, "/usr/lib64")
+    host = node(
+        tmp_path,
+        [f"{place}/libcuda.so.{VERSION}" for place in places],
+        {f"{place}/libcuda.so.1": f"libcuda.so.{VERSION}" for place in places},
+    )
+    found = find_library(host, "libcuda.so.1")
+    assert found is not None
+    assert [one.path for one in read_driver_files(host, VERSION).libraries] == [found.real]
