@@ -316,6 +316,7 @@ FIRST = {
     ),
     "module-fails-to-load": "systemctl poweroff",
     "nixos-kernel-without-module": "nixos-rebuild boot",
+    "persistence-off": "apt install nvidia-compute-utils-580 && systemctl enable --now nvidia-persistenced",
     "plugin-config-does-not-exist": 'kubectl label node "$(uname -n)" nvidia.com/device-plugin.config-',
     "plugin-not-registered": "gpunode setup --kubernetes",
     "proxmox-next-kernel": "apt install proxmox-headers-6.14.11-1-pve && dkms autoinstall -k 6.14.11-1-pve",
@@ -324,6 +325,7 @@ FIRST = {
         "follow https://docs.siderolabs.com/talos/v1.13/configure-your-talos-cluster/hardware-and-drivers/"
         "nvidia-gpu to have Talos load nvidia and nvidia_uvm"
     ),
+    "toolkit-cli-probe": "dnf install nvidia-persistenced && systemctl enable --now nvidia-persistenced",
     "toolkit-too-old-no-plugin": "gpunode toolkit install --upgrade",
 }
 

@@ -1,8 +1,10 @@
 """Every recorded machine: exactly the findings that it was made for, and the root cause of what waits."""
 
+import re
+
 import pytest
 
-from fixtures.machines import HEALTHY, expected, names, options, recorded_host
+from fixtures.machines import HEALTHY, KERNEL_LOG, expected, machine, names, options, recorded_host
 from gpunode.checks.catalogue import ALL_CHECKS
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
@@ -139,3 +141,18 @@ def test_evidence_names_the_file_and_the_line(name, tmp_path):
 def test_the_distribution_decides_on_the_command(name, identifier, manager, tmp_path):
     fix = findings_of(recorded_host(name, tmp_path))[identifier].fix[0]
     assert fix.command.startswith(f"{manager} install ")
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_machines_files_tell_of_one_driver_and_one_kernel(name):
+    """Facts taken from different machines would have the doctor judge a node that can't exist."""
+    files = machine(name).get("files", {})
+    version = files.get("/sys/module/nvidia/version", "").strip()
+    log = files.get(KERNEL_LOG, "")
+    loaded = re.findall(r"NVRM: loading NVIDIA UNIX .*?  ([\d.]+) ", log)
+    assert not version or set(loaded[-1:]) <= {version}
+    assert version in files.get("/proc/driver/nvidia/version", version)
+    release = files.get("/proc/sys/kernel/osrelease", "").strip()
+    assert release in files.get("/proc/version", release)
+    if "tegra264" in files.get("/proc/device-tree/compatible", ""):  # Thor, which L4T knows from 38 on
+        assert files["/etc/nv_tegra_release"].startswith("# R38 ") and version.startswith("580.")

@@ -6,12 +6,14 @@ from gpunode.checks.devices import remedies
 from gpunode.checks.driver import targets
 from gpunode.checks.model import Check, Verdict, note, ok, seen, skip, warn
 from gpunode.checks.units import seen_unit
+from gpunode.facts import gpu_support
 from gpunode.facts.node import Node
 from gpunode.facts.units import read_unit
 from gpunode.result import Fix
 
 _UNIT = "nvidia-persistenced.service"
 _PROGRAM = "nvidia-persistenced"
+_OWN_PACKAGE = 590  # the first branch for which NVIDIA's repository for Ubuntu has nvidia-persistenced
 _CHASSIS = "/sys/class/dmi/id/chassis_type"
 _PORTABLE = ("8", "9", "10", "11", "14", "30", "31", "32")  # SMBIOS: portable, laptop, notebook, tablet, ...
 _SOCKET = "/run/nvidia-persistenced/socket"
@@ -38,9 +40,20 @@ def persistence_off(node: Node) -> Verdict:
     return warn("nothing keeps the GPUs initialised", off, seen(_UNIT, "isn't installed"), fix=_install(node))
 
 
+def keep_initialised(node: Node) -> Fix | None:
+    """What starts the daemon, or installs it; None where it runs."""
+    state = node.units.get(_UNIT)
+    if state is not None and state.runs:
+        return None
+    if (state is not None and state.installed) or read_unit(node.host, _UNIT) is not None:
+        return remedies.START_PERSISTENCED.other
+    return _install(node)
+
+
 def _install(node: Node) -> Fix:
-    """Ubuntu has the daemon in nvidia-compute-utils-BRANCH, whose name nvidia-utils-BRANCH tells. The .run
-    installer leaves the program and a sample of its unit; a package would bring libraries of its own version.
+    """For Ubuntu the daemon is in nvidia-compute-utils-BRANCH, whose name nvidia-utils-BRANCH tells, until
+    branch 590 also in NVIDIA's repository. The .run installer leaves the program and a sample of its unit; a
+    package would bring libraries of its own version.
     """
     if targets.run_installed(node):
         return remedies.UNIT_OF_RUN_INSTALLER
@@ -49,6 +62,8 @@ def _install(node: Node) -> Fix:
             branch = package.name.removeprefix("nvidia-utils-")
             if branch != package.name:
                 return remedies.install_daemon(f"apt install nvidia-compute-utils-{branch}")
+        if 0 < (number := gpu_support.branch(node.driver_version)) < _OWN_PACKAGE:
+            return remedies.install_daemon(f"apt install nvidia-compute-utils-{number}")
     return remedies.INSTALL_PERSISTENCED.for_family(node.distribution.family)
 
 

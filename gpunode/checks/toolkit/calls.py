@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks import fixes
+from gpunode.checks.devices.persistence import keep_initialised
 from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip, warn
 from gpunode.checks.toolkit.ways import cli_user
 from gpunode.errors import ConfigError
@@ -19,10 +20,11 @@ _HOOKS = ("nvidia-container-runtime-hook", "nvidia-cdi-hook")
 _OPERATOR = ("/usr/local/nvidia/toolkit/", "/run/nvidia/toolkit/")
 _CLI = "nvidia-container-cli"
 _CLI_SECONDS = 15.0
+_SLOW = "driver rpc error: timed out"
 # what nvidia-container-cli says, and what that means
 _SAYINGS = (
     (
-        "driver rpc error: timed out",
+        _SLOW,
         "the driver takes too long to wake the GPUs: nvidia-persistenced isn't on",
     ),
     ("driver not loaded", "it doesn't see the kernel module"),
@@ -111,7 +113,9 @@ def toolkit_cli_probe(node: Node) -> Verdict:
     meaning = next(
         (means for saying, means in _SAYINGS if saying in told), "it doesn't work with this driver"
     )
-    return fail(f"nvidia-container-cli fails: {meaning}", seen(f"{_CLI} info", told or f"exit {done.code}"))
+    evidence = seen(f"{_CLI} info", told or f"exit {done.code}")
+    fix = keep_initialised(node) if _SLOW in told else None
+    return fail(f"nvidia-container-cli fails: {meaning}", evidence, fix=fix)
 
 
 def _path(node: Node) -> str:
