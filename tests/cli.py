@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.waiting import PATIENCE
+
 if TYPE_CHECKING:
     from tests.integration.forked_cli import ForkedCli
 
@@ -61,7 +63,7 @@ _FIRST = dict(os.environ)  # before any test has changed it
 def gpunode(
     *argv: str,
     env: Mapping[str, str] | None = None,
-    timeout: float = 60,
+    timeout: float = PATIENCE,
     prefix: tuple[str, ...] = (),
     constants: Mapping[str, Any] | None = None,
 ) -> Ran:
@@ -76,7 +78,7 @@ def gpunode(
 
 
 def fresh_gpunode(
-    *argv: str, env: Mapping[str, str] | None = None, timeout: float = 60, prefix: tuple[str, ...] = ()
+    *argv: str, env: Mapping[str, str] | None = None, timeout: float = PATIENCE, prefix: tuple[str, ...] = ()
 ) -> Ran:
     """`gpunode` in an interpreter of its own, whatever that costs."""
     done = subprocess.run(

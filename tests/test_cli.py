@@ -6,7 +6,6 @@ import fcntl
 import json
 import signal
 import subprocess
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from gpunode import __version__
 from gpunode.commands.demo_node import build_demo_node
 from tests.cli import clean_environment, command, gpunode
+from tests.waiting import PATIENCE, eventually
 
 VERBS = [
     *(["doctor"], ["explain"], ["configure-runtime"], ["unconfigure-runtime"], ["rollback"], ["verify"]),
@@ -118,7 +118,7 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     )
     assert child.stdout is not None
     child.stdout.close()
-    _, err = child.communicate(timeout=30)
+    _, err = child.communicate(timeout=PATIENCE)
     assert "Traceback" not in err
     assert "BrokenPipe" not in err
 
@@ -147,11 +147,9 @@ def test_a_signal_ends_a_command_with_130(number: signal.Signals, tmp_path: Path
             stderr=subprocess.PIPE,
             text=True,
         )
-        deadline = time.monotonic() + 20
-        while not has_open(child.pid, lock) and child.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert eventually(lambda: has_open(child.pid, lock) or child.poll() is not None)
         child.send_signal(number)
-        out, err = child.communicate(timeout=10)
+        out, err = child.communicate(timeout=PATIENCE)
     assert child.returncode == 130, err
     assert json.loads(out)["exitCode"] == 130
     assert "error: interrupted" in err

@@ -6,7 +6,6 @@ import re
 import signal
 import stat
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from gpunode.host import Host
 from tests.cli import clean_environment, command, gpunode
 from tests.integration.conftest import may_mount
 from tests.sure import sure
+from tests.waiting import PATIENCE, eventually
 
 STANDARD = "var/run/cdi/nvidia.yaml"
 
@@ -197,16 +197,14 @@ def test_a_read_only_file_system_is_named(node, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_nothing_behind(number, node, tmp_path):
-    node.write(machine(1).with_faults(Fault("nvmlInitWithFlags", hang=30.0)))
+    node.write(machine(1).with_faults(Fault("nvmlInitWithFlags", hang=600.0)))
     path = tmp_path / "cdi/nvidia.yaml"
     argv = command("cdi", "generate", *node.options, "--hooks", "none", "--output", str(path))
     with subprocess.Popen(argv, env=clean_environment(node.env), stderr=subprocess.PIPE) as child:
-        deadline = time.monotonic() + 20
         children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
-        while not children.read_text().strip() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        assert eventually(lambda: children.read_text().strip())
         child.send_signal(number)
-        child.communicate(timeout=20)
+        child.communicate(timeout=PATIENCE)
     assert child.returncode == 130
     assert not path.parent.exists()
 

@@ -9,15 +9,17 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from tests.waiting import PATIENCE
+
 
 def run_python(script: str, env: Mapping[str, str], *arguments: str) -> Any:
-    """The JSON that `script` prints; it must end well within a minute."""
+    """The JSON that `script` prints; it must end by itself."""
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

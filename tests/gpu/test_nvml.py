@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from fixtures.scenario import ECC_DOUBLE, Event, gpu_uuid, machine, mig_uuid, mixed_layout, with_mig
 from tests.gpu.children import run_python
+from tests.waiting import PATIENCE
 
 WATCH = """
 import json, sys, time
@@ -51,7 +52,7 @@ class Watcher:
         return self
 
     def __exit__(self, *_):
-        self.child.communicate(timeout=10)
+        self.child.communicate(timeout=PATIENCE)
         assert self.child.returncode == 0
 
 
@@ -61,7 +62,7 @@ def test_an_xid_is_reported_once_with_its_gpu(make_node):
     with Watcher(node.env, gpu_uuid(0), gpu_uuid(1)) as watcher:
         assert watcher.wait(0.05) is None
         node.write(scenario.with_event(Event(gpu_uuid(1), data=79)))
-        seen = watcher.wait(5)
+        seen = watcher.wait(PATIENCE)
         assert seen == {"kind": "xid", "uuid": gpu_uuid(1), "xid": 79, "gi": None, "ci": None}
         assert watcher.wait(0.05) is None
 
@@ -73,14 +74,14 @@ def test_ecc_events_and_mig_instances_are_told(make_node):
         assert (watcher.unsupported, watcher.failed) == ([], [])
         first = scenario.with_event(Event(gpu_uuid(0), ECC_DOUBLE, 0))
         node.write(first.with_event(Event(gpu_uuid(0), data=94, gi=3, ci=0)))
-        assert watcher.wait(5) == {
+        assert watcher.wait(PATIENCE) == {
             "kind": "ecc-double",
             "uuid": gpu_uuid(0),
             "xid": None,
             "gi": None,
             "ci": None,
         }
-        assert watcher.wait(5) == {"kind": "xid", "uuid": gpu_uuid(0), "xid": 94, "gi": 3, "ci": 0}
+        assert watcher.wait(PATIENCE) == {"kind": "xid", "uuid": gpu_uuid(0), "xid": 94, "gi": 3, "ci": 0}
         assert watcher.wait(0.05) is None, "one GPU is watched once, however many MIG devices are named"
 
 
@@ -96,8 +97,8 @@ def test_a_gpu_lost_while_watched_is_an_error_and_its_last_xid_still_names_it(ma
     node = make_node(scenario)
     with Watcher(node.env, gpu_uuid(0), gpu_uuid(1)) as watcher:
         node.write(scenario.with_gpu(1, lost=True).with_event(Event(gpu_uuid(1), data=79)))
-        assert watcher.wait(5)["uuid"] == gpu_uuid(1)
-        assert watcher.wait(5) == 15
+        assert watcher.wait(PATIENCE)["uuid"] == gpu_uuid(1)
+        assert watcher.wait(PATIENCE) == 15
 
 
 DISCOVER = """

@@ -34,6 +34,7 @@ from gpunode.gpu.note import NvmlQuestion, read_note
 from gpunode.gpu.traces import driver_traces, generation, node_traces
 from gpunode.gpu.wire import event_from_json, readings_from_json, topology_from_json
 from gpunode.host import Host
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
 
@@ -47,7 +48,7 @@ class Sentinel:
         self.child = LineChild(argv, {**os.environ, **node.env}, noting=True)
         self.said: list[dict[str, Any]] = []
 
-    def hear(self, wanted: Callable[[dict[str, Any]], bool], seconds: float = 30.0) -> dict[str, Any]:
+    def hear(self, wanted: Callable[[dict[str, Any]], bool], seconds: float = PATIENCE) -> dict[str, Any]:
         """The first document from now on that is wanted."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -217,7 +218,7 @@ def test_a_line_on_stdin_makes_it_look_and_its_end_ends_it(start: Start) -> None
 def test_a_failure_that_nvml_names_is_told_and_ends_it(start: Start, code: int) -> None:
     sentinel = start(machine(1).with_faults(Fault("nvmlInitWithFlags", code)))
     assert sentinel.hear(lambda document: "error" in document)["error"]["code"] == code
-    assert sentinel.child.read_line(30) == ""
+    assert sentinel.child.read_line(PATIENCE) == ""
     assert sentinel.child.end() == 0
 
 
@@ -233,7 +234,7 @@ def test_a_library_given_by_path_is_the_one_that_is_used(start: Start, tmp_path:
     argv = module_argv("gpunode.gpu.sentinel", "--library", str(path))
     child = LineChild(argv, {**os.environ, **bare.env})
     try:
-        first = [child.read_line(10) or "" for _ in range(2)]  # events are watched by another thread
+        first = [child.read_line(PATIENCE) or "" for _ in range(2)]  # events are watched by another thread
         assert any('"inventory"' in line for line in first)
     finally:
         child.end()
@@ -245,13 +246,13 @@ def test_a_library_that_is_replaced_on_disk_is_opened_by_a_fresh_process(tmp_pat
     shutil.copy(node.libraries / path.name, path)
     child = LineChild(module_argv("gpunode.gpu.sentinel", "--library", str(path)), {**os.environ, **node.env})
     try:
-        first = [child.read_line(10) or "" for _ in range(2)]  # events are watched by another thread
+        first = [child.read_line(PATIENCE) or "" for _ in range(2)]  # events are watched by another thread
         assert any('"inventory"' in line for line in first)
         shutil.copy(path, tmp_path / "new")  # as a package manager does: another file under the same name
         (tmp_path / "new").replace(path)
-        heard = [child.read_line(10) or ""]
+        heard = [child.read_line(PATIENCE) or ""]
         while heard[-1]:
-            heard.append(child.read_line(10) or "")
+            heard.append(child.read_line(PATIENCE) or "")
         assert "again" in json.loads(heard[-2])
         assert child.end() == 0
     finally:
@@ -279,7 +280,7 @@ def test_links_and_events_that_were_given_up_are_not_asked_for(start: Start) -> 
 
 def test_the_note_names_the_question_that_crashed_nvml(start: Start) -> None:
     sentinel = start(machine(2).with_faults(Fault("nvmlDeviceGetName", uuid=gpu_uuid(1), abort=True)))
-    while sentinel.child.read_line(30):
+    while sentinel.child.read_line(PATIENCE):
         pass
     count, question, waiting = read_note(sentinel.child.note())
     assert (question, waiting) == (NvmlQuestion("nvmlDeviceGetName", (1,)), None)

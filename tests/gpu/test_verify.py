@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -18,6 +17,7 @@ from gpunode.result import plain
 from gpunode.runtime.container_way import CdiReading, Way
 from tests.cli import gpunode
 from tests.gpu.conftest import host_of
+from tests.waiting import PATIENCE
 
 
 def devices(ran):
@@ -93,13 +93,11 @@ def test_each_failure_is_told_apart_and_stops_no_other(make_node):
             Fault("cuCtxSynchronize", uuid=gpu_uuid(5), hang=60),
         )
     )
-    started = time.monotonic()
-    ran = gpunode("verify", "-o", "json", "--timeout", "4", env=node.env)
-    assert time.monotonic() - started < 30
+    ran = gpunode("verify", "-o", "json", "--timeout", "8", env=node.env)
     assert ran.code == 1
     assert [one["status"] for one in devices(ran)] == ["ok", "fail", "fail", "fail", "fail", "timeout"]
     says = [one["message"] for one in devices(ran)]
-    for message, part in zip(says[1:], ["wrong", "(218)", "(719)", "SIGABRT", "4 s"], strict=True):
+    for message, part in zip(says[1:], ["wrong", "(218)", "(719)", "SIGABRT", "8 s"], strict=True):
         assert part in message
     assert "stand-in rejects" in says[2], "the driver's own compiler log is told"
     assert devices(ran)[1]["maxError"] == 1.0
@@ -216,7 +214,7 @@ def test_in_a_container_the_hosts_devices_are_named_to_the_program(make_node, mo
         )
 
     monkeypatch.setattr(container_run, "run_program", run_here)
-    result = verify.run(host_of(node), verify.Options(on="containerd", timeout=20), SilentProgress())
+    result = verify.run(host_of(node), verify.Options(on="containerd", timeout=PATIENCE), SilentProgress())
     assert [one.uuid for one in result.data.devices] == [mig_uuid(0, i) for i in range(4)]
     assert (int(result.exit_code), result.data.on, requests[0].engine) == (0, "containerd", "containerd")
 
@@ -248,9 +246,9 @@ def test_a_container_that_gets_less_than_the_host_has_fails_and_says_what(
     host = host_of(make_node(machine(2)))
     if not shown:
         with pytest.raises(GpunodeError, match=named) as caught:
-            verify.run(host, verify.Options(on="docker", timeout=20), SilentProgress())
+            verify.run(host, verify.Options(on="docker", timeout=PATIENCE), SilentProgress())
         assert "accept-nvidia-visible-devices" in caught.value.hint
         return
-    result = verify.run(host, verify.Options(on="docker", timeout=20), SilentProgress())
+    result = verify.run(host, verify.Options(on="docker", timeout=PATIENCE), SilentProgress())
     assert [one.status for one in result.data.devices] == ["ok", "fail"]
     assert (int(result.exit_code), named in result.errors[0].message) == (1, True)

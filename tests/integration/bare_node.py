@@ -25,6 +25,7 @@ from fixtures.stubs import SCENARIO_IN_CONTAINER
 from tests.integration import driver_namespace
 from tests.integration.conftest import refuse_for
 from tests.integration.systemd_stand_in import Node
+from tests.waiting import PATIENCE
 
 # what a node that boots with systemd has; all of it is forgotten with the namespace
 _BOOT = """\
@@ -55,7 +56,7 @@ class BareNode:
         environ = {**os.environ, "GPUNODE_STATE_DIR": str(self.node.state), "NO_COLOR": "1"}
         environ["PATH"] = f"{programs}:{os.environ['PATH']}"
         return subprocess.run(
-            [*self.inside, *argv], env=environ, capture_output=True, text=True, timeout=120, check=False
+            [*self.inside, *argv], env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
 
     def gpunode(self, *argv: str) -> subprocess.CompletedProcess[str]:

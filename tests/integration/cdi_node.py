@@ -19,6 +19,7 @@ import yaml
 from fixtures.scenario import Scenario, mixed_layout
 from fixtures.stubs import SCENARIO_IN_CONTAINER, StubNode, stub_node
 from tests.cli import clean_environment, command
+from tests.waiting import PATIENCE
 
 _MAJOR, _CAPS_MAJOR = 195, 240
 # the table of MIG's capabilities is the kernel's, so the directory above it is exchanged
@@ -49,7 +50,9 @@ class CdiNode:
         argv = ["unshare", "--mount", "sh", "-c", _WITH_CAPABILITIES, "sh", str(self.root / "driver")]
         argv += command("cdi", "generate", *options)
         environ = clean_environment(self.stubs.env)
-        done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            argv, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
         assert done.returncode == 0, done.stderr
         tree = yaml.safe_load(self.file.read_text())
         assert "hooks" not in tree["containerEdits"]

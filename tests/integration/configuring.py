@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fixtures.engines import Engine
+from tests.waiting import PATIENCE
 
-SECONDS = 90
+SECONDS = PATIENCE
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import pytest
 
 from fixtures.engines import Engine, start_containerd, start_dockerd
 from fixtures.newer_engines import Unavailable, search_path
+from tests.waiting import PATIENCE
 
 
 def require(*programs: str) -> None:
@@ -75,7 +76,7 @@ def _container_problem() -> str:
         spec["process"] |= {"terminal": False, "args": ["/bin/busybox", "true"]}
         (place / "config.json").write_text(json.dumps(spec))
         argv = ["runc", "--root", f"{name}/state", "run", "--bundle", name, place.name]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
         # a umask that something has left behind leaves a tree that nobody may enter
         parts = (place, place / "rootfs", place / "rootfs/bin", place / "rootfs/bin/busybox")
         modes = ", ".join(f"{part.relative_to(place)} {part.stat().st_mode & 0o7777:04o}" for part in parts)

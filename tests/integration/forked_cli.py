@@ -26,8 +26,9 @@ from typing import Any
 
 from fixtures.stubs import SCENARIO_VARIABLE
 from tests.cli import REPOSITORY, Ran, clean_environment
+from tests.waiting import PATIENCE
 
-SECONDS = 60
+SECONDS = PATIENCE
 LIBRARIES = ("grpc", "rich.table", "tomlkit", "yaml", "httpx2", "lightkube")
 """Of others, and slow to import. No more than imported: gRPC's threads come with a child's first channel. The
 last ones are an extra's, which may not be there."""

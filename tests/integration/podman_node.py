@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.conftest import require
+from tests.waiting import PATIENCE
 
 # podman's files are where they are built in, so the directories themselves are exchanged
 _NAMESPACE = """\
@@ -59,7 +60,7 @@ class PodmanNode:
         space = ["unshare", "--mount", "sh", "-c", _NAMESPACE, "sh", str(self.directory)]
         environ = {**os.environ, "GPUNODE_STATE_DIR": str(self.directory / "state"), "NO_COLOR": "1"}
         return subprocess.run(
-            [*space, *argv], env=environ, capture_output=True, text=True, timeout=90, check=False
+            [*space, *argv], env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
 
     def gpunode(self, verb: str, *options: str) -> subprocess.CompletedProcess[str]:

@@ -20,6 +20,7 @@ import pytest
 
 from fixtures.engines import Engine
 from tests.integration.configuring import SECONDS
+from tests.waiting import PATIENCE
 
 _SYSTEMCTL = """\
 #!/bin/sh
@@ -125,7 +126,7 @@ def require_namespace() -> None:
     """Skip where this user may not make a mount namespace."""
     argv = ["unshare", "-m", "--propagation", "private", "mount", "-t", "tmpfs", "tmpfs", "/run"]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
     except FileNotFoundError:
         pytest.skip("needs unshare")
     if done.returncode != 0:

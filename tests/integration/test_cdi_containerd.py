@@ -19,6 +19,7 @@ from gpunode.host import Host
 from gpunode.runtime.image_archive import ImageConfig, archive, layer
 from tests.cli import gpunode
 from tests.integration.conftest import refuse_for, require
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.containerd, pytest.mark.containers]
 LAYOUTS = ("debian", "rhel")
@@ -61,7 +62,7 @@ def engine(node, tmp_path_factory):
                 name = f"gpunode.test/{layout}:1"
                 data = archive(name, layer(as_entries(root)), config)
                 argv = ["ctr", "-a", engine.socket, "-n", "k8s.io", "images", "import", "-"]
-                subprocess.run(argv, input=data, check=True, capture_output=True, timeout=60)
+                subprocess.run(argv, input=data, check=True, capture_output=True, timeout=PATIENCE)
                 images.wait_for_cri(engine, name, known=True)
             yield engine
 
@@ -84,7 +85,7 @@ def probe(engine, layout, device, *arguments):
     with Cri(Host(), engine.socket) as cri:
         try:
             container = cri_pods.start_pod(cri, pod)
-            assert Host().wait_until(lambda: cri_pods.container_exit(cri, container) is not None, 30.0)
+            assert eventually(lambda: cri_pods.container_exit(cri, container) is not None)
         finally:
             for sandbox in cri_pods.sandboxes(cri, pod.label):
                 cri_pods.remove_sandbox(cri, sandbox)

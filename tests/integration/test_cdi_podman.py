@@ -16,6 +16,7 @@ from fixtures.layouts import LAYOUTS, make_root
 from fixtures.scenario import machine
 from tests.cli import gpunode
 from tests.integration.conftest import refuse_for, require
+from tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.podman, pytest.mark.containers]
 LIBRARIES = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libcuda.so.535.104.05")
@@ -54,7 +55,11 @@ def podman(specification, *arguments):
     place = "mount -t tmpfs -o mode=755 tmpfs /run && mkdir -p /run/cdi /run/lock"
     script = f"{place} && cp {specification} /run/cdi/ && {PODMAN} {shlex.join(arguments)}"
     return subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=60, check=False
+        ["unshare", "--mount", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
 
 

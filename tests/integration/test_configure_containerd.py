@@ -18,6 +18,7 @@ from gpunode.facts.containerd import dig, parse_toml
 from gpunode.host import Host
 from gpunode.runtime.containerd_check import dump
 from tests.integration.configuring import Cli, configuring
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.containerd
 
@@ -168,7 +169,7 @@ def test_killed_between_write_and_restart_is_recovered_at_the_next_start(cli: Cl
     mark = cli.state.parent / "waiting"
     blocked = cli.script(f"touch {mark}; exec sleep 60")
     run = cli.start("configure-runtime", restart=blocked)
-    assert Host().wait_until(mark.exists, 30.0)
+    assert eventually(mark.exists)
     _kill_with_children(run)
     assert digest(cli.engine.config) != before
     done = cli.run("configure-runtime", "--dry-run")
@@ -183,7 +184,7 @@ def test_rollback_right_after_a_killed_run_takes_it_back(cli: Cli) -> None:
     before = digest(cli.engine.config)
     mark = cli.state.parent / "waiting"
     run = cli.start("configure-runtime", restart=cli.script(f"touch {mark}; exec sleep 60"))
-    assert Host().wait_until(mark.exists, 30.0)
+    assert eventually(mark.exists)
     _kill_with_children(run)
     done = cli.run("configure-runtime", "--dry-run", "-o", "json")
     assert f"killed half-way; if so, the next run first takes back what it wrote to {cli.engine.config}" in (
@@ -200,9 +201,9 @@ def test_interrupt_at_the_restart_rolls_back_and_exits_130(cli: Cli) -> None:
     mark = cli.state.parent / "waiting"
     once = cli.script(f"test -e {mark} && exec {cli.engine.restart_command}; touch {mark}; exec sleep 60")
     run = cli.start("configure-runtime", restart=once)
-    assert Host().wait_until(mark.exists, 30.0)
+    assert eventually(mark.exists)
     run.send_signal(signal.SIGINT)
-    _, errors = run.communicate(timeout=60)
+    _, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 130, errors
     assert digest(cli.engine.config) == before and handlers(cli) == ("runc",)
 
@@ -211,14 +212,14 @@ def _kill_with_children(run: subprocess.Popen[str]) -> None:
     """SIGKILL for gpunode; its blocked restart command is ended too, as a power loss would."""
     children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     run.kill()
-    run.communicate(timeout=10)
+    run.communicate(timeout=PATIENCE)
     for child in children:
         os.kill(int(child), signal.SIGKILL)
 
 
 def test_two_runs_at_once_both_succeed_and_one_does_the_work(cli: Cli) -> None:
     runs = [cli.start("configure-runtime", "-o", "json") for _ in range(2)]
-    outputs = [run.communicate(timeout=90)[0] for run in runs]
+    outputs = [run.communicate(timeout=PATIENCE)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
     assert sorted('"action": "updated"' in text for text in outputs) == [False, True]
 

@@ -17,6 +17,7 @@ from gpunode.host import Host
 from tests.integration.configuring import Cli
 from tests.integration.conftest import require
 from tests.integration.systemd_stand_in import Node, require_namespace
+from tests.waiting import eventually
 
 
 @contextmanager
@@ -62,7 +63,7 @@ def test_reload_would_show_what_pods_do_not_get(tmp_path: Path) -> None:
     with crio("packaged", tmp_path) as cli:
         cli.data("configure-runtime", "--no-restart")
         os.kill(cli.engine.pid, signal.SIGHUP)
-        assert Host().wait_until(lambda: "nvidia" in shown_handlers(cli.engine), 30.0)
+        assert eventually(lambda: "nvidia" in shown_handlers(cli.engine))
         assert "failed to find runtime handler" in pod_problem(cli.engine, "nvidia")
 
 
@@ -72,7 +73,7 @@ def test_handler_that_was_only_reloaded_is_restarted(tmp_path: Path) -> None:
         Host().wait_until(lambda: Host().monotonic() > started + 2.6, 5.0)
         cli.data("configure-runtime", "--no-restart")
         os.kill(cli.engine.pid, signal.SIGHUP)
-        assert Host().wait_until(lambda: "nvidia" in shown_handlers(cli.engine), 30.0)
+        assert eventually(lambda: "nvidia" in shown_handlers(cli.engine))
         data = cli.data("configure-runtime")
         assert (data["restart"]["verb"], data["restart"]["performed"]) == ("restart", True)
         assert pod_problem(cli.engine, "nvidia") == ""

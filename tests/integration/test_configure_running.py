@@ -18,6 +18,7 @@ from gpunode.daemons.docker_api import DockerApi
 from gpunode.host import Host
 from gpunode.runtime.docker import HOOK
 from tests.integration.configuring import Cli, configuring
+from tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.docker, pytest.mark.containers]
 IMAGE = "gpunode.test/sleeper:1"
@@ -30,7 +31,7 @@ def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
         load(cli.engine, IMAGE, ("/bin/sleep", "1000"))
         argv = ["docker", "-H", f"unix://{cli.engine.socket}", "run", "-d"]
         argv += ["--network=none", "--stop-signal=KILL", IMAGE]  # sleep as process 1 ignores SIGTERM
-        subprocess.run(argv, check=True, capture_output=True, timeout=60)
+        subprocess.run(argv, check=True, capture_output=True, timeout=PATIENCE)
         hook = tmp_path / "toolkit" / HOOK
         hook.parent.mkdir()
         hook.write_text("#!/bin/sh\n")

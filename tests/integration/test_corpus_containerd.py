@@ -15,6 +15,7 @@ from tests.integration.conftest import path_of
 from tests.integration.corpus_containerd import Containerd
 from tests.integration.corpus_table import Key, Table, keys, table
 from tests.integration.forked_cli import ForkedCli
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.containerd
 
@@ -43,7 +44,7 @@ def test_the_judge_knows_what_only_a_start_refuses(
     monkeypatch.setenv("PATH", judge.path)
     engine = start_containerd(main.read_text())
     try:
-        done = subprocess.run(engine.argv, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(engine.argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
     finally:
         engine.stop()
     assert done.returncode == 1 and "nowhere.toml: no such file" in done.stderr

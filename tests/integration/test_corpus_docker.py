@@ -13,6 +13,7 @@ from fixtures.newer_engines import INSTALLED, SUITES
 from tests.integration.conftest import path_of
 from tests.integration.corpus_docker import MISSES_RUNTIMES, Docker, refused_at_start
 from tests.integration.corpus_table import Key, Table, keys, table
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.docker
 FATAL = ("default-unknown", "runc-redefined", "runtime-type-and-path", "runtime-without-path")
@@ -42,7 +43,7 @@ def test_the_judge_knows_what_only_a_start_refuses(
     monkeypatch.setenv("PATH", judge.path)
     engine = start_dockerd(text)
     try:
-        done = subprocess.run(engine.argv, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(engine.argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
     finally:
         engine.stop()
     assert done.returncode == 1 and "failed to start daemon: " in done.stderr

@@ -27,10 +27,10 @@ from gpunode.host import Host
 from gpunode.plugin.kubelet_stub.stub import KubeletStub
 from tests.cli import REPOSITORY, gpunode
 from tests.integration.conftest import refuse_for, require
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow]
 DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
-_SECONDS = 30.0
 _PROGRAM, _SOURCE = "/mnt/venv", "/mnt/source"  # the pod's own /tmp would hide a checkout below it
 _RUN = """\
 set -e
@@ -121,7 +121,7 @@ class PluginPod:
             try:
                 yield process
                 process.send_signal(signal.SIGTERM)  # runc hands it on
-                assert process.wait(_SECONDS) == 0, self.log()
+                assert process.wait(PATIENCE) == 0, self.log()
             finally:
                 process.kill()
                 delete = ("runc", "--root", str(self.place / "runc"), "delete", "--force", name)
@@ -159,10 +159,10 @@ def test_the_rights_of_the_manifest_are_enough(
     plugin = PluginPod(place, *options)
     with plugin.running():
         for name, count in resources.items():
-            assert plugin.stub.wait_allocatable(name, count, _SECONDS), plugin.log()
+            assert plugin.stub.wait_allocatable(name, count, PATIENCE), plugin.log()
         assert plugin.stub.allocate(next(iter(resources)), 1).ids
         features = plugin.node / "etc/kubernetes/node-feature-discovery/features.d/gfd"
         if "file" in options:
-            assert Host().wait_until(features.exists, _SECONDS), plugin.log()
+            assert eventually(features.exists), plugin.log()
             assert "nvidia.com/gpu.count=2" in features.read_text()
     assert "level=error" not in plugin.log() and "level=warning" not in plugin.log(), plugin.log()

@@ -18,6 +18,7 @@ from gpunode.facts.daemons import parse_version
 from gpunode.host import Host
 from tests.integration.configuring import Cli, configuring
 from tests.integration.conftest import path_of
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.docker
 IMAGE = "gpunode.test/sleeper:1"
@@ -48,7 +49,7 @@ def without_specification(cli: Cli, verb: str, *options: str) -> Any:
         env=cli.environ,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr + done.stdout
@@ -110,11 +111,11 @@ def test_a_runtime_that_is_a_flag_is_not_taken_out_by_the_file(tmp_path: Path) -
 def test_a_stopped_dockerd_is_started_with_the_runtime_and_left_alone_without(tmp_path: Path) -> None:
     with configuring(start_dockerd({}), tmp_path) as cli:
         os.kill(cli.engine.pid, 15)
-        assert Host().wait_until(lambda: not cli.engine.running, 30.0)
+        assert eventually(lambda: not cli.engine.running)
         data = cli.data("configure-runtime", "--socket", cli.engine.socket)
         assert data["restart"]["verb"] == "restart" and "nvidia" in data["active"]["handler"]
         os.kill(cli.engine.pid, 15)
-        assert Host().wait_until(lambda: not cli.engine.running, 30.0)
+        assert eventually(lambda: not cli.engine.running)
         data = cli.data("unconfigure-runtime", "--socket", cli.engine.socket)
         assert (data["restart"]["verb"], cli.engine.config.read_text()) == ("none", "{}\n")
         assert not cli.engine.running
@@ -127,7 +128,7 @@ def test_containers_that_need_the_runtime_are_named_before_it_goes(tmp_path: Pat
         load(cli.engine, IMAGE, ("/bin/sleep", "1000"))
         argv = ["docker", "-H", f"unix://{cli.engine.socket}", "run", "-d", "--network=none"]
         argv += ["--stop-signal=KILL", "--runtime=nvidia", "--name=trainer", IMAGE]
-        subprocess.run(argv, check=True, capture_output=True, timeout=60)
+        subprocess.run(argv, check=True, capture_output=True, timeout=PATIENCE)
         before = cli.engine.config.read_text()
         shown = cli.run("unconfigure-runtime", "--dry-run")
         assert shown.returncode == 3 and "trainer" in shown.stderr

@@ -16,6 +16,7 @@ from fixtures.rootless import UID, Rootless, Unavailable, rootless_docker
 from gpunode.daemons.docker_api import DockerApi
 from gpunode.host import Host
 from tests.integration.conftest import refuse_for, require
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.docker
 TOOLKIT = ".config/nvidia-container-runtime/config.toml"
@@ -71,7 +72,7 @@ def test_the_runtime_is_started_with_what_leads_it_to_the_users_file(docker: Roo
     data(docker, "configure-runtime")
     DockerApi(Host(), docker.socket).load_image(busybox_archive("gpunode.test/box:1", ("/bin/echo",)))
     argv = ["docker", "-H", f"unix://{docker.socket}", "run", "--rm", "--network=none", "--runtime=nvidia"]
-    subprocess.run([*argv, "gpunode.test/box:1"], capture_output=True, timeout=60, check=False)
+    subprocess.run([*argv, "gpunode.test/box:1"], capture_output=True, timeout=PATIENCE, check=False)
     # whether the container itself may start here is another matter: cgroups aren't delegated
     seen = (docker.directory / "run/runtime-environment").read_text().splitlines()
     assert f"XDG_CONFIG_HOME={docker.home}/.config" in seen
@@ -97,7 +98,9 @@ def test_what_was_there_in_the_users_file_stays(docker: Rootless) -> None:
 def test_root_is_told_whose_docker_it_is(docker: Rootless) -> None:
     argv = [sys.executable, "-m", "gpunode", "configure-runtime", "--runtime", "docker", "--dry-run"]
     own = str(docker.home / ".config/docker/daemon.json")
-    done = subprocess.run([*argv, "--config", own], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [*argv, "--config", own], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode != 0 and "rootless Docker" in done.stderr
     assert f"XDG_RUNTIME_DIR=/run/user/{UID} gpunode configure-runtime --runtime docker" in done.stderr
 

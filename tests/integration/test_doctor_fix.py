@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import PATIENCE
+
 _UNSHARE = ("unshare", "--mount", "--propagation", "private")
 _ALLOWED = subprocess.run(
     [*_UNSHARE, "sh", "-c", "mount -t tmpfs none /mnt && mknod /mnt/null c 1 3"],
@@ -105,7 +107,7 @@ class Node:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE,
         )
 
     def fixes(self, *words: str) -> Any:

@@ -10,6 +10,7 @@ from gpunode.daemons.cri import Cri
 from gpunode.daemons.docker_api import DockerApi
 from gpunode.host import Host
 from tests.integration.conftest import require
+from tests.waiting import PATIENCE, eventually
 
 BOTH = [
     pytest.param(start_containerd, "containerd", marks=pytest.mark.containerd),
@@ -22,10 +23,10 @@ def test_the_restart_command_restarts_the_daemon_and_leaving_ends_the_new_one(ma
     require(program)
     with make() as engine:
         first = engine.pid
-        subprocess.run([engine.restart_command], check=True, capture_output=True, timeout=60)
+        subprocess.run([engine.restart_command], check=True, capture_output=True, timeout=PATIENCE)
         assert engine.pid != first
         assert engine.running
-        assert Host().wait_until(engine.answers, 30.0)  # the command waits until it listens
+        assert eventually(engine.answers)  # the command waits until it listens
     assert not engine.running
     assert not engine.directory.exists()
     assert str(engine.directory) not in Path("/proc/self/mountinfo").read_text()
@@ -36,7 +37,7 @@ def test_a_restart_into_a_broken_configuration_fails_and_says_why(make, program)
     require(program)
     with make() as engine:
         engine.config.write_text("{{{")
-        done = subprocess.run([engine.restart_command], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([engine.restart_command], capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode != 0
         assert engine.config.name in done.stderr
         assert not engine.running

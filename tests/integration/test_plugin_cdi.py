@@ -22,7 +22,7 @@ from gpunode.host import Host
 from gpunode.plugin.kubelet_stub import KubeletStub
 from tests.integration.conftest import refuse_for, require
 from tests.integration.test_cdi_podman import podman
-from tests.plugin.nodes import eventually
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.podman, pytest.mark.containers]
 GPUS, CUT = 3, 2
@@ -72,7 +72,7 @@ class Plugin:
 
     def end(self) -> None:
         self.process.terminate()
-        self.process.wait(30.0)
+        self.process.wait(PATIENCE)
         self.kubelet.stop()
 
 
@@ -113,7 +113,7 @@ def started(plugin, image, names, *arguments):
 
 
 def test_a_container_gets_the_gpus_that_allocate_names_and_no_other(plugin, image):
-    assert plugin.kubelet.wait_allocatable("nvidia.com/gpu", 2, 20.0), plugin.log.read_text()
+    assert plugin.kubelet.wait_allocatable("nvidia.com/gpu", 2, PATIENCE), plugin.log.read_text()
     given = plugin.kubelet.allocate("nvidia.com/gpu", 1)
     assert not given.envs
     (name,) = given.cdi
@@ -129,7 +129,7 @@ def test_a_container_gets_the_gpus_that_allocate_names_and_no_other(plugin, imag
 
 
 def test_a_container_gets_its_mig_device_with_its_two_capabilities(plugin, image):
-    assert plugin.kubelet.wait_allocatable("nvidia.com/mig-2g.20gb", 1, 20.0), plugin.log.read_text()
+    assert plugin.kubelet.wait_allocatable("nvidia.com/mig-2g.20gb", 1, PATIENCE), plugin.log.read_text()
     given = plugin.kubelet.allocate("nvidia.com/mig-2g.20gb", 1)
     (name,) = given.cdi
     probed = [f"/dev/nvidia-caps/nvidia-cap{number}" for number in range(1, 6)]
@@ -144,10 +144,14 @@ def test_another_layout_is_described_before_it_is_advertised(root):
     with tempfile.TemporaryDirectory(prefix="gp-") as name:
         plugin = Plugin(Path(name), made, scenario, "--device-list-strategy", "cdi-cri")
         try:
-            assert plugin.kubelet.wait_allocatable("nvidia.com/mig-1g.10gb", 1, 20.0), plugin.log.read_text()
+            assert plugin.kubelet.wait_allocatable("nvidia.com/mig-1g.10gb", 1, PATIENCE), (
+                plugin.log.read_text()
+            )
             assert {first, second, *rest} < set(plugin.names())
             plugin.stubs.write(with_mig(machine(GPUS), CUT, mixed_layout(CUT)[:2]))
-            assert plugin.kubelet.wait_allocatable("nvidia.com/mig-1g.10gb", 0, 20.0), plugin.log.read_text()
+            assert plugin.kubelet.wait_allocatable("nvidia.com/mig-1g.10gb", 0, PATIENCE), (
+                plugin.log.read_text()
+            )
             assert eventually(lambda: not set(rest) & set(plugin.names()))
             assert {first, second} < set(plugin.names())
         finally:
@@ -161,12 +165,12 @@ def test_gpus_without_a_specification_are_shown_and_not_handed_out(root):
         (empty / "driver").mkdir(parents=True)
         plugin = Plugin(Path(name), empty, scenario, "--device-list-strategy", "cdi-cri")
         try:
-            assert eventually(lambda: plugin.kubelet.capacity("nvidia.com/gpu") == 2, 20.0)
+            assert eventually(lambda: plugin.kubelet.capacity("nvidia.com/gpu") == 2)
             assert plugin.kubelet.allocatable("nvidia.com/gpu") == 0
             assert eventually(lambda: "libcuda.so.535.104.05" in plugin.log.read_text())
-            assert "code=cdi" in plugin.log.read_text()
+            assert eventually(lambda: "code=cdi" in plugin.log.read_text())
             put_libraries(empty / f"usr/lib/{platform.machine()}-linux-gnu", scenario.driver)
             make_nodes(empty, [*CONTROL, *(f"nvidia{index}" for index in range(GPUS))])
-            assert plugin.kubelet.wait_allocatable("nvidia.com/gpu", 2, 20.0), plugin.log.read_text()
+            assert plugin.kubelet.wait_allocatable("nvidia.com/gpu", 2, PATIENCE), plugin.log.read_text()
         finally:
             plugin.end()

@@ -20,6 +20,7 @@ from gpunode.facts.daemons import daemon_version
 from gpunode.facts.docker import find_docker
 from gpunode.host import Host
 from tests.integration.configuring import Cli, configuring
+from tests.waiting import PATIENCE
 
 HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "logging"}
 HEAVY |= {"ctypes", "distro", "urllib.request", "importlib.metadata", "tempfile", "concurrent"}
@@ -48,7 +49,7 @@ def test_nothing_to_change_starts_no_child_and_loads_nothing_heavy(configured: C
             env=configured.environ,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
             check=True,
         )
         said = done.stderr.splitlines()

@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +201,7 @@ def test_podman_has_no_daemon_and_says_what_it_takes(tmp_path: Path) -> None:
 
 
 @pytest.mark.containerd
-def test_a_daemon_that_never_answers_costs_three_seconds(tmp_path: Path) -> None:
+def test_a_daemon_that_never_answers_is_given_up_after_three_seconds(tmp_path: Path) -> None:
     """A socket that accepts and says nothing stands for a daemon that hangs."""
     path = tmp_path / "s.sock"
     config = tmp_path / "config.toml"
@@ -211,23 +210,21 @@ def test_a_daemon_that_never_answers_costs_three_seconds(tmp_path: Path) -> None
         listener.bind(str(path))
         listener.listen()
         stop = threading.Event()
-        thread = threading.Thread(target=_hold, args=(listener, stop))
+        held: list[socket.socket] = []
+        thread = threading.Thread(target=_hold, args=(listener, stop, held))
         thread.start()
-        started = time.monotonic()
         argv = ("--runtime", "containerd", "--config", str(config), "--socket", str(path))
         ran = gpunode("status", "runtime", *argv, "-o", "json")
-        seconds = time.monotonic() - started
         stop.set()
         thread.join()
     (engine,) = ran.document["data"]["engines"]
     assert ran.code == 0 and "no answer within 3 seconds" in engine["silence"]
-    assert seconds < 9  # the start on a busy machine included; it would be more than ten
+    assert len(held) <= 3  # for its version, its status, and once more by gRPC's library
 
 
-def _hold(listener: socket.socket, stop: threading.Event) -> None:
+def _hold(listener: socket.socket, stop: threading.Event, held: list[socket.socket]) -> None:
     """Accept whatever comes and keep it open."""
     listener.settimeout(0.1)
-    held = []
     while not stop.is_set():
         try:
             held.append(listener.accept()[0])

@@ -39,7 +39,7 @@ def held():
     return podman("ps", "--all", "--format", "{{.Names}}") + images
 verify = [sys.executable, "-m", "gpunode", "verify", "--on", "podman"]
 child = subprocess.Popen(verify, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-deadline = time.monotonic() + 30
+deadline = time.monotonic() + 120
 while not podman("ps", "--quiet") and child.poll() is None and time.monotonic() < deadline:
     time.sleep(0.1)
 child.send_signal(getattr(signal, "SIG" + sys.argv[1]))

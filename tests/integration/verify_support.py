@@ -12,8 +12,8 @@ from pathlib import Path
 from fixtures.scenario import Fault, Scenario, StubGpu
 from fixtures.stub_runtime import build_stub_runtime
 from fixtures.stubs import SCENARIO_IN_CONTAINER, StubNode, stub_node
-from gpunode.host import Host
 from gpunode.runtime.container_run import ContainerRequest
+from tests.waiting import PATIENCE, eventually
 
 UUIDS = ("GPU-11111111-2222-3333-4444-555555555555", "GPU-66666666-7777-8888-9999-aaaaaaaaaaaa")
 GPUS = Scenario((StubGpu(0, UUIDS[0], "0000:3b:00.0"), StubGpu(1, UUIDS[1], "0000:5e:00.0", minor=1)))
@@ -72,7 +72,7 @@ def gpu_node(directory: Path) -> GpuNode:
 def comes_to(told: Callable[[], object], expected: object) -> None:
     """Fail unless the daemon comes to tell that. containerd's CRI learns by an event what ctr has done, and
     gpunode takes its images out with ctr."""
-    assert Host().wait_until(lambda: told() == expected, 30.0), told()
+    assert eventually(lambda: told() == expected), told()
 
 
 def interrupt_when(
@@ -82,10 +82,10 @@ def interrupt_when(
     argv = [sys.executable, "-c", INTERRUPTED, request.engine, request.socket]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         try:
-            assert Host().wait_until(lambda: running() or child.poll() is not None, 30.0)
+            assert eventually(lambda: running() or child.poll() is not None)
             assert child.poll() is None, child.communicate()[1].decode()
             os.kill(child.pid, number)
-            child.communicate(timeout=30)
+            child.communicate(timeout=PATIENCE)
         finally:
             child.kill()
     return child.returncode

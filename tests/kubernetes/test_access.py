@@ -19,6 +19,7 @@ from gpunode.host import Host
 from gpunode.kubernetes.access import ACCOUNT, Access, find, node_name
 from tests.kubernetes.conftest import Gpunode
 from tests.kubernetes.test_node_label import labels
+from tests.waiting import PATIENCE
 
 LABEL = ("node", "label", "x=1")
 DONE = {"pool": "a", "x": "1"}
@@ -200,7 +201,7 @@ def test_a_real_kubectl_proxy(api: ApiServer, run: Gpunode, tmp_path: Path) -> N
         assert done.code == 0, done.err
     finally:
         proxy.terminate()
-        proxy.communicate(timeout=10)
+        proxy.communicate(timeout=PATIENCE)
     assert api.changes()[0].user == "admin"
     assert api.node("gpu-1")["status"]["allocatable"]["a.b/c"] == "2"
 

@@ -31,6 +31,7 @@ from gpunode.plugin.labels.sinks.node import _Plan
 from gpunode.plugin.labels.sinks.node_feature import NodeFeature
 from gpunode.plugin.settings import LabelSettings
 from gpunode.render import SilentProgress
+from tests.waiting import PATIENCE
 
 SECRET = "s3cr3t-t0ken"
 Answer = Callable[[socket.socket, bytes], None]
@@ -61,10 +62,10 @@ def server(answer: Answer) -> Iterator[str]:
         finally:
             stopped = True
             socket.create_connection(address).close()
-            thread.join(10)
+            thread.join(PATIENCE)
 
 
-def asked(answer: Answer, ask: Callable[[Any], Any], seconds: float = 5.0) -> ClusterError:
+def asked(answer: Answer, ask: Callable[[Any], Any], seconds: float = PATIENCE) -> ClusterError:
     with server(answer) as url:
         cluster = open_client(Connection(url, "a test"), seconds, lambda: "", lambda _: None)
         try:
@@ -89,7 +90,7 @@ def dripping(start: bytes, drop: bytes) -> Answer:
         connection.sendall(start)
         while True:
             connection.sendall(drop)
-            time.sleep(0.01)
+            time.sleep(0.05)  # a hundred headers take longer than any caller here waits
 
     return answer
 
@@ -249,7 +250,7 @@ def test_a_program_that_nobody_can_start_is_refused(tmp_path: Path, part: str) -
 def test_a_small_kubeconfig_makes_no_large_one(tmp_path: Path, text: str) -> None:
     before = time.process_time()
     assert len(refusal(tmp_path, text)) < 20_000
-    assert time.process_time() - before < 5
+    assert time.process_time() - before < 20
 
 
 def test_impersonation_brings_no_other_header(tmp_path: Path) -> None:

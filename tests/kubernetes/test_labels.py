@@ -16,7 +16,7 @@ import pytest
 from fixtures.api_server import ADMIN, ApiServer, Fault, Listening, kubeconfig, make_client
 from tests.cli import clean_environment
 from tests.kubernetes.conftest import NODE, Gpunode
-from tests.plugin.nodes import eventually
+from tests.waiting import PATIENCE, eventually
 
 ANNOTATION = "gpunode/nvidia-labels"
 NFD = "nfd.node.kubernetes.io/feature-labels"
@@ -322,7 +322,7 @@ class Running:
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(PATIENCE)
 
 
 @pytest.fixture
@@ -332,7 +332,7 @@ def running(api: ApiServer, tmp_path: Path) -> Iterator[list[Running]]:
     for one in started:
         if one.process.poll() is None:
             os.kill(one.process.pid, signal.SIGKILL)
-            one.process.wait(5)
+            one.process.wait(PATIENCE)
 
 
 def test_watch_keeps_them_and_leaves_them(api: ApiServer, tmp_path: Path, running: list[Running]) -> None:

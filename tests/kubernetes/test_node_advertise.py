@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from gpunode.commands.node_advertise import served
 from gpunode.host import Host
 from tests.cli import clean_environment, command
 from tests.kubernetes.conftest import Gpunode
+from tests.waiting import PATIENCE, eventually
 
 GPU = ("node", "advertise", "--resource", "nvidia.com/gpu")
 
@@ -159,12 +159,9 @@ def test_ctrl_c_while_the_kubelet_is_waited_for_takes_it_back(
     env = {"HOME": str(tmp_path), "KUBECONFIG": str(path), "NODE_NAME": "gpu-1"}
     words = command(*GPU, "--count", "8")
     with subprocess.Popen(words, env=clean_environment(env), stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 30
-        while "PATCH GET" not in " ".join(one.method for one in list(api.asked)):
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.01)
+        assert eventually(lambda: "PATCH GET" in " ".join(one.method for one in list(api.asked)))
         os.kill(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
     assert "taken back" in err
     assert amounts(api)[0] == before

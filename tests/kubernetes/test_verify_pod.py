@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from fixtures.api_server import ADMIN, ApiServer, Fault, kubeconfig
 from tests.cli import Ran, clean_environment, command
 from tests.kubernetes.conftest import QUICK, Gpunode
 from tests.kubernetes.pods import EVENTS, FAILED, GPU, PENDING, RUNNING, SUCCEEDED, unscheduled, waiting
+from tests.waiting import PATIENCE, eventually
 
 PASSED = "[Vector addition of 50000 elements]\nCopy output data from the CUDA device\nTest PASSED\nDone\n"
 
@@ -465,12 +465,9 @@ def struck(api: ApiServer, home: Path, number: signal.Signals) -> tuple[int, str
     with subprocess.Popen(
         words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        deadline = time.monotonic() + 30
-        while not any("/pods/gpunode" in one.path for one in list(api.asked)):
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.02)
+        assert eventually(lambda: any("/pods/gpunode" in one.path for one in list(api.asked)))
         os.kill(process.pid, number)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=PATIENCE)
     return process.returncode, err
 
 

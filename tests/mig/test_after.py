@@ -27,7 +27,7 @@ from gpunode.render import SilentProgress
 from gpunode.result import Result, Text
 from tests.cli import REPOSITORY, gpunode
 from tests.mig.conftest import EXAMPLES, MigMaker
-from tests.plugin.nodes import eventually
+from tests.waiting import eventually
 
 UNIT, CONFIG = "etc/systemd/system/gpunode-mig.service", "etc/gpunode/mig.yaml"
 
@@ -317,14 +317,14 @@ def test_beside_mig_manager_the_labels_are_its_own(
     node = mig_node(mig_machine("h100"))
     manager = tmp_path / "nvidia-mig-manager"
     manager.symlink_to("/bin/sleep")
-    with node.shared() as here, subprocess.Popen([*here.space, str(manager), "60"]) as other:
+    with node.shared() as here, subprocess.Popen([*here.space, str(manager), "600"]) as other:
         try:
             first = str(manager).encode() + b"\0"
 
             def runs() -> bool:
                 return any(_bytes(one).startswith(first) for one in Path("/proc").glob("[0-9]*/cmdline"))
 
-            assert eventually(runs, 10)
+            assert eventually(runs)
             ran = here.apply("all-1g", *words(tmp_path, api))
             assert "nvidia-mig-manager, acts on nvidia.com/mig.config itself" in ran.err
             assert states(api) == [] and node.stub.mig_changes() == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from gpunode.render import SilentProgress
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker
 from tests.nobody import NOBODY, opened, public_directory
+from tests.waiting import PATIENCE, eventually
 
 IN_USE, INSUFFICIENT = 19, 23
 
@@ -110,7 +110,7 @@ def test_standard_input_is_a_file_too(mig_node: MigMaker) -> None:
         env=clean_environment(node.env),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert node.devices() == {"7g.80gb": 1}
@@ -154,7 +154,7 @@ def test_whoever_uses_what_goes_is_named_and_stops_it(mig_node: MigMaker) -> Non
     node = mig_node(mig_machine("h100")).among_all()
     assert node.apply("all-balanced").code == 0
     victim = next(gi for gi in node.gpu().instances if gi.name == "2g.20gb")
-    with subprocess.Popen(["sleep", "60"]) as sleep:
+    with subprocess.Popen(["sleep", "600"]) as sleep:
         try:
             used = Process(0, sleep.pid, gi=victim.id, ci=0, real=True)
             node.stub.write(replace(mig_machine("h100"), processes=(used,)))
@@ -173,7 +173,7 @@ def test_whoever_uses_what_goes_is_named_and_stops_it(mig_node: MigMaker) -> Non
             assert ran.code == 2 and "process 1 isn't in the way" in ran.err
             ran = node.apply("parts", "--drain", str(sleep.pid))
             assert ran.code == 0, ran.err
-            assert sleep.wait(5) == -signal.SIGTERM
+            assert sleep.wait(PATIENCE) == -signal.SIGTERM
         finally:
             sleep.kill()
     assert node.devices() == {"3g.40gb": 1, "1c.3g.40gb": 3}
@@ -283,11 +283,9 @@ def test_an_interruption_puts_the_previous_layout_back(mig_node: MigMaker, numbe
     node.stub.write(scenario.with_faults(Fault("migChange", hang=60.0, after=6, times=1)))
     argv = command("mig", "apply", "-f", EXAMPLES, "-c", "media")
     with subprocess.Popen(argv, env=clean_environment(node.env), stderr=subprocess.PIPE, text=True) as child:
-        until = time.monotonic() + 30
-        while node.stub.fault_calls() < 7 and time.monotonic() < until:
-            time.sleep(0.01)
+        assert eventually(lambda: node.stub.fault_calls() >= 7)
         child.send_signal(number)
-        _, err = child.communicate(timeout=60)
+        _, err = child.communicate(timeout=PATIENCE)
     assert child.returncode == 130 and "the previous layout is in place again" in err, err
     assert node.devices() == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
 
@@ -296,7 +294,7 @@ def test_two_at_once_take_turns(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     argv = [command("mig", "apply", "-f", EXAMPLES, "-c", label) for label in ("all-1g", "media")]
     running = [subprocess.Popen(one, env=clean_environment(node.env), stderr=subprocess.PIPE) for one in argv]
-    assert [one.wait(60) for one in running] == [0, 0]
+    assert [one.wait(PATIENCE) for one in running] == [0, 0]
     for one in running:
         assert one.stderr is not None
         one.stderr.close()

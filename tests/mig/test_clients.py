@@ -24,8 +24,8 @@ from gpunode.render import SilentProgress
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
 from tests.nobody import NOBODY, public_directory
-from tests.plugin.nodes import eventually
 from tests.plugin.serving import kubelet
+from tests.waiting import PATIENCE, eventually
 
 BOTH = 1 << (signal.SIGUSR1 - 1) | 1 << (signal.SIGHUP - 1)
 SERVE = ("/usr/bin/python3", "-P", "-m", "gpunode.light", "3", "plugin", "serve")
@@ -106,7 +106,7 @@ class Beside:
     state: Path
 
     def shows(self, resource: str, count: int) -> bool:
-        return self.kubelet.wait_allocatable(f"nvidia.com/{resource}", count, 30)
+        return self.kubelet.wait_allocatable(f"nvidia.com/{resource}", count, PATIENCE)
 
 
 POD = ("unshare", "--pid", "--fork", "--kill-child=TERM")
@@ -135,7 +135,7 @@ def serving(made: MigNode, pod: bool = False, shows: tuple[str, int] = ("gpu", 1
             yield beside
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(PATIENCE)
 
 
 @pytest.mark.parametrize("pod", [False, True], ids=["service", "pod"])

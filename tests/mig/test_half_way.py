@@ -8,7 +8,6 @@ import re
 import shlex
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from gpunode.mig.drain import Drained, drain
 from gpunode.render import SilentProgress
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
+from tests.waiting import eventually
 
 BALANCED = {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
 LOST, INSUFFICIENT = 15, 23
@@ -35,9 +35,7 @@ def changing(
     node.stub.write(scenario.with_faults(Fault("migChange", hang=60.0, after=after, times=1)))
     argv = command("mig", "apply", "-f", EXAMPLES, "-c", label, *words)
     with subprocess.Popen(argv, env=clean_environment(node.env), stderr=subprocess.DEVNULL) as child:
-        until = time.monotonic() + 60
-        while node.stub.fault_calls() <= after and time.monotonic() < until:
-            time.sleep(0.01)
+        assert eventually(lambda: node.stub.fault_calls() > after)
         yield child
     node.stub.write(scenario)
 

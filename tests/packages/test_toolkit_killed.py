@@ -4,7 +4,6 @@ import fcntl
 import os
 import signal
 import subprocess
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from tests.cli import clean_environment, command
 from tests.packages.apt_root import PACKAGES, alone, four, journal, make_repository
+from tests.waiting import eventually, has_ended
 
 NEWEST = dict.fromkeys(PACKAGES, "1.20.0-1")
 WAITS = "[ -e {root}/free ] || {{ touch {root}/begun; exec sleep 60; }}"
@@ -35,15 +35,15 @@ def killed(apt, *argv, family=True):
         stderr=subprocess.STDOUT,
     )
     begun = apt.root / "begun"
-    deadline = time.monotonic() + 60
-    while not begun.exists() and child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+    assert eventually(lambda: begun.exists() or child.poll() is not None)
     assert begun.exists(), child.communicate()
     # apt has a session of its own; from above, so that nobody is left to see that another has died
-    for pid in tree_of(child.pid) if family else [child.pid]:
+    ended = tree_of(child.pid) if family else [child.pid]
+    for pid in ended:
         with suppress(ProcessLookupError):  # a short-lived one of apt's
             os.kill(pid, signal.SIGKILL)
     child.communicate()
+    assert eventually(lambda: all(map(has_ended, ended))), "apt still holds its locks"
     (apt.root / "free").touch()
 
 

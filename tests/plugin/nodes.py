@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from gpunode.plugin.errand import Errand
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.model import Device, Problem, Resource, Unit
 from gpunode.result import plain
+from tests.waiting import eventually as eventually  # most tests of the plugin take both from here
 
 RESOURCE = "nvidia.com/gpu"
 DIRECTORY = "/var/lib/kubelet/device-plugins"
@@ -78,17 +78,6 @@ class MemoryLog:
 
     def reasons(self) -> list[str]:
         return [str(fields["reason"]) for _, _, fields in list(self.lines) if "reason" in fields]
-
-
-def eventually(ready: Callable[[], bool], seconds: float = 30.0) -> bool:
-    """Poll until it is true. So long for a machine that is busy with other things: name a time where that is
-    what is asked."""
-    deadline = time.monotonic() + seconds
-    while not ready():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def texts(paths: Iterable[Path]) -> list[str]:

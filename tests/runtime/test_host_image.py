@@ -19,6 +19,7 @@ from gpunode.gpu.program import MODULE
 from gpunode.host import Host
 from gpunode.runtime import host_image
 from gpunode.runtime.host_image import Names, assemble, elf_interpreter, pause_image, verification_image
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def test_python_runs_ctypes_and_json_in_an_empty_root(files, unpacked):
     env = host_image._environment(files)
     code = "import ctypes, json; ctypes.CDLL('libdl.so.2'); print(json.dumps([1]))"
     argv = ["chroot", str(unpacked), files.python, "-S", "-s", "-B", "-c", code]
-    done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, **env}, timeout=30)
+    done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, **env}, timeout=PATIENCE)
     assert (done.stdout, done.stderr) == ("[1]\n", "")
 
 
@@ -101,14 +102,14 @@ def test_a_driver_anywhere_is_found_once_a_hook_has_made_the_cache_anew(files, t
     code = "import ctypes; ctypes.CDLL('libcuda.so.1')"
     argv = ["chroot", str(tmp_path / "root"), files.python, "-S", "-s", "-B", "-c", code]
     environ = dict(host_image._environment(files))
-    before = subprocess.run(argv, capture_output=True, text=True, env=environ, timeout=30, check=False)
+    before = subprocess.run(argv, capture_output=True, text=True, env=environ, timeout=PATIENCE, check=False)
     assert "libcuda.so.1: cannot open shared object file" in before.stderr
     subprocess.run(
         [Host().which("ldconfig") or "ldconfig", "-r", str(tmp_path / "root"), "/opt/driver"],
         check=True,
-        timeout=30,
+        timeout=PATIENCE,
     )
-    subprocess.run(argv, env=environ, check=True, timeout=30)
+    subprocess.run(argv, env=environ, check=True, timeout=PATIENCE)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for chroot")
@@ -118,7 +119,7 @@ def test_the_stand_in_of_a_sandbox_starts_by_its_path_alone_and_ends_when_told(u
         assert Host().wait_until(lambda: b"/pause" in Path(f"/proc/{child.pid}/cmdline").read_bytes(), 30.0)
         assert Host().wait_until(lambda: "pause" in Path(waits).read_text(), 30.0)
         child.terminate()
-        assert child.wait(timeout=30) == 0
+        assert child.wait(timeout=PATIENCE) == 0
 
 
 def test_an_interpreter_that_does_not_answer_is_named(monkeypatch, tmp_path):
@@ -165,5 +166,5 @@ def test_a_module_that_is_an_alias_brings_its_own_file_too():
         alias + host_image._PROBE,
         str(host_image._PACKAGE.parent),
     ]
-    done = subprocess.run([*argv, MODULE], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([*argv, MODULE], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert any(path.endswith("/collections/abc.py") for path in json.loads(done.stdout)["modules"])
