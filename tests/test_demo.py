@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 from tests.cli import gpunode
 
-WATCHED = ("/etc", "/etc/docker", "/etc/containerd", "/var/lib", "/var/lib/gpunode")
-SHARED = ("/run", "/dev/shm")
-"""Where other tests, and the engines that they start, make and remove things meanwhile."""
-
-
-def seen() -> dict[str, list[str]]:
-    return {place: sorted(os.listdir(place)) for place in WATCHED if os.path.isdir(place)}
+READ_ONLY = ("/etc", "/var/lib")
+OWN = ("/run", "/dev/shm")
+"""Other tests, and the engines that they start, make and remove things in all of these meanwhile."""
 
 
 def with_own(below: Path) -> tuple[str, ...]:
-    """Starts a program to which directories below this one are /run and /dev/shm; nothing where that may not
-    be done."""
+    """Start a program to which directories below this one are /run and /dev/shm, and that can't write to /etc
+    and /var/lib. Empty where this user may not mount."""
     script = 'exec "$@"'
-    for place in SHARED:
+    for place in READ_ONLY:
+        script = f"mount --no-mtab --bind --read-only {place} {place} && {script}"
+    for place in OWN:
         own = below / place.lstrip("/")
         own.mkdir(parents=True)
         script = f"mount --bind {own} {place} && {script}"
@@ -35,10 +31,8 @@ def with_own(below: Path) -> tuple[str, ...]:
 def test_the_demo_ends_with_eight_allocatable_gpus(tmp_path: Path) -> None:
     long = tmp_path / ("a-directory-name-that-leaves-no-room-for-a-socket" * 2)
     long.mkdir()
-    started = time.monotonic()
     ran = gpunode("demo", "-o", "json", env={"TMPDIR": str(long)})
     assert ran.code == 0, ran.err
-    assert time.monotonic() - started < 40  # it takes two; three other parts of the tests run beside it
     data = ran.document["data"]
     assert data["allocatable"] == 8
     assert [(step["command"], step["exitCode"]) for step in data["steps"]] == [
@@ -56,13 +50,11 @@ def test_the_demo_ends_with_eight_allocatable_gpus(tmp_path: Path) -> None:
 
 def test_the_demo_leaves_nothing_behind() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as place, tempfile.TemporaryDirectory(dir="/tmp") as shared:
-        before = seen()
         ran = gpunode("demo", env={"TMPDIR": place}, prefix=with_own(Path(shared)))
         assert ran.code == 0, ran.err
         assert f"GPUNODE_ROOT={place}/gpunode-" in ran.out
         assert list(Path(place).iterdir()) == []
-        assert [list((Path(shared) / name.lstrip("/")).iterdir()) for name in SHARED] == [[], []]
-        assert seen() == before
+        assert [list((Path(shared) / name.lstrip("/")).iterdir()) for name in OWN] == [[], []]
 
 
 def test_the_transcript_reads_as_typed_and_says_what_is_simulated() -> None:
