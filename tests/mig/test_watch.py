@@ -21,7 +21,7 @@ from fixtures.scenario import Process, mig_machine
 from tests.cli import clean_environment, command
 from tests.mig.conftest import MigMaker, MigNode
 from tests.mig.test_half_way import changing, systemctl
-from tests.plugin.nodes import eventually
+from tests.waiting import PATIENCE, eventually
 
 CONFIG, STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"
 SEVEN, BALANCED = {"1g.10gb": 7}, {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
@@ -69,20 +69,22 @@ class Following:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(PATIENCE)
 
     def log(self) -> str:
         return self._log.read_text()
 
     def says(self, text: str, times: int = 1) -> bool:
-        return eventually(lambda: self.log().count(text) >= times, 30)
+        return eventually(lambda: self.log().count(text) >= times)
 
     def configure(self, **layouts: dict[str, int]) -> None:
         entries = {
             name: [{"devices": "all", "mig-enabled": True, "mig-devices": wanted}]
             for name, wanted in layouts.items()
         }
-        self.file.write_text(json.dumps({"version": "v1", "mig-configs": entries}))
+        new = self.file.with_name("new")  # whole or not at all: it is read meanwhile
+        new.write_text(json.dumps({"version": "v1", "mig-configs": entries}))
+        new.replace(self.file)
 
     def look(self) -> None:
         os.kill(self.pid, signal.SIGHUP)
@@ -92,7 +94,7 @@ class Following:
         for _ in range(2):
             before = self.asks()
             self.look()
-            assert eventually(lambda before=before: self.asks() > before, 30), self.log()  # type: ignore[misc]
+            assert eventually(lambda before=before: self.asks() > before), self.log()  # type: ignore[misc]
 
     def asks(self) -> int:
         return sum(one.method == "GET" for one in self.api.asked)
@@ -110,7 +112,7 @@ class Following:
         def so() -> bool:
             return (self.labels().get(CONFIG), self.labels().get(STATE)) == (label, state)
 
-        return eventually(so, 30)
+        return eventually(so)
 
     def set(self) -> list[str]:
         """The states that were set, in order; nothing else was."""
@@ -120,7 +122,7 @@ class Following:
 
     def end(self) -> int:
         os.kill(self.pid, signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(PATIENCE)
 
 
 Follow = Callable[..., Following]
@@ -177,7 +179,7 @@ def test_it_goes_on_once_what_was_in_the_way_is_gone(mig_node: MigMaker, api: Ap
     done = node.stub.mig_changes()
     victim = next(gi for gi in node.gpu().instances if gi.name == "2g.20gb")
     it.ask_for("seven")
-    with subprocess.Popen(["sleep", "60"]) as sleep:
+    with subprocess.Popen(["sleep", "600"]) as sleep:
         used = Process(0, sleep.pid, gi=victim.id, ci=0, real=True)
         node.stub.write(replace(scenario, processes=(used,)))
         with it:
@@ -229,7 +231,7 @@ def test_a_label_that_changes_meanwhile_comes_next(mig_node: MigMaker, api: ApiS
     it.ask_for("seven")
     api.faults.append(Fault("PATCH", "nodes", "meanwhile", act=lambda: it.ask_for("balanced")))
     with it:
-        assert it.becomes("balanced", "success"), it.log()
+        assert it.becomes("balanced", "success") and it.says("action=applied", 2), it.log()
         assert node.devices() == BALANCED
     assert it.log().count("action=applied") == 2, it.log()
 
@@ -242,7 +244,7 @@ def test_ending_it_in_the_middle_of_a_change_takes_that_back(mig_node: MigMaker,
     node.stub.write(scenario.with_faults(NvmlFault("migChange", hang=60.0, after=6, times=1)))
     it.ask_for("seven")
     with it:  # before the seventh hangs, the way back would
-        assert eventually(lambda: node.stub.fault_calls() == 7, 30), it.log()
+        assert eventually(lambda: node.stub.fault_calls() == 7), it.log()
         assert it.end() == 0, it.log()
     assert node.devices() == BALANCED and it.set() == ["pending", "failed"]
     assert "half-way" not in node.run("list").err
