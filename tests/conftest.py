@@ -1,12 +1,25 @@
-"""What every test shares: chance. With CI=true the same examples are tried each time, elsewhere new ones.
+"""What every test shares: chance, and what Ctrl-C does.
 
-No example has a deadline: what a busy machine does to one says nothing about gpunode.
+With CI=true the same examples are tried each time, elsewhere new ones. No example has a deadline, and none is
+too slow to generate: what a busy machine does to one says nothing about gpunode.
 """
 
 import os
+import signal
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("reproducible", derandomize=True, database=None, print_blob=True, deadline=None)
-settings.register_profile("new each time", derandomize=False, deadline=None)
+# a shell starts background jobs with SIGINT ignored, and every child inherits that
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_SLOW = (HealthCheck.too_slow,)
+settings.register_profile(
+    "reproducible",
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    deadline=None,
+    suppress_health_check=_SLOW,
+)
+settings.register_profile("new each time", derandomize=False, deadline=None, suppress_health_check=_SLOW)
 settings.load_profile("reproducible" if os.environ.get("CI") == "true" else "new each time")

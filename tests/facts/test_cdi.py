@@ -52,7 +52,11 @@ SPECS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(SPECS, st.sampled_from(["json", "yaml"]))
 def test_any_types_in_any_place_are_listed_or_refused(tmp_path: Path, tree: Any, form: str) -> None:
     for old in tmp_path.iterdir():

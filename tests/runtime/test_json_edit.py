@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import ConfigError
@@ -125,7 +125,6 @@ layouts = st.fixed_dictionaries(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of the strategy
 @given(files, layouts, st.booleans(), st.booleans())
 def test_nothing_but_our_keys_changes(
     tree: dict[str, Any], layout: dict[str, Any], default: bool, cdi: bool
