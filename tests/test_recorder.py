@@ -50,12 +50,12 @@ def test_another_process_root_is_no_link_to_our_own():
 def test_commands_are_kept_but_for_our_own_and_such_as_are_not_there():
     host = RecordingHost()
     host.run(["true"])
-    host.run(["sleep", "5"], timeout=0.05)
+    host.run(["sleep", "60"], timeout=0.05)
     host.run(["no-such-program-at-all"])
     host.run([sys.executable, "-c", ""])
     commands = host.kept.recording["commands"]
     assert commands["true"] == {"code": 0, "stdout": "", "stderr": ""}
-    assert commands["sleep 5"]["timedOut"] is True
+    assert commands["sleep 60"]["timedOut"] is True
     assert len(commands) == 2
 
 
@@ -224,7 +224,7 @@ def test_a_long_line_does_not_take_long():
         "token:\n" * 25_000 + "- x\n" * 25_000,
     ):
         without_secrets(text)
-    assert time.process_time() - started < 5  # 1.5 s on an idle machine, minutes if it went as the square
+    assert time.process_time() - started < 20  # 1.5 s on an idle machine, minutes if it went as the square
 
 
 def test_a_node_named_like_an_ordinary_word_is_renamed_only_where_the_name_stands_alone():

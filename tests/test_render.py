@@ -41,6 +41,7 @@ from gpunode.result import (
     Table,
     Text,
 )
+from tests.waiting import PATIENCE
 
 REPORT = Result(
     "DoctorReport",
@@ -196,7 +197,7 @@ def test_messages_on_a_terminal_break_between_words_and_hints_nowhere() -> None:
     )
     main, side = os.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
-    subprocess.run([sys.executable, "-c", script], stderr=side, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], stderr=side, check=True, timeout=PATIENCE)
     os.close(side)
     lines = rest_of(main).splitlines()
     assert all(len(line) <= 40 and line.endswith(("a", "word")) for line in lines[:-1])
@@ -214,8 +215,10 @@ def test_a_terminal_is_told_what_goes_on_before_it_has_ended() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stderr=side, env=env
     ) as child:
-        assert select.select([main], [], [], 60)[0], "nothing was said"
-        begun = os.read(main, 4096).decode()
+        begun = ""
+        while not begun.endswith("\x1b[K"):  # it may come in pieces
+            assert select.select([main], [], [], PATIENCE)[0], f"no more was said than {begun!r}"
+            begun += os.read(main, 4096).decode()
         child.communicate(b"")
     os.close(side)
     ended = rest_of(main)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpunode._waiting import Waiter
+from tests.waiting import PATIENCE
 
 LONG = 60.0
 
@@ -152,7 +153,7 @@ def test_no_signal_is_lost_among_busy_threads(waiter: Waiter) -> None:
     def send() -> None:
         for _ in range(rounds):
             os.kill(os.getpid(), signal.SIGHUP)
-            if not came.acquire(timeout=10.0):
+            if not came.acquire(timeout=PATIENCE):
                 break
             sent.append(1)
         over.set()

