@@ -107,19 +107,6 @@ def test_cdi_goes_on_request_whoever_brought_its_parts(node: BareNode) -> None:
     assert json.loads(node.engine.config.read_text()) == {"debug": True}
 
 
-def test_units_come_and_go_with_their_rollback(node: BareNode) -> None:
-    enable = "systemctl enable --now gpunode-cdi-refresh.path gpunode-cdi-refresh.service"
-    disable = enable.replace("enable", "disable")
-    node.data("cdi", "refresh", "--install")
-    assert node.files() == UNITS and node.node.calls().count(enable) == 1
-    node.data("rollback")
-    assert node.files() == set() and disable in node.node.calls()
-    node.data("cdi", "refresh", "--install")
-    node.data("cdi", "refresh", "--remove")
-    node.data("rollback")
-    assert node.files() == UNITS and node.node.calls().count(enable) == 3
-
-
 def test_units_of_a_killed_removal_run_again(node: BareNode) -> None:
     node.data("configure-runtime", "--runtime", "docker", "--cdi")
     systemctl = node.node.directory / "bin/systemctl"

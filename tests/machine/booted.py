@@ -183,7 +183,7 @@ class Machine:
         assert self._process is not None
         self.run("systemctl", "poweroff")
         try:
-            self._process.wait(60)
+            self._process.wait(120)
         finally:
             self.kill()
 
@@ -262,7 +262,7 @@ class Machine:
             text=True,
         )
 
-    def wait(self, ready: Callable[[], bool], problem: Callable[[], str], seconds: float = 60.0) -> None:
+    def wait(self, ready: Callable[[], bool], problem: Callable[[], str], seconds: float = 120.0) -> None:
         """Wait until something is so; fails with what `problem` says otherwise."""
         assert Host().wait_until(ready, seconds, 0.1), problem()
 

@@ -44,7 +44,7 @@ def test_ctrl_c_after_containerd_was_restarted(machine: Machine, original: str) 
         hangs = ("test", "-s", f"{SCENARIO_IN_CONTAINER}.calls.0")
         machine.wait(lambda: machine.run(*hangs).code == 0, lambda: "verify did not ask CUDA")
         assert machine.run("pkill", "-INT", "-f", "bin/gpunode setup").code == 0
-        out, error = process.communicate(timeout=60)
+        out, error = process.communicate(timeout=120)
     finally:
         process.kill()
         SCENARIO.write(machine.shared / "scenario.txt")

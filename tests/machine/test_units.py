@@ -152,6 +152,21 @@ def test_what_was_installed_goes_again(machine: Machine) -> None:
     assert machine.show(REFRESH)["LoadState"] == "not-found"
 
 
+def test_cdi_units_come_and_go_with_their_rollback(machine: Machine) -> None:
+    for command in (("cdi", "refresh", "--install"), ("rollback",)):
+        done = machine.gpunode(*command)
+        assert done.code == 0, done.err
+        installed = command[0] == "cdi"
+        assert machine.is_active(REFRESH_PATH) == installed
+        assert (machine.show(REFRESH_PATH).get("UnitFileState") == "enabled") == installed
+    for command in (("cdi", "refresh", "--install"), ("cdi", "refresh", "--remove"), ("rollback",)):
+        done = machine.gpunode(*command)
+        assert done.code == 0, done.err
+    assert machine.is_active(REFRESH_PATH) and machine.show(REFRESH_PATH).get("UnitFileState") == "enabled"
+    assert machine.gpunode("cdi", "refresh", "--remove").code == 0
+    assert machine.show(REFRESH_PATH)["LoadState"] == "not-found"
+
+
 def test_a_mig_layout_at_each_boot(machine: Machine) -> None:
     machine.sh(
         "rm -f /run/cdi/nvidia.yaml"
