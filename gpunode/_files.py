@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, Unreadable
 
@@ -61,105 +62,134 @@ def read_end(path: Path, limit: int) -> bytes:
         return stream.read(limit)
 
 
-def refuse_dangling(target: Path, path: str) -> None:
-    """`ConfigError` if it is a symlink to nothing: it can't be written through."""
-    if target.is_symlink() and not target.exists():
-        raise ConfigError(
-            f"{path} is a symlink to {target.readlink()}, which does not exist",
-            hint=f"create its target or remove the link: rm {path}",
-        )
+class Place(NamedTuple):
+    """An entry of a directory, held open, so that what was checked is what is changed (`trust.walk`).
+
+    All descriptors are O_PATH. `above` is the directory in which `directory` is, None for the root.
+    `descriptor` is None if there is no such entry. `path` names it on this machine, without symlinks.
+    """
+
+    above: int | None
+    directory: int
+    name: str
+    descriptor: int | None
+    path: str
+
+    def existing(self) -> int:
+        """The descriptor; FileNotFoundError if nothing is there."""
+        if self.descriptor is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
+        return self.descriptor
+
+
+def named(descriptor: int) -> str:
+    """A path to what an O_PATH descriptor holds, for calls that take no such descriptor (proc_pid_fd(5))."""
+    return f"/proc/self/fd/{descriptor}"
 
 
 def write_atomic(
-    target: Path,
-    data: bytes,
-    mode: int,
-    expect: bytes | None,
-    *,
-    keep: bool = True,
-    top: Path | None = None,
+    place: Place, data: bytes, mode: int, expect: bytes | None, *, keep: bool, above: bool
 ) -> None:
-    """Write `data` to `target` through a temporary file. Raises OSError, target untouched.
+    """Write `data` through a temporary file. Raises OSError, what was there untouched.
 
-    Without `keep` neither what a symlink leads to is looked at nor mode and owner of what is there. With
-    `top` the temporary file is in the directory above the target's, if that can be and is not above `top`.
+    With `keep` mode, owner and attributes stay as they are. With `above` the temporary file is in the
+    directory above, if that can be.
     """
-    if (keep or not target.is_symlink()) and target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-    before = target.stat() if keep and target.exists() else None
-    if top is not None and target.parent not in (top, *top.parents) and _can_stage(target):
+    before = None if place.descriptor is None else os.fstat(place.descriptor)
+    if before is not None and stat.S_ISDIR(before.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), place.path)
+    kept = place.descriptor if keep else None
+    if above and place.above is not None and _can_stage(place.above, place.directory):
         try:
-            _replace(target, target.parent.parent, data, mode, expect, before)
+            _replace(place, place.above, data, mode, expect, kept)
         except OSError as error:
             # read-only around a mounted directory, or a mount point between the two
             if error.errno not in (errno.EROFS, errno.EXDEV, errno.EACCES, errno.EPERM):
                 raise
         else:
             return
-    _replace(target, target.parent, data, mode, expect, before)
+    _replace(place, place.directory, data, mode, expect, kept)
 
 
-def _can_stage(target: Path) -> bool:
+def _can_stage(above: int, directory: int) -> bool:
     """Whether a file can be moved here from the directory above, where no other user can exchange it."""
-    above, directory = target.parent.parent.stat(), target.parent.stat()
-    return above.st_dev == directory.st_dev and not above.st_mode & OTHERS_MAY_WRITE
+    outer, inner = os.fstat(above), os.fstat(directory)
+    return outer.st_dev == inner.st_dev and not outer.st_mode & OTHERS_MAY_WRITE
 
 
 def _replace(
-    target: Path,
-    staging: Path,
-    data: bytes,
-    mode: int,
-    expect: bytes | None,
-    before: os.stat_result | None,
+    place: Place, staging: int, data: bytes, mode: int, expect: bytes | None, kept: int | None
 ) -> None:
-    import tempfile
-
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=_LEFTOVER, dir=staging)
-    temporary = Path(name)
+    temporary = f".{place.name}.{os.urandom(4).hex()}{_LEFTOVER}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o600, dir_fd=staging)
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)
             stream.flush()
-            os.fchmod(stream.fileno(), mode if before is None else before.st_mode & 0o7777)
-            if before is not None:
-                _keep_owner(stream.fileno(), before)
-                _keep_attributes(target, temporary)
-            elif staging != target.parent:
-                _take_label(target.parent, temporary)
-            os.fsync(stream.fileno())
-        if expect is not None and (target.read_bytes() if target.exists() else b"") != expect:
+            before = None if kept is None else os.fstat(kept)
+            os.fchmod(descriptor, mode if before is None else before.st_mode & 0o7777)
+            if before is not None and kept is not None:
+                _keep_owner(descriptor, before)
+                _keep_attributes(named(kept), descriptor)
+            elif staging != place.directory:
+                _take_label(named(place.directory), descriptor)
+            os.fsync(descriptor)
+        if expect is not None and _content(place) != expect:
             raise ConfigError(
-                f"{target} changed while gpunode was working on it; it was left alone",
+                f"{place.path} changed while gpunode was working on it; it was left alone",
                 hint="run the same command again",
             )
-        temporary.replace(target)
+        os.replace(temporary, place.name, src_dir_fd=staging, dst_dir_fd=place.directory)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=staging)
         raise
-    sync_directory(target.parent)
+    with _listable(place.directory) as directory:  # the entry is what must reach the disk
+        os.fsync(directory)
 
 
-def leftovers(target: Path, top: Path) -> list[Path]:
-    """Temporary files that a killed `write_atomic` of `target` left, here or in the directory above."""
-    pattern = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}{re.escape(_LEFTOVER)}")
-    directories = [target.parent]
-    if target.parent not in (top, *top.parents):
-        directories.append(target.parent.parent)
-    found = []
-    for directory in directories:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            found += [
-                path
-                for path in directory.iterdir()
-                if pattern.fullmatch(path.name)
-                and stat.S_ISREG((seen := path.lstat()).st_mode)
-                and seen.st_uid == os.geteuid()
-            ]
-    return found
+def _content(place: Place) -> bytes:
+    """What is there now; nothing if there is no file, or a symlink."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(place.name, flags, dir_fd=place.directory)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ELOOP):
+            raise
+        return b""
+    with os.fdopen(descriptor, "rb") as stream:
+        return stream.read()
 
 
-def _take_label(directory: Path, target: Path) -> None:
+@contextmanager
+def _listable(directory: int) -> Iterator[int]:
+    """The same directory by a descriptor that can be listed and synced."""
+    descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(place: Place) -> list[str]:
+    """Remove temporary files that a killed `write_atomic` left, here or in the directory above."""
+    pattern = re.compile(rf"\.{re.escape(place.name)}\.[a-z0-9_]{{8}}{re.escape(_LEFTOVER)}")
+    directory = os.path.dirname(place.path)  # noqa: PTH120
+    removed = []
+    for descriptor, path in ((place.directory, directory), (place.above, os.path.dirname(directory))):  # noqa: PTH120
+        if descriptor is None:
+            continue
+        with _listable(descriptor) as listed:
+            for name in filter(pattern.fullmatch, os.listdir(listed)):  # noqa: PTH208
+                found = os.stat(name, dir_fd=listed, follow_symlinks=False)
+                if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+                    os.unlink(name, dir_fd=listed)
+                    removed.append(f"{path.rstrip('/')}/{name}")
+    return removed
+
+
+def _take_label(directory: str, target: int) -> None:
     """The SELinux label that a file made in `directory` would have."""
     with suppress(OSError):
         os.setxattr(target, _SELINUX, os.getxattr(directory, _SELINUX))
@@ -171,30 +201,11 @@ def _keep_owner(descriptor: int, before: os.stat_result) -> None:
         os.fchown(descriptor, before.st_uid, before.st_gid)
 
 
-def _keep_attributes(source: Path, target: Path) -> None:
+def _keep_attributes(source: str, target: int) -> None:
     """Copy SELinux label, ACLs and the like where the file system has them and we may."""
     with suppress(OSError):
         for name in os.listxattr(source):
             os.setxattr(target, name, os.getxattr(source, name))
-
-
-def make_directories(path: Path, mode: int) -> None:
-    """Make `path` with this mode, its missing parents with 0755, whatever the umask; others stay as they are.
-
-    root's umask 077 would hide a CDI specification from other users' engines, 000 would open the journal.
-    """
-    missing = [path]
-    while not missing[-1].parent.exists():
-        missing.append(missing[-1].parent)
-    for directory in reversed(missing):
-        wanted = mode if directory == path else 0o755
-        try:
-            directory.mkdir(wanted)
-        except FileExistsError:
-            if not directory.is_dir():
-                raise
-        else:
-            directory.chmod(wanted)
 
 
 def restrict_umask() -> None:
@@ -206,20 +217,13 @@ def restrict_umask() -> None:
         os.umask(mask | OTHERS_MAY_WRITE)
 
 
-def sync_directory(directory: Path) -> None:
-    """Make a rename durable: the directory entry is what must reach the disk."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def refuse_shared_directory(real: Path, path: str) -> None:
-    """`PreconditionError` unless it is a directory, not a symlink, of this user that no other can write."""
-    found = real.lstat()
+def open_lock(directory: int, name: str, path: str) -> int:
+    """A descriptor for `exclusive_lock`. `PreconditionError` unless `directory` is one, not a symlink, that
+    belongs to this user and that no other can write."""
+    found = os.fstat(directory)
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & OTHERS_MAY_WRITE:
-        return
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(name, flags, 0o600, dir_fd=directory)
     raise PreconditionError(
         f"{path} must be a directory that belongs to this user and that no other user can write",
         hint=f"find out who created it, then remove it: ls -ld {path}",
@@ -228,12 +232,9 @@ def refuse_shared_directory(real: Path, path: str) -> None:
 
 
 @contextmanager
-def exclusive_lock(path: Path, timeout: float) -> Iterator[None]:
-    """flock(2) on `path`; TimeoutError names the holder's pid if the file holds that of a live process."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise explain_os_error(error, str(path), "lock") from error
+def exclusive_lock(descriptor: int, path: Path, timeout: float) -> Iterator[None]:
+    """flock(2) on a descriptor of `path`, which is closed in the end; TimeoutError names the holder's pid if
+    the file holds that of a live process."""
     try:
         deadline = time.monotonic() + timeout
         while True:
@@ -341,11 +342,6 @@ def read_from(path: Path, offset: int, most: int) -> bytes:
 def empty_file(path: Path) -> None:
     """Make a file empty in place: who appends to it goes on at its start."""
     os.truncate(path, 0)
-
-
-def make_link(path: Path, target: str) -> None:
-    """A symlink to `target` at `path`. OSError if something is there."""
-    path.symlink_to(target)
 
 
 class LogReader:

@@ -10,13 +10,22 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpunode._files import LARGE_BYTES, SMALL_BYTES, explain_os_error, restrict_umask, socket_state_of
+from gpunode._files import (
+    LARGE_BYTES,
+    SMALL_BYTES,
+    Place,
+    explain_os_error,
+    named,
+    restrict_umask,
+    socket_state_of,
+)
 from gpunode._forkable import forkable
 from gpunode._process import COMMAND_NOT_FOUND, Completed, run_process
 from gpunode._reading import DeviceNode, FileSystem, ReadingHost
@@ -240,20 +249,15 @@ class Host(ReadingHost):
         `keep` nothing of what was there is kept, a symlink included: for files that are ours alone, where
         whatever else lies in their place was planted. `above` is for directories of which a program reads
         every file (CRI-O: hidden ones too): the temporary file is in the directory above, where that can be.
-        In a directory in which others may make files nothing is kept either. `PreconditionError` for a path
-        through another user's symlink.
+        In a directory of another user, or in which others may make files, nothing is kept either.
+        `PreconditionError` for a path through another user's symlink.
         """
-        from gpunode._files import refuse_dangling, write_atomic
+        from gpunode._files import write_atomic
 
-        if self.live:
-            keep = keep and not trust.in_shared_directory(path)
-            self._refuse_planted(path, last=keep)
-        real = self.path(path, follow=keep)
-        if keep:
-            refuse_dangling(real, path)
         try:
-            target = real.resolve() if self.live and keep else real
-            write_atomic(target, data, mode, expect, keep=keep, top=self.root if above else None)
+            with self._held(path, follow=keep) as place:
+                keep = keep and not (self.live and trust.is_shared(os.fstat(place.directory)))
+                write_atomic(place, data, mode, expect, keep=keep, above=above)
         except OSError as error:
             raise explain_os_error(error, path, "write") from error
 
@@ -262,88 +266,102 @@ class Host(ReadingHost):
 
         The caller holds the lock that keeps others from writing the file now.
         """
-        from gpunode._files import leftovers
+        from gpunode._files import remove_leftovers
 
         try:
-            real = self.path(path)
-            found = leftovers(real.resolve() if self.live else real, self.root)
-            for temporary in found:
-                temporary.unlink(missing_ok=True)
+            with self._held(path, follow=True) as place:
+                return tuple(self.node_path(Path(one)) for one in remove_leftovers(place))
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
         except OSError as error:
             raise explain_os_error(error, path, "clean up beside") from error
-        return tuple(map(self.node_path, found))
 
     def refuse_output(self, path: str) -> None:
         """An error if `path`, on this machine whatever the root, can't take an output file."""
-        place = Path(path).absolute()
-        self._refuse_planted(path, last=False)
+        whole = Path(path).absolute()
         try:
-            if place.exists() and not place.is_file():
-                raise UsageError(f"--output-file {path} is not a file", hint="name another one")
-            if not place.parent.is_dir():
-                raise UsageError(
-                    f"--output-file {path}: there is no such directory",
-                    hint=f"make it first: mkdir -p {place.parent}",
-                )
-            allowed = os.access(place.parent, os.W_OK)
+            with trust.held("/", str(whole), follow=True, live=True) as place:
+                kind = stat.S_IFREG if place.descriptor is None else os.fstat(place.descriptor).st_mode
+                allowed = os.access(".", os.W_OK, dir_fd=place.directory)
         except PermissionError:
-            # the kernel doesn't follow another user's link; the file replaces it
-            allowed = trust.in_shared_directory(path) and place.is_symlink()
+            kind, allowed = stat.S_IFREG, False
+        except OSError as error:
+            if whole.is_symlink() or error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise explain_os_error(error, path, "write") from error
+            raise UsageError(
+                f"--output-file {path}: there is no such directory",
+                hint=f"make it first: mkdir -p {whole.parent}",
+            ) from error
+        if not stat.S_ISREG(kind) and not stat.S_ISLNK(kind):
+            raise UsageError(f"--output-file {path} is not a file", hint="name another one")
         if not allowed:
             raise PreconditionError(
                 f"--output-file {path}: this user may not write there",
                 hint="name another directory, or use sudo",
             )
 
-    def _refuse_planted(self, path: str, *, last: bool) -> None:
-        """`PreconditionError` for a path that leads through another user's symlink; without `last` its own
-        end doesn't count."""
-        whole = Path(path).absolute()
-        link = trust.planted_link(str(whole if last else whole.parent))
-        if link:
-            raise PreconditionError(
-                f"can't write {path}: {link} is a symlink that another user can have made",
-                hint=f"look where it leads, then name another file: ls -l {link}",
-                code="planted-link",
-            )
+    @contextmanager
+    def _held(self, path: str, *, follow: bool = False, make: int = 0) -> Iterator[Place]:
+        """Where `path` is to be changed; see `trust.held`."""
+        whole = str(Path(path).absolute()) if self.live else path
+        with trust.held(str(self.root), whole, follow=follow, live=self.live, make=make) as place:
+            yield place
 
     def make_dirs(self, path: str, mode: int = 0o755) -> None:
-        from gpunode._files import make_directories
+        """Make `path` with this mode, its missing parents with 0755; existing ones stay as they are.
 
-        if self.live:
-            self._refuse_planted(path, last=True)
+        Whatever the umask: 077 would hide a CDI specification from other users' engines, 000 would open the
+        journal.
+        """
         try:
-            make_directories(self.path(path), mode)
+            with self._held(path, make=mode) as place:
+                if not stat.S_ISDIR(os.fstat(place.existing()).st_mode):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         except OSError as error:
             raise explain_os_error(error, path, "create") from error
+
+    def make_link(self, path: str, target: str) -> None:
+        """A symlink to `target` at `path`. OSError if something is there."""
+        with self._held(path) as place:
+            os.symlink(target, place.name, dir_fd=place.directory)
 
     def remove(self, path: str) -> None:
         """Remove one file; nothing happens if it is gone already."""
         try:
-            self.path(path, follow=False).unlink(missing_ok=True)
+            with self._held(path) as place:
+                os.unlink(place.name, dir_fd=place.directory)
+        except FileNotFoundError:
+            return
         except OSError as error:
             raise explain_os_error(error, path, "remove") from error
 
     def remove_empty_directory(self, path: str) -> bool:
         """Remove a directory that gpunode made; False if something lies in it, or it is gone."""
         try:
-            self.path(path, follow=False).rmdir()
-        except OSError:
+            with self._held(path) as place:
+                os.rmdir(place.name, dir_fd=place.directory)
+        except (OSError, PreconditionError):
             return False
         return True
 
     def set_owner(self, path: str, uid: int, gid: int, mode: int) -> None:
-        """Owner and permission bits of a file that was put back."""
+        """Owner and permission bits of a file that was put back; nothing in a directory in which others may
+        exchange it, as for `write_atomic`."""
         try:
-            os.chown(self.path(path), uid, gid)
-            self.path(path).chmod(mode)
+            with self._held(path, follow=True) as place:
+                if not (self.live and trust.is_shared(os.fstat(place.directory))):
+                    os.chown(named(place.existing()), uid, gid)
+                    os.chmod(named(place.existing()), mode)  # noqa: PTH101
         except OSError as error:
             raise explain_os_error(error, path, "change the owner of") from error
 
     def set_mode(self, path: str, mode: int) -> None:
-        """The permission bits of what we made."""
+        """The permission bits of what we made. No symlink at its end is followed."""
         try:
-            self.path(path).chmod(mode)
+            with self._held(path) as place:
+                if stat.S_ISLNK(os.fstat(place.existing()).st_mode):
+                    raise OSError(errno.ELOOP, "it is a symlink", path)
+                os.chmod(named(place.existing()), mode)  # noqa: PTH101
         except OSError as error:
             raise explain_os_error(error, path, "change the mode of") from error
 
@@ -354,7 +372,8 @@ class Host(ReadingHost):
     def rename(self, old: str, new: str) -> None:
         """Atomic rename of a file or directory within one file system."""
         try:
-            self.path(old, follow=False).rename(self.path(new, follow=False))
+            with self._held(old) as source, self._held(new) as target:
+                os.rename(source.name, target.name, src_dir_fd=source.directory, dst_dir_fd=target.directory)
         except OSError as error:
             raise explain_os_error(error, old, "rename") from error
 
@@ -362,7 +381,8 @@ class Host(ReadingHost):
         """Remove a directory that gpunode itself made, with everything in it."""
         import shutil
 
-        shutil.rmtree(self.path(path, follow=False), ignore_errors=True)
+        with suppress(OSError), self._held(path) as place:
+            shutil.rmtree(place.name, ignore_errors=True, dir_fd=place.directory)
 
     @contextmanager
     def temporary_directory(self) -> Iterator[Path]:
@@ -383,13 +403,17 @@ class Host(ReadingHost):
         Its directory is created with mode 0700 and must be one that no other user can write: whoever can
         open the file can hold the lock for ever. `PreconditionError`.
         """
-        from gpunode._files import exclusive_lock, refuse_shared_directory
+        from gpunode._files import exclusive_lock, open_lock
 
-        directory = str(Path(path).parent)
+        directory, _, name = path.rpartition("/")
+        self.make_dirs(directory, mode=0o700)
         try:
-            self.make_dirs(directory, mode=0o700)
-            refuse_shared_directory(self.path(directory, follow=False), directory)
-            with exclusive_lock(self.path(path), timeout):
+            with self._held(directory) as place:
+                descriptor = open_lock(place.existing(), name, directory)
+        except OSError as error:
+            raise explain_os_error(error, path, "lock") from error
+        try:
+            with exclusive_lock(descriptor, self.path(path), timeout):
                 yield
         except TimeoutError as error:
             raise PreconditionError(

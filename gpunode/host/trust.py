@@ -10,7 +10,8 @@ One rule, docs/security.md. "We" are the user who runs gpunode.
   this node.
 - A path that another user names is read as that user could read it; one that a process in a container names
   is resolved below its root directory. No link leads out of there, and only regular files are opened.
-- A file is written through a symlink only if root or we made the link.
+- A file is written through a symlink only if root or we made the link, into the directory that was checked:
+  it is held open. In a directory of another user, or that others can write, nothing of a file is kept.
 """
 
 from __future__ import annotations
@@ -20,14 +21,20 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from gpunode._files import Place, named
+from gpunode.errors import PreconditionError
 
 _MAX_STEPS = 400
 _UNMAPPED = "is not mapped in this user namespace"
 _SERVICE = re.compile(r"(?:/[^/]+\.slice)+/[^/]+\.service(?:/.*)?")
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
+_OF_PROCESS = re.compile(r"/proc/([0-9]+)/")
+
+Check = Callable[[os.stat_result, str, os.stat_result | None, bool], bool]
 
 
 # --- running ---------------------------------------------------------------------------------------------
@@ -67,27 +74,25 @@ def refusal(path: str, *, directory: bool = False) -> str:
     """Why the program `path` must not be executed, or nothing in the directory `path`; empty if only root and
     this user can have written it."""
     try:
-        problem, found = _examined(path)
+        with walk("/", path, _only_ours) as place:
+            found = os.fstat(place.existing())
     except OSError as error:
         return str(error.strerror)
-    if problem:
-        return problem
     if not directory and not stat.S_ISREG(found.st_mode):
         return "it is not a file"
-    return f"{path} can be written by other users" if _others_may_write(found) else ""
+    return f"{path} can be written by other users" if is_shared(found) else ""
 
 
-def _examined(path: str) -> tuple[str, os.stat_result]:
-    """What makes the way to `path` unsafe (empty: nothing), and the lstat of its end."""
-    found = os.lstat("/")
-    for directory, step, found in _walk(path):
-        if step.startswith("/proc/"):
-            return "it is named through another process", found
-        if not _trusted(found):
-            return _foreign_owner(step, found.st_uid), found
-        if directory is not None and _others_may_write(directory) and not _kept_apart(directory, found):
-            return f"{step.rpartition('/')[0] or '/'} can be written by other users", found
-    return "", found
+def _only_ours(directory: os.stat_result, step: str, found: os.stat_result | None, last: bool) -> bool:
+    """A `Check`: only root and this user can have made this step."""
+    if step.startswith("/proc/"):
+        raise PermissionError(errno.EACCES, "it is named through another process")
+    if found is not None and not _trusted(found):
+        raise PermissionError(errno.EACCES, _foreign_owner(step, found.st_uid))
+    if found is not None and _replaceable(directory, found):
+        above = step.rpartition("/")[0] or "/"
+        raise PermissionError(errno.EACCES, f"{above} can be written by other users")
+    return True
 
 
 def _foreign_owner(path: str, uid: int) -> str:
@@ -119,30 +124,48 @@ def advice(reason: str) -> str:
     return "have root alone own it and its directories: chown root:root, chmod go-w"
 
 
-def planted_link(path: str) -> str:
-    """The first symlink on the way to `path` that another user can have made; empty if there is none."""
-    try:
-        for directory, step, found in _walk(path):
-            if not stat.S_ISLNK(found.st_mode) or step.startswith("/proc/"):
-                continue
-            movable = directory is not None and _others_may_write(directory)
-            if not _trusted(found) or (movable and not _kept_apart(directory or found, found)):
-                return step
-    except OSError:
-        pass  # opening it reports the error
-    return ""
+# --- writing ---------------------------------------------------------------------------------------------
 
 
-def in_shared_directory(path: str) -> bool:
-    """Whether a file is in a directory in which other users may make files."""
-    try:
-        return _others_may_write(Path(path).absolute().parent.stat())
-    except OSError:
-        return False
+@contextmanager
+def held(root: str, path: str, *, follow: bool, live: bool, make: int = 0) -> Iterator[Place]:
+    """The place to write to; see `walk`. `PreconditionError` for a path through another user's symlink.
+
+    A link at the end is only followed with `follow`, and never in a shared directory.
+    """
+
+    def check(directory: os.stat_result, step: str, found: os.stat_result | None, last: bool) -> bool:
+        if found is None or not stat.S_ISLNK(found.st_mode):
+            return True
+        if last and not make and (not follow or (live and is_shared(directory))):
+            return False
+        process = _OF_PROCESS.match(step)
+        foreign = process is not None and process[1] != str(os.getpid())
+        if live and (foreign or not _trusted(found) or _replaceable(directory, found)):
+            raise PreconditionError(
+                f"can't write {path}: {step} is a symlink that another user can have made",
+                hint=f"look where it leads, then name another file: ls -l {step}",
+                code="planted-link",
+            )
+        return True
+
+    with walk(root, path, check, make) as place:
+        yield place
+
+
+def is_shared(directory: os.stat_result) -> bool:
+    """Whether other users may make, rename and remove files in a directory: it is another user's, or may be
+    written by others. The sticky bit keeps them from files that are there, not from new names."""
+    return not _trusted(directory) or _others_may_write(directory)
+
+
+def _replaceable(directory: os.stat_result, entry: os.stat_result) -> bool:
+    """Whether another user can put something else in the place of an entry that root or we own."""
+    return not _trusted(directory) or (_others_may_write(directory) and not _kept_apart(directory, entry))
 
 
 def _trusted(found: os.stat_result) -> bool:
-    return found.st_uid in (0, os.geteuid(), _machine_root())
+    return found.st_uid in (0, os.geteuid()) or found.st_uid == _machine_root()
 
 
 def _machine_root() -> int:
@@ -168,33 +191,78 @@ def _kept_apart(directory: os.stat_result, entry: os.stat_result) -> bool:
     return bool(directory.st_mode & stat.S_ISVTX) and directory.st_dev == entry.st_dev
 
 
-def _walk(path: str) -> Iterator[tuple[os.stat_result | None, str, os.stat_result]]:
-    """Every directory and symlink on the way to an absolute path, and its end: the directory in which it is
-    (None for the root), its path, its lstat."""
-    top = os.lstat("/")
-    yield None, "/", top
-    current, stack = "", [top]
-    todo = _parts(path)
-    for _ in range(_MAX_STEPS):
-        if not todo:
-            return
-        part = todo.pop()
-        if part == "..":
-            current = current.rpartition("/")[0]
-            stack = stack[: max(1, len(stack) - 1)]
-            continue
-        step = f"{current}/{part}"
-        found = os.lstat(step)
-        yield stack[-1], step, found
-        if stat.S_ISLNK(found.st_mode):
-            target = os.readlink(step)  # noqa: PTH115
-            if target.startswith("/"):
-                current, stack = "", [top]
-            todo += _parts(target)
-        else:
-            current = step
-            stack.append(found)
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+@contextmanager
+def walk(root: str, path: str, check: Check, make: int = 0) -> Iterator[Place]:
+    """The end of `path` below `root`, reached by opening one directory at a time.
+
+    `check` gets the directory, the path and the stat of each step (None: nothing is there), and whether it is
+    the last one; it raises, or returns whether a symlink is followed. No link leads out of `root`; those of
+    /proc count by their text. The end may be missing. With `make` every missing step becomes a directory: the
+    end with this mode, those before with 0755, whatever the umask.
+    """
+    stack = [os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
+    try:
+        names: list[str] = []
+        todo = _parts(path)
+        link = ""  # where the end leads
+        for _ in range(_MAX_STEPS):
+            if not todo:
+                end = "/".join((root.rstrip("/"), *names)) or "/"
+                above = stack[-3] if len(stack) > 2 else None
+                directory = stack[-2] if names else stack[-1]
+                yield Place(above, directory, names[-1] if names else ".", stack[-1], end)
+                return
+            part = todo.pop()
+            if part == "..":
+                if names:
+                    os.close(stack.pop())
+                    names.pop()
+                continue
+            around, step = os.fstat(stack[-1]), "/".join((root.rstrip("/"), *names, part))
+            descriptor, made = _open_step(stack[-1], part, bool(todo)), 0
+            if descriptor is None and make:
+                made = 0o755 if todo else make
+                with suppress(FileExistsError):
+                    os.mkdir(part, made, dir_fd=stack[-1])
+                descriptor = _open_step(stack[-1], part, bool(todo))
+            if descriptor is None:
+                check(around, step, None, not todo)
+                if todo or link:
+                    text = f"it is a symlink to {link}, which does not exist"
+                    raise FileNotFoundError(errno.ENOENT, text if link else os.strerror(errno.ENOENT), path)
+                yield Place(stack[-2] if len(stack) > 1 else None, stack[-1], part, None, step)
+                return
+            stack.append(descriptor)
+            found = os.fstat(descriptor)
+            if check(around, step, found, not todo) and stat.S_ISLNK(found.st_mode):
+                target = os.readlink("", dir_fd=descriptor)
+                link = link or (target if not todo else "")
+                keep = 1 if target.startswith("/") else len(names) + 1
+                for one in stack[keep:]:
+                    os.close(one)
+                del stack[keep:], names[keep - 1 :]
+                todo += _parts(target)
+                continue
+            names.append(part)
+            if made and not _replaceable(around, found):
+                os.chmod(named(descriptor), made)  # noqa: PTH101
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    finally:
+        for one in stack:
+            os.close(one)
+
+
+def _open_step(directory: int, name: str, inside: bool) -> int | None:
+    """A descriptor (O_PATH) of an entry, None if there is none; with `inside` an automount point is mounted,
+    for which open(2) wants O_DIRECTORY."""
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        if inside:
+            with suppress(NotADirectoryError):
+                return os.open(name, flags | os.O_DIRECTORY, dir_fd=directory)
+        return os.open(name, flags, dir_fd=directory)
+    except FileNotFoundError:
+        return None
 
 
 def _parts(path: str) -> list[str]:
@@ -255,44 +323,17 @@ def in_container(cgroup: str) -> bool:
 def opened_as(uid: int, root: str, path: str, *, follow: bool = True) -> Iterator[tuple[int, str]]:
     """A descriptor (O_PATH) of what `path` is below `root`, and its path there without symlinks.
 
-    The walk opens one directory at a time: no link leads out of `root`, those of /proc count by their text,
-    and PermissionError is raised where the user `uid` may not enter. Membership in groups doesn't count: a
+    See `walk`. PermissionError where the user `uid` may not enter. Membership in groups doesn't count: a
     directory that only a group may enter is refused.
     """
-    stack = [os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
-    try:
-        names: list[str] = []
-        todo = _parts(path)
-        for _ in range(_MAX_STEPS):
-            if not todo:
-                yield stack[-1], "/".join((root.rstrip("/"), *names)) or "/"
-                return
-            part = todo.pop()
-            if part == "..":
-                if names:
-                    os.close(stack.pop())
-                    names.pop()
-                continue
-            if not _may(uid, os.fstat(stack[-1]), stat.S_IXOTH):
-                raise PermissionError(errno.EACCES, f"user {uid} may not enter it", path)
-            descriptor = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=stack[-1])
-            if stat.S_ISLNK(os.fstat(descriptor).st_mode) and (todo or follow):
-                try:
-                    target = os.readlink("", dir_fd=descriptor)
-                finally:
-                    os.close(descriptor)
-                if target.startswith("/"):
-                    for one in stack[1:]:
-                        os.close(one)
-                    del stack[1:], names[:]
-                todo += _parts(target)
-            else:
-                stack.append(descriptor)
-                names.append(part)
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-    finally:
-        for one in stack:
-            os.close(one)
+
+    def check(directory: os.stat_result, step: str, found: os.stat_result | None, last: bool) -> bool:
+        if not _may(uid, directory, stat.S_IXOTH):
+            raise PermissionError(errno.EACCES, f"user {uid} may not enter it", path)
+        return follow or not last
+
+    with walk(root, path, check) as place:
+        yield place.existing(), place.path
 
 
 @contextmanager
@@ -307,7 +348,7 @@ def readable_as(uid: int, root: str, path: str) -> Iterator[tuple[Path, int]]:
             raise OSError(errno.EINVAL, "not a regular file", path)  # opening a device can have effects
         if not _may(uid, found, stat.S_IROTH):
             raise PermissionError(errno.EACCES, f"user {uid} may not read it", path)
-        yield Path(f"/proc/self/fd/{descriptor}"), found.st_size
+        yield Path(named(descriptor)), found.st_size
 
 
 @contextmanager
@@ -317,7 +358,7 @@ def socket_as(uid: int, path: str) -> Iterator[str]:
         found = os.fstat(descriptor)
         if not stat.S_ISSOCK(found.st_mode) or found.st_uid != uid:
             raise PermissionError(errno.EACCES, f"it is no socket of user {uid}", path)
-        yield f"/proc/self/fd/{descriptor}"
+        yield named(descriptor)
 
 
 def _may(uid: int, found: os.stat_result, right: int) -> bool:

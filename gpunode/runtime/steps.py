@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpunode._files import make_link
 from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError, PreconditionError
 from gpunode.gpu.child import module_argv
@@ -89,7 +88,7 @@ def _link(host: Host, step: Step) -> list[str]:
             f"{step.path} is there already and is something else", hint=f"look at it: ls -l {step.path}"
         )
     host.make_dirs(step.path.rpartition("/")[0])
-    make_link(host.path(step.path, follow=False), step.link)
+    host.make_link(step.path, step.link)
     return [step.path]
 
 

@@ -29,7 +29,7 @@ MACHINES = (
 WRITING = {
     *("write_atomic", "make_dirs", "remove", "remove_empty_directory", "set_owner", "rename", "remove_tree"),
     *("lock", "signal", "listen_unix", "listen_tcp", "notify", "temporary_directory"),
-    *("set_mode", "restrict_umask", "remove_leftovers"),
+    *("set_mode", "restrict_umask", "remove_leftovers", "make_link"),
 }
 # programs that only tell something, and how they are called for it
 QUESTIONS = (

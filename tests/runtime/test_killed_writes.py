@@ -51,16 +51,16 @@ elif step in ("half", "written"):
             kill()
         inner(descriptor, mode)
     os.fchmod = fchmod
-elif step == "synced":
-    inner = Path.replace
-    Path.replace = lambda self, target: kill() if ours(self) else inner(self, target)
-elif step == "renamed":
-    inner = Path.replace
-    def replace(self, target):
-        inner(self, target)
-        if ours(self):
+elif step in ("synced", "renamed"):
+    inner = os.replace
+    def replace(source, target, *, src_dir_fd, dst_dir_fd):
+        if step == "renamed":
+            inner(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        if ours(f"{path_of(src_dir_fd)}/{source}"):
             kill()
-    Path.replace = replace
+        if step == "synced":
+            inner(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+    os.replace = replace
 sys.argv = ["gpunode", *sys.argv[3:]]
 from gpunode.__main__ import main
 sys.exit(main())
@@ -165,14 +165,14 @@ def test_where_the_directory_above_cannot_be_used_the_write_succeeds(
     elif reason == "read-only":
         tmp_path.chmod(0o555)
     else:
-        inner = Path.replace
+        inner = os.replace
 
-        def replace(self: Path, to: Path) -> Path:
-            if self.parent != to.parent:
+        def replace(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+            if os.fstat(src_dir_fd).st_ino != os.fstat(dst_dir_fd).st_ino:
                 raise OSError(18, "Invalid cross-device link")
-            return inner(self, to)
+            inner(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
-        monkeypatch.setattr(Path, "replace", replace)
+        monkeypatch.setattr(os, "replace", replace)
     Host().write_atomic(str(target), b"new", above=True)
     tmp_path.chmod(0o755)
     assert target.read_bytes() == b"new"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpunode._files import make_link
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 from gpunode.plugin.logfmt import Log
@@ -37,7 +36,7 @@ def _share_memory(host: Host, root: str) -> None:
             )
         host.make_dirs(root)
         try:
-            make_link(host.path(shm, follow=False), _SHM)
+            host.make_link(shm, _SHM)
         except FileExistsError:
             pass  # another daemon's thread was faster
         except OSError as error:

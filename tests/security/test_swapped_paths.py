@@ -1,0 +1,171 @@
+"""A write of root ends in the directory that was checked, whenever a user swaps a part of the path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.errors import GpunodeError, PreconditionError
+from gpunode.host import Host
+
+OTHER = 61001
+# the system calls of Python between which another process can act
+CALLS = (
+    *("open", "mkdir", "replace", "rename", "unlink", "rmdir", "chmod", "chown", "symlink", "readlink"),
+    *("stat", "lstat", "fstat", "access", "listdir", "listxattr", "fchmod", "fchown"),
+)
+CHANGES: dict[str, Callable[[str], object]] = {
+    "write": lambda path: Host().write_atomic(path, b"ours"),
+    "write and forget": lambda path: Host().write_atomic(path, b"ours", keep=False),
+    "write from above": lambda path: Host().write_atomic(path, b"ours", above=True),
+    "make directories": lambda path: Host().make_dirs(f"{os.path.dirname(path)}/new/deeper"),
+    "make a link": lambda path: Host().make_link(f"{os.path.dirname(path)}/new", "/nowhere"),
+    "remove": lambda path: Host().remove(path),
+    "remove the directory": lambda path: Host().remove_tree(os.path.dirname(path)),
+    "remove leftovers": lambda path: Host().remove_leftovers(path),
+    "rename": lambda path: Host().rename(path, f"{path}.new"),
+    "set the owner": lambda path: Host().set_owner(path, 0, 0, 0o644),
+    "set the mode": lambda path: Host().set_mode(path, 0o644),
+    "lock": lambda path: Host().lock(path, 0.1).__enter__(),
+}
+
+
+def theirs(path: Path, uid: int = OTHER) -> Path:
+    """Give everything below to a user."""
+    for one in (path, *path.rglob("*")):
+        os.chown(one, uid, uid, follow_symlinks=False)
+    return path
+
+
+def tree(top: Path, text: str) -> Path:
+    """A file in a directory of a directory, and what a killed write would leave."""
+    (top / "way/dir").mkdir(parents=True)
+    for name in ("file", ".file.abcdefgh.gpunode"):
+        (top / "way/dir" / name).write_text(text)
+        (top / "way/dir" / name).chmod(0o600)
+    return top
+
+
+def state(top: Path) -> dict[str, tuple[object, ...]]:
+    found: dict[str, tuple[object, ...]] = {}
+    for path in (top, *top.rglob("*")):
+        seen = path.lstat()
+        text = path.read_text() if path.is_file() else ""
+        found[str(path)] = (seen.st_ino, seen.st_mode, seen.st_uid, seen.st_nlink, seen.st_mtime_ns, text)
+    return found
+
+
+def plant(component: Path, target: Path) -> None:
+    """Put a link of another user's in the place of what is there."""
+    with suppress(FileNotFoundError):
+        component.rename(component.with_name("aside"))
+    component.symlink_to(target)
+    os.chown(component, OTHER, OTHER, follow_symlinks=False)
+
+
+def swapped_at(number: int, swap: Callable[[], None], change: Callable[[], object]) -> bool:
+    """Whether a change made so many system calls that `swap` happened, before the one with this number."""
+    calls, inside = 0, False
+
+    def watched(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal calls, inside
+            if not inside:
+                if calls == number:
+                    inside = True
+                    swap()
+                    inside = False
+                calls += 1
+            return inner(*args, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CALLS:
+            patch.setattr(os, name, watched(getattr(os, name)))
+        with suppress(GpunodeError, OSError):
+            change()
+    return calls > number
+
+
+@pytest.mark.parametrize("component", ["way", "way/dir", "way/dir/file"])
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_swap_at_any_moment_changes_nothing_elsewhere(place: Path, kind: str, component: str) -> None:
+    outside = tree(place / "outside", "precious")
+    before = state(outside)
+    for number in range(500):
+        top = theirs(tree(place / f"{number}", "theirs"))
+        link, target, path = top / component, outside / component, f"{top}/way/dir/file"
+        reached = swapped_at(number, partial(plant, link, target), partial(CHANGES[kind], path))
+        assert state(outside) == before, f"swapped before system call {number}"
+        if not reached:
+            return
+    pytest.fail("it never ends")
+
+
+@pytest.mark.parametrize("component", ["way", "way/dir"])
+@pytest.mark.parametrize("kind", [kind for kind in CHANGES if kind not in ("remove the directory", "lock")])
+def test_a_planted_directory_is_an_error_that_names_it(place: Path, kind: str, component: str) -> None:
+    outside, top = tree(place / "outside", "precious"), tree(place / "top", "ours")
+    before = state(outside)
+    plant(top / component, outside / component)
+    with pytest.raises(PreconditionError, match=f"{component} is a symlink that another user can have made"):
+        CHANGES[kind](f"{top}/way/dir/file")
+    assert state(outside) == before
+
+
+@pytest.mark.parametrize("change", ["set the owner", "set the mode"])
+def test_owner_and_mode_are_not_changed_through_a_planted_link(place: Path, change: str) -> None:
+    outside, top = tree(place / "outside", "precious"), tree(place / "top", "ours")
+    before = state(outside)
+    plant(top / "way/dir/file", outside / "way/dir/file")
+    with pytest.raises(GpunodeError, match="symlink"):
+        CHANGES[change](f"{top}/way/dir/file")
+    assert state(outside) == before
+
+
+def test_the_owner_of_a_file_behind_a_link_of_roots_is_restored(place: Path) -> None:
+    (place / "real").write_text("")
+    (place / "link").symlink_to("real")
+    Host().set_owner(f"{place}/link", OTHER, OTHER, 0o600)
+    assert ((place / "real").stat().st_uid, (place / "link").lstat().st_uid) == (OTHER, 0)
+
+
+@pytest.mark.parametrize(
+    ("uid", "mode"), [(OTHER, 0o755), (OTHER, 0o1755), (0, 0o777), (0, 0o1777), (0, 0o775)]
+)
+def test_in_a_directory_of_another_user_nothing_of_a_file_is_kept(place: Path, uid: int, mode: int) -> None:
+    """A directory's owner can put any file there, as everybody can in one that is open."""
+    shared, precious = place / "shared", place / "precious"
+    precious.write_text("precious")
+    shared.mkdir()
+    (shared / "file").write_text("theirs")
+    (shared / "file").chmod(0o666)
+    (shared / "link").symlink_to(precious)
+    theirs(shared, OTHER)
+    os.chown(shared, uid, uid)
+    shared.chmod(mode)
+    for name in ("file", "link"):
+        Host().write_atomic(f"{shared}/{name}", b"ours")
+        found = (shared / name).lstat()
+        assert (found.st_uid, found.st_mode & 0o7777, (shared / name).read_text()) == (0, 0o644, "ours")
+    assert precious.read_text() == "precious"
+    Host().set_owner(f"{shared}/file", OTHER, OTHER, 0o666)  # it may be another file by now
+    assert (shared / "file").stat().st_uid == 0
+
+
+def test_a_link_of_roots_that_another_user_can_move_is_not_followed(place: Path) -> None:
+    """It is in that user's directory, under whatever name the user has given it."""
+    shared, outside = place / "shared", tree(place / "outside", "precious")
+    shared.mkdir()
+    (shared / "link").symlink_to(outside)
+    os.chown(shared, OTHER, OTHER)
+    with pytest.raises(PreconditionError, match="is a symlink that another user can have made"):
+        Host().write_atomic(f"{shared}/link/way/dir/file", b"ours")
+    assert (outside / "way/dir/file").read_text() == "precious"
