@@ -90,13 +90,13 @@ class ForkedCli:
             raise subprocess.TimeoutExpired(["gpunode", *order["argv"]], order["seconds"], ran.out, ran.err)
         return ran
 
-    def program(self, *argv: str, env: Mapping[str, str]) -> Ran:
+    def program(self, *argv: str, env: Mapping[str, str], seconds: float = SECONDS) -> Ran:
         """Run another program with `env` laid over the environment.
 
         From there, because starting programs from one of several threads fails now and then on some kernels
         (EFAULT).
         """
-        return self._order({"program": argv, "env": dict(env)})
+        return self._order({"program": argv, "env": dict(env), "seconds": seconds})
 
     def _order(self, what: Mapping[str, Any]) -> Ran:
         order = json.dumps(what)
@@ -133,7 +133,7 @@ def _program(order: dict[str, Any]) -> dict[str, Any]:
         env={**os.environ, **order["env"]},
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=order["seconds"],
         check=False,
     )
     return {"code": done.returncode, "out": done.stdout, "err": done.stderr}

@@ -82,9 +82,18 @@ class Stage:
 
     def as_root(self, *argv: str, env: Mapping[str, str] | None = None) -> Ran:
         """Run gpunode as root, with a PATH that begins where others may write."""
+        return self.cli.run(*argv, env={**self._environ(), **(env or {})})
+
+    def services(self) -> Ran:
+        """Run what services.py does as root, with the same PATH."""
+        place = self.secret / "services"
+        place.mkdir()
+        program = (sys.executable, "-m", "tests.security.services", str(place))
+        return self.cli.program(*program, env=self._environ(), seconds=300)
+
+    def _environ(self) -> dict[str, str]:
         path = f"{self.open}:{os.environ['PATH']}"
-        state = {"GPUNODE_STATE_DIR": str(self.secret / "state"), "NO_COLOR": "1"}
-        return self.cli.run(*argv, env={"PATH": path, **state, **(env or {})})
+        return {"PATH": path, "GPUNODE_STATE_DIR": str(self.secret / "state"), "NO_COLOR": "1"}
 
     def as_victim(self, *argv: str) -> Ran:
         """Run gpunode as an ordinary user."""
