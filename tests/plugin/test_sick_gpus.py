@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,19 +26,21 @@ from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.host import Host
 from gpunode.plugin.nvidia.watch import Watch
 from gpunode.plugin.settings import Settings
-from tests.plugin.nodes import MemoryLog, eventually
+from tests.plugin.nodes import RESOURCE, MemoryLog, eventually
+from tests.plugin.serving import kubelet
 from tests.plugin.test_discovery import Sink
 from tests.warm_child import ForkedPopen
 
 pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
 SICK, OTHER, GPUS = 1, 2, 4
-FUNCTION_NOT_FOUND = 13
+FUNCTION_NOT_FOUND, UNKNOWN_ERROR = 13, 999
 LINK_QUESTIONS = {
     "nvmlDeviceGetNvLinkRemoteDeviceType",
     "nvmlDeviceGetNvLinkRemotePciInfo",
     "nvmlDeviceGetNvLinkState",
     "nvmlDeviceGetTopologyCommonAncestor",
 }
+PAIRS = {"nvmlDeviceGetTopologyCommonAncestor"}  # about two GPUs, of which either may be the sick one
 EVENT_QUESTIONS = {"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"}
 NOT_ASKED = {
     *("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount"),
@@ -162,3 +165,57 @@ def test_a_question_that_fails_affects_its_gpu_only(
             lambda name: problem(short / re.sub("nvml", "", name), name, fault), sorted(asked)
         )
         assert [text for text in problems if text] == []
+
+
+def test_a_served_node_loses_only_the_gpus_whose_questions_crash_nvml(tmp_path: Path, short: Path) -> None:
+    """`plugin serve` as a whole: each question crashes for a GPU of its own, and the kubelet counts."""
+    asked, _ = questions(stub_node(tmp_path, with_nvswitch(machine(GPUS)), libraries="nvml"))
+    sick = {function: gpu_uuid(index) for index, function in enumerate(sorted(asked - PAIRS))}
+    left_out = {uuid for name, uuid in sick.items() if name not in LINK_QUESTIONS | EVENT_QUESTIONS}
+    faults = [Fault(name, uuid=uuid, abort=True) for name, uuid in sick.items()]
+    healthy = with_nvswitch(machine(len(sick) + 2))
+    node = stub_node(short, healthy, libraries="nvml")
+    with kubelet(short) as (stub, start), pytest.MonkeyPatch.context() as patch:
+        for name, value in node.env.items():
+            patch.setenv(name, value)
+        serving = start("--rediscover-seconds", "0.3", "--listen", "127.0.0.1:0")
+        assert stub.wait_allocatable(RESOURCE, len(sick) + 2, 60), serving.log()
+        broken = healthy.with_faults(*faults)
+        node.write(broken)
+        for function in sick:
+            assert serving.says(f"function={function} ", 120), f"{function} not given up: {serving.log()}"
+        assert stub.wait_allocatable(RESOURCE, len(sick) + 2 - len(left_out), 60), serving.log()
+        assert set(stub.unhealthy(RESOURCE)) == left_out
+        given_up = re.findall(r"device=(\S+) function=(\S+)", serving.log())
+        assert {function: uuid for uuid, function in given_up} == sick
+        assert len(given_up) == len(sick)
+        assert serving.says(f'msg="watching health events" count={len(sick) + 2 - len(left_out) - 2}', 60)
+        last = gpu_uuid(len(sick) + 1)
+        node.write(broken.with_event(StubEvent(last, data=79)))
+        assert stub.wait_allocatable(RESOURCE, len(sick) + 1 - len(left_out), 60), serving.log()
+        assert set(stub.unhealthy(RESOURCE)) == left_out | {last}
+
+
+def test_a_served_node_loses_no_other_gpu_to_questions_that_fail(tmp_path: Path, short: Path) -> None:
+    asked, _ = questions(stub_node(tmp_path, with_nvswitch(machine(GPUS)), libraries="nvml"))
+    sick = {function: gpu_uuid(index) for index, function in enumerate(sorted(asked))}
+    faults = [Fault(name, uuid=uuid, code=UNKNOWN_ERROR, times=10**6) for name, uuid in sick.items()]
+    healthy = with_nvswitch(machine(len(sick) + 2))
+    node = stub_node(short, healthy, libraries="nvml")
+    with kubelet(short) as (stub, start), pytest.MonkeyPatch.context() as patch:
+        for name, value in node.env.items():
+            patch.setenv(name, value)
+        timing = ("--rediscover-seconds", "0.3", "--health-poll-interval", "300ms")
+        serving = start(*timing, "--listen", "127.0.0.1:0")
+        assert stub.wait_allocatable(RESOURCE, len(sick) + 2, 60), serving.log()
+        broken = healthy.with_faults(*faults)
+        node.write(broken)
+        serving.process.send_signal(signal.SIGHUP)
+        met = range(len(faults))
+        for number in met:
+            assert eventually(lambda number=number: node.fault_calls(number) > 0, 30), faults[number]  # type: ignore[misc]
+        last = gpu_uuid(len(sick) + 1)
+        node.write(broken.with_event(StubEvent(last, data=79)))
+        assert eventually(lambda: last in stub.unhealthy(RESOURCE), 60), serving.log()
+        assert set(stub.unhealthy(RESOURCE)) - {last} <= set(sick.values())
+        assert "GPU is left out" not in serving.log()
