@@ -329,13 +329,13 @@ class ReadingHost:
         On the live node one that another user can have written is passed over; see `unsafe_program`."""
         if name.startswith("/"):
             return name if self.executable(name) else None
-        return next((path for path in self._places(name) if not self._refusal(path)), None)
+        return next((path for path in self._places(name) if not self.refusal(path)), None)
 
     def unsafe_program(self, name: str) -> tuple[str, str] | None:
         """What `which` passes over where it finds no other: path, and why it isn't run."""
         if "/" in name or self.which(name) is not None:
             return None
-        return next(((path, f"it is not run: {self._refusal(path)}") for path in self._places(name)), None)
+        return next(((path, f"it is not run: {self.refusal(path)}") for path in self._places(name)), None)
 
     def _places(self, name: str) -> Iterator[str]:
         own = self.environ.get("PATH", "").split(":") if self.live else []
@@ -344,7 +344,9 @@ class ReadingHost:
                 if self.executable(f"{directory}/{name}"):
                     yield f"{directory}/{name}"
 
-    def _refusal(self, path: str) -> str:
+    def refusal(self, path: str) -> str:
+        """Why nothing of this file may be executed, a program or a library: other users can have written it,
+        or can replace it. Empty if only root and this user can; see `trust.refusal`."""
         from gpunode.host.trust import refusal
 
         return refusal(path) if self.live else ""

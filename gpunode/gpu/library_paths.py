@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
-from stat import S_ISVTX, S_IWGRP, S_IWOTH
-
-from gpunode.errors import GpunodeError
 from gpunode.host import Host
 
 DRIVER_ROOT = "/run/nvidia/driver"
@@ -67,20 +63,4 @@ def library_directories(architecture: str) -> tuple[str, ...]:
 def nvml_outside_loader(host: Host) -> str:
     """Path of NVML on a node where the dynamic loader doesn't find it; "" if it isn't anywhere."""
     paths = (f"{directory}/{NVML}" for directory in (*PLATFORM, *IN_DRIVER_ROOT))
-    return next((path for path in paths if protected_file(host, path)), "")
-
-
-def protected_file(host: Host, path: str) -> bool:
-    """Whether this is a file that only root or this user can have written and can replace."""
-    try:
-        if not host.is_file(path):
-            return False
-        real = PurePosixPath(host.realpath(path))
-        found = [host.stat(str(one)) for one in (real, *real.parents)]
-    except GpunodeError:
-        return False
-    return all(one is not None and one.st_uid in (0, host.uid) and _protects(one.st_mode) for one in found)
-
-
-def _protects(mode: int) -> bool:
-    return not mode & (S_IWGRP | S_IWOTH) or bool(mode & S_ISVTX)
+    return next((path for path in paths if not host.refusal(path) and host.is_file(path)), "")

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,22 @@ from fixtures.scenario import machine
 from fixtures.stubs import SCENARIO_VARIABLE, build
 from gpunode.gpu import library_paths
 from gpunode.gpu.isolated import probe
-from gpunode.gpu.library_paths import PLATFORM, nvml_outside_loader, protected_file
+from gpunode.gpu.library_paths import nvml_outside_loader
 from gpunode.host import Host
 from tests.gpu.children import run_python
 
 SONAME = "libnvidia-ml.so.1"
+OTHER = 61001
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that everybody may look into; only root can play several users."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make files of several users")
+    with tempfile.TemporaryDirectory(prefix="gpunode-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 def install(directory: Path) -> Path:
@@ -60,18 +73,48 @@ def test_nvml_in_a_directory_of_the_platform_is_loaded_from_there(tmp_path):
     assert run_python(OPEN, environ, str(path.parent)) == 3
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o775])
-def test_a_library_that_others_can_replace_is_not_loaded(tmp_path, mode):
-    directory = tmp_path / PLATFORM[2].lstrip("/")
-    directory.mkdir(parents=True)
-    (directory / SONAME).write_bytes(b"")
-    host = Host(tmp_path)
-    assert nvml_outside_loader(host) == f"{PLATFORM[2]}/{SONAME}"
-    directory.chmod(mode)
-    assert nvml_outside_loader(host) == ""
-    assert not protected_file(host, f"{PLATFORM[2]}/{SONAME}")
-    directory.chmod(0o1777)  # sticky: nobody else can replace our file
-    assert protected_file(host, f"{PLATFORM[2]}/{SONAME}")
+@pytest.mark.parametrize(
+    ("modes", "owner", "loaded"),
+    [
+        ({}, 0, True),
+        ({"lib": 0o1777}, 0, True),  # sticky: nobody else can replace root's file
+        ({"lib": 0o1777}, OTHER, False),
+        ({"lib": 0o777}, 0, False),
+        ({"lib": 0o775}, 0, False),
+        ({"": 0o777}, 0, False),
+        ({f"lib/{SONAME}": 0o1666}, 0, False),  # the sticky bit of a file protects nothing
+        ({"real/nvml": 0o666}, 0, False),
+        ({"real": 0o777}, 0, False),
+    ],
+)
+def test_a_library_that_others_can_have_written_or_can_replace_is_not_loaded(
+    place: Path, monkeypatch: pytest.MonkeyPatch, modes: dict[str, int], owner: int, loaded: bool
+) -> None:
+    """`owner` is who made what the directory holds, a link where the modes name what it leads to."""
+    path = place / "lib" / SONAME
+    for directory in ("lib", "real"):
+        (place / directory).mkdir()
+    (place / "real/nvml").write_bytes(b"")
+    if any(name.startswith("real") for name in modes):
+        path.symlink_to("../real/nvml")
+    else:
+        path.write_bytes(b"")
+    os.chown(path, owner, owner, follow_symlinks=False)
+    for name, mode in modes.items():
+        (place / name).chmod(mode)
+    monkeypatch.setattr(library_paths, "PLATFORM", (str(place / "lib"),))
+    assert nvml_outside_loader(Host()) == (str(path) if loaded else "")
+
+
+def test_a_library_behind_a_link_of_another_user_is_not_loaded(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "nvml").write_bytes(b"")
+    (place / SONAME).symlink_to("nvml")
+    monkeypatch.setattr(library_paths, "PLATFORM", (str(place),))
+    assert nvml_outside_loader(Host()) == f"{place}/{SONAME}"
+    os.chown(place / SONAME, OTHER, OTHER, follow_symlinks=False)
+    assert nvml_outside_loader(Host()) == ""
 
 
 def test_the_driver_root_is_the_last_place(tmp_path):

@@ -6,7 +6,7 @@ There is no other interface: the protocol of its socket isn't documented.
 from __future__ import annotations
 
 from gpunode.errors import DaemonError
-from gpunode.gpu.library_paths import PROGRAM_DIRECTORIES, protected_file
+from gpunode.gpu.library_paths import PROGRAM_DIRECTORIES
 from gpunode.host import Completed, Host
 from gpunode.plugin.nvidia.site import find_roots
 from gpunode.plugin.settings import Settings
@@ -21,7 +21,7 @@ def find_program(host: Host, settings: Settings) -> str:
     places = [f"{root}/usr/bin"] if root else []
     paths = (f"{place}/{PROGRAM}" for place in (*places, *PROGRAM_DIRECTORIES))
     found = host.which(PROGRAM) or next(
-        (path for path in paths if host.executable(path) and protected_file(host, path)), None
+        (path for path in paths if host.executable(path) and not host.refusal(path)), None
     )
     if found is None:
         unsafe = host.unsafe_program(PROGRAM)
