@@ -151,6 +151,9 @@ def _engines(host: Host, options: Options) -> tuple[tuple[Engine, ...], tuple[st
         except GpunodeError as error:
             notes.append(f"{name}: {error.message}")
             continue
+        unsafe = host.unsafe_program(find.PROGRAMS.get(name, name)) if daemon is None else None
+        if unsafe is not None:
+            notes.append(f"{name} is at {unsafe[0]}, but {unsafe[1]}")
         key = (daemon.name, daemon.config_path) if daemon else ("", "")
         # a distribution's own name tells more of its containerd than containerd's does
         if daemon is not None and (key not in daemons or daemon.manager):

@@ -18,10 +18,15 @@ class Role:
     reason: str
 
 
+def _absent(node: Node, name: str, program: str) -> str:
+    unsafe = node.host.unsafe_program(program)
+    return f"{name} is at {unsafe[0]}, but {unsafe[1]}" if unsafe else f"{name} isn't installed on this node"
+
+
 def docker_role(node: Node) -> Role:
     """Docker counts unless the kubelet talks to another engine, or it only lies there beside containerd."""
     if node.docker is None:
-        return Role(False, "Docker isn't installed on this node")
+        return Role(False, _absent(node, "Docker", "dockerd"))
     kubelet = node.kubelet
     if kubelet is not None and kubelet.joined:
         if kubelet.engine == "docker":
@@ -51,7 +56,7 @@ def containerd_role(node: Node) -> Role:
     long as no kubelet has joined a cluster, nerdctl as long as there is none.
     """
     if node.containerd is None:
-        return Role(False, "containerd isn't installed on this node")
+        return Role(False, _absent(node, "containerd", "containerd"))
     kubelet = node.kubelet
     if node.docker is not None and (kubelet is None or not kubelet.joined):
         return Role(False, "containerd only serves Docker here: no kubelet uses its CRI")
@@ -72,7 +77,7 @@ def containerd_role(node: Node) -> Role:
 def crio_role(node: Node) -> Role:
     """CRI-O counts if the kubelet talks to it, or if it is the only engine here."""
     if node.crio is None:
-        return Role(False, "CRI-O isn't installed on this node")
+        return Role(False, _absent(node, "CRI-O", "crio"))
     kubelet = node.kubelet
     if kubelet is None or not kubelet.joined:
         if node.docker is None and node.containerd is None:
@@ -91,7 +96,7 @@ def podman_role(node: Node) -> Role:
     if node.docker is not None or node.containerd is not None or node.crio is not None:
         return Role(False, "podman isn't the container engine of this node: there is a daemon")
     if node.podman is None:
-        return Role(False, "podman isn't installed on this node")
+        return Role(False, _absent(node, "podman", "podman"))
     return Role(True, "podman is the only container engine of this node")
 
 

@@ -63,7 +63,7 @@ FINDERS: Mapping[str, Finder] = {
     "podman": _podman,
     **{name: functools.partial(_distribution, name) for name in DISTRIBUTIONS},
 }
-_PROGRAMS = {"docker": "dockerd"}  # the others are called as their engine
+PROGRAMS = {"docker": "dockerd"}  # the others are called as their engine
 _HAVE_DROP_INS = ("containerd", "crio")
 
 
@@ -128,7 +128,7 @@ def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: s
 
         refuse_another_users(host, daemon, config)
     if daemon is None:
-        host.refuse_unsafe(_PROGRAMS.get(chosen, chosen))
+        host.refuse_unsafe(PROGRAMS.get(chosen, chosen))
         raise PreconditionError(f"{chosen} is not installed on this node", hint=_instead(host))
     if socket:
         daemon = replace(daemon, socket=socket)
@@ -217,7 +217,7 @@ def _auto(host: Host, config: str) -> str:
     if len(found) == 1:
         return found[0]
     if not found:
-        host.refuse_unsafe(*(_PROGRAMS.get(name, name) for name in FINDERS))
+        host.refuse_unsafe(*(PROGRAMS.get(name, name) for name in FINDERS))
         raise PreconditionError(
             "there is no container engine on this node",
             hint=f"install one of them first: {', '.join(FINDERS)}",

@@ -11,6 +11,7 @@ import pytest
 
 from gpunode.checks.toolkit.installed import toolkit_missing
 from gpunode.errors import DaemonError, PreconditionError
+from gpunode.facts.engines import crio_role
 from gpunode.facts.fabric_manager import lacking
 from gpunode.facts.node import Node
 from gpunode.host import Host
@@ -45,6 +46,14 @@ def test_an_engine_is_not_called_missing(shared: Path, command: tuple[str, ...])
     assert ran.code == 3, ran
     assert f"crio is at {shared}/crio, but it is not run: {shared} can be written by other users" in ran.err
     assert f"namei -l {shared}/crio" in ran.err and "chmod go-w" in ran.err
+
+
+def test_the_list_of_engines_says_which_one_is_left_out(shared: Path) -> None:
+    path = {"PATH": f"{shared}:{os.environ['PATH']}"}
+    ran = gpunode("status", "runtime", "-o", "json", env=path)
+    reason = f"at {shared}/crio, but it is not run: {shared} can be written by other users"
+    assert f"crio is {reason}" in ran.document["messages"]
+    assert crio_role(Node(Host(environ=path))).reason == f"CRI-O is {reason}"
 
 
 def test_the_toolkits_runtime_is_not_called_missing(place: Path, shared: Path) -> None:
