@@ -15,6 +15,7 @@ from gpunode.facts.daemons import Daemon
 from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node, Questions
 from gpunode.facts.system import CONTAINER, WSL2
+from gpunode.facts.units import read_unit
 from gpunode.host import Host
 from gpunode.render import SilentProgress, plain_lines
 from gpunode.result import Fix
@@ -230,6 +231,11 @@ def contradictions(node, command):
     found = re.search(r"mokutil --import (\S+)", command)
     if found and not host.exists(found[1]) and not {"update-secureboot-policy", "dkms"} & set(words):
         yield "a key that doesn't exist"
+    for unit in re.findall(r"systemctl (?:re)?(?:start|load) ([\w@-]+)(?:\.service)?(?: |$)", command):
+        state, brought = node.units.get(f"{unit}.service"), "install" in command
+        there = read_unit(host, f"{unit}.service") is not None or (state is not None and state.installed)
+        if not there and not brought and system.id != "flatcar":  # whose image has nvidia.service
+            yield f"a service that isn't on the node: {unit}"
     branch = re.search(r"driver install --branch (\d+)", command)
     if branch and branch[1] == node.driver_version.partition(".")[0]:
         yield "the branch that is installed"

@@ -73,7 +73,7 @@ def persistenced_broken(node: Node) -> Verdict:
     if trouble is None:
         return ok("the persistence daemon is fine") if unit else skip("nvidia-persistenced isn't installed")
     evidence = [*seen_unit(node, _UNIT)] if trouble[0] == _UNIT else [seen(*trouble)]
-    fix: Fix | None = None
+    fix = keep_initialised(node) if unit is None else None
     user = _missing_user(node, unit.argv if unit else ())
     if user:
         evidence.append(seen("/etc/passwd", f"no user {user}, which the unit wants"))
