@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpunode.daemons import cri_status
 from gpunode.daemons.cri import Cri
 from gpunode.daemons.cri_status import Said, quick_status, quick_version
 from gpunode.daemons.grpc_unary import fields, unary_call
@@ -30,8 +31,9 @@ Serve = Callable[[Callable[[object, grpc.ServicerContext], object]], str]
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """Start a server whose Status and Version both give what the function gives."""
+    monkeypatch.setattr(cri_status, "_SECONDS", PLENTY)
     servers = []
 
     def start(answer: Callable[[object, grpc.ServicerContext], object]) -> str:
