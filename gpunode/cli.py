@@ -30,11 +30,12 @@ from gpunode.cli_status import status_app
 from gpunode.cli_toolkit import toolkit_app
 from gpunode.cli_toolkit_packages import toolkit_install  # noqa: F401
 from gpunode.cli_verify import verify_app
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import run_app, takes_globals, verb
 from gpunode.quick import leave
-from gpunode.session import Session, run_app, takes_globals, verb
 
 if TYPE_CHECKING:
-    from gpunode.result import Result
+    from gpunode.output.result import Result
 
 # from looking to changing to undoing; what isn't named here follows
 ORDER = (

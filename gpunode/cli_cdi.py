@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpunode.cli_options import DryRunOption, Strings
-from gpunode.session import Session, verb
+from gpunode.commands.options import DryRunOption, Strings
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 
 if TYPE_CHECKING:
     from gpunode.commands.cdi_options import Content
-    from gpunode.result import Result
+    from gpunode.output.result import Result
 
 cdi_app = typer.Typer(
     help="Name the GPUs to engines by CDI specifications.",
@@ -132,9 +133,10 @@ def cdi_generate(
 
     gpunode cdi generate --output /var/run/cdi/nvidia.yaml
     """
+    from dataclasses import replace
+
     from gpunode.commands import cdi_generate as command
     from gpunode.commands.nvidia_ctk_options import refuse_mode
-    from gpunode.dataclass import replace
 
     refuse_mode(mode)
     content = replace(

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpunode.cli_options import Strings
-from gpunode.session import Session, verb
+from gpunode.commands.options import Strings
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 
 if TYPE_CHECKING:
     from gpunode.commands.doctor import Options
-    from gpunode.result import Result
+    from gpunode.output.result import Result
 
 doctor_app = typer.Typer(rich_markup_mode=None)
 
@@ -160,7 +161,7 @@ def doctor(
 
 
 def _filed(result: "Result", path: str) -> "Result":
-    from gpunode.dataclass import replace
+    from dataclasses import replace
 
     return replace(result, file=path) if path not in ("", "-") else result
 
@@ -168,7 +169,7 @@ def _filed(result: "Result", path: str) -> "Result":
 def _only_whole(session: Session, path: str, **verbs: bool) -> None:
     """What is only for a whole report is refused beside the rest, and an impossible path at once."""
     from gpunode.errors import UsageError
-    from gpunode.output import ENVELOPES, Output
+    from gpunode.output.render import ENVELOPES, Output
 
     output = session.chosen["output"] or Output.TABLE
     asked = [f"--{name.rstrip('_')}" for name, given in verbs.items() if given]
@@ -208,10 +209,12 @@ def _no_diagnosis(session: Session, options: dict[str, object]) -> None:
 
 
 def _fix(session: Session, looked: "Options", fix: bool, apply: bool, allow: tuple[str, ...]) -> "Result":
-    from gpunode.commands import doctor_fix as command
+    from gpunode.commands import doctor as command
 
-    options = command.Options(looked, fix, apply, tuple(one for given in allow for one in given.split(",")))
-    return command.run(session.host, options, session.progress)
+    options = command.FixOptions(
+        looked, fix, apply, tuple(one for given in allow for one in given.split(","))
+    )
+    return command.run_fix(session.host, options, session.progress)
 
 
 @verb(doctor_app, "explain", "CheckExplanation")

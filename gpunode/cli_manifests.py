@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpunode.session import Session, verb
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 
 if TYPE_CHECKING:
-    from gpunode.result import Result
+    from gpunode.output.result import Result
 
 manifests_app = typer.Typer(help="Print Kubernetes objects.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -114,9 +115,9 @@ def manifests_all(
 
     gpunode manifests all --image registry.example.com/gpunode:1.0 | kubectl apply -f -
     """
-    from gpunode.commands import manifests_plugin as command
+    from gpunode.commands import manifests as command
 
-    options = command.Options(
+    options = command.PluginOptions(
         image=image,
         vendor=vendor.value,
         namespace=namespace,
@@ -185,9 +186,9 @@ def manifests_daemon_set(
 
     gpunode manifests daemon-set --image registry.example.com/gpunode:1.0 --mig mixed
     """
-    from gpunode.commands import manifests_plugin as command
+    from gpunode.commands import manifests as command
 
-    options = command.Options(
+    options = command.PluginOptions(
         image=image,
         vendor=vendor.value,
         namespace=namespace,
@@ -202,7 +203,7 @@ def manifests_daemon_set(
         pull_secret=image_pull_secret,
         labels=tuple(one.value for one in labels or ()),
     )
-    return command.run(session.host, options)
+    return command.run_plugin(session.host, options)
 
 
 @verb(manifests_app, "rbac", "Manifests")

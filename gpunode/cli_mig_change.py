@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpunode.cli_mig import mig_app
-from gpunode.cli_options import (
+from gpunode.commands.options import (
     ContextOption,
     DryRunOption,
     KubeconfigOption,
@@ -15,10 +15,11 @@ from gpunode.cli_options import (
     ServerOption,
     Strings,
 )
-from gpunode.session import Session, verb
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 
 if TYPE_CHECKING:
-    from gpunode.result import Result
+    from gpunode.output.result import Result
 
 
 def _option(*names: str, env: str, text: str, **more: Any) -> Any:
@@ -128,6 +129,10 @@ def mig_apply(
         node,
         watch,
     )
+    if watch and not dry_run:
+        from gpunode.commands import mig_follow
+
+        return mig_follow.watch(session.host, options)
     return command.run(session.host, options, session.progress)
 
 

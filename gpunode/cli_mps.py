@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpunode.cli_settings import SettingsCommand
-from gpunode.session import Session, verb
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 
 if TYPE_CHECKING:
-    from gpunode.result import Result
+    from gpunode.output.result import Result
 
 mps_app = typer.Typer(help="Share GPUs between processes.", no_args_is_help=True, rich_markup_mode=None)
 

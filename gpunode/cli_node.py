@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpunode.cli_options import ContextOption, KubeconfigOption, NodeOption, ServerOption
-from gpunode.session import Session, verb
+from gpunode.commands.options import ContextOption, KubeconfigOption, NodeOption, ServerOption
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 
 if TYPE_CHECKING:
     from gpunode.commands.node_change import Target
-    from gpunode.result import Result
+    from gpunode.output.result import Result
 
 node_app = typer.Typer(
     help="Change this machine's Node object in Kubernetes.", no_args_is_help=True, rich_markup_mode=None
@@ -20,7 +21,8 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the exact pa
 
 
 def _target(kubeconfig: str, context: str, server: str, node: str, dry_run: bool) -> "Target":
-    from gpunode.commands.node_change import Access, Target
+    from gpunode.commands.node_change import Target
+    from gpunode.kubernetes.access import Access
 
     return Target(Access(kubeconfig, context, server), node, dry_run)
 

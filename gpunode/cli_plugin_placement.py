@@ -8,10 +8,11 @@ import typer
 
 from gpunode.cli_plugin import plugin_app
 from gpunode.cli_settings import SettingsCommand
-from gpunode.session import Session, verb
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 
 if TYPE_CHECKING:
-    from gpunode.result import Result
+    from gpunode.output.result import Result
 
 _Ids = list[str] | None
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpunode.cli_options import (
+from gpunode.commands.options import (
     AlsoOption,
     CdiOption,
     ConfigModeOption,
@@ -29,10 +29,11 @@ from gpunode.cli_options import (
     SocketOption,
     YesOption,
 )
-from gpunode.session import Session, verb
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 
 if TYPE_CHECKING:
-    from gpunode.result import Result
+    from gpunode.output.result import Result
 
 runtime_app = typer.Typer(rich_markup_mode=None)
 

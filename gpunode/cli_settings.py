@@ -48,7 +48,8 @@ class SettingsCommand(typer.core.TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         if self._settings is None:
-            from gpunode.commands.plugin_options import default_text, metavar
+            from gpunode.commands.plugin_options import default_text
+            from gpunode.plugin.config.options import metavar
 
             self._settings = [SettingOption(row, metavar(row), default_text(row)) for row in self.rows()]
         named = super().get_params(ctx)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpunode.cli_options import (
+from gpunode.commands.options import (
     CdiOption,
     ConfigOption,
     ContextOption,
@@ -20,10 +20,11 @@ from gpunode.cli_options import (
     SocketOption,
     YesOption,
 )
-from gpunode.session import Session, verb
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 
 if TYPE_CHECKING:
-    from gpunode.result import Result
+    from gpunode.output.result import Result
 
 setup_app = typer.Typer(rich_markup_mode=None)
 
@@ -102,7 +103,7 @@ def setup(
         from gpunode.commands import setup_kubernetes as whole
 
         access = whole.Access(kubeconfig, kube_context, server)
-        wanted = whole.Options(options, plugin.value, image, test_image, access, node, wait)
+        wanted = whole.KubernetesOptions(options, plugin.value, image, test_image, access, node, wait)
         return whole.run(session.host, wanted, session.progress, session.show)
     cluster = {"kubeconfig": kubeconfig, "context": kube_context, "server": server, "node": node}
     way = plugin.value if plugin is not PluginWay.SYSTEMD else ""

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gpunode.cli_options import ConfigOption, RestartCommandOption, RuntimesOption, SocketOption
-from gpunode.session import Session, verb
+from gpunode.commands.options import ConfigOption, RestartCommandOption, RuntimesOption, SocketOption
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 
 if TYPE_CHECKING:
-    from gpunode.result import Result
+    from gpunode.output.result import Result
 
 status_app = typer.Typer(help="What is in force on this node.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -29,7 +30,7 @@ def status_runtime(
 
     gpunode status runtime
     """
-    from gpunode.commands import status_runtime as command
+    from gpunode.commands import status as command
 
     options = command.Options(tuple(runtime or ()), config, socket, restart_command)
     return command.run(session.host, options, session.progress)

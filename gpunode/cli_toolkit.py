@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpunode.session import Session, verb
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 
 if TYPE_CHECKING:
-    from gpunode.result import Result
+    from gpunode.output.result import Result
 
 toolkit_app = typer.Typer(
     help="Install and configure the NVIDIA Container Toolkit.", no_args_is_help=True, rich_markup_mode=None
@@ -59,10 +60,10 @@ def toolkit_config_set(
 
     gpunode toolkit config set nvidia-container-runtime.mode=cdi
     """
-    from gpunode.commands import toolkit_config_set as command
+    from gpunode.commands import toolkit_config as command
 
-    options = command.Options(tuple(setting), config, create, dry_run)
-    return command.run(session.host, options, session.progress)
+    options = command.SetOptions(tuple(setting), config, create, dry_run)
+    return command.run_set(session.host, options, session.progress)
 
 
 @verb(config_app, "unset", "ToolkitConfig")
@@ -76,7 +77,7 @@ def toolkit_config_unset(
 
     gpunode toolkit config unset features.allow-ldconfig-from-container
     """
-    from gpunode.commands import toolkit_config_set as command
+    from gpunode.commands import toolkit_config as command
 
-    options = command.Options(tuple(key), config, dry_run=dry_run)
+    options = command.SetOptions(tuple(key), config, dry_run=dry_run)
     return command.unset(session.host, options, session.progress)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpunode.cli_options import (
+from gpunode.commands.options import (
     ConfigOption,
     ContextOption,
     KubeconfigOption,
@@ -16,10 +16,11 @@ from gpunode.cli_options import (
     ServerOption,
     SocketOption,
 )
-from gpunode.session import Session, verb
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 
 if TYPE_CHECKING:
-    from gpunode.result import Result
+    from gpunode.output.result import Result
 
 verify_app = typer.Typer(rich_markup_mode=None)
 
@@ -102,4 +103,9 @@ def verify(
         cdi=cdi,
         pod=command.PodAsked(*asked),
     )
+    if on is Place.KUBERNETES:
+        from gpunode.commands import verify_kubernetes
+
+        command.refuse_contradictions(options)
+        return verify_kubernetes.run(session.host, verify_kubernetes.asked(options), session.progress)
     return command.run(session.host, options, session.progress)

@@ -5,7 +5,7 @@ Anything else that escapes a command is a bug and is reported as one (traceback 
 
 from __future__ import annotations
 
-from gpunode.result import ErrorInfo, ExitCode
+from gpunode.output.result import ErrorInfo, ExitCode
 
 
 class GpunodeError(Exception):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from gpunode.outcome import Session
+    from gpunode.commands.outcome import Session
 
 _LATER = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1)
 """Blocked, and so kept, from before execve until the command has its handlers: until then a service would die
@@ -30,8 +30,8 @@ def hand_over(session: Session, command: str, given: Mapping[str, Any]) -> NoRet
 
     `given` are strings and tuples of strings; what wasn't given is left out.
     """
-    from gpunode._unnamed import unnamed_file
     from gpunode.gpu.child import module_argv
+    from gpunode.host.process import unnamed_file
 
     own = _ARENAS not in os.environ
     order = {
@@ -62,8 +62,8 @@ def main() -> int:
     # gRPC imports asyncio, which takes TLS along where it is: OpenSSL is 4 MiB, and a socket of ours has none
     sys.modules["ssl"] = None  # type: ignore[assignment]
 
-    from gpunode.outcome import run_command
-    from gpunode.output import Color, Output
+    from gpunode.commands.outcome import run_command
+    from gpunode.output.render import Color, Output
 
     chosen = order["chosen"]
     chosen |= {

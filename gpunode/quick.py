@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, NoReturn
 
-    from gpunode.outcome import Session
-    from gpunode.result import Result
+    from gpunode.commands.outcome import Session
+    from gpunode.output.result import Result
 
     Line = tuple[str, str, tuple[Any, ...]]
     """The command, what `-o` said, and what is given to the command's `Options`."""
@@ -54,10 +54,6 @@ def run(argv: Sequence[str]) -> int | None:
     try:
         if asks_nvml(argv[1:], os.environ):
             begin("gpunode.gpu.probe")
-        from gpunode._spared import spared
-
-        with spared("urllib.parse", "quote_from_bytes"):  # before Python 3.12, for Path.as_uri
-            import pathlib  # noqa: F401
         line = read(argv, os.environ)
         return None if line is None else _run(*line)
     finally:
@@ -67,8 +63,8 @@ def run(argv: Sequence[str]) -> int | None:
 def _run(name: str, output: str, arguments: tuple[Any, ...]) -> int:
     from importlib import import_module
 
-    from gpunode.outcome import run_command
-    from gpunode.output import Output
+    from gpunode.commands.outcome import run_command
+    from gpunode.output.render import Output
 
     def call(session: Session) -> Result:
         command = import_module(f"gpunode.commands.{name}")

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from fixtures.scenario import Fault, Scenario, machine
 from fixtures.stubs import have_compiler, stub_node
-from gpunode._process import run_process
 from gpunode.gpu.nvml import sysfs_address
+from gpunode.host.process import run_process
 from scripts.bench_timing import BARE, GPUNODE, Case, Cost, least, report
 
 BUDGET = 7.0

@@ -13,7 +13,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a plugin that goes away is no
 
 import grpc
 
-from gpunode.plugin.kubelet import rpc
+from gpunode.plugin.kubelet import server
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 
 CALL_SECONDS = 30.0
@@ -42,16 +42,17 @@ class Kubelet:
         self._channel: grpc.Channel | None = None
         self._watcher: Thread | None = None
         self._server = grpc.server(
-            ThreadPoolExecutor(2), handlers=[rpc.handlers(rpc.REGISTRATION, {"Register": self._register})]
+            ThreadPoolExecutor(2),
+            handlers=[server.handlers(server.REGISTRATION, {"Register": self._register})],
         )
-        self._server.add_insecure_port(rpc.target(self.socket))
+        self._server.add_insecure_port(server.target(self.socket))
         self._server.start()
 
     def _register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.Empty:
         now = time.monotonic()
         if self._watcher is not None:
             return pb.Empty()  # a second resource, or once more: the first is measured
-        self._channel = rpc.channel(self.directory / request.endpoint)
+        self._channel = server.channel(self.directory / request.endpoint)
         grpc.channel_ready_future(self._channel).result(10.0)
         self.call("GetDevicePluginOptions", pb.Empty())
         self.seen.endpoint, self.seen.resource, self.seen.registered = (
@@ -65,7 +66,7 @@ class Kubelet:
     def _watch(self) -> None:
         assert self._channel is not None
         try:
-            for response in rpc.method(self._channel, rpc.DEVICE_PLUGIN, "ListAndWatch")(pb.Empty()):
+            for response in server.method(self._channel, server.DEVICE_PLUGIN, "ListAndWatch")(pb.Empty()):
                 now = time.monotonic()
                 with self._changed:
                     self.seen.listed = self.seen.listed or now
@@ -96,12 +97,12 @@ class Kubelet:
 
     def call(self, name: str, request: Any) -> Any:
         assert self._channel is not None
-        return rpc.method(self._channel, rpc.DEVICE_PLUGIN, name)(request, timeout=CALL_SECONDS)
+        return server.method(self._channel, server.DEVICE_PLUGIN, name)(request, timeout=CALL_SECONDS)
 
     def timed(self, name: str, request: Any) -> tuple[float, Any]:
         """Seconds, and the answer."""
         assert self._channel is not None
-        method = rpc.method(self._channel, rpc.DEVICE_PLUGIN, name)
+        method = server.method(self._channel, server.DEVICE_PLUGIN, name)
         start = time.perf_counter()
         answer = method(request, timeout=CALL_SECONDS)
         return time.perf_counter() - start, answer

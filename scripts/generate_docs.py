@@ -148,7 +148,8 @@ def labels_page() -> str:
 
 def page_with_options(page: str, options: Any, theirs_of: str) -> str:
     """The page with its table of options as they are."""
-    from gpunode.commands.plugin_options import default_text, metavar
+    from gpunode.commands.plugin_options import default_text
+    from gpunode.plugin.config.options import metavar
 
     rows = [
         f"| option | variables of {theirs_of} | key in the file | default | means |",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpunode import __version__
-from gpunode.commands.demo_node import build_demo_node
+from gpunode.commands.demo import build_demo_node
 from tests.cli import clean_environment, command, gpunode
 from tests.waiting import PATIENCE, eventually
 

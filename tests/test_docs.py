@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpunode import __version__
-from gpunode.result import ExitCode
+from gpunode.output.result import ExitCode
 from tests.cli import REPOSITORY, clean_environment
 
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")])

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from gpunode._files import explain_os_error
 from gpunode.errors import ConfigError, DaemonError, GpunodeError, PreconditionError
 from gpunode.host import Host
+from gpunode.host.files import explain_os_error
 from tests.waiting import eventually, has_ended
 
 

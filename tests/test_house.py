@@ -1,4 +1,4 @@
-"""The rules of the house against the code: who may import whom, what loads when, how large things get."""
+"""The rules of docs/architecture.md that a program can check: import order, cycles, sizes."""
 
 from __future__ import annotations
 
@@ -7,92 +7,43 @@ import json
 import subprocess
 import sys
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "gpunode"
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if not path.name.endswith("_pb2.py"))
-ROOM_MAY_IMPORT = {
-    "result": set(),
-    "errors": {"result"},
-    "host": {"errors"},
-    "journal": {"errors", "host", "result"},
-    "gpu": {"errors", "host", "result"},
-    "daemons": {"errors", "host", "result"},
-    "tables": set(),
-    "facts": {"daemons", "gpu", "tables", "errors", "host", "result"},
-    "cdi": {"facts", "daemons", "gpu", "tables", "errors", "host", "result"},
-    "checks": {"packages", "cdi", "facts", "gpu", "tables", "errors", "host", "result", "support"},
-    "runtime": {"cdi", "facts", "daemons", "gpu", "journal", "errors", "host", "result"},
-    "kubernetes": {"errors", "host", "result"},
-    "packages": {"facts", "gpu", "tables", "journal", "errors", "host", "result"},
-    "mig": {"cdi", "facts", "gpu", "tables", "journal", "kubernetes", "errors", "host", "result"},
-    "plugin": {
-        *("cdi", "facts", "daemons", "gpu", "tables", "errors", "host", "result"),  # daemons: gRPC
-        "kubernetes",  # labels straight onto the node
-    },
-    "pages": set(),  # drawn from the JSON envelope alone
-    "support": {"facts", "errors", "host", "result"},
-    "output": set(),
-    "render": {"errors", "output", "result"},
-    "commands": {
-        *("checks", "runtime", "plugin", "cdi", "gpu", "facts", "daemons", "journal", "host", "errors"),
-        *("tables", "pages", "support", "packages", "mig", "kubernetes", "result"),
-    },
-    "outcome": {"errors", "host", "output", "render", "result"},
-    "session": {"outcome", "errors", "output", "render", "result"},
-    "light": {"outcome", "output", "gpu", "host"},
-    "quick": {"outcome", "output", "commands", "gpu", "host"},
-    "cli": {"session", "commands", "output", "errors", "result", "light", "quick"},
-    "__main__": {"cli", "quick"},
-    "__init__": set(),
-    "dataclass": set(),
-    "pattern": set(),
-    "_spared": set(),
-}
-DRAWERS = {
-    *(
-        "_archive",
-        "_bundle",
-        "_files",
-        "_forkable",
-        "_process",
-        "_reading",
-        "_recorder",
-        "_recording",
-        "_sockets",
-    ),
-    *("_unnamed", "_waiting", "_watched"),
-}
+FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if not path.name.endswith("_pb2.py")]
+ORDER = (
+    *("output", "host", "daemons", "gpu", "facts", "cdi", "kubernetes", "packages", "mig", "runtime"),
+    *("checks", "plugin", "commands", "cli"),
+)
+NOT_YET = {("packages.apply", "runtime.apply"), ("packages.apply", "runtime.engine")}
+"""Against the order until packages and engines share one transaction."""
+APART = {frozenset(pair) for pair in (("checks", "runtime"), ("checks", "plugin"), ("runtime", "plugin"))}
+"""Packages that don't import each other."""
 ONLY_HERE = {
-    "subprocess": {"_process.py", "_watched.py"},
-    "socket": {"_sockets.py"},
-    "shutil": {"host/__init__.py"},
-    "pynvml": {"gpu/nvml.py"},
-    "tomlkit": {"runtime/toml_edit.py"},
-    "rich": {"render.py"},
-    "lightkube": {"kubernetes/client.py", "kubernetes/wire.py"},
-    "httpx2": {"kubernetes/client.py", "kubernetes/refusals.py", "kubernetes/wire.py"},
+    "subprocess": {"host.process"},
+    "socket": {"host.sockets"},
+    "shutil": {"host"},
+    "pynvml": {"gpu.nvml"},
+    "tomlkit": {"runtime.toml_edit"},
+    "rich": {"output.render"},
+    "lightkube": {"kubernetes.client", "kubernetes.wire"},
+    "httpx2": {"kubernetes.client", "kubernetes.api", "kubernetes.wire"},
 }
-GRPC_ROOMS = {"plugin", "daemons"}
+GRPC_PACKAGES = {"plugin", "daemons"}
 HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "ctypes", "lightkube", "httpx2"}
-
-COMPILED_DATACLASSES = {"dataclass.py", "gpu/vectors.py"}
+LONGEST = 800
 
 
 def name_of(path: Path) -> str:
-    return str(path.relative_to(PACKAGE))
+    """gpunode/facts/node.py -> facts.node; the package itself is empty."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts).removesuffix("__init__").removesuffix(".")
 
 
-def room_of(module: str) -> str:
-    """gpunode.facts.node -> facts; the host's drawers belong to host."""
-    part = module.removeprefix("gpunode").removeprefix(".").partition(".")[0] or "__init__"
-    if part == "_manifest":
-        return "journal"
-    if part in DRAWERS:
-        return "host"
-    return "cli" if part.startswith("cli_") else part
+NAMES = {name_of(path) for path in FILES}
 
 
 @cache
@@ -100,107 +51,93 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def imports(path: Path) -> list[tuple[int, str]]:
-    """Every imported module of a file with its line, imports for types only left out."""
-    tree = parsed(path)
-    for_types = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+def own_imports(path: Path) -> set[str]:
+    """The modules of gpunode that a module imports: lazily and for types, too."""
+    found = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("gpunode."):
+            assert node.level == 0, f"{name_of(path)}:{node.lineno}: relative import"
+            module = (node.module or "").removeprefix("gpunode").removeprefix(".")
+            for alias in node.names:
+                whole = f"{module}.{alias.name}".removeprefix(".")
+                found.add(whole if whole in NAMES else module)
+    return found - {name_of(path), ""}
+
+
+def for_types(path: Path) -> set[ast.AST]:
+    """What only type checkers see of a module."""
+    return {
+        inner
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    found = []
-    for node in ast.walk(tree):
-        if id(node) in for_types:
-            continue
-        if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            assert node.level == 0, f"{name_of(path)}:{node.lineno}: relative import"
-            if node.module == "gpunode":
-                found += [(node.lineno, f"gpunode.{alias.name}") for alias in node.names]
-            else:
-                found.append((node.lineno, node.module))
-    return found
+
+
+def position(module: str) -> int | None:
+    """Where a module stands in the order; None for errors and what else all may import."""
+    top = module.partition(".")[0]
+    if top in ("__main__", "light", "quick") or top.startswith("cli"):
+        return ORDER.index("cli")
+    return ORDER.index(top) if top in ORDER else None
+
+
+def against_the_order(module: str, imported: str) -> bool:
+    here, there = position(module), position(imported)
+    if here is None:
+        return there is not None and there > ORDER.index("output")
+    pair = frozenset((module.partition(".")[0], imported.partition(".")[0]))
+    return there is not None and (there > here or pair in APART) and (module, imported) not in NOT_YET
 
 
 def test_imports_run_downward_only() -> None:
-    assert [problem for path in FILES for problem in imports_upward(path)] == []
-
-
-def imports_upward(path: Path) -> list[str]:
-    room = room_of("gpunode." + name_of(path).removesuffix(".py").replace("/", "."))
-    allowed = ROOM_MAY_IMPORT[room] | {room, "__init__", "__version__", "dataclass", "pattern", "_spared"}
-    return [
-        f"{name_of(path)}:{line} imports {module}"
-        for line, module in imports(path)
-        if module.partition(".")[0] == "gpunode" and room_of(module) not in allowed
+    wrong = [
+        f"{name_of(path)} imports {imported}"
+        for path in FILES
+        for imported in own_imports(path)
+        if against_the_order(name_of(path), imported)
     ]
+    assert wrong == []
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    try:
+        TopologicalSorter({name_of(path): own_imports(path) for path in FILES}).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 def test_guarded_modules_are_imported_in_one_place() -> None:
-    assert [problem for path in FILES for problem in guarded_imports(path)] == []
-
-
-def guarded_imports(path: Path) -> list[str]:
     wrong = []
-    for line, module in imports(path):
-        top = module.partition(".")[0]
-        if top in ONLY_HERE and name_of(path) not in ONLY_HERE[top]:
-            wrong.append(f"{name_of(path)}:{line} imports {module}")
-        if top == "grpc" and name_of(path).partition("/")[0] not in GRPC_ROOMS:
-            wrong.append(f"{name_of(path)}:{line} imports grpc")
-    return wrong
+    for path in FILES:
+        for node in set(ast.walk(parsed(path))) - for_types(path):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for top in {module.partition(".")[0] for module in modules}:
+                elsewhere = top in ONLY_HERE and name_of(path) not in ONLY_HERE[top]
+                grpc = top == "grpc" and name_of(path).partition(".")[0] not in GRPC_PACKAGES
+                if elsewhere or grpc:
+                    wrong.append(f"{name_of(path)} imports {top}")
+    assert wrong == []
 
 
-def test_files_and_functions_stay_small() -> None:
-    assert [problem for path in FILES for problem in too_long(path)] == []
+def test_modules_are_short_dataclasses_frozen_and_nothing_is_swallowed() -> None:
+    wrong = [f"{name_of(path)} is too long" for path in FILES if path.read_text().count("\n") > LONGEST]
+    for path in FILES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                marks = [ast.unparse(mark) for mark in node.decorator_list]
+                if any("dataclass" in mark and "frozen=True" not in mark for mark in marks):
+                    wrong.append(f"{name_of(path)}: {node.name} is not frozen")
+            if isinstance(node, ast.ExceptHandler) and all(isinstance(line, ast.Pass) for line in node.body):
+                caught = ast.unparse(node.type) if node.type else "Exception"
+                if caught in ("Exception", "BaseException"):
+                    wrong.append(f"{name_of(path)}:{node.lineno} swallows {caught}")
+    assert wrong == []
 
 
-def too_long(path: Path) -> list[str]:
-    text = path.read_text()
-    long = [
-        f"{name_of(path)}:{node.lineno} {node.name}"
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno + 1 > 60
-    ]
-    lines = text.count("\n")
-    return [*long, f"{name_of(path)} has {lines} lines"] if lines > 800 else long
-
-
-def test_dataclasses_are_frozen_and_nothing_is_swallowed() -> None:
-    assert [problem for path in FILES for problem in not_frozen_or_swallowed(path)] == []
-
-
-def not_frozen_or_swallowed(path: Path) -> list[str]:
-    wrong = []
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.ClassDef):
-            marks = [ast.unparse(mark) for mark in node.decorator_list]
-            if any("dataclass" in mark and "frozen=True" not in mark for mark in marks):
-                wrong.append(f"{name_of(path)}:{node.lineno} {node.name} is not frozen")
-        if isinstance(node, ast.ExceptHandler) and all(isinstance(line, ast.Pass) for line in node.body):
-            caught = ast.unparse(node.type) if node.type else "everything"
-            if caught in {"everything", "Exception", "BaseException"}:
-                wrong.append(f"{name_of(path)}:{node.lineno} swallows {caught}")
-    return wrong
-
-
-def test_dataclasses_are_those_that_start_fast() -> None:
-    """The standard library's compiles source at every start; a program for a container has nothing else."""
-    others = [
-        f"{name_of(path)}:{node.lineno}"
-        for path in FILES
-        if name_of(path) not in COMPILED_DATACLASSES
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.ImportFrom) and node.module == "dataclasses"
-        if not {alias.name for alias in node.names} <= {"asdict"}
-    ]
-    assert others == []
-
-
-def loaded_after(*argv: str) -> set[str]:
-    """Top-level modules in sys.modules after a command line has run to its end."""
+@pytest.mark.parametrize("argv", [("--version",), ("--help",), ("doctor", "--help")], ids=" ".join)
+def test_starting_loads_nothing_heavy(argv: tuple[str, ...]) -> None:
     program = (
         "import sys, json, io\n"
         f"sys.argv = {['gpunode', *argv]!r}\n"
@@ -213,9 +150,4 @@ def loaded_after(*argv: str) -> set[str]:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     code, names = json.loads(done.stdout)
     assert code in (0, None), done.stderr
-    return set(names)
-
-
-@pytest.mark.parametrize("argv", [("--version",), ("--help",), ("doctor", "--help")], ids=" ".join)
-def test_starting_loads_nothing_heavy(argv: tuple[str, ...]) -> None:
-    assert loaded_after(*argv) & HEAVY == set()
+    assert set(names) & HEAVY == set()

@@ -11,7 +11,7 @@ import pytest
 
 from gpunode.errors import ConfigError, UsageError
 from gpunode.host import Host
-from gpunode.journal import Journal, digest, lock_path
+from gpunode.host.journal import Journal, digest, lock_path
 
 
 @dataclass(frozen=True)

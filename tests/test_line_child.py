@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode._process import LineChild
+from gpunode.host.process import LineChild
 
 Start = Callable[[str], LineChild]
 

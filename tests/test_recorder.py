@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from fixtures.engines import start_containerd
-from gpunode._recorder import RecordingHost
 from gpunode.daemons.cri import Cri
 from gpunode.errors import Unreadable
-from gpunode.gpu.isolated import probe
-from gpunode.host import Completed, Host
-from gpunode.support.pack import files_of, links_of, packed
-from gpunode.support.redact import HIDDEN, Redaction, own_names, without_secrets
+from gpunode.gpu.probe import probe
+from gpunode.host import Host
+from gpunode.host.bundle import files_of, links_of, packed
+from gpunode.host.process import Completed
+from gpunode.host.recorder import RecordingHost
+from gpunode.host.redact import HIDDEN, Redaction, own_names, without_secrets
 
 
 def test_a_file_behind_links_is_kept_where_it_lies_and_the_links_too(tmp_path):
@@ -60,7 +61,7 @@ def test_commands_are_kept_but_for_our_own_and_such_as_are_not_there():
 
 
 def test_a_log_and_an_answer_that_are_too_large_are_cut_and_that_is_told(monkeypatch):
-    monkeypatch.setattr("gpunode._recorder.MOST_FILE", 10)
+    monkeypatch.setattr("gpunode.host.recorder.MOST_FILE", 10)
     monkeypatch.setattr(Host, "kernel_log", lambda self: ("first", "4444", "last"))
     host = RecordingHost()
     assert host.kernel_log() == ("first", "4444", "last")
@@ -101,8 +102,7 @@ def test_nvml_is_kept_in_its_own_section(monkeypatch):
 
 @pytest.mark.containerd
 def test_a_real_daemon_answers_the_same_from_the_bundle(tmp_path):
-    from gpunode._bundle import unpacked
-    from gpunode.support.pack import described
+    from gpunode.host.bundle import described, unpacked
 
     with start_containerd() as engine:
         host = RecordingHost()
@@ -122,7 +122,7 @@ def test_a_real_daemon_answers_the_same_from_the_bundle(tmp_path):
 
 
 def test_a_daemon_that_hangs_hangs_in_the_bundle_too(tmp_path):
-    from gpunode.daemons.docker_api import DockerApi
+    from gpunode.daemons.docker import DockerApi
     from gpunode.errors import DaemonError
     from tests.checks.test_hanging import silent_socket
 
@@ -193,7 +193,7 @@ def test_behind_a_secret_name_every_text_is_one():
 
 
 def test_of_an_image_only_what_is_about_gpus_is_kept():
-    from gpunode._recorder import Kept
+    from gpunode.host.recorder import Kept
 
     env = ["PATH=/bin", "NVIDIA_REQUIRE_CUDA=cuda>=12", "DB_HOST=mine", "CUDA_VERSION=12"]
     inspected = json.dumps([{"Config": {"Env": env, "Cmd": ["mine"]}, "History": "mine"}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fixtures.machines import machine, names
-from gpunode import _recording
-from gpunode._recording import parse_recording
 from gpunode.checks.runner import run_checks
-from gpunode.dataclass import fields
+from gpunode.commands.demo import build_machine
 from gpunode.errors import ConfigError
-from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node
 from gpunode.gpu import condition, mig_model, model
-from gpunode.host import Host
-from gpunode.result import camel
+from gpunode.host import Host, recording
+from gpunode.host.recording import parse_recording
+from gpunode.output.result import camel
 from tests.cli import gpunode
 
 MACHINES = (
@@ -113,17 +112,17 @@ def test_the_command_line_names_the_wrong_key(
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [
-        (model.Gpu, _recording._GPU),
-        (model.MigDevice, _recording._MIG_DEVICE | {"size": _recording._SIZE}),
-        (model.MigSize, _recording._SIZE),
-        (condition.Condition, _recording._CONDITION),
-        (condition.Fabric, _recording._FABRIC),
-        (condition.Licence, _recording._LICENCE),
-        (condition.GpuProcess, _recording._PROCESS),
-        (mig_model.GpuLayout, _recording._LAYOUT),
-        (mig_model.GpuInstance, _recording._INSTANCE),
-        (mig_model.ComputeInstance, _recording._COMPUTE),
-        (mig_model.Profile, _recording._PROFILE),
+        (model.Gpu, recording._GPU),
+        (model.MigDevice, recording._MIG_DEVICE | {"size": recording._SIZE}),
+        (model.MigSize, recording._SIZE),
+        (condition.Condition, recording._CONDITION),
+        (condition.Fabric, recording._FABRIC),
+        (condition.Licence, recording._LICENCE),
+        (condition.GpuProcess, recording._PROCESS),
+        (mig_model.GpuLayout, recording._LAYOUT),
+        (mig_model.GpuInstance, recording._INSTANCE),
+        (mig_model.ComputeInstance, recording._COMPUTE),
+        (mig_model.Profile, recording._PROFILE),
     ],
 )
 def test_every_field_that_is_recorded_has_a_type(kind: Any, shape: dict[str, Any]) -> None:

@@ -18,8 +18,9 @@ import pytest
 import yaml
 
 from gpunode.errors import GpunodeError
-from gpunode.output import Color, Output
-from gpunode.render import (
+from gpunode.output.render import (
+    Color,
+    Output,
     StderrProgress,
     document,
     plain_lines,
@@ -28,7 +29,7 @@ from gpunode.render import (
     render_error,
     wants_color,
 )
-from gpunode.result import (
+from gpunode.output.result import (
     Cell,
     Diff,
     ErrorInfo,
@@ -192,7 +193,7 @@ def rest_of(main: int) -> str:
 def test_messages_on_a_terminal_break_between_words_and_hints_nowhere() -> None:
     message, hint = "a word " * 20, "run this command " * 10
     script = (
-        "from gpunode.errors import GpunodeError as E; from gpunode.render import render_error as r;"
+        "from gpunode.errors import GpunodeError as E; from gpunode.output.render import render_error as r;"
         f"r(E({message.strip()!r}, hint={hint.strip()!r}))"
     )
     main, side = os.openpty()
@@ -207,7 +208,7 @@ def test_messages_on_a_terminal_break_between_words_and_hints_nowhere() -> None:
 def test_a_terminal_is_told_what_goes_on_before_it_has_ended() -> None:
     script = (
         "import sys\n"
-        "from gpunode.render import StderrProgress\n"
+        "from gpunode.output.render import StderrProgress\n"
         "with StderrProgress().step('a long look'): sys.stdin.read()\n"
     )
     main, side = os.openpty()

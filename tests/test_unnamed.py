@@ -12,7 +12,7 @@ import pytest
 
 from fixtures.scenario import machine
 from fixtures.stubs import have_compiler, stub_node
-from gpunode._unnamed import unnamed_file
+from gpunode.host.process import unnamed_file
 from tests.cli import clean_environment
 
 

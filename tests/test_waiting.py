@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode._waiting import Waiter
+from gpunode.host.waiting import Waiter
 from tests.waiting import PATIENCE
 
 LONG = 60.0

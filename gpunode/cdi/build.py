@@ -3,18 +3,117 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from gpunode.cdi.common import common_edits, device_edits, natural
-from gpunode.cdi.driver_files import DriverFiles
-from gpunode.cdi.hooks import HookProgram, link_hook
-from gpunode.cdi.model import NEWEST, Device, Edits, Spec, Version
-from gpunode.cdi.nodes import NodeFacts, gpu_node, mig_nodes
-from gpunode.cdi.versions import GROUPS, needed, text
-from gpunode.dataclass import dataclass, replace
-from gpunode.errors import GpunodeError, PreconditionError
+from gpunode.cdi.driver_files import DriverFiles, read_driver_files
+from gpunode.cdi.hooks import HookProgram, ask_hooks, find_hooks, hooks_for, link_hook
+from gpunode.cdi.nodes import (
+    CONTROL,
+    NodeFacts,
+    devices_below,
+    gpu_node,
+    mig_nodes,
+    open_to_group_only,
+    read_nodes,
+)
+from gpunode.cdi.spec import (
+    GROUPS,
+    NEWEST,
+    SOCKET,
+    Device,
+    Edits,
+    Mount,
+    NodeEdit,
+    Spec,
+    Version,
+    needed,
+    text,
+)
+from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.facts.cdi import known_gpus
+from gpunode.facts.driver import loaded_module
+from gpunode.facts.libraries import library_in
+from gpunode.facts.system import node_class
+from gpunode.gpu.library_paths import NVML
 from gpunode.gpu.model import Gpu, Inventory, MigDevice
+from gpunode.gpu.probe import NvmlProbe, probe
+from gpunode.host import Host
+from gpunode.host.reading import DeviceNode
+
+# What a container gets whichever device it asks for: control nodes, libraries, programs, hooks.
+
+
+def common_edits(
+    nodes: NodeFacts, files: DriverFiles, hooks: HookProgram | None, *, groups: bool = False
+) -> Edits:
+    """With `hooks` NVIDIA's own do the container's links and cache; without, the mounts do."""
+    present = [nodes.present[path] for path in CONTROL if path in nodes.present]
+    control = device_edits(present, nodes.dev_root, groups=groups)
+    # keeps NVIDIA's own runtime, where it is the default, from injecting the GPUs once more
+    void = "NVIDIA_VISIBLE_DEVICES=void"
+    if hooks is None:
+        return replace(control, env=(void,), mounts=_mounts(files, _by_soname(files)))
+    folders = tuple(dict.fromkeys(library.directory for library in files.libraries))
+    env = (void, f"NVIDIA_CTK_LIBCUDA_DIR={':'.join(folders)}")
+    mounts = _mounts(files, (Mount(one.path, f"{files.root}{one.path}") for one in files.libraries))
+    return replace(control, env=env, mounts=mounts, hooks=hooks_for(hooks, files, folders))
+
+
+def _by_soname(files: DriverFiles) -> Iterator[Mount]:
+    """Each library at each of its names, in both places where a loader looks by itself.
+
+    Without a hook nobody runs ldconfig in the container. That leaves what ld.so searches without a cache
+    (ld.so(8)): Debian's is built for /usr/lib/<machine>-linux-gnu, everybody else's for /usr/lib64, glibc's
+    own default; where an image has a symlink there, as Arch to /usr/lib, the engine follows it inside the
+    image. The image isn't known when this is written, so both directories get all names, and one of them
+    holds files that nobody opens. A name that the image has itself, as a file or as a link to one, is covered
+    by the mount: the host's driver is what fits the host's kernel.
+
+    Not done: LD_LIBRARY_PATH would replace the image's own and is ignored for privileged programs; an
+    /etc/ld.so.cache or /etc/ld.so.conf.d of ours would hide the image's libraries. 32-bit libraries are left
+    out: their directory is /usr/lib on RHEL, which is the 64-bit one on Arch, and would break that.
+    """
+    for library in files.libraries:
+        for name in (library.name, *library.links):
+            for directory in (f"/usr/lib/{files.architecture}-linux-gnu", "/usr/lib64"):
+                yield Mount(f"{directory}/{name}", f"{files.root}{library.path}")
+
+
+def _mounts(files: DriverFiles, libraries: Iterable[Mount]) -> tuple[Mount, ...]:
+    """Sorted by depth, so that nothing is mounted below what comes later."""
+    fixed = (Mount(inside, f"{files.root}{real}") for inside, real in files.files)
+    sockets = (Mount(path, place, SOCKET) for path, place in files.sockets)
+    unique = {mount.container_path: mount for mount in (*sockets, *fixed, *libraries)}
+    return tuple(unique[path] for path in sorted(unique, key=natural))
+
+
+def device_edits(devices: Iterable[DeviceNode], dev_root: str, *, groups: bool = False) -> Edits:
+    """Device files in order, with their place on the node where that is below another root.
+
+    With `groups` files keep their group, and the container's processes join one that has a file to itself, as
+    nvidia-ctk writes it; without, an engine here doesn't know additionalGids. Such a file is open to every
+    process of the container in both cases: Docker 28.5 forgets the groups of a container with ``--user``, and
+    engines up to CDI library 1.0 open every device file.
+    """
+    by_path = {device.path: device for device in devices}
+    nodes, gids = [], set()
+    for path in sorted(by_path, key=natural):
+        device = by_path[path]
+        host_path = f"{dev_root}{path}" if dev_root else ""
+        grouped = open_to_group_only(device)
+        mode = device.mode | 0o666 if grouped else device.mode
+        nodes.append(NodeEdit(path, host_path, mode, device.gid if groups else 0))
+        gids |= {device.gid} if grouped and groups else set()
+    return Edits(nodes=tuple(nodes), gids=tuple(sorted(gids)))
+
+
+def natural(path: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key by directory, then text, then numbers as numbers: nvidia2 comes before nvidia10."""
+    parts = re.findall(r"\d+|[^\d/]+|/", path)
+    keys = ((1, int(part), "") if part.isdigit() else (2, 0, part) for part in parts)
+    return ((0, path.count("/"), ""), *keys)
+
 
 INDEX, UUID, TYPE_INDEX = "index", "uuid", "type-index"
 STRATEGIES = (INDEX, UUID, TYPE_INDEX)
@@ -199,3 +298,165 @@ def _missing_control(nodes: NodeFacts) -> list[str]:
     if not gone:
         return []
     return [f"{' and '.join(gone)} isn't there and CUDA needs it: nvidia-modprobe -c0 -u, then refresh"]
+
+
+# Gathers what a specification is made of, and makes it.
+
+_VERSION_MISMATCH = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
+NVML_SECONDS = 60.0  # without persistence, sixteen GPUs take half a minute to wake up
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the driver is. `hooks` is auto (NVIDIA's hooks where their program is) or none.
+
+    `hook_path` and `ldconfig` name these programs, "" for those that are found. `sockets` is whether the
+    sockets of NVIDIA's daemons are mounted. `device_ids` limits the devices, () for all.
+    """
+
+    driver_root: str = "/"
+    dev_root: str = ""
+    library_path: tuple[str, ...] = ()
+    hooks: str = "auto"
+    timeout: float = NVML_SECONDS
+    hook_path: str = ""
+    ldconfig: str = ""
+    disabled_hooks: frozenset[str] = frozenset()
+    sockets: bool = True
+    device_ids: tuple[str, ...] = ()
+
+
+def generate(host: Host, sources: Sources, form: Form) -> Built:
+    """The specification of this node as it is now. `GpunodeError` says why there can be none."""
+    refuse_other_platforms(host)
+    driver = "" if sources.driver_root in ("", "/") else sources.driver_root.rstrip("/")
+    dev = (sources.dev_root or driver).rstrip("/")
+    inventory = _inventory(host, driver, sources)
+    nodes = read_nodes(host, inventory.gpus, dev)
+    files = read_driver_files(host, inventory.driver_version, driver, sources.library_path)
+    files = files if sources.sockets else replace(files, sockets=())
+    chosen = chosen_devices(inventory, sources.device_ids)
+    return build(chosen, nodes, files, _hooks(host, sources), form)
+
+
+def _hooks(host: Host, sources: Sources) -> HookProgram | None:
+    if sources.hooks != "auto":
+        return None
+    path = sources.hook_path
+    program = ask_hooks(host, path) if path else find_hooks(host)
+    if path and program is None:
+        raise PreconditionError(
+            f"{path} is no hook program of NVIDIA's: it doesn't list the hook update-ldcache",
+            hint="name nvidia-cdi-hook or nvidia-ctk, or do without hooks: --hooks none",
+            code="no-hooks",
+        )
+    if program is None:
+        return None
+    known, ldconfig = program.known - sources.disabled_hooks, sources.ldconfig or program.ldconfig
+    return replace(program, known=known, ldconfig=ldconfig)
+
+
+def chosen_devices(inventory: Inventory, ids: tuple[str, ...]) -> Inventory:
+    """The GPUs and MIG devices of these ids: an index, a UUID, or ``GPU:MIG`` by index."""
+    if not ids or "all" in ids:
+        return inventory
+    gpus, known = [], set()
+    for gpu in inventory.gpus:
+        names = {str(gpu.index), gpu.uuid}
+        parts = {mig.uuid: {mig.uuid, f"{gpu.index}:{mig.index}"} for mig in gpu.mig}
+        known |= names.union(*parts.values())
+        if names & set(ids):
+            gpus.append(gpu)
+        elif mig := tuple(mig for mig in gpu.mig if parts[mig.uuid] & set(ids)):
+            gpus.append(replace(gpu, mig=mig))
+    unknown = [name for name in ids if name not in known]
+    if unknown:
+        raise UsageError(f"--device-id {unknown[0]}: there is no such device", hint="list them: gpunode gpus")
+    return replace(inventory, gpus=tuple(gpus))
+
+
+def refuse_other_platforms(host: Host) -> None:
+    """WSL2 and Tegra have neither /dev/nvidiaN nor NVML's minors: other files make a GPU there."""
+    mode = {"wsl2": "wsl", "tegra": "csv"}.get(node_class(host))
+    if mode is not None:
+        raise PreconditionError(
+            f"gpunode describes GPUs of NVIDIA's Linux driver, not those of {node_class(host)}",
+            hint=f"nvidia-ctk cdi generate --mode={mode} --output=/var/run/cdi/nvidia.yaml",
+            code="platform",
+        )
+
+
+def _inventory(host: Host, driver: str, sources: Sources) -> Inventory:
+    """NVML's answer, from the library of another root if one is given."""
+    other = driver or sources.library_path
+    library = library_in(host, driver, NVML, sources.library_path) if other else ""
+    answer = probe(host, sources.timeout, library=library)
+    if answer.inventory is None:
+        raise no_inventory(host, answer)
+    if not answer.inventory.driver_version:
+        raise GpunodeError("NVML doesn't tell the driver's version", hint="gpunode doctor", code="nvml")
+    return answer.inventory
+
+
+def no_inventory(host: Host, answer: NvmlProbe) -> GpunodeError:
+    """Why NVML told nothing, and what mends it."""
+    if loaded_module(host) is None:
+        return PreconditionError(
+            "the NVIDIA driver isn't loaded, so there is nothing to describe",
+            hint="modprobe nvidia nvidia-uvm, or find out why it isn't: gpunode doctor",
+            code="no-driver",
+        )
+    code = f" (NVML {answer.code})" if answer.code is not None else ""
+    if answer.code == _VERSION_MISMATCH:
+        return PreconditionError(
+            "the driver's libraries are of another version than the loaded module (NVML 18)",
+            hint="reboot, or find out more: gpunode doctor --only driver-lib-mismatch",
+            code="driver-lib-mismatch",
+        )
+    stable = "nvml-hang" if answer.timed_out else "nvml"
+    return GpunodeError(
+        f"the GPUs can't be listed: {answer.message}{code}", hint="find out why: gpunode doctor", code=stable
+    )
+
+
+# What goes beside the GPUs: GDRCopy, GPUDirect Storage, InfiniBand, IMEX channels. One class each.
+
+_PLACES = {
+    "gdrcopy": ("/dev", r"gdrdrv"),
+    "gds": ("/dev", r"nvidia-fs\d*"),
+    "mofed": ("/dev/infiniband", r"uverbs\d+|rdma_cm"),
+    "imex-channel": ("/dev/nvidia-caps-imex-channels", r"channel\d+"),
+}
+_GDS_FILES = ("/run/udev", "/etc/cufile.json")
+
+
+def feature_nodes(host: Host, dev_root: str = "") -> Mapping[str, tuple[DeviceNode, ...]]:
+    """Device files by class, without the `dev_root` below which they are; empty where there are none."""
+    classes = {}
+    for name, (place, pattern) in _PLACES.items():
+        devices = devices_below(host, dev_root, place)
+        classes[name] = tuple(one for one in devices if re.fullmatch(pattern, one.path.rpartition("/")[2]))
+    return classes
+
+
+def gds_mounts(host: Host, root: str = "", root_here: str = "") -> tuple[Mount, ...]:
+    """udev's data and cuFile's settings, where they are.
+
+    `root` is the driver's as the node calls it, `root_here` where this process sees it.
+    """
+    there = (path for path in _GDS_FILES if host.exists(f"{root_here}{path}"))
+    return tuple(Mount(path, f"{root}{path}") for path in there)
+
+
+def feature_spec(
+    kind: str,
+    devices: Mapping[str, Iterable[DeviceNode]],
+    mounts: tuple[Mount, ...] = (),
+    dev_root: str = "",
+) -> Spec:
+    """A specification of these device files by name: ``all``, or a channel's number."""
+    made = tuple(
+        Device(name, replace(device_edits(nodes, dev_root), mounts=mounts)) for name, nodes in devices.items()
+    )
+    spec = Spec(kind, made, Edits())
+    return Spec(kind, made, Edits(), needed(spec))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError
-from gpunode.facts.ld_cache import parse_ld_cache
+from gpunode.facts.libraries import parse_ld_cache
 from gpunode.gpu.library_paths import PROGRAM_DIRECTORIES, library_directories
 from gpunode.host import Host
 

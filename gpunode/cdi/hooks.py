@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from posixpath import dirname, relpath
 
 from gpunode.cdi.driver_files import DriverFiles
-from gpunode.cdi.model import Hook
-from gpunode.dataclass import dataclass
+from gpunode.cdi.spec import Hook
 from gpunode.facts.toolkit import hook_program
 from gpunode.host import Host
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-from gpunode.dataclass import dataclass, field, replace
 from gpunode.facts.devices import driver_gpus
 from gpunode.gpu.model import Gpu, MigDevice
-from gpunode.host import DeviceNode, Host
+from gpunode.host import Host
+from gpunode.host.reading import DeviceNode
 
 CONTROL = ("/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl")
 MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"

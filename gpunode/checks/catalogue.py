@@ -5,30 +5,179 @@ from __future__ import annotations
 from gpunode.checks import (
     cdi,
     containerd,
+    containerd_imports,
     crio,
     cuda,
+    device_plugin,
     devices,
     docker,
-    driver,
+    docker_variants,
+    driver_libraries,
+    driver_packages,
     fabric,
+    gpu_operator,
     hardware,
     health,
+    kernel_module,
     kubelet,
+    kubernetes_distributions,
+    mig,
+    pcie,
     platform,
     podman,
     security,
     toolkit,
+    xids,
 )
 from gpunode.checks.model import LAYERS, Check
 from gpunode.errors import UsageError
 
-_ROOMS = (
-    *(hardware, driver, devices, health, fabric, toolkit, cdi),
-    *(docker, containerd, crio, podman, kubelet, cuda, platform, security),
+# What is on the PCI bus, and who owns it.
+
+HARDWARE: tuple[Check, ...] = (
+    *hardware.BUS_CHECKS,
+    *hardware.NOUVEAU_CHECKS,
+    *pcie.CHECKS,
+    *hardware.MEMORY_CHECKS,
 )
-ALL_CHECKS: tuple[Check, ...] = tuple(
-    sorted((check for room in _ROOMS for check in room.CHECKS), key=lambda check: LAYERS.index(check.layer))
+
+
+# The kernel module and its userspace libraries.
+
+DRIVER: tuple[Check, ...] = (
+    *kernel_module.BUILD_CHECKS,
+    *kernel_module.SIGNATURE_CHECKS,
+    *driver_libraries.SUPPORT_CHECKS,
+    *kernel_module.MODULE_CHECKS,
+    *driver_libraries.VERSIONS_CHECKS,
+    *driver_libraries.LIBRARIES_CHECKS,
+    *driver_packages.CHECKS,
+    *kernel_module.NEXT_BOOT_CHECKS,
 )
+
+
+# Device files, unified memory, persistence.
+
+DEVICES: tuple[Check, ...] = (
+    *devices.NODES_CHECKS,
+    *devices.ACCESS_CHECKS,
+    *devices.CONTAINERS_CHECKS,
+    *devices.PERSISTENCE_CHECKS,
+)
+
+
+# What the GPUs say of their own condition, and the kernel of them.
+
+HEALTH: tuple[Check, ...] = (
+    *health.LOST_CHECKS,
+    *health.MEMORY_CHECKS,
+    *xids.CHECKS,
+    *health.SPEED_CHECKS,
+    *health.USE_CHECKS,
+)
+
+
+# NVSwitch fabrics, MIG layouts, vGPU, confidential computing, GPUDirect.
+
+FABRIC: tuple[Check, ...] = (
+    *(*fabric.SWITCHES_CHECKS, *mig.CHECKS, *mig.MIG_PLUGINS_CHECKS),
+    *(*fabric.VIRTUAL_CHECKS, *fabric.RDMA_CHECKS),
+)
+
+
+# The operating system around the GPUs: SELinux, WSL, Jetson, clocks, disks.
+
+PLATFORM: tuple[Check, ...] = (*platform.SYSTEM_CHECKS, *platform.SPECIAL_CHECKS)
+
+
+# Known holes, and doors left open.
+
+SECURITY: tuple[Check, ...] = (*security.HOLES_CHECKS, *security.DOORS_CHECKS)
+
+
+# The NVIDIA Container Toolkit.
+
+TOOLKIT: tuple[Check, ...] = (
+    *toolkit.INSTALLED_CHECKS,
+    *toolkit.RELEASES_CHECKS,
+    *toolkit.SETTINGS_CHECKS,
+    *toolkit.CALLS_CHECKS,
+)
+
+
+# Docker: its file, its daemon, its runtimes.
+
+DOCKER: tuple[Check, ...] = (
+    *docker_variants.CHECKS,
+    *docker.SETTINGS_CHECKS,
+    *docker.FILE_CHECKS,
+    *docker.DAEMON_CHECKS,
+    *docker.PROBE_CHECKS,
+)
+
+
+# containerd: its file, its daemon, its handlers and what it imports.
+
+CONTAINERD: tuple[Check, ...] = (
+    *containerd.DAEMON_CHECKS,
+    *containerd_imports.CHECKS,
+    *containerd.HANDLERS_CHECKS,
+    *containerd.BESIDE_CHECKS,
+)
+
+
+# CRI-O: its handlers and their programs, its files, its hooks.
+
+CRIO: tuple[Check, ...] = (*crio.HANDLERS_CHECKS, *crio.FILES_CHECKS)
+
+
+# podman.
+
+PODMAN: tuple[Check, ...] = podman.CHECKS
+
+
+# CDI specifications.
+
+CDI: tuple[Check, ...] = (*cdi.SUPPLY_CHECKS, *cdi.SPECS_CHECKS, *cdi.CONTENTS_CHECKS, *cdi.REBOOT_CHECKS)
+
+
+# CUDA releases and images against the driver and its GPUs.
+
+CUDA: tuple[Check, ...] = (*cuda.RELEASES_CHECKS, *cuda.IMAGES_CHECKS, *cuda.RUNNING_CHECKS)
+
+
+# The kubelet, Kubernetes distributions, device plugins, the GPU operator.
+
+KUBELET: tuple[Check, ...] = (
+    *kubelet.DAEMON_CHECKS,
+    *kubernetes_distributions.RANCHER_CHECKS,
+    *kubernetes_distributions.OTHERS_CHECKS,
+    *gpu_operator.CHECKS,
+    *device_plugin.PLUGIN_SETTINGS_CHECKS,
+    *device_plugin.PLUGIN_CHECKS,
+    *kubelet.PODS_CHECKS,
+    *kubelet.RESOURCES_CHECKS,
+)
+
+
+_IN_ORDER = (
+    *HARDWARE,
+    *DRIVER,
+    *DEVICES,
+    *HEALTH,
+    *FABRIC,
+    *TOOLKIT,
+    *CDI,
+    *DOCKER,
+    *CONTAINERD,
+    *CRIO,
+    *PODMAN,
+    *KUBELET,
+    *CUDA,
+    *PLATFORM,
+    *SECURITY,
+)
+ALL_CHECKS: tuple[Check, ...] = tuple(sorted(_IN_ORDER, key=lambda check: LAYERS.index(check.layer)))
 BY_ID = {check.id: check for check in ALL_CHECKS}
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gpunode.checks.fixes import Remedy
-from gpunode.dataclass import dataclass
 from gpunode.facts.node import Node
 from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
-from gpunode.result import Evidence, FindingStatus, Fix
+from gpunode.output.result import Evidence, FindingStatus, Fix
 
 LAYERS = (
     *("hardware", "driver", "devices", "health", "fabric", "toolkit", "cdi", "docker", "containerd"),

@@ -11,10 +11,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Event, Lock, Thread
 from typing import Any, NoReturn, TypeVar
 
-from gpunode.dataclass import dataclass
 from gpunode.facts.topic import Stuck
 
 CHECK_SECONDS = 25.0  # NVML alone may take 20 (facts/about.py), and a daemon 3 on the way

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from gpunode.checks import fixes
-from gpunode.checks.driver import packages
-from gpunode.checks.fabric.remedies import DRIVER_PODS, GUEST_DRIVER
-from gpunode.checks.platform.remedies import OTHER_WHOLE, WHOLE
-from gpunode.dataclass import dataclass, replace
+from gpunode.checks import driver_packages, fixes
+from gpunode.checks.fabric import DRIVER_PODS, GUEST_DRIVER
+from gpunode.checks.platform import OTHER_WHOLE, WHOLE
 from gpunode.errors import GpunodeError
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, TRANSACTIONAL, WSL2
+from gpunode.output.result import Fix
 from gpunode.packages.driver_choice import choose
-from gpunode.packages.driver_model import Wish
-from gpunode.packages.driver_refusals import against_system
-from gpunode.packages.driver_route import choose_route, install_by_tdnf
-from gpunode.packages.driver_situation import read_situation
-from gpunode.result import Fix
+from gpunode.packages.driver_model import Wish, read_situation
+from gpunode.packages.driver_plan import against_system
+from gpunode.packages.driver_source import choose_route, install_by_tdnf
 
 _ROUNDS = 4  # a fix that replaces another one has preconditions as well
 _GKE = "/home/kubernetes/bin"  # Google's node images install the driver and the kubelet below it
@@ -164,7 +162,7 @@ _BY_REFUSAL: dict[str, Callable[[Node, str], Fix]] = {
     "container": _on_host,
     "wsl2": _in_windows,
     "tegra": lambda node, command: Fix("apt update && apt upgrade"),
-    "run-installer": lambda node, command: packages.newer_run_file(),
+    "run-installer": lambda node, command: driver_packages.newer_run_file(),
     "vgpu-guest": lambda node, command: GUEST_DRIVER.other,
     "immutable": _of_image,
     "driver-container": lambda node, command: DRIVER_PODS.other,
@@ -190,12 +188,12 @@ def _without_dkms(node: Node, command: str) -> Fix:
     if node.distribution.id in _MODULES:
         wanted = re.search(r"dkms autoinstall -k ([\w.+~-]+)", command)
         return _module_package(node, wanted[1] if wanted else node.kernel)
-    return packages.install_driver(node)
+    return driver_packages.install_driver(node)
 
 
 def _module_package(node: Node, release: str = "") -> Fix:
     """The module as this system's packages bring it; a module for the running kernel is loaded afterwards."""
-    command = _MODULES[node.distribution.id].format(release=release, suse=packages.suse_modules(node))
+    command = _MODULES[node.distribution.id].format(release=release, suse=driver_packages.suse_modules(node))
     loads = release == node.kernel and not command.endswith("reboot")
     return _reboot(f"{command} && modprobe nvidia" if loads else command)
 
@@ -213,8 +211,8 @@ def _next_kernel(node: Node, command: str) -> Fix:
     if any(one.release == upcoming and one.has_module for one in node.kernels):
         return fixes.REBOOT.other
     if upcoming == node.kernel:
-        return packages.install_driver(node)
-    return _reboot(f"{packages.build_module(node, upcoming).command} && reboot")
+        return driver_packages.install_driver(node)
+    return _reboot(f"{driver_packages.build_module(node, upcoming).command} && reboot")
 
 
 def _key_exists(node: Node, command: str) -> bool:
@@ -264,13 +262,13 @@ PRECONDITIONS = (
     Precondition(re.compile(rf"{_CALL}dkms\b"), _has_dkms, _without_dkms),
     Precondition(
         re.compile(rf"\b{_SUSE_LIBRARIES}\b"),
-        lambda node, command: packages.suse_libraries(node) == _SUSE_LIBRARIES,
-        lambda node, command: Fix(command.replace(_SUSE_LIBRARIES, packages.suse_libraries(node))),
+        lambda node, command: driver_packages.suse_libraries(node) == _SUSE_LIBRARIES,
+        lambda node, command: Fix(command.replace(_SUSE_LIBRARIES, driver_packages.suse_libraries(node))),
     ),
     Precondition(
         re.compile(rf"\b{_SUSE_MODULE}\b"),
-        lambda node, command: packages.suse_modules(node) == _SUSE_MODULE,
-        lambda node, command: Fix(command.replace(_SUSE_MODULE, packages.suse_modules(node))),
+        lambda node, command: driver_packages.suse_modules(node) == _SUSE_MODULE,
+        lambda node, command: Fix(command.replace(_SUSE_MODULE, driver_packages.suse_modules(node))),
     ),
-    Precondition(_IMPORT, _key_exists, lambda node, command: packages.make_key(node)),
+    Precondition(_IMPORT, _key_exists, lambda node, command: driver_packages.make_key(node)),
 )

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
 from gpunode.checks.model import Check, Verdict, one_line, skip
 from gpunode.checks.patience import DEEP_SECONDS, Patience
 from gpunode.checks.preconditions import fitting, separate_reboot
-from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.facts.node import Node
 from gpunode.facts.topic import Stuck
 from gpunode.facts.traits import TRAITS
-from gpunode.result import Finding, FindingStatus, Fix
-from gpunode.support.redact import without_secrets
+from gpunode.host.redact import without_secrets
+from gpunode.output.result import Finding, FindingStatus, Fix
 
 EVERY = "all"
 BY_OPTION = "by --ignore"  # where no reason was given

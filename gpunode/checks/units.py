@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpunode.checks.model import seen
 from gpunode.facts.node import Node
 from gpunode.facts.unit_log import COMMAND, last_line
-from gpunode.result import Evidence
+from gpunode.output.result import Evidence
 
 
 def seen_unit(node: Node, name: str) -> tuple[Evidence, ...]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.cdi.build import Built
-from gpunode.cdi.document import FORMATS, as_tree, encode, format_of
-from gpunode.cdi.model import Spec
-from gpunode.cdi.places import refuse_conflict, remarks, rivals
-from gpunode.cdi.versions import text
+from gpunode.cdi.locations import refuse_conflict, remarks, rivals
+from gpunode.cdi.spec import FORMATS, Spec, as_tree, encode, format_of, text
 from gpunode.commands.cdi_options import Content, make
-from gpunode.dataclass import dataclass, field
 from gpunode.errors import UsageError
 from gpunode.host import Host
-from gpunode.result import Progress, Result, Style, Text
+from gpunode.output.result import Progress, Result, Style, Text
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gpunode.cdi.engines import installed
-from gpunode.cdi.listing import FileState, ListedDevice, files, listed
-from gpunode.dataclass import dataclass
+from gpunode.cdi.locations import FileState, ListedDevice, files, listed
 from gpunode.facts.cdi import DIRECTORIES, vendor_specs
 from gpunode.facts.driver import loaded_module
 from gpunode.host import Host
-from gpunode.result import Block, Cell, Progress, Result, Style, Table, Text
+from gpunode.output.result import Block, Cell, Progress, Result, Style, Table, Text
 
 _STYLES = {"usable": Style.GOOD, "hidden": Style.DIM}
 

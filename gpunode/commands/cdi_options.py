@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from gpunode.cdi.build import STRATEGIES, Built, Form
+from gpunode.cdi.build import STRATEGIES, Built, Form, Sources, generate
 from gpunode.cdi.engines import newest_used, readable
-from gpunode.cdi.generate import Sources, generate
 from gpunode.cdi.hooks import HOOK_NAMES
-from gpunode.dataclass import dataclass
 from gpunode.errors import UsageError
 from gpunode.host import Host
-from gpunode.result import Progress
+from gpunode.output.result import Progress
 
 HOOKS = ("auto", "none")
 _NO_GIDS, _NO_SOCKETS = "no-additional-gids-for-device-nodes", "disable-ipc-discoverer"

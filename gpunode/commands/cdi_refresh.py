@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from gpunode.cdi.document import encode, made_by_gpunode
 from gpunode.cdi.engines import kept_elsewhere
-from gpunode.cdi.model import NEWEST
-from gpunode.cdi.places import STANDARD, nvidia_keeps, refuse_conflict, remarks, rivals
+from gpunode.cdi.locations import STANDARD, nvidia_keeps, refuse_conflict, remarks, rivals
+from gpunode.cdi.spec import NEWEST, encode, made_by_gpunode
 from gpunode.commands.cdi_generate import told, write
 from gpunode.commands.cdi_options import Content, check, make
-from gpunode.dataclass import dataclass, field
 from gpunode.errors import GpunodeError
 from gpunode.facts.driver import loaded_module
 from gpunode.host import Host
-from gpunode.result import Block, Change, Diff, Progress, Result, Style, Text
+from gpunode.output.result import Block, Change, Diff, Progress, Result, Style, Text
 from gpunode.runtime.engine import FileEdit
 
 _GONE = "the driver isn't loaded: there is nothing to describe"

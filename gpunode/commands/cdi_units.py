@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gpunode.cdi import refresh
 from gpunode.cdi.engines import kept_elsewhere
-from gpunode.cdi.places import NVIDIA_UNITS, nvidia_refreshes
+from gpunode.cdi.locations import NVIDIA_UNITS, nvidia_refreshes
 from gpunode.commands.cdi_refresh import CdiRefresh, blocks
-from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, PreconditionError, UsageError
 from gpunode.facts.daemons import systemd_runs
 from gpunode.host import Host
-from gpunode.result import Progress, Result, Style, Text
-from gpunode.runtime import units
+from gpunode.output.result import Progress, Result, Style, Text
+from gpunode.runtime import apply
+from gpunode.runtime.apply import change_files
 from gpunode.runtime.engine import FileEdit
-from gpunode.runtime.files import change_files
 
 OPERATION = "cdi-refresh"
 
@@ -85,6 +86,6 @@ def _edit(host: Host, path: str, after: bytes | None) -> FileEdit:
 def _settle(host: Host, again: bool) -> None:
     """Let udev read what is there now; with `again` enable units whose files were there already."""
     if again:
-        units.Moves(coming=refresh.UNITS).settle(host)
+        apply.Moves(coming=refresh.UNITS).settle(host)
     if host.live and host.which("udevadm"):
         host.run(("udevadm", "control", "--reload"), timeout=30.0)

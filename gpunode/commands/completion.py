@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gpunode.dataclass import dataclass
-from gpunode.result import Result, Text
+from dataclasses import dataclass
+
+from gpunode.output.result import Result, Text
 
 VARIABLE = "_GPUNODE_COMPLETE"
 """Set by that script, with the shell's question, when Tab is pressed; read in `session.run_app`."""

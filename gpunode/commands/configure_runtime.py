@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
-from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.host import Host
-from gpunode.journal import Journal
-from gpunode.result import Progress, Result
-from gpunode.runtime.engine import Active, Engine, FileEdit, Handler, Plan, Wanted
+from gpunode.host.journal import Journal
+from gpunode.output.result import Progress, Result
+from gpunode.runtime.engine import Active, Engine, FileEdit, Handler, Plan, Request, Wanted
 from gpunode.runtime.find import name_of_daemon
-from gpunode.runtime.request import Request
-from gpunode.runtime.undo import OPERATION
+from gpunode.runtime.removal import OPERATION
 from gpunode.runtime.workflow import Intent, change
 
 __all__ = ["Options", "Request", "run"]
@@ -40,7 +39,7 @@ class Options:
 
 
 def run(host: Host, options: Options, progress: Progress) -> Result:
-    """Configure the engines; kind RuntimeConfiguration, data `gpunode.runtime.report.RuntimeConfiguration`.
+    """Configure the engines; kind RuntimeConfiguration, data `gpunode.runtime.workflow.RuntimeConfiguration`.
 
     With several engines the kind is RuntimeConfigurations and data lists them.
     """
@@ -83,7 +82,7 @@ def _companions(host: Host, engines: tuple[Engine, ...], options: Options) -> Co
     if all(engine.daemon.user for engine in engines):
         note = "the CDI specification is the node's, and root writes it: sudo gpunode cdi refresh --install"
         return Companions(notes=(note,))
-    from gpunode.cdi.companions import companions
+    from gpunode.cdi.engines import companions
 
     made = companions(host, tuple(engine.daemon for engine in engines), units=not options.request.no_restart)
     edits = tuple(

@@ -7,13 +7,294 @@ vector-add is computed on the CPU), the daemons' restarts and the kubelet; the t
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from gpunode.commands.demo_node import Daemons, build_demo_node, inventory
-from gpunode.dataclass import dataclass, field
-from gpunode.errors import GpunodeError
+from gpunode.errors import ConfigError, GpunodeError
+from gpunode.facts.containerd import load_config
+from gpunode.facts.docker import parse_daemon_json
+from gpunode.facts.libraries import CachedLibrary, build_ld_cache
+from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
-from gpunode.result import Block, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.host.recording import RECORDING
+from gpunode.output.result import Block, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text, plain
+
+# A whole machine in one JSON object, and how it becomes a directory that ``--root`` reads.
+#
+# ``{"files": {path: text}, "binary": {path: base64}, "links": {path: target}, "dirs": [path], "executables":
+# [path], "libraries": {soname: path}, "recording": {...}}``. `libraries` become /etc/ld.so.cache. In `files`
+# a null byte is written as ``\u0000``.
+
+
+def build_machine(spec: Mapping[str, Any], root: Path) -> Path:
+    """Write the machine into `root`, a new or empty directory, and return it; else `ConfigError`."""
+    if root.exists() and any(root.iterdir()):
+        raise ConfigError(f"{root} is not empty", hint="a machine is only built in a new directory")
+    root.mkdir(parents=True, exist_ok=True)
+    made = {root}
+    for path in spec.get("dirs", ()):
+        _make(_inside(root, path), made)
+    for path, content in contents(spec).items():
+        target = _inside(root, path)
+        _make(target.parent, made)
+        target.write_bytes(content)
+    for path in spec.get("executables", ()):
+        target = _inside(root, path)
+        _make(target.parent, made)
+        target.write_bytes(b"#!/bin/sh\n")
+        target.chmod(0o755)
+    # links last: nothing is ever written through one
+    links: set[Path] = set()
+    for path, destination in spec.get("links", {}).items():
+        link = _inside(root, path, links)
+        _make(link.parent, made)
+        link.symlink_to(destination)
+        links.add(link)
+    return root
+
+
+def _make(directory: Path, made: set[Path]) -> None:
+    if directory not in made:
+        directory.mkdir(parents=True, exist_ok=True)
+        made.add(directory)
+
+
+def contents(spec: Mapping[str, Any]) -> dict[str, bytes]:
+    """Every regular file of the machine, with what is made from the other sections."""
+    import base64
+    import json
+
+    found = {path: text.encode("utf-8", "surrogateescape") for path, text in spec.get("files", {}).items()}
+    found |= {path: base64.b64decode(text, validate=True) for path, text in spec.get("binary", {}).items()}
+    libraries = spec.get("libraries", {})
+    if libraries:
+        entries = tuple(CachedLibrary(name, path) for name, path in libraries.items())
+        found.setdefault("/etc/ld.so.cache", build_ld_cache(entries))
+    if "recording" in spec:
+        found["/" + RECORDING] = json.dumps(spec["recording"], indent=1).encode()
+    return found
+
+
+def _inside(root: Path, path: str, links: Collection[Path] = ()) -> Path:
+    """Where a path of the machine lies; one that leaves the root or leads through `links` is refused."""
+    pure = PurePosixPath(path)
+    if not pure.is_absolute() or ".." in pure.parts:
+        raise ConfigError(f"{path!r} is no absolute path inside the machine")
+    target = root.joinpath(*pure.parts[1:])
+    for step in (target, *target.parents) if links else ():
+        if step in links:
+            raise ConfigError(f"{path!r} leads through the link {step.relative_to(root)}")
+    return target
+
+
+# The demo's machine: 8 x H100, Debian 12, docker and containerd as their packages leave them, a kubelet.
+#
+# It is a recorded machine like any other (docs/recorded-machines.md), only written by hand. `Daemons` stands
+# in for the two engines when they are told to read their files again: nothing runs behind a recorded socket.
+
+DRIVER = "580.173.02"
+KERNEL = "6.1.0-37-amd64"
+DOCKER_SOCKET = "/run/docker.sock"
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+# PCI addresses of an HGX H100 board: four GPUs on each socket
+_ADDRESSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
+_LIBRARIES = "/usr/lib/x86_64-linux-gnu"
+_MAJORS = {"nvidia": 195, "nvidia-caps": 237, "nvidia-uvm": 236}
+
+
+def build_demo_node(root: Path) -> Host:
+    """Write the machine below `root`, a new directory, and return the host that sees it."""
+    build_machine(machine(), root)
+    host = Host(root)
+    Daemons(host).restart("docker")
+    Daemons(host).restart("containerd")
+    return Host(root)
+
+
+def inventory() -> Inventory:
+    """What NVML would say on this node."""
+    gpus = (
+        Gpu(
+            index=index,
+            uuid=f"GPU-{index:08x}-4a1d-4c6e-9b53-0d9a8f1e2c{index:02x}",
+            name="NVIDIA H100 80GB HBM3",
+            pci=f"0000:{bus}:00.0",
+            minor=index,
+            memory_bytes=81559 * 2**20,
+            compute_capability="9.0",
+            numa=index // 4,
+            mig_capable=True,
+        )
+        for index, bus in enumerate(_ADDRESSES)
+    )
+    return Inventory(DRIVER, "13.0", tuple(gpus), simulated=True)
+
+
+def machine() -> dict[str, Any]:
+    """The whole machine as `build_machine` takes it."""
+    return {
+        "files": {**_system(), **_driver(), **_engines(), **_kubelet()},
+        "links": {f"{_LIBRARIES}/{name}.so.1": f"{name}.so.{DRIVER}" for name in ("libcuda", "libnvidia-ml")}
+        | {f"/sys/bus/pci/devices/{gpu.pci}/driver": "../../drivers/nvidia" for gpu in inventory().gpus},
+        "libraries": {f"{name}.so.1": f"{_LIBRARIES}/{name}.so.1" for name in ("libcuda", "libnvidia-ml")},
+        "dirs": [
+            "/etc/docker",
+            "/run/systemd/system",
+            "/sys/module/nvidia_uvm",
+            "/var/lib/kubelet/device-plugins",
+        ],
+        "executables": [
+            *(f"/usr/bin/{name}" for name in ("nvidia-container-runtime", "nvidia-container-runtime-hook")),
+            *(f"/usr/bin/{name}" for name in ("nvidia-ctk", "nvidia-cdi-hook", "nvidia-smi")),
+            *(f"/usr/bin/{name}" for name in ("containerd", "kubelet")),
+            "/usr/sbin/dockerd",
+        ],
+        "recording": _recording(),
+    }
+
+
+def _system() -> dict[str, str]:
+    return {
+        "/etc/os-release": 'ID=debian\nVERSION_ID="12"\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n',
+        "/proc/sys/kernel/osrelease": f"{KERNEL}\n",
+        "/proc/cmdline": f"BOOT_IMAGE=/boot/vmlinuz-{KERNEL} root=/dev/md0 ro\n",
+        "/proc/stat": "btime 1760000000\n",
+        "/sys/class/dmi/id/sys_vendor": "Supermicro\n",
+        f"/boot/vmlinuz-{KERNEL}": "",
+        f"/lib/modules/{KERNEL}/modules.dep": "updates/dkms/nvidia.ko:\nupdates/dkms/nvidia-uvm.ko:\n",
+    }
+
+
+def _driver() -> dict[str, str]:
+    files = {
+        "/sys/module/nvidia/version": f"{DRIVER}\n",
+        "/sys/module/nvidia/initstate": "live\n",
+        "/proc/driver/nvidia/version": f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {DRIVER}\n",
+        "/proc/devices": "Character devices:\n"
+        + "".join(f"{major} {name}\n" for name, major in _MAJORS.items())
+        + "\nBlock devices:\n",
+        f"{_LIBRARIES}/libcuda.so.{DRIVER}": "",
+        f"{_LIBRARIES}/libnvidia-ml.so.{DRIVER}": "",
+    }
+    for gpu in inventory().gpus:
+        place = f"/sys/bus/pci/devices/{gpu.pci}"
+        files |= {
+            f"{place}/vendor": "0x10de\n",
+            f"{place}/device": "0x2330\n",
+            f"{place}/class": "0x030200\n",
+        }
+        files[f"{place}/numa_node"] = f"{gpu.numa}\n"
+        files[f"/proc/driver/nvidia/gpus/{gpu.pci}/information"] = (
+            f"Model: \t\t {gpu.name}\nGPU UUID: \t {gpu.uuid}\nDevice Minor: \t {gpu.minor}\n"
+        )
+    return files
+
+
+def _engines() -> dict[str, str]:
+    unit = "[Unit]\nDescription={0}\n\n[Service]\nExecStart={1}\n\n[Install]\nWantedBy=multi-user.target\n"
+    return {
+        "/lib/systemd/system/docker.service": unit.format("Docker", "/usr/sbin/dockerd -H fd://"),
+        "/lib/systemd/system/containerd.service": unit.format("containerd", "/usr/bin/containerd"),
+        "/etc/containerd/config.toml": _CONTAINERD_CONFIG,
+        **_process(801, "/usr/bin/containerd"),
+        **_process(912, "/usr/sbin/dockerd", "-H", "fd://"),
+    }
+
+
+def _kubelet() -> dict[str, str]:
+    endpoint = f"unix://{CONTAINERD_SOCKET}"
+    return {
+        "/lib/systemd/system/kubelet.service": "[Service]\nExecStart=/usr/bin/kubelet\n",
+        "/var/lib/kubelet/config.yaml": "kind: KubeletConfiguration\ncgroupDriver: cgroupfs\n",
+        **_process(1044, "/usr/bin/kubelet", f"--container-runtime-endpoint={endpoint}"),
+    }
+
+
+def _process(pid: int, *argv: str) -> dict[str, str]:
+    """/proc files of a process that started 20 seconds after the machine (proc(5), field 22 of stat)."""
+    name = argv[0].rpartition("/")[2]
+    return {
+        f"/proc/{pid}/cmdline": "\0".join(argv) + "\0",
+        f"/proc/{pid}/stat": f"{pid} ({name}) S 1" + " 0" * 17 + " 2000 0\n",
+    }
+
+
+def _recording() -> dict[str, Any]:
+    nodes = {f"/dev/nvidia{gpu.minor}": (_MAJORS["nvidia"], gpu.minor) for gpu in inventory().gpus}
+    nodes |= {"/dev/nvidiactl": (_MAJORS["nvidia"], 255), "/dev/nvidia-modeset": (_MAJORS["nvidia"], 254)}
+    nodes |= {f"/dev/nvidia-uvm{tail}": (_MAJORS["nvidia-uvm"], n) for n, tail in enumerate(("", "-tools"))}
+    versions = {
+        "modinfo -F version nvidia": f"{DRIVER}\n",
+        "/usr/bin/nvidia-ctk --version": "NVIDIA Container Toolkit CLI version 1.19.1\n",
+        "/usr/sbin/dockerd --version": "Docker version 20.10.24+dfsg1, build 5d6db84\n",
+        "/usr/bin/containerd --version": "containerd github.com/containerd/containerd 1.6.20~ds1\n",
+    }
+    sockets = (DOCKER_SOCKET, CONTAINERD_SOCKET, "/var/lib/kubelet/device-plugins/kubelet.sock")
+    return {
+        "commands": {command: {"stdout": text} for command, text in versions.items()},
+        "devices": {
+            path: {"major": major, "minor": minor, "mode": "0666"} for path, (major, minor) in nodes.items()
+        },
+        "sockets": dict.fromkeys(sockets, "listening"),
+        "daemons": {},
+        "nvml": {"inventory": plain(inventory())},
+    }
+
+
+@dataclass(frozen=True)
+class Daemons:
+    """Stands in for the two engines: reads the file as each would and records what it would answer then."""
+
+    host: Host
+
+    def restart(self, engine: str) -> None:
+        """What `systemctl restart` of the engine comes to on this node."""
+        answers = {
+            "docker": (DOCKER_SOCKET, self._docker),
+            "containerd": (CONTAINERD_SOCKET, self._containerd),
+        }
+        socket, answer = answers[engine]
+        path = "/" + RECORDING
+        recording = json.loads(self.host.read_text(path) or "{}")
+        recording["daemons"][socket] = answer()
+        self.host.write_atomic(path, json.dumps(recording, indent=1).encode())
+
+    def _docker(self) -> dict[str, Any]:
+        path = "/etc/docker/daemon.json"
+        config = parse_daemon_json(self.host.read_text(path) or "", path)
+        runtimes = {"runc": {"path": "runc"}, **config.get("runtimes", {})}
+        default = config.get("default-runtime", "runc")
+        info = {"Runtimes": runtimes, "DefaultRuntime": default, "CgroupDriver": "cgroupfs"}
+        idle = {"ContainersRunning": 0, "LiveRestoreEnabled": False}
+        return {"info": {**info, **idle}, "version": {"Version": "20.10.24", "ApiVersion": "1.41"}}
+
+    def _containerd(self) -> dict[str, Any]:
+        loaded = load_config(self.host, "/etc/containerd/config.toml", (1, 6, 20))
+        runtimes = {"runc": {"options": {"SystemdCgroup": False}}, **loaded.runtimes}
+        config = {"containerd": {"runtimes": runtimes, "defaultRuntimeName": loaded.default_runtime}}
+        status = {
+            "handlers": sorted(runtimes),
+            "defaultHandler": loaded.default_runtime,
+            "config": config,
+        }
+        return {"status": status, "version": ["containerd", "1.6.20~ds1"]}
+
+
+_CONTAINERD_CONFIG = """\
+version = 2
+
+[plugins]
+  [plugins."io.containerd.grpc.v1.cri"]
+    [plugins."io.containerd.grpc.v1.cri".cni]
+      bin_dir = "/usr/lib/cni"
+      conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.internal.v1.opt"]
+    path = "/var/lib/containerd/opt"
+"""
+
 
 __all__ = ["Options", "build_demo_node", "run"]
 _KUBELET_SECONDS = 60.0  # it takes a tenth of one; a busy machine may take many
@@ -93,7 +374,7 @@ def _doctor(transcript: Transcript, node: Host, progress: Progress) -> Result:
 
 def _configure(transcript: Transcript, node: Host, engine: str, verb: str, progress: Progress) -> None:
     from gpunode.commands import configure_runtime
-    from gpunode.runtime.request import Request
+    from gpunode.runtime.engine import Request
 
     options = configure_runtime.Options(Request(runtimes=(engine,), configures=True))
     transcript.type(
@@ -123,9 +404,9 @@ def _verify(transcript: Transcript, node: Host, progress: Progress) -> Result:
 def _plugin(transcript: Transcript, node: Host) -> int:
     """Serve to the kubelet's stand-in until it counts the GPUs; gives its allocatable count."""
     from gpunode.plugin.compose import make_service
-    from gpunode.plugin.kubelet_stub import KubeletStub
+    from gpunode.plugin.config.settings import Settings
     from gpunode.plugin.logfmt import LogfmtLog
-    from gpunode.plugin.settings import Settings
+    from gpunode.plugin.simulate.kubelet import KubeletStub
 
     settings = Settings()
     kubelet = KubeletStub(node, settings.directory)

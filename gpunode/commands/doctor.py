@@ -2,23 +2,169 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from gpunode import __version__
 from gpunode.checks.catalogue import find_check
-from gpunode.checks.chains import behind
+from gpunode.checks.fixes import Mend, due, mends
 from gpunode.checks.model import PREFLIGHTS
 from gpunode.checks.patience import Patience
-from gpunode.checks.report import blocks, first, gpus_not_examined, reboot
+from gpunode.checks.report import behind, blocks, first, gpus_not_examined, reboot
 from gpunode.checks.runner import EVERY, Selection, run_checks
-from gpunode.commands.trials import trials
-from gpunode.dataclass import dataclass
-from gpunode.errors import ConfigError, PreconditionError, UsageError
-from gpunode.facts.node import Node, Questions
-from gpunode.facts.summary import describe
+from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.node import Node, Questions, Trial
+from gpunode.facts.system import TEGRA, WSL2
+from gpunode.facts.tables import all_tables
 from gpunode.host import Host
-from gpunode.result import ExitCode, Finding, FindingStatus, Progress, Result
-from gpunode.tables import all_tables
+from gpunode.output.result import (
+    Block,
+    Change,
+    ExitCode,
+    Finding,
+    FindingStatus,
+    Progress,
+    Result,
+    Step,
+    Style,
+    Text,
+)
+from gpunode.runtime.steps import carry_out
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpunode.gpu.model import Inventory
+
+
+# What a report says of the node itself, beside the findings.
+
+_MODEL = "/proc/device-tree/model"  # what the device tree calls the module
+
+Ask = Callable[[str, Callable[[], Any]], Any]
+
+
+def _at_once(_name: str, read: Callable[[], Any]) -> Any:
+    return read()
+
+
+def describe(node: Node, ask: Ask = _at_once) -> dict[str, Any]:
+    """Name, class, distro, kernel, driver, toolkit, engines, gpus. What can't be read is left empty.
+
+    Every reading goes through `ask`, by a name for it; what that raises is one more that can't be read.
+    """
+
+    def known(name: str, read: Callable[[], Any], otherwise: Any = None) -> Any:
+        """A topic of a damaged recording or an unreadable machine must not take the report with it."""
+        try:
+            return ask(name, read)
+        except (GpunodeError, OSError, ValueError, TypeError, AttributeError, LookupError):
+            return otherwise
+
+    # CRI-O, podman and the toolkit only if a check asked: a report adds few questions to a hanging machine
+    asked = node.__dict__
+    daemons = (
+        known("docker", lambda: node.docker),
+        known("containerd", lambda: node.containerd),
+        asked.get("crio"),
+        asked.get("podman"),
+    )
+    return {
+        "name": known("name", lambda: _line(node.host.read_text("/proc/sys/kernel/hostname") or ""), ""),
+        "class": known("class", lambda: node.kind, "unknown"),
+        "distro": known("distro", lambda: node.distribution),
+        "kernel": known("kernel", lambda: _line(node.kernel), ""),
+        "driver": known("driver", lambda: _driver(node)),
+        "toolkit": known("toolkit", lambda: ".".join(map(str, asked["toolkit"].version))),
+        "engines": [_engine(daemon) for daemon in daemons if daemon is not None],
+        "gpus": known("gpus", lambda: _gpus(node), []),
+    }
+
+
+def _gpu(name: str, uuid: str = "") -> dict[str, Any]:
+    return {"pci": "", "deviceId": "", "driver": None, "numa": None, "name": name, "uuid": uuid}
+
+
+def _line(text: str) -> str:
+    """A recorded machine may name itself as it likes: a line break would forge a line of the report."""
+    return " ".join(text.split())
+
+
+def _engine(daemon: Daemon) -> dict[str, Any]:
+    """`running` is None for podman, which is no daemon."""
+    return {
+        "name": daemon.name,
+        "version": ".".join(map(str, daemon.version)),
+        "running": None if daemon.name == "podman" else daemon.process is not None,
+        "config": daemon.config_path,
+        "socket": daemon.socket,
+    }
+
+
+def _inventory(node: Node) -> Inventory | None:
+    """What NVML listed, if a check asked it."""
+    probe = node.__dict__.get("nvml")
+    return probe.inventory if probe else None
+
+
+def _driver(node: Node) -> str | None:
+    """Of the loaded module; in WSL it is Windows' driver that drives the GPUs, and NVML tells of it."""
+    if node.module is not None:
+        return node.module.version
+    inventory = _inventory(node)
+    return str(inventory.driver_version) or None if inventory and node.kind == WSL2 else None
+
+
+def _gpus(node: Node) -> list[dict[str, Any]]:
+    """From the bus; names and UUIDs where NVML was asked anyway. A GPU that is on no bus is known by NVML in
+    WSL, and by the name of its module on a Jetson."""
+    inventory = _inventory(node)
+    told = {str(gpu.pci): gpu for gpu in inventory.gpus} if inventory else {}
+    if node.kind == TEGRA:
+        model = (node.host.read_text(_MODEL) or "").strip("\0\n ")
+        return [_gpu(_line(model) or "NVIDIA Tegra")]
+    if node.kind == WSL2:
+        return [_gpu(_line(str(gpu.name)), str(gpu.uuid)) for gpu in told.values()]
+    return [
+        {
+            "pci": gpu.address,
+            "deviceId": gpu.device_id,
+            "driver": gpu.driver,
+            "numa": gpu.numa,
+            "name": _line(str(told[gpu.address].name)) if gpu.address in told else "",
+            "uuid": str(told[gpu.address].uuid) if gpu.address in told else "",
+        }
+        for gpu in node.gpus
+    ]
+
+
+# What the doctor tries on --deep: things that are run on the node and leave nothing behind.
+
+_SECONDS = 15.0  # for the GPU alone; the image and the container take a few more
+
+
+def trials(progress: Progress) -> Mapping[str, Callable[[Host, str], Trial]]:
+    """By engine: a vector-add in a container, on the GPU with this UUID."""
+    return {"docker": partial(_in_container, "docker", progress)}
+
+
+def _in_container(engine: str, progress: Progress, host: Host, uuid: str) -> Trial:
+    from gpunode.commands.verify import Options, in_container
+
+    try:
+        answer, via = in_container(host, Options(on=engine, timeout=_SECONDS), (uuid,), progress)
+    except PreconditionError as error:
+        return Trial(None, error.message)
+    except GpunodeError as error:
+        return Trial(False, f"{error.message}; {error.hint}" if error.hint else error.message)
+    wrong = answer.error or next((one.message for one in answer.devices if one.status != "ok"), "")
+    if wrong or not answer.devices:
+        return Trial(False, f"{via}: {wrong or 'the program saw no GPU'}")
+    return Trial(True, f"vector-add on {uuid} by {via}")
+
 
 _TOP = ("/proc", "/sys", "/etc")  # every machine has them, mounted or recorded
 _ABOUT_SECONDS = 8.0  # an engine that tells its version by its program alone is given five
@@ -107,20 +253,20 @@ def _about(node: Node) -> dict[str, Any]:
 
 
 def _page(envelope: dict[str, Any]) -> str:
-    from gpunode.pages.html import page
+    from gpunode.output.html import page
 
     return page(envelope)
 
 
 def _metrics(envelope: dict[str, Any]) -> str:
-    from gpunode.pages.prometheus import metrics
+    from gpunode.output.prometheus import metrics
 
     return metrics(envelope)
 
 
 def questions(options: Options) -> Questions:
     """What the user wants to know beyond the usual; `UsageError` for what is no CUDA release."""
-    from gpunode.facts.cuda_releases import release_of
+    from gpunode.facts.cuda import release_of
 
     if options.cuda and release_of(options.cuda) is None:
         raise UsageError(f"--cuda {options.cuda}: no CUDA release", hint="two numbers, such as 12.8")
@@ -169,3 +315,187 @@ def reference(now: float) -> list[dict[str, Any]]:
         {"name": one.name, "date": one.date, "source": one.source, "ageDays": one.age_days(now)}
         for one in all_tables()
     ]
+
+
+# `gpunode doctor --fix`: the plan that mends what was found, and with --apply the part that is safe.
+
+ALLOWANCES = ("restart", "drain", "reboot")
+_ROUNDS = 8  # mending a cause shows what waited for it; a chain is never that long
+_BAD = (FindingStatus.FAIL, FindingStatus.WARN, FindingStatus.ERROR)
+_WAYS = {
+    "safe": "safe: --apply does it",
+    "allow": "needs --allow {}",
+    "hand": "by hand",
+}
+
+
+@dataclass(frozen=True)
+class FixOptions:
+    """`doctor` says what is looked at. `apply` carries out what is safe, and what `allow` names besides
+    (`ALLOWANCES`); without `fix` neither is meant."""
+
+    doctor: Options = field(default_factory=Options)
+    fix: bool = True
+    apply: bool = False
+    allow: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one fix. `outcome` is mended, not-mended, done (it takes effect later), failed, or left:
+    then `message` says why.
+
+    `journal` is the entry that undoes its files, empty if it wrote none.
+    """
+
+    id: str
+    outcome: str
+    message: str
+    commands: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    journal: str = ""
+
+
+@dataclass(frozen=True)
+class Fixes:
+    """`data` of kind DoctorFixes. `plan` is what was found before, `done` is empty without --apply."""
+
+    plan: tuple[Mend, ...]
+    done: tuple[Outcome, ...]
+    applied: bool
+
+
+def run_fix(host: Host, options: FixOptions, progress: Progress) -> Result:
+    """Plan, and carry out what is allowed. Exit 1 if an error is left that somebody has to mend.
+
+    `UsageError` for an unknown check or allowance, `PreconditionError` where nothing may be changed.
+    """
+    for allowance in options.allow:
+        if allowance not in ALLOWANCES:
+            raise UsageError(f"there is no allowance {allowance!r}", hint=f"one of {', '.join(ALLOWANCES)}")
+    if options.allow and not options.apply:
+        allowed = " ".join(f"--allow {one}" for one in options.allow)
+        raise UsageError("--allow goes with --fix --apply", hint=f"gpunode doctor --fix --apply {allowed}")
+    if not options.fix:
+        raise UsageError("--apply goes with --fix", hint="gpunode doctor --fix --apply")
+    if options.apply:
+        _require(host)
+    findings = _look(host, options, progress)
+    plan = mends(findings)
+    done: tuple[Outcome, ...] = ()
+    if options.apply:
+        done, findings = _apply(host, options, findings, progress)
+    return _result(Fixes(plan, done, options.apply), findings, options.doctor.strict)
+
+
+def _require(host: Host) -> None:
+    if not host.live:
+        raise PreconditionError(
+            "a fix is only carried out on the node itself", hint="run it there, without --root"
+        )
+    if not host.is_root:
+        raise PreconditionError("carrying out a fix needs root", hint="run it again with sudo")
+
+
+def _look(host: Host, options: FixOptions, progress: Progress) -> tuple[Finding, ...]:
+    return run_checks(node_of(host, options.doctor, progress), selected(options.doctor))
+
+
+def _apply(
+    host: Host, options: FixOptions, findings: tuple[Finding, ...], progress: Progress
+) -> tuple[tuple[Outcome, ...], tuple[Finding, ...]]:
+    """Mend, look again, and mend what has come to light, each check once; what was done and is left."""
+    done: dict[str, Outcome] = {}
+    for _ in range(_ROUNDS):
+        mend = _next(findings, options, done)
+        if mend is None:
+            break
+        steps = due(mend, options.allow)
+        outcome = _carry_out(host, mend, steps, progress)
+        if outcome.outcome == "done" and not any(step.disruptive == "reboot" for step in steps):
+            findings = _look(host, options, progress)
+            outcome = _judged(outcome, findings, mend.steps[len(steps) :])
+        done[mend.id] = outcome
+    for mend in mends(findings):
+        if mend.id not in done:
+            done[mend.id] = Outcome(mend.id, "left", _way(mend))
+    return tuple(done.values()), findings
+
+
+def _next(findings: tuple[Finding, ...], options: FixOptions, done: Collection[str]) -> Mend | None:
+    """The next one that may be mended. A reboot comes last, and nothing after it."""
+    found = [mend for mend in mends(findings) if mend.id not in done and due(mend, options.allow)]
+    found.sort(key=lambda mend: any(step.disruptive == "reboot" for step in due(mend, options.allow)))
+    return found[0] if found else None
+
+
+def _carry_out(host: Host, mend: Mend, steps: Sequence[Step], progress: Progress) -> Outcome:
+    try:
+        did = carry_out(host, mend.id, steps, progress)
+    except GpunodeError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        return Outcome(mend.id, "failed", f"{error.message}{hint}")
+    return Outcome(mend.id, "done", "", did.commands, did.changes, did.journal)
+
+
+def _judged(outcome: Outcome, findings: tuple[Finding, ...], rest: Sequence[Step]) -> Outcome:
+    """With what the same check says now, and what of the fix is still to come."""
+    now = next((finding for finding in findings if finding.id == outcome.id), None)
+    if now is None or now.status not in _BAD:
+        return replace(outcome, outcome="mended", message=now.summary if now else "")
+    if rest:
+        commands = " && ".join(" ".join(step.argv) for step in rest)
+        return replace(outcome, message=f"it takes effect after: {commands} (--allow {rest[0].disruptive})")
+    return replace(outcome, outcome="not-mended", message=now.summary)
+
+
+def _result(fixes: Fixes, findings: tuple[Finding, ...], strict: bool) -> Result:
+    counts = _BAD if strict else (FindingStatus.FAIL, FindingStatus.ERROR)
+    left = any(finding.status in counts for finding in findings)
+    failed = left or any(one.outcome in ("failed", "not-mended", "done") for one in fixes.done)
+    return Result(
+        "DoctorFixes",
+        fixes,
+        status="fail" if failed else "ok",
+        exit_code=ExitCode.FAILED if failed else ExitCode.OK,
+        blocks=tuple(_done(fixes) if fixes.applied else _planned(fixes)),
+    )
+
+
+def _planned(fixes: Fixes) -> Iterator[Block]:
+    if not fixes.plan:
+        yield Text("Nothing to mend", Style.GOOD)
+        return
+    for mend in fixes.plan:
+        yield Text(f"{mend.id}: {mend.summary}", Style.HEADING)
+        yield Text(f"  {mend.command}", Style.COMMAND)
+        for step in mend.steps:
+            if step.path and not step.link:
+                yield Text(f"  writes {step.path}:", Style.DIM)
+                yield from (Text(f"    {line}", Style.DIM) for line in step.content.splitlines())
+        yield Text(f"  {_way(mend)}", Style.GOOD if mend.way == "safe" else Style.DIM)
+    if any(mend.way == "safe" for mend in fixes.plan):
+        yield Text("")
+        yield Text("Carry out what is safe, as root: gpunode doctor --fix --apply", Style.COMMAND)
+
+
+def _way(mend: Mend) -> str:
+    return _WAYS[mend.way].format(mend.disruptive)
+
+
+def _done(fixes: Fixes) -> Iterator[Block]:
+    if not fixes.done:
+        yield Text("Nothing to mend", Style.GOOD)
+    styles = {
+        "mended": Style.GOOD,
+        "done": Style.WARN,
+        "failed": Style.BAD,
+        "not-mended": Style.BAD,
+        "left": Style.DIM,
+    }
+    for one in fixes.done:
+        yield Text(f"{one.id} {one.outcome}: {one.message}".removesuffix(": "), styles[one.outcome])
+        yield from (Text(f"  {command}", Style.COMMAND) for command in one.commands)
+        yield from (Text(f"  {change.path} {change.action}") for change in one.changes)
+        if one.journal:
+            yield Text(f"  undo it with: gpunode rollback {one.journal}", Style.DIM)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from gpunode.dataclass import dataclass
-from gpunode.errors import ConfigError, UsageError
+from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.host import Host
-from gpunode.result import Block, Cell, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.output.result import Block, Cell, ExitCode, Progress, Result, Style, Table, Text
 
 _BAD = ("fail", "error", "warn")
 _STYLES = {"fail": Style.BAD, "error": Style.BAD, "warn": Style.WARN, "pass": Style.GOOD}
@@ -61,8 +62,6 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
             "--compare needs the reports of two nodes or more",
             hint="gpunode doctor --output-file NODE.json on each, then gpunode doctor --compare *.json",
         )
-    from gpunode.commands.saved_reports import saved_report
-
     reports = {path: saved_report(path) for path in options.paths}
     names = _models(reports.values())
     members = _named([_member(path, report, names) for path, report in reports.items()])
@@ -155,7 +154,7 @@ def _gpus(gpus: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> str:
 
 def _named(members: Sequence[Member]) -> list[Member]:
     """Two nodes of one name, or without any, are told apart by their files."""
-    from gpunode.dataclass import replace
+    from dataclasses import replace
 
     names = [one.name for one in members]
     return [
@@ -252,3 +251,55 @@ def _few(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMES
     shown = ", ".join(names[:_MOST_NAMES])
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+# Reports that were saved: a DoctorReport as JSON or YAML, or the one inside a support bundle.
+
+_MAKE_ONE = "make one: gpunode doctor --output-file NODE.json"
+
+
+def saved_report(path: str) -> dict[str, Any]:
+    """The envelope in a file of this machine, whatever --root is; `ConfigError` names one that is none."""
+    place = str(Path(path).absolute())
+    try:
+        if path.endswith((".tar.gz", ".tgz")):
+            from gpunode.host.bundle import report_in
+
+            text = report_in(Path(place)).decode("utf-8", "replace")
+        else:
+            found = Host(Path("/")).read_text(place)
+            if found is None:
+                raise ConfigError(f"{path} is not there", hint=_MAKE_ONE)
+            text = found
+        return _envelope(path, text)
+    except GpunodeError as error:
+        raise ConfigError(error.message.replace(place, path), hint=error.hint, code=error.code) from error
+
+
+def _envelope(path: str, text: str) -> dict[str, Any]:
+    loaded = _parsed(path, text)
+    if not isinstance(loaded, dict) or loaded.get("kind") != "DoctorReport":
+        kind = loaded.get("kind") if isinstance(loaded, dict) else None
+        told = f"it is a {str(kind)[:40]!a}" if kind else "it has no kind"
+        raise ConfigError(f"{path} is no DoctorReport: {told}", hint=_MAKE_ONE)
+    if not isinstance(loaded.get("data"), dict) or "findings" not in loaded["data"]:
+        raise ConfigError(f"{path} is the report of a doctor that failed: it has no findings", hint=_MAKE_ONE)
+    return loaded
+
+
+def _parsed(path: str, text: str) -> Any:
+    import json
+
+    try:
+        if path.endswith((".yaml", ".yml")):
+            import yaml
+
+            try:
+                # libyaml's loader, where this PyYAML has it, takes a tenth of the time
+                return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe
+            except yaml.YAMLError as error:
+                raise ValueError(" ".join(str(error).split())) from error
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        told = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise ConfigError(f"{path} is no report: {told}", hint=_MAKE_ONE) from error

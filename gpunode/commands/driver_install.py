@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from gpunode.commands import driver_plan
 from gpunode.commands.driver_plan import PlanData, data_of, made
-from gpunode.commands.packages_apply import (
-    CarriedOut,
-    Job,
-    Run,
-    back,
-    carry_out,
-    edits_of,
-    file_blocks,
-    require_live,
-)
-from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.facts import driver
-from gpunode.facts.dkms_log import failed_build
+from gpunode.facts.kernel_modules import failed_build
 from gpunode.facts.node import Node
 from gpunode.facts.packages import read_packages
 from gpunode.host import Host
+from gpunode.output.result import Block, Change, ErrorInfo, ExitCode, Progress, Result, Style, Text
+from gpunode.packages.apply import CarriedOut, Job, Run, back, carry_out, edits_of, file_blocks, require_live
 from gpunode.packages.driver_model import DriverPlan, Situation, Wish
-from gpunode.packages.driver_refusals import hint_of
-from gpunode.packages.locks import holder
-from gpunode.packages.manager import Command, Manager, PackagesError
-from gpunode.packages.run import WAIT_SECONDS, run_command, wait_for_others
-from gpunode.result import Block, Change, ErrorInfo, ExitCode, Progress, Result, Style, Text
+from gpunode.packages.driver_plan import hint_of
+from gpunode.packages.manager import (
+    WAIT_SECONDS,
+    Command,
+    Manager,
+    PackagesError,
+    holder,
+    run_command,
+    wait_for_others,
+)
 
 KIND = "DriverInstallation"
 OPERATION = "driver-install"
@@ -91,7 +88,7 @@ def _undisturbed(
     host: Host, situation: Situation, plan: DriverPlan, options: Options, progress: Progress
 ) -> tuple[Situation, DriverPlan]:
     """The plan once no other package manager is at work: what that one has changed counts."""
-    from gpunode.packages.driver import manager_of
+    from gpunode.packages.driver_plan import manager_of
 
     manager = manager_of(host, situation.distribution.family)
     if holder(host, manager.lock_files) is None:
@@ -120,7 +117,7 @@ def _refused(plan: DriverPlan, options: Options) -> Result:
 def _install(
     host: Host, situation: Situation, plan: DriverPlan, options: Options, progress: Progress
 ) -> Result:
-    from gpunode.packages.driver import manager_of
+    from gpunode.packages.driver_plan import manager_of
 
     if not plan.preparing:
         _require(plan)

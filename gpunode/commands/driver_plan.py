@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpunode.dataclass import dataclass, replace
 from gpunode.errors import UsageError
 from gpunode.facts.node import Node
 from gpunode.host import Host
+from gpunode.output.result import Block, Progress, Result, Style, Table, Text
 from gpunode.packages.driver_model import DISTRIBUTION, FLAVOURS, NVIDIA, DriverPlan, Situation, Wish
-from gpunode.result import Block, Progress, Result, Style, Table, Text
 
 KIND = "DriverPlan"
 _NUMERALS = frozenset("0123456789.")
@@ -84,8 +84,8 @@ def made(host: Host, wish: Wish, before: Situation | None = None) -> tuple[Situa
 
     With `before`, what our own files have changed since then counts as still to be done.
     """
-    from gpunode.packages.driver import plan_driver
-    from gpunode.packages.driver_situation import read_situation
+    from gpunode.packages.driver_model import read_situation
+    from gpunode.packages.driver_plan import plan_driver
 
     check(wish)
     situation = read_situation(Node(host))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from gpunode.checks.catalogue import ALL_CHECKS, find_check
 from gpunode.checks.fixes import FAMILIES
 from gpunode.checks.model import Check
-from gpunode.dataclass import dataclass
 from gpunode.host import Host
-from gpunode.result import Block, Cell, Progress, Result, Style, Table, Text
+from gpunode.output.result import Block, Cell, Progress, Result, Style, Table, Text
 
 _FAMILY_NAMES = {
     "debian": "Debian, Ubuntu",

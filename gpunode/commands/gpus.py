@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
-from gpunode.gpu.isolated import NvmlProbe, probe
 from gpunode.gpu.model import Gpu, Inventory
+from gpunode.gpu.probe import NvmlProbe, probe
 from gpunode.host import Host
-from gpunode.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 
 _COLUMNS = ("GPU", "NAME", "UUID", "PCI", "MEMORY", "CC", "NUMA", "MIG")
 

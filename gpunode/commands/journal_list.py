@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, PreconditionError, Unreadable
 from gpunode.host import Host
-from gpunode.journal import OPEN_STATES, Entry, Journal
-from gpunode.result import Cell, Progress, Result, Style, Table, Text
-from gpunode.runtime.past import past
+from gpunode.host.journal import OPEN_STATES, Entry, Journal
+from gpunode.output.result import Cell, Progress, Result, Style, Table, Text
+from gpunode.runtime.apply import past
 
 _NAME = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z-")
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gpunode.commands.journal_list import EntryLine, line, load
-from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.host import Host
-from gpunode.journal import LIST_HINT, Entry, Journal, digest
-from gpunode.result import Block, Diff, Progress, Result, Style, Table, Text
+from gpunode.host.journal import LIST_HINT, Entry, Journal, digest
+from gpunode.output.result import Block, Diff, Progress, Result, Style, Table, Text
 from gpunode.runtime.engine import FileEdit
 
 # what a person wants to know of a manifest, and how it is called

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-from gpunode.commands.plugin_options import OPTIONS as EVERY
 from gpunode.commands.plugin_options import sources
-from gpunode.dataclass import dataclass, field, replace
+from gpunode.commands.plugin_serve import until_signal
 from gpunode.errors import UsageError
+from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.host import Host
+from gpunode.output.result import Block, Change, Diff, ErrorInfo, ExitCode, Progress, Result, Style, Text
+from gpunode.plugin.config.options import OPTIONS as EVERY
+from gpunode.plugin.config.watch import Hangup
 from gpunode.plugin.labels.sinks import chosen, lines, make_sinks
-from gpunode.result import Block, Change, Diff, ErrorInfo, ExitCode, Progress, Result, Style, Text
 
 if TYPE_CHECKING:
-    from threading import Event
-
+    from gpunode.gpu.nvml import GpuEvent
     from gpunode.plugin.config.options import Option
-    from gpunode.plugin.config.problems import Problem
+    from gpunode.plugin.config.resolve import Resolved, Sources
+    from gpunode.plugin.config.settings import Settings
+    from gpunode.plugin.config.values import Problem
     from gpunode.plugin.labels.model import Labels
-    from gpunode.plugin.settings import Settings
+    from gpunode.plugin.logfmt import Log
+    from gpunode.plugin.model import Backend
+
 
 _KIND = "NodeLabels"
 _SHARED = (
@@ -74,8 +82,6 @@ def run(host: Host, options: Options, progress: Progress, stop: Event | None = N
     if not settings.labels.oneshot and not options.dry_run:
         if "stdout" in chosen(settings.labels):
             raise UsageError("--watch needs a place for the labels", hint="--to file, node-feature or node")
-        from gpunode.commands.labels_watch import watch
-
         return watch(host, given, resolved, stop)
     from gpunode.plugin.labels.make import label
 
@@ -121,3 +127,158 @@ def _blocks(settings: Settings, labels: Labels, done: list[Change], dry_run: boo
         word = f"would be {change.action}" if dry_run and change.action != "unchanged" else change.action
         style = Style.DIM if change.action == "unchanged" else Style.GOOD
         yield Text(f"{change.path}: {word} ({len(labels.values)} labels)", style)
+
+
+# `gpunode labels --watch`: the labels are kept while this runs; NVML stays open in a child of its own.
+
+_TURN_SECONDS = 1.0
+_END_SECONDS = 1.5
+
+
+def watch(host: Host, given: Sources, resolved: Resolved, stop: Event | None = None) -> Result:
+    """Until SIGTERM, Ctrl-C or `stop`. The config file is followed, a missing driver is waited for."""
+    from gpunode.plugin.config.watch import ConfigWatch
+    from gpunode.plugin.labels.watch import Labeller
+    from gpunode.plugin.logfmt import LogfmtLog
+    from gpunode.plugin.service import Systemd
+
+    hangup = Hangup()
+    with until_signal(hangup) as asked:
+        log = LogfmtLog(sys.stderr, host.environ)
+        for warning in resolved.warnings:
+            log.warning(warning.text, **warning.fields)
+        node = _Node(host, log, resolved.settings)
+        waiter = host.waiter()
+        waiter.hear_signals()
+        asked.wake = asked.look = waiter.wake
+        asked.let_go = node.let_go
+        node.told = waiter.wake
+        config = ConfigWatch(node, given, hangup, resolved.content)
+        labeller = Labeller(host, log, node.source, lambda seconds: None)
+        systemd = Systemd(host, log)
+        node.start()
+        systemd.tell("READY=1")
+        try:
+            while not asked and not (stop is not None and stop.is_set()):
+                config.tick(host.monotonic())
+                labeller.tick(host.monotonic())
+                waiter.wait(_TURN_SECONDS)
+        finally:
+            systemd.tell("STOPPING=1")
+            node.stop()
+            labeller.close()
+            waiter.close()
+    for name in asked:
+        log.info("stopped", signal=name)
+    passes = f"{labeller.passes} times" if labeller.passes != 1 else "once"
+    return Result("NodeLabels", {"passes": labeller.passes}, blocks=(Text(f"labels were made {passes}"),))
+
+
+class _Node:
+    """The GPUs as they are now, told by the backend of `plugin serve`, and the settings.
+
+    A `Sink` for the backend; for the config file it is service, ledger and backend in one.
+    """
+
+    def __init__(self, host: Host, log: Log, settings: Settings) -> None:
+        from gpunode.plugin.labels.make import VFIO
+
+        self._host = host
+        self._stop = Event()
+        self._inventory: Inventory | None = None
+        self._next = 0.0
+        self._gone = False  # nobody is there to be waited for
+        self._backend: Backend | None = None
+        self._thread: Thread | None = None
+        self.log = log
+        self.settings = settings
+        self.config_trouble = ""
+        self.told: Callable[[], None] = lambda: None
+        if settings.device_discovery_strategy == VFIO:
+            return
+        from gpunode.plugin.compose import make_backend
+
+        self._backend = make_backend(host, settings, log)
+        task = self._backend.run
+        self._thread = Thread(target=task, args=(self, self._stop), name="backend", daemon=True)
+
+    def start(self) -> None:
+        if self._thread is not None:
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._backend is not None and self._thread is not None:
+            self._backend.hurry()
+            self._thread.join(_END_SECONDS)
+
+    @property
+    def ledger(self) -> _Node:
+        return self
+
+    @property
+    def backend(self) -> _Node:
+        return self
+
+    def hurry(self) -> None:
+        if self._backend is not None:
+            self._backend.hurry()
+
+    def configure(self, settings: Settings) -> None:
+        self.settings = settings
+        self.told()
+
+    def follow(self, directory: str) -> None:
+        """It is looked at in every turn."""
+
+    def again_within(self, seconds: float) -> None:
+        """The next turn is soon enough."""
+
+    def let_go(self) -> None:
+        if self._backend is not None:
+            self._backend.let_go()
+
+    def source(self) -> tuple[Settings, Inventory | None] | None:
+        """See `gpunode.plugin.labels.watch.Source`."""
+        if self._backend is None:
+            return self.settings, self._on_the_bus()
+        if self._inventory is None and not self._gone:
+            return None
+        return self.settings, self._inventory
+
+    def _on_the_bus(self) -> Inventory:
+        """GPUs that no driver of ours knows, read again now and then."""
+        from gpunode.plugin.labels.nvidia import vfio_inventory
+
+        now = self._host.monotonic()
+        if self._inventory is None or now >= self._next:
+            self._inventory, self._next = vfio_inventory(self._host), now + self.settings.rediscover_seconds
+        return self._inventory
+
+    # --- what the backend tells ------------------------------------------------------------------------
+
+    def seen(self, inventory: Inventory, topology: Topology) -> None:
+        from gpunode.plugin.model import remembered
+
+        self._inventory, self._gone = remembered(inventory, self._inventory), False
+        self.told()
+
+    def broken(self, reason: str, sure: bool) -> None:
+        """What is there stays, unless there is no GPU, or it was asked for otherwise."""
+        from gpunode.plugin.labels.make import none_there
+        from gpunode.plugin.nvidia.platform import tegra_files
+
+        if self.settings.vendor != "nvidia":
+            return
+        if sure and tegra_files(self._host):
+            self._inventory, self._gone = Inventory(""), False  # the labeller asks CUDA
+            self.told()
+        elif sure and (not self.settings.fail_on_init_error or none_there(self._host)):
+            self._inventory, self._gone = None, True
+            self.told()
+
+    def readings(self, readings: Sequence[Reading]) -> None:
+        """Not asked for."""
+
+    def event(self, event: GpuEvent) -> None:
+        """Not asked for."""

@@ -4,25 +4,282 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpunode.commands import mig_after, mig_half_way, mig_show, mig_wanted
+from gpunode.cdi.locations import NVIDIA_UNITS, STANDARD, nvidia_refreshes
+from gpunode.cdi.nodes import MIG_MINORS, mig_minors
+from gpunode.cdi.refresh import program
+from gpunode.commands import cdi_refresh, mig_plan
 from gpunode.commands.mig_labels import MigLabels
-from gpunode.dataclass import dataclass, field, replace
-from gpunode.errors import GpunodeError, PreconditionError, UsageError
+from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
+from gpunode.facts.daemons import systemd_runs
+from gpunode.facts.mig import keeper
+from gpunode.facts.node import Node
 from gpunode.gpu.mig import MigSession
+from gpunode.gpu.mig_model import GpuLayout, Layouts
 from gpunode.host import Host
-from gpunode.journal import lock_path
+from gpunode.host.journal import lock_path
 from gpunode.kubernetes.access import Access
-from gpunode.mig import node_labels, snapshot, unfinished
+from gpunode.mig import apply, node_labels
 from gpunode.mig.apply import HalfDone, Tools, carry_out
-from gpunode.mig.busy import InUse, Obstacle
-from gpunode.mig.clients import Room
-from gpunode.mig.drain import Drained, bring_back, drain
-from gpunode.mig.layout import GpuLayout, Layouts
-from gpunode.result import Block, Progress, Result, Text
-from gpunode.runtime.apply import uninterrupted
-from gpunode.runtime.files import LOCK_SECONDS
+from gpunode.mig.plan import Device, devices_of
+from gpunode.mig.users import Drained, InUse, Obstacle, Room, bring_back, drain
+from gpunode.output.result import Block, Diff, ErrorInfo, ExitCode, Progress, Result, Style, Text
+from gpunode.runtime.apply import LOCK_SECONDS, FilesChanged, change_files, uninterrupted
+from gpunode.runtime.engine import FileEdit
+
+# After a MIG layout has changed: device files, CDI, the unit that applies it at boot, and what to tell.
+
+OPERATION = "mig-persist"
+
+
+@dataclass(frozen=True)
+class MigApplication:
+    """`data`: the plan that was carried out, and what came of it. `devices` are the MIG devices that these
+    GPUs have now, `new` those of them that weren't there before, `gone` UUIDs that no longer exist. `drained`
+    is what was stopped meanwhile, `cdi` what became of the specification, `journal` undoes --persist."""
+
+    plan: mig_plan.MigPlan
+    applied: bool
+    devices: tuple[Device, ...] = ()
+    new: tuple[Device, ...] = ()
+    gone: tuple[str, ...] = ()
+    drained: tuple[str, ...] = ()
+    cdi: str = ""
+    journal: str = ""
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a run came to: the plan, its GPUs before, all layouts afterwards."""
+
+    plan: mig_plan.MigPlan
+    before: tuple[GpuLayout, ...]
+    after: Layouts
+    changed: bool
+    notes: tuple[str, ...] = ()
+    drained: tuple[str, ...] = ()
+    cdi: str = ""
+    errors: tuple[ErrorInfo, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What became of the CDI specification (empty where there is none), and what went wrong: containers get
+    the devices of an old one wrong, so that is an error, though the layout holds."""
+
+    cdi: str = ""
+    notes: tuple[str, ...] = ()
+    errors: tuple[ErrorInfo, ...] = ()
+
+
+def settle(host: Host, progress: Progress) -> Settled:
+    """Device files for new instances, and the CDI specification anew if this node has one.
+
+    Never raises for a failure of these: the layout holds all the same.
+    """
+    notes = _make_nodes(host)
+    try:
+        cdi = _describe(host, progress)
+    except GpunodeError as error:
+        text = f"the layout is there, and the CDI specification is still the old one: {error.message}"
+        return Settled("failed", notes, (ErrorInfo("mig-cdi", text, "mend that, then: gpunode cdi refresh"),))
+    return Settled(cdi, notes)
+
+
+def _make_nodes(host: Host) -> tuple[str, ...]:
+    """nvidia-smi makes the files of instances on its way; the GPU operator has it do so as well."""
+    numbers = mig_minors(host.read_text(MIG_MINORS) or "")
+    wanted = {
+        f"/dev/nvidia-caps/nvidia-cap{number}"
+        for name, number in numbers.items()
+        if name.startswith("gpu") and host.exists(f"/proc/driver/nvidia/capabilities/{_inside(name)}")
+    }
+    if all(host.exists(path) for path in wanted):
+        return ()
+    host.run(("nvidia-smi", "-L"), timeout=60.0)
+    missing = sorted(path for path in wanted if not host.exists(path))
+    return (f"{', '.join(missing)} is not there yet: nvidia-smi -L makes it",) if missing else ()
+
+
+def _inside(name: str) -> str:
+    """``gpu0/gi1/access`` as the driver's directory of capabilities spells it: ``gpu0/mig/gi1/access``."""
+    gpu, _, rest = name.partition("/")
+    return f"{gpu}/mig/{rest}"
+
+
+def _describe(host: Host, progress: Progress) -> str:
+    if nvidia_refreshes(host):
+        service = next(unit for unit in NVIDIA_UNITS if unit.endswith(".service"))
+        argv = ("systemctl", "--no-block", "start", service)
+        answer = host.run(argv, timeout=30.0)
+        if not answer.ok:
+            raise GpunodeError(
+                f"{' '.join(argv)}: {answer.stderr.strip() or f'exit code {answer.code}'}",
+                hint=f"see systemctl status {service}",
+                code="cdi",
+            )
+        return f"{service} was started"
+    if host.read_bytes(STANDARD) is None:
+        return ""
+    result = cdi_refresh.run(host, cdi_refresh.Options(), progress)
+    changes = result.data.changes
+    return f"{changes[0].path} {changes[0].action}" if changes else ""
+
+
+# --- at boot ---------------------------------------------------------------------------------------------
+
+
+def refuse_persist(host: Host, chosen: mig_plan.Chosen) -> None:
+    """Before anything is changed: `PreconditionError` where no unit can do it, or another does already;
+    `ConfigError` where one of its name is somebody else's."""
+    _edits(host, chosen)
+    if not systemd_runs(host):
+        raise PreconditionError(
+            "systemd doesn't run on this node, so it can't apply the layout at boot",
+            hint="run `gpunode mig apply` from whatever starts services here, before the engines",
+            code="no-systemd",
+        )
+    other = keeper(Node(host), besides=apply.UNIT)
+    if other:
+        raise PreconditionError(
+            f"{other} makes the instances at boot already: the two would take turns",
+            hint="leave --persist out, or disable the other one first",
+            code="mig-keeper",
+        )
+
+
+def _unit_text(host: Host, chosen: mig_plan.Chosen) -> str:
+    try:
+        return apply.unit(program(host), chosen.label)
+    except ValueError as error:
+        raise UsageError(
+            f"{chosen.label!r} can't stand in a unit", hint="rename the configuration"
+        ) from error
+
+
+def _edits(host: Host, chosen: mig_plan.Chosen) -> tuple[FileEdit, ...]:
+    files = (
+        (apply.CONFIG_FILE, chosen.data),
+        (apply.UNIT_FILE, _unit_text(host, chosen).encode()),
+    )
+    found = []
+    for path, data in files:
+        before = host.read_bytes(path)
+        ours = path != apply.UNIT_FILE or before is None or before.startswith(apply.MARKER.encode())
+        if not ours:
+            raise ConfigError(
+                f"{path} is there and gpunode didn't make it",
+                hint=f"look at it, and move it away if nobody needs it: cat {path}",
+            )
+        found.append(FileEdit(path, before, data))
+    return tuple(found)
+
+
+def persist_preview(host: Host, chosen: mig_plan.Chosen) -> Iterator[Block]:
+    """What --persist would write, or why it would not. `ConfigError` for a stranger's unit."""
+    try:
+        refuse_persist(host, chosen)
+    except PreconditionError as error:
+        yield Text(f"--persist would be refused: {error.message}; {error.hint}", Style.WARN)
+    for edit in _edits(host, chosen):
+        change = edit.change()
+        yield Text(f"{change.path} {change.action} (dry run)")
+        if change.diff:
+            yield Diff(change.diff)
+
+
+def finish(host: Host, chosen: mig_plan.Chosen, done: Done, boot: bool, progress: Progress) -> Result:
+    """Install the unit if asked for, and tell what came of it all."""
+    notes, errors = list(done.notes), list(done.errors)
+    journal, shown = "", list(_told(done))
+    if boot:
+        try:
+            changed = _install(host, chosen, progress)
+        except GpunodeError as error:
+            text = f"the layout is there, and nothing applies it at the next boot: {error.message}"
+            errors.append(ErrorInfo("mig-persist", text, error.hint))
+        else:
+            journal = changed.journal
+            notes += changed.notes
+            shown.append(Text(f"{apply.UNIT} applies {chosen.label} at each boot", Style.GOOD))
+            if journal:
+                shown.append(Text(f"undo that with: gpunode rollback {journal}", Style.DIM))
+    else:
+        notes += _another_at_boot(host, chosen)
+    old, now = _devices(done)
+    known = {one.uuid for one in old}
+    here = {one.uuid for one in now}
+    data = MigApplication(
+        done.plan,
+        applied=done.changed,
+        devices=now,
+        new=tuple(one for one in now if one.uuid not in known),
+        gone=tuple(one.uuid for one in old if one.uuid and one.uuid not in here),
+        drained=done.drained,
+        cdi=done.cdi,
+        journal=journal,
+    )
+    if not errors:
+        return Result("MigApplication", data, messages=tuple(notes), blocks=tuple(shown))
+    failed = (ExitCode.FAILED, tuple(notes), tuple(errors), tuple(shown))
+    return Result("MigApplication", data, "fail", *failed)
+
+
+def _install(host: Host, chosen: mig_plan.Chosen, progress: Progress) -> FilesChanged:
+    return change_files(
+        host,
+        OPERATION,
+        lambda: _edits(host, chosen),
+        progress,
+        context={"label": chosen.label},
+        named_units=(apply.UNIT,),
+    )
+
+
+def _another_at_boot(host: Host, chosen: mig_plan.Chosen) -> Iterator[str]:
+    """A layout that holds until the next boot, where an earlier --persist brings its own back."""
+    unit = host.read_text(apply.UNIT_FILE) or ""
+    if not unit.startswith(apply.MARKER):
+        return
+    try:
+        same = unit == apply.unit(program(host), chosen.label)
+    except ValueError:
+        same = False
+    if not same or host.read_bytes(apply.CONFIG_FILE) != chosen.data:
+        yield f"{apply.UNIT} still applies an earlier layout at each boot: add --persist to have this one"
+
+
+def _devices(done: Done) -> tuple[tuple[Device, ...], tuple[Device, ...]]:
+    old = tuple(one for gpu in done.before for one in devices_of(gpu.instances))
+    uuids = {gpu.uuid for gpu in done.before}
+    now = tuple(one for gpu in done.after.gpus if gpu.uuid in uuids for one in devices_of(gpu.instances))
+    return old, now
+
+
+def _told(done: Done) -> Iterator[Block]:
+    label = done.plan.label
+    if not done.changed:
+        yield Text(f"{label}: unchanged", Style.GOOD)
+        return
+    old, _ = _devices(done)
+    known = {one.uuid for one in old}
+    before = {gpu.uuid: gpu for gpu in done.before}
+    for gpu in done.after.gpus:
+        if gpu.uuid not in before:
+            continue
+        mode = f"MIG {'on' if gpu.current else 'off'}"
+        waits = f", {'on' if gpu.pending else 'off'} after a reset or a reboot" if gpu.mode_pending else ""
+        yield Text(f"GPU {gpu.index}  {gpu.name}  {mode}{waits}", Style.HEADING)
+        for one in devices_of(gpu.instances):
+            mark = "" if one.uuid in known else "  new"
+            yield Text(f"  {one.profile} at {one.at}  {one.uuid}{mark}", Style.GOOD if mark else Style.PLAIN)
+    if done.cdi:
+        yield Text(f"CDI: {done.cdi}")
+    yield Text(f"{label} applied", Style.GOOD)
+
 
 __all__ = ["Access", "Options", "run"]
 
@@ -58,14 +315,10 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     """
     if options.persist and options.mode_only:
         raise UsageError("--persist applies a whole layout at boot", hint="leave --mode-only out")
-    if options.watch and not options.dry_run:
-        from gpunode.commands.mig_watch import watch
-
-        return watch(host, options)
     kept = options.labels or node_labels.in_pod(host)
     labels = MigLabels(host, options.access, options.node, progress, kept)
     if options.dry_run:
-        chosen = mig_wanted.choose(options.config_file, options.label, labels.asked)
+        chosen = mig_plan.choose(options.config_file, options.label, labels.asked)
         return _dry_run(host, options, chosen, progress)
     return once(host, options, labels, progress)
 
@@ -79,17 +332,17 @@ def once(
 ) -> Result:
     """Apply, and tell it by these labels; see `run`. `shielded` lets signals wait."""
     require(host)
-    left = unfinished.load(host)
-    if left is not None and left.drained.again and not unfinished.lives(host, left):
-        progress.note(f"{mig_half_way.begun(left)} has left stopped: {', '.join(left.drained.names)}")
+    left = apply.load_unfinished(host)
+    if left is not None and left.drained.again and not apply.lives(host, left):
+        progress.note(f"{mig_plan.begun(left)} has left stopped: {', '.join(left.drained.names)}")
     with labels.refusals(options.label):
-        chosen = mig_wanted.choose(options.config_file, options.label, labels.asked)
+        chosen = mig_plan.choose(options.config_file, options.label, labels.asked)
         labels.begin(chosen.label)
         if options.persist:
-            mig_after.refuse_persist(host, chosen)
+            refuse_persist(host, chosen)
         with host.lock(lock_path(host), LOCK_SECONDS):
             done = _Run(host, options, chosen, labels, progress, shielded).done()
-    return mig_after.finish(host, chosen, done, options.persist, progress)
+    return finish(host, chosen, done, options.persist, progress)
 
 
 def require(host: Host) -> None:
@@ -102,7 +355,7 @@ def require(host: Host) -> None:
         raise PreconditionError("changing MIG needs root", hint="run it again with sudo")
 
 
-def _again(options: Options, chosen: mig_wanted.Chosen) -> tuple[str, ...]:
+def _again(options: Options, chosen: mig_plan.Chosen) -> tuple[str, ...]:
     """The words that go on with this run, should it be killed."""
     file = options.config_file if options.config_file == "-" else str(Path(options.config_file).absolute())
     access = options.access
@@ -121,21 +374,21 @@ def _again(options: Options, chosen: mig_wanted.Chosen) -> tuple[str, ...]:
     )
 
 
-def _dry_run(host: Host, options: Options, chosen: mig_wanted.Chosen, progress: Progress) -> Result:
-    found, busy = mig_wanted.look_and_plan(host, chosen, progress, mode_only=options.mode_only)
-    notes = (*mig_half_way.told(host, found.layouts), *found.notes)
-    notes += mig_wanted.remarks(host, found.plans) if found.changes else ()
-    plan = mig_show.data_of(chosen.path, chosen.label, found, busy)
+def _dry_run(host: Host, options: Options, chosen: mig_plan.Chosen, progress: Progress) -> Result:
+    found, busy = mig_plan.look_and_plan(host, chosen, progress, mode_only=options.mode_only)
+    notes = (*mig_plan.told(host, found.layouts), *found.notes)
+    notes += mig_plan.remarks(host, found.plans) if found.changes else ()
+    plan = mig_plan.data_of(chosen.path, chosen.label, found, busy)
     shown: list[Block] = [
-        *mig_show.blocks(plan, busy),
+        *mig_plan.blocks(plan, busy),
         *(Text(f"would stop {word}") for word in options.drain),
     ]
-    left = unfinished.load(host) if host.is_root else None
-    if left is not None and not unfinished.lives(host, left):
+    left = apply.load_unfinished(host) if host.is_root else None
+    if left is not None and not apply.lives(host, left):
         shown += [Text(f"would start {name} again") for name in replace(left.drained, pids=()).names]
-    data = mig_after.MigApplication(plan, applied=False, dry_run=True)
+    data = MigApplication(plan, applied=False, dry_run=True)
     if options.persist:
-        shown += mig_after.persist_preview(host, chosen)
+        shown += persist_preview(host, chosen)
     return Result(KIND, data, messages=notes, blocks=tuple(shown))
 
 
@@ -146,7 +399,7 @@ class _Run:
         self,
         host: Host,
         options: Options,
-        chosen: mig_wanted.Chosen,
+        chosen: mig_plan.Chosen,
         labels: MigLabels,
         progress: Progress,
         shielded: Callable[[], AbstractContextManager[None]],
@@ -157,11 +410,11 @@ class _Run:
         self._tools = Tools(
             open=lambda: MigSession(host), reset=self._reset, uninterrupted=shielded, tell=progress.step
         )
-        self._keeper = unfinished.Keeper(host, _again(options, chosen))
+        self._keeper = apply.Keeper(host, _again(options, chosen))
         self._rests = bool(self._keeper.drained.again)  # and is to be started again at the end
         self._still = Drained()
 
-    def done(self) -> mig_after.Done:
+    def done(self) -> Done:
         """Plan and carry out; what was stopped for it, or by a run that was killed, is brought back in any
         case."""
         failed = True
@@ -172,50 +425,50 @@ class _Run:
             with self._tools.uninterrupted():
                 self._bring_back()
                 try:
-                    half = self._host.exists(snapshot.path_of(self._host))
+                    half = self._host.exists(apply.snapshot_path(self._host))
                     self._keeper.end(self._still, half=half, failed=failed)
                 except GpunodeError as error:
                     self._progress.note(f"what this run had stopped can't be noted down: {error.message}")
         return done
 
-    def _done(self) -> mig_after.Done:
+    def _done(self) -> Done:
         found, busy = self._plan()
         notes = found.notes
         if not found.changes:
-            snapshot.end(self._host, found.left.unasked)
+            apply.end(self._host, found.left.unasked)
             self._bring_back()
             self._labels.tell(self._state(found.layouts))
             return self._outcome(found, found.layouts, notes, changed=False)
-        notes = (*notes, *mig_wanted.remarks(self._host, found.plans))
+        notes = (*notes, *mig_plan.remarks(self._host, found.plans))
         self._refuse(found, busy if not self._options.drain else ())
         with self._drained(busy) as drained:
             if self._options.drain:
                 found, busy = self._plan()
                 self._refuse(found, busy)
-            with self._room.made(mig_wanted.takes_reset(found.plans)):
+            with self._room.made(mig_plan.takes_reset(found.plans)):
                 after = self._change(found)
-                made = mig_after.settle(self._host, self._progress)
+                made = settle(self._host, self._progress)
         self._labels.tell(node_labels.FAILED if made.errors else self._state(after))
         outcome = self._outcome(found, after, (*notes, *made.notes), changed=True)
         return replace(outcome, drained=drained.names, cdi=made.cdi, errors=made.errors)
 
     def _state(self, layouts: Layouts) -> str:
         """With --mode-only the instances may still be missing, and a mode may wait for a reboot."""
-        return node_labels.SUCCESS if mig_wanted.holds(self._chosen, layouts) else node_labels.PENDING
+        return node_labels.SUCCESS if mig_plan.holds(self._chosen, layouts) else node_labels.PENDING
 
     def _outcome(
-        self, found: mig_wanted.Planned, after: Layouts, notes: Sequence[str], *, changed: bool
-    ) -> mig_after.Done:
-        plan = mig_show.data_of(self._chosen.path, self._chosen.label, found, ())
+        self, found: mig_plan.Planned, after: Layouts, notes: Sequence[str], *, changed: bool
+    ) -> Done:
+        plan = mig_plan.data_of(self._chosen.path, self._chosen.label, found, ())
         before = tuple(one.gpu for one in found.plans)
-        return mig_after.Done(plan, before, after, changed, tuple(notes))
+        return Done(plan, before, after, changed, tuple(notes))
 
-    def _plan(self) -> tuple[mig_wanted.Planned, tuple[Obstacle, ...]]:
-        return mig_wanted.look_and_plan(
+    def _plan(self) -> tuple[mig_plan.Planned, tuple[Obstacle, ...]]:
+        return mig_plan.look_and_plan(
             self._host, self._chosen, self._progress, mode_only=self._options.mode_only
         )
 
-    def _refuse(self, found: mig_wanted.Planned, busy: Sequence[Obstacle]) -> None:
+    def _refuse(self, found: mig_plan.Planned, busy: Sequence[Obstacle]) -> None:
         if busy:
             raise InUse(busy)
         waits = [one.gpu.index for one in found.plans if one.changes_mode and one.reset == "needed"]
@@ -245,14 +498,14 @@ class _Run:
                 for trouble in troubles:
                     self._progress.note(trouble)
 
-    def _change(self, found: mig_wanted.Planned) -> Layouts:
+    def _change(self, found: mig_plan.Planned) -> Layouts:
         half = {gpu.uuid: gpu for gpu in found.left.half}
         plans = tuple(one for one in found.plans if one in found.steps or one.gpu.uuid in half)
         before = tuple(half.get(one.gpu.uuid, one.gpu) for one in plans)
         self._labels.tell(node_labels.PENDING)
         self._keeper.begin()
         try:
-            snapshot.save(self._host, before, plans, found.left)
+            apply.save(self._host, before, plans, found.left)
             after = carry_out(
                 self._tools,
                 plans,
@@ -263,9 +516,9 @@ class _Run:
         except BaseException as error:
             with self._tools.uninterrupted():
                 if not isinstance(error, HalfDone):
-                    snapshot.end(self._host, found.left.unasked)
+                    apply.end(self._host, found.left.unasked)
                 self._labels.tell(node_labels.FAILED, softly=True)
-                made = mig_after.settle(self._host, self._progress)
+                made = settle(self._host, self._progress)
                 for note in (*made.notes, *(one.message for one in made.errors)):
                     self._progress.note(note)
                 if not isinstance(error, GpunodeError):
@@ -274,7 +527,7 @@ class _Run:
                     names = ", ".join(f"GPU {gpu.index}" for gpu in half.values())
                     self._progress.note(f"{names}: as before the earlier run that didn't come to its end")
             raise
-        snapshot.end(self._host, found.left.unasked)
+        apply.end(self._host, found.left.unasked)
         return after
 
     def _reset(self, gpus: Sequence[GpuLayout]) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gpunode.commands import mig_wanted
-from gpunode.dataclass import dataclass
+from dataclasses import dataclass
+
+from gpunode.commands import mig_plan
 from gpunode.errors import UsageError
 from gpunode.gpu.mig import read_layouts
 from gpunode.host import Host
-from gpunode.mig.compare import difference, empty_instances
-from gpunode.mig.wishes import wishes
-from gpunode.result import ErrorInfo, ExitCode, Progress, Result, Style, Text
+from gpunode.mig.config import difference, empty_instances, wishes
+from gpunode.output.result import ErrorInfo, ExitCode, Progress, Result, Style, Text
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         raise UsageError("--mode-only and --valid-config exclude each other", hint="give one of them")
     if options.valid_config and not options.label:
         return _whole_file(options)
-    chosen = mig_wanted.choose(options.config_file, options.label)
+    chosen = mig_plan.choose(options.config_file, options.label)
     if options.valid_config:
         return _result(options, MigAssertion(chosen.path, chosen.label, "file", holds=True), ())
     with progress.step("reading the layouts"):
@@ -67,7 +67,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 
 def _whole_file(options: Options) -> Result:
     """Without a label the file is judged, and a file with several is as good as one that has one."""
-    _, config = mig_wanted.read(options.config_file)
+    _, config = mig_plan.read(options.config_file)
     text = Text(f"{config.path} is valid: {', '.join(config.labels)}", Style.GOOD)
     return Result("MigAssertion", MigAssertion(config.path, "", "file", holds=True), blocks=(text,))
 

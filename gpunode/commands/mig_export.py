@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from gpunode.commands.mig_list import exit_code, look, unreadable
-from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, UsageError
+from gpunode.gpu.mig_model import Layouts
 from gpunode.host import Host
-from gpunode.mig.export import as_json, as_yaml, export
-from gpunode.mig.layout import Layouts
-from gpunode.result import Progress, Result, Style, Text
+from gpunode.mig.config import as_json, as_yaml, export
+from gpunode.output.result import Progress, Result, Style, Text
 
 FORMATS = ("yaml", "json")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # it may become a node label's value

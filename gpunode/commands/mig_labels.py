@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpunode.errors import GpunodeError, PreconditionError
-from gpunode.facts.mig_layout import manager
+from gpunode.facts.mig import manager
 from gpunode.facts.node import Node
 from gpunode.host import Host
 from gpunode.kubernetes.access import Access
 from gpunode.mig import node_labels
 from gpunode.mig.node_labels import FAILED, PENDING, NodeLabels
-from gpunode.result import Progress
+from gpunode.output.result import Progress
 
 
 class BesideAnother(PreconditionError):

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from gpunode.commands import mig_half_way
-from gpunode.dataclass import dataclass
+from gpunode.commands import mig_plan
 from gpunode.gpu.mig import read_layouts
+from gpunode.gpu.mig_model import GpuInstance, GpuLayout, Layouts, Profile
 from gpunode.host import Host
-from gpunode.mig.layout import GpuInstance, GpuLayout, Layouts, Profile
-from gpunode.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text, plain
+from gpunode.output.result import (
+    Block,
+    Cell,
+    ErrorInfo,
+    ExitCode,
+    Progress,
+    Result,
+    Style,
+    Table,
+    Text,
+    plain,
+)
 
 _INSTANCES = ("  GI", "CI", "PROFILE", "SLOTS", "MEMORY", "UUID")
 _PROFILES = ("  PROFILE", "ID", "MEMORY", "SMS", "MAX", "FREE", "STARTS:SIZE", "PARTS")
@@ -34,7 +45,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     heading = Text(f"driver {layouts.driver_version}", Style.HEADING)
     blocks = (heading, *shown) if layouts.gpus else (heading, Text("NVML lists no GPU.", Style.WARN))
     errors = tuple(unreadable(layouts, placements=options.profiles))
-    left = mig_half_way.told(host, layouts)
+    left = mig_plan.told(host, layouts)
     if not errors:
         return Result("MigLayout", _data(layouts), messages=left, blocks=blocks)
     return Result("MigLayout", _data(layouts), "fail", exit_code(errors), left, errors, blocks)

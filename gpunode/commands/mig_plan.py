@@ -2,10 +2,461 @@
 
 from __future__ import annotations
 
-from gpunode.commands import mig_half_way, mig_show, mig_wanted
-from gpunode.dataclass import dataclass
+import itertools
+import os
+import shlex
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpunode.errors import ConfigError, GpunodeError, UsageError
+from gpunode.facts.fabric import PROGRAM, UNIT
+from gpunode.facts.mig import keeper
+from gpunode.facts.node import Node
+from gpunode.gpu.mig import MigProcess, MigSession, read_layouts
+from gpunode.gpu.mig_model import Layouts, Placement
 from gpunode.host import Host
-from gpunode.result import Progress, Result, Style, Text
+from gpunode.mig import apply
+from gpunode.mig.config import Entry, MigConfig, Wishes, difference, parse, wishes
+from gpunode.mig.placement import summary
+from gpunode.mig.plan import Device, GpuPlan, Step, plan, put_back
+from gpunode.mig.users import Obstacle, clients, obstacles, untold
+from gpunode.output.result import Block, Cell, Progress, Result, Style, Table, Text
+
+# What `mig plan`, `apply` and `assert` share: the configuration, the GPUs, the plan, who is in the way.
+
+_MAX_BYTES = 1 << 20
+_THE_NODES = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A label of a configuration file, and the file's bytes."""
+
+    path: str
+    label: str
+    entries: tuple[Entry, ...]
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What is there, what becomes of each GPU that the configuration names, and what to tell.
+
+    `left` is what earlier runs left half-way: those GPUs count as what they were before, and get that back
+    where the configuration doesn't name them.
+    """
+
+    layouts: Layouts
+    plans: tuple[GpuPlan, ...]
+    notes: tuple[str, ...] = ()
+    left: apply.Left = field(default_factory=apply.Left)
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is to be done."""
+        return bool(self.steps)
+
+    @property
+    def steps(self) -> tuple[GpuPlan, ...]:
+        """The plans with something to do."""
+        return tuple(one for one in self.plans if one.steps or one.target is None)
+
+
+def choose(path: str, label: str, asked: Callable[[], str] = str) -> Chosen:
+    """Read the file (``-``: standard input) of this machine and select a label; errors name what is wrong.
+    `asked` says which, where none was given and there are several."""
+    data, config = read(path)
+    selected, entries = config.select(label or (asked() if len(config.labels) > 1 else ""))
+    return Chosen(config.path, selected, entries, data)
+
+
+def read(path: str) -> tuple[bytes, MigConfig]:
+    """The file's bytes and all its configurations; errors as `choose` has them."""
+    if not path:
+        raise UsageError("no configuration file was given", hint="name it: --config-file FILE")
+    data = _read(path)
+    return data, parse(data, "standard input" if path == "-" else path)
+
+
+def _read(path: str) -> bytes:
+    if path == "-":
+        import sys
+
+        return sys.stdin.buffer.read(_MAX_BYTES)
+    place = str(Path(path).absolute())
+    found = Host(Path("/")).read_bytes(place)
+    if found is None:
+        raise ConfigError(f"{path} is not there", hint="name a file in mig-parted's form: --config-file FILE")
+    return found
+
+
+def planned(host: Host, chosen: Chosen, layouts: Layouts, *, mode_only: bool = False) -> Planned:
+    """The plan for these layouts. `CannotBe` for what can't be had here."""
+    wanted = wishes(chosen.path, chosen.label, chosen.entries, layouts)
+    plans = plan(chosen.path, wanted.all, mode_only=mode_only)
+    left = apply.left(apply.load_snapshot(host), layouts) if host.is_root else apply.Left()
+    others = tuple(_put_back(layouts, wanted, left))
+    back = {one.gpu.index for one in others}
+    notes = [
+        f"GPU {gpu.index} is in no entry of {chosen.label!r} and stays as it is"
+        for gpu in wanted.unnamed
+        if gpu.index not in back
+    ]
+    ordered = sorted((*plans, *others), key=lambda one: one.gpu.index)
+    return Planned(layouts, tuple(ordered), (*_told(left, back), *wanted.notes, *notes), left)
+
+
+def _put_back(layouts: Layouts, wanted: Wishes, left: apply.Left) -> Iterator[GpuPlan]:
+    """Plans for GPUs that an earlier run left half-way and this one doesn't name."""
+    named = {wish.gpu.uuid for wish in wanted.all}
+    for gpu in left.half:
+        now = layouts.gpu(gpu.uuid)
+        if now is not None and gpu.uuid not in named:
+            yield put_back(now, gpu)
+
+
+def _told(left: apply.Left, back: Collection[int]) -> Iterator[str]:
+    begun = "an earlier run of mig apply didn't come to its end"
+    for gpu in left.half:
+        then = "gets its former layout back" if gpu.index in back else "is planned from what is there"
+        yield f"{begun}: GPU {gpu.index} {then}"
+    for gpu in left.changed:
+        yield f"{begun}, but GPU {gpu.index} has been cut otherwise since: it counts as it is"
+    for gpu in left.unasked:
+        cut = summary(gpu.devices()) or ("no MIG device" if gpu.current else "MIG off")
+        yield f"{begun}, and GPU {gpu.index} can't be asked now; it had {cut}"
+
+
+def holds(chosen: Chosen, layouts: Layouts) -> bool:
+    """Whether these layouts are all that the configuration says, and not only its modes."""
+    try:
+        wanted = wishes(chosen.path, chosen.label, chosen.entries, layouts).all
+    except GpunodeError:
+        return False
+    return not any(one.gpu.mode_pending or difference(one) for one in wanted)
+
+
+def look(host: Host) -> tuple[Layouts, dict[str, tuple[MigProcess, ...]]]:
+    """The layouts, and what NVML says runs on each GPU; a recorded machine tells no processes."""
+    if not host.live:
+        return read_layouts(host), {}
+    with MigSession(host) as session:
+        layouts = session.layouts()
+        able = [gpu.uuid for gpu in layouts.gpus if gpu.uuid and not gpu.error and gpu.capable]
+        return layouts, {uuid: session.processes(uuid) for uuid in able}
+
+
+def in_the_way(
+    host: Host, plans: Sequence[GpuPlan], processes: Mapping[str, Sequence[MigProcess]]
+) -> tuple[Obstacle, ...]:
+    """Who must end first. To be asked while no NVML of ours is open."""
+    node = Node(host)
+    ours = {os.getpid(), os.getppid(), *clients(host, node.processes).all}
+    return obstacles(node, plans, processes, frozenset(ours))
+
+
+def look_and_plan(
+    host: Host, chosen: Chosen, progress: Progress, *, mode_only: bool = False
+) -> tuple[Planned, tuple[Obstacle, ...]]:
+    """The plan for the layouts of this moment, and who is in its way; nobody where nothing is to be done."""
+    with progress.step("reading the layouts"):
+        layouts, processes = look(host)
+    found = planned(host, chosen, layouts, mode_only=mode_only)
+    return found, in_the_way(host, found.plans, processes) if found.changes else ()
+
+
+def remarks(host: Host, plans: Sequence[GpuPlan]) -> tuple[str, ...]:
+    """What may cross a plan that changes something: who else cuts GPUs here, and a board with NVSwitches."""
+    node = Node(host)
+    found = []
+    hooks = host.environ.get("MIG_PARTED_HOOKS_FILE")
+    if hooks:
+        found.append(f"the hooks of {hooks} aren't run: name what must stop meanwhile with --drain")
+    other = keeper(node)
+    if other.startswith("process "):
+        found.append(f"{other}, cuts GPUs on this node as well, and may do it again")
+    found += _beside(node, plans)
+    resets = takes_reset(plans)
+    services = clients(host, node.processes).services if resets else ()
+    if services:
+        found.append(f"gpunode's own process {', '.join(map(str, services))} closes NVML meanwhile")
+    if resets and _switched(node) and PROGRAM not in {process.name for process in node.processes}:
+        found.append(
+            "these GPUs are linked by NVSwitches and the fabric manager doesn't run: without it a GPU is only"
+            f" reset together with all others (start it: systemctl start {UNIT})"
+        )
+    return tuple(found)
+
+
+def _beside(node: Node, plans: Sequence[GpuPlan]) -> Iterator[str]:
+    """Other plugins, and what can't be known of pods."""
+    from gpunode.mig.node_labels import in_pod
+
+    for one in node.plugin_processes:
+        if one.name != "gpunode":
+            yield f"{one.name} (process {one.process.pid}) sees a new layout only when it is started anew"
+    pods = untold(node, plans)
+    if pods:
+        yield pods
+    if in_pod(node.host) and node.host.readlink("/proc/self/ns/pid") != _THE_NODES:
+        yield "this pod sees its own processes alone, not who uses the GPUs: it needs hostPID: true"
+
+
+def takes_reset(plans: Sequence[GpuPlan]) -> bool:
+    """Whether one of the modes that are switched may take a reset."""
+    return any(plan.changes_mode and plan.reset != "none" for plan in plans)
+
+
+def _switched(node: Node) -> bool:
+    try:
+        return bool(node.switches)
+    except GpunodeError:
+        return False  # only root may read what tells it
+
+
+# How a MIG plan looks: today beside wanted, slot by slot, the steps, and who is in the way.
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A GPU instance, there or wanted: profile, memory slots, MIG devices; `gi` if it is there."""
+
+    profile: str
+    placement: Placement
+    devices: tuple[str, ...]
+    gi: int | None = None
+
+
+@dataclass(frozen=True)
+class PlannedGpu:
+    """One GPU in `data`. `mode` are on and off, today and as wanted; `reset` is none, needed or unknown.
+
+    `wanted` is null where the driver tells its profiles only once MIG is on.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    pci: str
+    mode: tuple[str, str]
+    reset: str
+    today: tuple[Piece, ...]
+    wanted: tuple[Piece, ...] | None
+    steps: tuple[Step, ...]
+    lost: tuple[Device, ...]
+    kept: tuple[Device, ...]
+
+
+@dataclass(frozen=True)
+class MigPlan:
+    """`data` of kind MigPlan."""
+
+    config: str
+    label: str
+    changes: bool
+    gpus: tuple[PlannedGpu, ...]
+    obstacles: tuple[dict[str, object], ...]
+
+
+def data_of(config: str, label: str, found: Planned, busy: Sequence[Obstacle]) -> MigPlan:
+    """The plan for programs."""
+    told = tuple(
+        {
+            "kind": one.kind,
+            "gpu": one.gpu,
+            "what": one.what,
+            "name": one.name,
+            "pid": one.pid,
+            "container": one.container,
+            "pod": one.pod,
+            "unit": one.unit,
+            "drain": one.drain,
+        }
+        for one in busy
+    )
+    return MigPlan(config, label, found.changes, tuple(_gpu(one) for one in found.plans), told)
+
+
+def _gpu(plan: GpuPlan) -> PlannedGpu:
+    gpu = plan.gpu
+    wanted = None
+    if plan.target is not None:
+        wanted = tuple(
+            Piece(t.name, t.placement, t.devices, t.kept.id if t.kept is not None else None)
+            for t in plan.target
+        )
+    return PlannedGpu(
+        gpu.index,
+        gpu.uuid,
+        gpu.name,
+        gpu.pci,
+        (_mode(gpu.current), _mode(plan.wish.enabled)),
+        plan.reset,
+        _today(plan),
+        wanted,
+        plan.steps,
+        plan.lost,
+        plan.kept,
+    )
+
+
+def _mode(on: bool) -> str:
+    return "on" if on else "off"
+
+
+def _today(plan: GpuPlan) -> tuple[Piece, ...]:
+    return tuple(
+        Piece(gi.name, gi.placement, tuple(gi.device_name(ci) for ci in gi.compute), gi.id)
+        for gi in sorted(plan.gpu.instances, key=lambda one: one.placement.start)
+    )
+
+
+def blocks(data: MigPlan, busy: Sequence[Obstacle]) -> Iterator[Block]:
+    """The plan for people. GPUs with the same plan are told of together."""
+    groups: dict[tuple[object, ...], list[PlannedGpu]] = {}
+    for gpu in data.gpus:
+        key = (gpu.name, gpu.mode, gpu.reset, _shape(gpu.today), _shape(gpu.wanted or ()), lines(gpu.steps))
+        groups.setdefault((*key, gpu.wanted is None), []).append(gpu)
+    for members in groups.values():
+        yield from _group(members)
+    if busy:
+        yield Text("In the way:", Style.BAD)
+        yield from (Text(f"  {one.text}", Style.WARN) for one in busy)
+
+
+def _shape(pieces: Sequence[Piece]) -> tuple[object, ...]:
+    return tuple((one.profile, str(one.placement), one.devices, one.gi is None) for one in pieces)
+
+
+def _group(members: Sequence[PlannedGpu]) -> Iterator[Block]:
+    first = members[0]
+    numbers = ", ".join(str(one.index) for one in members)
+    title = f"GPU{'s' if len(members) > 1 else ''} {numbers}  {first.name}"
+    today, wanted = first.mode
+    if today != wanted:
+        title += f"  MIG {today} -> {wanted}"
+    if not any(one.steps for one in members) and first.wanted is not None:
+        yield Text(f"{title}: unchanged", Style.GOOD)
+        return
+    yield Text(title, Style.HEADING)
+    if first.wanted is None:
+        yield Text("  the driver tells the profiles only once MIG is on: places are chosen then", Style.WARN)
+    elif first.today or first.wanted:
+        yield Table(("SLOTS", "TODAY", "WANTED", ""), tuple(_rows(first)))
+    for gpu in members:
+        name = f"GPU {gpu.index}" if len(members) > 1 else ""
+        for one in gpu.lost:
+            yield Text(
+                f"  {name}{': ' if name else ''}goes: {one.profile} at {one.at}  {one.uuid}", Style.WARN
+            )
+    if first.reset != "none":
+        sure = "will be reset" if first.reset == "needed" else "may have to be reset"
+        yield Text(f"  {sure}: everything that uses the GPU must end first", Style.WARN)
+    for line in lines(first.steps):
+        yield Text(f"  {line}", Style.COMMAND)
+
+
+def lines(steps: Sequence[Step]) -> tuple[str, ...]:
+    """The steps for people: what an instance holds goes and comes with it."""
+    gone = {step.gi for step in steps if step.action == "destroy-instance"}
+    made = {step.at for step in steps if step.action == "create-instance"}
+    found = []
+    for step in steps:
+        if step.action == "create-instance":
+            inner = [one.slices for one in steps if one.action == "create-compute" and one.at == step.at]
+            whole = len(inner) == 1 and step.profile.startswith(f"{inner[0]}g.")
+            parts = "" if whole else " with " + ", ".join(f"{size}c" for size in inner)
+            found.append(step.text + (parts if inner else ", empty"))
+        elif not _inside(step, gone, made):
+            found.append(step.text)
+    return tuple(found)
+
+
+def _inside(step: Step, gone: Collection[int | None], made: Collection[Placement | None]) -> bool:
+    """Whether it is part of another step: of what goes or comes as a whole."""
+    if step.action == "destroy-compute":
+        return step.gi in gone
+    return step.action == "create-compute" and step.gi is None and step.at in made
+
+
+def _rows(gpu: PlannedGpu) -> Iterator[tuple[Cell | str, ...]]:
+    """One row for each run of slots within which neither layout has a border."""
+    wanted = gpu.wanted or ()
+    edges = sorted({0} | {edge for one in (*gpu.today, *wanted) for edge in _edges(one)})
+    for start, end in itertools.pairwise(edges):
+        now, then = _at(gpu.today, start), _at(wanted, start)
+        slots = f"{start}" if end - start == 1 else f"{start}-{end - 1}"
+        yield slots, _cell(now, start), _cell(then, start), _word(now, then, start)
+
+
+def _edges(piece: Piece) -> tuple[int, int]:
+    return piece.placement.start, piece.placement.end
+
+
+def _at(pieces: Sequence[Piece], slot: int) -> Piece | None:
+    return next((one for one in pieces if one.placement.start <= slot < one.placement.end), None)
+
+
+def _cell(piece: Piece | None, start: int) -> Cell | str:
+    if piece is None:
+        return Cell("-", Style.DIM)
+    if piece.placement.start != start:
+        return Cell('"', Style.DIM)
+    names = sorted(set(piece.devices))
+    if names == [piece.profile]:
+        return piece.profile
+    parts = ", ".join(f"{piece.devices.count(name)} x {name}" for name in names) or "no compute instance"
+    return f"{piece.profile} ({parts})"
+
+
+def _word(now: Piece | None, then: Piece | None, start: int) -> Cell | str:
+    if then is not None and then.gi is not None:
+        same = now is not None and sorted(now.devices) == sorted(then.devices)
+        return Cell("stays" if same else "changes within", Style.GOOD if same else Style.WARN)
+    if then is not None:
+        return Cell("new", Style.GOOD) if now is None else Cell("replaced", Style.WARN)
+    return Cell("goes", Style.WARN) if now is not None else ""
+
+
+# What a run of `mig apply` that was killed has left, in one line.
+
+
+def told(host: Host, layouts: Layouts) -> tuple[str, ...]:
+    """Since when, what it had stopped, which GPUs it left between two layouts, and the command that goes on.
+
+    Nothing while that run works, or where nothing of it stands any more. Only root may know.
+    """
+    if not host.is_root:
+        return ()
+    run = apply.load_unfinished(host)
+    if run is not None and apply.lives(host, run):
+        return ()
+    left = apply.left(apply.load_snapshot(host), layouts)
+    parts = list(_stopped(run) if run is not None else ())
+    if left.half:
+        numbers = ", ".join(str(gpu.index) for gpu in left.half)
+        parts.append(f"GPU {numbers} {'is' if len(left.half) == 1 else 'are'} half-way")
+    if not parts:
+        return ()
+    if run is None:
+        return (f"a run of mig apply was left half-way: {'; '.join(parts)}; go on with gpunode mig apply",)
+    command = shlex.join(("gpunode", *run.command))
+    return (f"{begun(run)} was left half-way: {'; '.join(parts)}; go on: {command}",)
+
+
+def begun(run: apply.Run) -> str:
+    """A run, by when it began."""
+    return f"a run of mig apply begun at {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(run.since))}"
+
+
+def _stopped(run: apply.Run) -> tuple[str, ...]:
+    if not run.drained.again:
+        return ()
+    ended = [f"process {pid}" for pid in run.drained.pids]
+    names = [name for name in run.drained.names if not name.isdigit()]
+    return (f"it had stopped {', '.join([*names, *ended])}",)
 
 
 @dataclass(frozen=True)
@@ -22,14 +473,14 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 
     `InvalidMigConfig` for the file, `CannotBe` if this node can't have it, `MigError` if NVML doesn't tell.
     """
-    chosen = mig_wanted.choose(options.config_file, options.label)
-    found, busy = mig_wanted.look_and_plan(host, chosen, progress, mode_only=options.mode_only)
-    notes = (*mig_half_way.told(host, found.layouts), *found.notes)
-    notes += mig_wanted.remarks(host, found.plans) if found.changes else ()
+    chosen = choose(options.config_file, options.label)
+    found, busy = look_and_plan(host, chosen, progress, mode_only=options.mode_only)
+    notes = (*told(host, found.layouts), *found.notes)
+    notes += remarks(host, found.plans) if found.changes else ()
     if found.changes and host.live and not host.is_root:
         notes = (*notes, "only root sees everybody's open files: there may be more in the way")
-    data = mig_show.data_of(chosen.path, chosen.label, found, busy)
-    shown = list(mig_show.blocks(data, busy))
+    data = data_of(chosen.path, chosen.label, found, busy)
+    shown = list(blocks(data, busy))
     if found.changes:
         stop = "".join(f" --drain {word}" for word in dict.fromkeys(one.drain for one in busy if one.drain))
         shown.append(

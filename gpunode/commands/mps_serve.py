@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from gpunode.commands.plugin_options import sources
 from gpunode.commands.plugin_serve import refused, until_signal
-from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
+from gpunode.output.result import Progress, Result, Text
 from gpunode.plugin.config.watch import Hangup
-from gpunode.result import Progress, Result, Text
 
 if TYPE_CHECKING:
     from gpunode.gpu.model import Inventory
     from gpunode.plugin.config.resolve import Sources
+    from gpunode.plugin.config.settings import Settings
     from gpunode.plugin.logfmt import Log
     from gpunode.plugin.model import Plan
-    from gpunode.plugin.settings import Settings
 
 _POLL_SECONDS = 0.25
 _SOON_SECONDS = 2.0  # while there is no driver yet
@@ -43,7 +43,7 @@ def run(host: Host, options: Options, progress: Progress, stop: Event | None = N
     """
     from gpunode.plugin.logfmt import LogfmtLog
     from gpunode.plugin.mps.supervisor import Supervisor
-    from gpunode.plugin.systemd import Systemd
+    from gpunode.plugin.service import Systemd
 
     if not host.live:
         raise PreconditionError(
@@ -135,9 +135,9 @@ class _Node:
 
     def _look(self) -> None:
         from gpunode.errors import GpunodeError
-        from gpunode.gpu.isolated import probe
-        from gpunode.plugin.nvidia.library import nvml_library
-        from gpunode.plugin.remember import remembered
+        from gpunode.gpu.probe import probe
+        from gpunode.plugin.model import remembered
+        from gpunode.plugin.nvidia.platform import nvml_library
 
         library = nvml_library(self._host, self._settings)
         seen = probe(self._host, self._settings.probe_seconds, library=library)

@@ -7,6 +7,7 @@ doesn't know and copies it to allocatable when it next looks; a registered devic
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
 from gpunode.commands.node_change import (
     KIND,
@@ -20,13 +21,11 @@ from gpunode.commands.node_change import (
     place,
     told,
 )
-from gpunode.dataclass import dataclass, replace
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.kubernetes.api import FIELD_MANAGER, ClusterError, Json, Patch
-from gpunode.kubernetes.change import patiently
-from gpunode.kubernetes.patches import capacity_patch, strings, whole, writer_of
-from gpunode.result import Block, ErrorInfo, ExitCode, Progress, Result, Style, Text
+from gpunode.kubernetes.changes import capacity_patch, patiently, strings, whole, writer_of
+from gpunode.output.result import Block, ErrorInfo, ExitCode, Progress, Result, Style, Text
 
 AUTO = "auto"
 _NO_DEVICE = (
@@ -153,7 +152,7 @@ def _count(host: Host, options: Options, at: Place, progress: Progress) -> int:
 def _nvidia(host: Host, progress: Progress) -> int:
     """GPUs that aren't cut into MIG devices and that NVML can describe."""
     from gpunode.commands.gpus import explain_failure
-    from gpunode.gpu.isolated import probe
+    from gpunode.gpu.probe import probe
 
     with progress.step("asking NVML"):
         answer = probe(host)

@@ -6,16 +6,16 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import UsageError
 from gpunode.host import Host
-from gpunode.kubernetes import change, which_node
+from gpunode.kubernetes import access, changes
 from gpunode.kubernetes.access import Access, connect, node_name
 from gpunode.kubernetes.api import Cluster, Json, NotFound, Patch
-from gpunode.kubernetes.change import Changed
-from gpunode.result import Block, Progress, Style, Text
+from gpunode.kubernetes.changes import Changed
+from gpunode.output.result import Block, Progress, Style, Text
 
 __all__ = ["KIND", "Access", "KeyChange", "NodeChange", "Place", "Target", "blocks", "carry_out"]
 __all__ += ["checked_key", "checked_value", "place", "told"]
@@ -95,15 +95,15 @@ def carry_out(
         try:
             return cluster.get_node(at.node)
         except NotFound as error:
-            error.hint = which_node.hint(host, cluster, at.source)
+            error.hint = access.hint(host, cluster, at.source)
             raise
 
     with progress.step(f"asking {cluster.server}"):
         if at.dry_run:
-            seen = change.patiently(host, progress, read)
+            seen = changes.patiently(host, progress, read)
             return Changed(seen, seen, plan(seen))
         patch = cluster.patch_node_status if status else cluster.patch_node
-        return change.change(host, progress, read, plan, lambda made: patch(at.node, made))
+        return changes.change(host, progress, read, plan, lambda made: patch(at.node, made))
 
 
 def told(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gpunode.commands.node_change import (
     KIND,
     KeyChange,
@@ -13,11 +15,10 @@ from gpunode.commands.node_change import (
     place,
     told,
 )
-from gpunode.dataclass import dataclass
 from gpunode.errors import UsageError
 from gpunode.host import Host
-from gpunode.kubernetes.patches import label_patch, labels_of
-from gpunode.result import Progress, Result
+from gpunode.kubernetes.changes import label_patch, labels_of
+from gpunode.output.result import Progress, Result
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gpunode.commands.node_change import (
     KIND,
@@ -16,12 +17,11 @@ from gpunode.commands.node_change import (
     place,
     told,
 )
-from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.kubernetes.api import Json, Patch
-from gpunode.kubernetes.patches import Taint, taint_patch, taints_of, with_taints
-from gpunode.result import Progress, Result
+from gpunode.kubernetes.changes import Taint, taint_patch, taints_of, with_taints
+from gpunode.output.result import Progress, Result
 
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 

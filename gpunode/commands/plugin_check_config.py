@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from gpunode.commands.plugin_options import OPTIONS, sources, value_text
+from gpunode.commands.plugin_options import sources, value_text
 from gpunode.commands.plugin_serve import refused
-from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.host import Host
+from gpunode.output.result import Block, Cell, Progress, Result, Style, Table, Text
+from gpunode.plugin.config.options import OPTIONS
 from gpunode.plugin.config.resolve import DEFAULT, Resolved, told
-from gpunode.result import Block, Cell, Progress, Result, Style, Table, Text
 
 if TYPE_CHECKING:
-    from gpunode.plugin.config.problems import Problem
+    from gpunode.plugin.config.settings import Settings
+    from gpunode.plugin.config.values import Problem
     from gpunode.plugin.model import Plan
-    from gpunode.plugin.settings import Settings
 
 _KIND = "PluginConfig"
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from gpunode.commands.plugin_options import sources
 from gpunode.commands.plugin_serve import refused
-from gpunode.dataclass import dataclass, field
 from gpunode.errors import ConfigError, PreconditionError, UsageError
 from gpunode.host import Host
-from gpunode.result import Block, Cell, Progress, Result, Style, Table, Text, plain
+from gpunode.output.result import Block, Cell, Progress, Result, Style, Table, Text, plain
 
 if TYPE_CHECKING:
     from gpunode.gpu.model import Inventory, Topology
+    from gpunode.plugin.config.settings import Settings
     from gpunode.plugin.model import Plan, Resource, Unit
     from gpunode.plugin.placement.explain import Explanation, Group
-    from gpunode.plugin.settings import Settings
 
 _KIND = "PlacementExplanation"
 _LEGEND = {

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gpunode.dataclass import dataclass
+from dataclasses import dataclass
+
 from gpunode.errors import ConfigError, UsageError
 from gpunode.host import Host
-from gpunode.plugin.simulate.control import Client
-from gpunode.plugin.simulate.faults import ALL, Fault, make_fault, parse_script
-from gpunode.result import Progress, Result, Text
+from gpunode.output.result import Progress, Result, Text
+from gpunode.plugin.simulate.faults import ALL, Client, Fault, make_fault, parse_script
 
 
 @dataclass(frozen=True)

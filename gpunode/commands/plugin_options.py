@@ -10,7 +10,7 @@ from gpunode.plugin.config.options import OPTIONS, Option, metavar
 if TYPE_CHECKING:
     from gpunode.host import Host
     from gpunode.plugin.config.resolve import Sources
-    from gpunode.plugin.settings import Settings
+    from gpunode.plugin.config.settings import Settings
 
 __all__ = [
     "OPTIONS",
@@ -28,7 +28,7 @@ SERVING = tuple(option for option in OPTIONS if not option.part)
 
 def default_text(option: Option) -> str:
     """The default as a person would write it, empty for none."""
-    from gpunode.plugin.settings import Settings
+    from gpunode.plugin.config.settings import Settings
 
     return value_text(option, Settings())
 

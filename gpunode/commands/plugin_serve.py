@@ -6,23 +6,24 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gpunode import __version__
-from gpunode.commands.plugin_options import OPTIONS, sources, value_text
-from gpunode.dataclass import dataclass, field
+from gpunode.commands.plugin_options import sources, value_text
 from gpunode.host import Host
+from gpunode.output.result import ExitCode, Progress, Result, Text
+from gpunode.plugin.config.options import OPTIONS
 from gpunode.plugin.config.watch import ConfigWatch, Hangup
-from gpunode.result import ExitCode, Progress, Result, Text
 
 if TYPE_CHECKING:
-    from gpunode.plugin.config.problems import Problem
     from gpunode.plugin.config.resolve import Resolved
+    from gpunode.plugin.config.settings import Settings
+    from gpunode.plugin.config.values import Problem
     from gpunode.plugin.model import Device
     from gpunode.plugin.serve import PluginService
-    from gpunode.plugin.settings import Settings
 
 _POLL_SECONDS = 0.25
 _LOOK_SECONDS = 30.0  # signals and the end of the service wake us

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, UsageError
-from gpunode.facts.yaml_tree import MAX_STREAM_BYTES, Item
+from gpunode.facts.located import MAX_STREAM_BYTES, Item
 from gpunode.host import Host
-from gpunode.plugin.config.translate import Left, Translation, WrongInput, documents
-from gpunode.result import ErrorInfo, ExitCode, Result, Style, Text
+from gpunode.output.result import ErrorInfo, ExitCode, Result, Style, Text
+from gpunode.plugin.config.gke import Left, Translation, WrongInput, documents
 
 KIND = "PluginConfigTranslation"
 _FORMS = {
@@ -56,10 +56,10 @@ def run(host: Host, source: str, file: str, name: str) -> Result:
 
 
 def _settled(source: str, found: Sequence[Item], name: str) -> tuple[Translation, str]:
-    from gpunode.plugin.config.settle import settled
+    from gpunode.plugin.config.resolve import settled
 
     if source == "gke":
-        from gpunode.plugin.config.translate_gke import translate
+        from gpunode.plugin.config.gke import translate
     else:
         from gpunode.plugin.config.translate_operator import translate
     return settled(translate(found, name))

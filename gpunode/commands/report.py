@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpunode import __version__
-from gpunode._recorder import RecordingHost
 from gpunode.commands import doctor
-from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.host import Host
-from gpunode.result import Block, Progress, Result, Style, Text
-from gpunode.support.logs import daemon_logs
-from gpunode.support.pack import described, files_of, links_of, packed
-from gpunode.support.redact import KINDS, Redaction, own_names
+from gpunode.host.bundle import daemon_logs, described, files_of, links_of, packed
+from gpunode.host.recorder import RecordingHost
+from gpunode.host.redact import KINDS, Redaction, own_names
+from gpunode.output.result import Block, Progress, Result, Style, Text
 
 FORMAT = 1
 _NAMES = ("/proc/sys/kernel/hostname", "/etc/hostname")
@@ -78,8 +77,8 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 
 def _keep_layouts(recorder: RecordingHost, progress: Progress) -> None:
     """How the GPUs are cut, where any can be: the doctor doesn't ask for the places of instances."""
-    from gpunode.gpu.isolated import probe
     from gpunode.gpu.mig import MigError, read_layouts
+    from gpunode.gpu.probe import probe
 
     heard = recorder.kept.recording.get("nvml", {})
     if not heard:  # it had no reason to ask for the GPUs at all
@@ -122,7 +121,7 @@ def _refuse_unwritable(host: Host, path: str) -> None:
 
 
 def _page(envelope: dict[str, Any]) -> dict[str, bytes]:
-    from gpunode.pages.html import page
+    from gpunode.output.html import page
 
     return {"report.html": page(envelope).encode("utf-8", "backslashreplace")}
 

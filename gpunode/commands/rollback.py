@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunode.dataclass import dataclass, replace
 from gpunode.host import Host
-from gpunode.journal import Entry, Journal, lock_path
-from gpunode.result import Block, Change, Diff, Progress, Result, Style, Text
+from gpunode.host.journal import Entry, Journal, lock_path
+from gpunode.output.result import Block, Change, Diff, Progress, Result, Style, Text
 from gpunode.runtime import find
-from gpunode.runtime.engine import Active, Engine, Plan
-from gpunode.runtime.files import change_files
-from gpunode.runtime.past import Past, past
-from gpunode.runtime.recovery import take_back
-from gpunode.runtime.report import RestartReport, RuntimeConfiguration, shown
-from gpunode.runtime.request import Request
-from gpunode.runtime.undo import Original, cdi_users
-from gpunode.runtime.workflow import LOCK_SECONDS, Intent, change
+from gpunode.runtime.apply import Past, change_files, past, take_back
+from gpunode.runtime.engine import Active, Engine, Plan, Request
+from gpunode.runtime.removal import Original, cdi_users
+from gpunode.runtime.workflow import LOCK_SECONDS, Intent, RestartReport, RuntimeConfiguration, change, shown
 
 
 @dataclass(frozen=True)

@@ -6,31 +6,142 @@ Each is a command of gpunode's own; setup_steps.py says what a step is, setup_wa
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpunode.commands import setup_checks
-from gpunode.commands.setup import doctor_before
-from gpunode.commands.setup_steps import (
-    Show,
-    State,
-    Step,
-    StepReport,
-    Walked,
-    not_shown,
-    overview,
-    walk,
+from gpunode.commands.setup import (
+    KubernetesOptions,
+    Way,
+    command_line,
+    doctor_before,
+    mended_by_configuring,
+    prepare,
 )
-from gpunode.commands.setup_way import Access, Options, Way, command_line, prepare
-from gpunode.dataclass import dataclass, replace
+from gpunode.commands.setup_steps import Show, State, Step, StepReport, Walked, not_shown, overview, walk
+from gpunode.facts.distributions import DISTRIBUTIONS
 from gpunode.facts.kubelet import find_kubelet, root_directory
 from gpunode.facts.processes import running
 from gpunode.host import Host
-from gpunode.result import Block, ErrorInfo, ExitCode, Finding, Progress, Result, Style, Text
+from gpunode.kubernetes.access import Access
+from gpunode.output.result import (
+    Block,
+    ErrorInfo,
+    ExitCode,
+    Finding,
+    FindingStatus,
+    Progress,
+    Result,
+    Style,
+    Text,
+)
 
 if TYPE_CHECKING:
-    from gpunode.commands import configure_runtime, manifests_plugin
+    from gpunode.commands import configure_runtime, manifests
+    from gpunode.kubernetes.api import Json
 
-__all__ = ["Access", "KubernetesSetup", "Options", "run"]
+
+# What `setup --kubernetes` makes of the doctor's findings, and its proofs at the end.
+
+_ENGINE_LAYERS = {"docker", "containerd", "crio", "podman"}
+_MENDED_BY = {
+    "toolkit-missing": "the step toolkit",
+    "plugin-not-registered": "the step plugin",
+    "plugin-socket-dead": "the step plugin",
+    "runtimeclass-missing": "the step runtime-class",
+}
+_RUN = "the proof, each time"
+
+
+def excuse_for(finding: Finding, engine: str, cdi: bool) -> str:
+    """Why a failed check doesn't stop the set-up; empty if it does."""
+    mended = mended_by_configuring(finding, cdi) or _MENDED_BY.get(finding.id, "")
+    if mended:
+        return mended
+    if finding.severity != "error":
+        return "pods run all the same"
+    own = "containerd" if engine in DISTRIBUTIONS else engine
+    if finding.layer in _ENGINE_LAYERS - {own}:
+        return f"not needed for {engine}"
+    return ""
+
+
+def with_reason(result: Result, excuse: Callable[[Finding], str]) -> Result:
+    """The doctor's result with the faults that stopped it as one error."""
+    if result.exit_code is ExitCode.OK:
+        return result
+    findings: tuple[Finding, ...] = result.data["findings"]
+    bad = [one for one in findings if one.status is FindingStatus.FAIL and not excuse(one)]
+    if not bad:
+        return result
+    told = "; ".join(f"{one.id}: {one.summary}" for one in bad)
+    error = ErrorInfo("doctor-failed", told, f"find out more: gpunode explain {bad[0].id}")
+    return replace(result, errors=(error,))
+
+
+def gpu_labels(node: Json) -> tuple[str, ...]:
+    """The labels of a Node by which the plugin's DaemonSet comes to it."""
+    from gpunode.kubernetes.changes import labels_of
+    from gpunode.kubernetes.manifests import PluginSet, daemon_set
+
+    pod = daemon_set(PluginSet("any"))["spec"]["template"]["spec"]
+    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    keys = [one["matchExpressions"][0]["key"] for one in terms["nodeSelectorTerms"]]
+    there = labels_of(node)
+    return tuple(key for key in keys if there.get(key) == "true")
+
+
+def node_steps(way: Way) -> tuple[Step, ...]:
+    """Without a cluster: the host and, on a live node, a container of the kubelet's engine."""
+    from gpunode.commands import verify
+
+    options, host = way.options, way.host
+    in_engine = verify.Options(
+        on=way.engine, config=options.engine.config, socket=options.engine.socket, cdi=options.engine.cdi
+    )
+    by_cdi = " --cdi" if options.engine.cdi else ""
+    first = _proof("verify-host", "gpunode verify", lambda: verify.run(host, verify.Options(), way.progress))
+    if not host.live:
+        return (first,)  # nothing can be started under --root
+    command = f"gpunode verify --on {way.engine}{by_cdi}"
+    return (first, _proof("verify-container", command, lambda: verify.run(host, in_engine, way.progress)))
+
+
+def pod_step(way: Way) -> Step:
+    """A pod on this node, through the API server."""
+    from gpunode.commands import verify_kubernetes
+
+    options = way.options
+
+    def prove() -> Result:
+        wanted = verify_kubernetes.Options(
+            image=options.test_image,
+            node=options.node,
+            resource=_resource(way.host),
+            runtime_class=verify_kubernetes.AUTO if way.handler else "",
+            access=options.access,
+        )
+        return verify_kubernetes.run(way.host, wanted, way.progress)
+
+    return _proof("verify", shlex.join(("gpunode", "verify", "--on", "kubernetes", *way.words)), prove)
+
+
+def _resource(host: Host) -> str:
+    """What the kubelet counts whole GPUs by, else the first of NVIDIA's resources that it can hand out."""
+    from gpunode.commands.setup_plugin import serving
+
+    offered = [name for name, count in serving(host).counts if count]
+    return "nvidia.com/gpu" if "nvidia.com/gpu" in offered or not offered else offered[0]
+
+
+def _proof(name: str, command: str, prove: Callable[[], Result]) -> Step:
+    def planned() -> Result:
+        return Result("Verification", None, blocks=(Text(f"would run: {command}", Style.COMMAND),))
+
+    return Step(name, command, lambda: State(_RUN), planned, prove)
+
+
+__all__ = ["Access", "KubernetesOptions", "KubernetesSetup", "run"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +155,7 @@ class KubernetesSetup:
     dry_run: bool
 
 
-def run(host: Host, options: Options, progress: Progress, show: Show = not_shown) -> Result:
+def run(host: Host, options: KubernetesOptions, progress: Progress, show: Show = not_shown) -> Result:
     """Go the way and show each step when it is done; kind KubernetesSetup. The exit code is that of the step
     that stopped it, 0 if none did.
 
@@ -101,10 +212,10 @@ def _doctor(way: Way) -> Step:
     """Nothing is set up on a node whose GPUs can't work; what a later step mends doesn't count."""
 
     def excuse(finding: Finding) -> str:
-        return setup_checks.excuse(finding, way.engine, way.options.engine.cdi)
+        return excuse_for(finding, way.engine, way.options.engine.cdi)
 
     def examine() -> Result:
-        return setup_checks.with_reason(doctor_before(way.host, excuse, way.progress), excuse)
+        return with_reason(doctor_before(way.host, excuse, way.progress), excuse)
 
     return Step("doctor", "gpunode doctor", lambda: State("no fault that this can't mend"), examine, examine)
 
@@ -174,8 +285,8 @@ def _configuring(way: Way, dry_run: bool) -> configure_runtime.Options:
 
 
 def _runtime_class(way: Way) -> Step:
-    from gpunode.commands import cluster_objects
-    from gpunode.kubernetes.manifests.cluster import runtime_class
+    from gpunode.commands import setup_steps
+    from gpunode.kubernetes.manifests import runtime_class
 
     command = "gpunode manifests runtime-class"
     wanted = (runtime_class("nvidia"),)
@@ -187,15 +298,15 @@ def _runtime_class(way: Way) -> Step:
             return State(
                 f"no API server from here; where kubectl works: {command} | kubectl apply -f -", left=True
             )
-        held = cluster_objects.look(way.host, way.cluster, wanted, way.progress)
-        cluster_objects.refuse_others(held, command)
+        held = setup_steps.look(way.host, way.cluster, wanted, way.progress)
+        setup_steps.refuse_others(held, command)
         if held[0].found is not None:
             return State("RuntimeClass nvidia is in the cluster", right=True)
         return State("RuntimeClass nvidia isn't in the cluster")
 
     def make(dry_run: bool) -> Result:
         assert way.cluster is not None  # `look` has left it
-        return cluster_objects.make(way.host, way.cluster, wanted, way.progress, dry_run=dry_run)
+        return setup_steps.make(way.host, way.cluster, wanted, way.progress, dry_run=dry_run)
 
     return Step(
         "runtime-class",
@@ -211,7 +322,7 @@ def _gpu_label(way: Way) -> Step:
     from gpunode.commands import node_label
     from gpunode.commands.node_change import Target
     from gpunode.kubernetes.access import node_name
-    from gpunode.kubernetes.manifests.cluster import present
+    from gpunode.kubernetes.manifests import present
 
     options, word = way.options, f"{present('nvidia')}=true"
 
@@ -220,7 +331,7 @@ def _gpu_label(way: Way) -> Step:
             name = options.node or way.host.environ.get("NODE_NAME") or "NAME"
             return State(f"where kubectl works: kubectl label node {name} {word}", left=True)
         name, _ = node_name(way.host, options.node, way.cluster.node)
-        found = setup_checks.gpu_labels(way.cluster.get_node(name))
+        found = gpu_labels(way.cluster.get_node(name))
         return State(f"{name} has {found[0]}", right=True) if found else State(f"{name} isn't marked as one")
 
     def label(dry_run: bool) -> Result:
@@ -231,11 +342,11 @@ def _gpu_label(way: Way) -> Step:
     return Step("node-label", command, look, lambda: label(True), lambda: label(False))
 
 
-def _manifest(way: Way) -> manifests_plugin.Options:
-    from gpunode.commands import manifests_plugin
+def _manifest(way: Way) -> manifests.PluginOptions:
+    from gpunode.commands import manifests
 
     kubelet = find_kubelet(way.host, running(way.host))
-    return manifests_plugin.Options(
+    return manifests.PluginOptions(
         image=way.options.image,
         runtime_class=way.handler,
         cdi=way.options.engine.cdi,
@@ -246,8 +357,8 @@ def _manifest(way: Way) -> manifests_plugin.Options:
 def _verify(way: Way) -> tuple[Step, ...]:
     """The proof: a pod where there is a way to the API server, else the host and the kubelet's engine."""
     if way.cluster is not None:
-        return (setup_checks.pod_step(way),)
-    return setup_checks.node_steps(way)
+        return (pod_step(way),)
+    return node_steps(way)
 
 
 # --- what is said at the end ----------------------------------------------------------------------------

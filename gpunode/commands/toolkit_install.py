@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from gpunode.commands.packages_apply import (
-    CarriedOut,
-    Job,
-    Run,
-    carry_out,
-    edits_of,
-    file_blocks,
-    require_live,
-)
-from gpunode.dataclass import dataclass
 from gpunode.errors import Unreadable, UsageError
 from gpunode.host import Host
-from gpunode.journal import Journal
-from gpunode.packages import bundle, toolkit
+from gpunode.host.journal import Journal
+from gpunode.output.result import Block, Change, Progress, Result, Style, Table, Text
+from gpunode.packages import toolkit
+from gpunode.packages.apply import CarriedOut, Job, Run, carry_out, edits_of, file_blocks, require_live
 from gpunode.packages.find import find_manager, recorded_states
-from gpunode.packages.manager import Command, FileChange, Manager, PackagesError, PackageState, Trouble
-from gpunode.packages.repository import Judged, RepositoryPlan, Wanted, plan_repository, wanted_repository
-from gpunode.packages.run import WAIT_SECONDS
-from gpunode.packages.shelves import shelf_of
+from gpunode.packages.manager import (
+    WAIT_SECONDS,
+    Command,
+    FileChange,
+    Manager,
+    PackagesError,
+    PackageState,
+    Trouble,
+)
+from gpunode.packages.repository import (
+    Judged,
+    RepositoryPlan,
+    Wanted,
+    plan_repository,
+    shelf_of,
+    wanted_repository,
+)
 from gpunode.packages.toolkit import PACKAGES, Goal, Steps
-from gpunode.result import Block, Change, Progress, Result, Style, Table, Text
-from gpunode.runtime.recovery import half_done
+from gpunode.runtime.apply import half_done
 
 KIND = "ToolkitInstallation"
 OPERATION = "toolkit-install"
@@ -85,7 +90,7 @@ class Intent:
     manager: Manager
     states: Mapping[str, PackageState]
     goal: Goal
-    files: tuple[bundle.PackageFile, ...]
+    files: tuple[toolkit.PackageFile, ...]
     repository: RepositoryPlan | None
     refresh: Command | None
     steps: Steps
@@ -189,12 +194,12 @@ def _from_directory(
     killed: bool,
 ) -> Intent:
     directory = str(Path(options.directory).absolute())
-    files = bundle.chosen(host, manager, bundle.read_directory(host, manager, directory), options.version)
+    files = toolkit.chosen(host, manager, toolkit.read_directory(host, manager, directory), options.version)
     goal = Goal(files[0].version, hold=goal.hold)
     if toolkit.settled(states, goal):
         steps = toolkit.plan(manager, states, goal, killed=killed)
         return Intent(manager, states, goal, files, None, None, steps, killed)
-    downgrade = bundle.is_downgrade(manager, states, files)
+    downgrade = toolkit.is_downgrade(manager, states, files)
     install = manager.install_files([one.path for one in files], downgrade=downgrade)
     versions = {one.name: one.version for one in files}
     steps = toolkit.around(manager, states, goal, install, versions, killed=killed)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from gpunode.commands import status_runtime
-from gpunode.commands.packages_apply import Job, Run, carry_out, edits_of, file_blocks, require_live
+from gpunode.commands import status
 from gpunode.commands.toolkit_install import OPERATION
-from gpunode.dataclass import dataclass
 from gpunode.errors import PreconditionError
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
-from gpunode.journal import OPEN_STATES, Entry, Journal, state_of
+from gpunode.host.journal import OPEN_STATES, Entry, Journal, state_of
+from gpunode.output.result import Block, Change, Progress, Result, Style, Text
+from gpunode.packages.apply import Job, Run, carry_out, edits_of, file_blocks, require_live
 from gpunode.packages.find import find_manager
-from gpunode.packages.manager import Command, FileChange, Manager, PackageState
+from gpunode.packages.manager import WAIT_SECONDS, Command, FileChange, Manager, PackageState
 from gpunode.packages.repository import SUFFIX
-from gpunode.packages.run import WAIT_SECONDS
 from gpunode.packages.toolkit import PACKAGES
-from gpunode.result import Block, Change, Progress, Result, Style, Text
 from gpunode.runtime.find import FINDERS
 
 KIND = "ToolkitRemoval"
@@ -180,7 +179,7 @@ def _require_alone(manager: Manager, commands: Sequence[Command], going: Sequenc
 def _require_unused(host: Host, progress: Progress) -> None:
     """An engine whose default runtime is gone starts no container at all."""
     try:
-        data = status_runtime.run(host, status_runtime.Options(), progress).data
+        data = status.run(host, status.Options(), progress).data
     except PreconditionError:
         return  # no engine
     users: dict[str, str] = {}

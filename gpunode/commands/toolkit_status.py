@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from gpunode.commands.toolkit_install import NEXT, killed_runs
-from gpunode.dataclass import dataclass
-from gpunode.facts.package_locks import locked
+from gpunode.facts.packages import locked
 from gpunode.host import Host
+from gpunode.output.result import Block, Cell, ExitCode, Progress, Result, Style, Table, Text
 from gpunode.packages.find import find_manager, recorded_states
 from gpunode.packages.manager import Manager, PackagesError, PackageState
-from gpunode.packages.repository import Judged, State, judge, wanted_repository
-from gpunode.packages.shelves import shelf_of
+from gpunode.packages.repository import Judged, State, judge, shelf_of, wanted_repository
 from gpunode.packages.toolkit import PACKAGES, common_version
-from gpunode.result import Block, Cell, ExitCode, Progress, Result, Style, Table, Text
 
 KIND = "ToolkitStatus"
 _INSTALL = "gpunode toolkit install"

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from gpunode.cdi import refresh
-from gpunode.cdi.document import made_by_gpunode
 from gpunode.cdi.engines import kept_elsewhere
-from gpunode.cdi.places import STANDARD
+from gpunode.cdi.locations import STANDARD
+from gpunode.cdi.spec import made_by_gpunode
 from gpunode.commands.configure_runtime import check_name
-from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import ValidationError
 from gpunode.host import Host
-from gpunode.journal import Journal
-from gpunode.result import Progress, Result
-from gpunode.runtime.engine import Active, Engine, FileEdit, Plan, Unwanted
+from gpunode.host.journal import Journal
+from gpunode.output.result import Progress, Result
+from gpunode.runtime.engine import Active, Engine, FileEdit, Plan, Request, Unwanted
 from gpunode.runtime.find import name_of_daemon
-from gpunode.runtime.request import Request
-from gpunode.runtime.undo import (
+from gpunode.runtime.removal import (
     REMOVAL,
     Original,
     cdi_users,

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpunode.dataclass import dataclass, replace
 from gpunode.errors import GpunodeError, UsageError
-from gpunode.gpu import program, targets
+from gpunode.gpu import program
 from gpunode.gpu.child import module_argv, signal_name
-from gpunode.gpu.isolated import NvmlProbe, probe
-from gpunode.gpu.program import Answer
-from gpunode.gpu.targets import Plan
-from gpunode.gpu.vectors import DeviceResult
+from gpunode.gpu.probe import NvmlProbe, probe
+from gpunode.gpu.program import Answer, Plan
+from gpunode.gpu.vectoradd import DeviceResult
 from gpunode.host import Host
-from gpunode.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 
 if TYPE_CHECKING:
-    from gpunode.commands.verify_kubernetes import PodRun
-    from gpunode.runtime.container_run import ContainerOutcome, ContainerRequest
+    from gpunode.runtime.verify.container import ContainerOutcome, ContainerRequest
 
 _NVML_SECONDS = 30.0
 _STYLES = {"ok": Style.GOOD, "skip": Style.DIM}
@@ -82,16 +80,12 @@ class Verification:
 
 def run(host: Host, options: Options, progress: Progress) -> Result:
     """Prove that CUDA computes. Exit 1 if a device fails or there is none; errors name cause and cure."""
-    _refuse_contradictions(options)
-    if options.on == "kubernetes":
-        from gpunode.commands import verify_kubernetes
-
-        return verify_kubernetes.run(host, verify_kubernetes.asked(options), progress)
+    refuse_contradictions(options)
     if options.image:
         return _own_image(host, options, progress)
     with progress.step("asking NVML which GPUs there are"):
         known = probe(host, _NVML_SECONDS)
-    wanted = targets.plan(known.inventory)
+    wanted = program.plan(known.inventory)
     if not host.live and options.on == "host":
         return _simulated(known, wanted, progress)
     answer, via = Answer(()), ""
@@ -102,11 +96,11 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
             else:
                 answer, via = in_container(host, options, wanted.uuids, progress)
     messages = () if known.inventory else (f"NVML: {known.message}; CUDA itself was asked for the devices",)
-    data = Verification(options.on, targets.merge(wanted, answer.devices), via=via)
+    data = Verification(options.on, program.merge(wanted, answer.devices), via=via)
     return _report(data, answer, messages)
 
 
-def _refuse_contradictions(options: Options) -> None:
+def refuse_contradictions(options: Options) -> None:
     if options.on == "kubernetes":
         given = (
             "--cdi" if options.cdi else "--socket" if options.socket else "--config" * bool(options.config)
@@ -126,16 +120,16 @@ def _refuse_contradictions(options: Options) -> None:
 
 def _simulated(known: NvmlProbe, wanted: Plan, progress: Progress) -> Result:
     """A recorded machine: its GPUs' sums are computed here, and every result says so."""
-    from gpunode.gpu import simulated
+    from gpunode.gpu import program
 
     if known.inventory is None:
         from gpunode.commands.gpus import explain_failure
 
         raise explain_failure(known)
     with progress.step("vector-add, simulated"):
-        done = tuple(simulated.vector_add((one.index, one.uuid, one.name) for one in wanted.runnable))
-    data = Verification("host", targets.merge(wanted, done))
-    return _report(data, Answer(done), (simulated.NOTICE,))
+        done = tuple(program.vector_add((one.index, one.uuid, one.name) for one in wanted.runnable))
+    data = Verification("host", program.merge(wanted, done))
+    return _report(data, Answer(done), (program.NOTICE,))
 
 
 def _on_host(host: Host, options: Options, wanted: Plan) -> Answer:
@@ -154,7 +148,7 @@ def in_container(
 
     `GpunodeError` if the driver isn't in it.
     """
-    from gpunode.runtime.container_run import run_program
+    from gpunode.runtime.verify.run import run_program
 
     request = replace(
         _request(options),
@@ -169,7 +163,7 @@ def in_container(
 
 
 def _request(options: Options) -> ContainerRequest:
-    from gpunode.runtime.container_run import ContainerRequest
+    from gpunode.runtime.verify.container import ContainerRequest
 
     return ContainerRequest(
         engine=options.on,
@@ -197,7 +191,7 @@ def _not_injected(host: Host, options: Options, done: ContainerOutcome, answer: 
             code="driver-denied",
         )
     if done.way.devices:
-        from gpunode.runtime.container_cdi import without_driver
+        from gpunode.runtime.verify.failures import without_driver
 
         return without_driver(host, done.way)
     return GpunodeError(
@@ -220,7 +214,7 @@ def _read(code: int, stdout: str, stderr: str) -> Answer:
 
 def _own_image(host: Host, options: Options, progress: Progress) -> Result:
     """An image's own vectoradd: all it tells is whether it passed, not on which device."""
-    from gpunode.runtime.container_run import run_program
+    from gpunode.runtime.verify.run import run_program
 
     with progress.step(f"{options.image} on {options.on}"):
         done = run_program(host, _request(options), progress)
@@ -292,3 +286,22 @@ def _row(device: DeviceResult) -> tuple[Cell | str, ...]:
         f"{device.milliseconds:.2f} ms" if device.elements else "-",
         Cell(verdict, _STYLES.get(device.status, Style.BAD)),
     )
+
+
+@dataclass(frozen=True)
+class PodRun:
+    """What became of the pod. `code` and `reason` are empty if it passed; `log` is its last lines; `seconds`
+    from its creation to its end; `removed` whether it is gone from the cluster."""
+
+    server: str
+    namespace: str
+    name: str
+    node: str
+    resource: str
+    runtime_class: str
+    phase: str
+    code: str
+    reason: str
+    seconds: float
+    log: tuple[str, ...]
+    removed: bool

@@ -6,16 +6,16 @@ import math
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
 
-from gpunode.commands import leftover_pods, verify
+from gpunode.commands import verify
 from gpunode.commands.manifests import PodOptions, wanted_pod
-from gpunode.commands.verify import Verification
-from gpunode.commands.verify_following import Follower, Outcome
-from gpunode.dataclass import dataclass, field
+from gpunode.commands.verify import PodRun, Verification
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
-from gpunode.gpu.vectors import DeviceResult
+from gpunode.gpu.vectoradd import DeviceResult
 from gpunode.host import Host
-from gpunode.kubernetes import follow, reasons, which_node
+from gpunode.kubernetes import access, pods
 from gpunode.kubernetes.access import Access, connect, node_name
 from gpunode.kubernetes.api import (
     Cluster,
@@ -27,12 +27,170 @@ from gpunode.kubernetes.api import (
     Unavailable,
     Unreachable,
 )
-from gpunode.kubernetes.change import patiently
-from gpunode.kubernetes.manifests.vector_add import HOSTNAME, RUN, VectorAdd, vector_add
-from gpunode.kubernetes.reasons import Aim, Reason
-from gpunode.plugin.observe.own_status import read_own_status
-from gpunode.plugin.settings import Settings
-from gpunode.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.kubernetes.changes import patiently
+from gpunode.kubernetes.manifests import CONTAINER, HOSTNAME, RUN, VectorAdd, ours, vector_add
+from gpunode.kubernetes.pods import DOCTOR, Aim, Phase, Reason, State
+from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.observe.status_file import read_own_status
+from gpunode.runtime.verify import container
+
+# Follows the vector-add pod until it has ended, or waiting longer makes no sense.
+
+_PAUSES = (0.1, 0.2, 0.5, 1.0)  # seconds between looks; the last one goes on
+_SILENCE = 30.0  # for so long the API server may be away
+_LINES = 200  # of the log
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`reason` None: it passed. `via` says how the GPU came; `seconds` from the pod's creation on."""
+
+    name: str
+    phase: str
+    reason: Reason | None
+    log: str
+    via: str
+    seconds: float
+
+
+class Follower:
+    """Looks again and again, and tells every new reason for which the pod doesn't get further."""
+
+    def __init__(self, host: Host, cluster: Cluster, aim: Aim, progress: Progress) -> None:
+        self._host, self._cluster, self._aim, self._progress = host, cluster, aim, progress
+        self._since: dict[str, float] = {}
+        self._reason: Reason | None = None
+        self._silent: float | None = None
+        self._blind = False  # events may not be read
+
+    def follow(self, namespace: str, created: Json, timeout: float) -> Outcome:
+        """`ClusterError` where the API server says no, or stays away. At most `timeout` seconds."""
+        began = self._host.monotonic()
+        name, pod, found, looks = str(created["metadata"]["name"]), created, State(Phase.PENDING), 0
+        while True:
+            pod = self._look(namespace, name, pod, began + timeout)
+            found = pods.state(pod, self._events(namespace, pod), self._aim)
+            waited = self._host.monotonic() - began
+            known = found.ended or self._silent is not None  # of a silent server nothing new: its own limit
+            given_up = None if known else self._out_of_patience(found, waited, timeout)
+            if found.ended or given_up is not None:
+                break
+            self._host.sleep(_PAUSES[min(looks, len(_PAUSES) - 1)])
+            looks += 1
+        log = self._log(namespace, name) if found.phase is not Phase.PENDING else ""
+        reason = given_up or pods.verdict(found, log, self._aim)
+        return Outcome(name, found.phase, reason, log, pods.allocation(pod), waited)
+
+    def _look(self, namespace: str, name: str, before: Json, until: float) -> Json:
+        """The pod as it is now; as it was while the server is away, for a while, and not past `until`."""
+        try:
+            pod = self._cluster.get_pod(namespace, name)
+        except NotFound:
+            gone = {"metadata": {**before["metadata"], "deletionTimestamp": "now"}}
+            return {**before, **gone}
+        except (Unavailable, Unreachable) as error:
+            now = self._host.monotonic()
+            if self._silent is None:
+                self._silent = now
+                self._progress.note(f"{error.message}; the pod is looked at again when it is back")
+            if now - self._silent >= _SILENCE or now >= until or getattr(error, "lasting", False):
+                raise
+            return before
+        self._silent = None
+        return pod
+
+    def _events(self, namespace: str, pod: Json) -> tuple[Json, ...]:
+        """Warnings say more than a pod's status; but it goes without them."""
+        phase = (pod.get("status") or {}).get("phase", "Pending")
+        uid = pod["metadata"].get("uid")
+        if self._blind or phase != "Pending" or not uid or self._silent is not None:
+            return ()
+        try:
+            return self._cluster.events(namespace, {"involvedObject.uid": str(uid)})
+        except Forbidden:
+            self._blind = True
+            self._progress.note("this account may not list events: why a pod waits is told less exactly")
+        except (Unavailable, Unreachable):
+            return ()
+        return ()
+
+    def _out_of_patience(self, found: State, waited: float, timeout: float) -> Reason | None:
+        """The reason that has lasted too long, or the end of all patience."""
+        reason, now = found.reason, self._host.monotonic()
+        if reason is None:
+            self._since.clear()
+        else:
+            if reason != self._reason:
+                self._progress.note(f"{found.phase}: {reason.message}")
+            if now - self._since.setdefault(reason.code, now) >= reason.patience:
+                return reason
+        self._reason = reason
+        if waited < timeout:
+            return None
+        if reason is not None:
+            return reason
+        if found.phase is Phase.RUNNING:
+            said = f"the pod still runs after {timeout:g} s"
+            return Reason("pod-hangs", said, f"a GPU may hang: {DOCTOR}; or a longer --timeout")
+        said = f"the pod hadn't started after {timeout:g} s, and nothing says why"
+        return Reason(
+            "pod-slow", said, "a large image takes its time: a longer --timeout; kubectl describe pod"
+        )
+
+    def _log(self, namespace: str, name: str) -> str:
+        """What the program said, as far as it can be had: for a proof it must be there."""
+        try:
+            return self._cluster.pod_log(namespace, name, container=CONTAINER, lines=_LINES)
+        except ClusterError as error:
+            self._progress.note(error.message)
+            return ""
+
+
+# Test pods that a killed run of `gpunode verify --on kubernetes` left on this node.
+
+_MAKER = "gpunode/maker"
+
+
+def made_by(host: Host) -> dict[str, str]:
+    """The annotation by which a later run on this machine knows whether the maker of a pod still runs."""
+    return {_MAKER: f"{_machine(host)}.{container.maker(host)}"}
+
+
+def sweep(host: Host, cluster: Cluster, namespace: str, hostname: str) -> None:
+    """Remove pods of ours that are for the node of that name, and of a run that surely is no more."""
+    try:
+        for pod in cluster.list_pods(namespace, ours()):
+            if _is_for(pod, hostname) and (_maker_is_dead(host, pod) or _is_old(host, pod)):
+                cluster.delete_pod(namespace, str(pod["metadata"]["name"]))
+    except ClusterError:
+        return  # it was a courtesy; what really is amiss shows at the next request
+
+
+def _machine(host: Host) -> str:
+    return (host.read_text("/etc/machine-id") or "").strip()
+
+
+def _is_for(pod: Json, hostname: str) -> bool:
+    labels, spec = (pod.get("metadata") or {}).get("labels") or {}, pod.get("spec") or {}
+    return RUN in labels and (spec.get("nodeSelector") or {}).get(HOSTNAME) == hostname
+
+
+def _maker_is_dead(host: Host, pod: Json) -> bool:
+    told = str(((pod.get("metadata") or {}).get("annotations") or {}).get(_MAKER) or "")
+    machine, _, maker = told.rpartition(".")
+    return bool(machine) and machine == _machine(host) and container.is_dead(host, maker)
+
+
+def _is_old(host: Host, pod: Json) -> bool:
+    """Long past its own deadline, whatever the two clocks say."""
+    try:
+        made = datetime.fromisoformat(str(pod["metadata"].get("creationTimestamp"))).timestamp()
+        allowed = float((pod.get("spec") or {}).get("activeDeadlineSeconds") or 0)
+    except (OverflowError, TypeError, ValueError):
+        return False
+    return host.now() - made > 2 * allowed + 600
+
 
 AUTO = "auto"
 _STATE_DIR = Settings.state_dir
@@ -53,25 +211,6 @@ class Options:
     runtime_name: str = "nvidia"
     timeout: float = DEFAULT_SECONDS
     access: Access = field(default_factory=Access)
-
-
-@dataclass(frozen=True)
-class PodRun:
-    """What became of the pod. `code` and `reason` are empty if it passed; `log` is its last lines; `seconds`
-    from its creation to its end; `removed` whether it is gone from the cluster."""
-
-    server: str
-    namespace: str
-    name: str
-    node: str
-    resource: str
-    runtime_class: str
-    phase: str
-    code: str
-    reason: str
-    seconds: float
-    log: tuple[str, ...]
-    removed: bool
 
 
 @dataclass(frozen=True)
@@ -106,7 +245,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     if not options.timeout >= 1:
         raise UsageError("--timeout is at least 1 second")
     case = _case(host, options, progress)
-    leftover_pods.sweep(host, case.cluster, case.namespace, case.pod.hostname)
+    sweep(host, case.cluster, case.namespace, case.pod.hostname)
     traces: list[str] = []
     step = progress.step(f"vector-add pod on {case.aim.node}")
     with _removed_after(host, case, progress, traces) as names, step:
@@ -129,7 +268,7 @@ def _case(host: Host, options: Options, progress: Progress) -> _Case:
     try:
         node = patiently(host, progress, lambda: cluster.get_node(name))
     except NotFound as error:
-        error.hint = which_node.hint(host, cluster, source)
+        error.hint = access.hint(host, cluster, source)
         raise
     labels = node.get("metadata", {}).get("labels") or {}
     namespace = options.namespace or cluster.namespace
@@ -151,7 +290,7 @@ def _aim(host: Host, name: str, node: Json, pod: VectorAdd) -> Aim:
         *(name, pod.resource, pod.image),
         status.get("allocatable") or {},
         status.get("capacity") or {},
-        _unhealthy(host, pod.resource) if which_node.is_this_machine(host, node) else (),
+        _unhealthy(host, pod.resource) if access.is_this_machine(host, node) else (),
         tuple(_untolerated(node, pod.resource)),
     )
 
@@ -161,7 +300,7 @@ def _untolerated(node: Json, resource: str) -> Iterator[str]:
     for taint in (node.get("spec") or {}).get("taints") or ():
         key, value, effect = (str(taint.get(name) or "") for name in ("key", "value", "effect"))
         if effect != "PreferNoSchedule" and (key, effect) != (resource, "NoSchedule"):
-            yield reasons.short(f"{key}={value}:{effect}" if value else f"{key}:{effect}")
+            yield pods.short(f"{key}={value}:{effect}" if value else f"{key}:{effect}")
 
 
 def _unhealthy(host: Host, resource: str) -> tuple[str, ...]:
@@ -172,7 +311,7 @@ def _unhealthy(host: Host, resource: str) -> tuple[str, ...]:
         return ()
     units = [unit for one in own.resources if one.name == resource for unit in one.units] if own else []
     return tuple(
-        reasons.short(f"GPU {unit.index} {unit.id}: {unit.problem.reason}") for unit in units if unit.problem
+        pods.short(f"GPU {unit.index} {unit.id}: {unit.problem.reason}") for unit in units if unit.problem
     )
 
 
@@ -190,7 +329,7 @@ def _runtime_class(host: Host, cluster: Cluster, options: Options, progress: Pro
             return ""  # then nvidia is the engine's default runtime, or the plugin gives CDI devices
         raise PreconditionError(
             f"the cluster has no RuntimeClass {name!r}",
-            hint=reasons.missing_class(name),
+            hint=pods.missing_class(name),
             code="pending-runtime-class",
         ) from error
     return name
@@ -198,11 +337,11 @@ def _runtime_class(host: Host, cluster: Cluster, options: Options, progress: Pro
 
 def _create(host: Host, case: _Case) -> Json:
     wanted = vector_add(case.pod)
-    wanted["metadata"]["annotations"] = leftover_pods.made_by(host)
+    wanted["metadata"]["annotations"] = made_by(host)
     try:
         return case.cluster.create_pod(case.namespace, wanted)
     except (Forbidden, Invalid, NotFound, Unavailable) as error:
-        code, hint = reasons.refused(error.message, case.namespace, case.pod.runtime_class)
+        code, hint = pods.refused(error.message, case.namespace, case.pod.runtime_class)
         if not code:
             raise
         told = type(error)(error.message, hint=hint, code=code, status=error.status)
@@ -282,7 +421,7 @@ def _report(case: _Case, outcome: Outcome, traces: tuple[str, ...]) -> Result:
         *(0, "", case.pod.image),
         status="fail" if reason else "ok",
         milliseconds=outcome.seconds * 1000,
-        message=reason.message if reason else follow.PASSED,
+        message=reason.message if reason else pods.PASSED,
     )
     data = Verification("kubernetes", (shown,), case.pod.image, outcome.via, pod)
     errors = (ErrorInfo(reason.code, f"{case.aim.node}: {reason.message}", reason.hint),) if reason else ()
@@ -299,7 +438,7 @@ def _report(case: _Case, outcome: Outcome, traces: tuple[str, ...]) -> Result:
 
 def _blocks(pod: PodRun, via: str, reason: Reason | None) -> tuple[Block, ...]:
     style = Style.BAD if reason else Style.GOOD
-    verdict = f"{pod.phase}: {pod.reason}" if reason else f"{pod.phase}: {follow.PASSED}"
+    verdict = f"{pod.phase}: {pod.reason}" if reason else f"{pod.phase}: {pods.PASSED}"
     row = (
         pod.node,
         f"{pod.namespace}/{pod.name}",

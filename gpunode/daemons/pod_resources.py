@@ -7,10 +7,10 @@ takes longer to import than the whole question. It is loaded only where a questi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gpunode.daemons.grpc_unary import fields, unary_call
-from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 

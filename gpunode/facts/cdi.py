@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpunode.dataclass import dataclass, field
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.host import Host
 

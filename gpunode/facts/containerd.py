@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gpunode.dataclass import dataclass, field
 from gpunode.errors import ConfigError, GpunodeError
-from gpunode.facts.containerd_imports import expand_import
+from gpunode.facts import tables
 from gpunode.facts.daemons import (
     Daemon,
     Kind,
@@ -20,9 +22,86 @@ from gpunode.facts.daemons import (
     socket_path,
 )
 from gpunode.facts.distributions import DISTRIBUTIONS, find_distribution, manager, owner
+from gpunode.facts.located import line_of_key, place
 from gpunode.facts.processes import Process, option_value, running
-from gpunode.facts.toml_places import line_of_key, place
 from gpunode.host import Host
+
+# Which files containerd's `imports` mean.
+#
+# After containerd's own source, ``resolveImports``: a pattern is relative to the file that it stands in, only
+# a ``*`` makes it a glob, and a glob is Go's (``[^a]`` negates, a backslash takes the next character as it
+# is).
+
+Release = tuple[int, ...]
+# before these a relative glob was relative to the daemon's working directory, which systemd makes /
+_GLOB_BESIDE_FILE: dict[Release, Release] = {(1, 6): (1, 6, 29), (1, 7): (1, 7, 16)}
+
+
+def import_base(importer: str, pattern: str, release: Release = ()) -> str:
+    """An import as an absolute path or glob."""
+    directory = importer.rpartition("/")[0]
+    since = _GLOB_BESIDE_FILE.get(release[:2])
+    if "*" in pattern and since is not None and release < since:
+        directory = ""
+    base = posixpath.normpath(pattern if pattern.startswith("/") else f"{directory}/{pattern}")
+    return "/" + base.lstrip("/")
+
+
+def expand_import(host: Host, importer: str, pattern: str, release: Release = ()) -> tuple[str, ...]:
+    """Files that one import means; the one of a plain path need not exist."""
+    base = import_base(importer, pattern, release)
+    if "*" not in base:
+        return (base,)
+    found = [""]
+    for part in base.strip("/").split("/"):
+        if re.search(r"[*?\[\\]", part):
+            found = [
+                f"{parent}/{name}"
+                for parent in found
+                for name in host.listdir(parent or "/")
+                if _matches(part, name)
+            ]
+        else:
+            found = [f"{parent}/{part}" for parent in found]
+    return tuple(path for path in found if host.is_file(path))
+
+
+def covers(importer: str, pattern: str, path: str, release: Release = ()) -> bool:
+    """Whether an import would read `path`, which need not exist."""
+    base = import_base(importer, pattern, release)
+    if "*" not in base:
+        return base == posixpath.normpath(path)
+    return _matches(base, posixpath.normpath(path))
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.fullmatch(_go_glob(pattern), name) is not None
+    except re.error:  # a range backwards: containerd matches nothing with it either
+        return False
+
+
+def _go_glob(pattern: str) -> str:
+    """A pattern of Go's filepath.Match as a regular expression; a broken class matches nothing."""
+    out, rest = "", pattern
+    while rest:
+        char, rest = rest[0], rest[1:]
+        if char == "*":
+            out += "[^/]*"
+        elif char == "?":
+            out += "[^/]"
+        elif char == "\\" and rest:
+            out, rest = out + re.escape(rest[0]), rest[1:]
+        elif char == "[":
+            found = re.match(r"(\^?)((?:\\.|[^\]\\])+)\]", rest)
+            if found is None:
+                return r"(?!)"
+            out += f"[{found[1]}{found[2].replace('[', chr(92) + '[')}]"
+            rest = rest[found.end() :]
+        else:
+            out += re.escape(char)
+    return out
+
 
 DEFAULT_CONFIG = "/etc/containerd/config.toml"
 DEFAULT_SOCKET = "/run/containerd/containerd.sock"
@@ -316,3 +395,181 @@ def _merge_tables(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]
             value = _merge_tables(here, value)
         result[key] = value
     return result
+
+
+# What an imported file takes away: before 2.0 containerd replaces a plugin's table by a later file's.
+#
+# A file that was meant to add a handler drops the pause image, the registries and the cgroup driver of the
+# main file then (containerd issue 5837). What is lost by the files is only a candidate: the running daemon
+# tells.
+
+_TOLD_WHOLE = ("runtimes", "mirrors")  # by name: one that it doesn't tell isn't there
+_SECRET = ("auth", "configs", "headers")
+
+
+@dataclass(frozen=True)
+class Lost:
+    """One setting of the CRI's table: `file` has it, and the table in `by` replaces that one."""
+
+    keys: tuple[str, ...]
+    value: Any
+    file: str
+    by: str
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.keys)
+
+    def __str__(self) -> str:
+        """For people; what may be a password isn't shown."""
+        shown = "" if any(word in key for key in self.keys for word in _SECRET) else f" = {self.value}"
+        return f"{self.name}{shown}"
+
+
+def lost_settings(config: ContainerdConfig) -> tuple[Lost, ...]:
+    """In the order of the files; () for a containerd that merges key by key."""
+    if tables.can("containerd", "imports-merge", config.release) or (not config.release and config.deep):
+        return ()
+    found: dict[tuple[str, ...], Lost] = {}
+    before: dict[tuple[str, ...], tuple[Any, str]] = {}
+    for path, tree in config.trees.items():
+        table = dig(tree, "plugins", config.plugin)
+        if not isinstance(table, dict):
+            continue
+        here = dict(_leaves(table))
+        for keys, (value, file) in before.items():
+            if keys not in here:
+                found.setdefault(keys, Lost(keys, value, file, path))
+        before |= {keys: (value, path) for keys, value in here.items()}
+        found = {keys: lost for keys, lost in found.items() if keys not in here}
+    return tuple(found.values())
+
+
+def _leaves(table: Mapping[str, Any], keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*keys, key))
+        else:
+            yield (*keys, key), value
+
+
+def is_lost(running: Mapping[str, Any], one: Lost) -> bool:
+    """Whether the running daemon goes without it; what it doesn't tell counts as kept."""
+    value = in_force(running, one.keys)
+    if value is not None:
+        return bool(value != one.value)
+    for depth, key in enumerate(one.keys[:-1]):
+        if key in _TOLD_WHOLE and isinstance(in_force(running, one.keys[:depth]), Mapping):
+            return in_force(running, one.keys[: depth + 2]) is None
+    return False
+
+
+def in_force(running: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    """A setting in the running daemon's own account (CRI Status), None if it doesn't tell.
+
+    It spells keys its own way: ``sandboxImage`` for ``sandbox_image``, ``enableCDI`` for ``enable_cdi``.
+    """
+    here: Any = running
+    for key in keys:
+        if not isinstance(here, Mapping):
+            return None
+        wanted = key.replace("_", "").lower()
+        here = next((value for name, value in here.items() if _same(name, key, wanted)), None)
+    return here
+
+
+def _same(name: object, key: str, wanted: str) -> bool:
+    return name == key or (isinstance(name, str) and name.lower() == wanted)
+
+
+# What containerd passes over because of its files' versions.
+#
+# After containerd's own source, ``LoadConfig`` and the plugins' ``ConfigMigration``. A file that names no
+# version is brought up to the one in force as it is read, and so changes nothing. Among those that name one
+# the last decides for all of them, up to 2.2: before 2.0 it says under which name the CRI's table is read at
+# all; 2.0 to 2.2 take the table of version 2 along only if version 2 is in force, and its runtimes only if
+# that of version 3 has none. From 2.3 on each file is brought up by itself, and nothing is passed over.
+
+IMAGES = "io.containerd.cri.v1.images"
+_SHORT, _OLD, _NEW = (CRI_PLUGINS[number] for number in (1, 2, 3))
+_EACH_FILE_BY_ITSELF = (2, 3)
+
+
+@dataclass(frozen=True)
+class PassedOver:
+    """A CRI table that isn't read: `what` of it is nowhere else, runtimes and settings, in words."""
+
+    path: str
+    plugin: str
+    what: tuple[str, ...]
+
+
+def version_in_force(config: ContainerdConfig) -> int:
+    """The version that decides which tables count; a main file without one is version 1 before 2.0."""
+    named = (tree.get("version") for tree in config.trees.values())
+    least = 2 if config.deep else 1
+    numbers = [one for one in named if isinstance(one, int) and one >= least]
+    return numbers[-1] if numbers else 3 if config.deep else 1
+
+
+def passed_over(config: ContainerdConfig) -> tuple[PassedOver, ...]:
+    """Tables that this containerd doesn't read, as far as something of them is lost by that."""
+    if not config.release or config.release >= _EACH_FILE_BY_ITSELF:
+        return ()
+    names = _names(config)
+    tables = [
+        (path, plugin, table, _full(config, tree, plugin) in names)
+        for path, tree in config.trees.items()
+        for plugin in (_SHORT, _OLD, _NEW)
+        if isinstance(table := dig(tree, "plugins", plugin), dict)
+    ]
+    kept = [table for _, _, table, read in tables if read]
+    lost = ((path, plugin, _lost(config, table, kept)) for path, plugin, table, read in tables if not read)
+    return tuple(PassedOver(path, plugin, what) for path, plugin, what in lost if what)
+
+
+def _names(config: ContainerdConfig) -> tuple[str, ...]:
+    """Under which names runtimes are read."""
+    force = version_in_force(config)
+    if config.deep:
+        newer = any(dig(tree, "plugins", _NEW, "containerd", "runtimes") for tree in config.trees.values())
+        return (_NEW,) if force > 2 or newer else (_OLD,)
+    return (_SHORT,) if force == 1 else (_OLD,)
+
+
+def _full(config: ContainerdConfig, tree: dict[str, Any], plugin: str) -> str:
+    """2.0 and up give the short names of a file without version their full ones."""
+    return _OLD if plugin == _SHORT and config.deep and tree.get("version", 1) in (0, 1) else plugin
+
+
+def _lost(config: ContainerdConfig, table: dict[str, Any], kept: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Handlers, their cgroup driver and registries; what else a table has falls to the same default."""
+    runtimes = dig(table, "containerd", "runtimes")
+    found = [
+        name if systemd is None else f"{name}: SystemdCgroup = true"
+        for name, runtime in (runtimes if isinstance(runtimes, dict) else {}).items()
+        for systemd in _missed(name, runtime, [dig(one, "containerd", "runtimes", name) for one in kept])
+    ]
+    registry = dig(table, "registry")
+    moved = config.deep and version_in_force(config) > 2  # into a table of their own, which it reads alone
+    if moved and isinstance(registry, dict) and _says(registry) and not _images(config):
+        found.append("registry")
+    return tuple(found)
+
+
+def _missed(name: str, runtime: Any, kept: list[Any]) -> tuple[bool | None, ...]:
+    """Nothing, (None,) for the whole handler, (True,) for SystemdCgroup alone. runc is compiled in."""
+    systemd = dig(runtime, "options", "SystemdCgroup") is True
+    there = [one for one in kept if isinstance(one, dict)]
+    if not there and (name != "runc" or dig(runtime, "options", "BinaryName")):
+        return (None,)
+    lost = systemd and not any(dig(one, "options", "SystemdCgroup") is True for one in there)
+    return (True,) if lost else ()
+
+
+def _says(registry: dict[str, Any]) -> bool:
+    return any(registry.get(key) for key in ("config_path", "mirrors", "configs"))
+
+
+def _images(config: ContainerdConfig) -> bool:
+    return isinstance(dig(config.merged, "plugins", IMAGES, "registry"), dict)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.processes import Process, option_value
-from gpunode.facts.units import Unit, read_unit
+from gpunode.facts.systemd import Unit, read_unit
 from gpunode.host import Host
 
 

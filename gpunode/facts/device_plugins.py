@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from gpunode.daemons.grpc_unary import unary_call
-from gpunode.dataclass import dataclass
 from gpunode.facts.processes import Process, environment
 from gpunode.facts.workloads import container_of
 from gpunode.host import Host
 
-_PROGRAMS = ("nvidia-device-plugin", "nvidia_gpu_device_plugin", "nvidia-gpu-device-plugin")
+# The toolkit's own container, run by the GPU operator: it sets up the engine and may inject GPUs by NRI.
+
+# its program since 1.17 and before (cmd/nvidia-ctk-installer)
+_PROGRAMS = ("nvidia-ctk-installer", "nvidia-toolkit")
+_FLAGS = ("--enable-nri-plugin", "-p")
+_TRUE = ("1", "t", "true")
+
+
+def nri_plugin(host: Host, processes: Sequence[Process]) -> Process | None:
+    """The toolkit's process that wants to inject GPUs by NRI; None if none does, or it can't be told."""
+    for process in processes:
+        if process.name not in _PROGRAMS or process.uid not in (0, host.uid):
+            continue
+        given = next((word for word in process.argv[1:] if word.partition("=")[0] in _FLAGS), None)
+        if given is None:
+            given = f"={environment(host, process.pid).get('ENABLE_NRI_PLUGIN', 'false')}"
+        _, equals, value = given.partition("=")
+        if not equals or value.lower() in _TRUE:
+            return process
+    return None
+
+
+_DEVICE_PLUGINS_PROGRAMS = ("nvidia-device-plugin", "nvidia_gpu_device_plugin", "nvidia-gpu-device-plugin")
 _PODS = ("nvidia-device-plugin", "nvidia-gpu-device-plugin", "gpunode-device-plugin")
 _OURS = ("gpunode", "gpunode.light")
 POD_LOGS = "/var/log/pods"
@@ -65,7 +88,7 @@ def plugin_processes(host: Host, processes: Sequence[Process]) -> tuple[PluginPr
     return tuple(
         PluginProcess(one, container_of(host, one.pid)[0], environment(host, one.pid))
         for one in processes
-        if (one.name in _PROGRAMS or _is_ours(one.argv)) and one.uid in (0, host.uid)
+        if (one.name in _DEVICE_PLUGINS_PROGRAMS or _is_ours(one.argv)) and one.uid in (0, host.uid)
     )
 
 
@@ -133,3 +156,118 @@ def plugin_answers(host: Host, socket: str) -> bool | None:
     answers = unary_call(host, socket, _OPTIONS, b"", _SECONDS) is not None
     host.heard("daemons", socket, {"options": {} if answers else None})
     return answers
+
+
+# What a running device plugin was told: its file, its MIG strategy, whether it shares GPUs by MPS.
+#
+# The names are those of NVIDIA's device plugin (its README, "Configuring the NVIDIA device plugin binary");
+# gpunode's own knows them, too.
+
+_STRATEGY = ("MIG_STRATEGY", "GPUNODE_PLUGIN_SERVE_MIG_STRATEGY")
+_MPS = r"^sharing:[ \t]*\n(?:[ \t#].*\n|\n)*?[ \t]+mps:"
+
+
+def configuration(host: Host, plugin: PluginProcess) -> str:
+    """The text of its configuration file, as the plugin sees it; empty if it has none."""
+    path = plugin.setting("--config-file", "CONFIG_FILE")
+    pid = plugin.process.pid
+    inside = f"/proc/{pid}/root" if plugin.container or not host.is_own(pid) else ""
+    return (host.read_text(f"{inside}{path}") or "") if path.startswith("/") else ""
+
+
+def mig_strategy(host: Host, plugin: PluginProcess) -> str:
+    """Flag or variable, else the file's; empty for the default, none."""
+    given = next(filter(None, (plugin.setting("--mig-strategy", name) for name in _STRATEGY)), "")
+    found = re.search(r"migStrategy:\s*[\"']?(\w+)", configuration(host, plugin)) if not given else None
+    return given or (found[1] if found else "")
+
+
+def shares_by_mps(host: Host, plugin: PluginProcess) -> bool:
+    """Whether its file has ``sharing.mps``; there is no flag for it."""
+    return re.search(_MPS, configuration(host, plugin), re.MULTILINE) is not None
+
+
+# What NVIDIA's GPU operator has left on this node: its pods' logs and its validator's marks.
+#
+# Pods are known by the kubelet's log directories, NAMESPACE_POD_UID, which go with the pod. The validator
+# writes a file for each stage that it has passed, and takes it away when it ends (gpu-operator,
+# cmd/nvidia-validator).
+
+VALIDATIONS = "/run/nvidia/validations"
+TOOLKIT = "/usr/local/nvidia/toolkit"  # where its toolkit container installs the runtime
+STAGES = ("driver", "toolkit", "cuda", "plugin")
+_DRIVER_PODS = ("nvidia-driver-daemonset", "nvidia-gpu-driver-")  # of a ClusterPolicy, of an NVIDIADriver
+_PARTS = (
+    *("nvidia-operator-validator", "nvidia-container-toolkit-daemonset", *_DRIVER_PODS),
+    *("gpu-operator", "nvidia-cuda-validator"),
+)
+_VALIDATOR = _PARTS[0]
+_POD_LOG_BYTES = 16 << 10
+_FAILURE = re.compile(
+    r"error|fail|fatal|unable|could not|cannot|can't|no such|not found|in use|denied|refus", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """`pods` are the log directories of its pods, `validators` those of its validator's; `ready` the stages
+    that have passed."""
+
+    pods: tuple[str, ...]
+    validators: tuple[str, ...]
+    ready: tuple[str, ...]
+
+    @property
+    def drivers(self) -> tuple[str, ...]:
+        """Log directories of the pods that install the driver on this node."""
+        return tuple(pod for pod in self.pods if any(part in pod for part in _DRIVER_PODS))
+
+    @property
+    def missing(self) -> str:
+        """The first stage that hasn't passed; empty if all have."""
+        return next((stage for stage in STAGES if stage not in self.ready), "")
+
+
+def find_operator(host: Host) -> Operator:
+    """`Unreadable` where this user may not list the kubelet's logs."""
+    pods = tuple(name for name in host.listdir(POD_LOGS) if any(part in name for part in _PARTS))
+    done = host.listdir(VALIDATIONS) if pods else ()
+    ready = tuple(stage for stage in STAGES if f"{stage}-ready" in done)
+    return Operator(pods, tuple(name for name in pods if _VALIDATOR in name), ready)
+
+
+def driver_failure(host: Host, operator: Operator) -> tuple[str, str] | None:
+    """Path of the newest log of a container of the driver's pod, init containers included, and the last line
+    in it about a failure, or else its last line; None if there is no such log."""
+    last: tuple[str, str] | None = None
+    for pod in operator.drivers:
+        for container in host.listdir(f"{POD_LOGS}/{pod}"):
+            path = _newest(host, f"{POD_LOGS}/{pod}/{container}")
+            lines = (
+                [line for line in host.read_tail(path, _POD_LOG_BYTES).splitlines() if line] if path else []
+            )
+            bad = [line for line in lines if _FAILURE.search(line)]
+            if bad:
+                return path, bad[-1]
+            if lines:
+                last = path, lines[-1]
+    return last
+
+
+def _newest(host: Host, directory: str) -> str:
+    """Path of the log of a container's last start; "" if it has none."""
+    numbers = [int(name[:-4]) for name in host.listdir(directory) if name[:-4].isdecimal()]
+    return f"{directory}/{max(numbers)}.log" if numbers else ""
+
+
+def stage_log(host: Host, operator: Operator, stage: str) -> tuple[str, tuple[str, ...], float] | None:
+    """The newest log of a stage's container, the end of it, and since when the container is there (seconds
+    since the epoch, 0 on a recorded machine); None if it has none yet."""
+    for pod in operator.validators:
+        place = f"{POD_LOGS}/{pod}/{stage}-validation"
+        path = _newest(host, place)
+        if path:
+            found = host.stat(place)
+            since = found.st_mtime if found is not None and host.live else 0.0
+            return path, tuple(host.read_tail(path, _POD_LOG_BYTES).splitlines()), since
+    return None

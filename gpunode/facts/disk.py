@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from gpunode.dataclass import dataclass
 from gpunode.facts.processes import Process
-from gpunode.host import FileSystem, Host
+from gpunode.host import Host
+from gpunode.host.reading import FileSystem
 
 # the kubelet's defaults (pkg/kubelet/apis/config/v1beta1/defaults.go)
 DEFAULTS = {"nodefs.available": "10%", "imagefs.available": "15%", "nodefs.inodesFree": "5%"}

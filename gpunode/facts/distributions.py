@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.daemons import Daemon, parse_version, same_file, socket_path
 from gpunode.facts.processes import Process, option_value, running
-from gpunode.facts.units import Unit, read_unit
+from gpunode.facts.systemd import Unit, read_unit
 from gpunode.host import Host
 
 

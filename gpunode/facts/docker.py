@@ -2,12 +2,584 @@
 
 from __future__ import annotations
 
-from gpunode.facts.daemons import Daemon, Kind, find_binary, locate
-from gpunode.facts.docker_file import docker_version, listens_there, socket_of
-from gpunode.facts.docker_rootless import find_rootless
-from gpunode.facts.docker_snap import find_snap, is_snap
-from gpunode.facts.processes import Process, running
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.errors import ConfigError, DaemonError, GpunodeError
+from gpunode.facts.daemons import (
+    Daemon,
+    Kind,
+    as_recorded,
+    daemon_version,
+    find_binary,
+    locate,
+    parse_version,
+    reader,
+    same_file,
+    socket_path,
+)
+from gpunode.facts.processes import Process, environment, option_value, running
+from gpunode.facts.systemd import Unit, read_unit
+from gpunode.facts.tables import can, table
+from gpunode.facts.toolkit import DEFAULT_PATH
+from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
+
+# dockerd's daemon.json as text: what is in it, where it is broken, and where its daemon listens.
+
+DEFAULT_SOCKET = "/run/docker.sock"
+_VERSION_SECONDS = 1.0  # a dockerd that runs answers in 2 ms
+
+
+def socket_of(host: Host, argv: tuple[str, ...], config: str, default: str = DEFAULT_SOCKET) -> str:
+    """The first unix socket that dockerd listens on: from -H/--host, else `hosts` in its file."""
+    for address in addresses(host, argv, config):
+        if address.startswith("fd://"):
+            return default  # docker.socket of the package listens there for it
+        path = socket_path(address)
+        if path:
+            return path
+    return default
+
+
+def addresses(host: Host, argv: tuple[str, ...], config: str) -> tuple[str, ...]:
+    """What dockerd was told to listen on: -H/--host, and `hosts` in its file (a file that can't be read has
+    none)."""
+    return (*_hosts(argv), *_hosts_in_file(host, config))
+
+
+def verifies_clients(host: Host, argv: tuple[str, ...], config: str) -> bool:
+    """Whether dockerd asks whoever comes over the network for a certificate (--tlsverify)."""
+    word = option_value((*argv[1:], ""), "--tlsverify")
+    if word is not None:
+        return word.lower() not in ("false", "0", "f")
+    try:
+        return parse_daemon_json(host.read_text(config) or "", config, twice=True).get("tlsverify") is True
+    except GpunodeError:
+        return False
+
+
+def listens_there(host: Host, argv: tuple[str, ...], config: str) -> bool:
+    """Whether the socket of `socket_of` is this dockerd's: one that listens on TCP alone has none."""
+    found = addresses(host, argv, config)
+    return not found or any(one.startswith("fd://") or one == "unix://" or socket_path(one) for one in found)
+
+
+def docker_version(host: Host, binary: str | None, process: Process | None, socket: str) -> tuple[int, ...]:
+    """The running dockerd's own word; its program is only started (35 ms) where `socket` says nothing."""
+    if host.live and process is not None and socket:
+        from gpunode.daemons.docker import DockerApi
+
+        with suppress(DaemonError):
+            told = parse_version(DockerApi(host, socket, _VERSION_SECONDS).program_version())
+            if told:
+                as_recorded(host, "dockerd", told)
+                return told
+    return daemon_version(host, "dockerd", binary)
+
+
+def _hosts(argv: tuple[str, ...]) -> list[str]:
+    found = []
+    for position, argument in enumerate(argv):
+        head, equals, value = argument.partition("=")
+        if head in ("-H", "--host"):
+            found += [value] if equals else list(argv[position + 1 : position + 2])
+        elif argument.startswith("-H") and len(argument) > 2:
+            found.append(argument[2:])
+    return found
+
+
+def _hosts_in_file(host: Host, config: str) -> list[str]:
+    try:
+        hosts = parse_daemon_json(host.read_text(config) or "", config, twice=True).get("hosts")
+    except GpunodeError:
+        return []  # whoever edits or checks the file says what is wrong with it
+    return [one for one in hosts if isinstance(one, str)] if isinstance(hosts, list) else []
+
+
+def parse_daemon_json(text: str, path: str, *, twice: bool = False) -> dict[str, Any]:
+    """The object in a daemon.json; an empty file and ``null`` are {} as dockerd takes them.
+
+    `ConfigError` names file, line and column of what isn't JSON, and a key that stands there twice. With
+    `twice` the last one counts, as dockerd has it; whoever edits the file mustn't guess.
+    """
+    import json
+
+    body = text.removeprefix("\ufeff")
+    if not body.strip(" \t\r\n"):
+        return {}
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        double = next((key for key in keys if keys.count(key) > 1), None)
+        if double is not None and not twice:
+            raise _twice(double, body, path)
+        return dict(pairs)
+
+    def refuse(constant: str) -> Any:
+        raise ConfigError(f"{path}: {constant} is no JSON value", hint=f"correct it: ${{EDITOR:-vi}} {path}")
+
+    try:
+        loaded = json.loads(body, object_pairs_hook=unique, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"{path}:{error.lineno}:{error.colno}: {_reason(error.msg)}",
+            hint=f"correct that line: ${{EDITOR:-vi}} +{error.lineno} {path}",
+        ) from error
+    except RecursionError as error:
+        raise ConfigError(
+            f"{path}: nested too deeply to be a Docker configuration", hint=f"look at it: less {path}"
+        ) from error
+    except ValueError as error:  # an integer of more digits than Python converts
+        raise ConfigError(f"{path}: {error}", hint=f"correct it: ${{EDITOR:-vi}} {path}") from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path} holds no JSON object, but {_name(loaded)}", hint=f"look at it: cat {path}")
+    return loaded
+
+
+def _twice(key: str, text: str, path: str) -> ConfigError:
+    """Names the place of the second one; without it if other objects in the file have such a key as well."""
+    import json
+
+    name = re.escape(json.dumps(key, ensure_ascii=False))
+    found = [match.start() for match in re.finditer(rf"{name}\s*:", text)]
+    lines = [text.count("\n", 0, position) + 1 for position in found]
+    place, more, jump = path, "", ""
+    if len(found) == 2:
+        place = f"{path}:{lines[1]}:{found[1] - text.rfind(chr(10), 0, found[1])}"
+        more, jump = f", first on line {lines[0]}", f"+{lines[1]} "
+    return ConfigError(
+        f'{place}: the key "{key}" stands in one object twice{more}',
+        hint=f"keep the one that is meant: ${{EDITOR:-vi}} {jump}{path}",
+    )
+
+
+def _reason(message: str) -> str:
+    known = {"Extra data": "text after the end of the JSON object"}
+    return known.get(message, message[:1].lower() + message[1:])
+
+
+def _name(value: Any) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return names.get(type(value), "something else")
+
+
+# dockerd's command line against its file: a setting in both is fatal, whatever the two values are.
+
+# moby daemon/config: flags that may be repeated bear a plural name in daemon.json
+_PLURALS = {
+    "host": "hosts",
+    "label": "labels",
+    "feature": "features",
+    "dns-opt": "dns-opts",
+    "log-opt": "log-opts",
+    "exec-opt": "exec-opts",
+    "storage-opt": "storage-opts",
+    "cdi-spec-dir": "cdi-spec-dirs",
+    "default-ulimit": "default-ulimits",
+    "default-network-opt": "default-network-opts",
+    "default-address-pool": "default-address-pools",
+    "host-gateway-ip": "host-gateway-ips",
+    "authorization-plugin": "authorization-plugins",
+    "insecure-registry": "insecure-registries",
+    "registry-mirror": "registry-mirrors",
+    "node-generic-resource": "node-generic-resources",
+    "cluster-store-opt": "cluster-store-opts",
+    "add-runtime": "runtimes",
+}
+_SHORT = {"H": "host", "D": "debug", "l": "log-level", "b": "bridge", "G": "group", "p": "pidfile"}
+_SHORT |= {"s": "storage-driver", "g": "graph", "r": "restart"}
+_BOTH_ALLOWED = {"runtimes"}  # the one directive that dockerd merges from flag and file
+# objects in daemon.json that are one setting; of any other object dockerd takes the members (flatOptions)
+WHOLE = {"runtimes", "log-opts", "default-ulimits", "default-network-opts", "cluster-store-opts"}
+WHOLE |= {"features", "builder", "nri-opts"}
+# where distributions keep the flags that their unit takes from its environment
+_ENVIRONMENT_FILES = ("/etc/default/docker", "/etc/sysconfig/docker")
+
+
+def settings_of(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """What a command line sets, under the names that daemon.json has for it."""
+    found = []
+    for argument in argv[1:]:
+        flag = re.match(r"--([a-z0-9-]+)(?:=|$)", argument)
+        short = re.match(r"-([A-Za-z])", argument)
+        name = flag[1] if flag else _SHORT.get(short[1], "") if short else ""
+        found.append(_PLURALS.get(name, name))
+    return tuple(dict.fromkeys(filter(None, found)))
+
+
+def flag_conflicts(argv: tuple[str, ...], config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys of daemon.json that dockerd was also given as a flag; it refuses to start with any of them."""
+    keys = file_settings(config)
+    return tuple(key for key in settings_of(argv) if key in keys and key not in _BOTH_ALLOWED)
+
+
+def file_settings(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a daemon.json sets: its keys, and in place of an object that only groups some, their keys."""
+    found: list[str] = []
+    for key, value in config.items():
+        found += value if isinstance(value, dict) and key not in WHOLE else [key]
+    return tuple(dict.fromkeys(found))
+
+
+def flag_features(argv: tuple[str, ...]) -> dict[str, bool]:
+    """What ``--feature NAME`` and ``--feature NAME=true`` switch (dockerd 28.0 and up)."""
+    found: dict[str, bool] = {}
+    for position, argument in enumerate(argv):
+        head, equals, value = argument.partition("=")
+        if head == "--feature":
+            given = value if equals else "".join(argv[position + 1 : position + 2])
+            name, _, state = given.partition("=")
+            found[name] = state.lower() not in ("false", "0", "f")
+    return found
+
+
+def flag_runtimes(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the runtimes that ``--add-runtime NAME=PATH`` registers."""
+    found = []
+    for position, argument in enumerate(argv):
+        head, equals, value = argument.partition("=")
+        if head == "--add-runtime":
+            given = value if equals else "".join(argv[position + 1 : position + 2])
+            found.append(given.partition("=")[0])
+    return tuple(found)
+
+
+def flag_default(argv: tuple[str, ...]) -> str:
+    """What ``--default-runtime`` says; empty if it isn't given."""
+    return option_value(argv[1:], "--default-runtime") or ""
+
+
+def flag_place(host: Host, unit: str | None, key: str) -> str:
+    """``FILE:LINE`` of the flag for `key` in a unit, a drop-in or an environment file, else empty."""
+    names = [name for name, plural in _PLURALS.items() if plural == key] or [key]
+    shorts = "|".join(rf"-{short}\b" for short, name in _SHORT.items() if name in names)
+    pattern = re.compile("|".join(filter(None, [*(rf"--{name}\b(?!-)" for name in names), shorts])))
+    found = read_unit(host, unit) if unit else None
+    for path in (*reversed(found.files if found else ()), *_ENVIRONMENT_FILES):
+        try:
+            lines = (host.read_text(path) or "").splitlines()
+        except GpunodeError:
+            continue
+        for number, line in enumerate(lines, start=1):
+            if pattern.search(line) and not line.lstrip().startswith(("#", ";")):
+                return f"{path}:{number}"
+    return ""
+
+
+# What dockerd takes in its file: 20.10 can't check a file without starting, later releases are asked.
+#
+# The names and types are those of moby v20.10.24, cmd/dockerd and daemon/config: a key must be one of its
+# flags, or the plural under which a repeatable flag stands in the file.
+
+TABLE = "docker_keys"
+_UNKNOWN = "don't match any configuration option: "  # dockerd's own words, with the keys behind them
+_LISTED, _VALIDATES = (20, 10), (23,)
+_SECONDS = 5.0
+
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "bool": ((bool,), "true or false"),
+    "number": ((int,), "a number"),
+    "string": ((str,), "a string"),
+    "list": ((list,), "a list"),
+    "object": ((dict,), "an object"),
+    "any": ((object,), ""),
+}
+_KEYS = {
+    "bool": "cri-containerd debug experimental icc init ip-forward ip-masq ip6tables iptables ipv6"
+    " live-restore no-new-privileges raw-logs rootless selinux-enabled tls tlsverify userland-proxy restart",
+    "number": "cpu-rt-period cpu-rt-runtime max-concurrent-downloads max-concurrent-uploads"
+    " max-download-attempts mtu network-control-plane-mtu network-diagnostic-port oom-score-adjust"
+    " shutdown-timeout",
+    "string": "api-cors-header bip bridge cgroup-parent cluster-advertise cluster-store containerd"
+    " containerd-namespace containerd-plugins-namespace data-root default-cgroupns-mode default-gateway"
+    " default-gateway-v6 default-ipc-mode default-runtime exec-root fixed-cidr fixed-cidr-v6 graph group"
+    " host-gateway-ip init-path ip log-driver log-level metrics-addr pidfile seccomp-profile storage-driver"
+    " swarm-default-advertise-addr tlscacert tlscert tlskey userland-proxy-path userns-remap",
+    "list": "allow-nondistributable-artifacts authorization-plugins default-address-pools dns dns-opts"
+    " dns-search exec-opts hosts insecure-registries labels node-generic-resources registry-mirrors"
+    " storage-opts",
+    "object": "builder cluster-store-opts default-ulimits features log-opts runtimes",
+    # the size takes a number and a string; the others are flags that mean nothing in the file
+    "any": "default-shm-size add-runtime allow-nondistributable-artifact authorization-plugin"
+    " cluster-store-opt config-file default-address-pool default-ulimit deprecated-key-path dns-opt exec-opt"
+    " help host insecure-registry label log-opt node-generic-resource registry-mirror storage-opt version",
+}
+_KIND_OF = {name: kind for kind, names in _KEYS.items() for name in names.split()}
+
+
+def unknown_keys(host: Host, daemon: Daemon, tree: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Settings in a file that this dockerd doesn't know; None if that can't be told.
+
+    What is in no list is put to dockerd itself (``--validate``, 23.0 and up), which then only reads the file.
+    """
+    strange = tuple(
+        key for key in file_settings(tree) if key not in _KIND_OF and key not in table(TABLE).rows
+    )
+    if daemon.version and _LISTED <= daemon.version < _VALIDATES:
+        return tuple(key for key in file_settings(tree) if key not in _KIND_OF)
+    if not strange:
+        return ()
+    if daemon.version < _VALIDATES or daemon.binary is None:
+        return None
+    answer = host.run([daemon.binary, "--validate", f"--config-file={daemon.config_path}"], timeout=_SECONDS)
+    _, found, keys = (answer.stderr + answer.stdout).partition(_UNKNOWN)
+    if answer.ok:
+        return ()
+    named = tuple(key.strip() for key in keys.split("\n")[0].split(","))
+    return tuple(key for key in strange if key in named) or None if found else None
+
+
+def refused_by_20(tree: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
+    """The keys that lead to what dockerd 20.10 refuses and the reason; both empty if it takes the file."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and key not in WHOLE:
+            for inner, deeper in value.items():
+                reason = _refused(inner, deeper)
+                if reason:
+                    return (key, inner), reason
+        elif reason := _refused(key, value):
+            return (key,), reason
+    for name, value in (tree.get("features") or {}).items():
+        if value is not None and not isinstance(value, bool):
+            return ("features", name), f"the feature {name} must be true or false"
+    for name, value in (tree.get("log-opts") or {}).items():
+        if value is not None and not isinstance(value, str):
+            return ("log-opts", name), f"the log option {name} must be a string"
+    return (), ""
+
+
+def _refused(key: str, value: Any) -> str:
+    kind = _KIND_OF.get(key)
+    if kind is None:
+        return f"dockerd 20.10 doesn't know {key}"
+    types, name = _KINDS[kind]
+    fits = isinstance(value, types) and (kind == "bool" or not isinstance(value, bool) or kind == "any")
+    if value is None or fits:
+        return ""
+    return f"{key} must be {name}"
+
+
+# Docker's runtimes, as its file and the running daemon's /info alike have them.
+
+
+def programs(tree: Mapping[str, Any], key: str = "runtimes") -> dict[str, str]:
+    """Programs by runtime; empty where the engine itself looks for one."""
+    entries = tree.get(key)
+    return {
+        name: str(entry.get("path") or "") if isinstance(entry, dict) else ""
+        for name, entry in (entries.items() if isinstance(entries, dict) else ())
+    }
+
+
+def nvidia_programs(tree: Mapping[str, Any], key: str = "runtimes") -> dict[str, str]:
+    """Those of NVIDIA's runtimes, by name or program."""
+    found = programs(tree, key).items()
+    return {name: path for name, path in found if name == "nvidia" or is_nvidia_program(path)}
+
+
+# The docker snap: a confined dockerd with a file, a unit and an NVIDIA runtime of its own.
+#
+# Its wrapper starts dockerd with ``--config-file=$SNAP_DATA/config/daemon.json``, where SNAP_DATA ends in the
+# snap's revision; ``current`` beside it is a symlink to that revision's, and a refresh copies the directory.
+
+CONFIG = "/var/snap/docker/current/config/daemon.json"
+SNAP_UNIT = "snap.docker.dockerd.service"
+PROGRAMS = "/snap/docker/current/usr/bin"  # what dockerd can start there: it sees no program of the host
+_DATA = "/var/snap/docker/"
+
+
+def find_snap(host: Host, processes: Sequence[Process], config: str | None = None) -> Daemon | None:
+    """The snap's dockerd, running or installed; None without one, or if `config` isn't its file."""
+    process = next((one for one in processes if is_snap(one)), None)
+    if process is None and read_unit(host, SNAP_UNIT) is None:
+        return None
+    own = process.option("--config-file") if process else None
+    path = CONFIG if own is None or same_file(host, own, CONFIG) else own
+    if config and not same_file(host, config, path):
+        return None
+    argv = process.argv if process else ()
+    return Daemon(
+        name="docker",
+        binary=None,  # outside its confinement it lacks its libraries
+        version=_version(host),
+        config_path=path,
+        config_source="the docker snap" + (f", process {process.pid}" if process else ""),
+        socket=socket_of(host, argv, path),
+        unit=SNAP_UNIT,
+        argv=argv,
+        process=process,
+        manager="snap",
+    )
+
+
+def is_snap(process: Process) -> bool:
+    """Whether a dockerd is the snap's, by the file that its wrapper names."""
+    return (process.option("--config-file") or "").startswith(_DATA)
+
+
+def _version(host: Host) -> tuple[int, ...]:
+    """The snap bears dockerd's version; its description is in every mounted revision."""
+    described = host.read_text("/snap/docker/current/meta/snap.yaml") or ""
+    found = re.search(r"^version: *['\"]?([^'\"\n]+)", described, re.MULTILINE)
+    return parse_version(found[1]) if found else ()
+
+
+# A user's rootless Docker: its daemon.json, socket and unit lie in that user's directories.
+#
+# dockerd finds its file below ``$XDG_CONFIG_HOME`` (else ``~/.config``) and listens in ``$XDG_RUNTIME_DIR``
+# where RootlessKit started it (moby cmd/dockerd). The variables that count are those of the running process.
+
+ROOTLESS_UNIT = "docker.service"  # what dockerd-rootless-setuptool.sh installs for `systemctl --user`
+
+
+@dataclass(frozen=True)
+class Account:
+    """A user of this node."""
+
+    name: str
+    uid: int
+    home: str
+
+    @property
+    def runtime_directory(self) -> str:
+        """Where systemd-logind makes the user's sockets' directory."""
+        return f"/run/user/{self.uid}"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a user's programs keep configuration, and sockets while the user is logged in or lingers."""
+
+    config_home: str
+    runtime_directory: str
+
+    @property
+    def daemon_json(self) -> str:
+        return f"{self.config_home}/docker/daemon.json"
+
+    @property
+    def toolkit_config(self) -> str:
+        """The NVIDIA toolkit's configuration of this user."""
+        return f"{self.config_home}/nvidia-container-runtime/config.toml"
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Directories of user units, systemd.unit(5); the first that has a file of a name wins."""
+        return (
+            f"{self.config_home}/systemd/user",
+            "/etc/systemd/user",
+            f"{self.runtime_directory}/systemd/user",
+            "/run/systemd/user",
+            "/usr/local/lib/systemd/user",
+            "/usr/lib/systemd/user",
+        )
+
+
+def find_rootless(host: Host, daemons: Sequence[Process], config: str | None = None) -> Daemon | None:
+    """The rootless Docker of the ordinary user who runs gpunode; None for root and for users without one."""
+    if not host.live or host.is_root:
+        return None
+    own = [one for one in daemons if one.uid == host.uid]
+    process = next((one for one in own if not config or same_file(host, _config(host, one), config)), None)
+    place = places(host, process)
+    path = _config(host, process) if process else place.daemon_json
+    unit = read_unit(host, ROOTLESS_UNIT, place.units)
+    if config and not same_file(host, config, path):
+        return None
+    if process is None and unit is None and not config:
+        return None
+    return _daemon(host, process, unit, place, path)
+
+
+def find_others(host: Host, daemons: Sequence[Process]) -> tuple[Daemon, ...]:
+    """The rootless Dockers that run here for other users than the one who runs gpunode."""
+    own = {0, host.uid} if host.live else {0}
+    found = []
+    for process in daemons:
+        uid = process.uid
+        if uid not in own:
+            place = places(host, process, uid)
+            unit = read_unit(host.as_user(uid), ROOTLESS_UNIT, place.units)
+            found.append(_daemon(host, process, unit, place, _config(host, process, uid), uid))
+    return tuple(found)
+
+
+def _daemon(
+    host: Host, process: Process | None, unit: Unit | None, place: Places, path: str, uid: int | None = None
+) -> Daemon:
+    argv = process.argv if process else unit.argv if unit else ()
+    theirs = host if uid is None else host.as_user(uid)
+    binary = find_binary(host, "dockerd", process, None) if theirs is host else None
+    socket = socket_of(theirs, argv, path, f"{place.runtime_directory}/docker.sock")
+    asked = socket if listens_there(theirs, argv, path) else ""
+    return Daemon(
+        name="docker",
+        binary=binary,
+        version=docker_version(theirs, binary, process, asked),
+        config_path=path,
+        config_source=f"process {process.pid}, rootless" if process else "rootless Docker's default path",
+        socket=socket,
+        unit=ROOTLESS_UNIT if unit is not None and _runs_it(host, process, unit) else None,
+        argv=argv,
+        process=process,
+        user=account(host, host.uid if uid is None else uid).name,
+    )
+
+
+def places(host: Host, process: Process | None = None, uid: int | None = None) -> Places:
+    """The directories as `process` has them, else as whoever runs gpunode has, else as `uid` by default."""
+    who = account(host, host.uid if uid is None else uid)
+    own = host.environ if who.uid == host.uid and host.live else {}
+    known = environment(host, process.pid) if process else own
+    home = (known.get("HOME") or who.home).rstrip("/")
+    return Places(
+        (known.get("XDG_CONFIG_HOME") or f"{home}/.config").rstrip("/"),
+        (known.get("XDG_RUNTIME_DIR") or who.runtime_directory).rstrip("/"),
+    )
+
+
+def _config(host: Host, process: Process, uid: int | None = None) -> str:
+    return process.option("--config-file") or places(host, process, uid).daemon_json
+
+
+def _runs_it(host: Host, process: Process | None, unit: Unit) -> bool:
+    """Whether the user's systemd runs it: a dockerd that was started in a terminal is in another group."""
+    if process is None:
+        return True
+    try:
+        text = host.read_text(f"/proc/{process.pid}/cgroup") or ""
+    except GpunodeError:
+        return True
+    parts = [part for line in text.splitlines() for part in line.rpartition(":")[2].split("/")]
+    return unit.name in parts or not any(part.endswith((".service", ".scope")) for part in parts)
+
+
+def account(host: Host, uid: int) -> Account:
+    """The user by number, from /etc/passwd; one of a directory service is known by the number alone."""
+    for line in (host.read_text("/etc/passwd") or "").splitlines():
+        fields = line.split(":")
+        if len(fields) > 5 and fields[2] == str(uid):
+            return Account(fields[0], uid, fields[5])
+    own = host.environ if uid == host.uid else {}
+    return Account(own.get("USER") or str(uid), uid, own.get("HOME") or "/")
+
+
+def sudo_name(name: str) -> str:
+    """A user as sudo(8) takes one: a number without a name in the user database is written '#1000'."""
+    return f"'#{name}'" if name.isdecimal() else name
+
+
+def as_user(who: Account) -> str:
+    """The command that prepares a user's rootless Docker, as root gives it."""
+    runtime = f"XDG_RUNTIME_DIR={who.runtime_directory}"
+    return f"sudo -Hu {sudo_name(who.name)} {runtime} gpunode configure-runtime --runtime docker"
+
 
 DEFAULT_CONFIG = "/etc/docker/daemon.json"
 KIND = Kind("dockerd", "docker.service", DEFAULT_CONFIG, ("--config-file",))
@@ -57,3 +629,52 @@ def rootless_docker(host: Host) -> Process | None:
     """A dockerd that an ordinary user runs, None if there is none."""
     found = (one for one in running(host, "dockerd") if one.uid != 0)
     return next(found, None)
+
+
+# How containers of a user's rootless Docker get their GPUs, and whether the hook may do it there.
+#
+# The toolkit's prestart hook writes device cgroups, which a rootless engine may not: ``no-cgroups`` in the
+# toolkit's configuration that dockerd's environment leads to keeps it from trying. By CDI none is needed.
+
+CONFIG_VARIABLE = "NVIDIA_CTK_CONFIG_FILE_PATH"
+
+
+def hook_injects(host: Host, daemon: Daemon, programs: tuple[str, ...]) -> bool:
+    """Whether a container may get its GPUs by the hook: in mode legacy, or by ``--gpus``.
+
+    `programs` are those of Docker's nvidia runtimes.
+    """
+    if any(path.endswith(".legacy") for path in programs):
+        return True
+    mode = _setting(host, daemon, "nvidia-container-runtime", "mode") or "auto"
+    if mode != "auto":
+        return mode == "legacy"  # in cdi, jit-cdi and csv the hook refuses, so --gpus doesn't use it either
+    from gpunode.facts.toolkit import find_toolkit
+
+    toolkit = find_toolkit(host)
+    hook = "nvidia-container-runtime-hook" in toolkit.programs
+    # the mode auto means legacy before jit-cdi came; docker run --gpus used the hook before it used CDI
+    return not can("toolkit", "jit-cdi", toolkit.version) or (
+        hook and not can("docker", "gpus-by-cdi", daemon.version)
+    )
+
+
+def no_cgroups(host: Host, daemon: Daemon) -> bool:
+    """Whether this user's toolkit configuration, else the node's, tells the hook to leave cgroups alone."""
+    return _setting(host, daemon, "nvidia-container-cli", "no-cgroups") is True
+
+
+def _setting(host: Host, daemon: Daemon, *keys: str) -> Any:
+    """A value of the toolkit's configuration as dockerd's environment leads to it; None for broken files."""
+    import tomllib
+
+    from gpunode.facts.containerd import dig
+
+    named = environment(host, daemon.process.pid).get(CONFIG_VARIABLE) if daemon.process else None
+    uid = daemon.process.uid if daemon.process else None
+    path = named or places(host, daemon.process, uid).toolkit_config
+    text = reader(host, daemon).read_text(path) or host.read_text(DEFAULT_PATH) or ""
+    try:
+        return dig(tomllib.loads(text), *keys)
+    except tomllib.TOMLDecodeError:
+        return None  # whoever edits the file says what is wrong with it

@@ -7,11 +7,11 @@ It runs ``com.docker.backend`` as the user; the command line follows `currentCon
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
-from gpunode.facts.docker_rootless import account
+from gpunode.facts.docker import account
 from gpunode.facts.processes import Process
 from gpunode.host import Host
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from gpunode.dataclass import dataclass
+from gpunode.facts.kernel_log import KernelLine
 from gpunode.facts.packages import Packages
+from gpunode.facts.pci import PciGpu
+from gpunode.facts.tables import numbers, table
+from gpunode.facts.toolkit import MODE, RUNTIMES, Settings
 from gpunode.host import Host
 
 PARAMETERS = "/proc/driver/nvidia/params"
@@ -225,3 +230,211 @@ def driver_packages(packages: Packages) -> tuple[str, ...]:
 def _is_driver(package: str) -> bool:
     named = re.match(r"(kmod-|akmod-)?nvidia-(driver|open|dkms|kernel|kmod|gfx)", package)
     return named is not None or package == "akmod-nvidia"  # RPM Fusion's
+
+
+# How the loaded driver runs: its parameters, its firmware, and whether it has crashed.
+
+_CUSTOM_FIRMWARE = "/sys/module/firmware_class/parameters/path"
+# a crash names its kind first and the place of the instruction some lines later
+_KINDS = ("BUG: ", "Oops: ", "kernel BUG at ", "general protection fault", "Unable to handle kernel")
+_LINES_OF_A_CRASH = 60
+
+
+def switched_off(host: Host) -> tuple[str, ...]:
+    """Parameters that somebody set to 0 and that decide who makes device files, or where the driver runs."""
+    found = parameters(host)
+    return tuple(name for name in ("ModifyDeviceFiles", "EnableGpuFirmware") if found.get(name) == "0")
+
+
+def wants_firmware(host: Host) -> bool:
+    """Whether the proprietary module runs its GPUs with GSP firmware: NVML knows, a file doesn't. Only what
+    was switched on by hand counts here (NVreg_EnableGpuFirmware=1)."""
+    return parameters(host).get("EnableGpuFirmware") == "1"
+
+
+def firmware(host: Host, version: str, kernel: str) -> tuple[str, ...]:
+    """The directory with this version's GSP firmware, then its files, compressed or not; () if there is none.
+
+    Searched as the kernel does (Documentation/driver-api/firmware/fw_search_path.rst).
+    """
+    custom = (host.read_text(_CUSTOM_FIRMWARE) or "").strip()
+    for base in (
+        custom,
+        f"/lib/firmware/updates/{kernel}",
+        "/lib/firmware/updates",
+        f"/lib/firmware/{kernel}",
+        "/lib/firmware",
+    ):
+        place = f"{base}/nvidia/{version}"
+        files = host.glob(place, "gsp*") if base.startswith("/") else ()
+        if files:
+            return (place, *(path.rpartition("/")[2] for path in files))
+    return ()
+
+
+def firmware_versions(host: Host) -> tuple[str, ...]:
+    """Versions of NVIDIA's driver that /lib/firmware has a directory for; nouveau's are named after chips."""
+    names = host.listdir("/lib/firmware/nvidia")
+    return tuple(name for name in names if re.fullmatch(r"\d{3}\.[\d.]{2,9}", name))
+
+
+def crash(log: tuple[KernelLine, ...]) -> tuple[KernelLine, ...]:
+    """The first line of the last crash inside an NVIDIA module and the one that shows the place; () if none.
+
+    x86 prints ``RIP: 0010:symbol+0x1/0x2 [nvidia]``, arm64 ``pc : symbol+0x1/0x2 [nvidia]``.
+    """
+    found: tuple[KernelLine, ...] = ()
+    start, left = None, 0
+    for line in log:
+        if line.text.lstrip().startswith(_KINDS):
+            start, left = start if left else line, _LINES_OF_A_CRASH
+        elif left:
+            left -= 1
+            here = line.text.lstrip()
+            if start and here.startswith(("RIP: ", "pc : ")) and re.search(r"\[nvidia[\w-]*\b", here):
+                found, left = (start, line), 0
+    return found
+
+
+# Which GPUs a driver drives: by the branch it belongs to and by the kind of its kernel module.
+#
+# The driver refuses others when it is offered them (`rm_is_supported_device` in the open modules' nv-pci.c),
+# so that a GPU which it has taken is supported, whatever the table says.
+
+TABLE = "gpu_branches"
+DROPPED, TOO_NEW, FLAVOUR = "dropped", "too-new", "flavour"
+
+
+@dataclass(frozen=True)
+class Supports:
+    """A row of the table: branches are whole numbers, 0 for no limit; `module` is open, proprietary or empty
+    for both."""
+
+    name: str
+    min: int
+    max: int
+    module: str
+
+
+@dataclass(frozen=True)
+class Unsuited:
+    """A GPU that this driver doesn't take, and why: `DROPPED`, `TOO_NEW` or `FLAVOUR`."""
+
+    gpu: PciGpu
+    supports: Supports
+    reason: str
+
+
+def supports(device_id: str) -> Supports | None:
+    """What drives a GPU of this PCI device id (``0x2330``); None for one that the table doesn't know."""
+    try:
+        number = int(device_id, 16)
+    except ValueError:
+        return None
+    for row in table(TABLE).rows:
+        if int(row["first"], 16) <= number <= int(row["last"], 16):
+            return Supports(row["name"], row["min"], row["max"], row["module"])
+    return None
+
+
+def branch(version: str) -> int:
+    """580 of ``580.159.03``; 0 if it can't be told."""
+    return next(iter(version_numbers(version)), 0)
+
+
+def unsuited(
+    gpus: tuple[PciGpu, ...], version: str, opened: bool | None, unused: Container[str] = ()
+) -> Iterator[Unsuited]:
+    """GPUs that a driver of this version, with an open module or not, doesn't support: those without a
+    driver, and those of `unused`, by address, which it failed to initialise. `opened` is None if unknown."""
+    for gpu in gpus:
+        row = supports(gpu.device_id) if gpu.driver is None or gpu.address in unused else None
+        reason = refusal(row, branch(version), opened) if row else ""
+        if row and reason:
+            yield Unsuited(gpu, row, reason)
+
+
+def refusal(row: Supports, number: int, opened: bool | None) -> str:
+    """Why a driver of this branch doesn't take such a GPU; empty if it does, or for branch 0."""
+    if row.max and number > row.max:
+        return DROPPED
+    if 0 < number < row.min:
+        return TOO_NEW
+    flavour = {True: "proprietary", False: "open", None: ""}[opened]
+    return FLAVOUR if number and flavour and row.module == flavour else ""
+
+
+@dataclass(frozen=True)
+class DriverBulletin:
+    """A security bulletin for drivers: its number, its date, and the branches that it has a fix for."""
+
+    number: int
+    published: str
+    branches: tuple[int, ...]
+
+
+def kept() -> tuple[int, ...]:
+    """Branches that the last bulletin has a fix for, the newest first."""
+    return tuple(sorted({branch(version) for version in _last_bulletin()["fixed"]}, reverse=True))
+
+
+def _last_bulletin() -> Mapping[str, Any]:
+    return max(table("driver_cves").rows, key=lambda row: str(row["published"]))
+
+
+def ended(number: int) -> DriverBulletin | None:
+    """The last bulletin that we know, if it passes this driver branch over and has newer ones; else None."""
+    last = _last_bulletin()
+    branches = kept()
+    if number in branches or number > max(branches, default=0):
+        return None
+    return DriverBulletin(last["bulletin"], last["published"], branches)
+
+
+# Security bulletins of NVIDIA's, against what is installed: which holes a release still has.
+#
+# A bulletin is a row of tables/driver_cves.json or tables/toolkit_cves.json, newest first. What was published
+# after a table's date isn't in it: nothing here says that a release has no hole.
+
+DRIVER, TOOLKIT = "driver_cves", "toolkit_cves"
+Bulletin = Mapping[str, Any]
+
+
+def name_of(bulletin: Bulletin) -> str:
+    """For people."""
+    return f"NVIDIA's security bulletin {bulletin['bulletin']} of {bulletin['published']}"
+
+
+def driver_bulletins(version: str) -> tuple[tuple[Bulletin, str], ...]:
+    """Those with a fix for this driver's own branch that it hasn't, each with the release that has it."""
+    here = version_numbers(version)
+    found = []
+    for bulletin in table(DRIVER).rows:
+        for fixed in bulletin["fixed"]:
+            release = version_numbers(fixed)
+            if release[:1] == here[:1] and here < release:
+                found.append((bulletin, str(fixed)))
+    return tuple(found)
+
+
+def toolkit_bulletins(host: Host, version: tuple[int, ...], settings: Settings) -> tuple[Bulletin, ...]:
+    """Those whose hole this release has, as it is set up here."""
+    return tuple(row for row in table(TOOLKIT).rows if _concerns(row, host, version, settings))
+
+
+def _concerns(row: Bulletin, host: Host, version: tuple[int, ...], settings: Settings) -> bool:
+    by_cdi = settings.value(MODE) == "cdi"
+    if version >= numbers(row["fixed"]) or (row["not_by_cdi"] and by_cdi):
+        return False
+    if row["cdi_only_below"] and version < numbers(row["cdi_only_below"]) and not by_cdi:
+        return False
+    if row["mitigation"] and settings.value(row["mitigation"]) is True:
+        return False
+    return not row["not_with"] or _low_level(host, settings) != row["not_with"]
+
+
+def _low_level(host: Host, settings: Settings) -> str:
+    """The first low-level runtime of the list that is on this node: the toolkit takes that one."""
+    names = [str(one) for one in settings.value(RUNTIMES)]
+    here = (one for one in names if host.executable(one) or host.which(one))
+    return next(here, names[0]).rpartition("/")[2]

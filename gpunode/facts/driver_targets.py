@@ -4,7 +4,7 @@ both go by."""
 from __future__ import annotations
 
 from gpunode.errors import GpunodeError
-from gpunode.facts import gpu_support
+from gpunode.facts import driver
 from gpunode.facts.driver import driver_packages
 from gpunode.facts.node import Node
 from gpunode.facts.pci import PciGpu
@@ -28,7 +28,7 @@ def computing(gpus: tuple[PciGpu, ...]) -> tuple[PciGpu, ...]:
 
 def last_branch_for(gpus: tuple[PciGpu, ...]) -> int:
     """As `last_branch`. An old GPU doesn't count where another needs a driver that doesn't take it."""
-    rows = [row for gpu in computing(gpus) if (row := gpu_support.supports(gpu.device_id))]
+    rows = [row for gpu in computing(gpus) if (row := driver.supports(gpu.device_id))]
     limits = [row.max for row in rows if row.max]
     last = min(limits, default=0)
     alone = any(row.module == "open" or row.min > last for row in rows)
@@ -37,8 +37,8 @@ def last_branch_for(gpus: tuple[PciGpu, ...]) -> int:
 
 def newer_branch(node: Node) -> int:
     """The branch to change to: the one that is kept longest, for whoever has that one the newest."""
-    here = gpu_support.branch(node.driver_version)
-    wanted = LONG_TERM if here < LONG_TERM else max(here, *gpu_support.kept())
+    here = driver.branch(node.driver_version)
+    wanted = LONG_TERM if here < LONG_TERM else max(here, *driver.kept())
     return min(wanted, last_branch(node) or wanted)
 
 
@@ -68,7 +68,7 @@ def module_for_gpus(gpus: tuple[PciGpu, ...]) -> str:
     """As `module_for`."""
     if last_branch_for(gpus):
         return "proprietary"
-    rows = (gpu_support.supports(gpu.device_id) for gpu in gpus if not gpu.for_vms)
+    rows = (driver.supports(gpu.device_id) for gpu in gpus if not gpu.for_vms)
     return "open" if any(row is not None and row.module == "open" for row in rows) else ""
 
 

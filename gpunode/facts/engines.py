@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpunode.dataclass import dataclass
+from dataclasses import dataclass
+
 from gpunode.errors import GpunodeError
 from gpunode.facts.docker import rootless_docker
 from gpunode.facts.node import Node

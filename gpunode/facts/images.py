@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
-from gpunode.dataclass import dataclass, field
 from gpunode.errors import DaemonError
+from gpunode.facts.tables import table
 from gpunode.host import Host
-
-if TYPE_CHECKING:
-    from gpunode.facts.about_engines import AboutEngines
 
 DAEMON_SECONDS = 3.0
 _PODMAN_SECONDS = 10.0
@@ -55,11 +55,14 @@ class Search:
     silent: tuple[str, ...] = ()
 
 
-def find_image(node: AboutEngines, reference: str) -> Search:
-    """Ask one engine after another; nothing is pulled."""
+def find_image(host: Host, reference: str, docker: str, cri: Mapping[str, str], podman: bool) -> Search:
+    """Query one engine after another; nothing is pulled.
+
+    `docker` is the socket of its API, empty without Docker; `cri` maps each CRI engine's name to its socket.
+    """
     held_not: list[str] = []
     silent: list[str] = []
-    for engine, ask in _engines(node, reference):
+    for engine, ask in _engines(host, reference, docker, cri, podman):
         try:
             config = ask()
         except DaemonError as error:
@@ -71,21 +74,21 @@ def find_image(node: AboutEngines, reference: str) -> Search:
     return Search(None, tuple(held_not), tuple(silent))
 
 
-def _engines(node: AboutEngines, reference: str) -> Iterator[tuple[str, Callable[[], dict[str, Any] | None]]]:
-    host = node.host
-    if node.docker is not None:
-        yield "Docker", lambda: _of_docker(host, node.docker.socket if node.docker else "", reference)
-    for name, daemon in (("containerd", node.containerd), ("CRI-O", node.crio)):
-        if daemon is not None:
-            yield name, lambda socket=daemon.socket: _of_cri(host, socket, reference)  # type: ignore[misc]
-    if node.podman is not None:
+def _engines(
+    host: Host, reference: str, docker: str, cri: Mapping[str, str], podman: bool
+) -> Iterator[tuple[str, Callable[[], dict[str, Any] | None]]]:
+    if docker:
+        yield "Docker", lambda: _of_docker(host, docker, reference)
+    for name, socket in cri.items():
+        yield name, partial(_of_cri, host, socket, reference)
+    if podman:
         yield "podman", lambda: _of_podman(host, reference)
 
 
 def _of_docker(host: Host, socket: str, reference: str) -> dict[str, Any] | None:
     if not host.live:
         return _recorded(host, socket, reference)
-    from gpunode.daemons.docker_api import DockerApi
+    from gpunode.daemons.docker import DockerApi
 
     return _heard(host, socket, reference, DockerApi(host, socket, DAEMON_SECONDS).image_config(reference))
 
@@ -93,7 +96,7 @@ def _of_docker(host: Host, socket: str, reference: str) -> dict[str, Any] | None
 def _of_cri(host: Host, socket: str, reference: str) -> dict[str, Any] | None:
     if not host.live:
         return _recorded(host, socket, reference)
-    from gpunode.daemons.cri_images import image_config
+    from gpunode.daemons.cri import image_config
 
     return _heard(host, socket, reference, image_config(host, socket, reference, DAEMON_SECONDS))
 
@@ -138,3 +141,125 @@ def _environment(config: Mapping[str, Any]) -> dict[str, str]:
     listed = config.get("Env")
     pairs = (item for item in (listed if isinstance(listed, list) else ()) if isinstance(item, str))
     return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
+
+
+# The language of NVIDIA_REQUIRE_*: what an image wants of the driver and the GPU it runs on.
+#
+# Alternatives are divided by spaces, the conditions of one by commas: ``cuda>=12.4 brand=tesla,driver>=535``.
+# Properties are cuda, driver, arch (a GPU's compute capability) and brand; versions compare number by number,
+# zeros at the end count for nothing, brands without regard to case. The language is that of
+# libnvidia-container (dsl.c), which the runtime judges images by.
+
+VERSIONS = ("cuda", "driver", "arch")
+PROPERTIES = (*VERSIONS, "brand")
+_CONDITION = re.compile(r"([^<>=!]+)(<=|>=|!=|=|<|>)([^<>=!]+)")
+_NUMBERS = re.compile(r"[0-9.]+")
+_LONGEST = 20_000  # characters; the longest of NVIDIA's own images has 3,000
+_DIGITS = 9
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One comparison: ``driver``, ``>=``, ``535``."""
+
+    name: str
+    operator: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.operator}{self.value}"
+
+
+def parse(text: str) -> tuple[tuple[Condition, ...], ...]:
+    """Alternatives of conditions. ValueError for what the runtime calls an invalid expression."""
+    if len(text) > _LONGEST:
+        raise ValueError("longer than any requirement")
+    groups = (tuple(map(_condition, filter(None, group.split(",")))) for group in text.split(" "))
+    return tuple(filter(None, groups))
+
+
+def _condition(text: str) -> Condition:
+    found = _CONDITION.fullmatch(text)
+    name = found[1].lower() if found else ""
+    if found is None or name not in PROPERTIES:
+        raise ValueError(f"{text!r} is no condition")
+    if name in VERSIONS:
+        numbers(found[3])
+    elif found[2] not in ("=", "!="):
+        raise ValueError(f"{text!r}: brands have no order")
+    return Condition(name, found[2], found[3])
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """A version as numbers that compare, without zeros at its end. ValueError if it is none."""
+    parts = [part for part in text.split(".") if part]
+    if not _NUMBERS.fullmatch(text) or not parts or max(map(len, parts)) > _DIGITS:
+        raise ValueError(f"{text!r} is no version")
+    found = [int(part) for part in parts]
+    while found and found[-1] == 0:
+        found.pop()
+    return tuple(found)
+
+
+def satisfied(
+    alternatives: Iterable[Iterable[Condition]], facts: Mapping[str, Collection[str]]
+) -> bool | None:
+    """Whether one alternative holds; None if that can't be told. No alternative at all requires nothing.
+
+    `facts` maps a property to the values that it may have: one where it is known, several or
+    none where it isn't.
+    """
+    answers = [_all(_holds(one, facts.get(one.name, ())) for one in group) for group in alternatives]
+    if True in answers or not answers:
+        return True
+    return None if None in answers else False
+
+
+def _all(answers: Iterable[bool | None]) -> bool | None:
+    told = tuple(answers)
+    if False in told:
+        return False
+    return None if None in told else True
+
+
+def _holds(condition: Condition, values: Collection[str]) -> bool | None:
+    answers = {_compared(condition, value) for value in values}
+    return answers.pop() if len(answers) == 1 else None
+
+
+def _compared(condition: Condition, value: str) -> bool:
+    if condition.name == "brand":
+        return (value.lower() == condition.value.lower()) == (condition.operator == "=")
+    one, other = numbers(value), numbers(condition.value)
+    return {
+        "=": one == other,
+        "!=": one != other,
+        "<": one < other,
+        "<=": one <= other,
+        ">": one > other,
+        ">=": one >= other,
+    }[condition.operator]
+
+
+# Images that guides tell people to try their GPUs with, and the CUDA of each.
+
+TABLE = "sample_images"
+VECTOR_ADD = "nvcr.io/nvidia/k8s/cuda-sample"
+
+
+def sample_cuda(reference: str) -> str:
+    """The CUDA release of a sample's image, empty for any other image. The tag may name the distribution
+    that the image was built on (``vectoradd-cuda11.7.1-ubi8``), and a digest may follow it."""
+    named = reference.removeprefix("docker.io/").partition("@")[0]
+    rows = table(TABLE).rows if named else ()
+    known = ((f"{row['image']}:{row['tag']}", row["cuda"]) for row in rows)
+    return next((cuda for name, cuda in known if named == name or named.startswith(f"{name}-")), "")
+
+
+def vector_add_image() -> str:
+    """NVIDIA's newest vector-add sample for Kubernetes, with its tag."""
+    from gpunode.facts.tables import numbers
+
+    rows = [row for row in table(TABLE).rows if row["image"] == VECTOR_ADD]
+    newest = max(rows, key=lambda row: numbers(row["cuda"]))
+    return f"{newest['image']}:{newest['tag']}"

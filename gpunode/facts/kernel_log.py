@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
 
-from gpunode.dataclass import dataclass
+from gpunode.facts.tables import table
 from gpunode.host import Host
 
 SOURCE = "dmesg"
@@ -70,3 +73,118 @@ def matching(lines: tuple[KernelLine, ...], pattern: str) -> tuple[tuple[KernelL
     """Lines in which the pattern is found, each with its match."""
     compiled = re.compile(pattern)
     return tuple((line, match) for line in lines if (match := compiled.search(line.text)))
+
+
+# XIDs in the kernel's log: the driver's own account of what went wrong with which GPU.
+
+_MARK = "NVRM: Xid ("
+_LOADING = "NVRM: loading NVIDIA UNIX"  # proprietary and open modules alike
+_LOST = "fallen off the bus"
+# NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.
+_XID = r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{5,16})\)[^:]*: (\d{1,5})(?!\d)"
+_PLACE = r"NVRM: GPU (?:at )?(?:PCI:)?((?:[0-9a-fA-F]{4,8}:)[0-9a-fA-F]{2}:[0-9a-fA-F]{2})"
+_XID_LOST = 79
+
+
+@dataclass(frozen=True)
+class XidLine:
+    """One XID. `address` is the GPU's as sysfs spells it, `text` the whole line, `seconds` since the boot."""
+
+    seconds: float
+    address: str
+    number: int
+    text: str
+
+
+def xid_lines(log: tuple[KernelLine, ...]) -> tuple[XidLine, ...]:
+    """Oldest first. A program's name stands in such a line, so that only its beginning is believed."""
+    found = []
+    for line in log:
+        if not line.text.startswith(_MARK):
+            continue
+        match = re.match(_XID, line.text)
+        if match is not None:
+            found.append(XidLine(line.seconds, address_of(match[1]), int(match[2]), line.text.strip()))
+    return tuple(found)
+
+
+def fallen_off(log: tuple[KernelLine, ...]) -> tuple[XidLine, ...]:
+    """The lines that say of a GPU that it has fallen off the bus, XID 79 among them."""
+    found = [line for line in xid_lines(log) if line.number == _XID_LOST]
+    for line in log:
+        if line.text.startswith("NVRM: GPU ") and _LOST in line.text:
+            match = re.match(_PLACE, line.text)
+            if match is not None:
+                found.append(XidLine(line.seconds, address_of(match[1]), _XID_LOST, line.text.strip()))
+    return tuple(found)
+
+
+def last_load(log: tuple[KernelLine, ...]) -> float:
+    """When the driver was last loaded, in seconds since the boot; 0 if the log doesn't go back that far."""
+    return max((line.seconds for line in log if line.text.startswith(_LOADING)), default=0.0)
+
+
+def address_of(text: str) -> str:
+    """``0000:3b:00.0`` from what the driver writes: ``0000:3B:00``, ``00000000:3b:00.0``, ``3b:00``."""
+    parts = text.lower().partition(".")[0].split(":")
+    domain = parts[0] if len(parts) == 3 else "0000"
+    short = domain[-4:] if len(domain) == 8 and domain.startswith("0000") else domain
+    return f"{short}:{':'.join(parts[-2:])}.0"
+
+
+# NVIDIA's XIDs: what each means, and what brings a GPU back after it.
+#
+# After the XID catalogue in NVIDIA's "Xid Errors" (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors
+# with the Xid Catalog", October 2025: Ampere and newer), whose resolution buckets became classes:
+#
+# - RESTART_APP -> application; RESTART_APP of a contained memory error -> restart-app; IGNORE -> ignore
+# - RESET_GPU -> reset; RESTART_BM and RESTART_VM -> reboot; CHECK_MECHANICALS -> hardware
+# - CONTACT_SUPPORT, the workflows, UPDATE_SWFW, CHECK_UVM and none -> by-driver: the driver's recovery action
+# decides, as NVIDIA asks for. The codes that newer GPUs don't use have their older meaning.
+#
+# The codes are in tables/xids.json. Differences to NVIDIA's device plugin, which counts every XID but 13, 31,
+# 43, 45, 68 and 109, are told in docs/health.md.
+
+APPLICATION, IGNORE, RESTART_APP = "application", "ignore", "restart-app"
+BY_DRIVER, RESET, REBOOT, HARDWARE = "by-driver", "reset", "reboot", "hardware"
+
+NOT_COUNTED = frozenset({109})
+"""Beside application and ignore. 109 needs a reset by the catalogue, but mostly a program has caused it and
+NVIDIA's plugin ignores it; where the driver does ask for a reset, the recovery action tells."""
+
+_ALL_INSTANCES = "*"
+
+
+@dataclass(frozen=True)
+class Xid:
+    """One code. With `whole` it concerns the GPU, whichever MIG instance was told with it."""
+
+    number: int
+    meaning: str
+    kind: str
+    whole: bool = False
+
+    @property
+    def counts(self) -> bool:
+        """Whether it makes a device unhealthy unless the settings say otherwise."""
+        return self.kind not in (APPLICATION, IGNORE) and self.number not in NOT_COUNTED
+
+    @property
+    def text(self) -> str:
+        """For people: ``XID 79: the GPU has fallen off the bus``."""
+        return f"XID {self.number}: {self.meaning}" if self.meaning else f"XID {self.number}"
+
+
+def xid(number: int) -> Xid:
+    """The code as catalogued; one that isn't counts, and the driver decides when it is over."""
+    return catalogue().get(number) or Xid(number, "", BY_DRIVER)
+
+
+@cache
+def catalogue() -> MappingProxyType[int, Xid]:
+    """Every documented code."""
+    found = {}
+    for number, kind, meaning in table("xids").rows:
+        name = kind.removesuffix(_ALL_INSTANCES)
+        found[number] = Xid(number, meaning, name, kind != name)
+    return MappingProxyType(found)

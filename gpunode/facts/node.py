@@ -8,15 +8,651 @@ look, and `ConfigError` for a file that can't be parsed; a check that needs it i
 
 from __future__ import annotations
 
-from gpunode.dataclass import dataclass
-from gpunode.facts.about import Questions
-from gpunode.facts.about_images import AboutImages
-from gpunode.facts.about_services import AboutServices
-from gpunode.facts.about_workloads import AboutWorkloads
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpunode.errors import DaemonError, GpunodeError
+from gpunode.facts import (
+    devices,
+    driver,
+    kernel_log,
+    kernel_modules,
+    kubelet,
+    libraries,
+    packages,
+    pci,
+    processes,
+    system,
+    toolkit,
+)
+from gpunode.facts import kernel_log as xid_log
+from gpunode.facts.containerd import DEFAULT_SOCKET, ContainerdConfig, find_containerd, load_config
+from gpunode.facts.daemons import Daemon, daemon_version
+from gpunode.facts.distributions import distribution_at
+from gpunode.facts.docker import find_docker, parse_daemon_json
+from gpunode.facts.system import BARE_METAL, VM
+from gpunode.facts.systemd import read_unit
+from gpunode.facts.topic import Stuck, topic
+from gpunode.gpu.library_paths import DRIVER_ROOT
+from gpunode.host import Host
+from gpunode.host.reading import DeviceNode
+
+if TYPE_CHECKING:
+    from gpunode.daemons.cri import CriContainer, CriStatus
+    from gpunode.daemons.pod_resources import Holding
+    from gpunode.facts.cdi import CdiSpec
+    from gpunode.facts.crio import CrioConfig
+    from gpunode.facts.device_plugins import Operator, PluginLog, PluginProcess
+    from gpunode.facts.docker_desktop import Desktop
+    from gpunode.facts.driver import Unsuited
+    from gpunode.facts.fabric import LogFinding, NvSwitch
+    from gpunode.facts.images import Search
+    from gpunode.facts.libraries import CachedLibrary
+    from gpunode.facts.packages import Automatic
+    from gpunode.facts.podman import PodmanConfig
+    from gpunode.facts.services import UnitState
+    from gpunode.facts.toolkit import Settings
+    from gpunode.facts.workloads import Container, DeviceRule
+    from gpunode.gpu.condition import Condition
+    from gpunode.gpu.probe import NvmlProbe
+
+
+# What every room of `Node` has: the machine itself, and what was asked of it.
+
+DAEMON_SECONDS = 3.0  # a healthy daemon answers within milliseconds, a busy one within a second
+NVML_SECONDS = 15.0
+NVML_SECONDS_MANY = 20.0  # without persistence GPUs wake up one after another, eight in more than ten seconds
+FEW_GPUS = 4
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What the user wants to know beyond the usual.
+
+    `expect_gpus` is how many GPUs there should be, None if nobody said. `cuda` is the CUDA release that
+    programs here need ("12.8"), `image` a container image whose requirements are compared, both empty if
+    nobody asked. `deep` allows checks that run something: a container, a plugin's RPC.
+    """
+
+    expect_gpus: int | None = None
+    cuda: str = ""
+    image: str = ""
+    deep: bool = False
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of something that was tried; `passed` is None if it couldn't be, and `text` says why."""
+
+    passed: bool | None
+    text: str
+
+
+def or_raise(answer: _Answer | DaemonError) -> _Answer:
+    """A daemon's answer, or what kept it from giving one: a topic keeps both, so that a daemon that hangs is
+    waited for once and not by every check."""
+    if isinstance(answer, DaemonError):
+        raise answer
+    return answer
+
+
+# Topics of `Node`: the engines beside Docker and containerd's CRI, and other Dockers than the one meant.
+
+_CRIO_UNITS = ("crio.service", "cri-o.service")
+
+
+# Topics of `Node`: what runs on its GPUs, and what the kubelet may hand out of them.
+
+
+@dataclass(frozen=True)
+class Allocatable:
+    """Healthy devices by resource, held or not, and who said so: the kubelet (`told`), or its checkpoint."""
+
+    resources: Mapping[str, tuple[str, ...]]
+    source: str
+    told: bool = False
+
+    @property
+    def nvidia(self) -> dict[str, tuple[str, ...]]:
+        return {name: ids for name, ids in self.resources.items() if name.startswith("nvidia.com/")}
+
 
 __all__ = ["Node", "Questions"]
 
 
 @dataclass(frozen=True)
-class Node(AboutImages, AboutWorkloads, AboutServices):
+class Node:
     """A lazily read snapshot of `host`."""
+
+    host: Host
+    questions: Questions = field(default_factory=Questions)
+    trials: Mapping[str, Callable[[Host, str], Trial]] = field(default_factory=dict)
+
+    # The machine, its kernel and what is on the PCI bus.
+
+    @topic
+    def distribution(self) -> system.Distribution:
+        return system.read_distribution(self.host)
+
+    @topic
+    def kind(self) -> str:
+        """bare-metal, vm, wsl2, tegra or container."""
+        return system.node_class(self.host)
+
+    @topic
+    def kernel(self) -> str:
+        return system.kernel_release(self.host)
+
+    @topic
+    def secure_boot(self) -> bool | None:
+        return system.secure_boot(self.host)
+
+    @topic
+    def kernel_log(self) -> tuple[kernel_log.KernelLine, ...]:
+        """`Unreadable` for an ordinary user where the kernel restricts it (kernel.dmesg_restrict)."""
+        return kernel_log.read_kernel_log(self.host)
+
+    @topic
+    def xids(self) -> tuple[xid_log.XidLine, ...]:
+        """Of this boot, oldest first; `Unreadable` as `kernel_log` is."""
+        return xid_log.xid_lines(self.kernel_log)
+
+    @topic
+    def packages(self) -> packages.Packages:
+        """Installed packages. Where rpm has to be asked it takes half a second: ask files first."""
+        return packages.read_packages(self.host)
+
+    @topic
+    def module_options(self) -> kernel_modules.ModuleOptions:
+        """What modprobe.d and the command line say of modules. `Unreadable` if a file of it is closed."""
+        return kernel_modules.read_module_options(self.host)
+
+    @topic
+    def gpus(self) -> tuple[pci.PciGpu, ...]:
+        return pci.read_gpus(self.host)
+
+    @topic
+    def processes(self) -> tuple[processes.Process, ...]:
+        return processes.running(self.host)
+
+    # The kernel module, its libraries, device files and what NVML says.
+
+    @topic
+    def module(self) -> driver.LoadedModule | None:
+        return driver.loaded_module(self.host)
+
+    @topic
+    def module_file(self) -> driver.ModuleFile | None:
+        return driver.module_file(self.host)
+
+    @topic
+    def module_open(self) -> bool | None:
+        """Whether the module, loaded or on disk, is the open one; None if that can't be told."""
+        if self.module is not None:
+            return self.module.open
+        license_ = driver.module_license(self.host)
+        return None if not license_ else "GPL" in license_
+
+    @topic
+    def driver_version(self) -> str:
+        """Of the loaded module, else of the one on disk; empty if neither tells."""
+        if self.module is not None:
+            return self.module.version
+        return self.module_file.version if self.module_file else ""
+
+    @topic
+    def unsuited_gpus(self) -> tuple[Unsuited, ...]:
+        """GPUs that have no driver, or one that can't use them, because it doesn't support them."""
+        from gpunode.facts.driver import unsuited
+
+        return tuple(unsuited(self.gpus, self.driver_version, self.module_open, self.refused_gpus))
+
+    @topic
+    def refused_gpus(self) -> tuple[str, ...]:
+        """Addresses of GPUs that the driver owns and failed to initialise, by the kernel's log."""
+        from gpunode.facts.kernel_log import failed_gpus
+
+        try:
+            found = failed_gpus(self.kernel_log)
+        except GpunodeError:
+            return ()
+        return tuple(gpu.address for gpu in self.gpus if gpu.driver == "nvidia" and gpu.address in found)
+
+    @topic
+    def next_kernel(self) -> str:
+        """The kernel that boots next: what somebody told GRUB to boot, else the newest of its kind."""
+        from gpunode.facts.boot import chosen_release
+
+        newer = driver.newer_kernels(self.kernels, self.kernel)
+        if not newer:
+            return self.kernel
+        chosen = chosen_release(self.host, self.kernels)
+        return chosen or max(newer, key=lambda one: driver.version_key(one.release)).release
+
+    @topic
+    def next_version(self) -> str:
+        """Of the module that the next boot loads; empty if there is none, or if it doesn't tell."""
+        if self.next_kernel == self.kernel:
+            return self.module_file.version if self.module_file else ""
+        return driver.next_version(self.host, self.next_kernel)
+
+    @topic
+    def automatic_upgrades(self) -> Automatic | None:
+        """Who upgrades packages without being asked, None if nobody does."""
+        from gpunode.facts.packages import automatic_upgrades
+
+        return automatic_upgrades(self.host, self.distribution.family)
+
+    @topic
+    def linked_libraries(self) -> tuple[CachedLibrary, ...]:
+        """What the dynamic linker's cache holds for 64-bit programs."""
+        return libraries.linked_libraries(self.host)
+
+    @topic
+    def kernels(self) -> tuple[driver.Kernel, ...]:
+        return driver.installed_kernels(self.host)
+
+    @topic
+    def module_built(self) -> bool:
+        """Whether the running kernel has an NVIDIA module on disk."""
+        return driver.module_for(self.host, self.kernel)
+
+    @topic
+    def dkms(self) -> tuple[str, ...]:
+        return driver.dkms_versions(self.host)
+
+    @topic
+    def nvml_library(self) -> libraries.Library | None:
+        return libraries.find_library(self.host, libraries.NVML, self.linked_libraries)
+
+    @topic
+    def cuda_library(self) -> libraries.Library | None:
+        return libraries.find_library(self.host, libraries.CUDA, self.linked_libraries)
+
+    @topic
+    def driver_gpus(self) -> tuple[devices.DriverGpu, ...]:
+        return devices.driver_gpus(self.host)
+
+    @topic
+    def device_nodes(self) -> tuple[DeviceNode, ...]:
+        return devices.nvidia_nodes(self.host)
+
+    @topic
+    def majors(self) -> dict[str, int]:
+        return devices.character_majors(self.host.read_text("/proc/devices") or "")
+
+    @topic
+    def nvml(self) -> NvmlProbe:
+        """What NVML says, asked in a child process; not `asked` where its answer would cost a change: NVML
+        has the module loaded and makes the device files that lack, which would hide the fault."""
+        from gpunode.gpu.probe import NvmlProbe, probe
+
+        library = self.nvml_library
+        if library is None and not self.host.is_dir(f"{DRIVER_ROOT}/usr"):
+            return NvmlProbe(None, message="there is no libnvidia-ml.so.1 to ask NVML with", asked=False)
+        change = self._nvml_would
+        if change:
+            return NvmlProbe(None, message=f"NVML isn't asked: it would {change}", asked=False)
+        seconds = NVML_SECONDS_MANY if len(self.driver_gpus) > FEW_GPUS else NVML_SECONDS
+        return probe(self.host, seconds, condition=True, root=self._driver_root)
+
+    @property
+    def _driver_root(self) -> str:
+        """Root directory of the driver container in which NVML is queried, "" for the node's own. Only root
+        may enter it."""
+        library = self.nvml_library
+        return library.root if library and (self.host.is_root or not self.host.live) else ""
+
+    @property
+    def _nvml_would(self) -> str:
+        """What NVML would change to get what it needs; empty if everything is there."""
+        if self.kind not in (BARE_METAL, VM):
+            return ""  # a container has only what it was given, and WSL has neither module nor these files
+        if self.module is None:
+            return "load the module"
+        there = {device.path for device in self.device_nodes}
+        if self._driver_root:
+            there = {
+                device.path.removeprefix(DRIVER_ROOT) for device in self.host.devices(f"{DRIVER_ROOT}/dev")
+            }
+            # a toolkit container may make them in the node's own /dev instead
+            there |= {device.path for device in self.device_nodes}
+        minors = sorted(gpu.minor for gpu in self.driver_gpus if gpu.minor is not None and not gpu.excluded)
+        wanted = (devices.CONTROL, *(f"/dev/nvidia{minor}" for minor in minors))
+        return next((f"make {path}" for path in wanted if path not in there), "")
+
+    @topic
+    def conditions(self) -> tuple[Condition, ...]:
+        """How each GPU is, as NVML tells; () where NVML isn't there or doesn't answer."""
+        return () if self.module is None else self.nvml.conditions
+
+    # The kubelet and what it has registered.
+
+    @topic
+    def kubelet(self) -> kubelet.Kubelet | None:
+        return kubelet.find_kubelet(self.host, self.processes)
+
+    @topic
+    def operator(self) -> Operator:
+        """What is here of NVIDIA's GPU operator; nothing, where it isn't."""
+        from gpunode.facts.device_plugins import find_operator
+
+        return find_operator(self.host)
+
+    @topic
+    def docker_snap(self) -> Daemon | None:
+        """The docker snap, also where it lies beside a Docker of the system's."""
+        from gpunode.facts.docker import SNAP_UNIT, find_snap
+
+        daemons = tuple(one for one in self.processes if one.name == "dockerd" and one.uid == 0)
+        if not daemons and read_unit(self.host, SNAP_UNIT) is None:
+            return None
+        return find_snap(self.host, daemons)
+
+    @topic
+    def docker_rootless(self) -> tuple[Daemon, ...]:
+        """Dockers that ordinary users run, the own one first."""
+        from gpunode.facts.docker import find_others, find_rootless
+
+        daemons = tuple(one for one in self.processes if one.name == "dockerd" and one.uid != 0)
+        own = find_rootless(self.host, daemons) if daemons else None
+        return tuple(filter(None, (own,))) + find_others(self.host, daemons)
+
+    @topic
+    def docker_desktop(self) -> tuple[Desktop, ...]:
+        from gpunode.facts.docker_desktop import running_desktops
+
+        return running_desktops(self.host, self.processes)
+
+    @topic
+    def crio(self) -> Daemon | None:
+        from gpunode.facts.crio import find_crio
+
+        here = any(one.name == "crio" for one in self.processes) or self.host.which("crio") is not None
+        if not here and all(read_unit(self.host, unit) is None for unit in _CRIO_UNITS):
+            return None
+        return find_crio(self.host)
+
+    @topic
+    def crio_files(self) -> CrioConfig | None:
+        """What CRI-O's files add up to; `ConfigError` for one that it can't read either."""
+        from gpunode.facts.crio import drop_in_directory, load_crio
+
+        if self.crio is None:
+            return None
+        return load_crio(self.host, self.crio.config_path, drop_in_directory(self.crio))
+
+    @topic
+    def crio_config(self) -> dict[str, Any]:
+        """What the running CRI-O holds (``/config``); `DaemonError` if it doesn't say."""
+        return or_raise(self._crio_answer)
+
+    @topic
+    def _crio_answer(self) -> dict[str, Any] | DaemonError:
+        from gpunode.daemons.crio import DEFAULT_SOCKET, CrioApi
+
+        socket = self.crio.socket if self.crio else DEFAULT_SOCKET
+        try:
+            return CrioApi(self.host, socket, DAEMON_SECONDS).config()
+        except DaemonError as error:
+            return error
+
+    @topic
+    def podman(self) -> Daemon | None:
+        from gpunode.facts.podman import find_podman
+
+        return find_podman(self.host)
+
+    @topic
+    def podman_files(self) -> PodmanConfig:
+        from gpunode.facts.podman import load_podman
+
+        return load_podman(self.host)
+
+    @topic
+    def kubelet_version(self) -> tuple[int, ...]:
+        """Of the kubelet that runs, () if none does or it doesn't say. It takes a start of its program."""
+        process = self.kubelet.process if self.kubelet else None
+        if process is None or process.name != "kubelet":
+            return ()
+        return daemon_version(self.host, "kubelet", process.argv[0])
+
+    # The toolkit, CDI specifications and the container engines, as their daemons tell.
+
+    @topic
+    def toolkit(self) -> toolkit.Toolkit:
+        return toolkit.find_toolkit(self.host)
+
+    @topic
+    def toolkit_settings(self) -> Settings:
+        """config.toml with its defaults; `ConfigError` if it can't be parsed."""
+        from gpunode.facts.toolkit import read_settings
+
+        return read_settings(self.host, self.toolkit)
+
+    @topic
+    def cdi_specs(self) -> tuple[CdiSpec, ...]:
+        from gpunode.facts.cdi import nvidia_specs
+
+        return nvidia_specs(self.host)
+
+    @topic
+    def docker(self) -> Daemon | None:
+        return find_docker(self.host)
+
+    @topic
+    def docker_config(self) -> dict[str, Any]:
+        """daemon.json; {} without Docker or without the file."""
+        if self.docker is None:
+            return {}
+        path = self.docker.config_path
+        return parse_daemon_json(self.host.read_text(path) or "", path, twice=True)
+
+    @topic
+    def docker_info(self) -> dict[str, Any]:
+        """The running daemon's own account; `DaemonError` if there is none."""
+        return or_raise(self._docker_answer)
+
+    @topic
+    def _docker_answer(self) -> dict[str, Any] | DaemonError:
+        """A failure is kept as well: a daemon that hangs is waited for once, not by every check."""
+        from gpunode.daemons.docker import DockerApi
+
+        try:
+            return DockerApi(self.host, self.docker.socket if self.docker else "", DAEMON_SECONDS).info()
+        except DaemonError as error:
+            return error
+
+    @topic
+    def containerd(self) -> Daemon | None:
+        """The kubelet's if that is a distribution's, which may run beside the system's; else the system's."""
+        found = find_containerd(self.host)
+        try:
+            endpoint = self.kubelet.endpoint if self.kubelet else ""
+        except GpunodeError:
+            return found
+        elsewhere = found is not None and endpoint not in ("", DEFAULT_SOCKET, found.socket)
+        return (distribution_at(self.host, endpoint) if elsewhere else None) or found
+
+    @topic
+    def containerd_config(self) -> ContainerdConfig | None:
+        if self.containerd is None:
+            return None
+        return load_config(self.host, self.containerd.config_path, self.containerd.version)
+
+    @topic
+    def cri(self) -> CriStatus:
+        """The running containerd's own account of its CRI; `DaemonError` if it gives none."""
+        return or_raise(self._cri_answer)
+
+    @topic
+    def _cri_answer(self) -> CriStatus | DaemonError:
+        from gpunode.daemons.cri import Cri
+
+        try:
+            with Cri(self.host, self.containerd.socket if self.containerd else "", DAEMON_SECONDS) as client:
+                return client.status()
+        except DaemonError as error:
+            return error
+
+    # The container image that the user asks about.
+
+    @topic
+    def image(self) -> Search:
+        """The image of `Questions.image` in an engine's store; nobody holds the empty name."""
+        from gpunode.facts.images import Search, find_image
+
+        if not self.questions.image:
+            return Search(None)
+        daemons = {"containerd": self.containerd, "CRI-O": self.crio}
+        return find_image(
+            self.host,
+            self.questions.image,
+            docker=self.docker.socket if self.docker else "",
+            cri={name: daemon.socket for name, daemon in daemons.items() if daemon is not None},
+            podman=self.podman is not None,
+        )
+
+    # The services beside the driver, as systemd tells.
+
+    @topic
+    def units(self) -> Mapping[str, UnitState]:
+        """By name, those of `unit_states.UNITS`; one that isn't in it can't be told. A systemd that hangs is
+        waited for once."""
+        from gpunode.facts.services import read_unit_states
+
+        if self._units_hang:
+            raise Stuck(self._units_hang[0])
+        try:
+            return read_unit_states(self.host)
+        except Stuck as error:
+            self._units_hang.append(error.message)
+            raise
+
+    @topic
+    def _units_hang(self) -> list[str]:
+        return []
+
+    @topic
+    def switches(self) -> tuple[NvSwitch, ...]:
+        """`Unreadable` for an ordinary user on a Blackwell baseboard."""
+        from gpunode.facts.fabric import read_switches
+
+        return read_switches(self.host, self.gpus)
+
+    @topic
+    def fabric_log(self) -> tuple[LogFinding, ...]:
+        """Since the fabric manager was last started, in whichever boot that was."""
+        from gpunode.facts.fabric import read_log
+
+        return read_log(self.host)
+
+    @topic
+    def allocatable(self) -> Allocatable | None:
+        """The running kubelet's word (PodResources), else its checkpoint's; None if neither can be had."""
+        from gpunode.facts.kubelet import NAME, read_checkpoint
+
+        answer = self._allocatable_answer
+        if not isinstance(answer, DaemonError):
+            socket = kubelet.pod_resources_socket(self.kubelet)
+            return Allocatable(answer, f"GetAllocatableResources at {socket}", True)
+        checkpoint = read_checkpoint(self.host, kubelet.DEVICE_PLUGINS)
+        path = f"{kubelet.DEVICE_PLUGINS}/{NAME}"
+        if checkpoint is None or self._older_than_kubelet(path):
+            return None
+        return Allocatable(checkpoint.healthy, path)
+
+    def _older_than_kubelet(self, path: str) -> bool:
+        """Whether what lies there is an earlier kubelet's word; times of a recorded machine say nothing."""
+        found = self.host.stat(path) if self.host.live else None
+        process = self.kubelet.process if self.kubelet else None
+        return found is not None and process is not None and found.st_mtime < process.started
+
+    @topic
+    def _allocatable_answer(self) -> Mapping[str, tuple[str, ...]] | DaemonError:
+        from gpunode.daemons import pod_resources
+
+        socket = kubelet.pod_resources_socket(self.kubelet)
+        try:
+            return pod_resources.allocatable(self.host, socket, DAEMON_SECONDS)
+        except DaemonError as error:
+            return error
+
+    @topic
+    def kubelet_silence(self) -> str:
+        """What a kubelet that runs leaves unanswered, in words; empty if it answers or can't be asked."""
+        answer = self._allocatable_answer
+        return answer.message if isinstance(answer, DaemonError) and answer.code == "timeout" else ""
+
+    @topic
+    def gpu_holdings(self) -> tuple[Holding, ...]:
+        """Which containers hold which NVIDIA devices; `DaemonError` if the kubelet doesn't say."""
+        return or_raise(self._holdings_answer)
+
+    @topic
+    def _holdings_answer(self) -> tuple[Holding, ...] | DaemonError:
+        from gpunode.daemons import pod_resources
+
+        socket = kubelet.pod_resources_socket(self.kubelet)
+        try:
+            held = pod_resources.list_pods(self.host, socket, DAEMON_SECONDS)
+        except DaemonError as error:
+            return error
+        return tuple(one for one in held if one.resource.startswith("nvidia.com/"))
+
+    @topic
+    def cri_containers(self) -> tuple[CriContainer, ...]:
+        """What runs under the engine that the kubelet talks to; () if there is none or it doesn't tell."""
+        from gpunode.daemons.cri import running_containers
+
+        socket = self.kubelet.endpoint if self.kubelet else self.containerd.socket if self.containerd else ""
+        try:
+            return running_containers(self.host, socket, DAEMON_SECONDS) if socket else ()
+        except DaemonError:
+            return ()
+
+    @topic
+    def docker_containers(self) -> tuple[tuple[str, str, str], ...]:
+        """Id, name and image of what runs under Docker; () without Docker, or if it doesn't tell."""
+        from gpunode.daemons.docker import DockerApi
+
+        try:
+            if self.docker is None:
+                return ()
+            return DockerApi(self.host, self.docker.socket, DAEMON_SECONDS).running_containers()
+        except DaemonError:
+            return ()
+
+    @topic
+    def containers(self) -> tuple[Container, ...]:
+        """What runs in a container on this node, whatever its engine."""
+        from gpunode.facts.workloads import containers
+
+        return containers(self.host, self.processes)
+
+    @topic
+    def gpu_containers(self) -> tuple[Container, ...]:
+        """Those with NVIDIA's device files in their /dev."""
+        return tuple(one for one in self.containers if one.nodes)
+
+    @topic
+    def device_rules(self) -> Mapping[str, DeviceRule]:
+        """systemd's device rules of those containers' scopes."""
+        from gpunode.facts.workloads import device_rules
+
+        return device_rules(self.host, filter(None, (one.scope for one in self.gpu_containers)))
+
+    @topic
+    def plugin_processes(self) -> tuple[PluginProcess, ...]:
+        from gpunode.facts.device_plugins import plugin_processes
+
+        return plugin_processes(self.host, self.processes)
+
+    @topic
+    def plugin_logs(self) -> tuple[PluginLog, ...]:
+        from gpunode.facts.device_plugins import plugin_logs
+
+        return plugin_logs(self.host)

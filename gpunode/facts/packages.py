@@ -6,10 +6,13 @@ of its Status. rpm's answer is the whole database, since rpm reads all of it for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
-from gpunode.dataclass import dataclass, field
-from gpunode.host import LARGE_BYTES, Host
+from gpunode.host import Host
+from gpunode.host.files import LARGE_BYTES, SMALL_BYTES
 
 STATUS = "/var/lib/dpkg/status"
 RPM_QUERY = ("rpm", "-qa", "--qf", r"%{NAME}\t%{EVR}\t%{INSTALLTIME}\n")
@@ -95,3 +98,425 @@ def _from_rpm(answer: str) -> Iterator[Package]:
         known = seconds.isascii() and seconds.isdigit() and len(seconds) < 12
         if name and version:
             yield Package(name, version, installed_at=float(seconds) if known else None)
+
+
+# Which transaction of the package manager brought a driver's version onto this node, from its own log.
+#
+# apt writes /var/log/apt/history.log (apt.conf(5), Dir::Log::History), libzypp /var/log/zypp/history, dnf
+# /var/log/dnf.rpm.log; where the log is gone, rpm's database still knows when a package was installed. Dates
+# are shown as they stand there: apt and libzypp write local time without a zone.
+
+APT = "/var/log/apt/history.log"
+DNF = "/var/log/dnf.rpm.log"
+ZYPP = "/var/log/zypp/history"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One package that was installed or upgraded to `version`. `by` is the command line, if it is known."""
+
+    date: str
+    package: str
+    version: str
+    source: str
+    line: int | None
+    by: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.date} {self.package} {self.version}{f' by {self.by}' if self.by else ''}"
+
+
+def brought(host: Host, version: str, packages: Callable[[], Packages]) -> Change | None:
+    """The last change that brought a driver package of `version` (``580.173.02``). `packages` is only asked
+    where no log tells."""
+    for path, parse in ((APT, apt_changes), (ZYPP, zypp_changes), (DNF, dnf_changes)):
+        found = None
+        for change in parse(host.read_text(path) or ""):
+            if _is_driver(change.package) and upstream(change.version) == version:
+                found = change
+        if found is not None:
+            return found
+    dated = (one for one in packages().containing("nvidia") if one.installed_at and one.upstream == version)
+    last = max(dated, key=lambda one: one.installed_at or 0, default=None)
+    if last is None or last.installed_at is None:
+        return None
+    return Change(utc(last.installed_at), last.name, last.version, f"rpm -q --last {last.name}", None)
+
+
+def _is_driver(package: str) -> bool:
+    return "nvidia" in package or package.startswith(("libcuda1", "cuda-drivers"))
+
+
+def utc(seconds: float) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def apt_changes(text: str) -> Iterator[Change]:
+    """Packages after ``Install:`` and ``Upgrade:``, in the log's order."""
+    date = by = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        key, _, rest = line.partition(": ")
+        if key == "Start-Date":
+            date, by = " ".join(rest.split()), ""
+        elif key == "Commandline":
+            by = rest.strip()
+        elif key in ("Install", "Upgrade"):
+            for item in rest.split("), "):
+                name, _, versions = item.partition(" (")
+                words = [word for word in versions.rstrip(")").split(", ") if word != "automatic"]
+                if name and any(words):
+                    yield Change(date, name.partition(":")[0], words[-1], APT, number, by)
+
+
+def zypp_changes(text: str) -> Iterator[Change]:
+    """Lines ``DATE|install|NAME|VERSION|ARCH|WHO|...``; the ``command`` line before them says by what."""
+    by = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split("|")
+        if len(words) >= 4 and words[1].strip() == "command":
+            by = words[3].strip().replace("'", "")
+        elif len(words) >= 4 and words[1].strip() == "install":
+            yield Change(words[0], words[2], words[3], ZYPP, number, by)
+
+
+def dnf_changes(text: str) -> Iterator[Change]:
+    """Lines ``DATE SUBDEBUG Upgrade: NAME-EPOCH:VERSION-RELEASE.ARCH``."""
+    for number, line in enumerate(text.splitlines(), 1):
+        date, _, rest = line.partition(" ")
+        level, _, action = rest.partition(" ")
+        key, _, full = action.partition(": ")
+        parts = full.strip().rpartition(".")[0].rsplit("-", 2)
+        # "Upgraded" names the version that went away
+        if level == "SUBDEBUG" and key in ("Upgrade", "Installed") and len(parts) == 3:
+            yield Change(date, parts[0], f"{parts[1]}-{parts[2]}", DNF, number)
+
+
+TOOLKIT_PACKAGE = "nvidia-container-toolkit"
+
+
+def toolkit_installed(host: Host, packages: Packages, program: str) -> tuple[float, str] | None:
+    """When the toolkit came onto this node (seconds since the epoch) and what tells so; None if nothing does.
+
+    An upgrade isn't an installation: only where no log knows the package is its file's time taken.
+    """
+    apt = host.read_text(APT) or ""
+    lines = apt.splitlines()
+    changes = [one for one in apt_changes(apt) if one.package.startswith(TOOLKIT_PACKAGE)]
+    changes += [one for one in dnf_changes(host.read_text(DNF) or "") if one.package == TOOLKIT_PACKAGE]
+    for change in reversed(changes):
+        upgrade = change.source == APT and change.line and lines[change.line - 1].startswith("Upgrade")
+        when = None if upgrade else _seconds(change.date)
+        if when is not None:
+            return when, f"{change.source}: {change}"
+    if changes:
+        return None
+    package = packages.installed.get(TOOLKIT_PACKAGE)
+    if package is not None and package.installed_at:
+        return package.installed_at, f"rpm -q --last {package.name}: {utc(package.installed_at)}"
+    found = host.stat(program) if host.live else None  # times of a recorded machine say nothing
+    return (found.st_ctime, f"{program}, since {utc(found.st_ctime)}") if found is not None else None
+
+
+def _seconds(date: str) -> float | None:
+    """apt writes local time without a zone, dnf with one."""
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(date).timestamp()
+    except ValueError:
+        return None
+
+
+# What keeps packages at a version, beside dpkg's own holds: pins of apt, locks of dnf and of zypp, and the
+# branches that dnf's modules are.
+
+_MODULES = "/etc/dnf/modules.d"
+
+
+def locked(host: Host, family: str, *packages: str) -> bool:
+    """Whether one of these packages is."""
+    find = {"debian": apt_pins, "rhel": dnf_locks, "suse": zypp_locks}.get(family)
+    patterns = tuple(find(host)) if find else ()
+    return any(fnmatchcase(package, pattern) for package in packages for pattern in patterns)
+
+
+def module_stream(host: Host, module: str) -> str:
+    """The stream of a dnf module that is enabled here (``580-dkms``), empty if none is: packages of others
+    aren't seen then (dnf's modularity)."""
+    text = host.read_text(f"{_MODULES}/{module}.module") or ""
+    if re.search(r"^state\s*=\s*enabled\s*$", text, re.MULTILINE) is None:
+        return ""
+    stream = re.search(r"^stream\s*=\s*(\S+)\s*$", text, re.MULTILINE)
+    return stream[1] if stream else ""
+
+
+# Package sources of apt: which addresses, and which key each one is to be signed by (sources.list(5)).
+
+MAIN = "/etc/apt/sources.list"
+DIRECTORY = "/etc/apt/sources.list.d"
+
+
+@dataclass(frozen=True)
+class AptSource:
+    """One address of one file; `line` is where its entry begins, `signed_by` empty if it names no key."""
+
+    path: str
+    line: int
+    uri: str
+    suite: str
+    signed_by: str
+
+
+def read_sources(host: Host, main: str = MAIN, directory: str = DIRECTORY) -> tuple[AptSource, ...]:
+    """All that are switched on, in either format; where apt's configuration has them."""
+    found: list[AptSource] = []
+    for path in (main, *host.glob(directory, "*.list")):
+        found += _one_line(host.read_text(path) or "", path)
+    for path in host.glob(directory, "*.sources"):
+        found += _deb822(host.read_text(path) or "", path)
+    return tuple(found)
+
+
+def _one_line(text: str, path: str) -> Iterator[AptSource]:
+    """``deb [signed-by=KEY arch=amd64] URI SUITE COMPONENT...``"""
+    for number, line in enumerate(text.splitlines(), 1):
+        kind, _, rest = line.partition("#")[0].strip().partition(" ")
+        if kind not in ("deb", "deb-src"):
+            continue
+        options, key = "", ""
+        rest = rest.strip()
+        if rest.startswith("["):
+            options, _, rest = rest[1:].partition("]")
+        for option in options.split():
+            name, _, value = option.partition("=")
+            key = value if name.lower() == "signed-by" else key
+        words = rest.split()
+        if len(words) > 1:
+            yield AptSource(path, number, words[0].rstrip("/"), words[1], key)
+
+
+def _deb822(text: str, path: str) -> Iterator[AptSource]:
+    number = 1
+    for block in text.split("\n\n"):
+        fields: dict[str, str] = {}
+        name = ""
+        for line in block.splitlines():
+            if line.startswith("#"):
+                continue
+            if line[:1].isspace():
+                fields[name] = f"{fields.get(name, '')} {line.strip()}".strip()
+                continue
+            name = line.partition(":")[0].strip().lower()
+            fields[name] = line.partition(":")[2].strip()
+        if fields.get("enabled", "yes").lower() not in ("no", "false", "0", "off"):
+            key = fields.get("signed-by", "")
+            for uri in fields.get("uris", "").split():
+                for suite in fields.get("suites", "").split():
+                    yield AptSource(path, number, uri.rstrip("/"), suite, key)
+        number += block.count("\n") + 2
+
+
+# Who upgrades packages on this node without being asked, and which ones are kept from it.
+#
+# unattended-upgrades reads apt's configuration (apt.conf(5); its own README has the keys), dnf-automatic
+# /etc/dnf/automatic.conf, and on SUSE a cron job or a timer does it. What is held, locked or pinned stays.
+
+_APT_DIRECTORY = "/etc/apt/apt.conf.d"
+_APT_PROGRAM = "/usr/bin/unattended-upgrade"
+_PERIODIC = "apt::periodic::unattended-upgrade"
+_TIMERS = "/etc/systemd/system/timers.target.wants"
+_DNF_TIMERS = ("dnf-automatic.timer", "dnf-automatic-install.timer", "dnf5-automatic.timer")
+_DNF_CONFIG = "/etc/dnf/automatic.conf"
+_DNF_LOCKS = (
+    "/etc/dnf/plugins/versionlock.list",
+    "/etc/dnf/versionlock.toml",
+    "/etc/yum/pluginconf.d/versionlock.list",
+)
+_DNF_EXCLUDES = ("/etc/dnf/dnf.conf", _DNF_CONFIG)
+_ZYPP_JOBS = (
+    f"{_TIMERS}/transactional-update.timer",
+    f"{_TIMERS}/os-update.timer",
+    "/etc/cron.daily/opensuse.org-online_update",
+    "/etc/cron.weekly/opensuse.org-online_update",
+    "/etc/cron.monthly/opensuse.org-online_update",
+)
+_ZYPP_LOCKS = "/etc/zypp/locks"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value of apt's configuration; `name` in lower case with ``::`` between its parts."""
+
+    name: str
+    value: str
+    source: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Automatic:
+    """Who upgrades, and where that is said. `origins` are the repositories that it takes from, as its
+    configuration names them (apt alone); `kept` are the patterns of packages that it leaves alone, regular
+    expressions with `regex`, else globs."""
+
+    tool: str
+    source: str
+    value: str
+    line: int | None = None
+    origins: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    regex: bool = False
+
+    def leaves(self, package: str) -> bool:
+        """Whether a package of this name is kept from it."""
+        if not self.regex:
+            return any(fnmatchcase(package, pattern) for pattern in self.kept)
+        return any(_matches(pattern, package) for pattern in self.kept)
+
+
+def _matches(pattern: str, package: str) -> bool:
+    try:
+        return re.match(pattern, package) is not None
+    except re.error:
+        return False  # unattended-upgrades would stop at it; another pattern may still hold
+
+
+def automatic_upgrades(host: Host, family: str) -> Automatic | None:
+    """Who upgrades packages by itself, None if nobody does. `family` is debian, rhel or suse."""
+    find = {"debian": _apt, "rhel": _dnf, "suse": _zypp}.get(family)
+    return find(host) if find else None
+
+
+def _apt(host: Host) -> Automatic | None:
+    if not host.executable(_APT_PROGRAM):
+        return None
+    settings = tuple(apt_settings(host))
+    last = {one.name: one for one in settings}
+    on = last.get(_PERIODIC)
+    enabled = last.get("apt::periodic::enable")
+    # 0 or nothing is off; a number or "always" how often
+    if on is None or on.value in ("", "0") or (enabled is not None and enabled.value == "0"):
+        return None
+    lists = ("unattended-upgrade::allowed-origins", "unattended-upgrade::origins-pattern")
+    origins = tuple(one.value for one in settings if one.name in lists)
+    kept = tuple(one.value for one in settings if one.name == "unattended-upgrade::package-blacklist")
+    shown = f'APT::Periodic::Unattended-Upgrade "{on.value}"'
+    pinned = tuple(f"{re.escape(name).replace(chr(92) + '*', '.*')}$" for name in apt_pins(host))
+    return Automatic("unattended-upgrades", on.source, shown, on.line, origins, (*kept, *pinned), regex=True)
+
+
+def apt_settings(host: Host) -> Iterator[Setting]:
+    """Everything that apt's configuration files set, in the order in which they are read."""
+    names = (path for path in host.glob(_APT_DIRECTORY, "*"))
+    files = [path for path in names if "." not in path.rpartition("/")[2] or path.endswith(".conf")]
+    for path in (*files, "/etc/apt/apt.conf"):
+        yield from parse_apt_conf(host.read_text(path, SMALL_BYTES) or "", path)
+
+
+def parse_apt_conf(text: str, path: str) -> Iterator[Setting]:
+    """The settings of one file: ``A::B "v";`` and ``A { B "v"; "item"; };``."""
+    token = re.compile(r'"([^"\n]*)"|//[^\n]*|/\*.*?\*/|^[ \t]*#[^\n]*|([{};])|([^\s{};"]+)', re.M | re.S)
+    above: list[str] = []
+    name, value, line = "", None, 1
+    counted, at = 1, 0
+    for found in token.finditer(text):
+        if found[1] is not None:
+            counted, at = counted + text.count("\n", at, found.start()), found.start()
+            value, line = found[1], counted
+        elif found[3]:
+            name = found[3].strip(":")
+        elif found[2] == "{":
+            above.append(name)
+            name, value = "", None
+        elif found[2]:
+            if value is not None:
+                yield Setting("::".join(filter(None, (*above, name))).lower(), value, path, line)
+            if found[2] == "}":
+                above = above[:-1]
+            name, value = "", None
+
+
+def apt_pins(host: Host) -> Iterator[str]:
+    """Names and globs of packages that apt's preferences hold at a version (apt_preferences(5))."""
+    for path in ("/etc/apt/preferences", *host.glob("/etc/apt/preferences.d", "*")):
+        text = "" if host.is_dir(path) else host.read_text(path) or ""
+        for stanza in text.split("\n\n"):
+            fields = dict(_setting_of(line) for line in stanza.splitlines() if ":" in line)
+            if fields.get("pin", "").startswith("version"):
+                yield from (word for word in fields.get("package", "").split() if word != "*")
+
+
+def _setting_of(line: str) -> tuple[str, str]:
+    key, _, value = line.partition(":")
+    return key.strip().lower(), value.strip()
+
+
+def _dnf(host: Host) -> Automatic | None:
+    timer = next((name for name in _DNF_TIMERS if host.is_symlink(f"{_TIMERS}/{name}")), None)
+    if timer is None:
+        return None
+    values = {name: (value, line) for name, value, line in _assignments(host.read_text(_DNF_CONFIG) or "")}
+    apply, line = values.get("apply_updates", ("no", 0))
+    applies = apply.lower() in ("yes", "true", "1", "on") or timer == "dnf-automatic-install.timer"
+    # NVIDIA's repository publishes no security advisories, so that these alone never bring a driver
+    if not applies or values.get("upgrade_type", ("default", 0))[0] == "security":
+        return None
+    kept = [pattern for path in _DNF_EXCLUDES for pattern in _excluded(host.read_text(path) or "")]
+    kept += [
+        pattern
+        for path in host.glob("/etc/yum.repos.d", "*.repo")
+        for pattern in _excluded(host.read_text(path) or "")
+    ]
+    kept += dnf_locks(host)
+    source = _DNF_CONFIG if line else f"{_TIMERS}/{timer}"
+    return Automatic(
+        timer, source, "apply_updates = yes" if line else "enabled", line or None, kept=tuple(kept)
+    )
+
+
+def dnf_locks(host: Host) -> Iterator[str]:
+    """Names and globs of packages that dnf's version locks hold."""
+    for path in _DNF_LOCKS:
+        yield from _locked(host.read_text(path) or "")
+
+
+def _assignments(text: str) -> Iterator[tuple[str, str, int]]:
+    """``key = value`` lines of an ini file with their numbers, whatever the section."""
+    for number, line in enumerate(text.splitlines(), 1):
+        key, equals, value = line.partition("=")
+        if equals and not line.lstrip().startswith(("#", ";")):
+            yield key.strip().lower(), value.strip(), number
+
+
+def _excluded(text: str) -> Iterator[str]:
+    for key, value, _ in _assignments(text):
+        if key in ("exclude", "excludepkgs"):
+            yield from value.replace(",", " ").split()
+
+
+def _locked(text: str) -> Iterator[str]:
+    """Names in dnf's version locks: ``nvidia-driver-3:580.159.03-1.el9.*`` or ``name = "nvidia-driver"``."""
+    for line in text.splitlines():
+        word = line.strip()
+        if word.startswith("name") and "=" in word:
+            yield word.partition("=")[2].strip().strip('"')
+        elif word and word[0] not in "#![":
+            name = word.rsplit("-", 2)[0] if word.count("-") >= 2 else word
+            yield f"{name}*" if "*" in name else name
+
+
+def _zypp(host: Host) -> Automatic | None:
+    job = next((path for path in _ZYPP_JOBS if host.is_symlink(path) or host.exists(path)), None)
+    if job is None:
+        return None
+    kept = tuple(zypp_locks(host))
+    name = job.rpartition("/")[2]
+    return Automatic(name, job, "enabled", kept=kept)
+
+
+def zypp_locks(host: Host) -> Iterator[str]:
+    """Names and globs of packages that zypp's locks hold."""
+    locks = (_setting_of(line) for line in (host.read_text(_ZYPP_LOCKS) or "").splitlines())
+    return (value for key, value in locks if key == "solvable_name")

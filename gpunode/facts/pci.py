@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpunode.dataclass import dataclass
+import re
+from dataclasses import dataclass
+
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 
@@ -77,3 +79,156 @@ def _numa(host: Host, place: str) -> int | None:
     text = _word(host, f"{place}/numa_node")
     # -1: the platform doesn't say
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
+
+
+# How GPUs hang on PCI Express: address windows, links, errors, bridges, and memory nodes beside them.
+#
+# All from sysfs (ABI/testing/sysfs-bus-pci); nothing here wakes a device that sleeps. What isn't told is None
+# or absent, never zero.
+
+NODES = "/sys/devices/system/node"
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
+_WIDTHS = {"1", "2", "4", "8", "12", "16", "32"}  # a device that is off or lost answers 0, 63 or 255
+# include/linux/ioport.h
+_MEMORY, _UNSET = 0x200, 0x20000000
+_BARS = 6  # the first lines of `resource`; the ROM and an SR-IOV function's windows follow
+# include/uapi/linux/pci_regs.h
+_EXTENDED, _ACS, _ACS_CONTROL = 0x100, 0x000D, 6
+_ACS_REDIRECTS = 0x0004 | 0x0008  # request and completion redirect
+_CONFIG_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One memory window; `size` in bytes. `assigned` is False if the kernel found no place for it."""
+
+    number: int
+    size: int
+    assigned: bool
+
+
+@dataclass(frozen=True)
+class Link:
+    """Lanes in use, lanes of the device, and lanes of the port that it is plugged into (`port` is its
+    address)."""
+
+    width: int
+    most: int
+    port: str
+    port_most: int
+
+
+def memory_bars(host: Host, address: str) -> tuple[Bar, ...] | None:
+    """The memory windows of a function; None if its `resource` can't be read or isn't whole."""
+    lines = _read(host, f"{DEVICES}/{address}/resource").splitlines()
+    if len(lines) < _BARS:
+        return None
+    found = []
+    for number, line in enumerate(lines[:_BARS]):
+        words = line.split()
+        if len(words) != 3 or not all(re.fullmatch(r"0x[0-9a-f]{1,16}", word, re.ASCII) for word in words):
+            return None
+        start, end, flags = (int(word, 16) for word in words)
+        if flags & _MEMORY:
+            found.append(Bar(number, end - start + 1, start != 0 and not flags & _UNSET))
+    return tuple(found)
+
+
+def without_window(host: Host, address: str) -> bool:
+    """Whether the kernel found no place for one of a function's memory windows."""
+    return any(not bar.assigned for bar in memory_bars(host, address) or ())
+
+
+def bridges(host: Host, address: str) -> tuple[str, ...]:
+    """Addresses of the ports above a function, the nearest first; () if sysfs doesn't show them."""
+    parts = host.realpath(f"{DEVICES}/{address}").split("/")
+    return tuple(part for part in reversed(parts[:-1]) if _ADDRESS.fullmatch(part))
+
+
+def read_link(host: Host, address: str) -> Link | None:
+    """None unless both ends tell what they can."""
+    port = next(iter(bridges(host, address)), "")
+    place = f"{DEVICES}/{address}"
+    words = [_link_word(host, f"{place}/{name}") for name in ("current_link_width", "max_link_width")]
+    words.append(_link_word(host, f"{_place(host, address, port)}/max_link_width") if port else "")
+    if not set(words) <= _WIDTHS:
+        return None
+    width, most, port_most = (int(word) for word in words)
+    return Link(width, most, port, port_most)
+
+
+def _place(host: Host, address: str, port: str) -> str:
+    """The port's own directory, above that of the function."""
+    real = host.realpath(f"{DEVICES}/{address}")
+    return f"{real.partition(f'/{port}/')[0]}/{port}"
+
+
+def error_counters(host: Host, address: str, kind: str) -> dict[str, int]:
+    """Advanced error reporting since the boot, by error: `kind` is correctable, nonfatal or fatal. {} if the
+    function or the kernel doesn't count (ABI/testing/sysfs-bus-pci-devices-aer_stats)."""
+    found = {}
+    for line in _read(host, f"{DEVICES}/{address}/aer_dev_{kind}").splitlines():
+        name, _, number = line.rpartition(" ")
+        if name and number.isascii() and number.isdigit() and len(number) < 20:
+            found[name.strip()] = int(number)
+    return found
+
+
+def redirecting_bridges(host: Host, address: str) -> tuple[str, ...]:
+    """Ports above a function whose Access Control Services send traffic between devices up to the root.
+
+    Only root may read the extended configuration space; () where it isn't told.
+    """
+    return tuple(port for port in bridges(host, address) if _redirects(_config(host, address, port)))
+
+
+def _config(host: Host, address: str, port: str) -> bytes:
+    try:
+        return host.read_bytes(f"{_place(host, address, port)}/config") or b""
+    except GpunodeError:
+        return b""
+
+
+def _redirects(config: bytes) -> bool:
+    position, seen = _EXTENDED, set()
+    while len(config) >= _CONFIG_BYTES and _EXTENDED <= position <= len(config) - 8 and position not in seen:
+        seen.add(position)
+        header = int.from_bytes(config[position : position + 4], "little")
+        if header & 0xFFFF == _ACS:
+            control = config[position + _ACS_CONTROL : position + _ACS_CONTROL + 2]
+            return bool(int.from_bytes(control, "little") & _ACS_REDIRECTS)
+        position = header >> 20
+    return False
+
+
+def processor_nodes(host: Host) -> tuple[int, ...]:
+    """NUMA nodes that have processors; () if the kernel doesn't say."""
+    return _numbers(_link_word(host, f"{NODES}/has_cpu"))
+
+
+def memory_only_nodes(host: Host) -> tuple[int, ...]:
+    """NUMA nodes with memory and without processors: a coherent GPU's memory, or memory behind CXL."""
+    processors = set(processor_nodes(host))
+    memory = _numbers(_link_word(host, f"{NODES}/has_memory"))
+    return tuple(node for node in memory if node not in processors) if processors else ()
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """``0-1,4`` as numbers."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if all(word.isascii() and word.isdigit() and len(word) < 5 for word in (first, last or first)):
+            found += range(int(first), int(last or first) + 1)
+    return tuple(found)
+
+
+def _link_word(host: Host, path: str) -> str:
+    return _read(host, path).strip()
+
+
+def _read(host: Host, path: str) -> str:
+    try:
+        return host.read_text(path) or ""
+    except GpunodeError:
+        return ""  # a device that fell off the bus answers with an I/O error

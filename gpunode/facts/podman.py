@@ -8,9 +8,9 @@ can't be parsed is reported by podman and passed over.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError
 from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.daemons import Daemon, daemon_version

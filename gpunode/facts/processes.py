@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
-from gpunode.gpu.traces import boot_id
+from gpunode.gpu.driver_traces import boot_id
 from gpunode.host import Host
 
 # the daemons that gpunode looks for: only the node's own count

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import stat
+from dataclasses import dataclass
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, Unreadable
-from gpunode.host import SMALL_BYTES, Host
+from gpunode.facts.processes import boot_time, uptime
+from gpunode.host import Host
+from gpunode.host.files import SMALL_BYTES
 
 BARE_METAL = "bare-metal"
 VM = "vm"
@@ -162,3 +165,66 @@ def _virtual(host: Host) -> bool:
         "",
     )
     return " hypervisor" in flags
+
+
+# What time this machine believes it is.
+
+NOT_BEFORE = 1735689600  # 2025-01-01: no gpunode is older
+
+
+def clock(host: Host) -> float:
+    """Seconds since the epoch as the machine's own clock has it; on a recorded machine when it was recorded,
+    0 if that can't be told."""
+    if host.live:
+        return host.now()
+    boot, seconds = boot_time(host), uptime(host)
+    return boot + seconds if boot and seconds else 0.0
+
+
+# An LXC or LXD container that means to run GPU containers itself.
+
+_KIND = "/run/systemd/container"  # systemd writes what it detected (systemd-detect-virt(1))
+UID_MAP = "/proc/1/uid_map"
+
+
+def in_lxc(host: Host) -> bool:
+    return (host.read_text(_KIND) or "").strip() in ("lxc", "lxc-libvirt")
+
+
+def unprivileged(host: Host) -> bool | None:
+    """Whether root in here is an ordinary user outside (user_namespaces(7)); None if it can't be told."""
+    words = (host.read_text(UID_MAP) or "").split()
+    return words[:2] != ["0", "0"] if len(words) >= 3 else None
+
+
+# Groups of this node's own users (group(5)). Those of a directory service aren't in the file.
+
+# whoever is in one of these may become root anyway, by sudo or su; the last is Google's machines'
+_ADMINISTRATORS = ("root", "sudo", "wheel", "admin", "google-sudoers")
+
+
+def members(host: Host, group: str) -> tuple[str, ...]:
+    """Who is in a group beside those whose first group it is."""
+    for line in (host.read_text("/etc/group") or "").splitlines():
+        name, _, rest = line.partition(":")
+        if name == group:
+            return tuple(filter(None, rest.rpartition(":")[2].strip().split(",")))
+    return ()
+
+
+def without_administrators(host: Host, users: tuple[str, ...]) -> tuple[str, ...]:
+    """Of these users those who can't become root otherwise."""
+    administrators = {"root", *(user for group in _ADMINISTRATORS for user in members(host, group))}
+    return tuple(user for user in users if user not in administrators)
+
+
+# Who may read a file. A recorded machine says so itself: a copy has the mode of whoever copied it.
+
+
+def mode_of(host: Host, path: str) -> int | None:
+    """Permission bits of what the path leads to; None if there is nothing, or nothing is recorded."""
+    if not host.live:
+        recorded = host.recorded("modes", path)
+        return int(recorded, 8) if recorded is not None else None
+    found = host.stat(path)
+    return stat.S_IMODE(found.st_mode) if found is not None else None

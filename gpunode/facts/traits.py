@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import Unreadable
 from gpunode.facts.driver import module_loaded
 from gpunode.facts.node import Node
@@ -60,13 +60,13 @@ def _mig(node: Node) -> bool:
 
 
 def _selinux(node: Node) -> bool:
-    from gpunode.facts.mac import selinux_enforcing
+    from gpunode.facts.access_control import selinux_enforcing
 
     return selinux_enforcing(node.host)
 
 
 def _lxc(node: Node) -> bool:
-    from gpunode.facts.lxc import in_lxc
+    from gpunode.facts.system import in_lxc
 
     return in_lxc(node.host)
 

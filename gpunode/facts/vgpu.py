@@ -7,8 +7,8 @@ records behind it, of which number 0 tells the host's driver (read by NVIDIA's G
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.pci import DEVICES, NVIDIA
 from gpunode.host import Host

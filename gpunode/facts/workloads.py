@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.facts.processes import Process
-from gpunode.host import DeviceNode, Host
+from gpunode.host import Host
+from gpunode.host.reading import DeviceNode
 
 _ID = re.compile(r"[0-9a-f]{64}")
 _NEEDED = re.compile(r"nvidia(\d+|ctl|-uvm)")

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from gpunode.dataclass import dataclass
 
 NVIDIA_CTK = "nvidia-ctk"
 GPU_OPERATOR = "gpu-operator"

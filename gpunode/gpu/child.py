@@ -6,15 +6,16 @@ import os
 import sys
 from contextlib import suppress
 
-from gpunode._forkable import forkable
-from gpunode._unnamed import unnamed_file
 from gpunode.gpu.forked import Child, end, finish, start
+from gpunode.host.forkable import forkable
+from gpunode.host.process import unnamed_file
 
 TYPE_CHECKING = False  # `typing` itself can wait until the child is on its way
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpunode.host import Completed, Host
+    from gpunode.host import Host
+    from gpunode.host.process import Completed
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -81,7 +82,7 @@ def run_module(
         if started is not None:
             started()
         return host.run(argv, timeout=timeout)
-    from gpunode.host import COMMAND_NOT_FOUND, Completed
+    from gpunode.host.process import COMMAND_NOT_FOUND, Completed
 
     if host.trace is not None:
         host.trace(" ".join(argv))

@@ -13,8 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from gpunode.gpu.child import end_with_parent
-from gpunode.gpu.nvml import Nvml
-from gpunode.gpu.nvml_errors import NvmlError
+from gpunode.gpu.nvml import Nvml, NvmlError
 
 DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS = 0, 2, 3  # nvmlComputeMode_t
 

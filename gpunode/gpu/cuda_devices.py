@@ -12,7 +12,7 @@ import sys
 from gpunode.gpu.child import end_with_parent
 from gpunode.gpu.cuda import Cuda, CudaError
 from gpunode.gpu.model import Gpu, Inventory
-from gpunode.result import plain
+from gpunode.output.result import plain
 
 
 def main() -> int:

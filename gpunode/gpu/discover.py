@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from gpunode.dataclass import replace
-from gpunode.gpu.mig_names import profile_name
-from gpunode.gpu.model import Gpu, Inventory, MigDevice
-from gpunode.gpu.nvml import FABRIC_COMPLETED, Handle, Nvml
-from gpunode.gpu.nvml_errors import NO_PERMISSION, NOT_SUPPORTED, NvmlError
+from gpunode.gpu.model import Gpu, Inventory, MigDevice, profile_name
+from gpunode.gpu.nvml import FABRIC_COMPLETED, NO_PERMISSION, NOT_SUPPORTED, Handle, Nvml, NvmlError
 
 
 def discover(

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from gpunode._process import LineChild
-from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.gpu.child import module_argv, signal_name
 from gpunode.gpu.mig_model import ComputeInstance, Layouts, Placement
 from gpunode.gpu.mig_wire import layouts_from_json
-from gpunode.gpu.note import NvmlQuestion, read_note
-from gpunode.gpu.nvml_errors import (
+from gpunode.gpu.nvml import (
     GPU_IS_LOST,
     IN_USE,
     INSUFFICIENT_RESOURCES,
@@ -26,8 +24,11 @@ from gpunode.gpu.nvml_errors import (
     NOT_SUPPORTED,
     RESET_REQUIRED,
 )
-from gpunode.host import RECORDING, Host
-from gpunode.result import ExitCode, plain
+from gpunode.gpu.probe import NvmlQuestion, read_note
+from gpunode.host import Host
+from gpunode.host.process import LineChild
+from gpunode.host.recording import RECORDING
+from gpunode.output.result import ExitCode, plain
 
 READ_SECONDS = 60.0
 CHANGE_SECONDS = 120.0  # setting the mode of an Ampere GPU resets it

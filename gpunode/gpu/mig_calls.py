@@ -7,12 +7,11 @@ mig/config; setting the mode needs root. NO_PERMISSION without.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any
 
-from gpunode.dataclass import dataclass
 from gpunode.gpu.mig_model import Placement
-from gpunode.gpu.nvml import Handle, Nvml
-from gpunode.gpu.nvml_errors import FUNCTION_NOT_FOUND, INVALID_ARGUMENT, NOT_SUPPORTED, NvmlError
+from gpunode.gpu.nvml import FUNCTION_NOT_FOUND, INVALID_ARGUMENT, NOT_SUPPORTED, Handle, Nvml, NvmlError
 
 _GPU_INSTANCE_PROFILES = 18  # NVML_GPU_INSTANCE_PROFILE_COUNT
 _COMPUTE_INSTANCE_PROFILES = 9  # NVML_COMPUTE_INSTANCE_PROFILE_COUNT

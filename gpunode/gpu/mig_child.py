@@ -19,10 +19,9 @@ from gpunode.gpu.child import end_with_parent
 from gpunode.gpu.mig_calls import MigCalls
 from gpunode.gpu.mig_model import Placement
 from gpunode.gpu.mig_reader import read_layouts
-from gpunode.gpu.note import Note
-from gpunode.gpu.nvml import Handle, Nvml
-from gpunode.gpu.nvml_errors import FUNCTION_NOT_FOUND, NOT_FOUND, NOT_SUPPORTED, NvmlError
-from gpunode.result import plain
+from gpunode.gpu.nvml import FUNCTION_NOT_FOUND, NOT_FOUND, NOT_SUPPORTED, Handle, Nvml, NvmlError
+from gpunode.gpu.probe import Note
+from gpunode.output.result import plain
 
 Question = Mapping[str, Any]
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-
-from gpunode.dataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from gpunode.gpu.mig_model import (
     Profile,
     inferred_compute,
 )
-from gpunode.gpu.mig_names import profile_name
-from gpunode.gpu.nvml import Handle, Nvml
-from gpunode.gpu.nvml_errors import FUNCTION_NOT_FOUND, NO_PERMISSION, NOT_SUPPORTED, NvmlError
+from gpunode.gpu.model import profile_name
+from gpunode.gpu.nvml import FUNCTION_NOT_FOUND, NO_PERMISSION, NOT_SUPPORTED, Handle, Nvml, NvmlError
 
 _NOT_TOLD = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
 

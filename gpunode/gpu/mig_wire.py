@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-from gpunode.dataclass import fields
 from gpunode.gpu.mig_model import (
     ComputeInstance,
     ComputeProfile,
@@ -15,7 +15,7 @@ from gpunode.gpu.mig_model import (
     Placement,
     Profile,
 )
-from gpunode.result import camel
+from gpunode.output.result import camel
 
 
 def layouts_from_json(data: Mapping[str, Any]) -> Layouts:

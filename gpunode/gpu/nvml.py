@@ -9,24 +9,190 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from gpunode._spared import spared
-from gpunode.dataclass import dataclass
-from gpunode.gpu.events import EventSet, GpuEvent
 from gpunode.gpu.library_paths import nvml_outside_loader
 from gpunode.gpu.model import MigSize
-from gpunode.gpu.nvml_errors import (
-    FUNCTION_NOT_FOUND,
-    INVALID_ARGUMENT,
-    LIBRARY_NOT_FOUND,
-    NOT_FOUND,
-    NOT_SUPPORTED,
-    UNKNOWN,
-    NvmlError,
-)
 from gpunode.host import Host
+
+# NVML's return codes and what each means for a node.
+
+INVALID_ARGUMENT = 2
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
+NOT_FOUND = 6
+DRIVER_NOT_LOADED = 9
+TIMEOUT = 10
+LIBRARY_NOT_FOUND = 12
+FUNCTION_NOT_FOUND = 13
+CORRUPTED_INFOROM = 14
+GPU_IS_LOST = 15
+RESET_REQUIRED = 16
+VERSION_MISMATCH = 18
+IN_USE = 19
+INSUFFICIENT_RESOURCES = 23
+UNKNOWN = 999
+
+_MEANINGS = {
+    1: "NVML is not initialised",
+    INVALID_ARGUMENT: "NVML refused an argument",
+    NOT_SUPPORTED: "not supported by this GPU or driver",
+    NO_PERMISSION: "no permission: the device files, a cgroup or SELinux forbid it",
+    NOT_FOUND: "not found",
+    7: "NVML's answer did not fit the buffer",
+    8: "the GPU lacks external power",
+    DRIVER_NOT_LOADED: "the NVIDIA kernel module is not loaded",
+    TIMEOUT: "the driver did not answer in time",
+    11: "the kernel has a problem with the GPU's interrupts",
+    LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found",
+    FUNCTION_NOT_FOUND: "the driver's NVML lacks a function: the driver is too old",
+    CORRUPTED_INFOROM: "the GPU's infoROM is corrupted",
+    GPU_IS_LOST: "the GPU is lost: it fell off the bus or can't be reached",
+    RESET_REQUIRED: "the GPU must be reset before it can be used",
+    17: "the operating system (a cgroup, for example) blocks access to the GPU",
+    VERSION_MISMATCH: "the driver's library and kernel module have different versions",
+    IN_USE: "the GPU is in use",
+    20: "out of memory",
+    21: "no data",
+    INSUFFICIENT_RESOURCES: "not enough resources",
+    27: "the system is not ready",
+    28: "no GPU was found",
+    29: "the GPU is in a state that doesn't allow this",
+    UNKNOWN: "unknown NVML error",
+}
+
+
+class NvmlError(Exception):
+    """An NVML call failed: `code` is NVML's return code (nvmlReturn_t), `message` says what that means."""
+
+    def __init__(self, code: int, message: str = "") -> None:
+        self.code = code
+        self.message = message or _MEANINGS.get(code, "NVML failed")
+        super().__init__(f"{self.message} (NVML {code})")
+
+
+# Waiting for NVML's critical events: XIDs and ECC errors.
+
+_KINDS = {8: "xid", 2: "ecc-double", 1: "ecc-single"}  # nvmlEventType*
+_WATCHED = sum(_KINDS)
+_NO_INSTANCE = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class GpuEvent:
+    """What NVML reported. `kind` is xid, ecc-double or ecc-single.
+
+    `uuid` is the GPU's, "" if it can't be told. `xid` is set for that kind only; `gi` and `ci` are the MIG
+    instances concerned, None if the whole GPU is.
+    """
+
+    kind: str
+    uuid: str
+    xid: int | None = None
+    gi: int | None = None
+    ci: int | None = None
+
+
+class EventSet:
+    """The events of some GPUs. `unsupported` know no such events, `failed` couldn't be watched, and why."""
+
+    def __init__(self, nvml: Nvml, uuids: Sequence[str], handles: Mapping[str, Handle] | None = None) -> None:
+        self._nvml = nvml
+        self._handles = handles or {}
+        self._set: Any = nvml.call("nvmlEventSetCreate")
+        self._uuids: dict[int, str] = {}
+        self.failed: dict[str, NvmlError] = {}
+        unsupported = []
+        for uuid in uuids:
+            try:
+                if not self._register(uuid):
+                    unsupported.append(uuid)
+            except NvmlError as error:
+                self.failed[uuid] = error
+        self.unsupported: tuple[str, ...] = tuple(unsupported)
+
+    def _register(self, uuid: str) -> bool:
+        """Watch one GPU, once however many of its MIG devices are named; False if it knows no such events."""
+        gpu, gpu_uuid = self._gpu_of(uuid)
+        if _address(gpu.raw) in self._uuids:
+            return True
+        try:
+            mask = _WATCHED & int(self._nvml.call("nvmlDeviceGetSupportedEventTypes", gpu))
+            if mask:
+                self._nvml.call("nvmlDeviceRegisterEvents", gpu, mask, self._set)
+        except NvmlError as error:
+            if error.code == NOT_SUPPORTED:
+                return False
+            raise
+        if mask:
+            self._uuids[_address(gpu.raw)] = gpu_uuid
+        return bool(mask)
+
+    def _gpu_of(self, uuid: str) -> tuple[Handle, str]:
+        device = self._handles.get(uuid) or self._nvml.handle_by_uuid(uuid)
+        if not uuid.startswith("MIG-"):
+            return device, uuid
+        parent = self._nvml.mig_parent(device)
+        return parent, self._nvml.uuid(parent)
+
+    def wait(self, timeout_seconds: float) -> GpuEvent | None:
+        """The next event, None if there was none in time.
+
+        `NvmlError` if waiting fails; GPU_IS_LOST comes back at once and again, so pause before the next wait.
+        """
+        try:
+            data = self._nvml.call("nvmlEventSetWait", self._set, max(0, round(timeout_seconds * 1000)))
+        except NvmlError as error:
+            if error.code == TIMEOUT:
+                return None
+            raise
+        kind = _KINDS.get(int(data.eventType))
+        if kind is None:
+            return None
+        return GpuEvent(
+            kind,
+            self._uuid_of(data.device),
+            int(data.eventData) if kind == "xid" else None,
+            _instance(data.gpuInstanceId),
+            _instance(data.computeInstanceId),
+        )
+
+    def _uuid_of(self, device: Any) -> str:
+        """The GPU's UUID as remembered: a lost GPU can't be asked any more."""
+        known = self._uuids.get(_address(device))
+        if known is not None:
+            return known
+        try:
+            return str(self._nvml.call("nvmlDeviceGetUUID", device))
+        except NvmlError:
+            return ""
+
+    def close(self) -> None:
+        """Stop watching; nothing to do the second time."""
+        if self._set is not None:
+            events, self._set = self._set, None
+            self._nvml.call("nvmlEventSetFree", events)
+
+    def __enter__(self) -> EventSet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _address(device: Any) -> int:
+    import ctypes  # here, as the plugin's serving process needs nothing of this module but `GpuEvent`
+
+    return ctypes.cast(device, ctypes.c_void_p).value or 0
+
+
+def _instance(number: int) -> int | None:
+    return None if int(number) == _NO_INSTANCE else int(number)
+
 
 __all__ = ["EventSet", "GpuEvent", "Handle", "MigAttributes", "Nvml", "NvmlError"]
 
@@ -44,13 +210,8 @@ def _load(path: str) -> None:
 
 
 def load_bindings() -> Any:
-    """pynvml, which loads NVML only when it is initialised.
-
-    It imports `find_library` and never calls it: subprocess, tempfile and random come along for that, which
-    are two thirds of its time.
-    """
-    with spared("ctypes.util", "find_library"):
-        import pynvml
+    """pynvml, which loads NVML only when it is initialised."""
+    import pynvml
 
     return pynvml
 

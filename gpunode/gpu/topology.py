@@ -12,8 +12,15 @@ from collections.abc import Callable, Collection, Set
 from itertools import combinations
 
 from gpunode.gpu.model import Inventory, Pair, Topology
-from gpunode.gpu.nvml import Handle, Nvml, sysfs_address
-from gpunode.gpu.nvml_errors import INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, NvmlError
+from gpunode.gpu.nvml import (
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    Handle,
+    Nvml,
+    NvmlError,
+    sysfs_address,
+)
 
 _MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of 2025's nvml.h; a GPU says which is its last by INVALID_ARGUMENT
 _NPU, _SWITCH = 1, 2  # nvmlIntNvLinkDeviceType_t; an NPU is a processor, no GPU

@@ -10,18 +10,137 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import signal
 import sys
 import time
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from gpunode.gpu import ptx
 from gpunode.gpu.cuda import Cuda, CudaError
 from gpunode.gpu.forked import Outcome, run_each
-from gpunode.gpu.vectors import ELEMENTS, DeviceResult, expected, inputs, judge
+
+# The vector-add kernel in PTX, written by hand so that no CUDA toolkit is needed.
+#
+# PTX ISA 6.0 is what driver 384.81 (CUDA 9.0) understands and sm_30 is the oldest virtual architecture it
+# compiles for every later GPU, so each driver's own just-in-time compiler can make it fit the GPU at hand.
+
+ENTRY = "vector_add"
+
+VECTOR_ADD = """.version 6.0
+.target sm_30
+.address_size 64
+
+// out[i] = a[i] + b[i] for i < count; one thread per element
+.visible .entry vector_add(
+    .param .u64 a,
+    .param .u64 b,
+    .param .u64 out,
+    .param .u32 count
+)
+{
+    .reg .pred %beyond;
+    .reg .b32 %index, %block, %threads, %thread, %count;
+    .reg .b64 %a, %b, %out, %offset;
+    .reg .f32 %x, %y, %sum;
+
+    ld.param.u32 %count, [count];
+    mov.u32 %block, %ctaid.x;
+    mov.u32 %threads, %ntid.x;
+    mov.u32 %thread, %tid.x;
+    mad.lo.u32 %index, %block, %threads, %thread;
+    setp.ge.u32 %beyond, %index, %count;
+    @%beyond bra done;
+
+    ld.param.u64 %a, [a];
+    ld.param.u64 %b, [b];
+    ld.param.u64 %out, [out];
+    cvta.to.global.u64 %a, %a;
+    cvta.to.global.u64 %b, %b;
+    cvta.to.global.u64 %out, %out;
+    mul.wide.u32 %offset, %index, 4;
+    add.u64 %a, %a, %offset;
+    add.u64 %b, %b, %offset;
+    add.u64 %out, %out, %offset;
+
+    ld.global.f32 %x, [%a];
+    ld.global.f32 %y, [%b];
+    add.rn.f32 %sum, %x, %y;
+    st.global.f32 [%out], %sum;
+
+done:
+    ret;
+}
+"""
+
+
+# The sum that a GPU must get right, and how its answer is judged. Standard library only.
+
+ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class DeviceResult:
+    """What became of one device. `status` is ok, fail, timeout or skip; `message` says why it isn't ok.
+
+    `max_error` is the largest difference from the right sum, None if nothing was compared or a value was no
+    number. `milliseconds` is the kernel's time from launch to end, without compilation and copies.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    elements: int = 0
+    max_error: float | None = None
+    milliseconds: float = 0.0
+    status: str = "ok"
+    message: str = ""
+
+
+@cache
+def inputs() -> tuple[array[float], array[float]]:
+    """Two vectors of `ELEMENTS` float32.
+
+    All values and all sums differ from one another and are exact in float32 (multiples of 1/4 below 2^21), so
+    a swapped, stale or missing element can't hide and the right answer has no error at all. Made once, for
+    all callers: nobody may change them.
+    """
+    return array("f", range(ELEMENTS)), array("f", [0.5 * i + 0.25 for i in range(ELEMENTS)])
+
+
+@cache
+def expected() -> array[float]:
+    """The right sums; made once, as `inputs` are."""
+    return array("f", [1.5 * i + 0.25 for i in range(ELEMENTS)])
+
+
+def largest_error(got: array[float], want: array[float]) -> float | None:
+    """The largest absolute difference of two equally long vectors; None if a value is no finite number."""
+    if memoryview(got) == memoryview(want):  # as arrays they are compared ten times as slowly
+        return 0.0
+    errors = [abs(left - right) for left, right in zip(got, want, strict=True)]
+    return None if any(map(math.isnan, errors)) or math.inf in errors else max(errors)
+
+
+def judge(
+    index: int, uuid: str, name: str, got: array[float], want: array[float], milliseconds: float
+) -> DeviceResult:
+    """Compare a device's answer element by element with the right one, `want`."""
+    error = largest_error(got, want)
+    if error == 0.0:
+        return DeviceResult(index, uuid, name, len(got), error, milliseconds)
+    wrong = [i for i, (left, right) in enumerate(zip(got, want, strict=True)) if left != right]
+    first = wrong[0]
+    message = (
+        f"{len(wrong)} of {len(got)} sums are wrong, the first at {first}: {got[first]!r} instead of"
+        f" {want[first]!r}; the GPU or its memory is faulty"
+    )
+    return DeviceResult(index, uuid, name, len(got), error, milliseconds, "fail", message)
+
 
 _THREADS = 256
 _POISON = 0xFFFFFFFF  # no number in float32: an element that isn't written can't pass
@@ -156,7 +275,7 @@ def _add(cuda: Cuda) -> tuple[array[float], float]:
     """The sums as the current device computes them, and the kernel's milliseconds."""
     import ctypes
 
-    kernel = cuda.load(ptx.VECTOR_ADD, ptx.ENTRY)
+    kernel = cuda.load(VECTOR_ADD, ENTRY)
     left, right = inputs()
     got = array("f", bytes(4 * ELEMENTS))
     size = 4 * ELEMENTS

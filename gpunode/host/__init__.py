@@ -14,10 +14,13 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpunode._files import (
+from gpunode.errors import DaemonError, PreconditionError, UsageError
+from gpunode.host import trust
+from gpunode.host.files import (
     LARGE_BYTES,
     SMALL_BYTES,
     Place,
@@ -26,19 +29,16 @@ from gpunode._files import (
     restrict_umask,
     socket_state_of,
 )
-from gpunode._forkable import forkable
-from gpunode._process import COMMAND_NOT_FOUND, Completed, run_process
-from gpunode._reading import DeviceNode, FileSystem, ReadingHost
-from gpunode._recording import RECORDING
-from gpunode.dataclass import dataclass, replace
-from gpunode.errors import DaemonError, PreconditionError, UsageError
-from gpunode.host import trust
+from gpunode.host.forkable import forkable
+from gpunode.host.process import COMMAND_NOT_FOUND, Completed, run_process
+from gpunode.host.reading import DeviceNode, FileSystem, ReadingHost
+from gpunode.host.recording import RECORDING
 
 if TYPE_CHECKING:
     import socket
     from typing import Self
 
-    from gpunode._waiting import Waiter
+    from gpunode.host.waiting import Waiter
 
 NOT_TRUSTED = 126  # a shell's exit status for a program that can't be executed
 
@@ -83,7 +83,7 @@ class Host(ReadingHost):
         if not program:
             return Completed(tuple(argv), COMMAND_NOT_FOUND, "", f"{argv[0]}: {os.strerror(errno.ENOENT)}")
         if watch is not None:
-            from gpunode._watched import run_watched
+            from gpunode.host.process import run_watched
 
             return run_watched(tuple(argv), timeout, full, watch, program)
         return run_process(tuple(argv), timeout, stdin, full, program)
@@ -141,7 +141,7 @@ class Host(ReadingHost):
 
     def connect_unix(self, path: str, timeout: float = 5.0) -> socket.socket:
         """A connected stream socket. `DaemonError` says why not: absent, refused, denied."""
-        from gpunode._sockets import connect_unix
+        from gpunode.host.sockets import connect_unix
 
         if not self.live:
             raise DaemonError(f"no socket is contacted under --root {self.root}", code="not-live")
@@ -164,7 +164,7 @@ class Host(ReadingHost):
         """`socket_state`, and the process that listens; 0 if it can't be told. Nothing is said to it."""
         if not self.live:
             return self.recorded("sockets", path) or "absent", 0
-        from gpunode._sockets import listener
+        from gpunode.host.sockets import listener
 
         return listener(path, self.stat(path), self.connect_unix)
 
@@ -173,19 +173,19 @@ class Host(ReadingHost):
 
         False with a full backlog, without permission, and if there is no socket.
         """
-        from gpunode._sockets import refuses
+        from gpunode.host.sockets import refuses
 
         return refuses(self.path(path, follow=False))
 
     def listen_tcp(self, address: str, port: int) -> socket.socket:
         """A listening socket of this machine, whatever the root; `PreconditionError` if it can't be."""
-        from gpunode._sockets import listen_tcp
+        from gpunode.host.sockets import listen_tcp
 
         return listen_tcp(address, port)
 
     def notify(self, message: str) -> None:
         """Tell systemd (READY=1, STATUS=...); does nothing when it isn't listening. See sd_notify(3)."""
-        from gpunode._sockets import send_datagram
+        from gpunode.host.sockets import send_datagram
 
         address = self.environ.get("NOTIFY_SOCKET", "")
         if self.live and address[:1] in {"/", "@"}:
@@ -193,13 +193,13 @@ class Host(ReadingHost):
 
     def listen_unix(self, path: str) -> socket.socket:
         """A listening socket that only we may connect to. `PreconditionError` says why there is none."""
-        from gpunode._sockets import listen_unix
+        from gpunode.host.sockets import listen_unix
 
         return listen_unix(self.path(path, follow=False))
 
     def waiter(self) -> Waiter:
         """What a thread can wait with until there is news; see `_waiting.Waiter`. To be closed."""
-        from gpunode._waiting import Waiter
+        from gpunode.host.waiting import Waiter
 
         return Waiter()
 
@@ -252,7 +252,7 @@ class Host(ReadingHost):
         In a directory of another user, or in which others may make files, nothing is kept either.
         `PreconditionError` for a path through another user's symlink.
         """
-        from gpunode._files import write_atomic
+        from gpunode.host.files import write_atomic
 
         try:
             with self._held(path, follow=keep) as place:
@@ -266,7 +266,7 @@ class Host(ReadingHost):
 
         The caller holds the lock that keeps others from writing the file now.
         """
-        from gpunode._files import remove_leftovers
+        from gpunode.host.files import remove_leftovers
 
         try:
             with self._held(path, follow=True) as place:
@@ -403,7 +403,7 @@ class Host(ReadingHost):
         Its directory is created with mode 0700 and must be one that no other user can write: whoever can
         open the file can hold the lock for ever. `PreconditionError`.
         """
-        from gpunode._files import exclusive_lock, open_lock
+        from gpunode.host.files import exclusive_lock, open_lock
 
         directory, _, name = path.rpartition("/")
         self.make_dirs(directory, mode=0o700)

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gpunode._files import Place, named
 from gpunode.errors import PreconditionError
+from gpunode.host.files import Place, named
 
 _MAX_STEPS = 400
 _UNMAPPED = "is not mapped in this user namespace"

@@ -6,10 +6,10 @@ import base64
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from gpunode.dataclass import dataclass, field
 from gpunode.kubernetes.api import NoAccess
 
 PROXY_HINT = (

@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from gpunode.dataclass import replace
-from gpunode.host import COMMAND_NOT_FOUND, Host
+from gpunode.host import Host
+from gpunode.host.process import COMMAND_NOT_FOUND
 from gpunode.kubernetes.api import NoAccess
 from gpunode.kubernetes.connection import PROXY_HINT, Identity
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from gpunode.dataclass import dataclass
 from gpunode.host import Host
 from gpunode.kubernetes.api import NoAccess
 from gpunode.kubernetes.connection import PROXY_HINT, Connection, Identity, checked_server, expiry

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.kubernetes.api import Cluster, ClusterError, Conflict, Json, NotFound, Unreachable, named
-from gpunode.kubernetes.change import patiently
-from gpunode.result import Progress
+from gpunode.kubernetes.changes import patiently
+from gpunode.output.result import Progress
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import GpunodeError, RolledBackError
-from gpunode.mig.layout import ComputeInstance, GpuLayout, Layouts, Placement
+from gpunode.gpu.driver_traces import boot_id
+from gpunode.gpu.mig_model import ComputeInstance, GpuInstance, GpuLayout, Layouts, Placement
+from gpunode.gpu.mig_wire import layouts_from_json
+from gpunode.host import Host
+from gpunode.host.journal import state_directory
 from gpunode.mig.placement import CannotPlace, Target, solve
 from gpunode.mig.plan import GpuPlan, Step, as_it_was, reached, same_layout, towards
+from gpunode.mig.users import Drained
+from gpunode.output.result import plain
 
 _TRIES = 3  # to go back: what failed once may have been a moment's
 
@@ -298,3 +306,324 @@ def _restore_instances(tools: Tools, session: Session, gpu: GpuLayout, seen: Gpu
     made: dict[tuple[str, int], int] = {}
     for step in (*destroy, *create):
         _do(tools, session, step, made)
+
+
+# The layout before a change, on disk while it runs: who finds it knows that a run was killed half-way.
+#
+# Beside it lies what the run was to make. Only what lies between the two is that run's; a GPU that somebody
+# has cut otherwise since then is nobody's half-done work.
+
+Spot = tuple[int, int, int]
+"""A GPU instance by its profile's id, the first of its memory slots, and how many."""
+Cut = tuple[Spot, tuple[int, ...]]
+"""A GPU instance and the slices of its compute instances, the smallest first."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a run was to make of one GPU; `cuts` is None where they weren't known when it began."""
+
+    enabled: bool
+    cuts: tuple[Cut, ...] | None
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Runs that didn't come to their end: `before` is each GPU as it was, `goals` are by UUID."""
+
+    before: tuple[GpuLayout, ...] = ()
+    goals: Mapping[str, tuple[Goal, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Left:
+    """What such runs have left, each GPU as it was before: `half` lie between that and a goal, or have got
+    there when another had not; `changed` were cut otherwise since, `unasked` can't be asked now."""
+
+    half: tuple[GpuLayout, ...] = ()
+    changed: tuple[GpuLayout, ...] = ()
+    unasked: tuple[GpuLayout, ...] = ()
+
+
+def snapshot_path(host: Host) -> str:
+    """Where it lies."""
+    return f"{state_directory(host)}/mig-before.json"
+
+
+def save(host: Host, before: Sequence[GpuLayout], plans: Sequence[GpuPlan], left: Left) -> None:
+    """Keep what these GPUs were, and what these plans make of them.
+
+    Of what earlier runs `left`, a half-way GPU keeps their goals too, and one that can't be asked all that
+    was kept of it.
+    """
+    old = load_snapshot(host)
+    earlier = {gpu.uuid: old.goals.get(gpu.uuid, ()) for gpu in (*left.half, *left.unasked)}
+    goals = {one.gpu.uuid: (*earlier.get(one.gpu.uuid, ()), _goal(one)) for one in plans}
+    _write(host, Begun((*before, *left.unasked), {**earlier, **goals}))
+
+
+def _goal(plan: GpuPlan) -> Goal:
+    if plan.target is None:
+        return Goal(plan.wish.enabled, None)
+    cuts = tuple(
+        ((t.profile_id, t.placement.start, t.placement.size), tuple(sorted(c.slices for c in t.compute)))
+        for t in plan.target
+    )
+    return Goal(plan.wish.enabled, cuts)
+
+
+def _write(host: Host, begun: Begun) -> None:
+    host.make_dirs(state_directory(host), mode=0o700)
+    goals = {uuid: plain(all_) for uuid, all_ in begun.goals.items()}
+    data = {"boot": boot_id(host), "layouts": plain(Layouts("", begun.before)), "goals": goals}
+    host.write_atomic(snapshot_path(host), json.dumps(data).encode(), mode=0o600, keep=False)
+
+
+def load_snapshot(host: Host) -> Begun:
+    """What runs began and didn't end; nothing from before the last boot, which takes all instances anyway."""
+    text = host.read_text(snapshot_path(host))
+    try:
+        data = json.loads(text or "null")
+        if not isinstance(data, dict) or data.get("boot") != boot_id(host):
+            return Begun()
+        goals = {uuid: tuple(map(_read_goal, all_)) for uuid, all_ in data["goals"].items()}
+        return Begun(layouts_from_json(data["layouts"]).gpus, goals)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Begun()
+
+
+def _read_goal(data: Mapping[str, Any]) -> Goal:
+    cuts = data["cuts"]
+    if cuts is None:
+        return Goal(bool(data["enabled"]), None)
+    found = (
+        ((int(id_), int(start), int(size)), tuple(map(int, parts))) for (id_, start, size), parts in cuts
+    )
+    return Goal(bool(data["enabled"]), tuple(found))
+
+
+def left(begun: Begun, now: Layouts) -> Left:
+    """What of it still stands half-way. A run is one: nothing of it is done until all of it is."""
+    half, changed, unasked, made = [], [], [], []
+    for gpu in begun.before:
+        seen = now.gpu(gpu.uuid)
+        goals = begun.goals.get(gpu.uuid, ())
+        if seen is None or seen.error or seen.untold:
+            unasked.append(gpu)
+        elif any(_reached(goal, seen) for goal in goals):
+            made.append(gpu)
+        elif same_layout(gpu, seen) or any(_between(gpu, goal, seen) for goal in (*goals, _all(goals))):
+            half.append(gpu)
+        else:
+            changed.append(gpu)
+    if not half and not unasked:
+        made = []
+    standing = sorted((one for one in (*half, *made) if not _as_before(one, now)), key=lambda one: one.index)
+    return Left(tuple(standing), tuple(changed), tuple(unasked))
+
+
+def _as_before(gpu: GpuLayout, now: Layouts) -> bool:
+    seen = now.gpu(gpu.uuid)
+    return seen is not None and same_layout(gpu, seen)
+
+
+def _all(goals: Sequence[Goal]) -> Goal:
+    """All goals as one, for what several runs have left."""
+    cuts = [one.cuts for one in goals]
+    known = [cut for one in cuts if one is not None for cut in one]
+    return Goal(any(one.enabled for one in goals), None if None in cuts else tuple(known))
+
+
+def _reached(goal: Goal, now: GpuLayout) -> bool:
+    cuts = [(_spot(one), tuple(sorted(c.slices for c in one.compute))) for one in now.instances]
+    mode = (now.current, now.pending) == (goal.enabled, goal.enabled)
+    return mode and goal.cuts is not None and sorted(cuts) == sorted(goal.cuts)
+
+
+def _between(before: GpuLayout, goal: Goal, now: GpuLayout) -> bool:
+    if now.current not in (before.current, goal.enabled):
+        return False
+    if goal.cuts is None:
+        return True
+    return set(map(_spot, now.instances)) <= {*map(_spot, before.instances), *(spot for spot, _ in goal.cuts)}
+
+
+def _spot(instance: GpuInstance) -> Spot:
+    return instance.profile_id, instance.placement.start, instance.placement.size
+
+
+def end(host: Host, unasked: Sequence[GpuLayout] = ()) -> None:
+    """Changes have come to an end, one way or the other; kept is what GPUs were that can't be asked."""
+    if unasked:
+        begun = load_snapshot(host)
+        if tuple(unasked) != begun.before:
+            goals = {gpu.uuid: begun.goals.get(gpu.uuid, ()) for gpu in unasked}
+            _write(host, Begun(tuple(unasked), goals))
+    elif host.read_text(snapshot_path(host)) is not None:
+        host.remove(snapshot_path(host))
+
+
+# A run of `mig apply` while it lasts: since when, by which command, and what it has stopped meanwhile.
+#
+# It is on disk before the first thing is stopped, so whoever finds it after a kill -9 knows what still stands
+# still, and what goes on. The layouts themselves are in `snapshot.py`.
+
+
+@dataclass(frozen=True)
+class Run:
+    """`since` is seconds since the epoch, `command` the words after gpunode that go on with it.
+
+    `process` is its process id and start (clock ticks since boot, proc_pid_stat(5)); (0, "") once it has
+    ended.
+    """
+
+    since: float
+    command: tuple[str, ...]
+    drained: Drained = field(default_factory=Drained)
+    process: tuple[int, str] = (0, "")
+
+
+def unfinished_path(host: Host) -> str:
+    """Where it lies."""
+    return f"{state_directory(host)}/mig-run.json"
+
+
+def load_unfinished(host: Host) -> Run | None:
+    """The run that hasn't come to its end; none from before the last boot, which starts what is to run."""
+    try:
+        data = json.loads(host.read_text(unfinished_path(host)) or "null")
+        if not isinstance(data, dict) or data.get("boot") != boot_id(host):
+            return None
+        run = data["run"]
+        command = tuple(map(str, run["command"]))
+        pid, started = run["process"]
+        return Run(float(run["since"]), command, _drained(run["drained"]), (int(pid), str(started)))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _drained(data: dict[str, Any]) -> Drained:
+    return Drained(
+        tuple(map(str, data["units"])),
+        bool(data["module"]),
+        tuple(map(int, data["pids"])),
+        tuple(map(str, data["containers"])),
+    )
+
+
+def lives(host: Host, run: Run) -> bool:
+    """Whether it still works: then nothing was left half-way."""
+    pid, started = run.process
+    return pid > 0 and _start(host, pid) == started
+
+
+def _start(host: Host, pid: int) -> str:
+    try:
+        fields = (host.read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    except GpunodeError:
+        return ""
+    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
+
+
+class Keeper:
+    """Keeps the record of one run, and goes on from an earlier one's. To be used under the node's lock."""
+
+    def __init__(self, host: Host, command: tuple[str, ...]) -> None:
+        self._host = host
+        self.earlier = load_unfinished(host)
+        drained = self.earlier.drained if self.earlier is not None else Drained()
+        pid = os.getpid()
+        self._run = Run(host.now(), command, drained, (pid, _start(host, pid)))
+        self._begun = False
+
+    @property
+    def drained(self) -> Drained:
+        """What stands still, by this run or the one before."""
+        return self._run.drained
+
+    def begin(self) -> None:
+        """Before anything is changed."""
+        self._begun = True
+        self._write(self._run)
+
+    def stop(self, drained: Drained) -> None:
+        """Before one more thing is stopped."""
+        self._run = replace(self._run, drained=drained)
+        self.begin()
+
+    def end(self, still: Drained, *, half: bool, failed: bool) -> None:
+        """`still` couldn't be started again; `half`: some GPU is still between two layouts, by this run if it
+        has `failed`."""
+        self._run = replace(self._run, drained=still)
+        base = self._run if self._begun and failed else self.earlier or self._run
+        if still.again or (half and (self._begun or self.earlier is not None)):
+            self._write(replace(base, drained=still, process=(0, "")))
+        elif self._host.read_text(unfinished_path(self._host)) is not None:
+            self._host.remove(unfinished_path(self._host))
+
+    def _write(self, run: Run) -> None:
+        self._host.make_dirs(state_directory(self._host), mode=0o700)
+        data = {"boot": boot_id(self._host), "run": plain(run)}
+        self._host.write_atomic(
+            unfinished_path(self._host), json.dumps(data).encode(), mode=0o600, keep=False
+        )
+
+
+# The systemd unit that applies a layout at each boot, before anything that hands out GPUs starts.
+#
+# Instances are gone after a reboot, and from Hopper on the mode as well (NVIDIA's MIG user guide).
+
+UNIT = "gpunode-mig.service"
+UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+CONFIG_FILE = "/etc/gpunode/mig.yaml"
+MARKER = "# Made by gpunode (gpunode mig apply --persist); gpunode rollback takes it away."
+
+_UNIT = """\
+{marker}
+[Unit]
+Description=Cut the GPUs into their MIG layout {label} (gpunode)
+# the persistence daemon holds the GPUs open from then on, the fabric manager links them
+After=nvidia-persistenced.service nvidia-fabricmanager.service systemd-modules-load.service
+Before=gpunode-cdi-refresh.service nvidia-cdi-refresh.service
+Before=gpunode-device-plugin.service gpunode-mps.service gpunode-doctor.service
+Before=nvidia-dcgm.service dcgm.service nvidia-dcgm-exporter.service nvsm.service slurmd.service
+Before=docker.service containerd.service crio.service kubelet.service k3s.service k3s-agent.service
+Before=rke2-server.service rke2-agent.service k0scontroller.service k0sworker.service
+Before=snap.microk8s.daemon-containerd.service snap.microk8s.daemon-kubelite.service
+Before=snap.docker.dockerd.service podman-restart.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+# makes the device files on a node that nobody has asked for a GPU yet
+ExecStartPre=-/usr/bin/nvidia-modprobe -c 0 -u
+ExecStart={program} mig apply --config-file {config} --selected-config {label_word}
+# a boot must not hang on a sick GPU; whoever comes after starts then without MIG
+TimeoutStartSec=480
+Restart=no
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def unit(program: str, label: str) -> str:
+    """The unit's text. `program` is an ExecStart's first words, `label` the configuration's.
+
+    ValueError for a label that a unit can't hold: control characters.
+    """
+    if any(ord(character) < 32 or ord(character) == 127 for character in label):
+        raise ValueError(label)
+    return _UNIT.format(
+        marker=MARKER,
+        label=label.replace("%", "%%"),
+        program=program,
+        config=CONFIG_FILE,
+        label_word=_word(label),
+    )
+
+
+def _word(label: str) -> str:
+    """One word of ExecStart (systemd.service(5), "COMMAND LINES"): ``%`` and ``$`` are doubled."""
+    text = label.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{text}"'

@@ -7,15 +7,15 @@ then success or failed. Whoever wants another layout may set the first one; what
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import UsageError
 from gpunode.host import Host
-from gpunode.kubernetes import change
+from gpunode.kubernetes import changes
 from gpunode.kubernetes.access import ACCOUNT, Access, connect, node_name
 from gpunode.kubernetes.api import Cluster, Json, Patch
-from gpunode.kubernetes.patches import label_patch, strings
-from gpunode.result import Progress
+from gpunode.kubernetes.changes import label_patch, strings
+from gpunode.output.result import Progress
 
 CONFIG = "nvidia.com/mig.config"
 STATE = "nvidia.com/mig.config.state"
@@ -39,7 +39,7 @@ class NodeLabels:
 
     def asked(self, host: Host, progress: Progress) -> str:
         """The configuration that the Node's label names; empty if it names none. `ClusterError`."""
-        node = change.patiently(host, progress, lambda: self.cluster.get_node(self.node))
+        node = changes.patiently(host, progress, lambda: self.cluster.get_node(self.node))
         return strings(node, ("metadata", "labels")).get(CONFIG, "")
 
     def tell(self, host: Host, progress: Progress, label: str, state: str) -> None:
@@ -51,7 +51,7 @@ class NodeLabels:
             return () if self.follows and other else label_patch(node, wanted)
 
         with progress.step(f"label {self.node}: {STATE}={state}"):
-            change.change(
+            changes.change(
                 host,
                 progress,
                 lambda: self.cluster.get_node(self.node),

@@ -10,11 +10,19 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from gpunode.dataclass import dataclass
-from gpunode.mig.fitting import Bin, ComputeTarget, bins, compute_places, fillings
-from gpunode.mig.layout import GpuInstance, GpuLayout, Placement, Profile, device_name
-from gpunode.mig.profiles import DeviceName, parse_name, same_profile
+from gpunode.gpu.mig_model import GpuInstance, GpuLayout, Placement, Profile, device_name
+from gpunode.mig.model import (
+    Bin,
+    ComputeTarget,
+    DeviceName,
+    bins,
+    compute_places,
+    fillings,
+    parse_name,
+    same_profile,
+)
 
 
 class CannotPlace(Exception):
@@ -294,7 +302,7 @@ def _largest_first(pair: tuple[str, int]) -> tuple[int, int]:
 
 
 def _bare(gpu: GpuLayout) -> GpuLayout:
-    from gpunode.dataclass import replace
+    from dataclasses import replace
 
     return replace(gpu, instances=())
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from gpunode.dataclass import dataclass, replace
-from gpunode.mig.fitting import ComputeTarget
-from gpunode.mig.layout import GpuInstance, GpuLayout, Placement
+from gpunode.gpu.mig_model import GpuInstance, GpuLayout, Placement
+from gpunode.mig.config import CannotBe, Wish
+from gpunode.mig.model import ComputeTarget
 from gpunode.mig.placement import CannotPlace, Target, solve
-from gpunode.mig.wishes import CannotBe, Wish
 
 AMPERE = 7  # NVML_DEVICE_ARCH_AMPERE: its MIG mode takes a reset; from Hopper on it doesn't
 

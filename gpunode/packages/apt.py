@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from gpunode.dataclass import dataclass
-from gpunode.host import Completed, Host
+from gpunode.host import Host
+from gpunode.host.process import Completed
 from gpunode.packages.manager import (
     Available,
     Command,
@@ -17,8 +18,8 @@ from gpunode.packages.manager import (
     PackageState,
     Trouble,
     Wanted,
+    failure,
 )
-from gpunode.packages.words import failure
 
 # needrestart would restart daemons, docker with its containers among them, after each transaction
 _ENVIRON = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l"}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from gpunode.dataclass import dataclass
-from gpunode.facts import gpu_support
+from gpunode.facts import driver
+from gpunode.facts.driver import Supports
 from gpunode.facts.driver_targets import LONG_TERM, computing, last_branch_for, module_for_gpus
-from gpunode.facts.gpu_support import Supports
+from gpunode.facts.tables import table
 from gpunode.packages.driver_model import OPEN, PROPRIETARY, Decision, Refusal, Situation, Wish
-from gpunode.tables import table
 
 BRANCHES = "driver_branches"
 _OPEN_BY_DEFAULT = 560  # the first branch whose own installer takes the open module
@@ -57,7 +57,7 @@ def known_as_of(name: str) -> str:
 def kinds(situation: Situation) -> str:
     """The GPUs by generation, as people count them: ``8 x Hopper, 1 x Volta``."""
     names = [
-        row.name if (row := gpu_support.supports(gpu.device_id)) else gpu.device_id for gpu in _all(situation)
+        row.name if (row := driver.supports(gpu.device_id)) else gpu.device_id for gpu in _all(situation)
     ]
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 
@@ -67,7 +67,7 @@ def _all(situation: Situation) -> tuple[Any, ...]:
 
 
 def _need(situation: Situation) -> _Need:
-    rows = [row for gpu in computing(situation.gpus) if (row := gpu_support.supports(gpu.device_id))]
+    rows = [row for gpu in computing(situation.gpus) if (row := driver.supports(gpu.device_id))]
     last = last_branch_for(situation.gpus)
     module = module_for_gpus(situation.gpus)
     driven = [row for row in rows if not row.module or not module or row.module == module]
@@ -87,24 +87,24 @@ def _name(rows: list[Supports], fits: Any) -> str:
 
 
 def _branch(situation: Situation, wish: Wish, need: _Need) -> tuple[int, Decision]:
-    asked = gpu_support.branch(wish.version) or wish.branch
+    asked = driver.branch(wish.version) or wish.branch
     if asked:
         option = f"--version {wish.version}" if wish.version else f"--branch {wish.branch}"
         return asked, Decision("branch", str(asked), "you asked for it", option)
-    here = gpu_support.branch(situation.version)
+    here = driver.branch(situation.version)
     fits = here and need.first <= here and not (need.last and here > need.last)
-    if fits and (gpu_support.ended(here) is None or here == need.last):
+    if fits and (driver.ended(here) is None or here == need.last):
         reason = f"the driver here, {situation.version}, drives these GPUs and its branch gets fixes"
-        if gpu_support.ended(here) is not None:
+        if driver.ended(here) is not None:
             reason = f"the driver here is of the last branch for {need.last_for}"
         return here, Decision("branch", str(here), reason, known_as_of("driver_cves"))
     if need.last and need.last <= LONG_TERM:
         reason = f"{need.last} is the last branch that drives {need.last_for}"
-        return need.last, Decision("branch", str(need.last), reason, known_as_of(gpu_support.TABLE))
+        return need.last, Decision("branch", str(need.last), reason, known_as_of(driver.TABLE))
     if need.first > LONG_TERM:
-        branch = max(need.first, *gpu_support.kept())
+        branch = max(need.first, *driver.kept())
         reason = f"{need.first_for} needs {need.first} or newer"
-        return branch, Decision("branch", str(branch), reason, known_as_of(gpu_support.TABLE))
+        return branch, Decision("branch", str(branch), reason, known_as_of(driver.TABLE))
     until = next((row["end"] for row in table(BRANCHES).rows if row["branch"] == LONG_TERM), "")
     reason = f"it drives {kinds(situation) or 'these GPUs'} and is kept longest, until {until}"
     if here:
@@ -118,16 +118,16 @@ def _flavour(situation: Situation, wish: Wish, need: _Need, branch: int) -> tupl
         return wish.flavour, Decision(subject, wish.flavour, "you asked for it", f"--flavour {wish.flavour}")
     if need.module:
         reason = f"{need.module_for} is driven by the {need.module} module alone"
-        return need.module, Decision(subject, need.module, reason, known_as_of(gpu_support.TABLE))
+        return need.module, Decision(subject, need.module, reason, known_as_of(driver.TABLE))
     here = {True: OPEN, False: PROPRIETARY, None: ""}[situation.opened]
-    if here and branch == gpu_support.branch(situation.version):
+    if here and branch == driver.branch(situation.version):
         reason = "it is the one here, and drives these GPUs"
         return here, Decision(subject, here, reason, "/proc/driver/nvidia/version or modinfo")
     if branch < _OPEN_BY_DEFAULT:
         reason = f"the open one is the default from branch {_OPEN_BY_DEFAULT} on"
         return PROPRIETARY, Decision(subject, PROPRIETARY, reason, known_as_of(BRANCHES))
     reason = "either drives these GPUs, and the open one is NVIDIA's default"
-    return OPEN, Decision(subject, OPEN, reason, known_as_of(gpu_support.TABLE))
+    return OPEN, Decision(subject, OPEN, reason, known_as_of(driver.TABLE))
 
 
 def _against_branch(wish: Wish, need: _Need, branch: int) -> tuple[Refusal, ...]:
@@ -175,11 +175,11 @@ def _left_out(situation: Situation, branch: int, flavour: str) -> list[str]:
     """GPUs that this driver won't take beside those that it is for, and ones that nobody knows."""
     notes = []
     for gpu in _all(situation):
-        row = gpu_support.supports(gpu.device_id)
+        row = driver.supports(gpu.device_id)
         if row is None:
             notes.append(
                 f"{gpu.address}: the tables don't know the GPU {gpu.device_id}; newer branches may be needed"
             )
-        elif gpu_support.refusal(row, branch, flavour == OPEN):
+        elif driver.refusal(row, branch, flavour == OPEN):
             notes.append(f"{gpu.address} ({row.name}) gets no driver: no one driver takes all GPUs here")
     return notes

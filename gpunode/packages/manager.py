@@ -7,13 +7,18 @@ lock visibly and with a limit. `packages.find.find_manager` gives the node's own
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from gpunode.dataclass import dataclass, field
 from gpunode.errors import GpunodeError
-from gpunode.host import Completed
+from gpunode.host import Host
+from gpunode.host.process import Completed
+from gpunode.output.result import ExitCode, Progress
 
 
 class PackagesError(GpunodeError):
@@ -232,3 +237,190 @@ class Manager(Protocol):
 
     def explain(self, done: Completed) -> Failure | None:
         """Why a command of this manager failed; None if it did what it was asked."""
+
+
+# Who holds a package manager's lock, from the kernel's list of locks (proc_locks(5)).
+
+_LINE = re.compile(r"^\d+: (?:POSIX|FLOCK|OFDLCK)\s+\S+\s+WRITE (-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ")
+_AT_WORK = (
+    *("apt", "apt-get", "aptitude", "dpkg", "unattended-upgr", "packagekitd", "synaptic", "apt.systemd.dai"),
+    *("dnf", "dnf5", "dnf-automatic", "yum", "rpm", "zypper", "YaST", "y2base"),
+)
+
+
+def holder(host: Host, paths: Sequence[str]) -> Lock | None:
+    """The first of these files that another process holds locked; None if none is, or it can't be told.
+
+    A lock that an overlay or a container hides isn't seen; the manager itself says so when it is started.
+    """
+    listed = [match for line in _locks(host).splitlines() if (match := _LINE.match(line))]
+    for path in paths:
+        found = host.stat(path) if listed else None
+        for match in listed if found else ():
+            assert found is not None
+            if int(match[4]) != found.st_ino or int(match[1]) == os.getpid():
+                continue
+            pid = max(0, int(match[1]))
+            name = _name(host, pid)
+            same_device = (int(match[2], 16), int(match[3], 16)) == (
+                os.major(found.st_dev),
+                os.minor(found.st_dev),
+            )
+            if same_device or name in _AT_WORK:  # a file of btrfs or an overlay has two device numbers
+                return Lock(path, pid, name)
+    return None
+
+
+def _locks(host: Host) -> str:
+    try:
+        return host.read_text("/proc/locks") or ""
+    except GpunodeError:
+        return ""
+
+
+def _name(host: Host, pid: int) -> str:
+    try:
+        return (host.read_text(f"/proc/{pid}/comm") or "").strip() if pid else ""
+    except GpunodeError:
+        return ""
+
+
+# Running a package manager's command: never while another process is at work, and never half of it.
+
+WAIT_SECONDS = 600.0
+LOCKED = "package-manager-locked"
+_POLL_SECONDS = 0.2
+_RETRY_SECONDS = 1.0
+_TELL_SECONDS = 15.0
+
+
+def run_command(
+    host: Host,
+    manager: Manager,
+    command: Command,
+    progress: Progress,
+    *,
+    wait_seconds: float = WAIT_SECONDS,
+    whole: Callable[[Command], AbstractContextManager[None]] = lambda _: nullcontext(),
+) -> Completed:
+    """Run it to its end. Another process's lock is waited for, said on stderr, `wait_seconds` at most.
+
+    `whole` keeps a command that changes packages from being interrupted. `PackagesError` if it fails; its
+    code is the `Trouble`, and `package-manager-locked` has the exit code of a precondition.
+    """
+    deadline = host.monotonic() + wait_seconds
+    wait_for_others(host, manager, progress, wait_seconds)
+    waiting = _Waiting(host, progress, deadline)
+    with progress.following(command.text, command.name) as alive:
+        while True:
+            with whole(command) if command.changes else nullcontext():
+                done = host.run(command.argv, timeout=command.seconds, env=command.environ, watch=alive)
+            failure = manager.explain(done)
+            if failure is None:
+                return done
+            if failure.trouble is not Trouble.LOCKED:
+                raise failed(command, failure)
+            # a lock that wasn't seen, or that somebody else was quicker to take
+            if waiting.over:
+                raise _too_long(None, failure.said)
+            waiting.tell(f"waiting: {failure.said}")
+            host.sleep(_RETRY_SECONDS)
+            wait_for_others(host, manager, progress, deadline - host.monotonic())
+
+
+class _Waiting:
+    """Says what is waited for at once and then four times a minute; nobody shall think that it hangs."""
+
+    def __init__(self, host: Host, progress: Progress, deadline: float) -> None:
+        self.host, self.progress, self.deadline = host, progress, deadline
+        self.next = 0.0
+
+    @property
+    def over(self) -> bool:
+        return self.host.monotonic() >= self.deadline
+
+    def tell(self, what: str) -> None:
+        now = self.host.monotonic()
+        if now >= self.next:
+            self.next = now + _TELL_SECONDS
+            self.progress.note(f"{what} ({max(0, round(self.deadline - now))} s at most)")
+
+
+def failed(command: Command, failure: Failure) -> PackagesError:
+    """The error that a command's failure is."""
+    return PackagesError(
+        f"{command.name}: {failure.said}",
+        hint=failure.hint or "run it by hand to see all that it says",
+        code=str(failure.trouble),
+    )
+
+
+def wait_for_others(host: Host, manager: Manager, progress: Progress, seconds: float) -> None:
+    """Until no other process holds the manager's lock, as far as is seen. `PackagesError` if one stays."""
+    waiting = _Waiting(host, progress, host.monotonic() + seconds)
+    while (lock := holder(host, manager.lock_files)) is not None:
+        if waiting.over:
+            raise _too_long(lock, "")
+        waiting.tell(f"waiting for {lock}, which holds {lock.path}")
+        host.sleep(_POLL_SECONDS)
+
+
+def _too_long(lock: Lock | None, said: str) -> PackagesError:
+    return PackagesError(
+        f"{lock} holds {lock.path} and doesn't let go of it" if lock else said,
+        hint="wait for it to end, then run this again; --lock-timeout SECONDS waits longer",
+        code=LOCKED,
+        exit_code=ExitCode.PRECONDITION,
+    )
+
+
+# Why a package manager failed, from what it prints: the first pattern that is found.
+
+Pattern = tuple[Trouble, str]
+# what the kernel, the clock and TLS refuse reads alike in all of them, and is why whatever else is said
+_COMMON: tuple[Pattern, ...] = (
+    (Trouble.READ_ONLY, r"Read-only file system"),
+    (Trouble.NO_SPACE, r"No space left on device|Disk quota exceeded"),
+    (Trouble.CLOCK, r"^E: Release file .* is (not valid yet|expired)"),
+    (Trouble.CLOCK, r"[Cc]ertificate.*(expired|not( yet)? (valid|activated)|not yet valid)"),
+    (
+        Trouble.CERTIFICATE,
+        r"Certificate verification failed|certificate is NOT trusted|SSL certificate problem",
+    ),
+)
+HINTS = {
+    Trouble.SIGNATURE: "the repository's key is missing, expired or another; give the right one: --key FILE",
+    Trouble.CONFLICTING_SOURCES: "two files name this repository with different keys: gpunode toolkit status",
+    Trouble.NETWORK: "the repository can't be reached: see its name, the network and the proxy (sudo drops "
+    "http_proxy: sudo -E), or use --repository URL or --from DIR",
+    Trouble.CERTIFICATE: "this node doesn't trust its certificate: add the CA of the proxy or the mirror "
+    "(update-ca-certificates, update-ca-trust)",
+    Trouble.CLOCK: "this node's clock is wrong (timedatectl), or the mirror isn't kept up any more",
+    Trouble.NO_REPOSITORY: "there is nothing at that address: --repository takes the one below which "
+    "stable/deb or stable/rpm lies",
+    Trouble.NOT_FOUND: "see what there is: gpunode toolkit status",
+    Trouble.HELD: "a version lock or an exclusion stands in the way: gpunode toolkit status",
+    Trouble.INTERRUPTED: "finish the earlier transaction first: dpkg --configure -a",
+    Trouble.NO_SPACE: "make room, then run this again: df -h, df -i",
+    Trouble.READ_ONLY: "a file system is read-only, and dmesg may say why: findmnt -O ro",
+    Trouble.TIMED_OUT: "see in what state it left the packages before going on",
+}
+_SHOWN = 300
+
+
+def failure(done: Completed, patterns: Sequence[Pattern], *, noise: str = r"(?!)") -> Failure:
+    """The first line that a pattern fits, else the last one that says anything but `noise`."""
+    text = f"{done.stdout}\n{done.stderr}"
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not re.search(noise, line)]
+    if done.timed_out:
+        return _made(Trouble.TIMED_OUT, "it said nothing for too long, and was ended")
+    for trouble, pattern in (*_COMMON, *patterns):
+        for line in lines:
+            if re.search(pattern, line):
+                return _made(trouble, line)
+    return _made(Trouble.OTHER, lines[-1] if lines else f"exit code {done.code}")
+
+
+def _made(trouble: Trouble, said: str) -> Failure:
+    printable = "".join(char if char.isprintable() else " " for char in said)
+    return Failure(trouble, printable[:_SHOWN], HINTS.get(trouble, ""))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError
 
 _BEGIN = "-----BEGIN PGP PUBLIC KEY BLOCK-----"

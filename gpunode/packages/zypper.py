@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from gpunode.dataclass import dataclass
-from gpunode.facts.package_locks import locked
-from gpunode.host import Completed, Host
+from gpunode.facts.packages import locked
+from gpunode.host import Host
+from gpunode.host.process import Completed
+from gpunode.packages.dnf import installed, newest_first
 from gpunode.packages.manager import (
+    HINTS,
     Command,
     Failure,
     PackageChange,
@@ -16,9 +19,8 @@ from gpunode.packages.manager import (
     PackageState,
     Trouble,
     Wanted,
+    failure,
 )
-from gpunode.packages.rpm import installed, newest_first
-from gpunode.packages.words import HINTS, failure
 
 _ASK_SECONDS = 120.0
 _QUIET = ("zypper", "--non-interactive")

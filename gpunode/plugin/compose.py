@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host
-from gpunode.plugin.backend import Backend
-from gpunode.plugin.health.judge import HealthJudge
-from gpunode.plugin.health.memory import HealthMemory
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.health import HealthJudge
+from gpunode.plugin.health_memory import HealthMemory
 from gpunode.plugin.logfmt import Log
-from gpunode.plugin.model import Plan
-from gpunode.plugin.parts import Part
+from gpunode.plugin.model import Backend, Part, Plan
 from gpunode.plugin.serve import PartMaker, PluginService
-from gpunode.plugin.settings import Settings
 
 
 def make_service(host: Host, settings: Settings, log: Log, parts: Sequence[PartMaker] = ()) -> PluginService:
@@ -91,7 +89,7 @@ def make_backend(host: Host, settings: Settings, log: Log) -> Backend:
 
         return SimulatedBackend(host, settings, log)
     if settings.vendor == "amd":
-        from gpunode.plugin.amd.backend import AmdBackend
+        from gpunode.plugin.amd import AmdBackend
 
         return AmdBackend(host, settings, log)
     from gpunode.plugin.nvidia.backend import NvidiaBackend

@@ -11,21 +11,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from threading import Condition, Lock
 from typing import TYPE_CHECKING, Protocol
 
-from gpunode.dataclass import replace
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Inventory, Reading, Topology
-from gpunode.plugin.backend import Backend
+from gpunode.plugin.config.settings import HealthSettings, Settings
 from gpunode.plugin.logfmt import Log, OnChange
-from gpunode.plugin.mending import how_to_mend
-from gpunode.plugin.model import Device, Plan, Problem, Resource, Snapshot, Unit
-from gpunode.plugin.remember import remembered
-from gpunode.plugin.settings import HealthSettings, Settings
+from gpunode.plugin.model import (
+    Backend,
+    Device,
+    Plan,
+    Problem,
+    Resource,
+    Snapshot,
+    Unit,
+    how_to_mend,
+    remembered,
+)
 
 if TYPE_CHECKING:
-    from gpunode.gpu.events import GpuEvent  # imports ctypes, which the serving process doesn't need
+    from gpunode.gpu.nvml import GpuEvent  # imports ctypes, which the serving process doesn't need
 
 Problems = Mapping[tuple[str, str], Problem]
 """By resource name and unit id; healthy units are not in it."""

@@ -6,13 +6,22 @@ what the kubelet counts: a unit, or one of several shares of it. A *resource* is
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from threading import Event
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
 
-from gpunode.dataclass import dataclass, field
 from gpunode.errors import GpunodeError
+from gpunode.gpu.model import Gpu, Inventory, Reading, Topology
+from gpunode.plugin.config.settings import NameRule, Settings
+
+if TYPE_CHECKING:
+    from gpunode.gpu.nvml import GpuEvent
+
 
 SHARE_MARK = "::"
 """Between a unit's id and the number of a share, as NVIDIA's plugin has it: ``GPU-1234::0``."""
@@ -203,3 +212,306 @@ class AllocationError(GpunodeError):
     """A request that can't be met, in words for the pod's events. `code`: not-found, invalid, unhealthy."""
 
     default_code = "invalid"
+
+
+# What a vendor brings, and what it tells: the two ends between which the ledger sits.
+#
+# `Backend` is NVIDIA (nvidia/), AMD (amd/) or a simulated node (simulate/). Its `run` loop, in a thread of
+# its own, tells a `Sink` (the ledger) what it sees; the other methods are called by the ledger and the RPC
+# handlers, with values only, and must stay quick.
+
+
+class Sink(Protocol):
+    """Takes news from a backend, from any thread."""
+
+    def seen(self, inventory: Inventory, topology: Topology) -> None:
+        """The node's GPUs now: every one that is there, readable or not."""
+
+    def readings(self, readings: Sequence[Reading]) -> None:
+        """What the GPUs say of their own condition."""
+
+    def event(self, event: GpuEvent) -> None:
+        """A critical event."""
+
+    def broken(self, reason: str, sure: bool) -> None:
+        """The driver as a whole doesn't answer. Unless `sure` it may have been this node's bad moment."""
+
+
+class Backend(Protocol):
+    """One kind of GPU."""
+
+    @property
+    def waiting(self) -> str:
+        """What is waited for, empty when GPUs are seen."""
+
+    def run(self, sink: Sink, stop: Event) -> None:
+        """Tell `sink` what is there and what happens to it, until `stop`."""
+
+    def hurry(self) -> None:
+        """Look again now."""
+
+    def let_go(self) -> None:
+        """Close the driver for a while, so that it can be unloaded; safe in a signal handler."""
+
+    def plan(self, settings: Settings, inventory: Inventory) -> Plan:
+        """What these GPUs are advertised as. `ConfigError` if the settings can't hold for this node."""
+
+    def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
+        """Make what containers will need (CDI specifications) before the plan is advertised."""
+
+    def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
+        """What a container gets for these devices. `AllocationError` says why not."""
+
+    def prefer(
+        self,
+        settings: Settings,
+        snapshot: Snapshot,
+        topology: Topology,
+        available: Sequence[str],
+        must_include: Sequence[str],
+        size: int,
+    ) -> tuple[str, ...]:
+        """Which of the available devices a container should get: never an error."""
+
+
+# Names of resources: which rule gives a unit its name.
+
+
+def glob_matches(pattern: str, text: str) -> bool:
+    """Whether all of `text` is what `pattern` says: only ``*`` is special, case counts."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return text == pattern
+    *middle, last = rest
+    at, end = len(first), len(text) - len(last)
+    if at > end or not text.startswith(first) or not text.endswith(last):
+        return False
+    for part in middle:
+        at = text.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
+
+
+def ruled_name(rules: Iterable[NameRule], kind: str, text: str) -> str:
+    """The name that the first matching rule of this kind (gpu, mig) gives; empty without one."""
+    return next((rule.name for rule in rules if rule.kind == kind and glob_matches(rule.pattern, text)), "")
+
+
+def idle_rules(rules: Iterable[NameRule], kind: str, texts: Sequence[str]) -> Iterator[str]:
+    """What to say of the rules of this kind that fit none of these: the commonest mistake is half a name."""
+    idle = [
+        rule.pattern
+        for rule in rules
+        if rule.kind == kind and not any(glob_matches(rule.pattern, text) for text in texts)
+    ]
+    if idle and any(texts):
+        section, what = ("gpus", "model") if kind == "gpu" else ("mig", "profile")
+        there = ", ".join(sorted({text for text in texts if text}))
+        yield f"resources.{section}: {', '.join(idle)}: no {what} here is called so; there is {there}"
+
+
+# A GPU that was seen once stays known: lost or unreadable it is still listed, with the reason. Pure.
+
+NOT_LISTED = "lost: the driver does not list it any more"
+
+
+def remembered(now: Inventory, before: Inventory | None) -> Inventory:
+    """`now`, with what `before` knows of GPUs that can't be read or aren't listed, ordered by index.
+
+    A GPU off the bus may be listed without its UUID; its PCI address, or else its index if nothing else has
+    that UUID now, still tells which it was. Such a GPU keeps its old description, MIG devices included, and
+    has `error` set. What a sound GPU says replaces what it said before.
+    """
+    if before is None:
+        return now
+    whole = {gpu.uuid for gpu in now.gpus if gpu.uuid}
+    gone = {gpu.uuid: gpu for gpu in before.gpus if gpu.uuid and gpu.uuid not in whole}
+    described = {gpu.uuid: gpu for gpu in before.gpus if gpu.uuid}
+    gpus = []
+    for gpu in now.gpus:
+        if gpu.error and gpu.uuid in described:
+            gpus.append(_filled(described[gpu.uuid], gpu))
+        elif gpu.uuid:
+            gpus.append(gpu)
+        else:
+            old = _recognised(gpu, gone)
+            gpus.append(gpu if old is None else replace(gone.pop(old.uuid), error=gpu.error or NOT_LISTED))
+    gpus += [replace(gpu, error=gpu.error or NOT_LISTED) for gpu in gone.values()]
+    return replace(now, gpus=tuple(sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))))
+
+
+def _filled(old: Gpu, now: Gpu) -> Gpu:
+    """The old description of a GPU that can't be read whole now; what it didn't have is taken from `now`."""
+    return replace(
+        old,
+        index=now.index,
+        error=now.error,
+        name=old.name or now.name,
+        pci=old.pci or now.pci,
+        minor=old.minor if old.minor is not None else now.minor,
+        memory_bytes=old.memory_bytes or now.memory_bytes,
+        compute_capability=old.compute_capability or now.compute_capability,
+        numa=old.numa if old.numa is not None else now.numa,
+    )
+
+
+def _recognised(unreadable: Gpu, gone: dict[str, Gpu]) -> Gpu | None:
+    same_place = [gpu for gpu in gone.values() if unreadable.pci and gpu.pci == unreadable.pci]
+    same_index = [gpu for gpu in gone.values() if not unreadable.pci and gpu.index == unreadable.index]
+    return next(iter(same_place or same_index), None)
+
+
+# What an Allocate asks for: which requests can be met at all. Pure, and the same for every vendor.
+
+_SHOWN = 8
+_SHOWN_CHARACTERS = 80
+
+
+def requested(snapshot: Snapshot, ids: Sequence[str], mends: Mapping[str, str]) -> list[Device]:
+    """The devices with these ids. `AllocationError` names one that isn't there, with some that are, or one
+    that is unhealthy, with the reason; `mends` has for each `Problem.mend` what to say, ``{0}`` is the GPU's
+    index."""
+    if not ids:
+        raise AllocationError("the request names no device")
+    devices = []
+    shares = 0
+    for device_id in ids:
+        device = snapshot.find(device_id)
+        if device is None:
+            raise _unknown(snapshot, device_id)
+        if device.problem:
+            raise _unhealthy(device, device.problem, mends)
+        shares += SHARE_MARK in device_id
+        devices.append(device)
+    if shares and len(ids) > 1 and snapshot.resource.single_share:
+        raise _too_many_shares(snapshot.resource, len(ids))
+    return devices
+
+
+def _unhealthy(device: Device, problem: Problem, mends: Mapping[str, str]) -> AllocationError:
+    mend = mends.get(problem.mend, "").format(device.unit.index.partition(":")[0])
+    return AllocationError(
+        f"device {device.id} is unhealthy: {problem.reason}{mend}",
+        hint="gpunode plugin status",
+        code="unhealthy",
+    )
+
+
+def _unknown(snapshot: Snapshot, device_id: str) -> AllocationError:
+    known = [device.id for device in snapshot.devices[:_SHOWN]]
+    more = len(snapshot.devices) - len(known)
+    told = ", ".join(known) + (f" and {more} more" if more else "")
+    shown = device_id if len(device_id) <= _SHOWN_CHARACTERS else f"{device_id[:_SHOWN_CHARACTERS]}..."
+    return AllocationError(
+        f"invalid request: unknown device {shown!r}; {snapshot.resource.name} has {told or 'none'}",
+        code="not-found",
+    )
+
+
+def _too_many_shares(resource: Resource, count: int) -> AllocationError:
+    section = "mps" if resource.sharing == "mps" else "timeSlicing"
+    return AllocationError(
+        f"maximum request size for shared resources is 1; found {count}: ask for one {resource.name}, or set "
+        f"failRequestsGreaterThanOne to false in sharing.{section} (two shares may be of the same GPU)"
+    )
+
+
+# Selectors: how a person names GPUs and partitions in `include`, `exclude` and `devices`.
+
+Matcher = Callable[[Unit], bool]
+_INDEX = re.compile(r"\d{1,6}(:\d{1,6})?", re.ASCII)
+_PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.ASCII | re.IGNORECASE)
+
+
+def matcher(selector: str) -> Matcher:
+    """What a selector means. One that names a GPU means all its partitions, too.
+
+    An index (``0``, ``0:1`` for a MIG device), a UUID in any case, a PCI address in any spelling
+    (``0000:3b:00.0``, ``00000000:3B:00.0``, ``3b:00.0``; ``10:00`` alone is a MIG device), or else a glob of
+    the product's name or the partition's profile.
+    """
+    text = selector.strip()
+    if _INDEX.fullmatch(text):
+        wanted = tuple(int(part) for part in text.split(":"))
+        return lambda unit: unit.order[: len(wanted)] == wanted
+    address = pci_numbers(text)
+    if address is not None:
+        return lambda unit: pci_numbers(unit.pci) == address
+    folded = text.casefold()
+
+    def by_name(unit: Unit) -> bool:
+        return (
+            folded in (unit.id.casefold(), unit.gpu.casefold())
+            or glob_matches(text, unit.name)
+            or (unit.profile != "" and glob_matches(text, unit.profile))
+        )
+
+    return by_name
+
+
+def pci_numbers(address: str) -> tuple[int, int, int, int] | None:
+    """Domain, bus, device and function of a PCI address; None for what is none."""
+    found = _PCI.fullmatch(address)
+    if found is None:
+        return None
+    domain, bus, device, function = found.groups()
+    return int(domain or "0", 16), int(bus, 16), int(device, 16), int(function or "0")
+
+
+def unmatched(selectors: Iterable[str], units: Sequence[Unit]) -> tuple[str, ...]:
+    """Those selectors that name nothing: a typing error, or a GPU that isn't there now."""
+    return tuple(one for one in selectors if not any(map(matcher(one), units)))
+
+
+def deselected(settings: Settings, units: Sequence[Unit]) -> tuple[dict[str, str], list[str]]:
+    """Why a unit is not advertised, by its id, for those that `include` and `exclude` take away; and which
+    selectors name nothing."""
+    warnings = [
+        f"{option}: this node has no GPU {selector}"
+        for option, selectors in (("include", settings.include), ("exclude", settings.exclude))
+        for selector in unmatched(selectors, units)
+    ]
+    include = [matcher(selector) for selector in settings.include]
+    exclude = [matcher(selector) for selector in settings.exclude]
+    reasons = {}
+    for unit in units:
+        if include and not any(test(unit) for test in include):
+            reasons[unit.id] = "include doesn't name it"
+        elif any(test(unit) for test in exclude):
+            reasons[unit.id] = "exclude names it"
+    return reasons, warnings
+
+
+# What to do about a problem's `mend`, for people: the same words in the log and in `plugin status`.
+
+_WORDS = {
+    "restart-app": "restart the application that failed",
+    "reboot": "drain and reboot the node",
+    "replace": "have the GPU replaced",
+}
+
+
+def how_to_mend(mend: str, index: str, pid: int = 0) -> str:
+    """ "" for a `mend` that nobody has to see to. `index` is the unit's, `pid` the serving plugin's if known.
+
+    A reset fails while any process has NVML open, and the plugin does: SIGUSR1 makes it close NVML.
+    """
+    if mend != "reset":
+        return _WORDS.get(mend, "")
+    closing = f"kill -USR1 {pid} (closes NVML for 2 min), " if pid else ""
+    return f"drain the node, {closing}then nvidia-smi --gpu-reset -i {index.partition(':')[0]}"
+
+
+# What runs beside the ledger and the kubelet links: each part is given its turn a few times a second.
+
+
+class Part(Protocol):
+    """MPS daemons, the config file's watch, the status file, the metrics server."""
+
+    def tick(self, now: float) -> None:
+        """Do what is due; `now` is monotonic seconds. Must not wait."""
+
+    def close(self) -> None:
+        """The end: give back what was taken."""

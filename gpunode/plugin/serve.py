@@ -9,24 +9,23 @@ the first of them, while the other starts the child that asks the driver.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Event, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from gpunode.errors import GpunodeError
 from gpunode.host import Host
-from gpunode.plugin.backend import Backend
-from gpunode.plugin.kubelet.directory import check_directory, socket_directories
-from gpunode.plugin.ledger import Judge, Ledger
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.kubelet.server import LinkContext, check_directory, socket_directories
+from gpunode.plugin.ledger import Feed, Judge, Ledger
 from gpunode.plugin.logfmt import Log, Rarely
-from gpunode.plugin.model import Answer, Snapshot
-from gpunode.plugin.parts import Part
-from gpunode.plugin.settings import Settings
-from gpunode.plugin.systemd import Systemd
+from gpunode.plugin.model import Answer, Backend, Part, Snapshot
+from gpunode.plugin.service import Systemd
 
 if TYPE_CHECKING:
-    from gpunode._waiting import Waiter
-    from gpunode.plugin.kubelet.handlers import Call, Observer
-    from gpunode.plugin.kubelet.links import Link, Links
+    from gpunode.host.waiting import Waiter
+    from gpunode.plugin.kubelet.server import Call, Observer
+
 
 TICK_SECONDS = 0.25
 _CALM_SECONDS = 3.0  # the end of a stream wakes us, and so does a socket that comes or goes
@@ -175,8 +174,7 @@ class PluginService:
             self.stop()
 
     def _run_link(self) -> None:
-        from gpunode.plugin.kubelet.links import Links
-        from gpunode.plugin.kubelet.serving import LinkContext
+        from gpunode.plugin.kubelet.server import LinkContext
 
         assert self._waiter is not None  # `start` has made it
         context = LinkContext(self.host, self.settings, self, self.log, self._observed, self.wake)
@@ -239,3 +237,83 @@ class PluginService:
             except Exception as error:  # noqa: BLE001 - who counts calls must not make them fail
                 if times := self._rarely.times(repr(error)):
                     self.log.error("counting a call failed", reason=repr(error), times=times)
+
+
+# One link per resource: those that are new get theirs, and all get their turn.
+
+
+class Link(Protocol):
+    """A resource's registration: see registration.py and watcher.py. `status` is one line for people."""
+
+    registrations: int
+    status: str
+
+    @property
+    def socket(self) -> str:
+        """The path of the resource's socket."""
+
+    @property
+    def watched(self) -> bool:
+        """Whether the kubelet follows our list of devices, and allocates from it."""
+
+    def due_in(self, now: float) -> float:
+        """Seconds after which `tick` has something to do even without news."""
+
+    def claim(self) -> None:
+        """Start serving if the kubelet's directory is there. `PreconditionError` if we may not."""
+
+    def tick(self) -> None:
+        """Bring things one step closer to: serving, registered, watched."""
+
+    def close(self) -> None:
+        """Stop serving."""
+
+
+class Links:
+    """Methods belong to one thread; `by_name` is replaced as a whole and may be read by any."""
+
+    def __init__(self, context: LinkContext) -> None:
+        self._context = context
+        self.by_name: Mapping[str, Link] = {}
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self.by_name.values())
+
+    def tick(self, feeds: Mapping[str, Feed]) -> None:
+        """Each link's turn, after links were made for resources that have devices for the first time.
+
+        `PreconditionError` if the first resources of all can't be served. One that comes later waits instead,
+        and says so: those that are served already must not end for it.
+        """
+        first = not self.by_name
+        new = {
+            name: self._make(name, feed)
+            for name, feed in feeds.items()
+            if name not in self.by_name and feed.snapshot().devices
+        }
+        if new:
+            self.by_name = {**self.by_name, **new}
+        for link in new.values():
+            self._claim(link, first)
+        for link in self:
+            link.tick()
+
+    def close(self) -> None:
+        for link in self:
+            link.close()
+
+    def _make(self, name: str, feed: Feed) -> Link:
+        if self._context.settings.registration == "watcher":
+            from gpunode.plugin.kubelet.watcher import WatcherLink
+
+            return WatcherLink(self._context, name, feed)
+        from gpunode.plugin.kubelet.registration import KubeletLink
+
+        return KubeletLink(self._context, name, feed)
+
+    def _claim(self, link: Link, first: bool) -> None:
+        try:
+            link.claim()
+        except GpunodeError:
+            if first:
+                raise  # later the link's own turns try again, and say what is in the way

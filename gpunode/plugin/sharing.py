@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from gpunode.dataclass import dataclass, replace
 from gpunode.errors import ConfigError
-from gpunode.plugin.model import SHARE_MARK, Device, LeftOut, Resource, Unit
-from gpunode.plugin.select import matcher, unmatched
-from gpunode.plugin.settings import SharedResource, Sharing, resource_name_problem
+from gpunode.plugin.config.settings import SharedResource, Sharing, resource_name_problem
+from gpunode.plugin.model import SHARE_MARK, Device, LeftOut, Resource, Unit, matcher, unmatched
 
 Refusal = Callable[[Unit, SharedResource], str]
 """Why a unit can't be shared as an entry says; empty if it can."""

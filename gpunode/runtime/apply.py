@@ -2,19 +2,183 @@
 
 from __future__ import annotations
 
+import functools
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
-from gpunode.dataclass import dataclass, field
-from gpunode.errors import ConfigError, DaemonError, GpunodeError, RolledBackError
+from gpunode.errors import (
+    ConfigError,
+    DaemonError,
+    GpunodeError,
+    PreconditionError,
+    RolledBackError,
+    Unreadable,
+)
+from gpunode.facts.daemons import systemd_runs
 from gpunode.host import Host
-from gpunode.journal import Entry, Journal
-from gpunode.result import Progress
-from gpunode.runtime import units
-from gpunode.runtime.engine import Active, Engine, FileEdit, Plan
+from gpunode.host.journal import Entry, Journal, lock_path, state_of
+from gpunode.output.result import Progress
+from gpunode.runtime import find
+from gpunode.runtime.engine import Active, Engine, FileEdit, Plan, decode
+from gpunode.runtime.removal import kinds_of, runtimes_of
 from gpunode.runtime.restart import Restarter
+
+# Restoring a journal entry: later entries that wrote the same files are taken back with it.
+
+
+@dataclass(frozen=True)
+class Past:
+    """The way back to the node before `entries[-1]`. `entries` are taken back, the newest first."""
+
+    entries: tuple[Entry, ...]
+    edits: tuple[FileEdit, ...]
+
+    @property
+    def entry(self) -> Entry:
+        """The one that was asked for."""
+        return self.entries[-1]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The runtimes that any of the entries was about."""
+        listed = (name for entry in self.entries for name in runtimes_of(entry.manifest))
+        return tuple(dict.fromkeys(listed))
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The systemd units that any of the entries brought or removed."""
+        return tuple(dict.fromkeys(unit for entry in self.entries for unit in entry.units))
+
+    def finish(self, journal: Journal) -> None:
+        """Give the files their owners and modes of then; the entries count as rolled back."""
+        for entry in self.entries:
+            journal.own(entry)
+            journal.tidy(entry)
+            journal.mark(entry, "rolled-back")
+
+
+def past(host: Host, journal: Journal, entry: Entry) -> Past:
+    """The way back to before `entry`. `ConfigError` if somebody else changed one of its files since."""
+    entries = _with_later(journal, entry)
+    _refuse_other_engines(entry, entries)
+    now: dict[str, bytes | None] = {}
+    then: dict[str, bytes | None] = {}
+    kinds: dict[str, tuple[bool, bool]] = {}
+    foreign: list[str] = []
+    for one in entries:
+        for file in one.files:
+            path = file["path"]
+            present = then.get(path, now.setdefault(path, host.read_bytes(path)))
+            state = state_of(file, present)
+            foreign += [path] if state == "foreign" else []
+            then[path] = journal.original(one, file) if state == "ours" else present
+            kinds[path] = kinds_of(file)
+    if foreign:
+        raise ConfigError(
+            f"{', '.join(dict.fromkeys(foreign))} changed after {entry.id}; nothing was restored",
+            hint=f"see what gpunode had written: gpunode journal show {entry.id}",
+        )
+    edits = tuple(
+        FileEdit(path, now[path], then[path], generated=kinds[path][0], beside=kinds[path][1])
+        for path in then
+    )
+    return Past(entries, edits)
+
+
+def _with_later(journal: Journal, entry: Entry) -> tuple[Entry, ...]:
+    """`entry` and every later one in force that shares a file with what is taken back, newest first."""
+    later = [one for one in journal.entries() if one.sequence > entry.sequence]
+    in_force = [one for one in later if one.state == "committed" and one.undoable]
+    chosen = [entry]
+    paths = {file["path"] for file in entry.files}
+    for one in in_force:
+        own = {file["path"] for file in one.files if not file.get("generated")}
+        if own & paths:
+            chosen.insert(0, one)
+            paths |= own
+    return tuple(chosen)
+
+
+def _refuse_other_engines(entry: Entry, entries: tuple[Entry, ...]) -> None:
+    """One engine is asked and restarted; an entry of another one must go first, by itself."""
+    keys = ("engine", "manager", "config")
+    wanted = tuple(entry.manifest.get(key) or "" for key in keys)
+    for one in entries:
+        if tuple(one.manifest.get(key) or "" for key in keys) != wanted:
+            raise ConfigError(
+                f"{one.id} wrote the same files later, for something else; nothing was restored",
+                hint=f"roll that back first: gpunode rollback {one.id}",
+            )
+
+
+# systemd units that come and go with a change: enabled after their files, disabled before them.
+
+_SECONDS = 60.0
+# takes the lock that whoever installs it holds, and has nothing to do before the next boot
+_NOT_NOW = frozenset({"gpunode-mig.service"})
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What a change of files means for units: those to enable, to disable, and only to be read anew."""
+
+    coming: tuple[str, ...] = ()
+    going: tuple[str, ...] = ()
+    staying: tuple[str, ...] = ()
+
+    def prepare(self, host: Host) -> None:
+        """Before the files change: a unit can be stopped and disabled only while its file is there.
+
+        One that isn't enabled is fine.
+        """
+        if self.going and _acts(host):
+            host.run(("systemctl", "disable", "--now", *self.going), timeout=_SECONDS)
+
+    def settle(self, host: Host) -> None:
+        """After the files have changed. `DaemonError` if systemd refuses a unit that comes."""
+        if not _acts(host) or not (self.coming or self.going or self.staying):
+            return
+        commands: list[tuple[str, ...]] = [("systemctl", "daemon-reload")]
+        now = tuple(unit for unit in self.coming if unit not in _NOT_NOW)
+        later = tuple(unit for unit in self.coming if unit in _NOT_NOW)
+        commands += [("systemctl", "enable", "--now", *now)] if now else []
+        commands += [("systemctl", "enable", *later)] if later else []
+        for argv in commands:
+            answer = host.run(argv, timeout=_SECONDS)
+            if not answer.ok and self.coming:
+                said = (answer.stderr or answer.stdout).strip()[-500:]
+                raise DaemonError(
+                    f"{' '.join(argv)} failed: {said or f'status {answer.code}'}",
+                    hint=f"look at them: systemctl status {' '.join(self.coming)}",
+                )
+
+
+def forth(units: Sequence[str], edits: Iterable[FileEdit]) -> Moves:
+    """What becomes of those units whose files are among the edits."""
+    stays = {edit.path.rpartition("/")[2]: edit.after is not None for edit in edits}
+    return Moves(
+        coming=tuple(unit for unit in units if stays.get(unit) is True),
+        going=tuple(unit for unit in units if stays.get(unit) is False),
+    )
+
+
+def back(entry: Entry) -> Moves:
+    """What becomes of an entry's units when its files are restored: a mere rewriting enabled none."""
+    files = {file["path"].rpartition("/")[2]: file for file in entry.files}
+    known = [unit for unit in entry.units if unit in files]
+    return Moves(
+        coming=tuple(unit for unit in known if not files[unit]["after"]),
+        going=tuple(unit for unit in known if not files[unit]["existed"]),
+        staying=tuple(unit for unit in known if files[unit]["existed"] and files[unit]["after"]),
+    )
+
+
+def _acts(host: Host) -> bool:
+    return host.live and systemd_runs(host)
+
 
 _ANSWER_SECONDS = 30.0
 _RELOAD_SECONDS = 0.5  # a reload gives no sign when it is done and no runtime that would show it
@@ -66,7 +230,7 @@ def apply(job: Job, journal: Journal) -> Applied:
     entry: Entry | None = None
     try:
         entry = journal.begin(job.operation, job.plan.changed, job.context)
-        moves = units.forth(job.plan.units, job.plan.changed)
+        moves = forth(job.plan.units, job.plan.changed)
         moves.prepare(job.host)
         for edit in job.plan.changed:
             write(job.host, edit, edit.interim if edit.interim is not None else edit.after, edit.before)
@@ -171,7 +335,7 @@ def _roll_back(job: Job, journal: Journal, entry: Entry, error: BaseException) -
 def _restore(job: Job, journal: Journal, entry: Entry) -> str:
     """The files as they were, read by the daemon; what is wrong if it doesn't run with them."""
     foreign = journal.foreign(entry)
-    moves = units.back(entry)
+    moves = back(entry)
     moves.prepare(job.host)
     journal.restore(entry)
     trouble = _bring_back(job) if entry.state != "begun" else ""
@@ -288,7 +452,7 @@ def recover(host: Host, journal: Journal, restart: Callable[[Entry], None]) -> t
             continue
         with uninterrupted():
             foreign = journal.foreign(entry)
-            moves = units.back(entry)
+            moves = back(entry)
             moves.prepare(host)
             journal.restore(entry)
             restart(entry)
@@ -312,3 +476,176 @@ def _without_leftovers(host: Host, journal: Journal) -> list[str]:
         with suppress(GpunodeError):  # an unreadable directory must not stop the recovery
             removed += host.remove_leftovers(path)
     return [f"{path}, the temporary file of a killed run, was removed" for path in removed]
+
+
+# What happens to a run that was killed half-way: its files are put back and its daemon reads them again.
+
+_OF_THE_ENGINE = ("config", "socket", "restartCommand", "verb")
+
+
+def restarter_of(host: Host, command: str, engine: Engine) -> Restarter:
+    """How `engine` is restarted: by the user's own `command`, else as this node does it."""
+    again = functools.partial(find.finder_of(engine.daemon), host, engine.daemon.config_path)
+    return Restarter(host, engine.daemon, again, command)
+
+
+def ask_if_up(engine: Engine) -> Active | None:
+    """What the daemon says now; None if it doesn't run, isn't reachable or must not be contacted."""
+    if not engine.host.live:
+        return None
+    try:
+        return engine.ask()
+    except DaemonError:
+        return None
+
+
+def _bring_back_daemon(engine: Engine, restarter: Restarter, verb: str) -> None:
+    """A reload is taken back by a reload: a restart of Docker would stop its containers."""
+    if verb == "wait":
+        return  # whoever applies the files sees the old ones
+    if verb != "reload" or ask_if_up(engine) is None:
+        restarter.perform("restart")
+        return
+    from gpunode.runtime.docker import for_reload
+
+    path = engine.daemon.config_path
+    content = engine.host.read_bytes(path)
+    undo = for_reload(decode(content, path), path).encode()
+    reload_undo(engine.host, (FileEdit(path, content, content, None, undo),), restarter)
+
+
+def take_back(host: Host, command: str, journal: Journal, progress: Progress) -> tuple[str, ...]:
+    """Take back what a killed run left behind, and let its daemon read the files again. Needs the lock.
+
+    `command` is the user's own for the restart, empty for the one that the killed run was given.
+    """
+
+    def restart(entry: Entry) -> None:
+        known = {key: str(entry.manifest.get(key) or "") for key in _OF_THE_ENGINE}
+        if entry.state != "applied" or known["verb"] in ("", "none") or not host.live:
+            return  # the daemon never saw the new files
+        name = find.name_of(entry.manifest)
+        try:
+            # an engine that was removed since must not stop every later run
+            engine = find.engine(host, name, known["config"], "", known["socket"])
+            own = command or known["restartCommand"]
+            with progress.step(f"bringing {name} back to its files of before"):
+                _bring_back_daemon(engine, restarter_of(host, own, engine), known["verb"])
+        except GpunodeError as error:
+            progress.note(f"{name} could not be restarted: {error.message}")
+
+    return recover(host, journal, restart)
+
+
+def half_done(host: Host, journal: Journal) -> tuple[str, ...]:
+    """What a dry run says of an operation that has begun and not ended; nothing if it may not look."""
+    try:
+        found = journal.unfinished()
+    except Unreadable:
+        return ()
+    return tuple(
+        f"{entry.id} runs now or was killed half-way; if so, "
+        + (packages_stay(entry) if entry.stays else f"the next run first takes back {_written(entry)}")
+        for entry in found
+    )
+
+
+def _written(entry: Entry) -> str:
+    return "what it wrote to " + ", ".join(str(file["path"]) for file in entry.files)
+
+
+# A change of files that no daemon has to read: lock, recover, plan, journal, write; back if it fails.
+
+LOCK_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class FilesChanged:
+    """The edits that were planned, the journal entry that undoes them (empty if none), and what to tell."""
+
+    edits: tuple[FileEdit, ...]
+    journal: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def change_files(
+    host: Host,
+    operation: str,
+    plan: Callable[[], Sequence[FileEdit]],
+    progress: Progress,
+    *,
+    context: Mapping[str, Any] | None = None,
+    named_units: Sequence[str] = (),
+    activate: Callable[[], None] = lambda: None,
+    done: Callable[[], None] = lambda: None,
+    dry_run: bool = False,
+) -> FilesChanged:
+    """Carry out what `plan` gives once the lock is held; with `dry_run` nothing is locked or written.
+
+    `context` goes into the journal's manifest, where ``engine`` is empty: a rollback restores files only.
+    Of `named_units` those are enabled whose files come, and those disabled whose files go.
+    `activate` is called when the files are written: what it raises takes them back. `done` is called after
+    success, still under the lock.
+    `PreconditionError` for files that this user may not write; whatever fails while writing leaves all of
+    them as they were.
+    """
+    journal = Journal.of(host)
+    if not dry_run and host.live and not host.is_root:
+        _require_rights(host, plan())
+    with nullcontext() if dry_run else host.lock(lock_path(host), LOCK_SECONDS):
+        notes = half_done(host, journal) if dry_run else take_back(host, "", journal, progress)
+        edits = tuple(plan())
+        changed = tuple(edit for edit in edits if edit.action != "unchanged")
+        if dry_run or not changed:
+            return FilesChanged(edits, "", notes)
+        manifest = {"engine": "", "units": list(named_units), **(context or {})}
+        written = _apply(host, journal, operation, changed, manifest, activate)
+        done()
+        return FilesChanged(edits, written, notes)
+
+
+def _require_rights(host: Host, edits: Sequence[FileEdit]) -> None:
+    """Before anything is locked or made: a user's own file is changed without root, the node's are not."""
+    for edit in edits:
+        if edit.action != "unchanged" and not host.writable(edit.path):
+            raise PreconditionError(f"changing {edit.path} needs root", hint="run it again with sudo")
+
+
+def _apply(
+    host: Host,
+    journal: Journal,
+    operation: str,
+    edits: Sequence[FileEdit],
+    context: Mapping[str, Any],
+    activate: Callable[[], None],
+) -> str:
+    entry: Entry | None = None
+    try:
+        entry = journal.begin(operation, edits, context)
+        moves = forth(entry.units, edits)
+        moves.prepare(host)
+        for edit in edits:
+            write(host, edit, edit.after, edit.before)
+        moves.settle(host)
+        activate()
+        with uninterrupted():
+            journal.mark(entry, "committed")
+            journal.prune()
+    except BaseException as error:
+        if entry is not None:
+            with uninterrupted():
+                _take_back(host, journal, entry, error)
+        raise
+    return entry.id
+
+
+def _take_back(host: Host, journal: Journal, entry: Entry, error: BaseException) -> None:
+    moves = back(entry)
+    moves.prepare(host)
+    journal.restore(entry)
+    with suppress(DaemonError):  # the same systemd has just said so, or nobody has touched its units
+        moves.settle(host)
+    journal.mark(entry, "rolled-back")
+    if isinstance(error, DaemonError):
+        hint = f"look at it: systemctl status {' '.join(entry.units)}" if entry.units else error.hint
+        raise RolledBackError(f"{error}; the files are as before", hint=hint) from error

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from gpunode.dataclass import dataclass, replace
 from gpunode.errors import GpunodeError, PreconditionError, ValidationError
 from gpunode.facts.containerd import ContainerdConfig, dig, load_config, parse_toml
 from gpunode.facts.daemons import Daemon, systemd_runs
 from gpunode.facts.kubelet import CONFIG, setting
 from gpunode.host import Host
-from gpunode.runtime import containerd_check, containerd_generated
+from gpunode.runtime import containerd_check, containerd_plan
 from gpunode.runtime.containerd_check import Judge, Texts
-from gpunode.runtime.containerd_generated import Copies, Replacement
-from gpunode.runtime.containerd_plan import Outcome, configured
-from gpunode.runtime.containerd_refusals import refuse_missing_import
-from gpunode.runtime.containerd_state import DROP_IN_NAME, NVIDIA_DROP_INS, State
+from gpunode.runtime.containerd_files import DROP_IN_NAME, NVIDIA_DROP_INS, State, refuse_missing_import
+from gpunode.runtime.containerd_plan import Copies, Outcome, Replacement, configured
 from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
 from gpunode.runtime.trees import Tree, same
 
@@ -44,11 +42,11 @@ class ContainerdEngine:
                 f"containerd {release} has no CDI, which came with 1.7", hint="leave out --cdi or upgrade it"
             )
         state = self._state()
-        copies = containerd_generated.copies(state)
+        copies = containerd_plan.copies(state)
         if wanted.replace and copies:
             replacement = self._replacement(wanted, copies)
             wanted, basis = replacement.wanted, replacement.state
-            outcome = containerd_generated.replaced(replacement)
+            outcome = containerd_plan.replaced(replacement)
         else:
             basis, outcome = state, configured(state, wanted)
         edits = self._edits(outcome)
@@ -68,13 +66,13 @@ class ContainerdEngine:
 
     def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
         """Take the runtimes out of every file that names them."""
-        from gpunode.runtime import containerd_removal
+        from gpunode.runtime import containerd_plan
 
         self._refuse_managed()
         state = self._state()
         unread = {path: self._text(path) for path in self._unread_drop_ins(state.config)}
-        removal = containerd_removal.Removal(state, unwanted, self._same_meaning, unread)
-        outcome = containerd_removal.removed(removal)
+        removal = containerd_plan.Removal(state, unwanted, self._same_meaning, unread)
+        outcome = containerd_plan.removed(removal)
         refuse_missing_import(state, outcome.texts)
         edits = self._edits(outcome) or self._untouched()
         return self._removal(edits, unwanted.names, active, outcome.version, outcome.notes)
@@ -110,7 +108,7 @@ class ContainerdEngine:
         if state.deep and not self.drop_in:
             state = replace(state, drop_in=next(iter(copies)))
         texts = {path: text for path, text in state.texts.items() if path not in copies}
-        return Replacement(replace(state, texts=texts), containerd_generated.enlarged(wanted, copies), copies)
+        return Replacement(replace(state, texts=texts), containerd_plan.enlarged(wanted, copies), copies)
 
     def _about_drop_ins(self, state: State, copies: Copies, outcome: Outcome) -> tuple[str, ...]:
         """What generated copies hide, and drop-ins of NVIDIA's that containerd does not read."""
@@ -121,7 +119,7 @@ class ContainerdEngine:
             " gpunode unconfigure-runtime takes it away if it is NVIDIA's"
             for path in unread
         )
-        return (*containerd_generated.drift(state, left), *stale)
+        return (*containerd_plan.drift(state, left), *stale)
 
     def _unread_drop_ins(self, config: ContainerdConfig) -> tuple[str, ...]:
         """Drop-ins at the places that NVIDIA's tools use or used, which no file imports."""
@@ -231,7 +229,7 @@ class ContainerdEngine:
             return ("containerd itself did not check the new configuration: none is at hand here",)
         state = self._state()
         before: Tree | None = None
-        copies = containerd_generated.copies(state) if expected is not None and expected.replace else {}
+        copies = containerd_plan.copies(state) if expected is not None and expected.replace else {}
         if expected is not None and copies:
             replacement = self._replacement(expected, copies)
             state, expected = replacement.state, replacement.wanted

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError, ValidationError
 from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, dig, parse_toml
 from gpunode.facts.daemons import Daemon
-from gpunode.host import Completed, Host
+from gpunode.host import Host
+from gpunode.host.process import Completed
 from gpunode.runtime import toml_edit
-from gpunode.runtime.engine import Handler, Plan, Wanted, decode
-from gpunode.runtime.refusals import refuse_untrusted
+from gpunode.runtime.engine import Handler, Plan, Wanted, decode, refuse_untrusted
 from gpunode.runtime.trees import Tree, same
 
 Texts = Mapping[str, str | None]

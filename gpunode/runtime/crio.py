@@ -9,23 +9,472 @@ handlers at all. A restart leaves containers running: they belong to conmon.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from gpunode.dataclass import dataclass
-from gpunode.errors import ConfigError, DaemonError, GpunodeError, PreconditionError, UsageError
-from gpunode.facts.containerd import dig
-from gpunode.facts.crio import CrioConfig, CrioFile, compiled_default, drop_in_directory, load_crio, load_file
-from gpunode.facts.crio_programs import is_nvidias
+from gpunode.errors import (
+    ConfigError,
+    DaemonError,
+    GpunodeError,
+    PreconditionError,
+    UsageError,
+    ValidationError,
+)
+from gpunode.facts.containerd import dig, parse_toml
+from gpunode.facts.crio import (
+    NVIDIA_NAMES,
+    RUNTIMES_KEY,
+    CrioConfig,
+    CrioFile,
+    compiled_default,
+    drop_in_directory,
+    is_low_level,
+    is_nvidias,
+    load_crio,
+    load_file,
+    low_level_paths,
+    toolkit_runtimes,
+)
 from gpunode.facts.daemons import Daemon, same_file
 from gpunode.facts.processes import option_value, option_values
+from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.host import Host
-from gpunode.runtime import crio_check, crio_plan
-from gpunode.runtime.cdi_ready import hook_removals, injects_twice, reads_none
-from gpunode.runtime.crio_plan import DROP_IN_NAME, Draft, State
-from gpunode.runtime.crio_toolkit import toolkit_edit
-from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
-from gpunode.runtime.trees import same
+from gpunode.host.process import COMMAND_NOT_FOUND
+from gpunode.runtime import toml_edit
+from gpunode.runtime.engine import (
+    Active,
+    FileEdit,
+    Handler,
+    Plan,
+    Unwanted,
+    Wanted,
+    decode,
+    refuse_untrusted,
+    text,
+)
+from gpunode.runtime.podman import hook_removals, injects_twice, reads_none
+from gpunode.runtime.toolkit_file import with_settings
+from gpunode.runtime.trees import Mutation, Tree, same
+
+# What CRI-O needs to know of an nvidia handler: which of its own low-level handlers it is made like.
+
+# what says where or what a handler's program is, and so never goes from one handler to another.
+# inherit_default_runtime (1.31 and up) copies the default's runtime_path over the handler's own: no use here
+_OWN = (
+    "runtime_path",
+    "runtime_type",
+    "runtime_config_path",
+    "runtime_pull_image",
+    "inherit_default_runtime",
+    "platform_runtime_paths",
+)
+
+
+def base_handler(config: CrioConfig, version: tuple[int, ...], new: Collection[str]) -> Tree:
+    """The table to inherit from: the default's if it is crun's or runc's, else theirs; {} without either.
+
+    Never that of a virtual machine or a sandbox: their monitor and root mean something else; nor one of the
+    handlers that are to be written (`new`) or go by NVIDIA's names.
+    """
+    compiled = compiled_default(version)
+    for name in (config.named_default, compiled, "crun", "runc", *sorted(config.handlers)):
+        table = config.handlers.get(name)
+        if table is not None and name not in (*new, *NVIDIA_NAMES) and is_low_level(name, table):
+            return dict(table)
+    return {}
+
+
+def handler_table(base: Tree, existing: Tree, handler: Handler, missing: Collection[str]) -> Tree:
+    """The handler's table: what `base` has, over it what somebody gave the `existing` one, then the program.
+
+    A monitor_path among `missing` was copied from a machine or a release that had it there.
+    """
+    inherited = {key: value for key, value in base.items() if key not in _OWN}
+    kept = {key: value for key, value in existing.items() if key not in _OWN}
+    if kept.get("monitor_path") in missing and "monitor_path" in inherited:
+        del kept["monitor_path"]
+    program = {"runtime_path": handler.path, "runtime_type": "oci"}
+    return copy.deepcopy({**program, **inherited, **kept})
+
+
+def means(existing: Any, table: Tree) -> bool:
+    """Whether an existing table says the same; without a type a handler is CRI-O's ``oci``."""
+    return isinstance(existing, dict) and same({**existing, **_type(existing)}, {**table, **_type(table)})
+
+
+def _type(table: Tree) -> Tree:
+    return {"runtime_type": table.get("runtime_type") or "oci"}
+
+
+def only_nvidias(file: CrioFile) -> bool:
+    """Whether a file holds nothing but NVIDIA's handlers, and perhaps one of them as the default."""
+    runtime = dict(file.runtime)
+    default = runtime.pop("default_runtime", None)
+    runtime.pop("runtimes", None)
+    alone = set(file.tree) <= {"crio"} and set(file.tree.get("crio", {})) <= {"runtime"} and not runtime
+    handlers = file.handlers
+    named = default is None or default in handlers or default in NVIDIA_NAMES
+    return bool(handlers or default) and alone and named and all(is_nvidias(*one) for one in handlers.items())
+
+
+# What CRI-O's files must become. Pure functions over their text; crio.py reads, validates and asks.
+#
+# Handlers go into one drop-in that holds nothing else. Other files are touched only where they would stand in
+# its way: a later one that defines the same handler, and NVIDIA's own leftovers, which CRI-O loads whatever
+# their names are (``99-nvidia.conf`` of the GPU operator, ``99-nvidia.toml.bak``).
+
+DROP_IN_NAME = "99-nvidia.toml"
+_LEFTOVER = "99-nvidia"
+
+
+@dataclass(frozen=True)
+class State:
+    """What is known before planning. `drop_in` is the path of our own file, whether it exists or not.
+
+    `unread` are files at places where CRI-O never looks. `missing` are monitor paths that lead nowhere;
+    `conmon` is the monitor to name where neither a handler does nor CRI-O's PATH leads to one.
+    """
+
+    config: CrioConfig
+    drop_in: str
+    version: tuple[int, ...] = ()
+    unread: tuple[CrioFile, ...] = ()
+    missing: Collection[str] = ()
+    conmon: str = ""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """New text of every file to change, None for one to remove, and what a person should know."""
+
+    texts: Mapping[str, str | None]
+    notes: tuple[str, ...] = ()
+    previous_default: str = ""
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The files as they will be, changed step by step."""
+
+    state: State
+    gone: tuple[CrioFile, ...]
+    changes: dict[str, list[Mutation]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def left(self) -> CrioConfig:
+        """CRI-O's configuration without the leftovers."""
+        config = self.state.config
+        gone = {file.path for file in self.gone}
+        return replace(config, files=tuple(file for file in config.files if file.path not in gone))
+
+    def later(self) -> tuple[CrioFile, ...]:
+        """The files that CRI-O reads after the drop-in."""
+        config, own = self.left, order(self.state.drop_in)
+        return tuple(file for file in config.files if file.path != config.path and order(file.path) > own)
+
+    def add(self, path: str, mutate: Mutation) -> None:
+        self.changes.setdefault(path, []).append(mutate)
+
+    def texts(self) -> dict[str, str | None]:
+        known = {file.path: file.text for file in self.state.config.files}
+        result: dict[str, str | None] = {file.path: None for file in self.gone}
+        for path, mutations in self.changes.items():
+
+            def mutate(tree: Tree, mutations: list[Mutation] = mutations) -> None:
+                for one in mutations:
+                    one(tree)
+
+            result[path] = toml_edit.edit(known.get(path, ""), mutate, path)
+        return result
+
+
+def order(path: str) -> tuple[str, ...]:
+    """Sorts paths below one directory as CRI-O reads them: by name in each directory, in place."""
+    return tuple(path.split("/"))
+
+
+def is_leftover(path: str, drop_in: str) -> bool:
+    """Whether a file has one of the names that NVIDIA's tools, or a copy of theirs, have left behind.
+
+    A hidden one is what an editor or a killed write left of such a file; CRI-O reads it all the same.
+    """
+    return path != drop_in and path.rpartition("/")[2].lstrip(".").startswith(_LEFTOVER)
+
+
+def configured(state: State, wanted: Wanted) -> Draft:
+    """The files with the handlers in them; without any handlers to register, as they are."""
+    if not wanted.handlers:
+        return Draft({})
+    work = _Work(state, _leftovers(state))
+    base = base_handler(state.config, state.version, wanted.names)
+    for handler in wanted.handlers:
+        existing = {} if wanted.replace else _own(state.config, handler.name)
+        table = handler_table(base, existing, handler, state.missing)
+        if state.conmon and not table.get("monitor_path"):
+            table["monitor_path"] = state.conmon
+        _put(work, handler.name, table)
+    _carry_over(work, wanted)
+    previous = _set_default(work, wanted)
+    return Draft(work.texts(), tuple(work.notes), previous)
+
+
+def _leftovers(state: State) -> tuple[CrioFile, ...]:
+    found = (file for file in state.config.files if is_leftover(file.path, state.drop_in))
+    return tuple(file for file in (*found, *state.unread) if only_nvidias(file))
+
+
+def _carry_over(work: _Work, wanted: Wanted) -> None:
+    """What a leftover alone has defined, and nobody asked to lose, moves into the drop-in."""
+    for file in work.gone:
+        read = file not in work.state.unread
+        where = "CRI-O reads it as well" if read else "CRI-O never reads it there"
+        work.notes.append(f"{file.path} is left from NVIDIA's tools and is removed: {where}")
+        for name in file.handlers if read else ():
+            if name not in wanted.names:
+                _put(work, name, work.state.config.handlers[name])
+
+
+def _own(config: CrioConfig, name: str) -> Tree:
+    table = config.handlers.get(name)
+    return dict(table) if isinstance(table, dict) else {}
+
+
+def _put(work: _Work, name: str, table: Tree) -> None:
+    """Give the handler this table, unless the files that stay say so already."""
+    if means(work.left.handlers.get(name), table):
+        return
+    for file in work.later():
+        if name in file.handlers:  # a handler in a later file replaces ours as a whole
+            place = f"{file.path}:{file.line_of(name)}"
+            work.notes.append(
+                f"{place} has a handler {name} that would replace this one; it is taken out there"
+            )
+            work.add(file.path, lambda tree: _take_out_handlers(tree, (name,)))
+    work.add(work.state.drop_in, _with_handler(name, table))
+
+
+def _with_handler(name: str, table: Tree) -> Mutation:
+    def mutate(tree: Tree) -> None:
+        runtime = tree.setdefault("crio", {}).setdefault("runtime", {})
+        runtime.setdefault("runtimes", {})[name] = table
+
+    return mutate
+
+
+def _set_default(work: _Work, wanted: Wanted) -> str:
+    """Make the wanted handler the default, or keep a leftover's; the default that was replaced."""
+    before = work.state.config.named_default
+    now = wanted.default or before
+    if now == work.left.named_default:
+        return ""
+    for file in work.later():
+        if "default_runtime" in file.runtime:
+            line = file.line_of("default_runtime")
+            raise ConfigError(
+                f"{file.path}:{line} names another default runtime,"
+                f" and CRI-O reads it after {work.state.drop_in}",
+                hint=f"take default_runtime out: ${{EDITOR:-vi}} +{line} {file.path}",
+            )
+    work.add(work.state.drop_in, _with_default(now))
+    return before if before != now else ""
+
+
+def _with_default(name: str) -> Mutation:
+    def mutate(tree: Tree) -> None:
+        tree.setdefault("crio", {}).setdefault("runtime", {})["default_runtime"] = name
+
+    return mutate
+
+
+def removed(state: State, unwanted: Unwanted) -> Draft:
+    """The files without the handlers, whoever wrote them; ours goes if nothing else is in it."""
+    config = state.config
+    left = {name for name in config.handlers if name not in unwanted.names}
+    known = {*left, compiled_default(state.version)}
+    previous = unwanted.previous_default if unwanted.previous_default in known else ""
+    texts: dict[str, str | None] = {}
+    for file in (*config.files, *state.unread):
+        named = file.runtime.get("default_runtime")
+        mine = named in unwanted.names or any(name in file.handlers for name in unwanted.names)
+        if not mine:
+            continue
+        own = file.path == state.drop_in or is_leftover(file.path, state.drop_in)
+        back = "" if own else previous
+        after = toml_edit.edit(file.text, take_out(unwanted.names, back), file.path)
+        emptied = own and not parse_toml(after, file.path)
+        texts[file.path] = None if emptied else after
+    return Draft(texts)
+
+
+def take_out(names: Collection[str], previous_default: str = "") -> Mutation:
+    """Remove handlers, and a default that is one of them; tables that become empty go as well."""
+
+    def mutate(tree: Tree) -> None:
+        runtime = dig(tree, "crio", "runtime")
+        if not isinstance(runtime, dict):
+            return
+        if runtime.get("default_runtime") in names:
+            del runtime["default_runtime"]
+            if previous_default:
+                runtime["default_runtime"] = previous_default
+        _take_out_handlers(tree, names)
+
+    return mutate
+
+
+def _take_out_handlers(tree: Tree, names: Collection[str]) -> None:
+    handlers = dig(tree, "crio", "runtime", "runtimes")
+    for name in [name for name in names if isinstance(handlers, dict) and name in handlers]:
+        del handlers[name]
+    for path in (("crio", "runtime", "runtimes"), ("crio", "runtime"), ("crio",)):
+        _prune(tree, path)
+
+
+def _prune(tree: Tree, path: tuple[str, ...]) -> None:
+    parent: Any = dig(tree, *path[:-1])
+    if isinstance(parent, dict) and parent.get(path[-1]) == {}:
+        del parent[path[-1]]
+
+
+# CRI-O's files before they are written: read by ``crio config``, and checked for what is known to end it.
+
+_SECONDS = 20.0
+
+
+def after_restart(config: CrioConfig, edits: Iterable[FileEdit], directory: str) -> CrioConfig:
+    """The configuration as it will be; edits of files that CRI-O doesn't read change nothing of it."""
+    files = {file.path: file for file in config.files}
+    for edit in edits:
+        if edit.path != config.path and not edit.path.startswith(f"{directory}/"):
+            continue
+        files.pop(edit.path, None)
+        if edit.after is not None:
+            content = text(edit.after)
+            files[edit.path] = CrioFile(edit.path, content, parse_toml(content, edit.path))
+    drop_ins = sorted(
+        (file for path, file in files.items() if path != config.path), key=lambda f: order(f.path)
+    )
+    main = [files[config.path]] if config.path in files else []
+    return replace(config, files=(*main, *drop_ins))
+
+
+def validate_crio(
+    host: Host,
+    daemon: Daemon,
+    config: CrioConfig,
+    directory: str,
+    edits: tuple[FileEdit, ...],
+    expected: Wanted | None,
+) -> tuple[str, ...]:
+    """`ValidationError` if CRI-O would refuse the files or read something else than `expected`; notes."""
+    planned = after_restart(config, edits, directory)
+    default = planned.named_default
+    if default and default not in planned.handlers and default != compiled_default(daemon.version):
+        raise ValidationError(
+            f"CRI-O would not start: default_runtime is {default}, and no file defines it",
+            hint="nothing was written; name another default: grep -rn default_runtime " + directory,
+        )
+    if host.live and expected is not None:
+        _refuse_without_monitor(host, daemon, planned, expected)
+    if daemon.binary is None or not host.live:
+        return ("CRI-O's files were checked for known mistakes only: its program can't be asked here",)
+    with host.temporary_directory() as staging:
+        _stage(host, planned, directory, staging)
+        argv = [
+            daemon.binary,
+            "--config",
+            f"{staging}/crio.conf",
+            "--config-dir",
+            f"{staging}/drop-ins",
+            "config",
+        ]
+        answer = host.run(argv, timeout=_SECONDS)
+    if answer.code == COMMAND_NOT_FOUND:
+        return (f"CRI-O's files were checked for known mistakes only: {daemon.binary} can't be run",)
+    refuse_untrusted(answer)
+    if not answer.ok:
+        said = (answer.stderr or answer.stdout).strip().splitlines()[-1:] or ["no reason given"]
+        shown = said[0].replace(f"{staging}/crio.conf", config.path).replace(f"{staging}/drop-ins", directory)
+        raise ValidationError(
+            f"CRI-O refuses the new files: {shown}",
+            hint="nothing was written; correct the file and run this again",
+        )
+    return _compare(answer.stdout, expected)
+
+
+def _refuse_without_monitor(host: Host, daemon: Daemon, planned: CrioConfig, expected: Wanted) -> None:
+    """``crio config`` doesn't look for the monitor; the start does, and ends without one for any handler."""
+    given = planned.setting("runtime", "conmon") or option_value(daemon.argv[1:], "--conmon")
+    for handler in expected.handlers:
+        path = given or planned.handlers.get(handler.name, {}).get("monitor_path")
+        if host.exists(path) if path else host.which("conmon") or host.unsafe_program("conmon"):
+            continue
+        raise ValidationError(
+            f"CRI-O would not start: the handler {handler.name} has no monitor,"
+            f" {path or 'conmon in PATH'} isn't there",
+            hint="nothing was written; install conmon, or name it: monitor_path in [crio.runtime.runtimes]",
+        )
+
+
+def _stage(host: Host, planned: CrioConfig, directory: str, staging: Path) -> None:
+    """Copies under the same names, so that they are read in the same order."""
+    host.write_atomic(f"{staging}/crio.conf", b"", mode=0o600)  # naming a file that isn't there is fatal
+    host.make_dirs(f"{staging}/drop-ins")
+    for file in planned.files:
+        main = file.path == planned.path
+        place = f"{staging}/crio.conf" if main else f"{staging}/drop-ins{file.path.removeprefix(directory)}"
+        host.make_dirs(place.rpartition("/")[0])
+        host.write_atomic(place, file.text.encode("utf-8", "surrogateescape"), mode=0o600)
+
+
+def _compare(printed: str, expected: Wanted | None) -> tuple[str, ...]:
+    """What ``crio config`` prints, in which what equals the default is a comment, must have the handlers."""
+    if expected is None:
+        return ()
+    try:
+        tree = parse_toml(printed, "the output of crio config")
+    except ConfigError as error:
+        return (f"CRI-O accepts the new files, and what it prints of them can't be read: {error.message}",)
+    for handler in expected.handlers:
+        path = dig(tree, "crio", "runtime", "runtimes", handler.name, "runtime_path")
+        if path != handler.path:
+            raise ValidationError(
+                f"CRI-O would read the handler {handler.name} as {path or 'absent'}, not {handler.path}",
+                hint="nothing was written; see what it reads: crio config",
+            )
+    default = dig(tree, "crio", "runtime", "default_runtime")
+    if expected.default and default != expected.default:
+        raise ValidationError(
+            f"CRI-O would take {default or 'its own'} as default, not {expected.default}",
+            hint="nothing was written; see what it reads: crio config",
+        )
+    return ()
+
+
+# The toolkit's list of low-level runtimes, where CRI-O keeps its own outside every PATH.
+
+
+def toolkit_edit(
+    host: Host, config: CrioConfig, version: tuple[int, ...]
+) -> tuple[FileEdit | None, tuple[str, ...]]:
+    """The edit that names CRI-O's real runtimes, and notes; None if one that is listed is found already."""
+    content = host.read_bytes(DEFAULT_PATH)
+    text = decode(content, DEFAULT_PATH)
+    names = toolkit_runtimes(text)
+    real = low_level_paths(host, config, version)
+    if not real or any(host.which(name) for name in names):
+        return None, ()
+    wanted = [*real, *(name for name in names if name not in real)]
+    if content is None:
+        command = f"gpunode toolkit config set --create {'.'.join(RUNTIMES_KEY)}={','.join(wanted)}"
+        return None, (f"nvidia-container-runtime won't find {real[0]} by itself; tell it: {command}",)
+    after = with_settings(text, DEFAULT_PATH, {RUNTIMES_KEY: wanted})
+    return FileEdit(DEFAULT_PATH, content, after.encode()), ()
+
 
 _HAS_CDI = (1, 24)
 _HOOK_DIRECTORIES = ("/usr/share/containers/oci/hooks.d",)  # CRI-O's own default
@@ -70,7 +519,7 @@ class CrioEngine:
         """The drop-in, the toolkit's low-level runtimes, and with CDI the end of NVIDIA's old hook."""
         state = self._state()
         self._refuse(wanted)
-        draft = crio_plan.configured(state, wanted)
+        draft = configured(state, wanted)
         hooks = self._hooks(state.config)
         edits = [*self._edits(state, draft), *(hooks if wanted.cdi else ())]
         toolkit, notes = self._toolkit(state.config, wanted)
@@ -89,7 +538,7 @@ class CrioEngine:
     def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
         """Take the handlers out of every file that names them, and NVIDIA's old hook with them."""
         state = self._state()
-        draft = crio_plan.removed(state, unwanted)
+        draft = removed(state, unwanted)
         edits = (*self._edits(state, draft), *self._hooks(state.config))
         return self._removal(state.config, edits, unwanted.names, active)
 
@@ -109,7 +558,7 @@ class CrioEngine:
     ) -> tuple[str, str]:
         """A restart if what CRI-O reads changes its meaning, or the running one lags behind its files."""
         changed = {edit.path: edit for edit in edits if edit.action != "unchanged"}
-        after = crio_check.after(config, changed.values(), self.directory)
+        after = after_restart(config, changed.values(), self.directory)
         meaning = (config.handlers, config.named_default)
         if not same(list(meaning), [after.handlers, after.named_default]) or any(
             path.endswith(".json") for path in changed
@@ -214,11 +663,11 @@ class CrioEngine:
     def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
         """``crio config`` on staged copies, else the refusals that are known."""
         config = load_crio(self.host, self.daemon.config_path, self.directory)
-        return crio_check.validate(self.host, self.daemon, config, self.directory, plan.changed, expected)
+        return validate_crio(self.host, self.daemon, config, self.directory, plan.changed, expected)
 
     def ask(self) -> Active:
         """Handlers and default from the running configuration; `DaemonError` if CRI-O doesn't answer."""
-        from gpunode.daemons.crio_api import CrioApi
+        from gpunode.daemons.crio import CrioApi
 
         tree = CrioApi(self.host, self.daemon.socket).config()
         handlers = dig(tree, "crio", "runtime", "runtimes")

@@ -2,15 +2,441 @@
 
 from __future__ import annotations
 
-from gpunode.dataclass import dataclass, replace
-from gpunode.errors import DaemonError, GpunodeError, PreconditionError
-from gpunode.facts.daemons import Daemon
-from gpunode.facts.docker_file import parse_daemon_json
-from gpunode.facts.docker_flags import flag_default, flag_runtimes
-from gpunode.facts.docker_snap import PROGRAMS
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpunode.errors import (
+    ConfigError,
+    DaemonError,
+    GpunodeError,
+    PreconditionError,
+    UsageError,
+    ValidationError,
+)
+from gpunode.facts.daemons import Daemon, parse_version
+from gpunode.facts.docker import (
+    PROGRAMS,
+    flag_conflicts,
+    flag_default,
+    flag_features,
+    flag_place,
+    flag_runtimes,
+    parse_daemon_json,
+    refused_by_20,
+)
+from gpunode.facts.kubelet import KUBELETS, find_kubelet
+from gpunode.facts.processes import environment, running
+from gpunode.facts.systemd import read_unit
+from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.host import Host
-from gpunode.runtime import docker_check, docker_notes, docker_plan, docker_user
-from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
+from gpunode.host.process import COMMAND_NOT_FOUND
+from gpunode.runtime import docker_rootless, json_edit
+from gpunode.runtime.docker_rootless import beside_another_users
+from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode, refuse_untrusted
+from gpunode.runtime.trees import Tree
+
+# What a person should know about Docker on this node that no file tells: pods, containers, the snap.
+
+_MOST_CONTAINERS = 200  # each takes one more question to dockerd
+_NAMED = 5
+_TAKES_RUNTIME_CLASSES = (0, 4)  # cri-dockerd; older ones refuse a pod that names any
+
+
+def notes(host: Host, daemon: Daemon, wanted: Wanted, active: Active | None) -> tuple[str, ...]:
+    """Notes on a configuration that is wanted."""
+    found = [
+        _pods(host, wanted, active),
+        _global_no_cgroups(host, daemon),
+        beside_another_users(host, daemon),
+    ]
+    if daemon.manager == "snap":
+        found.append(
+            "the docker snap registers the runtime by itself at every start: snap set docker"
+            " nvidia-support.disabled=true ends that"
+        )
+    if daemon.manager == "snap" and wanted.cdi:
+        found.append(
+            "the docker snap keeps a CDI specification of its own in /var/snap/docker/current/etc/cdi, for"
+            " its runtime; its confinement may hide the node's"
+        )
+    return tuple(filter(None, found))
+
+
+def survivors(active: Active | None, verb: str) -> tuple[str, ...]:
+    """Says of a restart that containers go on, where they do."""
+    if verb != "restart" or active is None or not active.live_restore or not active.running_containers:
+        return ()
+    return (f"{active.running_containers} running container(s) go on during the restart (live-restore)",)
+
+
+def _pods(host: Host, wanted: Wanted, active: Active | None) -> str:
+    """Pods on Docker run with its default runtime: the kubelet talks to cri-dockerd, and that to Docker."""
+    if not wanted.handlers or wanted.default or (active is not None and active.default in wanted.names):
+        return ""
+    try:
+        processes = running(host, *KUBELETS, "cri-dockerd")
+        kubelet = find_kubelet(host, processes)
+    except GpunodeError:
+        return ""
+    if kubelet is None or not kubelet.joined or kubelet.engine != "docker":
+        return ""
+    main = wanted.names[0]
+    if "dockershim" not in kubelet.endpoint:
+        shim = next((one for one in processes if one.name == "cri-dockerd"), None)
+        answer = host.run([shim.argv[0] if shim else "cri-dockerd", "--version"], timeout=5.0)
+        version = parse_version(answer.stdout) if answer.ok else ()
+        if version >= _TAKES_RUNTIME_CLASSES or not version:
+            return (
+                f"the kubelet uses Docker through cri-dockerd: a pod gets {main} only by a RuntimeClass with"
+                f" handler {main} (cri-dockerd 0.4 and later; gpunode manifests runtime-class), or by running"
+                " this with --set-as-default"
+            )
+    return (
+        "the kubelet uses Docker through a shim that knows no RuntimeClass: pods get Docker's default"
+        " runtime, so run this with --set-as-default"
+    )
+
+
+def _global_no_cgroups(host: Host, daemon: Daemon) -> str:
+    if daemon.user:
+        return ""
+    try:
+        text = host.read_text(DEFAULT_PATH) or ""
+    except GpunodeError:
+        return ""
+    found = re.search(r"^[ \t]*no-cgroups[ \t]*=[ \t]*true", text, re.MULTILINE)
+    if found is None:
+        return ""
+    line = text.count("\n", 0, found.start()) + 1
+    return (
+        f"{DEFAULT_PATH}:{line} sets no-cgroups for the whole node, a setting for rootless engines: in mode"
+        ' legacy containers fail with "NVML: Unknown Error"; to end that: gpunode toolkit config set'
+        " nvidia-container-cli.no-cgroups=false"
+    )
+
+
+def require_snap_program(host: Host, daemon: Daemon, wanted: Wanted) -> None:
+    """`PreconditionError` for a program of the host: the snap's dockerd sees only those in the snap."""
+    if daemon.manager != "snap":
+        return
+    for handler in wanted.handlers:
+        if not handler.path.startswith("/snap/docker/") or host.which(handler.path) is None:
+            raise PreconditionError(
+                f"the docker snap can't start {handler.path}: it sees only the programs in {PROGRAMS}",
+                hint="snap refresh docker brings NVIDIA's; or use Docker's own packages instead of the snap",
+                code="toolkit-missing",
+            )
+
+
+def still_used(host: Host, daemon: Daemon, names: tuple[str, ...]) -> tuple[str, str]:
+    """Containers that were made with one of these runtimes: a note about them, and what speaks against it.
+
+    Without its runtime a container can't be started again, neither by hand nor by its restart policy. Both
+    are empty if there is none, or dockerd doesn't answer. Of more than 200 containers only the newest count.
+    """
+    if not host.live:
+        return "", ""
+    from gpunode.daemons.docker import DockerApi
+
+    try:
+        users = DockerApi(host, daemon.socket).containers_of(names, _MOST_CONTAINERS)
+    except DaemonError:
+        return "", ""
+    if not users:
+        return "", ""
+    up = [name for name, is_running in users if is_running]
+    listed = _listed([name for name, _ in users])
+    note = f"made with this runtime, can't be started again without it: {listed}"
+    if not up:
+        return note, ""
+    return note, f"{len(up)} running container(s) can't be restarted without this runtime: {_listed(up)}"
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+# What daemon.json must become. Pure functions over its text; docker.py reads, validates and asks.
+
+BUILT_IN = "runc"  # dockerd refuses a file that defines a runtime of this name
+_BUILT_IN_SHIMS = ("io.containerd.runc.v2", "io.containerd.runtime.v1.linux")  # of dockerd 20.10
+_PATH_XOR_TYPE = (25,)  # fatal at start from here on; 24 says so by itself
+_SHIM_NAMES = (23,)  # from here on a default runtime may be a containerd shim that no file mentions
+# moby 28.2 took CDI for on unless features.cdi is false (seen with 28.5.2); 25.0 had it off without the key
+_CDI_BY_DEFAULT = (28, 2)
+
+
+def configured(content: str, path: str, wanted: Wanted) -> str:
+    """The file with the runtimes in it, and keys for CDI and the default if wanted; the rest as it was."""
+    if BUILT_IN in wanted.names:
+        raise UsageError(
+            f"dockerd reserves the runtime name {BUILT_IN}",
+            hint="choose another: --nvidia-runtime-name nvidia",
+        )
+
+    def mutate(tree: Tree) -> None:
+        _check_types(tree, content, path)
+        for handler in wanted.handlers:
+            runtimes = _table(tree, "runtimes")
+            if not _is_right(runtimes.get(handler.name), handler.path):
+                runtimes[handler.name] = {"path": handler.path, "runtimeArgs": []}
+        if wanted.default:
+            tree["default-runtime"] = wanted.default
+        if wanted.cdi:
+            _table(tree, "features")["cdi"] = True
+
+    return json_edit.edit(content, mutate, path)
+
+
+def removed(content: str, path: str, unwanted: Unwanted) -> str:
+    """The file without the runtimes; a default among them gives way to the previous one, or to none."""
+
+    def mutate(tree: Tree) -> None:
+        _check_types(tree, content, path)
+        for name in unwanted.names:
+            _take_out(tree, "runtimes", name)
+        if tree.get("default-runtime") in unwanted.names:
+            _put_default_back(tree, unwanted.previous_default)
+        if unwanted.cdi and (tree.get("features") or {}).get("cdi") is True:  # false is somebody's wish
+            _take_out(tree, "features", "cdi")
+
+    return json_edit.edit(content, mutate, path)
+
+
+def _table(tree: Tree, key: str) -> Tree:
+    """The object at `key`; one that is absent, or null as dockerd also takes it, is made."""
+    if tree.get(key) is None:
+        tree[key] = {}
+    found: Tree = tree[key]
+    return found
+
+
+def _take_out(tree: Tree, key: str, name: str) -> None:
+    """Take `name` out of the object at `key`, and that object if nothing else is in it."""
+    if name in (tree.get(key) or {}):
+        del tree[key][name]
+        if not tree[key]:
+            del tree[key]
+
+
+def _put_default_back(tree: Tree, previous: str) -> None:
+    known = previous in (tree.get("runtimes") or {}) or previous == BUILT_IN or _is_shim(previous)
+    if previous and known:
+        tree["default-runtime"] = previous
+    else:
+        del tree["default-runtime"]
+
+
+def for_reload(content: str, path: str) -> str:
+    """`content` with the keys spelled out whose absence a reload ignores.
+
+    dockerd keeps its runtimes and default runtime if the file it reloads doesn't name them, and 20.10 panics
+    on a file whose `runtimes` lacks the present default while `default-runtime` is absent.
+    """
+
+    def mutate(tree: Tree) -> None:
+        for key in ("runtimes", "default-runtime"):
+            if not tree.get(key):  # null and "" count as absent
+                tree[key] = {} if key == "runtimes" else BUILT_IN
+
+    return json_edit.edit(content, mutate, path)
+
+
+def refused_by_dockerd(content: str, path: str, version: tuple[int, ...]) -> str:
+    """What dockerd is known to refuse in a file, as ``LINE: REASON``; empty if nothing is.
+
+    It stands in for ``--validate`` where there is none, and for what that doesn't look at: from 25.0 on it
+    passes over the runtimes (seen on 26.1.5 and 28.5.2), which are fatal at start all the same.
+    """
+    tree = parse_daemon_json(content, path)
+    _check_types(tree, content, path)
+    runtimes = tree.get("runtimes") or {}
+    default = tree.get("default-runtime") or BUILT_IN
+    keys, reason = _refused_runtimes(runtimes, version)
+    if not reason and not (default in (BUILT_IN, *runtimes) or _is_built_in(default, version)):
+        keys, reason = ("default-runtime",), f'default-runtime "{default}" is not among runtimes'
+    if not reason and version and version < _HAS_VALIDATE:
+        keys, reason = refused_by_20(tree)
+        if not reason and content.startswith("\ufeff"):
+            reason = "dockerd 20.10 can't read a byte order mark"
+        if not reason and not content.strip():
+            reason = "dockerd 20.10 takes {} for an empty file, but not an empty one"
+    return f"{json_edit.line_of(content, *keys)}: {reason}" if reason else ""
+
+
+def _refused_runtimes(runtimes: Tree, version: tuple[int, ...]) -> tuple[tuple[str, ...], str]:
+    for name, entry in runtimes.items():
+        if name == BUILT_IN:
+            return ("runtimes", name), f'the runtime name "{BUILT_IN}" is reserved'
+        if not isinstance(entry, dict):
+            return ("runtimes", name), f'the runtime "{name}" is not an object'
+        if version >= _PATH_XOR_TYPE and bool(entry.get("path")) == bool(entry.get("runtimeType")):
+            return ("runtimes", name), f'the runtime "{name}" needs either a path or a runtimeType'
+    return (), ""
+
+
+def _is_built_in(name: str, version: tuple[int, ...]) -> bool:
+    return _is_shim(name) if version >= _SHIM_NAMES else name in _BUILT_IN_SHIMS
+
+
+def _is_shim(name: str) -> bool:
+    """Whether dockerd (23.0 and up) takes a name for a containerd shim: PREFIX.NAME, without a slash."""
+    return "/" not in name and bool(name.partition(".")[0]) and "." in name
+
+
+def _is_right(entry: Any, path: str) -> bool:
+    """Whether an existing entry already means the same; dockerd ignores nvidia-ctk's key `args`."""
+    if not isinstance(entry, dict) or entry.get("path") != path:
+        return False
+    return not entry.get("runtimeArgs") and not entry.get("args") and "runtimeType" not in entry
+
+
+def _check_types(tree: Tree, content: str, path: str) -> None:
+    """Refuse types that dockerd refuses; null counts as absent, as it does for dockerd."""
+    kinds = {"runtimes": (dict, "an object"), "features": (dict, "an object")}
+    for key, (kind, name) in (kinds | {"default-runtime": (str, "a string")}).items():
+        if tree.get(key) is not None and not isinstance(tree[key], kind):
+            line = json_edit.line_of(content, key)
+            raise ConfigError(
+                f"{path}:{line}: {key} is not {name}, so dockerd can't start with it",
+                hint=f"correct that line: ${{EDITOR:-vi}} +{line} {path}",
+            )
+
+
+def cdi_is_on(tree: Mapping[str, Any], argv: tuple[str, ...], version: tuple[int, ...]) -> bool:
+    """Whether a dockerd of this release has CDI with this file and these flags."""
+    features = tree.get("features")
+    said = flag_features(argv) | (features if isinstance(features, dict) else {})
+    return bool(said.get("cdi", version >= _CDI_BY_DEFAULT))
+
+
+# What speaks against a new daemon.json: dockerd's own flags, and what dockerd says of a staged copy.
+
+_HAS_VALIDATE = (23,)
+
+
+def refuse_conflicts(host: Host, daemon: Daemon, after: str) -> None:
+    """dockerd refuses to start with a key that is both a flag and in its file; don't write one.
+
+    The flags of the running process count, and those of its unit, which may have changed since.
+    """
+    tree = parse_daemon_json(after, daemon.config_path)
+    conflicts = [key for argv in _command_lines(host, daemon) for key in flag_conflicts(argv, tree)]
+    if conflicts:
+        raise ConfigError(
+            f"dockerd is started with a flag for {', '.join(dict.fromkeys(conflicts))}, and refuses to start"
+            f" with the same setting in {daemon.config_path}",
+            hint=_without_keys(host, daemon, conflicts[0]),
+        )
+
+
+def refuse_flagged(host: Host, daemon: Daemon, names: tuple[str, ...]) -> None:
+    """`ConfigError` if a runtime that should go is one of dockerd's flags: no file takes it out."""
+    for argv in _command_lines(host, daemon):
+        flags = {"runtimes": flag_runtimes(argv), "default-runtime": (flag_default(argv),)}
+        for key, given in flags.items():
+            name = next((one for one in given if one in names), "")
+            if name:
+                flag = "--add-runtime" if key == "runtimes" else "--default-runtime"
+                raise ConfigError(
+                    f"dockerd is started with {flag} for the runtime {name}, which no change of"
+                    f" {daemon.config_path} takes back",
+                    hint=_without_keys(host, daemon, key),
+                )
+
+
+def _command_lines(host: Host, daemon: Daemon) -> tuple[tuple[str, ...], ...]:
+    unit = read_unit(host, daemon.unit) if daemon.unit and not daemon.user else None
+    own = unit.argv if unit is not None and unit.program == "dockerd" else daemon.argv
+    return tuple(dict.fromkeys((daemon.argv, own)))
+
+
+def _without_keys(host: Host, daemon: Daemon, key: str) -> str:
+    place = flag_place(host, daemon.unit, key)
+    if place:
+        path, _, line = place.rpartition(":")
+        return f"take the flag out of {place}: ${{EDITOR:-vi}} +{line} {path}; then systemctl daemon-reload"
+    return (
+        f"take the flag out: {f'systemctl edit --full {daemon.unit}' if daemon.unit else 'its command line'}"
+    )
+
+
+def validate_docker(host: Host, daemon: Daemon, edit: FileEdit) -> tuple[str, ...]:
+    """`dockerd --validate` on a staged copy (23.0 and up), else the refusals that are known. Gives notes."""
+    reason = refused_by_dockerd(decode(edit.after, edit.path), edit.path, daemon.version)
+    if reason:
+        there = edit.before is not None
+        content = decode(edit.before, edit.path)
+        before = refused_by_dockerd(content, edit.path, daemon.version) if there else ""
+        raise _refused(edit, reason, before)
+    if not host.live:
+        return (f"{edit.path} was checked for known mistakes only: no program of that node is run here",)
+    if daemon.version < _HAS_VALIDATE:
+        return (f"{edit.path} was checked for known mistakes only: --validate came with dockerd 23.0",)
+    if daemon.binary is None:
+        return (f"{edit.path} was checked for known mistakes only: this dockerd can't be run by others",)
+    _ask_dockerd(host, daemon, edit)
+    return ()
+
+
+def _ask_dockerd(host: Host, daemon: Daemon, edit: FileEdit) -> None:
+    reason = _refusal(host, daemon, edit.after or b"")
+    if reason:
+        raise _refused(edit, reason, _refusal(host, daemon, edit.before) if edit.before is not None else "")
+
+
+def _refused(edit: FileEdit, after: str, before: str) -> ValidationError:
+    """Whether the file was broken before we came decides what a person has to do."""
+    if before:
+        line = before.partition(":")[0]
+        return ValidationError(
+            f"dockerd refuses {edit.path} as it is: {_placed(edit.path, before)}",
+            hint=f"correct it first: ${{EDITOR:-vi}} {f'+{line} ' if line.isdecimal() else ''}{edit.path}",
+        )
+    return ValidationError(
+        f"dockerd would refuse the new {edit.path}: {_placed(edit.path, after)}",
+        hint="nothing was written; see the change with --dry-run",
+    )
+
+
+def _placed(path: str, reason: str) -> str:
+    line, _, said = reason.partition(": ")
+    return f"{path}:{line}: {said}" if line.isdecimal() else reason
+
+
+def _refusal(host: Host, daemon: Daemon, content: bytes) -> str:
+    """What ``dockerd --validate`` says against a file; empty if nothing."""
+    with host.temporary_directory() as directory:
+        staged = directory / "daemon.json"
+        host.write_atomic(str(staged), content, mode=0o600)
+        flags = _flags_without_config(daemon.argv)
+        known = environment(host, daemon.process.pid) if daemon.process else {}
+        answer = host.run(
+            [daemon.binary or "dockerd", *flags, "--validate", f"--config-file={staged}"],
+            timeout=20.0,
+            env={"PATH": known["PATH"]} if "PATH" in known else {},  # where it looks for docker-proxy
+        )
+    if answer.ok or answer.code == COMMAND_NOT_FOUND:
+        return ""
+    refuse_untrusted(answer)
+    said = (answer.stderr or answer.stdout).strip().splitlines()[-1:] or ["no reason given"]
+    return said[0].replace(str(staged), daemon.config_path)
+
+
+def _flags_without_config(argv: tuple[str, ...]) -> list[str]:
+    """The daemon's own flags, so that a conflict between flag and file shows."""
+    flags: list[str] = []
+    skip = False
+    for argument in argv[1:]:
+        if skip or argument.startswith("--config-file"):
+            skip = argument == "--config-file"
+            continue
+        flags.append(argument)
+    return flags
+
 
 HOOK = "nvidia-container-runtime-hook"
 _PROGRAM = "nvidia-container-runtime"
@@ -53,17 +479,17 @@ class DockerEngine:
         before = self.host.read_bytes(path)
         content = decode(before, path)
         self._refuse_cdi(wanted)
-        docker_notes.require_snap_program(self.host, self.daemon, wanted)
+        require_snap_program(self.host, self.daemon, wanted)
         had_cdi = self._cdi_is_on(content)
         by_flag = flag_default(self.daemon.argv) == wanted.default
         keys = replace(
             wanted, cdi=wanted.cdi and not had_cdi, set_as_default=wanted.set_as_default and not by_flag
         )
-        after = docker_plan.configured(content, path, keys)
-        docker_check.refuse_conflicts(self.host, self.daemon, after)
-        user = docker_user.wanted_files(self.host, self.daemon, wanted)
-        interim = docker_plan.for_reload(after, path).encode() if self._panics(after, active) else None
-        undo = docker_plan.for_reload(content, path).encode()
+        after = configured(content, path, keys)
+        refuse_conflicts(self.host, self.daemon, after)
+        user = docker_rootless.wanted_files(self.host, self.daemon, wanted)
+        interim = for_reload(after, path).encode() if self._panics(after, active) else None
+        undo = for_reload(content, path).encode()
         edit = FileEdit(path, before, before if after == content else after.encode(), interim, undo)
         verb, reason = self._verb(edit, wanted, active, keys.cdi)
         if user.restart and verb != "restart":
@@ -76,9 +502,9 @@ class DockerEngine:
             verb,
             reason,
             (
-                *docker_notes.survivors(active, verb),
+                *survivors(active, verb),
                 *user.notes,
-                *docker_notes.notes(self.host, self.daemon, wanted, active),
+                *notes(self.host, self.daemon, wanted, active),
             ),
             previous_default=previous if wanted.default and previous != wanted.default else "",
             had_runtime=any(name in (tree.get("runtimes") or {}) for name in wanted.names),
@@ -91,11 +517,11 @@ class DockerEngine:
         path = self.daemon.config_path
         before = self.host.read_bytes(path)
         content = decode(before, path)
-        docker_check.refuse_flagged(self.host, self.daemon, unwanted.names)
-        after = docker_plan.removed(content, path, unwanted)
+        refuse_flagged(self.host, self.daemon, unwanted.names)
+        after = removed(content, path, unwanted)
         edit = FileEdit(path, before, before if after == content else after.encode())
         plan = self.restoring((edit,), unwanted.names, active)
-        return plan.with_beside(docker_user.unwanted_files(self.host, self.daemon, unwanted))
+        return plan.with_beside(docker_rootless.unwanted_files(self.host, self.daemon, unwanted))
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around the edit that takes `names` out of daemon.json."""
@@ -105,8 +531,8 @@ class DockerEngine:
         if plan.verb == "none" and not plan.changed:
             return plan
         going = self._going(edits[0], names)
-        note, against = docker_notes.still_used(self.host, self.daemon, going) if going else ("", "")
-        notes = (*plan.notes, *docker_notes.survivors(active, plan.verb), note)
+        note, against = still_used(self.host, self.daemon, going) if going else ("", "")
+        notes = (*plan.notes, *survivors(active, plan.verb), note)
         return replace(plan, notes=tuple(filter(None, notes)), confirm=against)
 
     def _going(self, edit: FileEdit, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -126,7 +552,7 @@ class DockerEngine:
             return Plan("docker", (edit,), "restart", _CDI_REASON)
         if flag_runtimes(self.daemon.argv):
             return Plan("docker", (edit,), "restart", _FLAG_REASON)
-        interim, undo = (docker_plan.for_reload(text, edit.path).encode() for text in (after, before))
+        interim, undo = (for_reload(text, edit.path).encode() for text in (after, before))
         edit = FileEdit(edit.path, edit.before, edit.after, interim, undo)
         return Plan("docker", (edit,), "reload", "dockerd reloads its runtimes on SIGHUP")
 
@@ -135,12 +561,12 @@ class DockerEngine:
 
     def _cdi_is_on(self, content: str) -> bool:
         tree = parse_daemon_json(content, self.daemon.config_path)
-        return docker_plan.cdi_is_on(tree, self.daemon.argv, self.daemon.version)
+        return cdi_is_on(tree, self.daemon.argv, self.daemon.version)
 
     def _panics(self, after: str, active: Active | None) -> bool:
         """Whether dockerd 20.10 would die of reloading this: it has a default that the file doesn't know."""
         tree = parse_daemon_json(after, self.daemon.config_path)
-        known = (docker_plan.BUILT_IN, *(tree.get("runtimes") or {}))
+        known = (BUILT_IN, *(tree.get("runtimes") or {}))
         return active is not None and not tree.get("default-runtime") and active.default not in known
 
     def _verb(
@@ -183,11 +609,11 @@ class DockerEngine:
         edit = next((one for one in plan.edits if one.path == self.daemon.config_path), None)
         if edit is None or edit.after is None:
             return ()
-        return docker_check.validate(self.host, self.daemon, edit)
+        return validate_docker(self.host, self.daemon, edit)
 
     def ask(self) -> Active:
         """Runtimes and default from ``GET /info``; `DaemonError` if dockerd doesn't answer."""
-        from gpunode.daemons.docker_api import DockerApi
+        from gpunode.daemons.docker import DockerApi
 
         info = DockerApi(self.host, self.daemon.socket).info()
         runtimes = info.get("Runtimes")

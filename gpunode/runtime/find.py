@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
-from gpunode.dataclass import replace
 from gpunode.errors import PreconditionError, Unreadable, UsageError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import DISTRIBUTIONS, distribution_at, find_distribution, owner
 from gpunode.facts.kubelet import find_kubelet
 from gpunode.facts.processes import running
 from gpunode.host import Host
-from gpunode.runtime.engine import Engine
-from gpunode.runtime.request import Request
+from gpunode.runtime.engine import Engine, Request
 
 Finder = Callable[[Host, str | None], Daemon | None]
 AUTO = ("", "auto")
@@ -124,7 +123,7 @@ def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: s
         raise UsageError(f"{chosen} has no drop-in to choose", hint="leave out --drop-in-config")
     daemon = FINDERS[chosen](host, config or None)
     if chosen == "docker":
-        from gpunode.runtime.docker_user import refuse_another_users
+        from gpunode.runtime.docker_rootless import refuse_another_users
 
         refuse_another_users(host, daemon, config)
     if daemon is None:
@@ -169,9 +168,7 @@ def of_daemon(host: Host, daemon: Daemon, drop_in: str = "") -> Engine:
 
         return DockerEngine(host, daemon)
     if daemon.manager in DISTRIBUTIONS:
-        from gpunode.runtime.distributions import engine_of
-
-        return engine_of(host, daemon)
+        return distribution_engine(host, daemon)
     if daemon.name == "crio":
         from gpunode.runtime.crio import CrioEngine
 
@@ -250,3 +247,18 @@ def _containerd_at(host: Host, endpoint: str) -> str:
 
     daemon = None if endpoint == DEFAULT_SOCKET else distribution_at(host, endpoint)
     return daemon.manager if daemon else "containerd"
+
+
+def distribution_engine(host: Host, daemon: Daemon) -> Engine:
+    """The engine of a distribution's containerd, by the daemon's `manager`."""
+    if daemon.manager == "k0s":
+        from gpunode.runtime.k0s import K0sEngine
+
+        return K0sEngine(host, daemon)
+    if daemon.manager == "microk8s":
+        from gpunode.runtime.microk8s import Microk8sEngine
+
+        return Microk8sEngine(host, daemon)
+    from gpunode.runtime.k3s import K3sEngine
+
+    return K3sEngine(host, daemon)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import ConfigError
-from gpunode.facts.docker_file import parse_daemon_json
+from gpunode.facts.docker import parse_daemon_json
 from gpunode.runtime.trees import Edit, Mutation, Remove, Tree, edits, mutated, same
 
 _DEFAULT_INDENT = "    "

@@ -8,17 +8,17 @@ say that k0s manages it is the administrator's, and k0s leaves it alone.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from gpunode.dataclass import dataclass, replace
 from gpunode.errors import ConfigError, PreconditionError
 from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig, parse_toml
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import K0S_MARK, k0s_manages
 from gpunode.host import Host
-from gpunode.runtime import distributions
+from gpunode.runtime import rendered
 from gpunode.runtime.containerd import ContainerdEngine
-from gpunode.runtime.containerd_refusals import refuse_wrong_types
+from gpunode.runtime.containerd_files import refuse_wrong_types
 from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
 
 _UPGRADE = (
@@ -38,7 +38,7 @@ class K0sEngine:
     @property
     def program(self) -> str:
         """containerd wants an absolute path."""
-        return distributions.PROGRAM
+        return rendered.PROGRAM
 
     def plan(self, wanted: Wanted, active: Active | None) -> Plan:
         """A drop-in that k0s applies, or the file itself where an administrator has taken it over."""
@@ -46,13 +46,13 @@ class K0sEngine:
             return self._renamed(self._plain.plan(wanted, active))
         config = self._config
         self._refuse_unusable()
-        edits = distributions.edited(self.host, config, self._own, wanted)
+        edits = rendered.edited(self.host, config, self._own, wanted)
         previous = config.named_default if wanted.default else ""
         return replace(
             self._acting(edits, active is None or active.has(wanted)),
             previous_default="" if previous == wanted.default else previous,
             had_runtime=any(name in config.runtimes for name in wanted.names),
-            switched_cdi=wanted.cdi and not distributions.has_cdi(config),
+            switched_cdi=wanted.cdi and not rendered.has_cdi(config),
             notes=(_UPGRADE,) if edits and config.version < 3 else (),
         )
 
@@ -60,7 +60,7 @@ class K0sEngine:
         """Take the runtimes out of every drop-in that names them."""
         if not self._managed:
             return self._renamed(self._plain.plan_removal(unwanted, active))
-        edits = distributions.taken_out(self.host, self._drop_ins(), unwanted)
+        edits = rendered.taken_out(self.host, self._drop_ins(), unwanted)
         return self.restoring(edits, unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
@@ -79,11 +79,11 @@ class K0sEngine:
         merged = next((path for path in config.files if path.endswith(f"/{_CRI_FILE}")), None)
         if merged is not None:
             edits = tuple(self._merged(merged, edit, expected) for edit in plan.edits)
-        return distributions.validate(self.host, self.daemon, config, edits, expected)
+        return rendered.validate(self.host, self.daemon, config, edits, expected)
 
     def ask(self) -> Active:
         """What the CRI at its socket says."""
-        return distributions.ask(self.host, self.daemon)
+        return rendered.ask(self.host, self.daemon)
 
     @cached_property
     def _managed(self) -> bool:
@@ -99,7 +99,7 @@ class K0sEngine:
 
     @cached_property
     def _config(self) -> ContainerdConfig:
-        config = distributions.load(self.host, self.daemon.config_path, self.daemon.version)
+        config = rendered.load(self.host, self.daemon.config_path, self.daemon.version)
         if not config.exists:
             raise PreconditionError(
                 f"k0s has not written {self.daemon.config_path} yet, so its version isn't known",
@@ -113,7 +113,7 @@ class K0sEngine:
 
     @property
     def _own(self) -> str:
-        return f"{self._drop_in_directory}/{distributions.DROP_IN_NAME}"
+        return f"{self._drop_in_directory}/{rendered.DROP_IN_NAME}"
 
     def _drop_ins(self) -> tuple[str, ...]:
         return self.host.glob(self._drop_in_directory, "*.toml")
@@ -139,7 +139,7 @@ class K0sEngine:
         cri = dig(drop_in, "plugins", CRI_PLUGINS[2])
         if expected is None or not isinstance(cri, dict):
             return FileEdit(path, before, before)
-        after = distributions.laid_over(decode(before, path), {"plugins": {CRI_PLUGINS[2]: cri}}, path)
+        after = rendered.laid_over(decode(before, path), {"plugins": {CRI_PLUGINS[2]: cri}}, path)
         return FileEdit(path, before, after.encode())
 
     def _acting(self, edits: tuple[FileEdit, ...], in_force: bool) -> Plan:
@@ -152,4 +152,4 @@ class K0sEngine:
                 )
         elif not in_force:
             verb, reason = "restart", "the files are right already, the running containerd has not read them"
-        return distributions.plan_of(self.daemon, edits, self._config, verb, reason)
+        return rendered.plan_of(self.daemon, edits, self._config, verb, reason)

@@ -8,19 +8,270 @@ With containerd 2 a ``config-v3.toml.tmpl`` wins over a ``config.toml.tmpl``, wh
 
 from __future__ import annotations
 
+import re
+from collections.abc import Container
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from gpunode.dataclass import dataclass, replace
-from gpunode.errors import ConfigError, PreconditionError
-from gpunode.facts.containerd import CRI_PLUGINS, dig, parse_toml
+from gpunode.errors import ConfigError, GpunodeError, PreconditionError
+from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig, parse_toml
 from gpunode.facts.daemons import Daemon
+from gpunode.facts.systemd import read_unit
 from gpunode.host import Host
-from gpunode.runtime import distributions, k3s_template, toml_edit
-from gpunode.runtime.containerd_tables import cri_of, runtime_table
+from gpunode.runtime import rendered as distributions
+from gpunode.runtime import toml_edit
+from gpunode.runtime.containerd_files import cri_of, runtime_table
 from gpunode.runtime.engine import Active, FileEdit, Handler, Plan, Unwanted, Wanted, decode
-from gpunode.runtime.k3s_files import K3sFiles
-from gpunode.runtime.k3s_search import SEARCHED, registration
 from gpunode.runtime.trees import Tree
+
+# What k3s and rke2 find of NVIDIA's programs when they start, and so register by themselves.
+
+# what both put before their PATH while they look, and the names under which they register what they find
+_FIRST = ("/usr/local/nvidia/toolkit", "/opt/kwasm/bin")
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PROGRAMS = {
+    "nvidia": "nvidia-container-runtime",
+    "nvidia-cdi": "nvidia-container-runtime.cdi",
+    "nvidia-experimental": "nvidia-container-runtime-experimental",
+}
+SEARCHED = tuple(_PROGRAMS)
+
+
+def found_at_start(host: Host, daemon: Daemon, rendered: Container[str]) -> dict[str, str]:
+    """Programs that a start would find, by the name of their handler.
+
+    Which of the variants are looked for changed from release to release, so only those count that the
+    rendered file has too. `nvidia` is looked for by all, though before October 2024 not in all of PATH: one
+    that the last start could have found and that isn't rendered is none that the next one finds.
+    """
+    places = (*_FIRST, *filter(None, _path(host, daemon).split(":")))
+    found = {
+        name: next((path for place in places if host.executable(path := f"{place}/{program}")), "")
+        for name, program in _PROGRAMS.items()
+    }
+    missed = found["nvidia"] and "nvidia" not in rendered and _was_there(host, daemon, found["nvidia"])
+    sure = () if missed else ("nvidia",)
+    return {name: path for name, path in found.items() if path and (name in sure or name in rendered)}
+
+
+def _was_there(host: Host, daemon: Daemon, path: str) -> bool:
+    """Whether a program was installed before the running containerd was started."""
+    found = host.stat(path)
+    # a package keeps the time at which its files were built: only the inode's change is the installation's
+    return found is not None and daemon.process is not None and found.st_ctime < daemon.process.started
+
+
+def registration(name: str, path: str, plugin: str) -> str:
+    """About what the base template adds to the rendered file for a program that is found."""
+    table = f"plugins.'{plugin}'.containerd.runtimes.'{name}'"
+    kind = 'runtime_type = "io.containerd.runc.v2"'
+    return f"[{table}]\n  {kind}\n[{table}.options]\n  BinaryName = '{path}'\n"
+
+
+def _path(host: Host, daemon: Daemon) -> str:
+    """The PATH of the service: its unit's, else that of its running containerd, else systemd's own."""
+    unit = read_unit(host, daemon.unit) if daemon.unit else None
+    given = unit.environment.get("PATH", "") if unit else ""
+    if given or daemon.process is None:
+        return given or _DEFAULT_PATH
+    try:
+        raw = host.read_bytes(f"/proc/{daemon.process.pid}/environ") or b""
+    except GpunodeError:
+        return _DEFAULT_PATH
+    pairs = (part.partition(b"=") for part in raw.split(b"\0"))
+    own = next((value for key, _, value in pairs if key == b"PATH"), b"")
+    return own.decode("utf-8", "replace") or _DEFAULT_PATH
+
+
+# The Go template from which k3s and rke2 render containerd's file, as text. Pure functions.
+#
+# It is no TOML, so it isn't parsed: our tables stand at its end between two comment lines. Those of a handler
+# that the distribution may come to find by itself are rendered only as long as it doesn't: the same table
+# twice would keep its containerd from starting, however long after us the toolkit is installed. The
+# conditions stand in comments, so that our part is TOML before and after rendering.
+
+BEGIN = "# gpunode: what follows is written by gpunode configure-runtime"
+END = "# gpunode: end"
+_MADE = """\
+# made by gpunode configure-runtime
+{{ template "base" . }}"""
+_BASE = re.compile(r'\{\{-?\s*template\s+"base"\s+\.\s*-?\}\}')
+_GUARD = '# {{{{ if not (index .ExtraRuntimes "{name}").BinaryName }}}}'
+_UNGUARD = "# {{ end }}"
+_GUARDED = re.compile(
+    r'# \{\{ if not \(index \.ExtraRuntimes "([^"]+)"\)\.BinaryName \}\}\n(.*?)# \{\{ end \}\}', re.DOTALL
+)
+_BLOCK = re.compile(rf"\n*^{re.escape(BEGIN)}$.*?^{re.escape(END)}$\n?", re.MULTILINE | re.DOTALL)
+
+
+def registers_found(text: str) -> bool:
+    """Whether what the distribution finds by itself gets into the rendered file."""
+    foreign = _BLOCK.sub("", text)
+    return bool(_BASE.search(foreign)) or ".ExtraRuntimes" in foreign
+
+
+def line_of_handler(text: str, name: str) -> int | None:
+    """The line, from 1, at which something else than gpunode's own tables defines the handler."""
+    header = rf"""^[ \t]*\[[^\]\n]*\bruntimes["']?\.["']?{re.escape(name)}["']?(?:\]|\.)"""
+    own = _BLOCK.search(text)
+    for found in re.finditer(header, text, re.MULTILINE):
+        if own is None or not own.start() <= found.start() < own.end():
+            return text.count("\n", 0, found.start()) + 1
+    return None
+
+
+def with_tables(text: str | None, tables: str) -> str:
+    """The template with these tables as gpunode's own; a missing one is made around the base template."""
+    kept = _BLOCK.sub("\n", text).rstrip() if text is not None else _MADE
+    return f"{kept}\n\n{BEGIN}\n{tables.strip()}\n{END}\n"
+
+
+def tables_of(text: str) -> str:
+    """gpunode's own tables; empty if there are none."""
+    found = _BLOCK.search(text)
+    return found[0].strip().removeprefix(BEGIN).removesuffix(END).strip() if found else ""
+
+
+def without_tables(text: str) -> str | None:
+    """The template without gpunode's own tables; None for one that gpunode made, which has nothing else."""
+    if not _BLOCK.search(text):
+        return text
+    left = _BLOCK.sub("\n", text)
+    return None if left.strip() == _MADE else left
+
+
+def guarded(tables: str, name: str) -> str:
+    """The tables of a handler, left out wherever the distribution registers one of this name itself."""
+    return f"{_GUARD.format(name=name)}\n{tables.strip()}\n{_UNGUARD}\n"
+
+
+def rendered(text: str | None, base: str) -> str | None:
+    """What the distribution makes of a template; None if it has more in it than gpunode can follow."""
+    if text is None:
+        return base
+    plain = _GUARDED.sub(lambda found: "" if line_of_handler(base, found[1]) else found[2], text)
+    return None if "{{" in _BASE.sub("", plain) else _BASE.sub(lambda _: base, plain)
+
+
+def base_of(text: str | None, now: str) -> str | None:
+    """What the base template gave when `now` was rendered from this template; None if it can't be told."""
+    if text is None:
+        return now
+    end = now.find(BEGIN)
+    parts = _BASE.split(_BLOCK.sub("\n", text) if end >= 0 else text)
+    now = now[:end].rstrip() + "\n" if end >= 0 else now
+    if len(parts) != 2 or any("{{" in part for part in parts):
+        return None
+    before, after = parts
+    after = f"{after.rstrip()}\n" if end >= 0 else after
+    fits = now.startswith(before) and now.endswith(after)
+    return now[len(before) : len(now) - len(after)].rstrip() + "\n" if fits else None
+
+
+# The files of a k3s or rke2 node's containerd: the rendered one, its drop-ins and the template.
+
+
+@dataclass(frozen=True)
+class K3sFiles:
+    """What they hold now, and what the next start makes of them."""
+
+    host: Host
+    daemon: Daemon
+
+    @cached_property
+    def config(self) -> ContainerdConfig:
+        """The rendered file with its drop-ins; one without settings if it is no TOML, see `refuse_broken`."""
+        path = self.daemon.config_path
+        try:
+            return distributions.load(self.host, path, self.daemon.version)
+        except ConfigError:
+            text = decode(self.host.read_bytes(path), path)
+            return ContainerdConfig(path, exists=True, main_text=text, main={}, merged={}, files=(path,))
+
+    def refuse_broken(self) -> None:
+        """`ConfigError` if the rendered file or a drop-in is no TOML."""
+        name, path = self.daemon.manager, self.daemon.config_path
+        try:
+            distributions.load(self.host, path, self.daemon.version)
+        except ConfigError as error:
+            if not error.message.startswith(f"{path}:"):
+                raise
+            raise ConfigError(
+                f"{error.message} ({name} has rendered it)",
+                hint=f"correct {self.template_path} and restart {name}, which renders it anew",
+            ) from error
+
+    @property
+    def directory(self) -> str:
+        """Where all of them lie."""
+        return self.daemon.config_path.rpartition("/")[0]
+
+    @property
+    def new_containerd(self) -> bool:
+        """Whether this is containerd 2: by the program's version, else by the rendered file's."""
+        version = self.daemon.version
+        return version >= distributions.MERGES_DEEPLY if version else self.config.version >= 3
+
+    @cached_property
+    def template_path(self) -> str:
+        """The template that the next start will use, or that should be made."""
+        old, new = f"{self.directory}/config.toml.tmpl", f"{self.directory}/config-v3.toml.tmpl"
+        only_old = self.host.exists(old) and not self.host.exists(new)
+        return new if self.new_containerd and not only_old else old
+
+    @cached_property
+    def template_text(self) -> str | None:
+        """The template; None if there is none."""
+        data = self.host.read_bytes(self.template_path)
+        return None if data is None else decode(data, self.template_path)
+
+    @property
+    def version(self) -> int:
+        """The version of the file that the next start will render."""
+        return 3 if self.template_path.endswith("-v3.toml.tmpl") else 2
+
+    @property
+    def drop_in_directory(self) -> str:
+        """The directory that the base template imports."""
+        return f"{self.directory}/{'config-v3' if self.version == 3 else 'config'}.toml.d"
+
+    @property
+    def imports_drop_ins(self) -> bool:
+        """Whether the next rendered file reads drop-ins, and containerd merges them key by key."""
+        pattern, text = f"{self.drop_in_directory}/*.toml", self.template_text
+        rendered = self.new_containerd and pattern in self.config.imports
+        return rendered and (text is None or pattern in text or registers_found(text))
+
+    @cached_property
+    def found(self) -> dict[str, str]:
+        """NVIDIA's programs that the next start registers by itself, by the name of their handler."""
+        if self.template_text is not None and not registers_found(self.template_text):
+            return {}
+        runtimes = dig(self.config.main, "plugins", self.config.plugin, "containerd", "runtimes") or {}
+        template = self.template_text or ""
+        ours = {name for name in runtimes if line_of_handler(tables_of(template), name)}
+        return found_at_start(self.host, self.daemon, runtimes.keys() - ours)
+
+    def drop_ins(self) -> tuple[str, ...]:
+        """The drop-ins that are there, read by containerd or not."""
+        read = (path for path in self.config.files if path != self.config.path)
+        return tuple(dict.fromkeys((*read, *self.host.glob(self.drop_in_directory, "*.toml"))))
+
+    def own(self) -> tuple[str, ...]:
+        """The files in which a person or gpunode may have put something."""
+        return (*self.drop_ins(), *([self.template_path] if self.template_text is not None else []))
+
+    def defines(self, path: str, names: tuple[str, ...]) -> bool:
+        """Whether one of these files defines one of the handlers."""
+        if path == self.template_path:
+            text = self.template_text or ""
+            texts = (text, tables_of(text))
+            return any(line_of_handler(one, name) for one in texts for name in names)
+        plugins = parse_toml(decode(self.host.read_bytes(path), path), path).get("plugins")
+        tables = plugins.values() if isinstance(plugins, dict) else ()
+        return any(
+            dig(table, "containerd", "runtimes", name) is not None for table in tables for name in names
+        )
 
 
 @dataclass(frozen=True)
@@ -84,14 +335,14 @@ class K3sEngine:
         template = next((edit for edit in plan.changed if edit.path == self._files.template_path), None)
         if template is not None:
             after = None if template.after is None else decode(template.after, template.path)
-            base = k3s_template.base_of(self._files.template_text, config.main_text)
+            base = base_of(self._files.template_text, config.main_text)
             if base is not None:
                 base += "".join(
                     registration(name, path, config.plugin)
                     for name, path in self._files.found.items()
-                    if k3s_template.line_of_handler(base, name) is None
+                    if line_of_handler(base, name) is None
                 )
-            text = k3s_template.rendered(after, base) if base is not None else None
+            text = rendered(after, base) if base is not None else None
             if text is None:
                 return (f"not validated: only {self.daemon.manager} can render {self._files.template_path}",)
             edits += (FileEdit(config.path, config.main_text.encode(), text.encode()),)
@@ -158,7 +409,7 @@ class K3sEngine:
 
     def _own_tables(self) -> Tree:
         """What gpunode has in the template already."""
-        text = k3s_template.tables_of(self._files.template_text or "")
+        text = tables_of(self._files.template_text or "")
         return parse_toml(text, self._files.template_path)
 
     def _with_handlers(self, handlers: tuple[Handler, ...]) -> str:
@@ -167,7 +418,7 @@ class K3sEngine:
         cri = cri_of(tree, CRI_PLUGINS[self._files.version])
         runtimes = cri.setdefault("containerd", {}).setdefault("runtimes", {})
         runtimes |= {one.name: runtime_table(self._files.config, None, one, False) for one in handlers}
-        return k3s_template.with_tables(self._files.template_text, _as_text(tree, path))
+        return with_tables(self._files.template_text, _as_text(tree, path))
 
     def _without_handlers(self, text: str, names: tuple[str, ...]) -> str | None:
         """The template without these runtimes; None for one that gpunode made and that is empty then."""
@@ -178,8 +429,8 @@ class K3sEngine:
             for name in names:
                 table.pop(name, None)
         if not any(tables):
-            return k3s_template.without_tables(text)
-        return k3s_template.with_tables(text, _as_text(tree, self._files.template_path))
+            return without_tables(text)
+        return with_tables(text, _as_text(tree, self._files.template_path))
 
     def _right_already(self, handler: Handler) -> bool:
         """Whether the template defines the handler and the rendered file has it as wanted."""
@@ -204,7 +455,7 @@ class K3sEngine:
 
     def _refuse_foreign(self, text: str, names: tuple[str, ...]) -> None:
         for name in names:
-            line = k3s_template.line_of_handler(text, name)
+            line = line_of_handler(text, name)
             if line is not None:
                 path = self._files.template_path
                 raise ConfigError(
@@ -216,7 +467,7 @@ class K3sEngine:
         """A template that can't be rendered any more since the toolkit lies where it is found."""
         path = self._files.template_path
         for name, program in self._files.found.items():
-            line = k3s_template.line_of_handler(self._files.template_text or "", name)
+            line = line_of_handler(self._files.template_text or "", name)
             if line is not None:
                 raise ConfigError(
                     f"{path}:{line}: {name} is defined there, and {self.daemon.manager} registers it by"
@@ -244,5 +495,5 @@ def _as_text(tree: Tree, path: str) -> str:
         for name, table in cri["containerd"]["runtimes"].items():
             one = {"plugins": {plugin: {"containerd": {"runtimes": {name: table}}}}}
             text = toml_edit.document(one, path).strip() + "\n"
-            texts.append(k3s_template.guarded(text, name) if name in SEARCHED else text)
+            texts.append(guarded(text, name) if name in SEARCHED else text)
     return "".join(texts)

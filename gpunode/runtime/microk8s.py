@@ -6,15 +6,16 @@ It comes with a handler nvidia-container-runtime, which is left as it is.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from gpunode.dataclass import dataclass, replace
 from gpunode.errors import PreconditionError
 from gpunode.facts.containerd import ContainerdConfig
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
-from gpunode.runtime import distributions, toml_edit
-from gpunode.runtime.containerd_removal import take_out
+from gpunode.runtime import rendered as distributions
+from gpunode.runtime import toml_edit
+from gpunode.runtime.containerd_plan import take_out
 from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
 
 TEMPLATE = "containerd-template.toml"

@@ -2,20 +2,118 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from gpunode.dataclass import dataclass
-from gpunode.errors import DaemonError, PreconditionError, UsageError, ValidationError
+from gpunode.errors import ConfigError, DaemonError, PreconditionError, UsageError, ValidationError
 from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.oci_hooks import SYSTEM_DIRECTORIES
-from gpunode.facts.podman import CONFIG, PodmanConfig, load_podman
-from gpunode.host import Completed, Host
-from gpunode.runtime import podman_plan
-from gpunode.runtime.cdi_ready import hook_removals, injects_twice, reads_none
+from gpunode.facts.podman import CONFIG, DROP_INS, PodmanConfig, load_podman
+from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
+from gpunode.host import Host
+from gpunode.host.process import Completed
+from gpunode.runtime import toml_edit
 from gpunode.runtime.engine import Active, FileEdit, Handler, Plan, Unwanted, Wanted, decode
-from gpunode.runtime.podman_plan import DROP_IN, Draft
 from gpunode.runtime.toml_edit import document
+from gpunode.runtime.trees import Tree
+
+# What podman's files must become. Pure functions over their text; podman.py reads, validates and asks.
+
+DROP_IN = f"{DROP_INS}/99-nvidia.conf"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """New text of every file to change, None for one to remove."""
+
+    texts: Mapping[str, str | None]
+    previous_default: str = ""
+
+
+def configured(config: PodmanConfig, handlers: tuple[Handler, ...], default: str) -> Draft:
+    """The drop-in with the runtimes that the files don't have yet."""
+    runtimes = config.runtimes
+    new = {one.name: [one.path] for one in handlers if runtimes.get(one.name) != [one.path]}
+    before = config.setting("runtime") or ""
+    changes_default = default not in ("", before)
+    if not new and not changes_default:
+        return Draft({})
+    for file in config.files:
+        beaten = [name for name in new if name in file.runtimes]
+        if changes_default and dig(file.tree, "engine", "runtime") is not None:
+            beaten.append("runtime")
+        if file.path > DROP_IN and file.path.startswith(DROP_INS) and beaten:
+            raise ConfigError(
+                f"{file.path} sets {beaten[0]} otherwise, and podman reads it after {DROP_IN}",
+                hint=f"take it out there: ${{EDITOR:-vi}} {file.path}",
+            )
+
+    def mutate(tree: Tree) -> None:
+        engine = tree.setdefault("engine", {})
+        if new:
+            engine.setdefault("runtimes", {}).update(new)
+        if changes_default:
+            engine["runtime"] = default
+
+    own = next((file.text for file in config.files if file.path == DROP_IN), "")
+    return Draft({DROP_IN: toml_edit.edit(own, mutate, DROP_IN)}, str(before) if changes_default else "")
+
+
+def removed(config: PodmanConfig, unwanted: Unwanted) -> Draft:
+    """The administrator's files without the runtimes; the drop-in goes if nothing else is in it."""
+
+    def mutate(tree: Tree) -> None:
+        engine = tree["engine"]
+        if engine.get("runtime") in unwanted.names:
+            del engine["runtime"]
+        for name in [name for name in unwanted.names if name in engine.get("runtimes", {})]:
+            del engine["runtimes"][name]
+        if engine.get("runtimes") == {}:
+            del engine["runtimes"]
+        if not engine:
+            del tree["engine"]
+
+    texts: dict[str, str | None] = {}
+    for file in config.files:
+        named = dig(file.tree, "engine", "runtime") in unwanted.names
+        if not file.path.startswith("/etc/") or not (named or set(unwanted.names) & set(file.runtimes)):
+            continue
+        after = toml_edit.edit(file.text, mutate, file.path)
+        emptied = file.path == DROP_IN and not parse_toml(after, file.path)
+        texts[file.path] = None if emptied else after
+    return Draft(texts)
+
+
+# What CRI-O and podman, which read CDI without a switch, may still need: no old hook, a directory read.
+
+_DIRECTORIES = {"/etc/cdi", "/var/run/cdi", "/run/cdi"}
+
+
+def hook_removals(host: Host, directories: Iterable[str]) -> tuple[FileEdit, ...]:
+    """Edits that remove NVIDIA's old OCI hooks from these directories."""
+    hooks = nvidia_hooks(host, tuple(directories))
+    return tuple(FileEdit(hook.path, host.read_bytes(hook.path), None) for hook in hooks)
+
+
+def injects_twice(path: str) -> str:
+    """The note about an old hook that stays beside a runtime."""
+    return (
+        f"{path} is NVIDIA's old OCI hook: beside the runtime it injects GPUs a second time;"
+        f" rm {path}, or let --cdi remove it"
+    )
+
+
+def reads_none(engine: str, where: str, directories: Iterable[str]) -> str:
+    """The note about an engine whose setting names none of CDI's own directories; "" where it names one."""
+    named = tuple(directories)
+    if _DIRECTORIES & set(named):
+        return ""
+    return (
+        f"cdi_spec_dirs {where} is {', '.join(named) or 'empty'}: {engine} reads no specification"
+        " from /etc/cdi or /var/run/cdi until one of them stands there"
+    )
+
 
 _HAS_CDI = (4, 1)
 _SECONDS = 30.0
@@ -43,7 +141,7 @@ class PodmanEngine:
         config = self._config()
         hooks = self._hooks(config)
         handlers = wanted.handlers if wanted.default or not wanted.cdi else ()
-        draft = podman_plan.configured(config, handlers, wanted.default)
+        draft = configured(config, handlers, wanted.default)
         edits = (*self._edits(draft), *(hooks if wanted.cdi else ()))
         # a hook that goes here is not put back by an undoing of the runtime
         had = any(name in config.runtimes for name in wanted.names) or bool(hooks and wanted.cdi)
@@ -55,7 +153,7 @@ class PodmanEngine:
     def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
         """Take the runtimes out of the administrator's files, and NVIDIA's old hook away."""
         config = self._config()
-        draft = podman_plan.removed(config, unwanted)
+        draft = removed(config, unwanted)
         return self.restoring((*self._edits(draft), *self._hooks(config)), unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from gpunode.dataclass import dataclass
 from gpunode.errors import DaemonError, PreconditionError, UsageError
 from gpunode.facts.daemons import Daemon, systemd_runs
 from gpunode.facts.distributions import DISTRIBUTIONS
-from gpunode.facts.docker_rootless import places
+from gpunode.facts.docker import places
 from gpunode.host import Host
 
 _COMMAND_SECONDS = 120.0

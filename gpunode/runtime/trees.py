@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
-
-from gpunode.dataclass import dataclass
 
 Tree = dict[str, Any]
 Mutation = Callable[[Tree], None]

@@ -3,7 +3,7 @@
 from gpunode.cdi.driver_files import DriverFiles, Library
 from gpunode.cdi.nodes import CONTROL, NodeFacts
 from gpunode.gpu.model import Gpu, Inventory, MigDevice
-from gpunode.host import DeviceNode
+from gpunode.host.reading import DeviceNode
 
 VERSION = "550.54.15"
 DIRECTORY = "/usr/lib/x86_64-linux-gnu"

@@ -1,17 +1,17 @@
 """From an inventory to a specification, without a machine."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.cdi.build import Form, build
-from gpunode.cdi.common import natural
-from gpunode.cdi.document import as_tree, encode
+from gpunode.cdi.build import Form, build, natural
 from gpunode.cdi.driver_files import Library
 from gpunode.cdi.hooks import HookProgram
-from gpunode.dataclass import replace
+from gpunode.cdi.spec import as_tree, encode
 from gpunode.errors import GpunodeError, PreconditionError
-from gpunode.host import DeviceNode
+from gpunode.host.reading import DeviceNode
 from tests.cdi.nodes import DIRECTORY, VERSION, driver, facts, gpu, inventory, mig
 
 HOOKS = HookProgram(

@@ -5,12 +5,12 @@ import yaml
 
 from fixtures.machines import machine, recorded_host
 from gpunode.cdi import refresh
-from gpunode.cdi.companions import companions
-from gpunode.cdi.document import made_by_gpunode
-from gpunode.cdi.places import STANDARD
+from gpunode.cdi.engines import companions
+from gpunode.cdi.locations import STANDARD
+from gpunode.cdi.spec import made_by_gpunode
+from gpunode.commands.demo import build_machine
 from gpunode.errors import PreconditionError
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.machine_file import build_machine
 from gpunode.host import Host
 
 

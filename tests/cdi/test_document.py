@@ -7,8 +7,18 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.cdi.document import as_tree, encode, format_of, made_by_gpunode
-from gpunode.cdi.model import Device, Edits, Hook, Mount, NodeEdit, Spec
+from gpunode.cdi.spec import (
+    Device,
+    Edits,
+    Hook,
+    Mount,
+    NodeEdit,
+    Spec,
+    as_tree,
+    encode,
+    format_of,
+    made_by_gpunode,
+)
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)

@@ -3,10 +3,9 @@
 import pytest
 
 from gpunode.cdi.driver_files import read_driver_files
+from gpunode.commands.demo import build_machine
 from gpunode.errors import PreconditionError
-from gpunode.facts.ld_cache import CachedLibrary, build_ld_cache
-from gpunode.facts.libraries import find_library
-from gpunode.facts.machine_file import build_machine
+from gpunode.facts.libraries import CachedLibrary, build_ld_cache, find_library
 from gpunode.host import Host
 
 VERSION = "550.54.15"

@@ -3,7 +3,7 @@
 import pytest
 
 from gpunode.cdi.hooks import commands_in, find_hooks
-from gpunode.facts.machine_file import build_machine
+from gpunode.commands.demo import build_machine
 from gpunode.host import Host
 
 HELP = """\

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from gpunode.cdi import refresh
-from gpunode.facts.machine_file import build_machine
+from gpunode.commands.demo import build_machine
 from gpunode.host import Host
 
 REPEATABLE = {"PathChanged"}

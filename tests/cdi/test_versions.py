@@ -2,8 +2,7 @@
 
 import pytest
 
-from gpunode.cdi.model import Device, Edits, NodeEdit, Spec
-from gpunode.cdi.versions import limit, needed, reads
+from gpunode.cdi.spec import Device, Edits, NodeEdit, Spec, limit, needed, reads
 from gpunode.facts.daemons import Daemon
 
 

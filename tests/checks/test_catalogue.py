@@ -12,7 +12,7 @@ from gpunode.commands import explain
 from gpunode.errors import UsageError
 from gpunode.facts.traits import TRAITS
 from gpunode.host import Host
-from gpunode.render import SilentProgress, plain_lines
+from gpunode.output.render import SilentProgress, plain_lines
 from tests.checks.remedies import holes, placeholders
 
 LEDGER = Path(__file__).parent / "catalogue.json"

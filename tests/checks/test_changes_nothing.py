@@ -12,13 +12,13 @@ import pytest
 
 from fixtures.machines import machine, recorded_host
 from gpunode.checks.runner import run_checks
-from gpunode.commands import doctor, doctor_fix, explain
-from gpunode.facts.machine_file import build_machine
+from gpunode.commands import doctor, explain
+from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Node
-from gpunode.gpu import isolated
+from gpunode.gpu import probe
 from gpunode.host import Host
-from gpunode.render import SilentProgress
-from gpunode.result import FindingStatus
+from gpunode.output.render import SilentProgress
+from gpunode.output.result import FindingStatus
 from tests.checks import untouched
 
 MACHINES = (
@@ -64,7 +64,7 @@ def test_a_machine_is_the_same_after_the_doctor(name, tmp_path):
     host = recorded_host(name, tmp_path / "machine")
     before = state(host.root)
     doctor.run(host, doctor.Options(), SilentProgress())
-    doctor_fix.run(host, doctor_fix.Options(), SilentProgress())
+    doctor.run_fix(host, doctor.FixOptions(), SilentProgress())
     explain.run(host, explain.Options("dev-nodes-missing"), SilentProgress())
     assert state(host.root) == before
 
@@ -126,7 +126,7 @@ def test_the_evidence_would_tell_of_a_change() -> None:
 )
 def test_nvml_is_not_asked_where_it_would_mend_the_fault(name, why, tmp_path, monkeypatch):
     """Its library makes device files and has the module loaded: the fault would be gone before it is told."""
-    monkeypatch.setattr(isolated, "probe", forbidden)
+    monkeypatch.setattr(probe, "probe", forbidden)
     node = Node(recorded_host(name, tmp_path))
     assert not node.nvml.asked and why in node.nvml.message
     findings = {one.id: one for one in run_checks(node)}

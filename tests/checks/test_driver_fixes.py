@@ -5,12 +5,11 @@ import shlex
 import pytest
 
 from fixtures.machines import expected, machine, options, overlay, recorded_host
-from gpunode.checks import fixes
-from gpunode.checks.driver import packages, targets
+from gpunode.checks import driver_packages, fixes
 from gpunode.checks.preconditions import fitting
 from gpunode.checks.runner import Selection, run_checks
-from gpunode.facts.kernel_headers import kernel_devel
-from gpunode.facts.machine_file import build_machine
+from gpunode.commands.demo import build_machine
+from gpunode.facts.kernel_modules import kernel_devel
 from gpunode.facts.node import Node, Questions
 from gpunode.facts.packages import RPM_QUERY
 from gpunode.host import Host
@@ -75,9 +74,9 @@ def dpkg(*names, version="535.288.01-0ubuntu0.22.04.1"):
 
 def test_a_driver_of_the_run_installer_gets_no_packages_beside_it(tmp_path):
     node = on("healthy-docker-rocky9", tmp_path, executables=["/usr/bin/nvidia-uninstall"])
-    offered = fitting(node, packages.install_driver(node))
+    offered = fitting(node, driver_packages.install_driver(node))
     assert offered.command.startswith("follow https://www.nvidia.com/")
-    assert "580.159.03.run" in sure(packages.install_libraries(node)).command
+    assert "580.159.03.run" in sure(driver_packages.install_libraries(node)).command
 
 
 @pytest.mark.parametrize(
@@ -96,7 +95,8 @@ def test_the_last_branch_that_drives_all_gpus(ids, last, tmp_path):
         place = f"/sys/bus/pci/devices/0000:{number + 1:02x}:00.0"
         files |= {f"{place}/vendor": "0x10de", f"{place}/class": "0x030200", f"{place}/device": device}
     assert (
-        targets.last_branch(Node(Host(build_machine({"files": files}, tmp_path / "m"), environ={}))) == last
+        driver_packages.last_branch(Node(Host(build_machine({"files": files}, tmp_path / "m"), environ={})))
+        == last
     )
 
 
@@ -160,7 +160,7 @@ def test_a_key_is_enrolled_under_dkms_own_name_for_the_driver(tmp_path):
         "/var/lib/dkms/mok.pub": "",
     }
     node = Node(Host(build_machine({"files": files}, tmp_path / "machine"), environ={}))
-    again = sure(packages.enrol_key(node, signed=False)).command
+    again = sure(driver_packages.enrol_key(node, signed=False)).command
     assert again.startswith("dkms build --force nvidia-current/550.163.01 -k ")
 
 
@@ -169,7 +169,7 @@ def test_suses_module_comes_again_in_the_package_that_brought_it(tmp_path):
     answer = {"code": 0, "stdout": "nvidia-driver-G06-kmp-default\t580.159.03_k6.4.0-1\t1767000000\n"}
     spec["recording"].setdefault("commands", {})[shlex.join(RPM_QUERY)] = answer
     node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
-    fix = packages.build_module(node, "6.4.0-150600.99-default")
+    fix = driver_packages.build_module(node, "6.4.0-150600.99-default")
     assert fix.command == "zypper install --force nvidia-driver-G06-kmp-default"
 
 
@@ -201,7 +201,7 @@ def test_a_precompiled_module_comes_in_the_package_of_the_next_kernel(tmp_path):
     answer = {"code": 0, "stdout": "kmod-nvidia-580.159.03-5.14.0-427.13.1\t3:580.159.03-1.el9\t1767000000\n"}
     spec["recording"].setdefault("commands", {})[shlex.join(RPM_QUERY)] = answer
     node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
-    fix = packages.build_module(node, "5.14.0-503.11.1.el9_5.x86_64")
+    fix = driver_packages.build_module(node, "5.14.0-503.11.1.el9_5.x86_64")
     assert fix.command == "dnf install kmod-nvidia-580.159.03-5.14.0-503.11.1"
 
 

@@ -7,9 +7,8 @@ import pytest
 from fixtures.machines import recorded_host
 from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.runner import Selection, run_checks
-from gpunode.facts.about import Trial
-from gpunode.facts.node import Node, Questions
-from gpunode.result import FindingStatus
+from gpunode.facts.node import Node, Questions, Trial
+from gpunode.output.result import FindingStatus
 from tests.sure import sure
 
 PASS, FAIL, SKIP = FindingStatus.PASS, FindingStatus.FAIL, FindingStatus.SKIP

@@ -9,18 +9,18 @@ import pytest
 
 from fixtures.machines import machine, merged, options, recorded_host
 from gpunode.checks.catalogue import BY_ID
-from gpunode.checks.fabric.mig import _instances
 from gpunode.checks.fixes import tell_plugin
+from gpunode.checks.mig import _instances
 from gpunode.checks.preconditions import fitting
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
+from gpunode.commands.demo import build_machine
 from gpunode.errors import UsageError
-from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node, Questions
 from gpunode.gpu.model import Gpu
 from gpunode.host import Host
-from gpunode.render import SilentProgress
-from gpunode.result import FindingStatus
+from gpunode.output.render import SilentProgress
+from gpunode.output.result import FindingStatus
 from tests.sure import sure
 
 PASS, SKIP, WARN, FAIL = FindingStatus.PASS, FindingStatus.SKIP, FindingStatus.WARN, FindingStatus.FAIL

@@ -3,8 +3,8 @@
 import pytest
 
 from fixtures.machines import machine
-from gpunode.checks.fabric.remedies import matching_manager
-from gpunode.facts.machine_file import build_machine
+from gpunode.checks.fabric import matching_manager
+from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Node
 from gpunode.host import Host
 from tests.sure import sure

@@ -6,19 +6,19 @@ from dataclasses import replace
 import pytest
 
 from fixtures.machines import machine, names, options, recorded_host
+from gpunode.checks import docker as docker_fixes
 from gpunode.checks import fixes
-from gpunode.checks.docker import remedies as docker_fixes
 from gpunode.checks.preconditions import fitting
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
+from gpunode.commands.demo import build_machine
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node, Questions
 from gpunode.facts.system import CONTAINER, WSL2
-from gpunode.facts.units import read_unit
+from gpunode.facts.systemd import read_unit
 from gpunode.host import Host
-from gpunode.render import SilentProgress, plain_lines
-from gpunode.result import Fix
+from gpunode.output.render import SilentProgress, plain_lines
+from gpunode.output.result import Fix
 
 
 def commands(spec, root):
@@ -153,9 +153,9 @@ def test_each_docker_is_restarted_by_whoever_starts_it():
     system = Daemon("docker", None, (27, 3), "/etc/docker/daemon.json", "", "/run/docker.sock", None)
     snap = replace(system, config_path="/var/snap/docker/2893/config/daemon.json", manager="snap")
     own = replace(system, config_path="/home/anna/.config/docker/daemon.json", user="anna")
-    assert docker_fixes.restart(system, "reload") == "systemctl reload docker"
-    assert docker_fixes.restart(snap, "reload") == "snap restart docker"
-    assert docker_fixes.restart(own) == "systemctl --user restart docker"
+    assert docker_fixes.restart_docker(system, "reload") == "systemctl reload docker"
+    assert docker_fixes.restart_docker(snap, "reload") == "snap restart docker"
+    assert docker_fixes.restart_docker(own) == "systemctl --user restart docker"
     assert (docker_fixes.edit(own, 3).needs_root, docker_fixes.edit(system, 3).needs_root) == (
         False,
         True,

@@ -6,11 +6,11 @@ import pytest
 
 from fixtures.machines import expected, machine
 from gpunode.checks.catalogue import BY_ID
-from gpunode.facts.gpu_operator import stage_log
-from gpunode.facts.machine_file import build_machine
+from gpunode.commands.demo import build_machine
+from gpunode.facts.device_plugins import stage_log
 from gpunode.facts.node import Node
 from gpunode.host import Host
-from gpunode.result import FindingStatus
+from gpunode.output.result import FindingStatus
 from tests.checks.test_kubelet_checks import CONTAINER, POD_RESOURCES, judge, offered, silent
 
 PLUGINS = "k8s.device-plugin.nvidia.com/gpu"
@@ -152,7 +152,7 @@ def test_pods_that_use_gpus_without_a_plugin(tmp_path):
 
 
 def test_while_the_operator_is_busy_no_plugin_is_missed(tmp_path, monkeypatch):
-    from gpunode.facts import gpu_operator
+    from gpunode.facts import device_plugins
 
     spec = machine("operator-validations")
     spec["recording"]["daemons"][POD_RESOURCES] = offered({})["recording"]["daemons"][POD_RESOURCES]
@@ -162,7 +162,7 @@ def test_while_the_operator_is_busy_no_plugin_is_missed(tmp_path, monkeypatch):
         found = stage_log(host, operator, stage)
         return found and (*found[:2], host.now() - 60)
 
-    monkeypatch.setattr(gpu_operator, "stage_log", young)
+    monkeypatch.setattr(device_plugins, "stage_log", young)
     found = judge("plugin-not-registered", spec, tmp_path)
     assert found.status is FindingStatus.SKIP and "busy" in found.summary
 

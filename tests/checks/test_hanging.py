@@ -13,7 +13,8 @@ from fixtures.machines import recorded_host
 from gpunode.checks import patience
 from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.runner import run_checks
-from gpunode.facts import about, unit_states
+from gpunode.facts import node as about
+from gpunode.facts import services
 from gpunode.facts.containerd import ContainerdConfig
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.kubelet import Kubelet
@@ -21,7 +22,7 @@ from gpunode.facts.node import Node
 from gpunode.facts.processes import Process
 from gpunode.facts.topic import Stuck
 from gpunode.host import Host
-from gpunode.result import FindingStatus
+from gpunode.output.result import FindingStatus
 
 
 @contextmanager
@@ -107,7 +108,7 @@ def asked_in_vain(*_args, **_named):
 
 def test_a_systemd_that_hangs_is_one_finding_and_the_others_go_on(tmp_path, monkeypatch):
     """Its D-Bus: every unit's state comes over it."""
-    monkeypatch.setattr(unit_states, "read_unit_states", asked_in_vain)
+    monkeypatch.setattr(services, "read_unit_states", asked_in_vain)
     findings = run_checks(Node(recorded_host("healthy-h100-nvswitch", tmp_path)))
     broken = [one for one in findings if one.status is FindingStatus.ERROR]
     assert [one.summary for one in broken] == ["systemd gave no answer within 3 s: systemctl show"]
@@ -153,4 +154,4 @@ def test_every_daemon_is_asked_with_a_limit_that_a_check_can_wait_for() -> None:
     assert about.DAEMON_SECONDS * 2 < patience.CHECK_SECONDS
     for name in CLIENTS:
         source = inspect.getsource(vars(next(one for one in Node.__mro__ if name in vars(one)))[name]._read)
-        assert "about.DAEMON_SECONDS" in source, name
+        assert "DAEMON_SECONDS" in source, name

@@ -3,7 +3,7 @@
 import pytest
 
 from fixtures.machines import expected, machine, options, overlay
-from gpunode.facts.machine_file import build_machine
+from gpunode.commands.demo import build_machine
 from tests.cli import gpunode
 
 READY = "This node is ready: no check found a fault"

@@ -7,7 +7,7 @@ import pytest
 from fixtures.machines import machine
 from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.runner import Selection, run_checks
-from gpunode.facts.machine_file import build_machine
+from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Node, Questions
 from gpunode.host import Host
 
@@ -253,14 +253,14 @@ def test_the_persistence_daemon_comes_from_where_the_driver_does(name, change, i
 def test_a_gpu_over_which_nvml_hangs_is_told(tmp_path, monkeypatch):
     from dataclasses import replace
 
-    from gpunode.gpu import isolated
+    from gpunode.gpu import probe
 
-    whole = isolated.probe
+    whole = probe.probe
 
     def stops(*given, **named):
         return replace(whole(*given, **named), untold="NVML did not answer: the condition of GPU 3")
 
-    monkeypatch.setattr(isolated, "probe", stops)
+    monkeypatch.setattr(probe, "probe", stops)
     found = judged("healthy-h100", lambda _: None, tmp_path, "nvml-hang")
     assert status(found) == "note" and "GPU 3" in found.evidence[0].value
 
@@ -295,7 +295,7 @@ def test_a_portable_computer_may_let_its_gpu_sleep(chassis, expected, tmp_path):
 
 @pytest.mark.parametrize(("name", "seconds"), [("healthy-h100", 20.0), ("healthy-workstation", 15.0)])
 def test_many_gpus_have_longer_to_wake_up(name, seconds, tmp_path, monkeypatch):
-    from gpunode.gpu import isolated
+    from gpunode.gpu import probe as isolated
 
     asked = []
     whole = isolated.probe

@@ -7,13 +7,13 @@ import pytest
 from fixtures.machines import machine, overlay
 from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.runner import Selection, run_checks
-from gpunode.facts import about
+from gpunode.commands.demo import build_machine
+from gpunode.facts import node as about
 from gpunode.facts.kubelet import Kubelet
-from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node
 from gpunode.facts.processes import Process
 from gpunode.host import Host
-from gpunode.result import FindingStatus
+from gpunode.output.result import FindingStatus
 from tests.checks.test_hanging import silent_socket
 
 POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"

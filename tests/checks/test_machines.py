@@ -9,8 +9,8 @@ from gpunode.checks.catalogue import ALL_CHECKS
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
 from gpunode.facts.node import Node, Questions
-from gpunode.render import SilentProgress, plain_lines
-from gpunode.result import ExitCode, FindingStatus
+from gpunode.output.render import SilentProgress, plain_lines
+from gpunode.output.result import ExitCode, FindingStatus
 from tests.checks.remedies import holes, placeholders
 
 

@@ -8,9 +8,8 @@ import pytest
 
 from gpunode.checks import fixes
 from gpunode.checks.catalogue import ALL_CHECKS
-from gpunode.checks.fixes import FAMILIES
-from gpunode.checks.mending import due, mends, steps_of
-from gpunode.result import Finding, FindingStatus, Fix
+from gpunode.checks.fixes import FAMILIES, due, mends, steps_of
+from gpunode.output.result import Finding, FindingStatus, Fix
 
 
 def finding(fix: Fix, status: FindingStatus = FindingStatus.FAIL, name: str = "one") -> Finding:

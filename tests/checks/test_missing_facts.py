@@ -22,10 +22,10 @@ import pytest
 from fixtures.machines import HEALTHY, machine, options
 from gpunode.checks.catalogue import ALL_CHECKS
 from gpunode.commands import doctor
-from gpunode.facts.machine_file import build_machine
+from gpunode.commands.demo import build_machine
 from gpunode.host import Host
-from gpunode.render import SilentProgress
-from gpunode.result import FindingStatus
+from gpunode.output.render import SilentProgress
+from gpunode.output.result import FindingStatus
 
 FIXED = (*range(24), 165786485)  # the last one drops a device file of a MIG instance
 NEW = (

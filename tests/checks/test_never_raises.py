@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from fixtures.machines import machine, recorded_host
 from gpunode.checks.catalogue import ALL_CHECKS
 from gpunode.commands import doctor
+from gpunode.commands.demo import build_machine
 from gpunode.errors import ConfigError
-from gpunode.facts.machine_file import build_machine
-from gpunode.host import RECORDING, Host
-from gpunode.output import Color, Output
-from gpunode.render import SilentProgress, plain_lines, render
-from gpunode.result import FindingStatus
+from gpunode.host import Host
+from gpunode.host.recording import RECORDING
+from gpunode.output.render import Color, Output, SilentProgress, plain_lines, render
+from gpunode.output.result import FindingStatus
 
 BASE = machine("cdi-spec-fits")
 PATHS = sorted(BASE["files"])

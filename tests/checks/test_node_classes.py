@@ -10,13 +10,13 @@ from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
 from gpunode.checks.model import ENGINE_NODES
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
-from gpunode.facts.machine_file import build_machine
+from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Node, Questions
 from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
 from gpunode.facts.traits import TRAITS
 from gpunode.host import Host
-from gpunode.render import SilentProgress, plain_lines
-from gpunode.result import FindingStatus
+from gpunode.output.render import SilentProgress, plain_lines
+from gpunode.output.result import FindingStatus
 
 CHECKS = Path(__file__).parents[2] / "gpunode" / "checks"
 KINDS = (BARE_METAL, VM, WSL2, TEGRA, CONTAINER)

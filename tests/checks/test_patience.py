@@ -16,9 +16,10 @@ from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
 from gpunode.facts.node import Node
 from gpunode.facts.topic import Stuck, topic
-from gpunode.host import LARGE_BYTES, Host
-from gpunode.render import SilentProgress
-from gpunode.result import Finding, FindingStatus
+from gpunode.host import Host
+from gpunode.host.files import LARGE_BYTES
+from gpunode.output.render import SilentProgress
+from gpunode.output.result import Finding, FindingStatus
 from tests.waiting import PATIENCE, eventually
 
 

@@ -8,7 +8,7 @@ from fixtures.machines import HEALTHY, expected, machine, names, recorded_host
 from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.runner import run_checks
 from gpunode.facts.node import Node
-from gpunode.result import FindingStatus
+from gpunode.output.result import FindingStatus
 
 # by rank, most frequent first: what users run into, by the check that names it
 RANKING = (

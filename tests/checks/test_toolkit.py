@@ -4,7 +4,7 @@ import pytest
 
 from fixtures.machines import machine
 from gpunode.checks.catalogue import BY_ID
-from gpunode.facts.machine_file import build_machine
+from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Node
 from gpunode.host import Host
 

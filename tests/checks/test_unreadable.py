@@ -10,7 +10,7 @@ from fixtures.machines import recorded_host
 from gpunode.checks.runner import run_checks
 from gpunode.facts.node import Node
 from gpunode.host import Host
-from gpunode.result import FindingStatus
+from gpunode.output.result import FindingStatus
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def test_a_path_that_may_not_be_read_is_a_skip_that_asks_for_root(path, tmp_path
 
 def test_a_socket_that_denies_us_is_a_skip(tmp_path):
     from fixtures.machines import machine
-    from gpunode.facts.machine_file import build_machine
+    from gpunode.commands.demo import build_machine
 
     spec = machine("healthy-docker-rocky9")
     spec["recording"]["sockets"]["/run/docker.sock"] = "denied"

@@ -3,10 +3,10 @@
 import pytest
 
 from fixtures.machines import recorded_host
-from gpunode.checks.wording import disturbance, evidence_lines
+from gpunode.checks.report import disturbance, evidence_lines
 from gpunode.commands import doctor
-from gpunode.render import SilentProgress, plain_lines
-from gpunode.result import Evidence, Fix
+from gpunode.output.render import SilentProgress, plain_lines
+from gpunode.output.result import Evidence, Fix
 
 
 @pytest.mark.parametrize(

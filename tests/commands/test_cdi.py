@@ -16,8 +16,8 @@ from fixtures.machines import machine as machine_spec
 from fixtures.machines import merged, recorded_host
 from fixtures.scenario import Fault, machine, mixed_layout, with_mig
 from fixtures.stubs import have_compiler
-from gpunode.cdi.document import MARKER
-from gpunode.facts.machine_file import build_machine
+from gpunode.cdi.spec import MARKER
+from gpunode.commands.demo import build_machine
 from gpunode.host import Host
 from tests.cli import clean_environment, command, gpunode
 from tests.integration.conftest import may_mount

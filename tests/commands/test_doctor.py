@@ -13,9 +13,9 @@ from gpunode.commands import doctor
 from gpunode.commands.doctor import Options
 from gpunode.errors import UsageError
 from gpunode.host import Host
-from gpunode.pages.html import page
-from gpunode.render import SilentProgress, plain_lines
-from gpunode.result import ExitCode, Style, Text
+from gpunode.output.html import page
+from gpunode.output.render import SilentProgress, plain_lines
+from gpunode.output.result import ExitCode, Style, Text
 
 
 def report(host, **options):

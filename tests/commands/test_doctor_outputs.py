@@ -15,13 +15,13 @@ import yaml
 
 from fixtures.machines import machine, recorded_host
 from gpunode.commands import doctor, doctor_compare
+from gpunode.commands.demo import build_machine
 from gpunode.errors import ConfigError, UsageError
-from gpunode.facts.machine_file import build_machine
 from gpunode.host import Host
-from gpunode.pages.html import page
-from gpunode.pages.prometheus import metrics
-from gpunode.render import SilentProgress, plain_lines
-from gpunode.result import ExitCode
+from gpunode.output.html import page
+from gpunode.output.prometheus import metrics
+from gpunode.output.render import SilentProgress, plain_lines
+from gpunode.output.result import ExitCode
 from tests.cli import gpunode
 
 UNITS = Path(__file__).parents[2] / "packaging"

@@ -12,8 +12,8 @@ from gpunode.checks.report import blocks, reboot
 from gpunode.commands import doctor
 from gpunode.commands.doctor import Options
 from gpunode.host import Host
-from gpunode.render import SilentProgress, plain_lines
-from gpunode.result import FindingStatus
+from gpunode.output.render import SilentProgress, plain_lines
+from gpunode.output.result import FindingStatus
 from tests.cli import gpunode
 
 YES = "Safe to reboot? Yes: nothing was found that a reboot would break"

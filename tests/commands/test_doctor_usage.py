@@ -8,9 +8,9 @@ import pytest
 
 from fixtures.machines import recorded_host
 from gpunode.checks.catalogue import find_check
-from gpunode.commands import doctor, doctor_fix
+from gpunode.commands import doctor
 from gpunode.errors import UsageError
-from gpunode.render import SilentProgress
+from gpunode.output.render import SilentProgress
 from tests.cli import gpunode
 from tests.nobody import NOBODY, public_directory
 
@@ -106,5 +106,5 @@ def test_a_place_where_this_user_may_not_write_is_named_before_anything_is_looke
 def test_strict_counts_warnings_of_a_plan_too(tmp_path):
     host = recorded_host("driver-cve", tmp_path)
     for strict, code in ((False, 0), (True, 1)):
-        options = doctor_fix.Options(doctor.Options(strict=strict))
-        assert doctor_fix.run(host, options, SilentProgress()).exit_code == code
+        options = doctor.FixOptions(doctor.Options(strict=strict))
+        assert doctor.run_fix(host, options, SilentProgress()).exit_code == code

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fixtures.machines import machine, recorded_host
-from gpunode.facts.machine_file import build_machine
+from gpunode.commands.demo import build_machine
 from tests.cli import gpunode
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.journal import digest
+from gpunode.host.journal import digest
 from tests.cli import Ran, clean_environment, command, gpunode
 from tests.nobody import NOBODY, public_directory
 from tests.runtime.test_toolkit_file import PACKAGED

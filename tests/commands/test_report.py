@@ -14,15 +14,14 @@ import pytest
 from fixtures.machines import HEALTHY, machine, names, options, recorded_host
 from fixtures.scenario import Fault, mig_machine, mixed_layout, with_mig
 from fixtures.stubs import have_compiler, stub_node
-from gpunode import _bundle
 from gpunode.checks.runner import run_checks
 from gpunode.commands import report
+from gpunode.commands.demo import build_machine
 from gpunode.errors import ConfigError, PreconditionError, UsageError
-from gpunode.facts.machine_file import build_machine
 from gpunode.facts.node import Node
-from gpunode.host import Host
-from gpunode.render import SilentProgress
-from gpunode.result import ExitCode
+from gpunode.host import Host, bundle
+from gpunode.output.render import SilentProgress
+from gpunode.output.result import ExitCode
 from tests.cli import gpunode
 
 UUID = "GPU-4e1a2b6c-89d0-4f51-9c3e-7a0b1c2d3e01"
@@ -57,14 +56,14 @@ SOME = [name for name in names() if not options(name)][::8]
 def test_a_bundle_is_judged_as_the_machine_itself(name, tmp_path):
     host = recorded_host(name, tmp_path / "machine")
     bundle_of(host, tmp_path / "b.tar.gz")
-    with _bundle.unpacked(tmp_path / "b.tar.gz") as root:
+    with bundle.unpacked(tmp_path / "b.tar.gz") as root:
         assert findings(Host(root, environ={})) == findings(host)
 
 
 def test_without_names_and_uuids_the_findings_stay(tmp_path):
     host = recorded_host("driver-lib-mismatch", tmp_path / "machine")
     bundle_of(host, tmp_path / "b.tar.gz", redact=("all",))
-    with _bundle.unpacked(tmp_path / "b.tar.gz") as root:
+    with bundle.unpacked(tmp_path / "b.tar.gz") as root:
         seen = findings(Host(root, environ={}))
     assert {one: told.status for one, told in seen.items()} == {
         one: told.status for one, told in findings(host).items()
@@ -159,7 +158,7 @@ def test_what_may_not_be_read_is_no_missing_fact_in_the_bundle(tmp_path):
     spec["recording"]["unreadable"] = {"/etc/docker/daemon.json": "can't read it: Permission denied"}
     host = Host(build_machine(spec, tmp_path / "m"), environ={})
     bundle_of(host, tmp_path / "b.tar.gz")
-    with _bundle.unpacked(tmp_path / "b.tar.gz") as root:
+    with bundle.unpacked(tmp_path / "b.tar.gz") as root:
         finding = findings(Host(root, environ={}))["docker-config-invalid-json"]
     assert (finding.status.value, finding.skipped) == ("skip", "unreadable")
 
@@ -217,17 +216,17 @@ def test_a_hostile_bundle_is_refused_by_name_and_writes_nothing_elsewhere(name, 
     place.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(place))
     path = archive(tmp_path / "evil.tar.gz", *HOSTILE[name])
-    with pytest.raises(ConfigError, match=r"evil\.tar\.gz is no support bundle"), _bundle.unpacked(path):
+    with pytest.raises(ConfigError, match=r"evil\.tar\.gz is no support bundle"), bundle.unpacked(path):
         pass
     assert sorted(tmp_path.iterdir()) == [path, place]
     assert list(place.iterdir()) == []
 
 
 def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(_bundle, "MOST_BYTES", 8 << 20)
+    monkeypatch.setattr(bundle, "MOST_BYTES", 8 << 20)
     path = tmp_path / "bomb.tar.gz"
     entry = tarfile.TarInfo("t/machine/zeros")
-    entry.size = _bundle.MOST_BYTES - (1 << 20)
+    entry.size = bundle.MOST_BYTES - (1 << 20)
     with gzip.open(path, "wb", compresslevel=1) as out:
         for number in range(2):
             entry.name = f"t/machine/zeros{number}"
@@ -235,14 +234,14 @@ def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
             piece = bytes(1 << 20)
             for _ in range(entry.size >> 20):
                 out.write(piece)
-    with pytest.raises(ConfigError, match="unpacks to more than"), _bundle.unpacked(path):
+    with pytest.raises(ConfigError, match="unpacks to more than"), bundle.unpacked(path):
         pass
 
 
 def test_too_many_entries_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(_bundle, "MOST_ENTRIES", 10)
+    monkeypatch.setattr(bundle, "MOST_ENTRIES", 10)
     path = archive(tmp_path / "many.tar.gz", *((f"t/machine/{number}", b"") for number in range(12)))
-    with pytest.raises(ConfigError, match="more than 10 entries"), _bundle.unpacked(path):
+    with pytest.raises(ConfigError, match="more than 10 entries"), bundle.unpacked(path):
         pass
 
 
@@ -282,19 +281,19 @@ def test_headers_that_no_tar_writes_are_refused_at_once(name, tmp_path):
     path = tmp_path / "odd.tar.gz"
     path.write_bytes(gzip.compress(header(b"5", "t/machine/etc") + HEADERS[name] + bytes(1024), 1))
     started = time.monotonic()
-    with pytest.raises(ConfigError, match=r"odd\.tar\.gz is no support bundle"), _bundle.unpacked(path):
+    with pytest.raises(ConfigError, match=r"odd\.tar\.gz is no support bundle"), bundle.unpacked(path):
         pass
     assert time.monotonic() - started < 10
 
 
 def test_directories_that_cost_a_bundle_nothing_are_limited(tmp_path, monkeypatch):
-    monkeypatch.setattr(_bundle, "MOST_DIRECTORIES", 100)
+    monkeypatch.setattr(bundle, "MOST_DIRECTORIES", 100)
     files = [(f"t/machine/{number}/a/b/c/d/e", b"") for number in range(30)]
     links = {f"/{number}/a/b/c/d/e": "/x" for number in range(30)}
     entries = {"files": files, "links": [FINE, ("t/links.json", json.dumps(links).encode())]}
     for name, some in entries.items():
         path = archive(tmp_path / f"{name}.tar.gz", *some)
-        with pytest.raises(ConfigError, match="more than 100 directories"), _bundle.unpacked(path):
+        with pytest.raises(ConfigError, match="more than 100 directories"), bundle.unpacked(path):
             pass
 
 
@@ -306,7 +305,7 @@ def test_a_bundle_that_another_tar_packed_again_is_read(form, tmp_path):
             entry = tarfile.TarInfo(f"t/machine/{name}")
             entry.size, entry.mtime = 3, 1234.5 if form == tarfile.PAX_FORMAT else 1234
             out.addfile(entry, io.BytesIO(b"abc"))
-    with _bundle.unpacked(tmp_path / "b.tar.gz") as root:
+    with bundle.unpacked(tmp_path / "b.tar.gz") as root:
         assert [(root / name).read_bytes() for name in names] == [b"abc"] * 3
         assert int((root / names[1]).stat().st_mtime) == 1234
 
@@ -317,7 +316,7 @@ def test_a_truncated_bundle_is_an_error_and_no_traceback(cut, tmp_path):
     bundle_of(host, tmp_path / "b.tar.gz")
     path = tmp_path / "cut.tar.gz"
     path.write_bytes((tmp_path / "b.tar.gz").read_bytes()[: cut or None] if cut else b"")
-    with pytest.raises(ConfigError, match="no support bundle"), _bundle.unpacked(path):
+    with pytest.raises(ConfigError, match="no support bundle"), bundle.unpacked(path):
         pass
 
 
@@ -325,7 +324,7 @@ def test_odd_modes_and_times_are_not_taken_over(tmp_path):
     entry = tarfile.TarInfo()
     entry.mode, entry.mtime, entry.size = 0o6777, 1 << 60, 0
     path = archive(tmp_path / "odd.tar.gz", FINE, ("t/machine/bin/su", entry))
-    with _bundle.unpacked(path) as root:
+    with bundle.unpacked(path) as root:
         assert stat.S_IMODE((root / "bin/su").stat().st_mode) == 0o755
         assert (root / "bin/su").stat().st_uid == Path(tmp_path).stat().st_uid
 

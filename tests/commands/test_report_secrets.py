@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from fixtures.machines import machine
-from gpunode.facts.machine_file import build_machine
-from gpunode.support.redact import shown_arguments, shown_variable, without_secrets
+from gpunode.commands.demo import build_machine
+from gpunode.host.redact import shown_arguments, shown_variable, without_secrets
 from tests.cli import clean_environment, command, gpunode
 
 # each @@ becomes a secret of its own

@@ -10,8 +10,8 @@ import pytest
 from fixtures.machines import recorded_host
 from gpunode.commands import configure_runtime, setup, verify
 from gpunode.host import Host
-from gpunode.render import SilentProgress
-from gpunode.result import Block, ExitCode, Result, Style, Text
+from gpunode.output.render import SilentProgress
+from gpunode.output.result import Block, ExitCode, Result, Style, Text
 from tests.cli import gpunode
 
 CONTAINERD = "etc/containerd/config.toml"

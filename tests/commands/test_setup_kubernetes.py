@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fixtures.machines import recorded_host
-from gpunode.plugin.unit import MARKER, UNIT_FILE
+from gpunode.plugin.service import MARKER, UNIT_FILE
 from tests.cli import Ran, gpunode
 
 CONTAINERD = "etc/containerd/config.toml"

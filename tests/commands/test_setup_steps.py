@@ -12,8 +12,8 @@ from gpunode.commands.setup_plugin import Serving
 from gpunode.commands.setup_steps import State, Step, walk
 from gpunode.errors import GpunodeError, PreconditionError, RolledBackError
 from gpunode.host import Host
-from gpunode.render import SilentProgress
-from gpunode.result import ErrorInfo, ExitCode, Result, Text
+from gpunode.output.render import SilentProgress
+from gpunode.output.result import ErrorInfo, ExitCode, Result, Text
 
 
 class Way:

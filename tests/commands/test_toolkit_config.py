@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gpunode.commands import toolkit_config_set as command
+from gpunode.commands import toolkit_config as command
 from gpunode.errors import UsageError
 from gpunode.host import Host
-from gpunode.render import SilentProgress
+from gpunode.output.render import SilentProgress
 from tests.cli import Ran, gpunode
 from tests.nobody import NOBODY, UID, public_directory
 from tests.runtime.test_toolkit_file import PACKAGED
@@ -156,7 +156,7 @@ def test_what_the_toolkit_would_not_take_is_refused_with_a_hint(
 ) -> None:
     host = Host(file.parents[2])
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
-        command.run(host, command.Options((setting,)), SilentProgress())
+        command.run_set(host, command.SetOptions((setting,)), SilentProgress())
     assert hint in caught.value.hint
     assert file.read_text() == PACKAGED
 

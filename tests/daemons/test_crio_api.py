@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.crio_stub import Daemon
-from gpunode.daemons.crio_api import CrioApi
+from gpunode.daemons.crio import CrioApi
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 from tests.daemons.test_docker_api import answering, reply

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.daemons.docker_api import DockerApi, split_streams
+from gpunode.daemons.docker import DockerApi, split_streams
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 

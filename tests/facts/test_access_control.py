@@ -1,6 +1,6 @@
 import pytest
 
-from gpunode.facts import lxc, mac
+from gpunode.facts import access_control, system
 from gpunode.facts.kernel_log import KernelLine
 from gpunode.host import Host
 
@@ -28,12 +28,12 @@ def denials(tmp_path, *lines, log=()):
     place = tmp_path / "var/log/audit"
     place.mkdir(parents=True)
     (place / "audit.log").write_text("\n".join(lines) + "\n")
-    return mac.selinux_denials(Host(tmp_path), tuple(KernelLine(0.0, text) for text in log))
+    return access_control.selinux_denials(Host(tmp_path), tuple(KernelLine(0.0, text) for text in log))
 
 
 def test_a_containers_denial_has_its_time_and_its_file(tmp_path):
     (found,) = denials(tmp_path, avc())
-    assert (found.source, found.when, found.subject) == (mac.AUDIT_LOG, 1768086000.0, CONTAINER)
+    assert (found.source, found.when, found.subject) == (access_control.AUDIT_LOG, 1768086000.0, CONTAINER)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,12 @@ def test_booleans_are_on_off_or_unknown(tmp_path):
     (place / "on").write_text("1 1")
     (place / "waits").write_text("0 1")
     host = Host(tmp_path)
-    assert [mac.selinux_boolean(host, name) for name in ("on", "waits", "none")] == [True, False, None]
-    assert not mac.selinux_enforcing(host)
+    assert [access_control.selinux_boolean(host, name) for name in ("on", "waits", "none")] == [
+        True,
+        False,
+        None,
+    ]
+    assert not access_control.selinux_enforcing(host)
 
 
 def test_only_containers_profiles_count_for_apparmor():
@@ -85,7 +89,9 @@ def test_only_containers_profiles_count_for_apparmor():
             ("lxc-100_</var/lib/lxc>", "/dev/nvidia-uvm"),
         )
     ]
-    assert [one.subject for one in mac.apparmor_denials(tuple(lines))] == ["lxc-100_</var/lib/lxc>"]
+    assert [one.subject for one in access_control.apparmor_denials(tuple(lines))] == [
+        "lxc-100_</var/lib/lxc>"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -95,4 +101,4 @@ def test_only_containers_profiles_count_for_apparmor():
 def test_an_unprivileged_container_maps_root_elsewhere(tmp_path, text, unprivileged):
     (tmp_path / "proc/1").mkdir(parents=True)
     (tmp_path / "proc/1/uid_map").write_text(text)
-    assert lxc.unprivileged(Host(tmp_path)) is unprivileged
+    assert system.unprivileged(Host(tmp_path)) is unprivileged

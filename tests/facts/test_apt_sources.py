@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpunode.facts.apt_sources import AptSource, read_sources
+from gpunode.facts.packages import AptSource, read_sources
 from gpunode.host import Host
 
 PLACE = "etc/apt/sources.list.d"

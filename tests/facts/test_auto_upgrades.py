@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from gpunode.facts.auto_upgrades import apt_pins, automatic_upgrades, parse_apt_conf
+from gpunode.facts.packages import apt_pins, automatic_upgrades, parse_apt_conf
 from gpunode.host import Host
 from tests.sure import sure
 

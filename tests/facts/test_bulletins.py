@@ -3,11 +3,11 @@
 import pytest
 
 from fixtures.machines import machine
-from gpunode.facts.bulletins import driver_bulletins, toolkit_bulletins
-from gpunode.facts.machine_file import build_machine
+from gpunode.commands.demo import build_machine
+from gpunode.facts.driver import driver_bulletins, toolkit_bulletins
 from gpunode.facts.node import Node
+from gpunode.facts.tables import table
 from gpunode.host import Host
-from gpunode.tables import table
 
 CONFIG = "/etc/nvidia-container-runtime/config.toml"
 

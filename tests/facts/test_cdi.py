@@ -13,7 +13,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpunode.cdi import listing
+from gpunode.cdi import locations
 from gpunode.facts.cdi import parse_spec, vendor_specs
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
@@ -64,8 +64,8 @@ def test_any_types_in_any_place_are_listed_or_refused(tmp_path: Path, tree: Any,
     text = json.dumps(tree) if form == "json" else yaml.safe_dump(tree)
     (tmp_path / f"nvidia.{form}").write_bytes(text.encode("utf-8", "surrogatepass"))
     found = vendor_specs(Host(), (str(tmp_path),))
-    devices = listing.listed(Host(), found)
-    states = listing.files(Host(), found, ENGINES)
+    devices = locations.listed(Host(), found)
+    states = locations.files(Host(), found, ENGINES)
     assert len(states) == len(found)
     assert len(devices) == sum(len(spec.devices) for spec in found)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.facts.configured import COMMAND_LINE, configured
 from gpunode.facts.daemons import Daemon
+from gpunode.facts.effective import COMMAND_LINE, configured
 from gpunode.host import Host
 
 CONTAINERD = "/etc/containerd/config.toml"

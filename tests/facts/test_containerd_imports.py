@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import ConfigError
-from gpunode.facts.containerd import LARGEST, load_config, parse_toml
-from gpunode.facts.containerd_imports import covers, expand_import
-from gpunode.facts.toml_places import line_of_key, line_of_text
+from gpunode.facts.containerd import LARGEST, covers, expand_import, load_config, parse_toml
+from gpunode.facts.located import line_of_key, line_of_text
 from gpunode.host import Host
 
 MAIN = "/etc/containerd/config.toml"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from fixtures.crio_stub import effective, to_toml
 from gpunode.errors import ConfigError
 from gpunode.facts.crio import compiled_default, drop_in_directory, find_crio, load_crio
-from gpunode.facts.oci_hooks import nvidia_hooks
 from gpunode.facts.podman import find_podman, load_podman
+from gpunode.facts.toolkit import nvidia_hooks
 from gpunode.host import Host
 from tests.cli import gpunode
 from tests.facts.test_daemons import Node

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpunode.facts.cuda_environment import settings
-from gpunode.facts.machine_file import build_machine
+from gpunode.commands.demo import build_machine
+from gpunode.facts.cuda import settings
 from gpunode.host import Host
 
 

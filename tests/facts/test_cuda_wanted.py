@@ -3,10 +3,15 @@
 import pytest
 
 from fixtures.machines import machine
+from gpunode.commands.demo import build_machine
 from gpunode.errors import DaemonError
 from gpunode.facts import images
-from gpunode.facts.cuda_releases import (
+from gpunode.facts.cuda import (
+    brands_of,
+    driver_cuda,
+    driver_version,
     first_for,
+    judge_requirements,
     last_for,
     makes_code_for,
     newest_of,
@@ -14,12 +19,10 @@ from gpunode.facts.cuda_releases import (
     release_of,
     runs,
 )
-from gpunode.facts.cuda_wanted import brands_of, driver_cuda, driver_version, judge_requirements
-from gpunode.facts.images import Image, find_image
-from gpunode.facts.machine_file import build_machine
-from gpunode.facts.node import Node
-from gpunode.facts.sample_images import sample_cuda
-from gpunode.host import Completed, Host
+from gpunode.facts.images import Image, sample_cuda
+from gpunode.facts.node import Node, Questions
+from gpunode.host import Host
+from gpunode.host.process import Completed
 from tests.sure import sure
 
 
@@ -135,12 +138,12 @@ def node(root, name="healthy-h100", **recorded):
     spec = machine(name)
     for socket, answers in recorded.get("daemons", {}).items():
         spec["recording"]["daemons"].setdefault(socket, {}).update(answers)
-    return Node(Host(build_machine(spec, root), environ={}))
+    return Node(Host(build_machine(spec, root), environ={}), Questions(image="a:1"))
 
 
 def test_each_engine_is_asked_and_the_first_that_holds_it_answers(tmp_path):
     here = {"/run/containerd/containerd.sock": {"images": {"a:1": {"Env": ["CUDA_VERSION=12.8.1", "odd"]}}}}
-    search = find_image(node(tmp_path, daemons=here), "a:1")
+    search = node(tmp_path, daemons=here).image
     assert (search.held_not, search.silent) == (("Docker",), ())
     image = sure(search.image)
     assert image.engine == "containerd"
@@ -153,7 +156,7 @@ def test_an_answer_that_is_none_is_no_image(wrong, tmp_path):
         "/run/docker.sock": {"images": wrong},
         "/run/containerd/containerd.sock": {"images": wrong},
     }
-    search = find_image(node(tmp_path, daemons=here), "a:1")
+    search = node(tmp_path, daemons=here).image
     assert search.image is None
     assert search.held_not == ("Docker", "containerd")
 
@@ -163,7 +166,7 @@ def test_an_engine_that_does_not_answer_is_named(tmp_path, monkeypatch):
         raise DaemonError("no answer within 3 s", code="timeout")
 
     monkeypatch.setattr(images, "_of_docker", hangs)
-    search = find_image(node(tmp_path), "a:1")
+    search = node(tmp_path).image
     assert search.silent == ("Docker: no answer within 3 s",)
     assert search.held_not == ("containerd",)
 

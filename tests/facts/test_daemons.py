@@ -9,10 +9,8 @@ import pytest
 from gpunode.errors import ConfigError
 from gpunode.facts.containerd import find_containerd, load_config
 from gpunode.facts.daemons import parse_version
-from gpunode.facts.docker import find_docker
-from gpunode.facts.docker_file import parse_daemon_json
-from gpunode.facts.docker_flags import flag_conflicts
-from gpunode.facts.units import read_unit
+from gpunode.facts.docker import find_docker, flag_conflicts, parse_daemon_json
+from gpunode.facts.systemd import read_unit
 from gpunode.host import Host
 
 DOCKER_UNIT = """[Unit]

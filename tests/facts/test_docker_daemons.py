@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.facts.docker import find_docker
-from gpunode.facts.docker_file import listens_there
-from gpunode.facts.docker_flags import (
+from gpunode.facts.docker import (
+    account,
+    find_docker,
     flag_conflicts,
     flag_default,
     flag_features,
     flag_place,
     flag_runtimes,
+    listens_there,
+    places,
+    refused_by_20,
 )
-from gpunode.facts.docker_keys import refused_by_20
-from gpunode.facts.docker_rootless import account, places
 from gpunode.host import Host
 
 SNAP_UNIT = "[Service]\nExecStart=/usr/bin/snap run docker.dockerd\n"

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.facts.dkms_log import failed_build
-from gpunode.facts.driver_state import crash, firmware, firmware_versions, switched_off, wants_firmware
+from gpunode.facts.driver import crash, firmware, firmware_versions, switched_off, wants_firmware
 from gpunode.facts.kernel_log import KernelLine
+from gpunode.facts.kernel_modules import failed_build
 from gpunode.host import Host
 from tests.sure import sure
 

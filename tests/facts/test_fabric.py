@@ -2,8 +2,15 @@
 
 import pytest
 
-from gpunode.facts.fabric_manager import LOG, lacking, package_version, parse_log, read_log, versions_in
-from gpunode.facts.nvswitch import read_switches
+from gpunode.facts.fabric import (
+    LOG,
+    lacking,
+    package_version,
+    parse_log,
+    read_log,
+    read_switches,
+    versions_in,
+)
 from gpunode.facts.packages import Package, Packages
 from gpunode.facts.pci import read_gpus
 from gpunode.host import Host

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.facts.gpu_files import CONTROL, Opened, opened
-from gpunode.facts.gpu_users import GpuUsers, gpu_users
+from gpunode.facts.devices import CONTROL_MINOR, Opened, opened
+from gpunode.facts.gpu_use import GpuUsers, gpu_users
 from gpunode.facts.node import Node
 from gpunode.host import Host
 
@@ -44,7 +44,7 @@ def test_of_a_recorded_machine_the_name_counts(tmp_path: Path) -> None:
     wanted = Opened(frozenset({3}), frozenset({31}), control=True)
     assert opened(Host(root=tmp_path), 7, {}) == wanted
     assert opened(Host(root=tmp_path), 8, {}) == Opened(), "it is gone"
-    assert CONTROL not in wanted.gpus
+    assert CONTROL_MINOR not in wanted.gpus
 
 
 def test_nobody_uses_a_driver_that_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """What the GPU operator leaves on a node: directories of logs and the validator's marks."""
 
-from gpunode.facts.gpu_operator import VALIDATIONS, find_operator, stage_log
+from gpunode.facts.device_plugins import VALIDATIONS, find_operator, stage_log
 from gpunode.host import Host
 
 PODS = "var/log/pods"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gpunode.facts.gpu_support import DROPPED, FLAVOUR, TOO_NEW, branch, ended, supports, unsuited
+from gpunode.facts.driver import DROPPED, FLAVOUR, TOO_NEW, branch, ended, supports, unsuited
 from gpunode.facts.pci import PciGpu
-from gpunode.tables import table
+from gpunode.facts.tables import table
 from tests.sure import sure
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from gpunode.facts.docker_file import addresses, verifies_clients
-from gpunode.facts.groups import members, without_administrators
+from gpunode.facts.docker import addresses, verifies_clients
+from gpunode.facts.system import members, without_administrators
 from gpunode.host import Host
 
 GROUPS = "root:x:0:\nwheel:x:10:anna\ndocker:x:998:anna,bert\nempty:x:5:\nodd\ndocker2:x:9:eve\n"

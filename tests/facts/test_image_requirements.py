@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.image_requirements import Condition, numbers, parse, satisfied
+from gpunode.facts.images import Condition, numbers, parse, satisfied
 
 IMAGE = (  # nvidia/cuda:12.6.3-base, shortened
     "cuda>=12.6 brand=unknown,driver>=470,driver<471 brand=nvidia,driver>=470,driver<471 "

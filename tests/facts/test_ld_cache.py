@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.ld_cache import MAGIC, CachedLibrary, build_ld_cache, parse_ld_cache
+from gpunode.facts.libraries import MAGIC, CachedLibrary, build_ld_cache, parse_ld_cache
 
 NAMES = st.text(st.characters(codec="ascii", exclude_characters="\0"), min_size=1, max_size=30)
 LIBRARIES = st.lists(st.builds(lambda name, path: CachedLibrary(name, "/" + path), NAMES, NAMES), max_size=8)

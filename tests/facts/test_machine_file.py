@@ -1,8 +1,8 @@
 import pytest
 
 from fixtures.machines import machine, merged, overlay
+from gpunode.commands.demo import build_machine
 from gpunode.errors import ConfigError
-from gpunode.facts.machine_file import build_machine
 from gpunode.host import Host
 
 

@@ -6,14 +6,14 @@ import pytest
 
 from fixtures.machines import machine
 from gpunode.checks.catalogue import BY_ID
-from gpunode.facts.device_plugins import PluginProcess
-from gpunode.facts.machine_file import build_machine
-from gpunode.facts.mig_layout import keeper, known_fault
+from gpunode.commands.demo import build_machine
+from gpunode.facts.device_plugins import PluginProcess, mig_strategy, shares_by_mps
+from gpunode.facts.mig import keeper, known_fault
 from gpunode.facts.node import Node
-from gpunode.facts.plugin_configuration import mig_strategy, shares_by_mps
 from gpunode.facts.processes import Process
-from gpunode.host import RECORDING, Host
-from gpunode.result import FindingStatus
+from gpunode.host import Host
+from gpunode.host.recording import RECORDING
+from gpunode.output.result import FindingStatus
 
 
 def node(root, **files):

@@ -1,6 +1,6 @@
 """modprobe.d and the kernel's command line, as kmod reads them."""
 
-from gpunode.facts.module_options import kernel_arguments, parse_modprobe, read_module_options
+from gpunode.facts.kernel_modules import kernel_arguments, parse_modprobe, read_module_options
 from gpunode.host import Host
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.facts.next_boot import loaded, started
+from gpunode.facts.boot import loaded, started
 from gpunode.host import Host
 
 COMMANDS = ("cdi generate",)

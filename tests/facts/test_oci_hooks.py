@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from gpunode.facts.oci_hooks import OciHook, nvidia_hooks
+from gpunode.facts.toolkit import OciHook, nvidia_hooks
 from gpunode.host import Host
 
 PLACE = "/usr/share/containers/oci/hooks.d"

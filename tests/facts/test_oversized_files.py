@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from fixtures.machines import machine
-from gpunode._files import READ_BYTES, SMALL_BYTES
+from gpunode.commands.demo import build_machine
 from gpunode.errors import ConfigError
-from gpunode.facts.auto_upgrades import parse_apt_conf
-from gpunode.facts.machine_file import build_machine
-from gpunode.host import LARGE_BYTES, Host
+from gpunode.facts.packages import parse_apt_conf
+from gpunode.host import Host
+from gpunode.host.files import LARGE_BYTES, READ_BYTES, SMALL_BYTES
 from tests.cli import gpunode
 
 FILES = {

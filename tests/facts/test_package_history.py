@@ -1,5 +1,4 @@
-from gpunode.facts.package_history import apt_changes, brought, dnf_changes, zypp_changes
-from gpunode.facts.packages import Package, Packages
+from gpunode.facts.packages import Package, Packages, apt_changes, brought, dnf_changes, zypp_changes
 from gpunode.host import Host
 from tests.sure import sure
 

@@ -41,7 +41,7 @@ def test_dpkg_tells_what_is_installed_and_held(tmp_path):
 
 class Rpm(Host):
     def run(self, argv, **_):
-        from gpunode.host import Completed
+        from gpunode.host.process import Completed
 
         assert tuple(argv) == RPM_QUERY
         text = "kernel-devel\t5.14.0-2.el9\t200\nkernel-devel\t5.14.0-1.el9\t100\nbroken\nx\t1-1\t?\n"

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpunode.commands.demo import build_machine
 from gpunode.facts.cdi import CdiNode, parse_spec
 from gpunode.facts.devices import character_majors, expected_major
 from gpunode.facts.driver import (
@@ -14,7 +15,6 @@ from gpunode.facts.driver import (
 )
 from gpunode.facts.kubelet import find_kubelet, setting
 from gpunode.facts.libraries import find_library
-from gpunode.facts.machine_file import build_machine
 from gpunode.facts.packages import read_packages
 from gpunode.facts.pci import read_gpus
 from gpunode.facts.processes import Process

@@ -2,12 +2,11 @@
 
 import pytest
 
-from gpunode.facts.containerd import load_config
-from gpunode.facts.containerd_lost import Lost, in_force, is_lost, lost_settings
-from gpunode.facts.machine_file import build_machine
+from gpunode.commands.demo import build_machine
+from gpunode.facts.containerd import Lost, in_force, is_lost, load_config, lost_settings
+from gpunode.facts.device_plugins import nri_plugin
+from gpunode.facts.fabric import locked_memory, rdma_adapters
 from gpunode.facts.processes import running
-from gpunode.facts.rdma import locked_memory, rdma_adapters
-from gpunode.facts.toolkit_container import nri_plugin
 from gpunode.host import Host
 
 CRI = 'plugins."io.containerd.grpc.v1.cri"'

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 import pytest
 
 from gpunode.facts.node import Node
+from gpunode.facts.services import COMMAND, UNITS, parse_unit_states, read_unit_states
 from gpunode.facts.topic import Stuck
-from gpunode.facts.unit_states import COMMAND, UNITS, parse_unit_states, read_unit_states
-from gpunode.host import RECORDING, Completed, Host
+from gpunode.host import Host
+from gpunode.host.process import Completed
+from gpunode.host.recording import RECORDING
 
 # what systemctl show prints for a running unit, a failed one that has an alias, and one that isn't there
 SAID = """\

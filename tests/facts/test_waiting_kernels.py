@@ -1,9 +1,9 @@
 import pytest
 
-from gpunode.facts.clock import clock
-from gpunode.facts.dkms_log import failed_build
+from gpunode.facts.boot import chosen_kernel, kernel_waiting
 from gpunode.facts.driver import Kernel, newer_kernels
-from gpunode.facts.pending_reboot import chosen_kernel, kernel_waiting
+from gpunode.facts.kernel_modules import failed_build
+from gpunode.facts.system import clock
 from gpunode.host import Host
 
 RUNNING, NEWER = "5.15.0-122-generic", "5.15.0-124-generic"

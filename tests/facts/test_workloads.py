@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpunode.daemons.cri_lists import CriContainer, parse_lists
+from gpunode.daemons.cri import CriContainer, parse_lists
 from gpunode.facts.device_plugins import plugin_processes
 from gpunode.facts.processes import Process
 from gpunode.facts.workloads import DeviceRule, container_of, parse_devices_list, parse_rules

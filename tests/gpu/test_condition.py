@@ -5,10 +5,11 @@ import pytest
 from fixtures.scenario import Fault, Process, gpu_uuid, machine, with_nvswitch
 from gpunode.errors import ConfigError
 from gpunode.gpu.condition import Condition, Fabric, GpuProcess, Licence, conditions_from_json
-from gpunode.gpu.isolated import probe
 from gpunode.gpu.model import Gpu, Inventory
-from gpunode.host import RECORDING, Host
-from gpunode.result import plain
+from gpunode.gpu.probe import probe
+from gpunode.host import Host
+from gpunode.host.recording import RECORDING
+from gpunode.output.result import plain
 from tests.gpu.conftest import host_of
 
 TOLD = {

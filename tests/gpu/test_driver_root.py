@@ -11,8 +11,8 @@ import pytest
 from fixtures.scenario import machine
 from fixtures.stubs import SCENARIO_VARIABLE, build
 from gpunode.gpu import library_paths
-from gpunode.gpu.isolated import probe
 from gpunode.gpu.library_paths import nvml_outside_loader
+from gpunode.gpu.probe import probe
 from gpunode.host import Host
 from tests.gpu.children import run_python
 

@@ -23,7 +23,7 @@ from gpunode.gpu import mig
 from gpunode.gpu.mig import MigError, MigProcess, MigSession, ModeChange, read_layouts
 from gpunode.gpu.mig_model import GpuLayout, Placement
 from gpunode.gpu.mig_wire import layouts_from_json
-from gpunode.result import ExitCode, plain
+from gpunode.output.result import ExitCode, plain
 from tests.gpu.conftest import NodeMaker, host_of
 from tests.sure import sure
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.gpu.mig_names import profile_name
+from gpunode.gpu.model import profile_name
 
 MIB = 1 << 20
 A100_40, A100_80, H100_NVL, B200 = 40536 * MIB, 81920 * MIB, 95830 * MIB, 183359 * MIB

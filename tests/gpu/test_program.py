@@ -11,7 +11,7 @@ import pytest
 
 import gpunode
 from fixtures.scenario import Fault, gpu_uuid, machine, mig_uuid, mixed_layout, with_mig
-from gpunode.gpu import forked, program, ptx
+from gpunode.gpu import forked, program, vectoradd
 from gpunode.gpu.program import PROGRAM_FILES, arguments, longest_run, read_answer
 from tests.gpu.children import run_python
 
@@ -133,7 +133,7 @@ def test_the_whole_run_is_given_time_for_every_round():
 def test_the_kernel_assembles(tmp_path):
     if shutil.which("ptxas") is None:
         pytest.skip("ptxas is missing: the kernel can't be assembled here")
-    (tmp_path / "kernel.ptx").write_text(ptx.VECTOR_ADD)
+    (tmp_path / "kernel.ptx").write_text(vectoradd.VECTOR_ADD)
     done = subprocess.run(
         ["ptxas", "-arch=sm_75", "-o", tmp_path / "kernel.cubin", tmp_path / "kernel.ptx"],
         capture_output=True,
@@ -141,11 +141,11 @@ def test_the_kernel_assembles(tmp_path):
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert ptx.ENTRY.encode() in (tmp_path / "kernel.cubin").read_bytes()
+    assert vectoradd.ENTRY.encode() in (tmp_path / "kernel.cubin").read_bytes()
 
 
 def test_the_kernel_asks_for_no_more_than_the_oldest_driver_knows():
-    lines = ptx.VECTOR_ADD.splitlines()
+    lines = vectoradd.VECTOR_ADD.splitlines()
     assert lines[:3] == [".version 6.0", ".target sm_30", ".address_size 64"]
 
 

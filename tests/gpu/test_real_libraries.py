@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from fixtures.debian_driver import fetch_driver_libraries
-from gpunode._process import LineChild
 from gpunode.cdi.driver_files import read_driver_files
 from gpunode.gpu.child import module_argv
-from gpunode.gpu.isolated import probe
-from gpunode.gpu.nvml_errors import DRIVER_NOT_LOADED
+from gpunode.gpu.nvml import DRIVER_NOT_LOADED
+from gpunode.gpu.probe import probe
 from gpunode.host import Host
+from gpunode.host.process import LineChild
 from tests.cli import gpunode
 
 

@@ -27,13 +27,13 @@ from fixtures.scenario import (
     with_nvswitch,
 )
 from fixtures.stubs import StubNode, have_compiler, stub_node
-from gpunode._process import LineChild
 from gpunode.gpu.child import module_argv
+from gpunode.gpu.driver_traces import driver_traces, generation, node_traces
 from gpunode.gpu.model import Inventory, inventory_from_json
-from gpunode.gpu.note import NvmlQuestion, read_note
-from gpunode.gpu.traces import driver_traces, generation, node_traces
-from gpunode.gpu.wire import event_from_json, readings_from_json, topology_from_json
+from gpunode.gpu.probe import NvmlQuestion, read_note
 from gpunode.host import Host
+from gpunode.host.process import LineChild
+from gpunode.plugin.nvidia.watch import event_from_json, readings_from_json, topology_from_json
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from fixtures.scenario import Fault, Scenario, gpu_uuid, machine, with_nvswitch
-from gpunode.gpu.isolated import probe
 from gpunode.gpu.model import Pair, Topology, topology_from_json
-from gpunode.result import plain
+from gpunode.gpu.probe import probe
+from gpunode.output.result import plain
 from tests.gpu.conftest import host_of
 
 NOT_SUPPORTED, UNKNOWN = 3, 999

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.gpu.simulated import NOTICE, vector_add
-from gpunode.gpu.vectors import ELEMENTS, expected, inputs, judge, largest_error
+from gpunode.gpu.program import NOTICE, vector_add
+from gpunode.gpu.vectoradd import ELEMENTS, expected, inputs, judge, largest_error
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,11 @@ from fixtures.stubs import stub_node
 from gpunode.commands import verify
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.gpu.model import Gpu, Inventory
-from gpunode.host import RECORDING, Host
-from gpunode.render import SilentProgress
-from gpunode.result import plain
-from gpunode.runtime.container_way import CdiReading, Way
+from gpunode.host import Host
+from gpunode.host.recording import RECORDING
+from gpunode.output.render import SilentProgress
+from gpunode.output.result import plain
+from gpunode.runtime.verify.container import CdiReading, Way
 from tests.cli import gpunode
 from tests.gpu.conftest import host_of
 from tests.waiting import PATIENCE
@@ -179,8 +180,8 @@ def test_a_recorded_node_without_nvml_fails_with_its_recorded_cause(tmp_path):
 
 def test_an_images_own_vectoradd_is_believed_only_with_its_words(monkeypatch):
     """The container engines are tested where they run; here the outcome alone matters, so it is given."""
-    from gpunode.runtime import container_run
-    from gpunode.runtime.container_run import ContainerOutcome
+    from gpunode.runtime.verify import run
+    from gpunode.runtime.verify.container import ContainerOutcome
 
     passed = ContainerOutcome(
         0, "[Vector addition]\nTest PASSED\nDone\n", "", 1.0, Way(CdiReading("docker"), "nvidia")
@@ -191,15 +192,15 @@ def test_an_images_own_vectoradd_is_believed_only_with_its_words(monkeypatch):
         (replace(passed, stdout="Done\n"), 1),
         (replace(passed, exit_code=1, stdout="", stderr="no CUDA-capable device"), 1),
     ):
-        monkeypatch.setattr(container_run, "run_program", lambda *_, given=outcome: given)
+        monkeypatch.setattr(run, "run_program", lambda *_, given=outcome: given)
         result = verify.run(Host(), verify.Options(on="docker", image="cuda-sample"), SilentProgress())
         assert (int(result.exit_code), result.data.image) == (code, "cuda-sample")
 
 
 def test_in_a_container_the_hosts_devices_are_named_to_the_program(make_node, monkeypatch):
     """The container engines are tested where they run; here a host process stands in for the container."""
-    from gpunode.runtime import container_run
-    from gpunode.runtime.container_run import ContainerOutcome
+    from gpunode.runtime.verify import run
+    from gpunode.runtime.verify.container import ContainerOutcome
 
     node = make_node(with_mig(machine(1), 0, mixed_layout(0)))
     requests = []
@@ -213,7 +214,7 @@ def test_in_a_container_the_hosts_devices_are_named_to_the_program(make_node, mo
             done.code, done.stdout, done.stderr, 1.0, Way(CdiReading(request.engine), "nvidia")
         )
 
-    monkeypatch.setattr(container_run, "run_program", run_here)
+    monkeypatch.setattr(run, "run_program", run_here)
     result = verify.run(host_of(node), verify.Options(on="containerd", timeout=PATIENCE), SilentProgress())
     assert [one.uuid for one in result.data.devices] == [mig_uuid(0, i) for i in range(4)]
     assert (int(result.exit_code), result.data.on, requests[0].engine) == (0, "containerd", "containerd")
@@ -230,8 +231,8 @@ def test_a_container_that_gets_less_than_the_host_has_fails_and_says_what(
     make_node, monkeypatch, tmp_path, shown, named
 ):
     """The engines are tested where they run; a host process with fewer GPUs stands in for the container."""
-    from gpunode.runtime import container_run
-    from gpunode.runtime.container_run import ContainerOutcome
+    from gpunode.runtime.verify import run
+    from gpunode.runtime.verify.container import ContainerOutcome
 
     (tmp_path / "less").mkdir()
     less = stub_node(tmp_path / "less", machine(shown), libraries="all" if shown else "nvml")
@@ -242,7 +243,7 @@ def test_a_container_that_gets_less_than_the_host_has_fails_and_says_what(
             done.code, done.stdout, done.stderr, 1.0, Way(CdiReading(request.engine), "nvidia")
         )
 
-    monkeypatch.setattr(container_run, "run_program", run_here)
+    monkeypatch.setattr(run, "run_program", run_here)
     host = host_of(make_node(machine(2)))
     if not shown:
         with pytest.raises(GpunodeError, match=named) as caught:

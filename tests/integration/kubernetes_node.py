@@ -124,7 +124,7 @@ exit 1
 _KUBELET = """\
 import time
 from gpunode.host import Host
-from gpunode.plugin.kubelet_stub.stub import KubeletStub
+from gpunode.plugin.simulate.kubelet import KubeletStub
 
 KubeletStub(Host()).start()
 while True:

@@ -12,11 +12,11 @@ from fixtures.engines import start_containerd
 from fixtures.layouts import as_entries, make_root
 from fixtures.newer_engines import Unavailable, search_path
 from fixtures.scenario import machine
-from gpunode.daemons import cri_pods
+from gpunode.daemons import cri as cri_pods
 from gpunode.daemons.cri import Cri
 from gpunode.errors import DaemonError
 from gpunode.host import Host
-from gpunode.runtime.image_archive import ImageConfig, archive, layer
+from gpunode.runtime.verify.image import ImageConfig, archive, layer
 from tests.cli import gpunode
 from tests.integration.conftest import refuse_for, require
 from tests.waiting import PATIENCE, eventually

@@ -10,9 +10,9 @@ from fixtures.engines import start_dockerd
 from fixtures.layouts import as_entries, make_root
 from fixtures.newer_engines import Unavailable, search_path
 from fixtures.scenario import machine
-from gpunode.daemons.docker_api import DockerApi
+from gpunode.daemons.docker import DockerApi
 from gpunode.host import Host
-from gpunode.runtime.image_archive import ImageConfig, archive, layer
+from gpunode.runtime.verify.image import ImageConfig, archive, layer
 from tests.cli import gpunode
 from tests.integration.conftest import refuse_for, require
 

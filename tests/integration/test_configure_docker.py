@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fixtures.engines import start_dockerd
-from gpunode.daemons.docker_api import DockerApi
+from gpunode.daemons.docker import DockerApi
 from gpunode.host import Host
 from tests.integration.configuring import Cli, configuring
 

@@ -14,7 +14,7 @@ import pytest
 
 from fixtures.engines import start_dockerd
 from fixtures.images import load
-from gpunode.daemons.docker_api import DockerApi
+from gpunode.daemons.docker import DockerApi
 from gpunode.host import Host
 from gpunode.runtime.docker import HOOK
 from tests.integration.configuring import Cli, configuring

@@ -12,7 +12,7 @@ from gpunode.facts.containerd import find_containerd
 from gpunode.facts.daemons import parse_version
 from gpunode.facts.node import Node
 from gpunode.host import Host
-from gpunode.result import FindingStatus
+from gpunode.output.result import FindingStatus
 from tests.integration.conftest import path_of
 from tests.sure import sure
 

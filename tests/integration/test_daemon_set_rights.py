@@ -24,7 +24,7 @@ import yaml
 from fixtures.scenario import mig_machine, mixed_layout, with_mig
 from fixtures.stubs import SCENARIO_VARIABLE, build, have_compiler
 from gpunode.host import Host
-from gpunode.plugin.kubelet_stub.stub import KubeletStub
+from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.cli import REPOSITORY, gpunode
 from tests.integration.conftest import refuse_for, require
 from tests.waiting import PATIENCE, eventually

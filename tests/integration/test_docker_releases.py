@@ -13,7 +13,7 @@ import pytest
 
 from fixtures.engines import start_dockerd
 from fixtures.images import load
-from gpunode.daemons.docker_api import DockerApi
+from gpunode.daemons.docker import DockerApi
 from gpunode.facts.daemons import parse_version
 from gpunode.host import Host
 from tests.integration.configuring import Cli, configuring

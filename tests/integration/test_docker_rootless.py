@@ -13,7 +13,7 @@ import pytest
 
 from fixtures.images import busybox_archive
 from fixtures.rootless import UID, Rootless, Unavailable, rootless_docker
-from gpunode.daemons.docker_api import DockerApi
+from gpunode.daemons.docker import DockerApi
 from gpunode.host import Host
 from tests.integration.conftest import refuse_for, require
 from tests.waiting import PATIENCE

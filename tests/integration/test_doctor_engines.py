@@ -14,7 +14,7 @@ from gpunode.facts.docker import find_docker
 from gpunode.facts.node import Node
 from gpunode.facts.toolkit import Toolkit
 from gpunode.host import Host
-from gpunode.result import FindingStatus
+from gpunode.output.result import FindingStatus
 
 RUNTIME = """
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]

@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.browser import browser, program
 from fixtures.machines import machine, recorded_host
-from gpunode.facts.machine_file import build_machine
+from gpunode.commands.demo import build_machine
 from tests.cli import gpunode
 
 CI = os.environ.get("CI") == "true"

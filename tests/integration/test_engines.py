@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.engines import EngineFailed, start_containerd, start_dockerd
 from gpunode.daemons.cri import Cri
-from gpunode.daemons.docker_api import DockerApi
+from gpunode.daemons.docker import DockerApi
 from gpunode.host import Host
 from tests.integration.conftest import require
 from tests.waiting import PATIENCE, eventually

@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from fixtures.engines import start_dockerd
-from gpunode.runtime.k3s_template import guarded
+from gpunode.runtime.k3s import guarded
 from tests.integration.conftest import require
 
 

@@ -6,12 +6,13 @@ import pytest
 
 from fixtures import images
 from fixtures.engines import CONTAINERD_CONFIG, start_containerd
-from gpunode.daemons import cri_pods
+from gpunode.daemons import cri as cri_pods
 from gpunode.daemons.cri import Cri
 from gpunode.errors import DaemonError, PreconditionError
 from gpunode.gpu.program import MODULE, read_answer
 from gpunode.host import Host
-from gpunode.runtime.container_run import ContainerRequest, run_program
+from gpunode.runtime.verify.container import ContainerRequest
+from gpunode.runtime.verify.run import run_program
 from tests.integration.conftest import require
 from tests.integration.verify_support import GPUS, HANGING, UUIDS, Notes, comes_to, gpu_node, interrupt_when
 

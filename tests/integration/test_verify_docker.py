@@ -6,11 +6,12 @@ import pytest
 
 from fixtures import images
 from fixtures.engines import start_dockerd
-from gpunode.daemons.docker_api import DockerApi
+from gpunode.daemons.docker import DockerApi
 from gpunode.errors import DaemonError, PreconditionError
 from gpunode.gpu.program import MODULE, read_answer
 from gpunode.host import Host
-from gpunode.runtime.container_run import ContainerRequest, run_program
+from gpunode.runtime.verify.container import ContainerRequest
+from gpunode.runtime.verify.run import run_program
 from tests.integration.conftest import require
 from tests.integration.verify_support import GPUS, HANGING, UUIDS, Notes, gpu_node, interrupt_when
 

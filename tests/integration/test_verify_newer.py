@@ -8,13 +8,14 @@ import pytest
 
 from fixtures.engines import CONTAINERD_CONFIG, start_containerd, start_dockerd
 from fixtures.newer_engines import SUITES
-from gpunode.daemons import cri_pods
+from gpunode.daemons import cri as cri_pods
 from gpunode.daemons.cri import Cri
-from gpunode.daemons.docker_api import DockerApi
+from gpunode.daemons.docker import DockerApi
 from gpunode.facts.daemons import parse_version
 from gpunode.gpu.program import read_answer
 from gpunode.host import Host
-from gpunode.runtime.container_run import ContainerRequest, run_program
+from gpunode.runtime.verify.container import ContainerRequest
+from gpunode.runtime.verify.run import run_program
 from tests.integration.conftest import path_of, require
 from tests.integration.test_verify_containerd import HANDLER
 from tests.integration.verify_support import UUIDS, Notes, comes_to, gpu_node

@@ -12,7 +12,7 @@ from pathlib import Path
 from fixtures.scenario import Fault, Scenario, StubGpu
 from fixtures.stub_runtime import build_stub_runtime
 from fixtures.stubs import SCENARIO_IN_CONTAINER, StubNode, stub_node
-from gpunode.runtime.container_run import ContainerRequest
+from gpunode.runtime.verify.container import ContainerRequest
 from tests.waiting import PATIENCE, eventually
 
 UUIDS = ("GPU-11111111-2222-3333-4444-555555555555", "GPU-66666666-7777-8888-9999-aaaaaaaaaaaa")
@@ -22,8 +22,8 @@ INTERRUPTED = """\
 import sys
 from gpunode.gpu.program import MODULE
 from gpunode.host import Host
-from gpunode.render import SilentProgress
-from gpunode.runtime.container_run import ContainerRequest, run_program
+from gpunode.output.render import SilentProgress
+from gpunode.runtime.verify.run import ContainerRequest, run_program
 request = ContainerRequest(sys.argv[1], socket=sys.argv[2], argv=("-m", MODULE, "--timeout", "60"))
 try:
     run_program(Host(), request, SilentProgress())

@@ -13,10 +13,10 @@ from tests.cli import Ran, gpunode
 NODE = "gpu-1"
 Gpunode = Callable[..., Ran]
 QUICK = {
-    "gpunode.kubernetes.change:_PAUSES": [0.01, 0.02, 0.03, 0.04],
-    "gpunode.kubernetes.change:_LONGEST_PAUSE": 0.05,
+    "gpunode.kubernetes.changes:_PAUSES": [0.01, 0.02, 0.03, 0.04],
+    "gpunode.kubernetes.changes:_LONGEST_PAUSE": 0.05,
     "gpunode.commands.node_advertise:_INTERVAL": 0.02,
-    "gpunode.commands.verify_following:_PAUSES": [0.02],
+    "gpunode.commands.verify_kubernetes:_PAUSES": [0.02],
 }
 """The same ways with shorter pauses: how often is tried, and for how long a pod is followed, stays."""
 

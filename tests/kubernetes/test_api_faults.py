@@ -12,8 +12,8 @@ import pytest
 
 from fixtures.api_server import ApiServer, Fault, kubeconfig
 from gpunode.host import Host
-from gpunode.kubernetes.change import change
-from gpunode.render import SilentProgress
+from gpunode.kubernetes.changes import change
+from gpunode.output.render import SilentProgress
 from tests.kubernetes.conftest import Gpunode
 from tests.kubernetes.test_node_label import labels
 

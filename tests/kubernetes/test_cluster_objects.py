@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from fixtures.api_server import ApiServer, Fault, kubeconfig
-from gpunode.commands.cluster_objects import make, refuse_others
-from gpunode.commands.manifests_plugin import Options
+from gpunode.commands.manifests import PluginOptions
 from gpunode.commands.setup_plugin import daemon_set_objects
+from gpunode.commands.setup_steps import make, refuse_others
 from gpunode.errors import DaemonError, RolledBackError
 from gpunode.host import Host
 from gpunode.kubernetes.access import Access, connect
 from gpunode.kubernetes.api import Cluster, ClusterError
-from gpunode.kubernetes.manifests.cluster import runtime_class
+from gpunode.kubernetes.manifests import runtime_class
 from gpunode.kubernetes.objects import differences, look
-from gpunode.render import SilentProgress
+from gpunode.output.render import SilentProgress
 
 QUIET = SilentProgress()
 IMAGE = "registry.test/gpunode:1"
@@ -34,7 +34,7 @@ def cluster(api: ApiServer, tmp_path: Path) -> Iterator[Cluster]:
 
 
 def plugin() -> tuple[dict[str, Any], ...]:
-    return daemon_set_objects(Host(), Options(image=IMAGE))
+    return daemon_set_objects(Host(), PluginOptions(image=IMAGE))
 
 
 def kept(api: ApiServer) -> set[str]:

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.kubernetes import follow, reasons
-from gpunode.kubernetes.follow import Phase
-from gpunode.kubernetes.reasons import Aim
+from gpunode.kubernetes import pods
+from gpunode.kubernetes.pods import Aim, Phase
 from tests.kubernetes.pods import EVENTS, FAILED, GPU, PENDING, RUNNING, SUCCEEDED, unscheduled, waiting
 
 AIM = Aim("gpu-1", GPU, "nvcr.io/nvidia/k8s/cuda-sample:v", {GPU: "8", "cpu": "64"})
@@ -25,7 +24,7 @@ def pod(status: Any) -> dict[str, Any]:
     ("status", "code", "said", "hint"), [one[1:] for one in PENDING], ids=[one[0] for one in PENDING]
 )
 def test_why_a_pod_waits(status: dict[str, Any], code: str, said: str, hint: str) -> None:
-    found = follow.state(pod(status), (), AIM)
+    found = pods.state(pod(status), (), AIM)
     assert found.phase is Phase.PENDING and found.reason is not None
     assert found.reason.code == code
     assert said in found.reason.message and hint in found.reason.hint
@@ -37,51 +36,51 @@ def test_why_a_pod_waits(status: dict[str, Any], code: str, said: str, hint: str
 @pytest.mark.parametrize(("reason", "message", "code", "hint"), EVENTS)
 def test_what_only_an_event_tells(reason: str, message: str, code: str, hint: str) -> None:
     event = {"type": "Warning", "reason": reason, "message": message}
-    found = follow.state(pod(waiting("ContainerCreating")), (event,), AIM)
+    found = pods.state(pod(waiting("ContainerCreating")), (event,), AIM)
     assert found.reason is not None and found.reason.code == code
     assert found.reason.hint.startswith(hint)
 
 
 def test_an_event_from_before_its_place_was_found_doesnt_count() -> None:
     event = {"type": "Warning", "reason": "FailedScheduling", "message": f"0/1 ...: 1 Insufficient {GPU}."}
-    assert follow.state(pod(waiting("ContainerCreating")), (event,), AIM).reason is None
+    assert pods.state(pod(waiting("ContainerCreating")), (event,), AIM).reason is None
 
 
 @pytest.mark.parametrize(("status", "log", "code", "said", "hint"), FAILED)
 def test_why_a_pod_failed(status: dict[str, Any], log: str, code: str, said: str, hint: str) -> None:
-    found = follow.state(pod(status), (), AIM)
+    found = pods.state(pod(status), (), AIM)
     assert found.ended
-    reason = follow.verdict(found, log, AIM)
+    reason = pods.verdict(found, log, AIM)
     assert reason is not None and reason.code == code
     assert said in reason.message and hint in reason.hint
 
 
 @pytest.mark.parametrize("log", ["Test PASSED", "x\nTest PASSED\nDone\n"])
 def test_only_a_pod_that_succeeded_and_says_so_has_passed(log: str) -> None:
-    assert follow.verdict(follow.state(pod(SUCCEEDED), (), AIM), log, AIM) is None
-    failed = follow.state(pod({"phase": "Failed"}), (), AIM)
-    assert follow.verdict(failed, log, AIM) is not None
-    assert not follow.state(pod(RUNNING), (), AIM).ended
+    assert pods.verdict(pods.state(pod(SUCCEEDED), (), AIM), log, AIM) is None
+    failed = pods.state(pod({"phase": "Failed"}), (), AIM)
+    assert pods.verdict(failed, log, AIM) is not None
+    assert not pods.state(pod(RUNNING), (), AIM).ended
 
 
 @pytest.mark.parametrize(("amount", "code"), [("0", "pending-no-gpu"), ("1", "pending-gpu-in-use")])
 def test_no_gpu_and_no_free_gpu_are_two_things(amount: str, code: str) -> None:
     aim = Aim("gpu-1", GPU, "image", {GPU: amount})
-    found = follow.state(pod(unscheduled(f"0/1 nodes are available: 1 Insufficient {GPU}.")), (), aim)
+    found = pods.state(pod(unscheduled(f"0/1 nodes are available: 1 Insufficient {GPU}.")), (), aim)
     assert found.reason is not None and found.reason.code == code
 
 
 def test_a_deleted_pod_is_gone_unless_it_has_ended() -> None:
     going = {"metadata": {"deletionTimestamp": "2026-11-21T12:00:00Z"}}
-    assert follow.state({**going, "status": RUNNING}, (), AIM).phase is Phase.GONE
-    assert follow.state({**going, "status": SUCCEEDED}, (), AIM).phase is Phase.SUCCEEDED
+    assert pods.state({**going, "status": RUNNING}, (), AIM).phase is Phase.GONE
+    assert pods.state({**going, "status": SUCCEEDED}, (), AIM).phase is Phase.SUCCEEDED
 
 
 def test_a_servers_words_stay_words_in_a_command_to_copy() -> None:
     message = "0/1 nodes are available: 1 node(s) had untolerated taint {$(reboot): x}."
-    assert reasons.unschedulable(message, AIM).hint.endswith(" '$(reboot)-'")
+    assert pods.unschedulable(message, AIM).hint.endswith(" '$(reboot)-'")
     aim = replace(AIM, resources={"nvidia.com/x;reboot": "1"})
-    short = reasons.unschedulable(f"0/1 nodes are available: 1 Insufficient {AIM.resource}.", aim)
+    short = pods.unschedulable(f"0/1 nodes are available: 1 Insufficient {AIM.resource}.", aim)
     assert short.hint.endswith("--resource 'nvidia.com/x;reboot'")
 
 
@@ -101,8 +100,8 @@ nonsense = st.recursive(
 
 @given(status=nonsense, events=st.lists(st.dictionaries(words, nonsense, max_size=3), max_size=3), log=words)
 def test_no_answer_of_a_server_is_too_strange(status: Any, events: list[dict[str, Any]], log: str) -> None:
-    found = follow.state({"metadata": {}, "status": status}, events, AIM)
-    reason = follow.verdict(found, log, AIM) or found.reason
-    follow.allocation({"status": status})
+    found = pods.state({"metadata": {}, "status": status}, events, AIM)
+    reason = pods.verdict(found, log, AIM) or found.reason
+    pods.allocation({"status": status})
     if reason is not None:
         assert reason.message.isprintable() and len(reason.message) < 1000

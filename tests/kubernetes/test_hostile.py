@@ -18,19 +18,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.commands.leftover_pods import sweep
+from gpunode.commands.verify_kubernetes import sweep
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
-from gpunode.kubernetes import bounded, patches
+from gpunode.kubernetes import bounded, changes
 from gpunode.kubernetes.access import Access, find
 from gpunode.kubernetes.api import ClusterError, Unreachable, is_object
-from gpunode.kubernetes.change import patiently
+from gpunode.kubernetes.changes import patiently
 from gpunode.kubernetes.client import open_client
 from gpunode.kubernetes.connection import Connection
-from gpunode.plugin.labels.sinks.node import _Plan
-from gpunode.plugin.labels.sinks.node_feature import NodeFeature
-from gpunode.plugin.settings import LabelSettings
-from gpunode.render import SilentProgress
+from gpunode.output.render import SilentProgress
+from gpunode.plugin.config.settings import LabelSettings
+from gpunode.plugin.labels.sinks import NodeFeature, _Plan
 from tests.waiting import PATIENCE
 
 SECRET = "s3cr3t-t0ken"
@@ -348,9 +347,9 @@ def test_no_object_is_too_strange(first: Any, second: Any) -> None:
     NodeFeature(host, lambda: server, SilentProgress(), settings, "nvidia").put({"a/b": "1"}, dry_run=False)
     sweep(host, server, "d", "n")
     _Plan(first, {"a/b": "1"}, "gpunode/nvidia-labels").patch()
-    patch = [*patches.label_patch(first, {"x": "1"}), *patches.capacity_patch(first, "x", 3)]
+    patch = [*changes.label_patch(first, {"x": "1"}), *changes.capacity_patch(first, "x", 3)]
     assert {one["op"] for one in patch} <= {"test", "add", "replace"}
     assert all(
         one["path"].startswith(("/metadata/", "/status/")) or one["path"] == "/status" for one in patch
     )
-    assert isinstance(patches.writer_of(first, "x"), str)
+    assert isinstance(changes.writer_of(first, "x"), str)

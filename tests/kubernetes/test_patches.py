@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fixtures.api_objects import record_writer
 from fixtures.json_patch import PatchFailed, apply
 from gpunode.errors import GpunodeError
-from gpunode.kubernetes.patches import (
+from gpunode.kubernetes.changes import (
     Taint,
     capacity_patch,
     label_patch,

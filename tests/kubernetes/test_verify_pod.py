@@ -401,7 +401,7 @@ def test_an_api_server_that_stays_away_is_told_with_the_way_to_clean_up(
     silence: float,
     words: tuple[str, ...],
 ) -> None:
-    monkeypatch.setitem(QUICK, "gpunode.commands.verify_following:_SILENCE", silence)
+    monkeypatch.setitem(QUICK, "gpunode.commands.verify_kubernetes:_SILENCE", silence)
     gpu_node.faults += [Fault("GET", "/pods/gpunode", "cut", 9999), Fault("DELETE", "", "cut", 9999)]
     ran = verify(run, *words)
     (pod,) = gpu_node.store.list("Pod")

@@ -15,7 +15,7 @@ ALLOCATABLE = "/run/allocatable"
 _KUBELET = f"""\
 import pathlib, time
 from gpunode.host import Host
-from gpunode.plugin.kubelet_stub.stub import KubeletStub
+from gpunode.plugin.simulate.kubelet import KubeletStub
 
 stub = KubeletStub(Host())
 stub.start()

@@ -19,8 +19,8 @@ import pytest
 from fixtures.scenario import Scenario
 from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.gpu.mig import MigSession
+from gpunode.gpu.mig_model import GpuLayout, Layouts
 from gpunode.host import Host
-from gpunode.mig.layout import GpuLayout, Layouts
 from tests.cli import REPOSITORY, Ran, gpunode
 
 EXAMPLES = str(REPOSITORY / "docs/mig-config.yaml")

@@ -15,16 +15,16 @@ import pytest
 from fixtures.api_server import ApiServer, Fault, Listening, kubeconfig, make_certificates
 from fixtures.scenario import Fault as NvmlFault
 from fixtures.scenario import mig_machine
-from gpunode.cdi.document import MARKER
-from gpunode.cdi.places import STANDARD
-from gpunode.commands import mig_after, mig_wanted
-from gpunode.commands.mig_show import MigPlan
+from gpunode.cdi.locations import STANDARD
+from gpunode.cdi.spec import MARKER
+from gpunode.commands import mig_apply, mig_plan
+from gpunode.commands.mig_plan import MigPlan
 from gpunode.errors import ConfigError, PreconditionError, UsageError
+from gpunode.gpu.mig_model import Layouts
 from gpunode.host import Host
-from gpunode.mig import persist
-from gpunode.mig.layout import Layouts
-from gpunode.render import SilentProgress
-from gpunode.result import Result, Text
+from gpunode.mig import apply
+from gpunode.output.render import SilentProgress
+from gpunode.output.result import Result, Text
 from tests.cli import REPOSITORY, gpunode
 from tests.mig.conftest import EXAMPLES, MigMaker
 from tests.waiting import eventually
@@ -37,11 +37,11 @@ UNIT, CONFIG = "etc/systemd/system/gpunode-mig.service", "etc/gpunode/mig.yaml"
 
 def test_the_cdi_specification_goes_the_way_of_cdi_refresh(tmp_path: Path) -> None:
     host = Host(root=tmp_path)
-    assert mig_after.settle(host, SilentProgress()).cdi == "", "a node without one gets none"
+    assert mig_apply.settle(host, SilentProgress()).cdi == "", "a node without one gets none"
     host.make_dirs("/var/run/cdi")
     host.write_atomic(STANDARD, f"{MARKER}\n---\n".encode())
     # this root has no driver, and then it is taken away
-    assert mig_after.settle(host, SilentProgress()).cdi == f"{STANDARD} removed"
+    assert mig_apply.settle(host, SilentProgress()).cdi == f"{STANDARD} removed"
 
 
 def test_a_specification_that_stays_the_old_one_is_an_error(tmp_path: Path) -> None:
@@ -55,13 +55,13 @@ def test_a_specification_that_stays_the_old_one_is_an_error(tmp_path: Path) -> N
     host = Host(root=tmp_path)
     host.make_dirs("/var/run/cdi")
     host.write_atomic(STANDARD, f"{MARKER}\n---\n".encode())
-    made = mig_after.settle(Refusing(root=tmp_path), SilentProgress())
+    made = mig_apply.settle(Refusing(root=tmp_path), SilentProgress())
     (error,) = made.errors
     assert made.cdi == "failed" and error.code == "mig-cdi"
     assert "read-only file system" in error.message and "gpunode cdi refresh" in error.hint
-    done = mig_after.Done(MigPlan("", "a", True, (), ()), (), Layouts(), changed=True, errors=made.errors)
-    chosen = mig_wanted.choose(EXAMPLES, "all-1g")
-    result = mig_after.finish(host, chosen, done, False, SilentProgress())
+    done = mig_apply.Done(MigPlan("", "a", True, (), ()), (), Layouts(), changed=True, errors=made.errors)
+    chosen = mig_plan.choose(EXAMPLES, "all-1g")
+    result = mig_apply.finish(host, chosen, done, False, SilentProgress())
     assert (result.status, result.exit_code, result.errors) == ("fail", 1, made.errors)
 
 
@@ -75,7 +75,7 @@ def test_device_files_that_are_missing_are_told(tmp_path: Path) -> None:
     table.write_text("config 1\ngpu0/gi1/access 30\ngpu0/gi1/ci0/access 31\ngpu0/gi2/access 39\n")
     (tmp_path / "dev/nvidia-caps").mkdir(parents=True)
     (tmp_path / "dev/nvidia-caps/nvidia-cap30").touch()
-    (note,) = mig_after.settle(Host(root=tmp_path), SilentProgress()).notes
+    (note,) = mig_apply.settle(Host(root=tmp_path), SilentProgress()).notes
     assert note == "/dev/nvidia-caps/nvidia-cap31 is not there yet: nvidia-smi -L makes it"
 
 
@@ -84,9 +84,9 @@ def test_device_files_that_are_missing_are_told(tmp_path: Path) -> None:
 
 def install(root: Path, label: str = "all-1g", boot: bool = True) -> Result:
     """What --persist does once the layout is there, on another root; and what is done without."""
-    chosen = mig_wanted.choose(EXAMPLES, label)
-    done = mig_after.Done(MigPlan(EXAMPLES, label, False, (), ()), (), Layouts(), changed=False)
-    return mig_after.finish(Host(root=root), chosen, done, boot, SilentProgress())
+    chosen = mig_plan.choose(EXAMPLES, label)
+    done = mig_apply.Done(MigPlan(EXAMPLES, label, False, (), ()), (), Layouts(), changed=False)
+    return mig_apply.finish(Host(root=root), chosen, done, boot, SilentProgress())
 
 
 def test_the_unit_comes_and_goes_by_the_journal(tmp_path: Path) -> None:
@@ -104,22 +104,22 @@ def test_the_unit_is_one_that_systemd_takes_and_its_order_has_no_cycle(tmp_path:
     """Beside our other units and those that it is ordered by, all of them wanted at boot."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze isn't installed")
-    (tmp_path / persist.UNIT).write_text(persist.unit("/bin/true", "all $1g 100%"))
-    lines = [line.partition("=") for line in (tmp_path / persist.UNIT).read_text().splitlines()]
+    (tmp_path / apply.UNIT).write_text(apply.unit("/bin/true", "all $1g 100%"))
+    lines = [line.partition("=") for line in (tmp_path / apply.UNIT).read_text().splitlines()]
     named = {name for key, _, names in lines if key in ("After", "Before") for name in names.split()}
     assert {"kubelet.service", "docker.service", "gpunode-device-plugin.service"} <= named
     for own in (REPOSITORY / "packaging").glob("*.service"):
         shutil.copy(own, tmp_path)
     (tmp_path / "multi-user.target.wants").mkdir()
-    for name in {*named, persist.UNIT} - {"systemd-modules-load.service"}:
+    for name in {*named, apply.UNIT} - {"systemd-modules-load.service"}:
         if not (tmp_path / name).exists():
             after = "docker.service containerd.service" if name == "kubelet.service" else "network.target"
             (tmp_path / name).write_text(f"[Unit]\nAfter={after}\n[Service]\nExecStart=/bin/true\n")
         (tmp_path / "multi-user.target.wants" / name).symlink_to(tmp_path / name)
-    asked = ["systemd-analyze", "verify", "multi-user.target", str(tmp_path / persist.UNIT)]
+    asked = ["systemd-analyze", "verify", "multi-user.target", str(tmp_path / apply.UNIT)]
     env = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
     said = subprocess.run(asked, capture_output=True, text=True, env=env).stderr
-    assert persist.UNIT not in said and "cycle" not in said, said
+    assert apply.UNIT not in said and "cycle" not in said, said
 
 
 def test_what_the_unit_starts_brings_the_layout_back(mig_node: MigMaker, tmp_path: Path) -> None:
@@ -139,24 +139,24 @@ def test_what_the_unit_starts_brings_the_layout_back(mig_node: MigMaker, tmp_pat
 
 
 def test_a_label_stays_one_word() -> None:
-    assert '--selected-config "a b$$c%%d\\"e"\n' in persist.unit("/bin/x", 'a b$c%d"e')
+    assert '--selected-config "a b$$c%%d\\"e"\n' in apply.unit("/bin/x", 'a b$c%d"e')
     with pytest.raises(ValueError, match="a"):
-        persist.unit("/bin/x", "a\nExecStart=/bin/false")
+        apply.unit("/bin/x", "a\nExecStart=/bin/false")
 
 
 def test_a_strangers_unit_stays(tmp_path: Path) -> None:
     (tmp_path / UNIT).parent.mkdir(parents=True)
     (tmp_path / UNIT).write_text("[Unit]\n")
-    chosen = mig_wanted.choose(EXAMPLES, "all-1g")
+    chosen = mig_plan.choose(EXAMPLES, "all-1g")
     with pytest.raises(ConfigError, match="gpunode didn't make it"):
-        mig_after.refuse_persist(Host(root=tmp_path), chosen)
+        mig_apply.refuse_persist(Host(root=tmp_path), chosen)
     (error,) = install(tmp_path).errors
     assert error.code == "mig-persist" and "the layout is there" in error.message
     assert (tmp_path / UNIT).read_text() == "[Unit]\n"
 
 
 def test_a_dry_run_tells_what_would_be_refused(tmp_path: Path) -> None:
-    shown = list(mig_after.persist_preview(Host(root=tmp_path), mig_wanted.choose(EXAMPLES, "all-1g")))
+    shown = list(mig_apply.persist_preview(Host(root=tmp_path), mig_plan.choose(EXAMPLES, "all-1g")))
     first = shown[0]
     assert isinstance(first, Text) and first.text.startswith(
         "--persist would be refused: systemd doesn't run"
@@ -176,23 +176,23 @@ def test_what_else_makes_instances_at_boot_is_found_beside_our_own_unit(tmp_path
     other.write_text("[Service]\nExecStart=/usr/bin/nvidia-smi mig -cgi 9,9 -C\n")
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     with pytest.raises(PreconditionError, match=r"zz-mig\.service makes the instances at boot"):
-        mig_after.refuse_persist(Host(root=tmp_path), mig_wanted.choose(EXAMPLES, "all-1g"))
+        mig_apply.refuse_persist(Host(root=tmp_path), mig_plan.choose(EXAMPLES, "all-1g"))
     other.unlink()
-    mig_after.refuse_persist(Host(root=tmp_path), mig_wanted.choose(EXAMPLES, "all-1g"))
+    mig_apply.refuse_persist(Host(root=tmp_path), mig_plan.choose(EXAMPLES, "all-1g"))
 
 
 def test_a_label_with_a_control_character_is_refused_before_anything(tmp_path: Path) -> None:
-    chosen = mig_wanted.Chosen("x", "a\tb", (), b"")
+    chosen = mig_plan.Chosen("x", "a\tb", (), b"")
     with pytest.raises(UsageError):
-        mig_after.refuse_persist(Host(root=tmp_path), chosen)
+        mig_apply.refuse_persist(Host(root=tmp_path), chosen)
 
 
 def test_the_doctor_knows_who_makes_the_instances_again(tmp_path: Path) -> None:
-    from gpunode.facts.mig_layout import keeper
+    from gpunode.facts.mig import keeper
     from gpunode.facts.node import Node
 
     install(tmp_path)
-    assert keeper(Node(Host(root=tmp_path))).endswith(persist.UNIT)
+    assert keeper(Node(Host(root=tmp_path))).endswith(apply.UNIT)
 
 
 # --- the cluster's labels --------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_a_pod_that_sees_no_other_processes_is_told(
     monkeypatch.setattr("gpunode.mig.node_labels.in_pod", lambda _host: True)
     for space, told in (("pid:[4026531836]", 0), ("pid:[4026532758]", 1)):
         monkeypatch.setattr(Host, "readlink", lambda _self, _path, space=space: space)
-        notes = [one for one in mig_wanted.remarks(Host(), ()) if "hostPID: true" in one]
+        notes = [one for one in mig_plan.remarks(Host(), ()) if "hostPID: true" in one]
         assert len(notes) == told
 
 
@@ -361,8 +361,8 @@ def test_a_name_that_is_no_label_is_refused(mig_node: MigMaker, api: ApiServer, 
 
 def test_the_unit_is_enabled_and_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would wait for the lock that whoever enables it holds."""
-    from gpunode.host import Completed
-    from gpunode.runtime import units
+    from gpunode.host.process import Completed
+    from gpunode.runtime import apply
 
     ran: list[tuple[str, ...]] = []
 
@@ -371,8 +371,8 @@ def test_the_unit_is_enabled_and_not_started(monkeypatch: pytest.MonkeyPatch) ->
             ran.append(tuple(argv))
             return Completed(tuple(argv), 0, "", "")
 
-    monkeypatch.setattr(units, "_acts", lambda _host: True)
-    units.Moves(coming=("gpunode-mig.service", "a.service")).settle(Recording())
+    monkeypatch.setattr(apply, "_acts", lambda _host: True)
+    apply.Moves(coming=("gpunode-mig.service", "a.service")).settle(Recording())
     assert ran == [
         ("systemctl", "daemon-reload"),
         ("systemctl", "enable", "--now", "a.service"),

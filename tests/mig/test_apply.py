@@ -12,7 +12,7 @@ import pytest
 from fixtures.scenario import Fault, Process, gpu_uuid, mig_machine
 from gpunode.commands import mig_apply
 from gpunode.errors import GpunodeError
-from gpunode.render import SilentProgress
+from gpunode.output.render import SilentProgress
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker
 from tests.nobody import NOBODY, opened, public_directory

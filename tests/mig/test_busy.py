@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.commands.mig_wanted import remarks
+from gpunode.commands.mig_plan import remarks
 from gpunode.daemons.pod_resources import Holding
 from gpunode.errors import DaemonError, UsageError
 from gpunode.facts.node import Node
 from gpunode.gpu.mig import MigProcess
-from gpunode.host import Completed, Host
-from gpunode.mig.busy import InUse, Obstacle, obstacles, untold
-from gpunode.mig.drain import bring_back, drain
-from gpunode.mig.layout import GpuLayout
+from gpunode.gpu.mig_model import GpuLayout
+from gpunode.host import Host
+from gpunode.host.process import Completed
+from gpunode.mig.config import Wish
 from gpunode.mig.plan import plan_gpu
-from gpunode.mig.wishes import Wish
-from gpunode.render import SilentProgress
+from gpunode.mig.users import InUse, Obstacle, bring_back, drain, obstacles, untold
+from gpunode.output.render import SilentProgress
 from tests.mig.test_placement import board, instance
 
 CAPS = """\

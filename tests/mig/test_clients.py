@@ -18,9 +18,9 @@ from fixtures.scenario import Fault, mig_machine
 from gpunode.errors import PreconditionError
 from gpunode.facts.processes import Process
 from gpunode.host import Host
-from gpunode.mig.clients import Clients, Room, clients
-from gpunode.plugin.kubelet_stub import KubeletStub
-from gpunode.render import SilentProgress
+from gpunode.mig.users import Clients, Room, clients
+from gpunode.output.render import SilentProgress
+from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
 from tests.nobody import NOBODY, public_directory
@@ -86,7 +86,7 @@ def test_one_that_does_not_close_nvml_is_told_to_go_on(
 ) -> None:
     told.clear()
     ran = processes(tmp_path, (7, 1, BOTH, SERVE), (8, 7, 0, CHILD))
-    monkeypatch.setattr("gpunode.mig.clients.running", lambda _host: ran)
+    monkeypatch.setattr("gpunode.facts.processes.running", lambda _host: ran)
     with pytest.raises(PreconditionError, match="process 7 has not closed NVML") as caught:
         Room(Deaf(root=tmp_path), SilentProgress()).close()
     assert "--drain gpunode-device-plugin" in caught.value.hint

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpunode.errors import UsageError
 from gpunode.mig.config import Filter, InvalidMigConfig, parse
-from gpunode.mig.profiles import parse_name
+from gpunode.mig.model import parse_name
 from tests.mig.conftest import EXAMPLES
 
 ENTRY = "    - devices: all\n      mig-enabled: true\n      mig-devices: {1g.5gb: 7}\n"

@@ -17,8 +17,8 @@ import pytest
 from fixtures.scenario import Fault, Scenario, mig_machine
 from gpunode.errors import UsageError
 from gpunode.host import Host
-from gpunode.mig.drain import Drained, drain
-from gpunode.render import SilentProgress
+from gpunode.mig.users import Drained, drain
+from gpunode.output.render import SilentProgress
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
 from tests.waiting import eventually

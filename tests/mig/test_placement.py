@@ -12,10 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.mig_tables import BOARDS
-from gpunode.gpu.mig_model import inferred_compute
-from gpunode.mig.layout import ComputeInstance, GpuInstance, GpuLayout, Placement, Profile
+from gpunode.gpu.mig_model import (
+    ComputeInstance,
+    GpuInstance,
+    GpuLayout,
+    Placement,
+    Profile,
+    inferred_compute,
+)
+from gpunode.mig.model import parse_name
 from gpunode.mig.placement import CannotPlace, Target, solve
-from gpunode.mig.profiles import parse_name
 
 SEVEN = {"a100-40gb": (5, 10, 20, 40), "h100": (10, 20, 40, 80)}
 

@@ -16,12 +16,10 @@ from fixtures.scenario import Fault, Scenario, mig_machine
 from gpunode.commands import mig_apply
 from gpunode.errors import GpunodeError
 from gpunode.gpu.mig import MigSession
-from gpunode.mig.compare import difference
-from gpunode.mig.config import parse
-from gpunode.mig.layout import Layouts
+from gpunode.gpu.mig_model import Layouts
+from gpunode.mig.config import difference, parse, wishes
 from gpunode.mig.plan import same_layout
-from gpunode.mig.wishes import wishes
-from gpunode.render import SilentProgress
+from gpunode.output.render import SilentProgress
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
 from tests.warm_child import WarmChild
 
@@ -43,7 +41,7 @@ CALLS = (
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine without other processes: those of other tests are nobody to wait for, nor to signal."""
     monkeypatch.setattr("gpunode.gpu.mig.LineChild", WarmChild)
-    for place in ("gpunode.facts.processes.running", "gpunode.mig.clients.running"):
+    for place in ("gpunode.facts.processes.running", "gpunode.facts.processes.running"):
         monkeypatch.setattr(place, lambda *_: ())
 
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from fixtures.mig_tables import BOARDS
-from gpunode.mig.config import Entry, parse
-from gpunode.mig.layout import GpuLayout, Layouts
+from gpunode.gpu.mig_model import GpuLayout, Layouts
+from gpunode.mig.config import CannotBe, Entry, Wishes, parse, wishes
 from gpunode.mig.plan import plan
-from gpunode.mig.wishes import CannotBe, Wishes, wishes
 from tests.mig.conftest import EXAMPLES
 from tests.mig.test_placement import board
 

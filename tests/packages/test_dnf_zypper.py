@@ -9,11 +9,10 @@ import shlex
 
 import pytest
 
-from gpunode.host import Completed, Host
-from gpunode.packages.dnf import Dnf
-from gpunode.packages.manager import Command, PackagesError, Trouble, Wanted
-from gpunode.packages.rpm import compare
-from gpunode.packages.run import run_command
+from gpunode.host import Host
+from gpunode.host.process import Completed
+from gpunode.packages.dnf import Dnf, compare
+from gpunode.packages.manager import Command, PackagesError, Trouble, Wanted, run_command
 from gpunode.packages.zypper import Zypper
 from tests.cli import gpunode
 from tests.packages.apt_root import PACKAGES

@@ -6,8 +6,7 @@ import pytest
 
 from gpunode.host import Host
 from gpunode.packages.manager import FileChange
-from gpunode.packages.repository import plan_repository, wanted_repository
-from gpunode.packages.shelves import RpmShelf
+from gpunode.packages.repository import RpmShelf, plan_repository, wanted_repository
 from tests.cli import gpunode
 from tests.packages.apt_root import PACKAGES
 

@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 
 from gpunode.host import Host
 from gpunode.packages.apt import Apt, Places
-from gpunode.packages.repository import SUFFIX, State, judge, plan_repository, wanted_repository
-from gpunode.packages.shelves import AptShelf, RpmShelf
+from gpunode.packages.repository import (
+    SUFFIX,
+    AptShelf,
+    RpmShelf,
+    State,
+    judge,
+    plan_repository,
+    wanted_repository,
+)
 from tests.packages.conftest import PLACE
 
 NVIDIA = "https://nvidia.github.io"

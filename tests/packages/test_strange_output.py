@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.errors import GpunodeError
-from gpunode.host import Completed, Host
+from gpunode.host import Host
+from gpunode.host.process import Completed
 from gpunode.packages.apt import Apt
 from gpunode.packages.dnf import Dnf
 from gpunode.packages.manager import Manager, Wanted

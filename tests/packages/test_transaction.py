@@ -9,13 +9,13 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from gpunode import render
 from gpunode.commands import driver_install
-from gpunode.commands.packages_apply import Job
 from gpunode.host import Host
+from gpunode.output import render
+from gpunode.output.render import StderrProgress
+from gpunode.packages.apply import Job
 from gpunode.packages.manager import Command
 from gpunode.packages.zypper import Zypper
-from gpunode.render import StderrProgress
 from tests.cli import clean_environment, command
 from tests.packages.apt_root import PACKAGES, build, journal
 from tests.waiting import PATIENCE, eventually
@@ -185,7 +185,7 @@ def all_of(keeper):
 def test_on_a_terminal_one_line_that_changes():
     keeper, end = pty.openpty()
     program = (
-        "from gpunode.render import StderrProgress\n"
+        "from gpunode.output.render import StderrProgress\n"
         "with StderrProgress().following('apt-get install -y x', 'apt-get install') as tell:\n"
         "    tell('Unpacking x'); tell('Setting up\tx'); StderrProgress().note('Ctrl-C: it is left to end')\n"
     )

@@ -8,12 +8,11 @@ from threading import Event
 from typing import Any
 
 from gpunode.errors import ConfigError
-from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Inventory, Topology
-from gpunode.plugin.backend import Sink
-from gpunode.plugin.kubelet.handlers import simply
-from gpunode.plugin.model import Answer, Device, Plan, Problem, Resource, Snapshot, Unit
-from gpunode.plugin.settings import Settings
+from gpunode.gpu.nvml import GpuEvent
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.kubelet.server import simply
+from gpunode.plugin.model import Answer, Device, Plan, Problem, Resource, Sink, Snapshot, Unit
 from tests.plugin.nodes import inventory
 
 

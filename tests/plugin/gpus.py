@@ -7,9 +7,9 @@ from typing import Any
 
 from gpunode.gpu.model import Gpu, Inventory, MigDevice
 from gpunode.host import Host
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.model import Device, Plan, Problem, Resource, Snapshot, Unit
 from gpunode.plugin.nvidia.resources import plan
-from gpunode.plugin.settings import Settings
 
 H100 = "NVIDIA H100 80GB HBM3"
 GPU_RESOURCE = "nvidia.com/gpu"

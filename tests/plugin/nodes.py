@@ -9,10 +9,10 @@ from pathlib import Path
 
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
+from gpunode.output.result import plain
 from gpunode.plugin.errand import Errand
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.model import Device, Problem, Resource, Unit
-from gpunode.result import plain
 from tests.waiting import eventually as eventually  # most tests of the plugin take both from here
 
 RESOURCE = "nvidia.com/gpu"

@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc
 
-from gpunode.plugin.kubelet import rpc
+from gpunode.plugin.kubelet import server as rpc
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 
 

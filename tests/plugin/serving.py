@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.host import Host
-from gpunode.plugin.kubelet import rpc
-from gpunode.plugin.kubelet_stub import KubeletStub
+from gpunode.plugin.kubelet import server
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
+from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin.nodes import eventually
 
 DIRECTORY = "/dp"
@@ -53,8 +53,8 @@ class Serving:
     def call(self, resource: str, name: str, request: Any) -> Any:
         """One RPC to the plugin itself, as the kubelet makes it."""
         domain, _, short = resource.partition("/")
-        with rpc.channel(self.directory / f"{domain.partition('.')[0]}-{short}.sock") as channel:
-            return rpc.method(channel, rpc.DEVICE_PLUGIN, name)(request, timeout=30.0)
+        with server.channel(self.directory / f"{domain.partition('.')[0]}-{short}.sock") as channel:
+            return server.method(channel, server.DEVICE_PLUGIN, name)(request, timeout=30.0)
 
     def allocate(self, resource: str, ids: Iterable[str]) -> Any:
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from gpunode.plugin.config.settings import Settings, SharedResource, Sharing
 from gpunode.plugin.model import AllocationError, Common, DeviceNode, Mount, Problem, Resource
 from gpunode.plugin.nvidia.response import annotation_key, answer
-from gpunode.plugin.settings import Settings, SharedResource, Sharing
 from tests.plugin.gpus import GPU_RESOURCE, bare_host, cut, gpu, mig_uuid, only, planned, snapshot, uuid
 
 STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")

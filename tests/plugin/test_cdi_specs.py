@@ -10,12 +10,12 @@ from threading import Event, Thread
 import pytest
 
 from gpunode.gpu.model import Inventory
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.errand import Errand
 from gpunode.plugin.model import Plan
-from gpunode.plugin.nvidia.cdi_specs import CHECK_SECONDS, CdiSpecs
+from gpunode.plugin.nvidia.cdi import CHECK_SECONDS, CdiSpecs
 from gpunode.plugin.nvidia.resources import plan
 from gpunode.plugin.nvidia.response import answer
-from gpunode.plugin.settings import Settings
 from tests.plugin.gpus import bare_host, cut, gpu, inventory, mig_uuid, snapshot, uuid
 from tests.plugin.nodes import AtOnce, MemoryLog, eventually
 

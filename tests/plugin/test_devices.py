@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Inventory, Reading, Topology
-from gpunode.plugin.health.judge import HealthJudge
+from gpunode.gpu.nvml import GpuEvent
+from gpunode.plugin.config.settings import HealthSettings, Settings
+from gpunode.plugin.health import HealthJudge
 from gpunode.plugin.ledger import Ledger
 from gpunode.plugin.model import Device, Plan, Resource, Unit
-from gpunode.plugin.settings import HealthSettings, Settings
 from tests.plugin.nodes import RESOURCE, MemoryLog, gpu, inventory, uuid
 
 NOW = 1_700_000_000.0

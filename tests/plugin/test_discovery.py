@@ -15,17 +15,16 @@ from typing import Any, cast
 
 import pytest
 
-from gpunode._process import LineChild
-from gpunode._unnamed import unnamed_file
-from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Inventory, Pair, Reading, Topology
-from gpunode.gpu.note import Note
-from gpunode.host import LARGE_BYTES, Host
-from gpunode.plugin.nvidia.hearing import Outcome
-from gpunode.plugin.nvidia.library import nvml_library
-from gpunode.plugin.nvidia.watch import Watch
-from gpunode.plugin.settings import HealthSettings, Settings
-from gpunode.result import plain
+from gpunode.gpu.nvml import GpuEvent
+from gpunode.gpu.probe import Note
+from gpunode.host import Host
+from gpunode.host.files import LARGE_BYTES
+from gpunode.host.process import LineChild, unnamed_file
+from gpunode.output.result import plain
+from gpunode.plugin.config.settings import HealthSettings, Settings
+from gpunode.plugin.nvidia.platform import nvml_library
+from gpunode.plugin.nvidia.watch import Outcome, Watch
 from tests.plugin.nodes import MemoryLog, eventually, gpu, inventory, recorded_host, uuid
 
 
@@ -169,7 +168,7 @@ class Node:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look around ten times as often as in earnest."""
     monkeypatch.setattr("gpunode.plugin.nvidia.watch._LOOK_SECONDS", 0.1)
-    monkeypatch.setattr("gpunode.plugin.nvidia.hearing._CHECK_SECONDS", 0.2)
+    monkeypatch.setattr("gpunode.plugin.nvidia.watch._CHECK_SECONDS", 0.2)
 
 
 def test_what_the_child_tells_is_handed_on(tmp_path: Path) -> None:

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Reading
-from gpunode.plugin.health.judge import HealthJudge
-from gpunode.plugin.health.marks import Mark
+from gpunode.gpu.nvml import GpuEvent
+from gpunode.plugin.config.settings import ALL_XIDS, HealthSettings
+from gpunode.plugin.health import HealthJudge, Mark
 from gpunode.plugin.model import Unit
 from gpunode.plugin.serve import steady_clock
-from gpunode.plugin.settings import ALL_XIDS, HealthSettings
 from tests.plugin.nodes import MemoryLog, inventory, uuid
 
 NOW = 1_700_000_000.0

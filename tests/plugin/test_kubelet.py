@@ -20,15 +20,15 @@ from uuid import uuid4
 
 import pytest
 
-from gpunode._waiting import Waiter
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
+from gpunode.host.waiting import Waiter
 from gpunode.plugin.compose import make_service
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.kubelet.registration import KubeletLink
-from gpunode.plugin.kubelet.serving import LinkContext
-from gpunode.plugin.kubelet_stub import KubeletStub
+from gpunode.plugin.kubelet.server import LinkContext
 from gpunode.plugin.serve import PluginService
-from gpunode.plugin.settings import Settings
+from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin.nodes import DIRECTORY, RESOURCE, MemoryLog, eventually, feed, recorded_host, uuid
 
 
@@ -254,8 +254,8 @@ def test_a_directory_that_may_not_be_looked_into_is_named(short: Path) -> None:
     (short / "private/dp").mkdir(parents=True)
     (short / "private").chmod(0o700)
     script = (
-        "import os, sys; from gpunode.plugin.compose import make_service; from gpunode.plugin.settings import"
-        " Settings\nfrom gpunode.plugin.logfmt import LogfmtLog\n"
+        "import os, sys; from gpunode.plugin.compose import make_service\n"
+        "from gpunode.plugin.config.settings import Settings\nfrom gpunode.plugin.logfmt import LogfmtLog\n"
         "from gpunode.host import Host; from gpunode.errors import PreconditionError\n"
         "settings = Settings(kubelet_socket=sys.argv[1], state_dir=sys.argv[1] + '.state')\n"
         "service = make_service(Host(), settings, LogfmtLog(sys.stderr, {}))\n"
@@ -318,11 +318,11 @@ def test_a_bug_in_a_thread_ends_the_plugin_instead_of_half_of_it(host: Host) -> 
 def test_the_stand_in_checks_version_and_name_as_the_kubelet_does(kubelet: KubeletStub, host: Host) -> None:
     import grpc
 
-    from gpunode.plugin.kubelet import rpc
+    from gpunode.plugin.kubelet import server
     from gpunode.plugin.proto import deviceplugin_pb2 as pb
 
-    with rpc.channel(host.path(kubelet.socket)) as channel:
-        register = rpc.method(channel, rpc.REGISTRATION, "Register")
+    with server.channel(host.path(kubelet.socket)) as channel:
+        register = server.method(channel, server.REGISTRATION, "Register")
         for version, name, words in (("v1alpha", RESOURCE, "v1alpha"), ("v1beta1", "gpu", "DOMAIN/NAME")):
             with pytest.raises(grpc.RpcError, match=words):
                 register(pb.RegisterRequest(version=version, resource_name=name, endpoint="x"), timeout=30)

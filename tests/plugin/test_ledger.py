@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.errors import ConfigError
-from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Reading, Topology
+from gpunode.gpu.nvml import GpuEvent
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.ledger import Feed, Ledger
 from gpunode.plugin.model import Plan, Problem, Resource, Snapshot, Unit
-from gpunode.plugin.settings import Settings
 from tests.plugin.fakes import FakeBackend, FakeJudge
 from tests.plugin.nodes import MemoryLog, eventually, feed, inventory, resource
 

@@ -14,16 +14,16 @@ import grpc
 import pytest
 
 from gpunode.errors import PreconditionError
-from gpunode.gpu.events import GpuEvent
+from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host
-from gpunode.plugin.kubelet import rpc
-from gpunode.plugin.kubelet.rpc import POD_RESOURCES
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.kubelet import server
+from gpunode.plugin.kubelet.server import POD_RESOURCES
 from gpunode.plugin.kubelet.watcher import PLUGIN_REGISTRATION
-from gpunode.plugin.kubelet_stub import AdmissionError, KubeletStub, Times
 from gpunode.plugin.proto import pluginregistration_pb2 as question
 from gpunode.plugin.proto import podresources_pb2 as pods
 from gpunode.plugin.serve import PluginService
-from gpunode.plugin.settings import Settings
+from gpunode.plugin.simulate.kubelet import AdmissionError, KubeletStub, Times
 from tests.plugin.fakes import FakeBackend, FakeJudge
 from tests.plugin.nodes import DIRECTORY, MemoryLog, eventually
 
@@ -207,8 +207,8 @@ def test_whoever_asks_the_socket_what_it_is_changes_nothing(host: Host, kubelet:
         assert kubelet.wait_allocatable(GPU, 2, 30)
         assert eventually(lambda: made.service.ready)
         assert eventually(lambda: made.service.registrations == 1)  # it notifies us after it has the list
-        with rpc.channel(host.path(registry_socket(host))) as channel:
-            info = rpc.method(channel, PLUGIN_REGISTRATION, "GetInfo")(question.InfoRequest(), timeout=30)
+        with server.channel(host.path(registry_socket(host))) as channel:
+            info = server.method(channel, PLUGIN_REGISTRATION, "GetInfo")(question.InfoRequest(), timeout=30)
         assert (info.type, info.name, list(info.supported_versions)) == ("DevicePlugin", GPU, ["v1beta1"])
         assert not eventually(lambda: not made.service.ready, 1.5)
         assert len(kubelet.registrations) == 1
@@ -322,14 +322,16 @@ def test_the_checkpoint_and_pod_resources_tell_who_has_what(host: Host, kubelet:
         assert (entry["PodUID"], entry["ResourceName"]) == ("team/one", GPU)
         assert entry["DeviceIDs"] == {"-1": [f"{GPU}-0"]}
         assert document["Data"]["RegisteredDevices"] == {GPU: [f"{GPU}-0", f"{GPU}-1"]}
-        with rpc.channel(host.path(kubelet.pod_resources_socket)) as channel:
-            (pod,) = rpc.method(channel, POD_RESOURCES, "List")(pods.ListPodResourcesRequest()).pod_resources
+        with server.channel(host.path(kubelet.pod_resources_socket)) as channel:
+            (pod,) = server.method(channel, POD_RESOURCES, "List")(
+                pods.ListPodResourcesRequest()
+            ).pod_resources
             assert (pod.namespace, pod.name, pod.containers[0].name) == ("team", "one", "main")
             assert [list(one.device_ids) for one in pod.containers[0].devices] == [[f"{GPU}-0"]]
-            everything = rpc.method(channel, POD_RESOURCES, "GetAllocatableResources")
+            everything = server.method(channel, POD_RESOURCES, "GetAllocatableResources")
             assert len(everything(pods.AllocatableResourcesRequest()).devices) == 2
             with pytest.raises(grpc.RpcError, match="not found"):
-                rpc.method(channel, POD_RESOURCES, "Get")(pods.GetPodResourcesRequest(pod_name="x"))
+                server.method(channel, POD_RESOURCES, "Get")(pods.GetPodResourcesRequest(pod_name="x"))
 
 
 def test_an_observer_that_fails_fails_no_call(host: Host, kubelet: KubeletStub) -> None:

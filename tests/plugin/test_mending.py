@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Topology
+from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host
-from gpunode.plugin.health.judge import HealthJudge
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.health import HealthJudge
 from gpunode.plugin.ledger import Ledger
-from gpunode.plugin.mending import how_to_mend
-from gpunode.plugin.model import Problem
+from gpunode.plugin.model import Problem, how_to_mend
 from gpunode.plugin.nvidia.backend import NvidiaBackend
-from gpunode.plugin.settings import Settings
 from tests.plugin.nodes import MemoryLog, inventory, recorded_host, uuid
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpunode._files import LogReader
-from gpunode.gpu.events import GpuEvent
+from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host
-from gpunode.plugin.nvidia.missed import MissedXids
+from gpunode.host.files import LogReader
+from gpunode.plugin.nvidia.watch import MissedXids
 from tests.plugin.nodes import MemoryLog, eventually, inventory, uuid
 from tests.plugin.test_discovery import GOOD, SILENT, Node
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.kubelet.registration import KubeletLink
-from gpunode.plugin.kubelet.serving import LinkContext
-from gpunode.plugin.settings import Settings
+from gpunode.plugin.kubelet.server import LinkContext
+from gpunode.plugin.config.settings import Settings
 from tests.plugin.nodes import RESOURCE, MemoryLog, feed
 
 log = MemoryLog()

@@ -12,8 +12,8 @@ from hypothesis import strategies as some
 from gpunode.errors import ConfigError
 from gpunode.gpu.model import Gpu
 from gpunode.host import Host
+from gpunode.plugin.config.settings import NameRule, Settings, SharedResource, Sharing, resource_name_problem
 from gpunode.plugin.nvidia.resources import plan
-from gpunode.plugin.settings import NameRule, Settings, SharedResource, Sharing, resource_name_problem
 from tests.plugin.gpus import cut, gpu, inventory, mig_uuid, uuid
 
 NOWHERE = Host(Path("/nowhere"), {})

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from fixtures import generate_protos
-from gpunode.plugin.kubelet import rpc
-from gpunode.plugin.kubelet.rpc import POD_RESOURCES
+from gpunode.plugin.kubelet import server
+from gpunode.plugin.kubelet.server import POD_RESOURCES
 from gpunode.plugin.kubelet.watcher import PLUGIN_REGISTRATION
 from gpunode.plugin.proto import deviceplugin_pb2, pluginregistration_pb2, podresources_pb2
 
 FOLDER = "gpunode/plugin/proto"
 CODE = {
-    "deviceplugin": (deviceplugin_pb2, (rpc.REGISTRATION, rpc.DEVICE_PLUGIN), 20),
+    "deviceplugin": (deviceplugin_pb2, (server.REGISTRATION, server.DEVICE_PLUGIN), 20),
     "pluginregistration": (pluginregistration_pb2, (PLUGIN_REGISTRATION,), 4),
     "podresources": (podresources_pb2, (POD_RESOURCES,), 11),
 }
@@ -77,9 +77,9 @@ def test_the_services_are_those_of_the_proto(name: str) -> None:
     assert found == {name: (asked, given, bool(stream)) for name, asked, stream, given in methods}
     assert {service.full_name for service in code.DESCRIPTOR.services_by_name.values()} == set(services)
     ours = {
-        method: (asked.DESCRIPTOR.name, given.DESCRIPTOR.name, method in rpc.STREAMS)
+        method: (asked.DESCRIPTOR.name, given.DESCRIPTOR.name, method in server.STREAMS)
         for service in services
-        for method, (asked, given) in rpc.METHODS[service].items()
+        for method, (asked, given) in server.METHODS[service].items()
     }
     assert ours == found
 

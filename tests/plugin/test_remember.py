@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.gpu.model import Gpu
-from gpunode.plugin.remember import NOT_LISTED, remembered
+from gpunode.plugin.model import NOT_LISTED, remembered
 from tests.plugin.gpus import cut, gpu, inventory, uuid
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpunode.errors import ConfigError
 from gpunode.gpu.model import Gpu
 from gpunode.host import Host
-from gpunode.plugin.settings import NameRule, Settings, SharedResource, Sharing
+from gpunode.plugin.config.settings import NameRule, Settings, SharedResource, Sharing
 from tests.plugin.gpus import (
     GPU_RESOURCE,
     bare_host,

@@ -11,7 +11,7 @@ import pytest
 
 from gpunode.host import Host
 from gpunode.plugin.kubelet.registration import AllocatableCheck
-from gpunode.plugin.kubelet_stub import KubeletStub
+from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin.fakes import FakeBackend
 from tests.plugin.nodes import DIRECTORY, RESOURCE, eventually
 from tests.plugin.other_plugin import other_plugin

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.plugin.model import Unit
-from gpunode.plugin.naming import glob_matches
-from gpunode.plugin.select import matcher, pci_numbers, unmatched
+from gpunode.plugin.model import Unit, glob_matches, matcher, pci_numbers, unmatched
 from tests.plugin.gpus import mig_uuid, uuid
 
 WHOLE = Unit(uuid(10), uuid(10), "10", name="NVIDIA A100-SXM4-80GB", pci="0000:3b:00.0")

@@ -28,7 +28,7 @@ from fixtures.scenario import (
 )
 from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.host import Host
-from gpunode.plugin.kubelet_stub import KubeletStub
+from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin.nodes import RESOURCE, children, eventually, texts
 
 pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")

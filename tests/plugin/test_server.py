@@ -18,10 +18,16 @@ import pytest
 
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
-from gpunode.plugin.kubelet import rpc
-from gpunode.plugin.kubelet.handlers import Call, DevicePlugin, simply
-from gpunode.plugin.kubelet.server import PluginServer, listen_privately
-from gpunode.plugin.kubelet.streams import MAX_STREAMS, Streams
+from gpunode.plugin.kubelet import server
+from gpunode.plugin.kubelet.server import (
+    MAX_STREAMS,
+    Call,
+    DevicePlugin,
+    PluginServer,
+    Streams,
+    listen_privately,
+    simply,
+)
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.model import AllocationError, Answer, DeviceNode, Mount, Snapshot
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
@@ -88,8 +94,8 @@ def serving(root: Path, made: Feed) -> Iterator[Made]:
 
 
 def call(root: Path, name: str, request: Any) -> Any:
-    with rpc.channel(root / SOCKET[1:]) as channel:
-        return rpc.method(channel, rpc.DEVICE_PLUGIN, name)(request, timeout=30)
+    with server.channel(root / SOCKET[1:]) as channel:
+        return server.method(channel, server.DEVICE_PLUGIN, name)(request, timeout=30)
 
 
 class Watcher:
@@ -97,8 +103,8 @@ class Watcher:
 
     def __init__(self, root: Path) -> None:
         self.lists: Queue[dict[str, str] | None] = Queue()
-        self.channel = rpc.channel(root / SOCKET[1:])
-        self.stream = rpc.method(self.channel, rpc.DEVICE_PLUGIN, "ListAndWatch")(pb.Empty())
+        self.channel = server.channel(root / SOCKET[1:])
+        self.stream = server.method(self.channel, server.DEVICE_PLUGIN, "ListAndWatch")(pb.Empty())
         self.thread = Thread(target=self._read)
         self.thread.start()
 
@@ -120,8 +126,8 @@ class Watcher:
 
 
 def test_the_list_has_every_gpu_with_health_and_one_numa_node(short: Path) -> None:
-    with serving(short, feed(4)), rpc.channel(short / SOCKET[1:]) as channel:
-        stream = rpc.method(channel, rpc.DEVICE_PLUGIN, "ListAndWatch")(pb.Empty())
+    with serving(short, feed(4)), server.channel(short / SOCKET[1:]) as channel:
+        stream = server.method(channel, server.DEVICE_PLUGIN, "ListAndWatch")(pb.Empty())
         devices = next(stream).devices
         stream.cancel()
     assert [device.ID for device in devices] == [uuid(index) for index in range(4)]
@@ -336,8 +342,8 @@ def test_a_crowd_of_other_clients_does_not_push_the_kubelet_out() -> None:
 
 def raw(root: Path, name: str, data: bytes) -> bytes:
     """A call with any bytes as its request."""
-    with rpc.channel(root / SOCKET[1:]) as channel:
-        ask: Any = channel.unary_unary(f"/{rpc.DEVICE_PLUGIN}/{name}")  # bytes in, bytes out
+    with server.channel(root / SOCKET[1:]) as channel:
+        ask: Any = channel.unary_unary(f"/{server.DEVICE_PLUGIN}/{name}")  # bytes in, bytes out
         return bytes(ask(data, timeout=30))
 
 
@@ -399,7 +405,7 @@ def test_a_reason_longer_than_a_header_may_be_is_cut(short: Path) -> None:
 def test_a_request_that_is_too_large_is_refused(short: Path) -> None:
     with serving(short, feed(1)):
         with pytest.raises(grpc.RpcError) as caught:
-            call(short, "Allocate", asked_for("x" * (rpc.MAX_REQUEST_BYTES + 1)))
+            call(short, "Allocate", asked_for("x" * (server.MAX_REQUEST_BYTES + 1)))
         assert still_serving(short)
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -487,8 +493,8 @@ def test_stopping_does_not_wait_for_a_call_that_hangs(short: Path) -> None:
 
     made.policy.answer = hang  # type: ignore[method-assign]
     made.server.start()
-    with rpc.channel(short / SOCKET[1:]) as channel:
-        waiting = rpc.method(channel, rpc.DEVICE_PLUGIN, "Allocate").future(asked_for(uuid(0)))
+    with server.channel(short / SOCKET[1:]) as channel:
+        waiting = server.method(channel, server.DEVICE_PLUGIN, "Allocate").future(asked_for(uuid(0)))
         stopper = Thread(target=made.server.stop)
         assert begun.wait(30)
         assert not waiting.done()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gpunode.plugin.config.settings import Settings, resource_name_problem
 from gpunode.plugin.config.values import value_problem
-from gpunode.plugin.settings import Settings, resource_name_problem
 
 
 def test_the_socket_is_named_after_the_resource_and_lies_beside_the_kubelets() -> None:

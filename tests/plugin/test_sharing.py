@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import ConfigError
+from gpunode.plugin.config.settings import SharedResource, Sharing
 from gpunode.plugin.model import Device, Problem, Unit
-from gpunode.plugin.settings import SharedResource, Sharing
 from gpunode.plugin.sharing import share
 from tests.plugin.gpus import GPU_RESOURCE, named, uuid
 

@@ -24,8 +24,8 @@ from fixtures.scenario import Event as StubEvent
 from fixtures.scenario import Fault, Scenario, gpu_uuid, machine, mixed_layout, with_mig, with_nvswitch
 from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.host import Host
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.nvidia.watch import Watch
-from gpunode.plugin.settings import Settings
 from tests.plugin.nodes import RESOURCE, MemoryLog, eventually
 from tests.plugin.serving import kubelet
 from tests.plugin.test_discovery import Sink
@@ -69,7 +69,7 @@ sentinel.turn(time.monotonic())
 while not any("watching" in document for document in told):
     time.sleep(0.01)
 modules = [module for name, module in sys.modules.items() if name.startswith("gpunode.gpu.")]
-sources = [Path(module.__file__).read_text() for module in modules if module.__name__ != "gpunode.gpu.note"]
+sources = [Path(module.__file__).read_text() for module in modules if module.__name__ != "gpunode.gpu.probe"]
 named = {name for source in sources for name in re.findall('"(nvml[A-Z][A-Za-z0-9]+)"', source)}
 print(json.dumps([sorted(function for function, gpu in asked if gpu == int(sys.argv[1])), sorted(named)]))
 sys.stdout.flush()

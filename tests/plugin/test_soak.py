@@ -24,9 +24,9 @@ import pytest
 from fixtures.scenario import Event, Scenario, gpu_uuid, machine
 from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.host import Host
-from gpunode.plugin.kubelet import rpc
-from gpunode.plugin.kubelet_stub import KubeletStub
+from gpunode.plugin.kubelet import server
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
+from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin.nodes import RESOURCE, eventually
 
 LENGTH = float(os.environ.get("GPUNODE_SOAK", "1"))
@@ -146,18 +146,18 @@ class Soak:
     def nonsense(self, turn: int) -> None:
         """A request that must fail, bytes that are none, or a client that goes away in the middle."""
         kind = turn // 50 % 4
-        with rpc.channel(self.socket) as channel:
+        with server.channel(self.socket) as channel:
             if kind == 0:
                 request = pb.AllocateRequest(
                     container_requests=[pb.ContainerAllocateRequest(devices_ids=["GPU-none"])]
                 )
                 with pytest.raises(grpc.RpcError, match="GPU-none"):
-                    rpc.method(channel, rpc.DEVICE_PLUGIN, "Allocate")(request, timeout=30.0)
+                    server.method(channel, server.DEVICE_PLUGIN, "Allocate")(request, timeout=30.0)
             elif kind == 1:
                 with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
-                    channel.unary_unary(f"/{rpc.DEVICE_PLUGIN}/Allocate")(b"\xff\xff", timeout=30.0)  # type: ignore[arg-type]
+                    channel.unary_unary(f"/{server.DEVICE_PLUGIN}/Allocate")(b"\xff\xff", timeout=30.0)  # type: ignore[arg-type]
             elif kind == 2:
-                stream = rpc.method(channel, rpc.DEVICE_PLUGIN, "ListAndWatch")(pb.Empty())
+                stream = server.method(channel, server.DEVICE_PLUGIN, "ListAndWatch")(pb.Empty())
                 next(stream)
                 stream.cancel()
             else:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.plugin.kubelet.directory import registry
-from gpunode.plugin.settings import Settings
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.kubelet.server import registry
 
 UNIT = Path(__file__).parents[2] / "packaging/gpunode-device-plugin.service"
 REPEATABLE = {"ExecStartPre"}

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from gpunode.gpu.model import Topology
-from gpunode.host import DeviceNode, Host
+from gpunode.host import Host
+from gpunode.host.reading import DeviceNode
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.ledger import Ledger
 from gpunode.plugin.nvidia.backend import LOOK_SECONDS, NvidiaBackend
-from gpunode.plugin.settings import Settings
 from tests.plugin.fakes import FakeJudge
 from tests.plugin.gpus import GPU_RESOURCE, gpu, inventory
 from tests.plugin.nodes import MemoryLog, eventually

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.commands import configure_runtime, rollback, toolkit_config_set, unconfigure_runtime
+from gpunode.commands import configure_runtime, rollback, toolkit_config, unconfigure_runtime
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
-from gpunode.journal import KEEP, Journal
-from gpunode.render import SilentProgress
-from gpunode.result import Diff, ExitCode, Result
-from gpunode.runtime.report import RuntimeConfiguration
-from gpunode.runtime.request import Request
+from gpunode.host.journal import KEEP, Journal
+from gpunode.output.render import SilentProgress
+from gpunode.output.result import Diff, ExitCode, Result
+from gpunode.runtime.engine import Request
+from gpunode.runtime.workflow import RuntimeConfiguration
 from tests.cli import gpunode
 
 Configure = Callable[..., Result]
@@ -307,7 +307,7 @@ def test_previous_default_outlives_many_other_changes(root: Path, configure: Con
     host = Host(root, environ={})
     for number in range(KEEP + 5):
         settings = (f"nvidia-container-cli.debug=/{number}",)
-        toolkit_config_set.run(host, toolkit_config_set.Options(settings, create=True), SilentProgress())
+        toolkit_config.run_set(host, toolkit_config.SetOptions(settings, create=True), SilentProgress())
     assert len(Journal.of(host).entries()) == KEEP
     options = unconfigure_runtime.Options(Request(("docker",)))
     unconfigure_runtime.run(host, options, SilentProgress())

@@ -4,8 +4,8 @@ import pytest
 
 from gpunode.errors import DaemonError
 from gpunode.host import Host
-from gpunode.runtime.container_causes import CAUSES, explain
-from gpunode.runtime.container_way import CdiReading, Way, missing_handler
+from gpunode.runtime.verify.container import CdiReading, Way, missing_handler
+from gpunode.runtime.verify.failures import CAUSES, explain
 
 CLI = "nvidia-container-cli: initialization error: "
 MESSAGES = [

@@ -8,9 +8,8 @@ import pytest
 
 from gpunode.errors import DaemonError
 from gpunode.host import Host
-from gpunode.runtime.container_causes import explain
-from gpunode.runtime.container_cdi import without_driver
-from gpunode.runtime.container_way import ALL, CdiReading, Way
+from gpunode.runtime.verify.container import ALL, CdiReading, Way
+from gpunode.runtime.verify.failures import explain, without_driver
 
 GOOD = """\
 cdiVersion: "0.5.0"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.host import Host
-from gpunode.runtime.container_leftovers import is_dead, labels, maker, maker_of_image
+from gpunode.runtime.verify.container import is_dead, labels, maker, maker_of_image
 
 BOOT, START = "1b2c3d4e", "777"
 
@@ -18,7 +18,7 @@ def test_this_process_is_alive_and_another_one_that_ended_is_dead() -> None:
     assert not is_dead(Host(), maker(Host()))
     code = (
         "from gpunode.host import Host\n"
-        "from gpunode.runtime.container_leftovers import maker\n"
+        "from gpunode.runtime.verify.container import maker\n"
         "print(maker(Host()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

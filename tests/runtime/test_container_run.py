@@ -14,16 +14,16 @@ from gpunode.commands import verify
 from gpunode.errors import DaemonError, UsageError
 from gpunode.facts.cdi import DIRECTORIES
 from gpunode.facts.daemons import Daemon
-from gpunode.host import Completed, Host
-from gpunode.render import SilentProgress
-from gpunode.runtime import container_run_crio as crio
-from gpunode.runtime import container_run_podman as podman
-from gpunode.runtime.container_run import ContainerRequest
-from gpunode.runtime.container_run_containerd import _client
-from gpunode.runtime.container_run_docker import _reading, specification
-from gpunode.runtime.container_way import ALL, CdiReading, Way
-from gpunode.runtime.host_image import HostFiles, Names, pause_image
-from gpunode.runtime.podman_cli import Podman, said
+from gpunode.host import Host
+from gpunode.host.process import Completed
+from gpunode.output.render import SilentProgress
+from gpunode.runtime.verify import cri as crio
+from gpunode.runtime.verify import podman
+from gpunode.runtime.verify.container import ALL, CdiReading, ContainerRequest, Way
+from gpunode.runtime.verify.cri import _client
+from gpunode.runtime.verify.docker import _reading, specification
+from gpunode.runtime.verify.image import HostFiles, Names, pause_image
+from gpunode.runtime.verify.podman import Podman, said
 
 BY_CDI = Way(CdiReading("docker"), devices=(ALL,))
 BY_HANDLER = Way(CdiReading("docker"), "nvidia")

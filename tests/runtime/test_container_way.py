@@ -9,7 +9,7 @@ import pytest
 
 from gpunode.errors import DaemonError, PreconditionError
 from gpunode.host import Host
-from gpunode.runtime.container_way import CdiReading, choose
+from gpunode.runtime.verify.container import CdiReading, choose
 
 SPEC = 'cdiVersion: "0.5.0"\nkind: nvidia.com/gpu\ndevices:\n- {name: all, containerEdits: {env: [A=b]}}\n'
 

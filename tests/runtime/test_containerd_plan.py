@@ -12,7 +12,7 @@ from gpunode.facts.containerd import CRI_PLUGINS, load_config
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
 from gpunode.runtime.containerd import ContainerdEngine
-from gpunode.runtime.containerd_tables import runtime_table
+from gpunode.runtime.containerd_files import runtime_table
 from gpunode.runtime.engine import Handler, Plan, Unwanted, Wanted
 
 MAIN = "/etc/containerd/config.toml"

@@ -16,9 +16,9 @@ from fixtures.crio_stub import effective
 from gpunode.commands import configure_runtime, unconfigure_runtime
 from gpunode.errors import ConfigError
 from gpunode.host import Host
-from gpunode.render import SilentProgress
-from gpunode.result import Result
-from gpunode.runtime.request import Request
+from gpunode.output.render import SilentProgress
+from gpunode.output.result import Result
+from gpunode.runtime.engine import Request
 
 BROKEN = {
     "broken-drop-in": "crio.conf.d/20-broken.conf:3:16: ",

@@ -13,10 +13,9 @@ from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageEr
 from gpunode.facts.containerd import dig, parse_toml
 from gpunode.host import Host
 from gpunode.runtime import find
-from gpunode.runtime.engine import Active, Engine, Handler, Plan, Unwanted, Wanted
+from gpunode.runtime.engine import Active, Engine, Handler, Plan, Request, Unwanted, Wanted
 from gpunode.runtime.k0s import K0sEngine
 from gpunode.runtime.k3s import K3sEngine
-from gpunode.runtime.request import Request
 from tests.facts.test_daemons import Node
 
 DIRECTORY = "/var/lib/rancher/k3s/agent/etc/containerd"

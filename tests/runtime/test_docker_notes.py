@@ -10,9 +10,10 @@ import pytest
 from gpunode.errors import PreconditionError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker import find_docker
-from gpunode.host import RECORDING, Host
-from gpunode.runtime import docker_notes
-from gpunode.runtime.docker_user import refuse_another_users
+from gpunode.host import Host
+from gpunode.host.recording import RECORDING
+from gpunode.runtime import docker
+from gpunode.runtime.docker_rootless import refuse_another_users
 from gpunode.runtime.engine import Active, Handler, Wanted
 
 WANTED = Wanted((Handler("nvidia", "nvidia-container-runtime"),))
@@ -52,31 +53,31 @@ def test_pods_get_the_runtime_as_the_shim_between_allows(
     tmp_path: Path, socket: str, version: str, said: str
 ) -> None:
     host = kubelet_on(tmp_path, socket, version)
-    notes = docker_notes.notes(host, DAEMON, WANTED, None)
+    notes = docker.notes(host, DAEMON, WANTED, None)
     assert any(said in note for note in notes) if said else notes == ()
 
 
 def test_nothing_is_said_of_pods_where_the_runtime_is_the_default(tmp_path: Path) -> None:
     host = kubelet_on(tmp_path, "/run/cri-dockerd.sock", "0.3.16")
     default = Wanted(WANTED.handlers, set_as_default=True)
-    assert docker_notes.notes(host, DAEMON, default, None) == ()
-    assert docker_notes.notes(host, DAEMON, WANTED, Active(("nvidia", "runc"), "nvidia")) == ()
+    assert docker.notes(host, DAEMON, default, None) == ()
+    assert docker.notes(host, DAEMON, WANTED, Active(("nvidia", "runc"), "nvidia")) == ()
 
 
 def test_no_cgroups_for_the_whole_node_is_told_with_its_line(tmp_path: Path) -> None:
     config = "/etc/nvidia-container-runtime/config.toml"
     file(tmp_path, config, "[nvidia-container-cli]\n#no-cgroups = true\nno-cgroups = true\n")
-    (note,) = docker_notes.notes(Host(tmp_path, environ={}), DAEMON, WANTED, None)
+    (note,) = docker.notes(Host(tmp_path, environ={}), DAEMON, WANTED, None)
     assert note.startswith(f"{config}:3 ") and "no-cgroups=false" in note
     file(tmp_path, config, "[nvidia-container-cli]\n#no-cgroups = true\n")
-    assert docker_notes.notes(Host(tmp_path, environ={}), DAEMON, WANTED, None) == ()
+    assert docker.notes(Host(tmp_path, environ={}), DAEMON, WANTED, None) == ()
 
 
 def test_containers_that_live_restore_keeps_are_named_only_for_a_restart() -> None:
     kept = Active(("runc",), "runc", running_containers=3, live_restore=True)
-    assert "3 running container(s) go on" in docker_notes.survivors(kept, "restart")[0]
-    assert docker_notes.survivors(kept, "reload") == ()
-    assert docker_notes.survivors(Active(("runc",), "runc", running_containers=3), "restart") == ()
+    assert "3 running container(s) go on" in docker.survivors(kept, "restart")[0]
+    assert docker.survivors(kept, "reload") == ()
+    assert docker.survivors(Active(("runc",), "runc", running_containers=3), "restart") == ()
 
 
 def test_a_users_docker_is_left_to_that_user(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_a_users_docker_is_left_to_that_user(tmp_path: Path) -> None:
     system = find_docker(host)
     assert system is not None
     refuse_another_users(host, system, "")
-    (note,) = docker_notes.notes(host, system, WANTED, None)
+    (note,) = docker.notes(host, system, WANTED, None)
     assert note.startswith("alice's rootless Docker (pid 4100)") and command in note
     process(tmp_path, 4200, "/usr/bin/dockerd", "-H", "fd://")
     refuse_another_users(host, find_docker(host), "")

@@ -10,7 +10,7 @@ import pytest
 from gpunode.errors import ConfigError, PreconditionError, ValidationError
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
-from gpunode.runtime import docker_plan
+from gpunode.runtime import docker
 from gpunode.runtime.docker import DockerEngine
 from gpunode.runtime.engine import Active, Handler, Plan, Unwanted, Wanted
 
@@ -178,7 +178,7 @@ def test_a_wrong_type_is_refused_with_its_line(tmp_path: Path, text: str, line: 
     ],
 )
 def test_what_each_release_refuses_at_its_start(text: str, version: tuple[int, ...], reason: str) -> None:
-    said = docker_plan.refused_by_dockerd(text, PATH, version)
+    said = docker.refused_by_dockerd(text, PATH, version)
     assert said.startswith(reason) and bool(said) == bool(reason)
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpunode.facts.configured import CDI_DIRECTORIES, ConfigFile, Configured, ConfiguredHandler
 from gpunode.facts.daemons import Daemon
+from gpunode.facts.effective import CDI_DIRECTORIES, ConfigFile, Configured, ConfiguredHandler
 from gpunode.facts.writers import GeneratedCopy
 from gpunode.runtime.drift import Remedies, drift
 from gpunode.runtime.engine import Active

@@ -17,8 +17,8 @@ from fixtures.stubs import build, have_compiler
 from gpunode.errors import PreconditionError
 from gpunode.gpu.program import MODULE
 from gpunode.host import Host
-from gpunode.runtime import host_image
-from gpunode.runtime.host_image import Names, assemble, elf_interpreter, pause_image, verification_image
+from gpunode.runtime.verify import image
+from gpunode.runtime.verify.image import Names, assemble, elf_interpreter, pause_image, verification_image
 from tests.waiting import PATIENCE
 
 
@@ -52,7 +52,7 @@ def test_python_in_it_is_the_one_that_runs_and_its_loader_is_there(files, unpack
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for chroot")
 def test_python_runs_ctypes_and_json_in_an_empty_root(files, unpacked):
-    env = host_image._environment(files)
+    env = image._environment(files)
     code = "import ctypes, json; ctypes.CDLL('libdl.so.2'); print(json.dumps([1]))"
     argv = ["chroot", str(unpacked), files.python, "-S", "-s", "-B", "-c", code]
     done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, **env}, timeout=PATIENCE)
@@ -101,7 +101,7 @@ def test_a_driver_anywhere_is_found_once_a_hook_has_made_the_cache_anew(files, t
     shutil.copy(build() / "all/libcuda.so.1", place)
     code = "import ctypes; ctypes.CDLL('libcuda.so.1')"
     argv = ["chroot", str(tmp_path / "root"), files.python, "-S", "-s", "-B", "-c", code]
-    environ = dict(host_image._environment(files))
+    environ = dict(image._environment(files))
     before = subprocess.run(argv, capture_output=True, text=True, env=environ, timeout=PATIENCE, check=False)
     assert "libcuda.so.1: cannot open shared object file" in before.stderr
     subprocess.run(
@@ -140,12 +140,12 @@ def test_what_is_no_elf_file_has_no_interpreter(data):
 def test_a_link_that_leads_in_a_circle_is_left_out(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    tree = host_image._Tree(Host(root=tmp_path))
+    tree = image._Tree(Host(root=tmp_path))
     assert tree.add("/a/x") is None
 
 
 def test_a_python_of_another_c_library_is_refused_with_the_reason(monkeypatch):
-    monkeypatch.setattr(host_image, "elf_interpreter", lambda data: "/lib/ld-musl-x86_64.so.1")
+    monkeypatch.setattr(image, "elf_interpreter", lambda data: "/lib/ld-musl-x86_64.so.1")
     with pytest.raises(PreconditionError, match="musl") as caught:
         assemble(Host())
     assert "--image" in caught.value.hint
@@ -163,8 +163,8 @@ def test_a_module_that_is_an_alias_brings_its_own_file_too():
         "-S",
         "-B",
         "-c",
-        alias + host_image._PROBE,
-        str(host_image._PACKAGE.parent),
+        alias + image._PROBE,
+        str(image._PACKAGE.parent),
     ]
     done = subprocess.run([*argv, MODULE], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert any(path.endswith("/collections/abc.py") for path in json.loads(done.stdout)["modules"])

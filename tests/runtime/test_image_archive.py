@@ -7,7 +7,7 @@ import tarfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.runtime.image_archive import Entry, ImageConfig, archive, layer, sha256
+from gpunode.runtime.verify.image import Entry, ImageConfig, archive, layer, sha256
 
 NAMES = st.text("abc", min_size=1, max_size=3)
 TREES = st.dictionaries(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import ConfigError
-from gpunode.runtime import docker_plan
+from gpunode.runtime import docker
 from gpunode.runtime.engine import Handler, Unwanted, Wanted
 
 WANTED = Wanted((Handler("nvidia", "nvidia-container-runtime"),))
@@ -18,7 +18,7 @@ ENTRY = {"path": "nvidia-container-runtime", "runtimeArgs": []}
 
 
 def configured(text: str, wanted: Wanted = WANTED) -> str:
-    return docker_plan.configured(text, "daemon.json", wanted)
+    return docker.configured(text, "daemon.json", wanted)
 
 
 @pytest.mark.parametrize("indent", ["\t", "  ", "    ", "   "])
@@ -85,12 +85,12 @@ def test_previous_default_comes_back() -> None:
     text = '{"runtimes": {"crun": {"path": "crun"}}, "default-runtime": "crun"}'
     after = configured(text, Wanted((Handler("nvidia", "n"),), set_as_default=True))
     assert json.loads(after)["default-runtime"] == "nvidia"
-    back = docker_plan.removed(after, "daemon.json", Unwanted(("nvidia",), "crun"))
+    back = docker.removed(after, "daemon.json", Unwanted(("nvidia",), "crun"))
     assert json.loads(back) == json.loads(text)
 
 
 def test_text_for_a_reload_names_what_must_be_forgotten() -> None:
-    assert json.loads(docker_plan.for_reload("{}", "f")) == {"runtimes": {}, "default-runtime": "runc"}
+    assert json.loads(docker.for_reload("{}", "f")) == {"runtimes": {}, "default-runtime": "runc"}
 
 
 values: st.SearchStrategy[Any] = st.recursive(
@@ -150,7 +150,7 @@ def test_removal_restores_the_meaning(tree: dict[str, Any], layout: dict[str, An
     before = json.dumps(tree, **layout)
     previous = tree.get("default-runtime", "")
     after = configured(before, Wanted((Handler("nvidia", "n"),), set_as_default=True))
-    back = json.loads(docker_plan.removed(after, "daemon.json", Unwanted(("nvidia",), previous)))
+    back = json.loads(docker.removed(after, "daemon.json", Unwanted(("nvidia",), previous)))
     if previous and previous != "runc" and previous not in tree.get("runtimes", {}):
         tree = {key: value for key, value in tree.items() if key != "default-runtime"}  # dockerd refuses it
     if not tree.get("runtimes"):

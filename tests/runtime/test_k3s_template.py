@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.facts.containerd import parse_toml
-from gpunode.runtime import k3s_template
+from gpunode.runtime import k3s
 
 BASE = """\
 version = 3
@@ -23,18 +23,18 @@ LINES = st.sampled_from(["", "# note", "[debug]", 'level = "info"', '{{- templat
 @given(st.lists(LINES, max_size=6), st.booleans())
 def test_what_was_put_in_comes_out_again(lines: list[str], guard: bool) -> None:
     text = "\n".join(lines).rstrip() + "\n"
-    tables = k3s_template.guarded(TABLE, "nvidia") if guard else TABLE
-    once = k3s_template.with_tables(text, tables)
-    assert k3s_template.with_tables(once, tables) == once
-    assert parse_toml(k3s_template.tables_of(once), "ours") == parse_toml(TABLE, "ours")
-    assert (k3s_template.without_tables(once) or "").rstrip() == text.rstrip()
+    tables = k3s.guarded(TABLE, "nvidia") if guard else TABLE
+    once = k3s.with_tables(text, tables)
+    assert k3s.with_tables(once, tables) == once
+    assert parse_toml(k3s.tables_of(once), "ours") == parse_toml(TABLE, "ours")
+    assert (k3s.without_tables(once) or "").rstrip() == text.rstrip()
 
 
 def test_a_template_that_gpunode_made_goes_with_its_last_table() -> None:
-    made = k3s_template.with_tables(None, TABLE)
-    assert k3s_template.without_tables(made) is None
-    assert k3s_template.without_tables(k3s_template.with_tables(INCLUDE, TABLE)) is not None
-    assert k3s_template.without_tables(f"{INCLUDE}[debug]\n") == f"{INCLUDE}[debug]\n"
+    made = k3s.with_tables(None, TABLE)
+    assert k3s.without_tables(made) is None
+    assert k3s.without_tables(k3s.with_tables(INCLUDE, TABLE)) is not None
+    assert k3s.without_tables(f"{INCLUDE}[debug]\n") == f"{INCLUDE}[debug]\n"
 
 
 @pytest.mark.parametrize(
@@ -46,39 +46,37 @@ def test_a_template_that_gpunode_made_goes_with_its_last_table() -> None:
     ],
 )
 def test_the_line_of_somebody_elses_handler_is_found(header: str) -> None:
-    assert k3s_template.line_of_handler(f"{INCLUDE}# one\n{header}\n", "nvidia") == 3
-    assert k3s_template.line_of_handler(f"{INCLUDE}{header}\n", "nvidia-cdi") is None
-    ours = k3s_template.with_tables(INCLUDE, TABLE)
-    assert k3s_template.line_of_handler(ours, "nvidia") is None
-    assert k3s_template.line_of_handler(f"{ours}{header}\n", "nvidia") == ours.count("\n") + 1
+    assert k3s.line_of_handler(f"{INCLUDE}# one\n{header}\n", "nvidia") == 3
+    assert k3s.line_of_handler(f"{INCLUDE}{header}\n", "nvidia-cdi") is None
+    ours = k3s.with_tables(INCLUDE, TABLE)
+    assert k3s.line_of_handler(ours, "nvidia") is None
+    assert k3s.line_of_handler(f"{ours}{header}\n", "nvidia") == ours.count("\n") + 1
 
 
 def test_found_runtimes_count_where_the_base_or_their_loop_is_included() -> None:
-    assert k3s_template.registers_found(INCLUDE)
-    assert k3s_template.registers_found("{{ range $k, $v := .ExtraRuntimes }}{{ end }}")
-    full = k3s_template.with_tables(BASE, k3s_template.guarded(TABLE, "nvidia"))
-    assert not k3s_template.registers_found(full)  # our own condition includes nothing
+    assert k3s.registers_found(INCLUDE)
+    assert k3s.registers_found("{{ range $k, $v := .ExtraRuntimes }}{{ end }}")
+    full = k3s.with_tables(BASE, k3s.guarded(TABLE, "nvidia"))
+    assert not k3s.registers_found(full)  # our own condition includes nothing
 
 
 def test_rendering_leaves_a_guarded_table_out_where_the_base_has_it() -> None:
-    text = k3s_template.with_tables(INCLUDE, k3s_template.guarded(TABLE, "nvidia"))
-    alone = k3s_template.rendered(text, BASE)
+    text = k3s.with_tables(INCLUDE, k3s.guarded(TABLE, "nvidia"))
+    alone = k3s.rendered(text, BASE)
     assert alone is not None and alone.count("runtimes.nvidia]") == 1
-    both = k3s_template.rendered(text, f"{BASE}[{RUNTIMES}.'nvidia']\n")
+    both = k3s.rendered(text, f"{BASE}[{RUNTIMES}.'nvidia']\n")
     assert both is not None and parse_toml(both, "rendered")
-    assert k3s_template.rendered("{{ if .X }}{{ end }}", BASE) is None
+    assert k3s.rendered("{{ if .X }}{{ end }}", BASE) is None
 
 
-@pytest.mark.parametrize(
-    "text", [None, INCLUDE, f"# top\n{INCLUDE}[debug]\n", k3s_template.with_tables(None, TABLE)]
-)
+@pytest.mark.parametrize("text", [None, INCLUDE, f"# top\n{INCLUDE}[debug]\n", k3s.with_tables(None, TABLE)])
 def test_the_base_is_told_from_what_was_rendered(text: str | None) -> None:
-    now = k3s_template.rendered(text, BASE)
+    now = k3s.rendered(text, BASE)
     assert now is not None
-    assert (k3s_template.base_of(text, now) or "").strip() == BASE.strip()
+    assert (k3s.base_of(text, now) or "").strip() == BASE.strip()
 
 
 def test_a_template_with_logic_of_its_own_tells_no_base() -> None:
-    assert k3s_template.base_of(f"{INCLUDE}{{{{ .X }}}}\n", BASE) is None
-    assert k3s_template.base_of(f"{INCLUDE}{INCLUDE}", BASE) is None
-    assert k3s_template.base_of(f"# other\n{INCLUDE}", BASE) is None
+    assert k3s.base_of(f"{INCLUDE}{{{{ .X }}}}\n", BASE) is None
+    assert k3s.base_of(f"{INCLUDE}{INCLUDE}", BASE) is None
+    assert k3s.base_of(f"# other\n{INCLUDE}", BASE) is None

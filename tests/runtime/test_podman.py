@@ -12,8 +12,7 @@ from gpunode.errors import DaemonError, PreconditionError, UsageError
 from gpunode.facts.podman import find_podman
 from gpunode.host import Host
 from gpunode.runtime.engine import Handler, Plan, Unwanted, Wanted
-from gpunode.runtime.podman import PodmanEngine
-from gpunode.runtime.podman_plan import DROP_IN
+from gpunode.runtime.podman import DROP_IN, PodmanEngine
 
 NVIDIA = Wanted((Handler("nvidia", "/usr/bin/nvidia-container-runtime"),))
 CDI = Wanted(NVIDIA.handlers, cdi=True)

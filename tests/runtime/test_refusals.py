@@ -9,7 +9,7 @@ import pytest
 from gpunode.errors import PreconditionError
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
-from gpunode.runtime import docker_check
+from gpunode.runtime import docker
 from gpunode.runtime.containerd_check import Judge
 from gpunode.runtime.engine import FileEdit
 
@@ -26,7 +26,7 @@ def test_dockerd_that_others_can_write(program: str) -> None:
     daemon = Daemon("docker", program, (28, 0), "/etc/docker/daemon.json", "", "/run/docker.sock", None)
     edit = FileEdit(daemon.config_path, b"{}\n", b'{"debug": true}\n')
     with pytest.raises(PreconditionError, match="can be written by other users") as caught:
-        docker_check.validate(Host(), daemon, edit)
+        docker.validate_docker(Host(), daemon, edit)
     assert "chmod go-w" in caught.value.hint
 
 

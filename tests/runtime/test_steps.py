@@ -11,8 +11,8 @@ import pytest
 from gpunode.commands import rollback
 from gpunode.errors import DaemonError, PreconditionError, RolledBackError
 from gpunode.host import Host
-from gpunode.render import SilentProgress
-from gpunode.result import Step
+from gpunode.output.render import SilentProgress
+from gpunode.output.result import Step
 from gpunode.runtime.steps import carry_out
 
 QUIET = SilentProgress()

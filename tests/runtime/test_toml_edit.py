@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from gpunode.errors import ConfigError
 from gpunode.facts.containerd import CRI_PLUGINS, load_config
 from gpunode.host import Host
-from gpunode.runtime import toml_edit, toml_lines
-from gpunode.runtime.containerd_plan import configured
-from gpunode.runtime.containerd_removal import Removal, removed
-from gpunode.runtime.containerd_state import State
+from gpunode.runtime import toml_edit
+from gpunode.runtime.containerd_files import State
+from gpunode.runtime.containerd_plan import Removal, configured, removed
 from gpunode.runtime.engine import Handler, Unwanted, Wanted
 from gpunode.runtime.trees import Tree, mutated, same
 
@@ -259,7 +258,7 @@ def test_key_of_a_table_that_dotted_keys_make_joins_them() -> None:
     def mutate(tree: Tree) -> None:
         tree["plugins"][P2]["enable_cdi"] = True
 
-    after = toml_lines.put(text, ("plugins", P2, "enable_cdi"), True, lambda value: "true")
+    after = toml_edit.put(text, ("plugins", P2, "enable_cdi"), True, lambda value: "true")
     added = f'  plugins."{P2}".enable_cdi = true\n'
     assert after == text.replace(line, added + line)
     edited = toml_edit.edit(text, mutate, "config.toml")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpunode.errors import ConfigError
 from gpunode.facts.containerd import dig
-from gpunode.facts.toolkit_config import KEYS, Key, names_in, parsed, wrong
+from gpunode.facts.toolkit import KEYS, Key, names_in, parsed, wrong
 from gpunode.runtime.toolkit_file import with_settings, without_settings
 
 # the form in which NVIDIA's packages ship it (Debian, toolkit 1.17)

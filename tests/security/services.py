@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fixtures.mps_control import mps_stub
 from gpunode.host import Host
-from gpunode.plugin.kubelet_stub import KubeletStub
+from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.cli import command
 
 RESOURCE = "nvidia.com/gpu"

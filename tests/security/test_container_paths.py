@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpunode._files import READ_BYTES
 from gpunode.host import Host, trust
+from gpunode.host.files import READ_BYTES
 
 OTHER = 61001
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.checks.toolkit.installed import toolkit_missing
+from gpunode.checks.toolkit import toolkit_missing
 from gpunode.errors import DaemonError, PreconditionError
 from gpunode.facts.engines import crio_role
-from gpunode.facts.fabric_manager import lacking
+from gpunode.facts.fabric import lacking
 from gpunode.facts.node import Node
 from gpunode.host import Host
 from gpunode.packages.find import find_manager
-from gpunode.plugin.mps.control import find_program
-from gpunode.plugin.settings import Settings
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.mps.daemon import find_program
 from tests.cli import fresh_gpunode, gpunode
 
 RUNTIME = "nvidia-container-runtime"
@@ -78,7 +78,7 @@ def test_programs_of_the_driver_are_not_called_missing(shared: Path) -> None:
 
 def test_a_package_manager_is_not_called_missing(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(shared / "zypper")
-    monkeypatch.setattr("gpunode._reading._SYSTEM_PATH", ())
+    monkeypatch.setattr("gpunode.host.reading._SYSTEM_PATH", ())
     with pytest.raises(PreconditionError, match=f"zypper is at {shared}/zypper, but it is not run"):
         find_manager(Host(environ={"PATH": str(shared)}))
 

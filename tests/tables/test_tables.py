@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpunode import tables
 from gpunode.checks.catalogue import ALL_CHECKS
-from gpunode.tables import Table, all_tables, table
+from gpunode.facts import tables
+from gpunode.facts.tables import Table, all_tables, table
 
 FILES = sorted(Path(tables.__file__).parent.glob("*.json"))
 

@@ -2,17 +2,319 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
-from gpunode.dataclass import dataclass, field
-from gpunode.facts.yaml_tree import EMPTY, DocumentError, Item, Notes, read
-from gpunode.plugin.config import sharing as sections
+from gpunode.facts.located import EMPTY, DocumentError, Item, Notes, read
 from gpunode.plugin.config.options import OPTIONS, Option
-from gpunode.plugin.config.problems import Problem
-from gpunode.plugin.config.reader import Reader, joined
-from gpunode.plugin.settings import NameRule, Sharing
+from gpunode.plugin.config.settings import NameRule, SharedResource, Sharing, resource_name_problem
+from gpunode.plugin.config.values import Problem, nearest, parse, selector
+
+# Walks a config file's tree: looks keys up, names what is unknown, collects every problem with its line.
+
+# YAML 1.1's further words for true and false, all of which NVIDIA's plugin takes in a file
+_YAML_WORDS = {
+    **dict.fromkeys(("y", "Y", "yes", "Yes", "YES", "on", "On", "ON"), "true"),
+    **dict.fromkeys(("n", "N", "no", "No", "NO", "off", "Off", "OFF"), "false"),
+}
+
+
+class Reader:
+    """`problems` and `warnings` grow while the sections are read. `known` are all keys, for suggestions."""
+
+    def __init__(self, name: str, known: Sequence[str], lenient: bool) -> None:
+        self._name = name
+        self._known = known
+        self._lenient = lenient
+        self.problems: list[Problem] = []
+        self.warnings: list[Problem] = []
+
+    def where(self, line: int) -> str:
+        return f"{self._name}:{line}" if line else self._name
+
+    def wrong(self, line: int, key: str, message: str, hint: str = "") -> None:
+        self.problems.append(Problem(self.where(line), key, message, hint, line=line))
+
+    def warn(self, line: int, key: str, message: str, hint: str = "") -> None:
+        self.warnings.append(Problem(self.where(line), key, message, hint, line=line))
+
+    # --- structure -------------------------------------------------------------------------------------
+
+    def fields(
+        self, item: Item, path: str, known: Iterable[str], *, exact: bool = False
+    ) -> Iterator[tuple[str, int, Item]]:
+        """The known keys of a mapping, in the spelling of `known`, with their line and value.
+
+        NVIDIA's plugin ignores case, but not in what it decodes by hand (`exact`). Nulls count as not given.
+        """
+        if item.kind == "null":
+            return
+        if item.kind != "map":
+            self.wrong(item.line, path, f"expected a mapping of {_names(known)}; found {item.what}")
+            return
+        spelled = {name if exact else name.lower(): name for name in known}
+        seen: dict[str, int] = {}
+        for key, line, value in item.pairs:
+            name = spelled.get(key if exact else key.lower())
+            if name is None:
+                self._unknown(line, path, key, spelled.values())
+            elif name in seen:
+                self.wrong(line, joined(path, key), f"the same key as on line {seen[name]}, in other case")
+            else:
+                seen[name] = line
+                yield name, line, value
+
+    def entries(self, item: Item, path: str) -> Iterator[tuple[str, Item]]:
+        """The items of a list with their paths; `null` is an empty one."""
+        if item.kind == "list":
+            yield from ((f"{path}[{number}]", entry) for number, entry in enumerate(item.items))
+        elif item.kind != "null":
+            self.wrong(item.line, path, f"expected a list; found {item.what}")
+
+    def _unknown(self, line: int, path: str, key: str, siblings: Iterable[str]) -> None:
+        message, hint = "unknown key", "--lenient makes a warning of it"
+        near = nearest(key, siblings)
+        elsewhere = [known for known in self._known if known.rpartition(".")[2].lower() == key.lower()]
+        if elsewhere and near.lower() != key.lower():
+            message += f"; its place is {' or '.join(elsewhere)}"
+            hint = "move it, or indent it so that it stands there"
+        elif near:
+            message += f"; did you mean {near}?"
+        elif far := nearest(key, (known.rpartition(".")[2] for known in self._known)):
+            full = next(known for known in self._known if known.rpartition(".")[2] == far)
+            message += f"; the nearest is {full}"
+        message += (
+            f" Known here: {_names(siblings)}" if message[-1] == "?" else f"; known here: {_names(siblings)}"
+        )
+        if self._lenient:
+            self.warn(line, joined(path, key), message.replace("unknown key", "unknown key, ignored", 1))
+        else:
+            self.wrong(line, joined(path, key), message, hint)
+
+    # --- values ----------------------------------------------------------------------------------------
+
+    def option(self, option: Option, item: Item, path: str) -> Any:
+        """The value of an option, None if it isn't one (said) or null."""
+        texts = self._texts(option, item, path)
+        if texts is None:
+            return None
+        if option.kind == "xids" and self._lenient:
+            texts = self._without_nonsense(option, texts, item, path)
+        return self.take(item, path, lambda: parse(option, texts))
+
+    def _texts(self, option: Option, item: Item, path: str) -> list[str] | None:
+        if item.kind == "list" and option.takes_many:
+            wrong = [one for one in item.items if one.kind != "scalar"]
+            for one in wrong:
+                self.wrong(one.line, path, f"expected {expected(option)}; found {one.what}")
+            return None if wrong else [one.text for one in item.items]
+        if item.kind == "null":
+            return None
+        if item.kind != "scalar":
+            self.wrong(item.line, path, f"expected {expected(option)}; found {item.what}")
+            return None
+        text = _YAML_WORDS.get(item.text, item.text) if option.kind == "boolean" else item.text
+        if option.kind in ("hold", "interval") and text.isdecimal():
+            text += "ns"  # as in every duration of NVIDIA's format
+        return [text]
+
+    def _without_nonsense(self, option: Option, texts: list[str], item: Item, path: str) -> list[str]:
+        kept = []
+        for text in (word for one in texts for word in one.split(",")):
+            try:
+                parse(option, [text])
+                kept.append(text)
+            except ValueError as error:
+                self.warn(item.line, path, f"{error}; ignored")
+        return kept
+
+    def take(self, item: Item, path: str, make: Callable[[], Any]) -> Any:
+        """What `make` gives, None for a ValueError, which becomes a problem of this item."""
+        try:
+            return make()
+        except ValueError as error:
+            self.wrong(item.line, path, str(error))
+            return None
+
+    def boolean(self, item: Item, path: str) -> bool | None:
+        found = self.option(_BOOLEAN, item, path)
+        return found if isinstance(found, bool) else None
+
+
+_BOOLEAN = Option("", ("",), "", "boolean")
+
+
+def joined(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def expected(option: Option) -> str:
+    """For messages: what an option wants."""
+    if option.allowed:
+        return ("one or more of " if option.takes_many else "one of ") + ", ".join(option.allowed)
+    kinds: Mapping[str, str] = {
+        **{"boolean": "true or false", "path": "a path", "socket": "a path", "resource": "a resource's name"},
+        **{"seconds": "a number of seconds", "hold": "a duration", "interval": "a duration"},
+        **{"integers": "a list of numbers", "xids": "a list of XIDs", "selectors": "a list of GPUs"},
+        **{"words": "a list of words", "address": "HOST:PORT"},
+    }
+    return kinds.get(option.kind, "a string")
+
+
+def _names(known: Iterable[str]) -> str:
+    return ", ".join(known)
+
+
+# The sections of a config file that are more than options: `sharing`, and the rules in `resources`.
+
+SECTIONS = {"timeSlicing": "time-slicing", "mps": "mps"}
+SECTION_KEYS = ("renameByDefault", "failRequestsGreaterThanOne", "resources")
+RESOURCE_KEYS = ("name", "rename", "devices", "replicas")
+RULE_KEYS = ("pattern", "name")
+RULE_LISTS = {"gpus": "gpu", "mig": "mig"}
+_COUNT = re.compile(r"[0-9]{1,9}")
+MAX_REPLICAS = 10_000
+_LEAST_REPLICAS = {"timeSlicing": 2, "mps": 1}
+"""One client alone under MPS makes sense (its limits hold); one time slice is no slice."""
+
+
+def read_sharing(reader: Reader, item: Item, vendor: str) -> Sharing | None:
+    """None without a section; an empty section is none. Of two MPS counts, as with NVIDIA's plugin."""
+    found: dict[str, tuple[int, Sharing | None]] = {}
+    for name, line, section in reader.fields(item, "sharing", SECTIONS):
+        if section.kind != "null" and (section.kind != "map" or section.pairs):
+            found[name] = line, _section(reader, name, section, vendor)
+    if len(found) > 1:
+        line = found["timeSlicing"][0]
+        message = "a node shares in one way: sharing.mps counts, and this has no effect"
+        reader.warn(line, "sharing.timeSlicing", message, "take one of the two out")
+    return next((found[name][1] for name in ("mps", "timeSlicing") if name in found), None)
+
+
+def _section(reader: Reader, name: str, item: Item, vendor: str) -> Sharing | None:
+    path = f"sharing.{name}"
+    rename, single = False, name == "mps"
+    resources: list[SharedResource] | None = None
+    fields = {key: value for key, _, value in reader.fields(item, path, SECTION_KEYS, exact=True)}
+    for key, value in fields.items():
+        if key == "renameByDefault":
+            rename = bool(reader.boolean(value, joined(path, key)))
+        elif key == "failRequestsGreaterThanOne":
+            chosen = reader.boolean(value, joined(path, key))
+            single = single if chosen is None else chosen
+    listed = fields.get("resources", Item(item.line, "null"))
+    entries = list(reader.entries(listed, joined(path, "resources")))
+    if item.kind == "map" and not entries and listed.kind in ("null", "list"):
+        reader.wrong(listed.line, joined(path, "resources"), "at least one {name, replicas} is needed")
+    resources = [
+        shared
+        for entry_path, entry in entries
+        if (shared := _resource(reader, name, entry, entry_path, vendor, rename)) is not None
+    ]
+    return Sharing(SECTIONS[name], tuple(resources), rename, single) if resources else None
+
+
+def _resource(
+    reader: Reader, section: str, item: Item, path: str, vendor: str, rename: bool
+) -> SharedResource | None:
+    before = len(reader.problems)
+    fields = {key: value for key, _, value in reader.fields(item, path, RESOURCE_KEYS, exact=True)}
+    if item.kind == "null":
+        reader.wrong(item.line, path, "expected a mapping of name and replicas; found nothing")
+    name = _name(reader, fields, "name", item, path, vendor, required=True)
+    renamed = _name(reader, fields, "rename", item, path, vendor)
+    if name and rename and not renamed and (problem := resource_name_problem(f"{name}.shared")):
+        line = fields["name"].line
+        reader.wrong(
+            line, joined(path, "name"), f"with .shared behind it, which renameByDefault adds: {problem}"
+        )
+    replicas = _replicas(reader, section, fields.get("replicas"), item, path)
+    devices = _devices(reader, fields["devices"], joined(path, "devices")) if "devices" in fields else None
+    if len(reader.problems) > before or name is None:
+        return None
+    return SharedResource(name, replicas, renamed or "", devices)
+
+
+def _name(
+    reader: Reader,
+    fields: dict[str, Item],
+    key: str,
+    holder: Item,
+    path: str,
+    vendor: str,
+    *,
+    required: bool = False,
+) -> str | None:
+    item = fields.get(key)
+    if item is None or item.kind == "null" or (item.kind == "scalar" and not item.text):
+        if required and holder.kind == "map":
+            reader.wrong((item or holder).line, joined(path, key), f"{key} is needed")
+        return None
+    if item.kind != "scalar":
+        reader.wrong(item.line, joined(path, key), f"expected a resource's name; found {item.what}")
+        return None
+    name = item.text if "/" in item.text else f"{vendor}.com/{item.text}"
+    if problem := resource_name_problem(name):
+        reader.wrong(item.line, joined(path, key), f"{name!r}: {problem}")
+        return None
+    return name
+
+
+def _replicas(reader: Reader, section: str, item: Item | None, holder: Item, path: str) -> int:
+    least = _LEAST_REPLICAS[section]
+    allowed = f"a whole number from {least} to {MAX_REPLICAS}"
+    if item is None or item.kind == "null":
+        if holder.kind == "map":
+            reader.wrong((item or holder).line, joined(path, "replicas"), f"replicas is needed: {allowed}")
+        return 0
+    whole = item.kind == "scalar" and _COUNT.fullmatch(item.text) is not None
+    if not whole or not least <= int(item.text) <= MAX_REPLICAS:
+        hint = "leave the entry out for GPUs that aren't shared" if item.text == "1" else ""
+        reader.wrong(item.line, joined(path, "replicas"), f"{item.what} is not {allowed}", hint)
+        return 0
+    return int(item.text)
+
+
+def _devices(reader: Reader, item: Item, path: str) -> int | tuple[str, ...] | None:
+    """``all`` or null is None, a number is itself, a list holds selectors."""
+    if item.kind == "null" or (item.kind == "scalar" and item.text == "all"):
+        return None
+    if item.kind == "scalar" and _COUNT.fullmatch(item.text) and int(item.text):
+        return int(item.text)
+    if item.kind != "list" or not item.items:
+        message = f"{item.what} is neither all, nor a number of devices from 1, nor a list of devices"
+        reader.wrong(item.line, path, message)
+        return None
+    found = []
+    for one_path, one in reader.entries(item, path):
+        if one.kind != "scalar":
+            reader.wrong(
+                one.line, one_path, f"expected an index, UUID, PCI address or model; found {one.what}"
+            )
+        elif (chosen := reader.take(one, one_path, partial(selector, one.text))) is not None:
+            found.append(chosen)
+    return tuple(dict.fromkeys(found))
+
+
+def read_rules(reader: Reader, item: Item, path: str, vendor: str) -> tuple[NameRule, ...]:
+    """The naming rules of ``resources.gpus`` or ``resources.mig``."""
+    rules = []
+    for entry_path, entry in reader.entries(item, path):
+        before = len(reader.problems)
+        fields = {key: value for key, _, value in reader.fields(entry, entry_path, RULE_KEYS, exact=True)}
+        pattern = fields.get("pattern")
+        if entry.kind == "null":
+            reader.wrong(entry.line, entry_path, "expected a mapping of pattern and name; found nothing")
+        if entry.kind == "map" and (pattern is None or not pattern.text):
+            reader.wrong((pattern or entry).line, joined(entry_path, "pattern"), "pattern is needed")
+        name = _name(reader, fields, "name", entry, entry_path, vendor, required=True)
+        if len(reader.problems) == before and pattern is not None and name is not None:
+            rules.append(NameRule(RULE_LISTS[path.rpartition(".")[2]], pattern.text, name))
+    return tuple(rules)
+
 
 VERSION = "v1"
 TOP = ("version", "flags", "resources", "sharing", "imex", "health")
@@ -39,15 +341,11 @@ def by_key() -> dict[str, Option]:
 def known_keys() -> tuple[str, ...]:
     """Every key with its full path, for suggestions and docs."""
     shared = [
-        *(f"sharing.{name}" for name in sections.SECTIONS),
-        *(f"sharing.{name}.{key}" for name in sections.SECTIONS for key in sections.SECTION_KEYS),
-        *(
-            f"sharing.{name}.resources[].{key}"
-            for name in sections.SECTIONS
-            for key in sections.RESOURCE_KEYS
-        ),
-        *(f"resources.{name}" for name in sections.RULE_LISTS),
-        *(f"resources.{name}[].{key}" for name in sections.RULE_LISTS for key in sections.RULE_KEYS),
+        *(f"sharing.{name}" for name in SECTIONS),
+        *(f"sharing.{name}.{key}" for name in SECTIONS for key in SECTION_KEYS),
+        *(f"sharing.{name}.resources[].{key}" for name in SECTIONS for key in RESOURCE_KEYS),
+        *(f"resources.{name}" for name in RULE_LISTS),
+        *(f"resources.{name}[].{key}" for name in RULE_LISTS for key in RULE_KEYS),
     ]
     return (*TOP, "flags.plugin", "flags.gpunode", "flags.gfd", *by_key(), *shared)
 
@@ -99,14 +397,14 @@ def _read_top(reader: Reader, tree: Item, vendor: str) -> FileConfig:
         parts.get("resources", (1, EMPTY))[1], "resources", ("gpus", "mig", "include", "exclude")
     ):
         path = joined("resources", key)
-        if key in sections.RULE_LISTS:
-            rules += sections.read_rules(reader, item, path, vendor)
+        if key in RULE_LISTS:
+            rules += read_rules(reader, item, path, vendor)
             lines.setdefault("rules", line)
         elif (value := reader.option(by_key()[path], item, path)) is not None:
             found[by_key()[path].field] = value, item.line
     if "sharing" in parts:
         lines["sharing"], item = parts["sharing"]
-        sharing = sections.read_sharing(reader, item, vendor)
+        sharing = read_sharing(reader, item, vendor)
     problems, warnings = (tuple(sorted(one, key=_line)) for one in (reader.problems, reader.warnings))
     return FileConfig(found, rules, sharing, lines, problems, warnings)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import Event, Thread
 
-from gpunode.gpu.events import GpuEvent
 from gpunode.gpu.model import Inventory, Reading, Topology
+from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host
-from gpunode.plugin.backend import Backend
-from gpunode.plugin.settings import Settings
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.model import Backend
 
 
 def look(host: Host, settings: Settings, backend: Backend) -> tuple[Inventory | None, str]:
@@ -23,9 +23,8 @@ def look_with_links(
 ) -> tuple[Inventory | None, Topology, str]:
     """The same, and how the GPUs hang together, which takes NVML longer."""
     if settings.vendor == "nvidia" and not settings.simulate:
-        from gpunode.gpu.isolated import probe
-        from gpunode.plugin.nvidia.library import nvml_library
-        from gpunode.plugin.nvidia.platform import TEGRA
+        from gpunode.gpu.probe import probe
+        from gpunode.plugin.nvidia.platform import TEGRA, nvml_library
 
         if settings.device_discovery_strategy == TEGRA:  # one device, and no NVML to ask
             return Inventory(""), Topology(), ""

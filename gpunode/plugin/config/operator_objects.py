@@ -7,12 +7,12 @@ The plugin's is the one that the ClusterPolicy names, or else each whose texts r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from gpunode.dataclass import dataclass, field
-from gpunode.facts.yaml_tree import EMPTY, Item
+from gpunode.facts.located import EMPTY, Item
 from gpunode.plugin.config.file import TOP
+from gpunode.plugin.config.gke import Left, WrongInput, documents, get, keys
 from gpunode.plugin.config.operator_policy import SECTIONS
-from gpunode.plugin.config.translate import Left, WrongInput, documents, get, keys
 
 LABEL = "nvidia.com/device-plugin.config"
 _OWN = frozenset(TOP) - {"version", "health"}  # which other programs' files have as well

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from gpunode.dataclass import dataclass
-from gpunode.facts.yaml_tree import EMPTY, Item
+from gpunode.facts.located import EMPTY, Item
 from gpunode.gpu.library_paths import DRIVER_ROOT
+from gpunode.plugin.config.gke import Left, get, keys, plain
 from gpunode.plugin.config.options import OPTIONS, Option
-from gpunode.plugin.config.translate import Left, get, keys, plain
 
 _TOOLKIT = "/usr/local/nvidia"  # DefaultToolkitInstallDir
 _OBJECT = "gpunode manifests daemon-set prints ours"

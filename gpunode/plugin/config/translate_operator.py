@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpunode.facts.yaml_tree import EMPTY, Item
+from gpunode.facts.located import EMPTY, Item
+from gpunode.plugin.config.gke import Left, Translation, WrongInput, documents, ordered, plain, put
 from gpunode.plugin.config.operator_objects import LABEL, Found, collected, configurations
 from gpunode.plugin.config.operator_policy import Policy, read_policy
-from gpunode.plugin.config.translate import Left, Translation, WrongInput, documents, ordered, plain, put
 
 _NAME_HINT = "--name NAME"
 

@@ -6,13 +6,15 @@ Each kind is one function that raises ValueError with what is allowed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from gpunode.pattern import pattern
+from gpunode.errors import ConfigError
+from gpunode.output.result import ErrorInfo, ExitCode
 from gpunode.plugin.config.options import BY_FIELD, LISTS, Option
-from gpunode.plugin.select import pci_numbers
-from gpunode.plugin.settings import ALL_XIDS, resource_name_problem
+from gpunode.plugin.config.settings import ALL_XIDS, resource_name_problem
+from gpunode.plugin.model import pci_numbers
 
 TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})  # strconv.ParseBool
 FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
@@ -20,15 +22,15 @@ _SOCKET_BYTES = 107  # unix(7): sun_path without its end
 _NANOSECONDS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9}
 _NANOSECONDS["h"] = 3600 * 10**9
 _ONE_TERM = r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)"
-_TERM = pattern(_ONE_TERM, re.ASCII)
-_DURATION = pattern(rf"(?:{_ONE_TERM})+", re.ASCII)
-_NUMBER = pattern(r"\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
-_DECIMAL = pattern(r"[0-9]{1,18}")
+_TERM = re.compile(_ONE_TERM, re.ASCII)
+_DURATION = re.compile(rf"(?:{_ONE_TERM})+", re.ASCII)
+_NUMBER = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+_DECIMAL = re.compile(r"[0-9]{1,18}")
 _UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-_INDEX = pattern(r"[0-9]{1,6}(:[0-9]{1,6})?")
-_GPU_UUID = pattern(rf"(GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/[0-9]+/[0-9]+", re.IGNORECASE)
-_PARTITION = pattern(r"amdgpu_xcp_[0-9]+|([0-9]+c\.)?[0-9]+g\.[0-9]+gb\S*")  # AMD's; a MIG profile
-_ADDRESS = pattern(r"(?P<host>\[[0-9a-fA-F:.%a-z]+\]|[^\s:\[\]]*):(?P<port>[0-9]{1,5})", re.ASCII)
+_INDEX = re.compile(r"[0-9]{1,6}(:[0-9]{1,6})?")
+_GPU_UUID = re.compile(rf"(GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/[0-9]+/[0-9]+", re.IGNORECASE)
+_PARTITION = re.compile(r"amdgpu_xcp_[0-9]+|([0-9]+c\.)?[0-9]+g\.[0-9]+gb\S*")  # AMD's; a MIG profile
+_ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.%a-z]+\]|[^\s:\[\]]*):(?P<port>[0-9]{1,5})", re.ASCII)
 MAX_LIST = 4096
 
 
@@ -198,3 +200,55 @@ def value_problem(field: str, *texts: str) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+# What is wrong with a configuration, all of it at once, each with where it stands.
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`where` is FILE:LINE, a flag or a variable; `key` the config key, empty outside of a file."""
+
+    where: str
+    key: str
+    message: str
+    hint: str = ""
+    usage: bool = False
+    line: int = 0
+
+    @property
+    def text(self) -> str:
+        return ": ".join(part for part in (self.where, self.key, self.message) if part)
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """For a log line."""
+        return {"hint": self.hint} if self.hint else {}
+
+    def info(self) -> ErrorInfo:
+        """As it stands in the JSON envelope."""
+        return ErrorInfo("usage" if self.usage else "config", self.text, self.hint)
+
+
+class InvalidConfig(ConfigError):
+    """A configuration with one problem or more."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        first, *more = problems
+        usage = all(problem.usage for problem in problems)
+        super().__init__(
+            "; ".join(problem.text for problem in problems),
+            hint=first.hint if not more else "gpunode plugin check-config",
+            code="usage" if usage else "config",
+            exit_code=ExitCode.USAGE if usage else ExitCode.FAILED,
+        )
+        self.problems = tuple(problems)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The word that was meant, empty if none is near."""
+    from difflib import get_close_matches
+
+    by_lower = {one.lower(): one for one in known}
+    found = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else ""

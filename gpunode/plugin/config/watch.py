@@ -9,18 +9,18 @@ turn, as it may mean writing CDI specifications first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import PurePath
 from typing import Protocol
 
-from gpunode.dataclass import fields, replace
 from gpunode.errors import GpunodeError
 from gpunode.plugin.config.options import OPTIONS
-from gpunode.plugin.config.problems import Problem
 from gpunode.plugin.config.resolve import Sources
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.config.values import Problem
 from gpunode.plugin.errand import Errand
 from gpunode.plugin.logfmt import Log
-from gpunode.plugin.settings import Settings
 
 AGAIN_SECONDS = 0.2
 
@@ -72,7 +72,7 @@ class Service(Protocol):
 
 
 class ConfigWatch:
-    """A part; see `gpunode.plugin.parts.Part`. Without a file only SIGHUP counts: the GPUs are looked at.
+    """A part; see `gpunode.plugin.model.Part`. Without a file only SIGHUP counts: the GPUs are looked at.
 
     `last_error` says why the file as it is now isn't what we serve; empty if it is.
     """

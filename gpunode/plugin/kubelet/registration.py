@@ -21,18 +21,24 @@ from typing import Any
 import grpc
 
 from gpunode.errors import GpunodeError
-from gpunode.facts.device_checkpoint import NAME, read_checkpoint
+from gpunode.facts.kubelet import NAME, read_checkpoint
 from gpunode.host import Host
-from gpunode.plugin.kubelet import rpc
-from gpunode.plugin.kubelet.directory import identity, is_directory, is_socket, registry_sockets
-from gpunode.plugin.kubelet.handlers import plugin_options
-from gpunode.plugin.kubelet.serving import READ_ONLY, LinkContext, Serving
+from gpunode.plugin.config.settings import Settings, pod_resources_socket
+from gpunode.plugin.kubelet import server
+from gpunode.plugin.kubelet.server import (
+    READ_ONLY,
+    LinkContext,
+    Serving,
+    identity,
+    is_directory,
+    is_socket,
+    plugin_options,
+    registry_sockets,
+)
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.logfmt import OnChange
-from gpunode.plugin.observe.sockets import pod_resources_socket
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 from gpunode.plugin.proto import podresources_pb2
-from gpunode.plugin.settings import Settings
 
 _REGISTER_SECONDS = 15.0  # the kubelet dials back during the call and gives that 10 s
 _FIRST_DELAY = 0.1  # the kubelet's cleanup after a stream that ended is usually over by then
@@ -131,8 +137,8 @@ class AllocatableCheck:
                 self._evaluate(now, None)
 
     def _ask(self) -> None:
-        self._channel = rpc.channel(self._host.path(self._socket))
-        ask = rpc.method(self._channel, rpc.POD_RESOURCES, "GetAllocatableResources")
+        self._channel = server.channel(self._host.path(self._socket))
+        ask = server.method(self._channel, server.POD_RESOURCES, "GetAllocatableResources")
         self._call = ask.future(
             podresources_pb2.AllocatableResourcesRequest(), timeout=_POD_RESOURCES_SECONDS
         )
@@ -275,14 +281,14 @@ class KubeletLink:
     def _register(self) -> None:
         self._mark = self._serving.streams.registering()
         self._allocatable.registering()
-        self._channel = rpc.channel(self._host.path(self._settings.kubelet_socket))
+        self._channel = server.channel(self._host.path(self._settings.kubelet_socket))
         request = pb.RegisterRequest(
-            version=rpc.VERSION,
+            version=server.VERSION,
             endpoint=self._settings.endpoint(self._resource),
             resource_name=self._resource,
             options=plugin_options(),
         )
-        register = rpc.method(self._channel, rpc.REGISTRATION, "Register")
+        register = server.method(self._channel, server.REGISTRATION, "Register")
         self._call = register.future(request, timeout=_REGISTER_SECONDS)
         self._call.add_done_callback(lambda _: self._news())
 

@@ -2,21 +2,441 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from threading import Lock
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 
-from gpunode.errors import PreconditionError
+from gpunode.errors import GpunodeError, PreconditionError, Unreadable
 from gpunode.host import Host
-from gpunode.plugin.kubelet import rpc
-from gpunode.plugin.kubelet.handlers import DevicePlugin
-from gpunode.plugin.kubelet.streams import MAX_STREAMS, Streams
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.ledger import Feed
+from gpunode.plugin.logfmt import Log, Rarely
+from gpunode.plugin.model import AllocationError, Answer, Snapshot
+from gpunode.plugin.proto import deviceplugin_pb2 as pb
+from gpunode.plugin.proto import podresources_pb2
+
+# The open ListAndWatch streams of one server.
+#
+# Each holds a worker thread for as long as it lives, and the stream of a kubelet that hangs may live for
+# ever. So streams are numbered, and an old one is ended when there are too many, though not the present
+# kubelet's.
+
+MAX_STREAMS = 8
+
+
+class Streams:
+    """In the order in which they were opened. `news` is called when one was opened or has ended.
+
+    Numbers go on after `last`: those of an earlier server are never given again.
+    """
+
+    def __init__(self, feed: Feed, news: Callable[[], None], last: int = 0) -> None:
+        self._feed = feed
+        self._news = news
+        self._lock = Lock()
+        self._open: set[int] = set()
+        self._ended = False
+        self._mark: int | None = None
+        self.last = last
+
+    def open(self) -> int:
+        """Number a new stream; the oldest that isn't the kubelet's ends if there are too many."""
+        with self._lock:
+            self.last += 1
+            if not self._ended:
+                self._open.add(self.last)
+            crowd = self._crowd()
+            number = self.last
+            self._open.difference_update(crowd)
+        if crowd:
+            self._feed.wake()
+        self._news()
+        return number
+
+    def _crowd(self) -> list[int]:
+        """What is to end. The first stream after a registration is taken for the kubelet's."""
+        oldest = sorted(self._open)
+        mine = next((n for n in oldest if self._mark is not None and n > self._mark), None)
+        return [n for n in oldest if n != mine][: max(0, len(oldest) - MAX_STREAMS)]
+
+    def registering(self) -> int:
+        """The kubelet's stream is about to come: the number that it will be above."""
+        return self.registered(self.last)
+
+    def registered(self, mark: int) -> int:
+        """The kubelet's stream is the first above `mark`, whether it has come already or not."""
+        with self._lock:
+            self._mark = mark
+            return mark
+
+    def is_open(self, number: int) -> bool:
+        return number in self._open
+
+    def since(self, mark: int) -> bool:
+        """Whether a stream is open that was opened after number `mark`."""
+        with self._lock:
+            return any(number > mark for number in self._open)
+
+    def close(self, number: int) -> None:
+        """End a stream; safe to call twice and from any thread."""
+        with self._lock:
+            was_open = number in self._open
+            self._open.discard(number)
+        if was_open:
+            self._feed.wake()
+            self._news()
+
+    def close_all(self) -> None:
+        """End every stream, also one that a client opens from now on: its thread would outlive the server."""
+        with self._lock:
+            self._ended = True
+            self._open.clear()
+        self._feed.wake()
+
+
+# gRPC over unix sockets: the services' methods, channels that share no state, the path limit.
+#
+# Requests are parsed here and not by grpc, which would print a traceback for bytes that are no message and
+# tell the client nothing.
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a client's malformed frame is no news for the log
+
+
+VERSION = "v1beta1"
+REGISTRATION = f"{VERSION}.Registration"
+DEVICE_PLUGIN = f"{VERSION}.DevicePlugin"
+POD_RESOURCES = "v1.PodResourcesLister"
+MAX_SOCKET_PATH = 107  # sun_path of unix(7) holds 108 bytes, the last one is NUL
+MAX_REQUEST_BYTES = 4 << 20  # ten thousand device ids are half a MiB
+_MAX_DETAILS = 1024  # grpc-message travels in a header, and a client takes 8 KiB of those
+
+Handler = Callable[[Any, grpc.ServicerContext], Any]
+Methods = Mapping[str, tuple[type[Message], type[Message]]]
+
+METHODS: dict[str, Methods] = {
+    REGISTRATION: {"Register": (pb.RegisterRequest, pb.Empty)},
+    DEVICE_PLUGIN: {
+        "GetDevicePluginOptions": (pb.Empty, pb.DevicePluginOptions),
+        "ListAndWatch": (pb.Empty, pb.ListAndWatchResponse),
+        "GetPreferredAllocation": (pb.PreferredAllocationRequest, pb.PreferredAllocationResponse),
+        "Allocate": (pb.AllocateRequest, pb.AllocateResponse),
+        "PreStartContainer": (pb.PreStartContainerRequest, pb.PreStartContainerResponse),
+    },
+    POD_RESOURCES: {
+        "List": (podresources_pb2.ListPodResourcesRequest, podresources_pb2.ListPodResourcesResponse),
+        "GetAllocatableResources": (
+            podresources_pb2.AllocatableResourcesRequest,
+            podresources_pb2.AllocatableResourcesResponse,
+        ),
+        "Get": (podresources_pb2.GetPodResourcesRequest, podresources_pb2.GetPodResourcesResponse),
+    },
+}
+"""By service; others add their own where they are needed (see watcher.py)."""
+STREAMS = frozenset({"ListAndWatch"})
+
+
+class Refused(GpunodeError):
+    """A request that is answered with a gRPC error. `status` is grpc.StatusCode's name."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def target(path: Path) -> str:
+    """The gRPC address of a unix socket. `PreconditionError` if the path is too long for one."""
+    length = len(os.fsencode(path))
+    if length > MAX_SOCKET_PATH:
+        raise PreconditionError(
+            f"{path} has {length} bytes; a unix socket's path can have {MAX_SOCKET_PATH}",
+            hint="use a shorter directory, through a symlink for example",
+        )
+    return f"unix:{path}"
+
+
+def channel(path: Path) -> grpc.Channel:
+    """A channel of its own: no connection, and no memory of failed ones, is shared with another channel."""
+    return grpc.insecure_channel(target(path), options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def method(opened: grpc.Channel, service: str, name: str) -> Any:
+    """A callable for one method, with ``.future`` for unary ones."""
+    request, response = METHODS[service][name]
+    make = opened.unary_stream if name in STREAMS else opened.unary_unary
+    return make(
+        f"/{service}/{name}",
+        request_serializer=request.SerializeToString,
+        response_deserializer=response.FromString,
+    )
+
+
+def handlers(service: str, functions: Mapping[str, Handler]) -> grpc.GenericRpcHandler:
+    """A service's methods as a server takes them; `functions` are by method name.
+
+    A function answers with a message (an iterator of them for a stream), or raises `Refused`.
+    """
+    table: dict[str, Any] = {}
+    for name, (request, response) in METHODS[service].items():
+        stream = name in STREAMS
+        make = grpc.unary_stream_rpc_method_handler if stream else grpc.unary_unary_rpc_method_handler
+        guard = _streaming if stream else _unary
+        table[name] = make(guard(request, functions[name]), response_serializer=response.SerializeToString)
+    return grpc.method_handlers_generic_handler(service, table)
+
+
+def _unary(kind: type[Message], function: Handler) -> Handler:
+    def call(data: bytes, context: grpc.ServicerContext) -> Message:
+        try:
+            return function(_parsed(kind, data), context)  # type: ignore[no-any-return]
+        except Refused as refused:
+            abort(context, refused)
+
+    return call
+
+
+def _streaming(kind: type[Message], function: Handler) -> Handler:
+    def call(data: bytes, context: grpc.ServicerContext) -> Any:
+        try:
+            yield from function(_parsed(kind, data), context)
+        except Refused as refused:
+            abort(context, refused)
+
+    return call
+
+
+def _parsed(kind: type[Message], data: bytes) -> Message:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise Refused("INVALID_ARGUMENT", f"the request is no {kind.DESCRIPTOR.full_name}") from error
+
+
+def abort(context: grpc.ServicerContext, refused: Refused) -> NoReturn:
+    """End the call with the error. Long words are cut: a header that is too long would hide them all."""
+    words = refused.message
+    if len(words.encode("utf-8", "replace")) > _MAX_DETAILS:
+        words = words.encode("utf-8", "replace")[: _MAX_DETAILS - 4].decode("utf-8", "ignore") + " ..."
+    context.abort(grpc.StatusCode[refused.status], words.encode("utf-8", "replace").decode())
+    raise AssertionError("abort raises")
+
+
+# The five RPCs of a device plugin: thin, with all policy behind `Policy`, and no bug gets out of them.
+
+_STATUS = {"not-found": "NOT_FOUND", "invalid": "INVALID_ARGUMENT", "unhealthy": "FAILED_PRECONDITION"}
+_REASON = 500  # characters of a reason in the log
+_LISTED = 16  # devices of an allocation in the log
+
+
+class Policy(Protocol):
+    """What the handlers ask: which devices to prefer, and what a container gets. `AllocationError` says why
+    not."""
+
+    def answer(self, snapshot: Snapshot, ids: Sequence[str]) -> Answer: ...
+
+    def prefer(
+        self, snapshot: Snapshot, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> Sequence[str]: ...
+
+
+class Call(NamedTuple):
+    """One RPC that was answered. `code` is gRPC's (OK, NOT_FOUND, ...), `devices` how many were asked for.
+
+    A ListAndWatch is told when its stream has ended. `fallback` is set where a preference came from the
+    simple rule because the good one failed.
+    """
+
+    resource: str
+    method: str
+    code: str
+    seconds: float
+    devices: int = 0
+    fallback: bool = False
+
+
+Observer = Callable[[Call], None]
+
+
+def plugin_options() -> pb.DevicePluginOptions:
+    """What the kubelet may ask of this plugin."""
+    return pb.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
+
+
+def device_list(table: Snapshot) -> pb.ListAndWatchResponse:
+    """The whole list as the kubelet wants it: exactly one NUMA node, or no topology at all."""
+    response = pb.ListAndWatchResponse()
+    for device in table.devices:
+        item = response.devices.add(ID=device.id, health="Healthy" if device.healthy else "Unhealthy")
+        if device.unit.numa is not None:
+            item.topology.nodes.add(ID=device.unit.numa)
+    return response
+
+
+def container_response(answer: Answer) -> pb.ContainerAllocateResponse:
+    """The answer as the kubelet takes it."""
+    return pb.ContainerAllocateResponse(
+        envs=answer.envs,
+        mounts=[
+            pb.Mount(container_path=item.container, host_path=item.host, read_only=item.read_only)
+            for item in answer.mounts
+        ],
+        devices=[
+            pb.DeviceSpec(container_path=item.container, host_path=item.host, permissions=item.permissions)
+            for item in answer.nodes
+        ],
+        annotations=answer.annotations,
+        cdi_devices=[pb.CDIDevice(name=name) for name in answer.cdi],
+    )
+
+
+class DevicePlugin:
+    """The RPC handlers of one resource."""
+
+    def __init__(self, feed: Feed, streams: Streams, policy: Policy, log: Log, observe: Observer) -> None:
+        self._feed = feed
+        self._streams = streams
+        self._policy = policy
+        self._log = log
+        self._rarely = Rarely(60.0)
+        self._observe = observe
+
+    @property
+    def functions(self) -> dict[str, Handler]:
+        """By method name, each one watched over."""
+        return {
+            "GetDevicePluginOptions": self._guarded("GetDevicePluginOptions", lambda _: plugin_options()),
+            "ListAndWatch": self.list_and_watch,
+            "GetPreferredAllocation": self.get_preferred,
+            "Allocate": self._guarded("Allocate", self.allocate),
+            "PreStartContainer": self._guarded("PreStartContainer", lambda _: pb.PreStartContainerResponse()),
+        }
+
+    def list_and_watch(
+        self, request: pb.Empty, context: grpc.ServicerContext
+    ) -> Iterator[pb.ListAndWatchResponse]:
+        """The list now, and again after every change, until either side ends the stream."""
+        started = time.perf_counter()
+        number = self._streams.open()
+        if not context.add_callback(lambda: self._streams.close(number)):
+            self._streams.close(number)  # the client has gone already
+        version = -1
+        try:
+            while snapshot := self._feed.wait_newer(version, lambda: self._streams.is_open(number)):
+                version = snapshot.version
+                yield device_list(snapshot)
+        finally:
+            self._streams.close(number)
+            self._tell("ListAndWatch", "OK", started)
+
+    def get_preferred(
+        self, request: pb.PreferredAllocationRequest, context: grpc.ServicerContext
+    ) -> pb.PreferredAllocationResponse:
+        """Never an error: the kubelet would refuse the pod for it."""
+        started, failed = time.perf_counter(), False
+        table = self._feed.snapshot()
+        response = pb.PreferredAllocationResponse()
+        for asked in request.container_requests:
+            available, must = asked.available_deviceIDs, asked.must_include_deviceIDs
+            try:
+                ids = self._policy.prefer(table, available, must, asked.allocation_size)
+                answer = pb.ContainerPreferredAllocationResponse(deviceIDs=ids)
+            except Exception as error:  # noqa: BLE001 - any devices are better than a pod that is refused
+                failed = True
+                self._bug("choosing devices failed: the first ones are preferred", error)
+                ids = simply(available, must, asked.allocation_size)
+                answer = pb.ContainerPreferredAllocationResponse(deviceIDs=ids)
+            response.container_responses.append(answer)
+        self._tell("GetPreferredAllocation", "OK", started, _asked(request), failed)
+        return response
+
+    def allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
+        table = self._feed.snapshot()
+        response = pb.AllocateResponse()
+        try:
+            for asked in request.container_requests:
+                answer = self._policy.answer(table, asked.devices_ids)
+                response.container_responses.append(container_response(answer))
+                devices = _shortened(asked.devices_ids)
+                self._log.info("allocated", resource=table.resource.name, devices=devices)
+        except AllocationError as error:
+            raise Refused(_STATUS.get(error.code, "INVALID_ARGUMENT"), error.message) from error
+        return response
+
+    # --- watching over them ----------------------------------------------------------------------------
+
+    def _guarded(self, name: str, function: Callable[[Any], Any]) -> Handler:
+        """A unary RPC: timed, and a bug becomes an error that names its cause."""
+
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            started, code = time.perf_counter(), "OK"
+            try:
+                return function(request)
+            except Refused as refused:
+                code = refused.status
+                self._warn(f"{name} refused", refused.message[:_REASON])
+                raise
+            except Exception as error:
+                code = "INTERNAL"
+                self._bug(f"{name} failed", error)
+                raise Refused(code, f"a bug in gpunode: {type(error).__name__}: {error}") from error
+            finally:
+                self._tell(name, code, started, _asked(request))
+
+        return call
+
+    @property
+    def _resource(self) -> str:
+        return self._feed.snapshot().resource.name
+
+    def _warn(self, message: str, reason: str) -> None:
+        if times := self._rarely.times((message, reason)):
+            self._log.warning(message, resource=self._resource, reason=reason, times=times)
+
+    def _bug(self, message: str, error: Exception) -> None:
+        where = error.__traceback__
+        while where is not None and where.tb_next is not None:
+            where = where.tb_next
+        at = f"{where.tb_frame.f_code.co_filename}:{where.tb_lineno}" if where is not None else ""
+        reason = f"{type(error).__name__}: {error}"[:_REASON]
+        if times := self._rarely.times((message, reason, at)):
+            self._log.error(message, resource=self._resource, reason=reason, at=at, times=times)
+
+    def _tell(self, method: str, code: str, started: float, devices: int = 0, fallback: bool = False) -> None:
+        self._observe(Call(self._resource, method, code, time.perf_counter() - started, devices, fallback))
+
+
+def simply(available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
+    """What must be there, then what comes first."""
+    return tuple(dict.fromkeys([*must_include, *available]))[: max(0, size)]
+
+
+def _shortened(ids: Sequence[str]) -> str:
+    """The ids for a log line; whose they are the kubelet doesn't tell a plugin."""
+    more = f" and {len(ids) - _LISTED} more" if len(ids) > _LISTED else ""
+    return ",".join(ids[:_LISTED]) + more
+
+
+def _asked(request: Any) -> int:
+    """How many devices a request is about, where it is about any."""
+    if isinstance(request, pb.AllocateRequest):
+        return sum(len(one.devices_ids) for one in request.container_requests)
+    if isinstance(request, pb.PreferredAllocationRequest):
+        return sum(one.allocation_size for one in request.container_requests)
+    return 0
+
 
 _WORKERS = 2 * MAX_STREAMS  # there are always more workers than streams; they are started when needed
 _OPTIONS = (
-    ("grpc.max_receive_message_length", rpc.MAX_REQUEST_BYTES),
-    ("grpc.max_send_message_length", 4 * rpc.MAX_REQUEST_BYTES),
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_send_message_length", 4 * MAX_REQUEST_BYTES),
     ("grpc.so_reuseport", 0),
 )
 
@@ -41,14 +461,14 @@ class PluginServer:
         self.streams = streams
         self._server = grpc.server(
             ThreadPoolExecutor(_WORKERS, thread_name_prefix="rpc"),
-            handlers=[rpc.handlers(rpc.DEVICE_PLUGIN, plugin.functions), *extra],
+            handlers=[handlers(DEVICE_PLUGIN, plugin.functions), *extra],
             options=_OPTIONS,
         )
 
     def start(self) -> None:
         """Serve. `PreconditionError` if the path is too long, not ours to use or already served."""
         path = self._host.path(self._socket, follow=False)
-        address = rpc.target(path)
+        address = target(path)
         clear_stale(self._host, self._socket)
         listen_privately(self._host, self._socket, lambda: self._server.add_insecure_port(address))
         self._server.start()
@@ -108,3 +528,206 @@ def clear_stale(host: Host, socket: str) -> None:
             hint=f"find it with: ss -xlp src {socket}; NVIDIA's plugin is a DaemonSet in kube-system",
         )
     host.remove(socket)
+
+
+# The kubelet's directories: looked at without gRPC.
+
+
+def check_directory(host: Host, path: str) -> bool:
+    """Whether the directory is there. `PreconditionError` if it may not even be looked at."""
+    try:
+        return is_directory(host, path)
+    except Unreadable as error:
+        raise PreconditionError(error.message, hint="run as root, for example with sudo") from error
+
+
+def is_directory(host: Host, path: str) -> bool:
+    found = host.stat(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def is_socket(host: Host, path: str) -> bool:
+    return identity(host, path) is not None
+
+
+def identity(host: Host, path: str) -> tuple[int, int, int] | None:
+    """What changes when a socket is made anew; None if there is no socket.
+
+    The change time is part of it, as a new socket often gets the old one's inode number again.
+    """
+    found = host.stat(path)
+    if found is None or not stat.S_ISSOCK(found.st_mode):
+        return None
+    return (found.st_dev, found.st_ino, found.st_ctime_ns)
+
+
+def registry(settings: Settings) -> str:
+    """Where the kubelet's plugin watcher looks: beside its device plugin directory."""
+    return str(PurePosixPath(settings.directory).parent / "plugins_registry")
+
+
+def registry_socket(host: Host, settings: Settings, resource: str) -> str:
+    """A new path for a resource's socket in the plugin watcher's directory.
+
+    Each has a name of its own. The kubelet delays its next attempt on a path by up to two minutes after
+    failed ones, and its monitor (since 1.35) deregisters a path that was dead for a while.
+    """
+    stem, _, suffix = settings.endpoint(resource).rpartition(".")
+    return f"{registry(settings)}/{stem}@{int(host.now() * 100) & 0xFFFFFFFF:08x}.{suffix}"
+
+
+def registry_sockets(host: Host, settings: Settings, resource: str) -> Iterator[str]:
+    """The sockets of a resource in the plugin watcher's directory, those of earlier releases included."""
+    plain = settings.endpoint(resource)
+    stem, _, suffix = plain.rpartition(".")
+    for path in host.glob(registry(settings), f"{stem}*.{suffix}"):
+        name = path.rpartition("/")[2]
+        if name == plain or name.startswith(f"{stem}@"):
+            yield path
+
+
+def socket_directories(settings: Settings) -> tuple[str, ...]:
+    """Where the kubelet's socket and ours lie."""
+    kubelet = str(PurePosixPath(settings.kubelet_socket).parent) if settings.kubelet_socket else ""
+    ours = registry(settings) if settings.registration == "watcher" else settings.directory
+    return tuple(dict.fromkeys(path for path in (kubelet, ours) if path))
+
+
+# Our own socket: created where the kubelet looks for it, and again whenever it was removed or replaced.
+
+READ_ONLY = "directory-not-writable"
+_BIND_DELAY = 1.0
+_LONGEST_BIND_DELAY = 2.0
+_PROBE_SECONDS = 2.0  # between two attempts to connect to another plugin's socket at our path
+
+
+@dataclass(frozen=True)
+class LinkContext:
+    """What all links of a plugin share. `observe` gets every RPC, `news` asks for the next turn at once."""
+
+    host: Host
+    settings: Settings
+    policy: Policy
+    log: Log
+    observe: Observer
+    news: Callable[[], None]
+
+
+class Serving:
+    """One resource's server for as long as the plugin lives. All methods belong to one thread.
+
+    `generation` grows whenever there is another server. `streams` are the present one's. `extra` are further
+    services on the same socket.
+    """
+
+    def __init__(
+        self,
+        context: LinkContext,
+        socket: str,
+        feed: Feed,
+        extra: Sequence[grpc.GenericRpcHandler] = (),
+    ) -> None:
+        self._context = context
+        self._host = context.host
+        self._log = context.log
+        self.socket = socket
+        self._directory = socket.rpartition("/")[0]
+        self._feed = feed
+        self._extra = extra
+        self._server: PluginServer | None = None
+        self.streams = Streams(feed, context.news)
+        self._next_bind = 0.0
+        self._bind_delay = _BIND_DELAY
+        self._next_probe = 0.0
+        self._problem = "waiting to serve again"
+        self.generation = 0
+
+    def claim(self, others: Iterable[str]) -> None:
+        """Start serving if the directory exists. `PreconditionError` if we may not, or another plugin does.
+
+        `others` are further sockets that this resource may have had. Stale ones are removed now: the kubelet
+        deregisters the resource when they are removed later.
+        """
+        target(self._host.path(self.socket))
+        try:
+            for other in others:
+                if is_socket(self._host, other):
+                    clear_stale(self._host, other)
+        except GpunodeError as error:
+            if "another device plugin" in error.message:
+                raise
+            self._log.warning("can't look for a stale socket", reason=error.message)
+        if check_directory(self._host, self._directory):
+            self._serve()
+
+    def keep(self, now: float) -> str:
+        """See to it that we serve; empty if so, else what is in the way.
+
+        `PreconditionError` with the code `READ_ONLY` if the directory can't be written (any more): a
+        service's sandbox still holds the old one after somebody made it anew, and only a new start opens the
+        new one.
+        """
+        if self._server is not None:
+            state = self._server.socket_is()
+            if state == "ours":
+                return ""
+            if state == "foreign":
+                if now < self._next_probe:
+                    return self._foreign
+                self._next_probe = now + _PROBE_SECONDS
+                if not self._host.is_dead_socket(self.socket):
+                    return self._foreign
+                clear_stale(self._host, self.socket)
+                self._log.warning("the other device plugin has exited: serving again", socket=self.socket)
+            else:
+                self._log.warning("our socket was deleted: serving anew", socket=self.socket)
+            self.close()
+        if not is_directory(self._host, self._directory):
+            return f"waiting for the kubelet: {self._directory} is not there"
+        if now < self._next_bind:
+            return self._problem
+        self._next_bind = now + self._bind_delay
+        self._bind_delay = min(2 * self._bind_delay, _LONGEST_BIND_DELAY)
+        try:
+            self._serve()
+        except PreconditionError as error:
+            self._problem = error.message
+            if error.code == READ_ONLY:
+                raise
+            return self._problem
+        return ""
+
+    @property
+    def _foreign(self) -> str:
+        return f"another device plugin has put its socket at {self.socket}"
+
+    def move(self, socket: str) -> None:
+        """Serve at another path instead, which the kubelet's plugin watcher takes for a new plugin."""
+        self.close()
+        self.socket = socket
+        self._serve()
+
+    def close(self) -> None:
+        """Stop serving; our socket goes away, which is how the kubelet learns of it."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
+
+    def _serve(self) -> None:
+        if not self._host.writable(self._directory):
+            raise PreconditionError(
+                f"can't create a socket in {self._directory}",
+                hint="run as root, for example with sudo",
+                code=READ_ONLY,
+            )
+        self.streams = Streams(self._feed, self._context.news, self.streams.last)
+        plugin = DevicePlugin(
+            self._feed, self.streams, self._context.policy, self._log, self._context.observe
+        )
+        server = PluginServer(self._host, self.socket, self.streams, plugin, self._extra)
+        server.start()
+        self._server = server
+        self.generation += 1
+        self._next_bind = 0.0
+        self._bind_delay = _BIND_DELAY
+        self._log.info("serving", resource=self._feed.snapshot().resource.name, socket=self.socket)

@@ -16,9 +16,15 @@ from itertools import chain
 from typing import Any
 
 from gpunode.errors import GpunodeError
-from gpunode.plugin.kubelet import rpc
-from gpunode.plugin.kubelet.directory import identity, registry_socket, registry_sockets
-from gpunode.plugin.kubelet.serving import READ_ONLY, LinkContext, Serving
+from gpunode.plugin.kubelet import server
+from gpunode.plugin.kubelet.server import (
+    READ_ONLY,
+    LinkContext,
+    Serving,
+    identity,
+    registry_socket,
+    registry_sockets,
+)
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.logfmt import OnChange
 from gpunode.plugin.proto import pluginregistration_pb2 as pb
@@ -29,7 +35,7 @@ _SOON = 1.0  # after a refusal, or a stream that this very kubelet has ended: it
 _STEADY_SECONDS = 30.0  # a stream that lasted this long clears the record of failures
 _LONGEST = 60.0
 
-rpc.METHODS[PLUGIN_REGISTRATION] = {
+server.METHODS[PLUGIN_REGISTRATION] = {
     "GetInfo": (pb.InfoRequest, pb.PluginInfo),
     "NotifyRegistrationStatus": (pb.RegistrationStatus, pb.RegistrationStatusResponse),
 }
@@ -45,7 +51,7 @@ class WatcherLink:
         self._log = context.log
         self._news = context.news
         self._say = OnChange(context.log)
-        extra = rpc.handlers(
+        extra = server.handlers(
             PLUGIN_REGISTRATION, {"GetInfo": self._info, "NotifyRegistrationStatus": self._notified}
         )
         socket = registry_socket(context.host, context.settings, resource)
@@ -107,7 +113,7 @@ class WatcherLink:
             type=DEVICE_PLUGIN_TYPE,
             name=self._resource,
             endpoint=str(self._host.path(self.socket, follow=False)),
-            supported_versions=[rpc.VERSION],
+            supported_versions=[server.VERSION],
         )
 
     def _notified(self, request: pb.RegistrationStatus, context: Any) -> pb.RegistrationStatusResponse:

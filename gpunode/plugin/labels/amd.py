@@ -9,8 +9,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from gpunode.dataclass import dataclass, field
+from gpunode.gpu.amd import (
+    DRIVER,
+    AmdGpu,
+    KfdNode,
+    listed,
+    missing,
+    place_of,
+    read_inventory,
+    read_nodes,
+    text_of,
+)
+from gpunode.host import Host
 from gpunode.plugin.labels.model import Labels, label_value, made
 
 _DOMAIN, _BETA = "amd.com/gpu", "beta.amd.com/gpu"
@@ -128,3 +140,61 @@ def family(gfx: str) -> str:
         return "GC_11_5_0" if minor == 5 else "GC_11_0_1" if step > 2 else "GC_11_0_0"
     exact = major * 100 + minor * 16 + step if major == 9 else major * 100 + minor * 10 + step
     return _FAMILIES.get(exact) or _FAMILIES.get(major, "")
+
+
+# Reads what of AMD's GPUs goes into labels: sysfs, KFD, and debugfs for the firmware.
+
+_DEBUG = "/sys/kernel/debug/dri"
+_FIRMWARE = re.compile(r"(\S+) feature version: (\d+), firmware version: 0x([0-9a-fA-F]+)\s*$", re.MULTILINE)
+
+
+def read_cards(host: Host, firmware: bool) -> tuple[tuple[Card, ...], Driver, str]:
+    """Every GPU that can be read, the driver, and why there is none; empty if there is."""
+    if reason := missing(host):
+        return (), Driver(), reason
+    nodes = read_nodes(host)
+    gpus = [gpu for gpu in read_inventory(host, nodes).gpus if isinstance(gpu, AmdGpu) and not gpu.error]
+    cards = tuple(_card(host, gpu, nodes, firmware) for gpu in gpus)
+    return cards, _driver(host, gpus), "" if cards else "the amdgpu driver has no GPU"
+
+
+def _card(host: Host, gpu: AmdGpu, nodes: Mapping[int, KfdNode], firmware: bool) -> Card:
+    mine = [node for node in nodes.values() if node.place == place_of(gpu.pci)]
+    simds = sum(node.values.get("simd_count", 0) for node in mine)
+    per_unit = mine[0].values.get("simd_per_cu", 0) if mine else 0
+    return Card(
+        gfx=gpu.compute_capability,
+        device_id=text_of(host, f"{DRIVER}/{gpu.pci}/device").removeprefix("0x"),
+        product=gpu.name,
+        memory_bytes=gpu.memory_bytes,
+        simds=simds,
+        units=simds // per_unit if per_unit > 0 else 0,
+        partition=gpu.partition_type,
+        firmware=_amd_cards_firmware(host, gpu) if firmware else {},
+    )
+
+
+def _driver(host: Host, gpus: list[AmdGpu]) -> Driver:
+    for gpu in gpus:
+        at = f"{DRIVER}/{gpu.pci}"
+        version, source = (text_of(host, f"{at}/driver/module/{name}") for name in ("version", "srcversion"))
+        if version or source:
+            break
+    else:
+        version, source = (text_of(host, f"/sys/module/amdgpu/{name}") for name in ("version", "srcversion"))
+    first = set(listed(host, f"{DRIVER}/{gpus[0].pci}")) if gpus else set()
+    return Driver(
+        version,
+        source,
+        "available_compute_partition" in first,
+        "available_memory_partition" in first,
+    )
+
+
+def _amd_cards_firmware(host: Host, gpu: AmdGpu) -> dict[str, tuple[int, int]]:
+    """By debugfs' amdgpu_firmware_info, which root may read; nothing else tells feature versions."""
+    minors = [path.removeprefix("/dev/dri/card") for path in gpu.paths if path.startswith("/dev/dri/card")]
+    for minor in minors:
+        found = _FIRMWARE.findall(text_of(host, f"{_DEBUG}/{minor}/amdgpu_firmware_info"))
+        return {name: (int(feature), int(version, 16)) for name, feature, version in found}
+    return {}

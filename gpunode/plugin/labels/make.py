@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpunode.dataclass import dataclass, field, replace
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.labels.model import Labels, Machine
-from gpunode.plugin.labels.tegra import is_tegra, tegra_inventory
+from gpunode.plugin.labels.nvidia import is_tegra, tegra_inventory
 from gpunode.plugin.model import Device, Plan, Resource, Unit
-from gpunode.plugin.settings import Settings
 
 if TYPE_CHECKING:
     from gpunode.facts.vgpu import VirtualGpu
@@ -42,7 +42,7 @@ def label(host: Host, settings: Settings) -> Labels:
     def meanwhile() -> None:
         """What needs no GPU, while NVML takes its time in another process: the PCI bus, and modules."""
         from gpunode.plugin.labels import nvidia  # noqa: F401
-        from gpunode.plugin.labels.machine import find_vgpus
+        from gpunode.plugin.labels.nvidia import find_vgpus
         from gpunode.plugin.nvidia import resources  # noqa: F401
 
         vgpus.append(find_vgpus(host))
@@ -54,7 +54,7 @@ def label(host: Host, settings: Settings) -> Labels:
 
 
 def _machine(host: Host, seen: Seen, vgpus: tuple[VirtualGpu, ...] | None) -> Machine:
-    from gpunode.plugin.labels.machine import read_machine
+    from gpunode.plugin.labels.nvidia import read_machine
 
     gpus = seen.inventory.gpus if seen.inventory else ()
     return read_machine(host, seen.settings.labels, gpus, vgpus)
@@ -62,8 +62,7 @@ def _machine(host: Host, seen: Seen, vgpus: tuple[VirtualGpu, ...] | None) -> Ma
 
 def label_seen(host: Host, seen: Seen, machine: Machine | None = None) -> Labels:
     """The labels of GPUs that were seen already; only files of the machine are read, if it isn't known."""
-    from gpunode.plugin.labels.machine import find_vgpus
-    from gpunode.plugin.labels.nvidia import nvidia_labels
+    from gpunode.plugin.labels.nvidia import find_vgpus, nvidia_labels
 
     machine = machine or _machine(host, seen, find_vgpus(host))
     return nvidia_labels(seen.settings, seen.inventory, seen.plan, machine, host.now())
@@ -71,8 +70,7 @@ def label_seen(host: Host, seen: Seen, machine: Machine | None = None) -> Labels
 
 def label_amd(host: Host, settings: Settings) -> Labels:
     """AMD's labels. None without a GPU, and the reason among the warnings."""
-    from gpunode.plugin.labels.amd import amd_labels
-    from gpunode.plugin.labels.amd_cards import read_cards
+    from gpunode.plugin.labels.amd import amd_labels, read_cards
 
     cards, driver, reason = read_cards(host, settings.labels.firmware)
     labels = amd_labels(cards, driver, settings.labels.firmware)
@@ -115,19 +113,19 @@ def plan_seen(host: Host, settings: Settings, inventory: Inventory | None) -> Se
 
 def _look(host: Host, settings: Settings, started: Callable[[], None] | None) -> tuple[Inventory | None, str]:
     if settings.device_discovery_strategy == VFIO:
-        from gpunode.plugin.labels.vfio import vfio_inventory
+        from gpunode.plugin.labels.nvidia import vfio_inventory
 
         return vfio_inventory(host), ""
     if settings.simulate:
-        from gpunode.plugin.simulate.profiles import load
+        from gpunode.plugin.simulate.node import load
 
         return load(settings.simulate, host)[0], ""
     from gpunode.plugin.nvidia.platform import TEGRA
 
     if settings.device_discovery_strategy == TEGRA:
         return ask_tegra(host, settings, None)
-    from gpunode.gpu.isolated import probe
-    from gpunode.plugin.nvidia.library import nvml_library
+    from gpunode.gpu.probe import probe
+    from gpunode.plugin.nvidia.platform import nvml_library
 
     library = nvml_library(host, settings)
     seen = probe(host, _patience(settings), library=library, started=started)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-
-from gpunode.dataclass import dataclass, field
-from gpunode.pattern import pattern
+from dataclasses import dataclass, field
 
 TIMESTAMP = "nvidia.com/gfd.timestamp"
 UNKNOWN_DRIVER = "unknown.unknown.unknown"
 """The driver's version, as GPU feature discovery tells it where no NVML does."""
 _LONGEST = 63
-_NAME = pattern(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_DOMAIN = pattern(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-_STRANGE = pattern(r"[^A-Za-z0-9\-_. ]")
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_STRANGE = re.compile(r"[^A-Za-z0-9\-_. ]")
 _EDGES = "-_."
 
 

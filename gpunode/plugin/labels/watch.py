@@ -13,14 +13,13 @@ from functools import partial
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
+from gpunode.plugin.config.settings import LabelSettings, Settings
 from gpunode.plugin.errand import Errand
-from gpunode.plugin.labels.machine import find_vgpus, read_machine
 from gpunode.plugin.labels.make import ask_tegra, cant_label, label_amd, label_seen, plan_seen
 from gpunode.plugin.labels.model import Labels, Machine
+from gpunode.plugin.labels.nvidia import find_vgpus, is_tegra, read_machine
 from gpunode.plugin.labels.sinks import Sink, make_sinks
-from gpunode.plugin.labels.tegra import is_tegra
 from gpunode.plugin.logfmt import Log, OnChange
-from gpunode.plugin.settings import LabelSettings, Settings
 
 Source = Callable[[], tuple[Settings, Inventory | None] | None]
 """The settings and the GPUs as they are now; no inventory: there is no GPU. None: that can't be told yet."""
@@ -30,7 +29,7 @@ _LONGEST_SECONDS = 300.0
 
 
 class Labeller:
-    """A part; see `gpunode.plugin.parts.Part`. At its end nothing is taken away."""
+    """A part; see `gpunode.plugin.model.Part`. At its end nothing is taken away."""
 
     def __init__(self, host: Host, log: Log, source: Source, soon: Callable[[float], None]) -> None:
         self._host = host

@@ -7,18 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from threading import Event, Thread, main_thread
+from typing import Protocol
 
-from gpunode.errors import GpunodeError
+from gpunode.errors import DaemonError, GpunodeError
 from gpunode.host import Host
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.logfmt import Log, OnChange
 from gpunode.plugin.model import Plan, Problem, Resource, Unit
-from gpunode.plugin.mps.layout import MPS, NOT_YET, DaemonSpec, daemon_specs, root_of
-from gpunode.plugin.settings import Settings
-
-if TYPE_CHECKING:
-    from gpunode.plugin.mps.keeper import Keeper
-    from gpunode.plugin.mps.onlooker import Onlooker
+from gpunode.plugin.mps.compute_mode import ComputeModes
+from gpunode.plugin.mps.daemon import (
+    PROGRAM,
+    Adopted,
+    Control,
+    ControlLog,
+    Running,
+    end,
+    find_program,
+    forget,
+    left_behind,
+    start,
+    taken,
+)
+from gpunode.plugin.mps.layout import MPS, NOT_YET, DaemonSpec, daemon_specs, prepare, root_of
 
 Source = Callable[[], tuple[Settings, Plan] | None]
 """Settings and plan of this moment; None while it isn't known which GPUs there are: nothing is ended then."""
@@ -193,21 +205,16 @@ class Supervisor:
 
     def _keeper(self, settings: Settings, spec: DaemonSpec) -> Keeper | Onlooker:
         if not self._ours(settings):
-            from gpunode.plugin.mps.onlooker import Onlooker
-
             onlooker = Onlooker(self._host, settings, spec)
             onlooker.start()
             return onlooker
-        from gpunode.plugin.mps.keeper import Keeper
-
         keeper = Keeper(self._host, settings, spec, self._log)
         keeper.start(after=list(self._ending))
         return keeper
 
     def _sweep(self, settings: Settings, root: str) -> None:
         """End what a killed plugin has left that isn't wanted any more: daemons, compute modes."""
-        from gpunode.plugin.mps.keeper import Keeper
-        from gpunode.plugin.mps.process import remains
+        from gpunode.plugin.mps.daemon import remains
 
         wanted = {spec.directory for spec in self._wanted}
         for spec in remains(self._host, root):
@@ -229,3 +236,353 @@ class Supervisor:
                 self._host.write_atomic(path, b"")
             else:
                 self._host.remove(path)
+
+
+# The keeper of one control daemon: starts it, watches it, starts it again, and ends it. A thread each.
+#
+# Everything here may take seconds: NVML, a daemon that hangs. Nobody waits for it: the supervisor reads
+# `problem`.
+
+_KEEPER_TURN_SECONDS = 0.25  # while it isn't up
+_CALM_SECONDS = 1.0  # while it is: each turn costs a tenth of a millisecond
+_ASK_SECONDS = 30.0  # how often the daemon must answer
+_FIRST_SECONDS = 1.0  # for an answer until then
+_UP_SECONDS = 10.0  # how long it may take until it answers first
+_BACK_OFF = (0.5, 2.0, 5.0, 15.0, 30.0, 60.0)
+_STEADY_SECONDS = 120.0  # after which a failure is a first one again
+_SERVER_SECONDS = 30.0  # how often a server that doesn't come up is tried again
+_BEFORE_SECONDS = 30.0  # how long another may take to give its GPUs back
+_ROOT = "0"  # the user whose server is tried
+
+
+class Joinable(Protocol):
+    """Something that ends, like a keeper."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    def join(self, seconds: float) -> None: ...
+
+
+class Keeper:
+    """`problem` holds for every GPU of the daemon, `gpu_problems` for single ones, by UUID."""
+
+    def __init__(self, host: Host, settings: Settings, spec: DaemonSpec, log: Log) -> None:
+        self.spec = self._wanted = spec
+        self.problem: Problem | None = replace(NOT_YET, since=host.now())
+        self.gpu_problems: Mapping[str, Problem] = {}
+        self._host = host
+        self._settings = settings
+        self._log = log
+        self._stop = Event()
+        self._hurry = False
+        self._modes = ComputeModes(host, spec.directory, self._stop)
+        self._tail = ControlLog(host, spec, log)
+        self._control = Control(host, "", spec.pipe)
+        self._running: Running | None = None
+        self._failures = 0
+        self._next_start = self._next_ask = self._next_server = self._up_since = 0.0
+        self._silent = False
+        self._server_failures = 0
+        self._after: Sequence[Joinable] = ()
+        # no daemon thread: the interpreter waits for it at its end, so that no GPU stays as MPS needs it
+        self._thread = Thread(target=self._run, name=f"mps {spec.resource}", daemon=False)
+
+    def start(self, after: Sequence[Joinable] = ()) -> None:
+        """Begin when the keepers in `after`, which may hold the same GPUs, have ended."""
+        self._after = after
+        self._thread.start()
+
+    def adjust(self, spec: DaemonSpec) -> None:
+        """Other limits, same GPUs: they hold for the next MPS server, which comes with the next client."""
+        self._wanted = spec
+
+    def stop(self, *, hurry: bool = False) -> None:
+        """Ask it to end its daemon and itself; returns at once. With `hurry` within ten seconds."""
+        self._hurry = self._hurry or hurry
+        self._stop.set()
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    # --- the thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        deadline = self._host.monotonic() + _BEFORE_SECONDS
+        for other in self._after:
+            while other.alive and not self._stop.is_set() and self._host.monotonic() < deadline:
+                other.join(_KEEPER_TURN_SECONDS)
+        try:
+            while not self._stop.is_set() and main_thread().is_alive():
+                self._turn()
+                self._stop.wait(_KEEPER_TURN_SECONDS if self.problem else _CALM_SECONDS)
+        finally:
+            self._end()
+
+    def _turn(self) -> None:
+        try:
+            if self._running is None:
+                if self._host.monotonic() >= self._next_start:
+                    self._begin()
+                return
+            self._watch(self._running)
+        except (GpunodeError, OSError) as error:
+            if self._stop.is_set():
+                return  # whatever it was, it ends now
+            hint = error.hint if isinstance(error, GpunodeError) else ""
+            self._fail(error.message if isinstance(error, GpunodeError) else str(error), hint)
+
+    def _begin(self) -> None:
+        self._control = Control(self._host, find_program(self._host, self._settings), self.spec.pipe)
+        prepare(self._host, self.spec, root_of(self._settings), self._log)
+        self._make_exclusive()
+        self._running = self._adopt() or self._start()
+        self._set_limits()
+        self._host.write_atomic(self.spec.started, b"")
+        now = self._host.monotonic()
+        self._up_since, self._next_ask, self._silent = now, now + _ASK_SECONDS, False
+        self.problem = None
+        limits = {"threads": f"{self.spec.percentage}%", "memory_mib": ",".join(map(str, self.spec.memory))}
+        self._log.info("MPS control daemon is up", **self._names, pid=self._running.pid, **limits)
+
+    def _make_exclusive(self) -> None:
+        failed = self._modes.make_exclusive(self.spec.gpus)
+        self.gpu_problems = {
+            uuid: self._problem_of(self._host, f"MPS can't have this GPU: {reason}")
+            for uuid, reason in failed.items()
+        }
+        if failed.keys() >= set(self.spec.gpus):
+            raise DaemonError(
+                f"MPS can't have its GPUs: {next(iter(failed.values()))}", hint="gpunode doctor"
+            )
+
+    def _adopt(self) -> Running | None:
+        """The daemon of a plugin that was killed, if it can go on; else it is ended."""
+        found = left_behind(self._host, self.spec)
+        if found is None:
+            return None
+        adopted = Adopted(self._host, found)
+        if found.gpus == self.spec.gpus and self._control.answers():
+            self._tail.skip()
+            self._log.info("goes on with the MPS control daemon that was there", **self._names, pid=found.pid)
+            return adopted
+        self._log.info("ends an MPS control daemon of before", **self._names, pid=found.pid)
+        end(self._host, self._control, adopted)
+        return None
+
+    def _start(self) -> Running:
+        if self._listens():  # what we start would end, and whatever we ask until then goes to the other
+            raise self._other(f"another MPS control daemon is already running on {self.spec.pipe}")
+        self._tail.skip()
+        daemon = start(self._host, self._control.program, self.spec)
+        self._running = daemon
+        up = self._host.wait_until(
+            lambda: daemon.ended() is not None or self._stop.is_set() or self._listens(), _UP_SECONDS, 0.02
+        )
+        if daemon.ended() is not None:
+            raise self._ended_early(daemon.ended())
+        if not up and not self._stop.is_set():
+            raise DaemonError(f"the MPS control daemon does not answer {_UP_SECONDS:g} s after its start")
+        return daemon
+
+    def _listens(self) -> bool:
+        return self._host.exists(f"{self.spec.pipe}/control") and self._control.answers(_FIRST_SECONDS)
+
+    def _set_limits(self) -> None:
+        """One share for everybody, or no limit. By number: the daemon ignores limits for a UUID."""
+        spec = self.spec = self._wanted
+        commands = [
+            f"set_default_device_pinned_mem_limit {number} {mib}M"
+            for number, mib in enumerate(spec.memory)
+            if mib
+        ]
+        if spec.percentage < 100:
+            commands.append(f"set_default_active_thread_percentage {spec.percentage}")
+        said = self._control.ask(*commands, "get_default_active_thread_percentage")
+        wrong = next((line for line in said if line.startswith(("Unknown command", "Invalid"))), "")
+        if wrong:
+            self._log.warning(
+                "limits not set", **self._names, reason=wrong, hint="use a driver of release 470 or newer"
+            )
+
+    def _watch(self, running: Running) -> None:
+        self._tail.follow()
+        code = running.ended()
+        if code is not None:
+            raise DaemonError(f"the MPS control daemon ended by itself (exit status {code})")
+        now = self._host.monotonic()
+        if now >= self._next_ask:
+            self._ask(now)
+        if self._wanted is not self.spec:
+            self._set_limits()
+        if self._tail.servers.failing:
+            self._server_fails(now)
+        elif self.problem is not None:
+            self.problem = None
+            self._log.info("the MPS server is up again", **self._names)
+        if self._failures and now - self._up_since > _STEADY_SECONDS:
+            self._failures = 0
+
+    def _ask(self, now: float) -> None:
+        self._next_ask = now + _ASK_SECONDS
+        if self._control.answers():
+            self._silent = False
+        elif self._silent:
+            raise DaemonError("the MPS control daemon does not answer any more")
+        else:
+            self._silent = True
+            self._next_ask = now + 1.0  # once may be a busy moment
+
+    def _server_fails(self, now: float) -> None:
+        """Its clients hang. Nobody will try while the devices are unhealthy, so we do."""
+        servers = self._tail.servers
+        if self.problem is None:
+            reason = f"the MPS server does not come up ({servers.last})"
+            self.problem = self._problem_of(self._host, reason)
+            self._log.error(reason, **self._names, log=f"{self.spec.log}/control.log")
+        elif now >= self._next_server:
+            listed = any(line.strip().isdecimal() for line in self._control.ask("get_server_list"))
+            if listed and servers.failures == self._server_failures:
+                servers.failures = 0  # one has lived through the whole time
+                return
+            self._control.send(f"start_server -uid {_ROOT}")
+        else:
+            return
+        self._server_failures = servers.failures
+        self._next_server = now + _SERVER_SECONDS
+
+    # --- failing and ending ----------------------------------------------------------------------------
+
+    def _fail(self, reason: str, hint: str = "") -> None:
+        """It can't serve now. Ends what is left of it, and tries again later."""
+        wait = _BACK_OFF[min(self._failures, len(_BACK_OFF) - 1)]
+        if self.problem is None or self.problem.reason != reason:
+            self.problem = self._problem_of(self._host, reason)
+            more = {"hint": hint} if hint else {}
+            self._log.error(reason, **self._names, again_in=f"{wait:g} s", **more)
+        self._failures += 1
+        if self._running is not None:
+            end(self._host, self._control, self._running)
+            self._tail.follow()
+            self._running = None
+        self._host.remove(self.spec.started)
+        self._next_start = self._host.monotonic() + wait
+
+    def _end(self) -> None:
+        """Also ends a daemon of before that nobody has adopted yet."""
+        try:
+            found = None if self._running else left_behind(self._host, self.spec)
+            running = Adopted(self._host, found) if found else self._running
+            if running is not None:
+                self._host.remove(self.spec.started)
+                end(self._host, self._ender(), running)
+                self._tail.follow()
+                self._log.info("MPS control daemon has ended", **self._names)
+            self._restore()
+            forget(self._host, self.spec, root_of(self._settings))
+        except (GpunodeError, OSError) as error:
+            hint = "the next start puts compute modes back; by hand: nvidia-smi -c DEFAULT"
+            self._log.error("MPS has not ended cleanly", **self._names, reason=str(error), hint=hint)
+
+    def _ender(self) -> Control:
+        if self._control.program:
+            return self._control
+        try:
+            return Control(self._host, find_program(self._host, self._settings), self.spec.pipe)
+        except DaemonError:  # uninstalled meanwhile: a signal must do
+            self._control.deaf = True
+            return self._control
+
+    def _restore(self) -> None:
+        for uuid, reason in self._modes.restore(hurry=self._hurry).items():
+            self._log.error(
+                "the compute mode is still EXCLUSIVE_PROCESS",
+                device=uuid,
+                reason=reason,
+                hint=f"nvidia-smi -i {uuid} -c DEFAULT",
+            )
+
+    def _ended_early(self, code: int | None) -> DaemonError:
+        self._tail.follow()
+        said = f": {self._tail.last}" if self._tail.last else ""
+        reason = f"the MPS control daemon ends at once (exit status {code}){said}"
+        if "already running" in said:
+            return self._other(reason)
+        return DaemonError(reason, hint=f"gpunode doctor; {self.spec.log}/control.log")
+
+    def _other(self, reason: str) -> DaemonError:
+        hint = f"end the other one: echo quit | CUDA_MPS_PIPE_DIRECTORY={self.spec.pipe} {PROGRAM}"
+        return DaemonError(reason, hint=hint)
+
+    @property
+    def _names(self) -> dict[str, object]:
+        return {"resource": self.spec.resource, "gpus": ",".join(self.spec.gpus)}
+
+    @staticmethod
+    def _problem_of(host: Host, reason: str) -> Problem:
+        return Problem("mps", reason, host.now())
+
+
+# Watching a daemon that somebody else keeps: NVIDIA's own, or `gpunode mps serve` in another service.
+
+_SECONDS = 10.0
+_SOON_SECONDS = 1.0  # while it isn't there
+_MOUNTED = "/mps"  # where NVIDIA's deployment mounts the node's MPS root in the plugin's container
+
+
+class Onlooker:
+    """Like a `Keeper`, without keeping."""
+
+    def __init__(self, host: Host, settings: Settings, spec: DaemonSpec) -> None:
+        self.spec = spec
+        self.gpu_problems: Mapping[str, Problem] = {}
+        self._host = host
+        self._settings = settings
+        self._absent = Problem(
+            "mps",
+            f"no MPS control daemon answers at {spec.pipe}; gpunode mps serve and plugin serve --mps run one",
+            host.now(),
+        )
+        self.problem: Problem | None = self._absent
+        self._stop = Event()
+        self._thread = Thread(target=self._run, name=f"mps {spec.resource}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def adjust(self, spec: DaemonSpec) -> None:
+        """Limits are the keeper's business."""
+        self.spec = spec
+
+    def stop(self, *, hurry: bool = False) -> None:
+        self._stop.set()
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            up = self._answers()
+            self.problem = None if up else self._absent
+            self._stop.wait(_SECONDS if up else _SOON_SECONDS)
+
+    def _answers(self) -> bool:
+        pipe = self.spec.pipe
+        mounted = f"{_MOUNTED}/{self.spec.resource}/pipe"
+        if not self._host.is_dir(pipe) and self._host.is_dir(mounted):
+            pipe = mounted
+        if not self._host.exists(f"{pipe}/control"):
+            return False
+        try:
+            program = find_program(self._host, self._settings)
+        except DaemonError:  # a container without the driver's programs: whether somebody listens must do
+            return taken(self._host, pipe)
+        return Control(self._host, program, pipe).answers()

@@ -10,26 +10,25 @@ from typing import TYPE_CHECKING
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Inventory, Topology
 from gpunode.host import Host
-from gpunode.plugin.backend import Sink
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.errand import Errand
 from gpunode.plugin.logfmt import Log
-from gpunode.plugin.model import Answer, Plan, Problem, Resource, Snapshot, Unit
+from gpunode.plugin.model import Answer, Plan, Problem, Resource, Sink, Snapshot, Unit
+from gpunode.plugin.nvidia.platform import Site, read_site, still_so, uses_cdi
 from gpunode.plugin.nvidia.resources import plan
 from gpunode.plugin.nvidia.response import answer
-from gpunode.plugin.nvidia.site import Site, read_site, still_so, uses_cdi
 from gpunode.plugin.nvidia.watch import Watch
 from gpunode.plugin.placement.choose import prefer
-from gpunode.plugin.settings import Settings
 
 if TYPE_CHECKING:
-    from gpunode.plugin.nvidia.cdi_specs import CdiSpecs
+    from gpunode.plugin.nvidia.cdi import CdiSpecs
 
 
 LOOK_SECONDS = 5.0
 
 
 class NvidiaBackend:
-    """See `gpunode.plugin.backend.Backend`. It is a `Part` and a `Condemner` for its CDI specifications.
+    """See `gpunode.plugin.model.Backend`. It is a `Part` and a `Condemner` for its CDI specifications.
 
     `again` is called, from a thread of its own, when device files that a plan was made of have come or gone:
     /dev/nvidia-uvm is there only once somebody has used CUDA, and NVML doesn't tell.
@@ -68,7 +67,7 @@ class NvidiaBackend:
         self._planned = self._read
         self._watch.configure(settings)
         if self._specs is None and uses_cdi(settings):
-            from gpunode.plugin.nvidia.cdi_specs import CdiSpecs  # half a megabyte that few need
+            from gpunode.plugin.nvidia.cdi import CdiSpecs  # half a megabyte that few need
 
             self._specs = CdiSpecs(self._host, self._log)
         if self._specs is not None:

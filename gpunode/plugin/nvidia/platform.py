@@ -6,11 +6,17 @@ node has one device. gpunode writes no CDI specification for it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from gpunode.cdi.nodes import MIG_MINORS, NodeFacts, mig_minors
 from gpunode.errors import ConfigError
+from gpunode.facts.devices import driver_gpus
+from gpunode.facts.libraries import library_in
+from gpunode.gpu.library_paths import NVML as library_paths_NVML
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host
-from gpunode.plugin.model import Device, Plan, Unit
-from gpunode.plugin.settings import Settings
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.model import Common, Device, Plan, Unit
 from gpunode.plugin.sharing import share
 
 NVML, WSL, TEGRA = "nvml", "wsl", "tegra"
@@ -54,3 +60,117 @@ def one_device_plan(platform: str, settings: Settings) -> Plan:
 def _refusal(settings: Settings) -> str:
     mps = settings.sharing is not None and settings.sharing.strategy == "mps"
     return "MPS needs GPUs that NVML can name" if mps else ""
+
+
+# What of the machine a plan needs beside NVML's answer: where the driver is, which device files it has.
+
+CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+NEEDED = CONTROL[:2]  # without these no container can use CUDA
+
+
+@dataclass(frozen=True)
+class Roots:
+    """The driver's root and that of its device files: as the node calls them, and where this process sees
+    them.
+
+    Without a slash at the end, so ``/`` is "".
+    """
+
+    driver: str
+    driver_here: str
+    dev: str
+    dev_here: str
+
+    @property
+    def mounted(self) -> bool:
+        """Whether the plugin sees the node's files through a mount: it runs in a container."""
+        return self.driver != self.driver_here
+
+
+@dataclass(frozen=True)
+class Site:
+    """`facts` hold MIG's capabilities and the numbers of device files; `common` is what containers share."""
+
+    roots: Roots
+    facts: NodeFacts
+    common: Common
+    imex_missing: bool = False
+
+
+def find_roots(host: Host, settings: Settings) -> Roots:
+    """The driver root is mounted at `container_driver_root` in the plugin's container; on the node itself
+    that directory isn't there."""
+    driver = settings.driver_root.rstrip("/")
+    inside = settings.container_driver_root.rstrip("/")
+    mounted = inside != driver and inside != "" and host.is_dir(inside)
+    driver_here = inside if mounted else driver
+    dev = (settings.dev_root or settings.driver_root).rstrip("/")
+    wanted = driver_here if mounted else dev
+    dev_here = wanted if host.is_dir(f"{wanted}/dev") else ""
+    return Roots(driver, driver_here, dev, dev_here)
+
+
+def read_site(host: Host, settings: Settings, inventory: Inventory) -> Site:
+    """Only what these GPUs and settings ask for is looked at."""
+    mig = any(gpu.mig_enabled for gpu in inventory.gpus)
+    unnumbered = any(gpu.uuid and gpu.minor is None for gpu in inventory.gpus)
+    table = host.read_text(MIG_MINORS) if mig else ""
+    minors = {one.address: one.minor for one in driver_gpus(host)} if unnumbered else {}
+    facts = NodeFacts(
+        {},
+        caps=mig_minors(table or ""),
+        minors={address: minor for address, minor in minors.items() if minor is not None},
+    )
+    roots, common = _shared(host, settings)
+    return Site(roots, facts, common, common.channels != settings.imex_channel_ids)
+
+
+def still_so(host: Host, settings: Settings, site: Site) -> bool:
+    """Whether what containers share is as it was; a few stat calls. MIG's table comes with the driver."""
+    return _shared(host, settings) == (site.roots, site.common)
+
+
+def _shared(host: Host, settings: Settings) -> tuple[Roots, Common]:
+    roots = find_roots(host, settings)
+    channels = tuple(one for one in settings.imex_channel_ids if _there(host, roots, imex_node(one)))
+    passed = (*CONTROL, *map(imex_node, channels)) if settings.pass_device_specs else ()
+    nodes = tuple(path for path in passed if _there(host, roots, path))
+    return roots, Common(nodes, channels, _cdi_classes(host, settings, roots))
+
+
+def imex_node(channel: int) -> str:
+    """The device file of an IMEX channel."""
+    return f"/dev/nvidia-caps-imex-channels/channel{channel}"
+
+
+def uses_cdi(settings: Settings) -> bool:
+    return any(strategy.startswith("cdi-") for strategy in settings.device_list_strategy)
+
+
+def _there(host: Host, roots: Roots, path: str) -> bool:
+    """As NVIDIA's plugin: below the device root, or in the plugin's own /dev."""
+    return host.device(f"{roots.dev_here}{path}") is not None or host.device(path) is not None
+
+
+def _cdi_classes(host: Host, settings: Settings, roots: Roots) -> tuple[str, ...]:
+    """The classes that are enabled and have something to give."""
+    wanted = {
+        "gdrcopy": settings.gdrcopy_enabled,
+        "gds": settings.gds_enabled,
+        "mofed": settings.mofed_enabled,
+    }
+    if not uses_cdi(settings) or not any(wanted.values()):
+        return ()
+    from gpunode.cdi.build import feature_nodes  # all of the specification's making comes with it
+
+    found = feature_nodes(host, roots.dev_here)
+    return tuple(name for name, on in wanted.items() if on and found[name])
+
+
+# Path of NVML below the driver root, as this process sees it.
+
+
+def nvml_library(host: Host, settings: Settings) -> str:
+    """The library's path under the driver root; "" to have NVML found as everywhere else."""
+    root = find_roots(host, settings).driver_here
+    return library_in(host, root, library_paths_NVML) if root else ""

@@ -6,21 +6,204 @@ hold on no node are an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from gpunode.dataclass import replace
-from gpunode.gpu.model import Gpu, Inventory
+from gpunode.cdi.nodes import NodeFacts, gpu_node, mig_nodes
+from gpunode.errors import ConfigError
+from gpunode.gpu.model import Gpu, Inventory, MigDevice
 from gpunode.host import Host
-from gpunode.plugin.model import Device, LeftOut, Plan, Problem, Unit
-from gpunode.plugin.naming import idle_rules, ruled_name
-from gpunode.plugin.nvidia.alike import keep_alike
-from gpunode.plugin.nvidia.mps_limits import mps_refusal
-from gpunode.plugin.nvidia.platform import NVML, one_device_plan, platform_of
-from gpunode.plugin.nvidia.site import NEEDED, Site, imex_node, read_site
-from gpunode.plugin.nvidia.units import GPU, MIG, Candidate, cut, with_problem
-from gpunode.plugin.select import deselected
-from gpunode.plugin.settings import Settings, resource_name_problem
-from gpunode.plugin.sharing import share
+from gpunode.plugin.config.settings import Settings, SharedResource, resource_name_problem
+from gpunode.plugin.model import Device, LeftOut, Plan, Problem, Unit, deselected, idle_rules, ruled_name
+from gpunode.plugin.nvidia.platform import (
+    NEEDED,
+    NVML,
+    Site,
+    imex_node,
+    one_device_plan,
+    platform_of,
+    read_site,
+)
+from gpunode.plugin.sharing import Refusal, share
+
+# What MPS can share, and how often.
+
+
+def mps_refusal(settings: Settings, cuda_version: str, cut_gpus: Container[str]) -> Refusal:
+    """What `sharing.share` asks for each unit. `cut_gpus` are whole GPUs in MIG mode.
+
+    `ConfigError` for more replicas than a GPU of any kind can have with this driver.
+    """
+    sharing = settings.sharing
+    if sharing is None or sharing.strategy != "mps":
+        return lambda unit, entry: ""
+    from gpunode.plugin.mps.layout import limit
+
+    most = limit("", cuda_version)
+    for entry in sharing.resources:
+        if entry.replicas > most:
+            raise ConfigError(
+                f"sharing.mps: {entry.name}: {entry.replicas} replicas: MPS has {most} clients at most",
+                hint=f"replicas: {most}, or use timeSlicing",
+            )
+
+    def refusal(unit: Unit, entry: SharedResource) -> str:
+        if unit.partition or unit.id in cut_gpus:
+            return "MPS can't share MIG devices: use timeSlicing, or keep it out of `devices`"
+        most = limit(unit.compute_capability, cuda_version)
+        if entry.replicas > most:
+            return (
+                f"{entry.replicas} replicas are wanted, and MPS has {most} clients at most on a GPU of "
+                f"compute capability {unit.compute_capability}"
+            )
+        return ""
+
+    return refusal
+
+
+# From a GPU to what of it can be given to a container: the whole, or its MIG devices.
+
+GPU, MIG = "gpu", "mig"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A unit that may be advertised. `sound` is false for one whose GPU can't be read now.
+
+    `missing` are device files of it that nobody tells. `cut` is a whole GPU in MIG mode.
+    """
+
+    unit: Unit
+    kind: str = GPU
+    problem: Problem | None = None
+    sound: bool = True
+    missing: str = ""
+    cut: bool = False
+
+    @property
+    def likeness(self) -> str:
+        """The same for units that can stand in for each other: empty for a whole GPU, else the profile."""
+        return self.unit.profile
+
+
+@dataclass(frozen=True)
+class CutGpu:
+    """What one GPU gives; `left_out` and `warning` say what it doesn't."""
+
+    candidates: tuple[Candidate, ...] = ()
+    left_out: LeftOut | None = None
+    warning: str = ""
+
+
+def cut(gpu: Gpu, strategy: str, facts: NodeFacts) -> CutGpu:
+    """The units of a GPU under a MIG strategy. A GPU that can't be read gives what is known of it."""
+    if strategy == "none" or not gpu.mig_enabled:
+        return _whole(gpu, facts)
+    if gpu.mig:
+        parts = sorted(gpu.mig, key=lambda mig: mig.index)
+        return CutGpu(tuple(_part(gpu, mig, facts) for mig in parts))
+    reason = gpu.error or f"MIG mode is on and it holds no MIG device: {_no_devices(gpu)}"
+    return CutGpu(left_out=LeftOut(str(gpu.index), gpu.uuid, reason))
+
+
+def _no_devices(gpu: Gpu) -> str:
+    return (
+        f"make some (nvidia-smi mig -i {gpu.index} -cgi ... -C) or end it (nvidia-smi -i {gpu.index} -mig 0)"
+    )
+
+
+def _whole(gpu: Gpu, facts: NodeFacts) -> CutGpu:
+    node = gpu_node(gpu, facts)
+    unit = Unit(
+        gpu.uuid,
+        gpu.uuid,
+        str(gpu.index),
+        name=gpu.name,
+        pci=gpu.pci,
+        numa=gpu.numa,
+        minor=gpu.minor,
+        memory_bytes=gpu.memory_bytes,
+        compute_capability=gpu.compute_capability,
+        paths=(node,) if node else (),
+    )
+    sound = not gpu.error
+    missing = "" if node else "the number of its device file (/dev/nvidiaN) can't be told"
+    if not gpu.mig_enabled:
+        return CutGpu((Candidate(unit, sound=sound, missing=missing),))
+    if gpu.mig or gpu.error:
+        warning = (
+            f"GPU {gpu.index} is in MIG mode and mig-strategy is none: containers get it whole, and CUDA "
+            "uses one of its MIG devices only; set mig-strategy to mixed or single"
+        )
+        return CutGpu((Candidate(unit, sound=sound, missing=missing, cut=True),), warning=warning)
+    problem = Problem("mig-mode", f"MIG mode is on and it holds no MIG device: {_no_devices(gpu)}")
+    return CutGpu((Candidate(unit, problem=problem, missing=missing, cut=True),))
+
+
+def _part(gpu: Gpu, mig: MigDevice, facts: NodeFacts) -> Candidate:
+    node, caps = gpu_node(gpu, facts), mig_nodes(gpu, mig, facts)
+    unit = Unit(
+        mig.uuid,
+        gpu.uuid,
+        f"{gpu.index}:{mig.index}",
+        name=gpu.name,
+        pci=gpu.pci,
+        numa=gpu.numa,
+        profile=mig.profile,
+        gi=mig.gi,
+        ci=mig.ci,
+        minor=gpu.minor,
+        memory_bytes=mig.memory_bytes,
+        compute_capability=gpu.compute_capability,
+        paths=(node, *caps) if node and caps else (),
+    )
+    missing = "" if unit.paths else "/proc/driver/nvidia-caps/mig-minors doesn't have its capabilities"
+    return Candidate(unit, MIG, sound=not gpu.error, missing=missing)
+
+
+def with_problem(candidate: Candidate, problem: Problem) -> Candidate:
+    """The first problem counts."""
+    return candidate if candidate.problem else replace(candidate, problem=problem)
+
+
+# MIG strategy `single`: under one name only what can stand in for each other.
+
+
+def keep_alike(
+    name: str, candidates: Sequence[Candidate], leave_out: Callable[[Unit, str], None]
+) -> list[Candidate]:
+    """The units of one kind, whole GPUs or one MIG profile; `leave_out` is told of the others.
+
+    The kind that is on the most GPUs is kept, so that one GPU which lost its layout, or was cut otherwise,
+    doesn't change what the others are. Of two such kinds MIG goes before whole GPUs, as it is what the
+    strategy is chosen for, then the kind with more devices, then the one of the first GPU. A GPU that can't
+    be read has no vote while another one has.
+    """
+    voters = [one for one in candidates if one.sound] or list(candidates)
+    kinds = {one.likeness for one in voters}
+    if not kinds:
+        return []
+
+    def votes(kind: str) -> tuple[int, bool, int]:
+        same = [one for one in voters if one.likeness == kind]
+        return len({one.unit.gpu for one in same}), kind != "", len(same)
+
+    ordered = list(dict.fromkeys(one.likeness for one in voters))
+    kept = max(ordered, key=votes)  # the first of several that are equal
+    for one in candidates:
+        if one.likeness != kept:
+            leave_out(
+                one.unit,
+                f"mig-strategy is single and {name} means {_model_text(kept)} here,"
+                f" this is {_model_text(one.likeness)}; "
+                "mig-strategy mixed gives each kind a name of its own",
+            )
+    return [one for one in candidates if one.likeness == kept]
+
+
+def _model_text(likeness: str) -> str:
+    return f"a MIG device {likeness}" if likeness else "a whole GPU"
+
 
 DOMAIN = "nvidia.com"
 DISPLAY_ONLY = {"DGX Display", "NVIDIA DGX Display"}  # drives a monitor, runs no CUDA

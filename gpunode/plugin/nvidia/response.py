@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from zlib import crc32
 
-from gpunode.plugin.model import Answer, Device, DeviceNode, Mount, Resource, Snapshot, Unit
-from gpunode.plugin.requested import requested
-from gpunode.plugin.settings import Settings
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.model import Answer, Device, DeviceNode, Mount, Resource, Snapshot, Unit, requested
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 IMEX_CHANNELS = "NVIDIA_IMEX_CHANNELS"
@@ -70,7 +69,7 @@ def _sharing_parts(
     """MPS's variables and mounts, where a share of an MPS resource is asked for."""
     if snapshot.resource.sharing != "mps" or not any(device.id != device.unit.id for device in devices):
         return {}, []
-    from gpunode.plugin.mps.share import container_parts
+    from gpunode.plugin.mps.layout import container_parts
 
     envs, mounts = container_parts(settings, snapshot, ids)
     return dict(envs), list(mounts)

@@ -10,24 +10,329 @@ later, as a child stuck in the kernel can't even be killed, and no third child i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import re
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from threading import Event, Lock
+from typing import Any
 
-from gpunode._process import LineChild
-from gpunode.dataclass import dataclass
-from gpunode.gpu.child import module_argv
-from gpunode.gpu.isolated import probe
-from gpunode.gpu.model import Inventory, Topology
-from gpunode.gpu.note import EVENTS, GPU, LINKS, NvmlQuestion
-from gpunode.gpu.traces import gpu_addresses, module, node_traces
+from gpunode.gpu.child import module_argv, signal_name
+from gpunode.gpu.driver_traces import gpu_addresses, module, node_traces
+from gpunode.gpu.model import Inventory, Pair, Reading, Topology, inventory_from_json
+from gpunode.gpu.nvml import GpuEvent
+from gpunode.gpu.probe import EVENTS, GPU, LINKS, NvmlQuestion, probe, read_note
 from gpunode.host import Host
-from gpunode.plugin.backend import Sink
+from gpunode.host.files import LogReader
+from gpunode.host.process import LineChild
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.logfmt import Log, OnChange, Rarely
-from gpunode.plugin.nvidia.hearing import Hearing, Outcome
-from gpunode.plugin.nvidia.library import nvml_library
-from gpunode.plugin.nvidia.missed import MissedXids
-from gpunode.plugin.nvidia.platform import TEGRA
-from gpunode.plugin.settings import Settings
+from gpunode.plugin.model import Sink
+from gpunode.plugin.nvidia.platform import TEGRA, nvml_library
+
+# Reading back what `sentinel` tells. KeyError, TypeError or ValueError if a document is none of its.
+
+
+def topology_from_json(data: Mapping[str, Any]) -> Topology:
+    """Read back what `result.plain` made of a `Topology`."""
+    pairs = tuple(
+        Pair(item["first"], item["second"], item["level"], item["nvlinks"]) for item in data["pairs"]
+    )
+    return Topology(pairs, {str(uuid): int(count) for uuid, count in data["switchLinks"].items()})
+
+
+def readings_from_json(data: list[Mapping[str, Any]]) -> tuple[Reading, ...]:
+    """Read back what `result.plain` made of `Reading`s."""
+    return tuple(Reading(**{name: item[key] for key, name in _READING.items()}) for item in data)
+
+
+def event_from_json(data: Mapping[str, Any]) -> GpuEvent:
+    """Read back what `result.plain` made of a `GpuEvent`."""
+    return GpuEvent(data["kind"], data["uuid"], data["xid"], data["gi"], data["ci"])
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)
+
+
+_READING = {_camel(field.name): field.name for field in fields(Reading)}
+
+
+# XIDs that happened while nobody listened: between two children, the kernel's log has them.
+#
+# The log's reader stands where the last child last said something, so all that comes after it is new; no
+# clock is compared. Lines are taken from the kernel itself only, whatever root's programs write there.
+
+_LOG = "/dev/kmsg"
+_MOST = 256
+# "<prefix>;NVRM: Xid (PCI:0000:3b:00 GPU-I:05 GPU-CI:00): 94, pid=...", kernel_rc.c of NVIDIA's open modules;
+# the prefix is priority and facility, sequence number, microseconds, flags
+_XID = re.compile(
+    r"(?P<level>\d+),[^;]*;NVRM: Xid "
+    r"\(PCI:(?P<domain>[0-9a-fA-F]{4,8}):(?P<slot>[0-9a-fA-F]{2}:[0-9a-fA-F]{2})"
+    r"(?:\.[0-9])?(?: GPU-I:(?P<gi>\d+))?(?: GPU-CI:(?P<ci>\d+))?\): (?P<xid>\d{1,5}),"
+)
+
+
+class MissedXids:
+    """For the thread that listens to the children."""
+
+    def __init__(self, host: Host, log: Log) -> None:
+        self._host = host
+        self._log = log
+        self._reader: LogReader | None = None
+        self._reason = ""
+        self._module = 0
+        self._gap = False  # not before the first child: what was before the plugin is no news
+
+    def open(self) -> None:
+        """Begin here."""
+        try:
+            self._reader = LogReader(self._host.path(_LOG))
+        except OSError as error:
+            self._reason = error.strerror or str(error)
+        self._module = module(self._host)
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def heard(self) -> None:
+        """A child lives and tells events: up to here nothing was missed."""
+        if self._reader is not None:
+            with suppress(OSError):
+                self._reader.skip()
+
+    def ended(self) -> None:
+        """A child has ended."""
+        self._gap = True
+        self._module = module(self._host)
+
+    def take(self, seen: Inventory) -> list[GpuEvent]:
+        """What was missed of these GPUs. Nothing if the driver was loaded anew: that has reset them."""
+        gap, self._gap = self._gap, False
+        if self._reader is None:
+            if gap and self._reason:
+                self._log.info(
+                    "XIDs while NVML was opened anew can't be looked up", log=_LOG, reason=self._reason
+                )
+                self._reason = ""
+            return []
+        if module(self._host) != self._module:
+            self.heard()
+            return []
+        try:
+            lines = list(self._reader.news())
+        except OSError:
+            return []
+        gpus = {_place(gpu.pci): gpu.uuid for gpu in seen.gpus if gpu.uuid}
+        events = [event for line in lines if (event := _event(line, gpus))]
+        return list(dict.fromkeys(events))[:_MOST]
+
+
+def _event(line: str, gpus: dict[tuple[int, str], str]) -> GpuEvent | None:
+    found = _XID.match(line)
+    if found is None or int(found["level"]) >> 3:  # a facility other than the kernel
+        return None
+    uuid = gpus.get((int(found["domain"], 16), found["slot"].lower()))
+    if uuid is None:
+        return None
+    gi, ci = (int(found[name]) if found[name] else None for name in ("gi", "ci"))
+    return GpuEvent("xid", uuid, int(found["xid"]), gi, ci)
+
+
+def _place(pci: str) -> tuple[int, str]:
+    """Domain, and bus with device, of an address such as 0000:3b:00.0."""
+    domain, _, rest = pci.partition(":")
+    try:
+        return int(domain, 16), rest.partition(".")[0].lower()
+    except ValueError:
+        return -1, pci
+
+
+# One sentinel's life as its parent hears it: lines come in, the sink is told, and how it ended is said.
+
+_CHECK_SECONDS = 5.0  # how often `stopped` is asked while nothing comes and nobody wakes the child
+_FATAL = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a sentinel ended. `kind`: stopped (we did), again, error (NVML named it), hung, crashed.
+
+    `question` is what NVML has not answered, and `waiting` the wait for events, if it was in one.
+    """
+
+    kind: str
+    reason: str = ""
+    question: NvmlQuestion | None = None
+    waiting: NvmlQuestion | None = None
+
+    def ended(self, code: int | None) -> Outcome:
+        """With what the exit code adds: only a signal of the processor or of abort(3) is NVML's crash."""
+        if self.kind != "crashed":
+            return self
+        if code is not None and -code in _FATAL:
+            named = replace(self, question=self.question or self.waiting)
+            return named.because(f"NVML crashed the process that asked it ({signal_name(code)})")
+        ended = f"was ended by {signal_name(code)}" if code and code < 0 else f"ended with status {code}"
+        return replace(self, question=None, reason=self.reason or f"the process that asks NVML {ended}")
+
+    def because(self, reason: str) -> Outcome:
+        """With this reason and the question."""
+        return replace(self, reason=f"{reason}: {self.question}" if self.question else reason)
+
+
+class Hearing:
+    """Listens to one child. `found` is told of each inventory: why it has no GPU to advertise, or ""."""
+
+    def __init__(
+        self,
+        child: LineChild,
+        sink: Sink,
+        log: Log,
+        seconds: float,
+        found: Callable[[str], None],
+        clock: Callable[[], float],
+        rarely: Rarely,
+        missed: MissedXids,
+    ) -> None:
+        self._child = child
+        self._sink = sink
+        self._log = log
+        self._seconds = seconds
+        self._found = found
+        self._clock = clock
+        self._rarely = rarely
+        self._count = -1
+        self._readings: dict[str, Any] = {}
+        self._missed = missed
+        self._seen: Inventory | None = None
+        self._watching = False
+        self._whole = False  # GPUs and their events are known, and what was missed was told
+
+    def run(self, stopped: Callable[[], bool]) -> Outcome:
+        """Until it ends, is silent for too long without another question to NVML, or `stopped`."""
+        deadline = self._clock() + self._seconds
+        pause = min(_CHECK_SECONDS, self._seconds / 3)
+        questions = 0
+        while not stopped():
+            line = self._child.read_line(min(pause, deadline - self._clock()))
+            if line is None:
+                count = self._note()[0]
+                if count != questions:
+                    questions, deadline = count, self._clock() + self._seconds
+                elif self._clock() >= deadline and not stopped():
+                    silent = self._end("hung", "")
+                    return silent.because(f"NVML did not answer within {self._seconds:g} s")
+                continue
+            deadline = self._clock() + self._seconds
+            if line == "":
+                return self._end("crashed", "")
+            outcome = self._take(line)
+            if outcome is not None:
+                return outcome
+        return Outcome("stopped")
+
+    def _take(self, line: str) -> Outcome | None:
+        try:
+            document = json.loads(line)
+            if not isinstance(document, dict):
+                raise TypeError(line[:100])
+            outcome = self._document(document)
+            self._catch_up()
+            return outcome
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return self._end("crashed", f"the process that asks NVML said {line[:100]!r}")
+
+    def _catch_up(self) -> None:
+        """Tell what happened between two children, once this one watches the GPUs."""
+        if self._whole:
+            self._missed.heard()
+        elif self._watching and self._seen is not None:
+            self._whole = True
+            for event in self._missed.take(self._seen):
+                self._log.warning("XID while NVML was opened anew", device=event.uuid, xid=event.xid)
+                self._sink.event(event)
+
+    def _document(self, document: dict[str, Any]) -> Outcome | None:
+        if "event" in document:
+            self._sink.event(event_from_json(document["event"]))
+        elif "readings" in document:
+            changed = {reading.uuid: reading for reading in readings_from_json(document["readings"])}
+            self._readings |= changed
+            self._sink.readings(tuple(self._readings.values()))
+        elif "inventory" in document:
+            self._inventory(document)
+        elif "watching" in document:
+            self._watching = "error" not in document["watching"]
+            self._tell_watching(document["watching"])
+        elif "error" in document:
+            return Outcome("error", str(document["error"]["message"]))
+        elif "again" in document:
+            return Outcome("again", str(document["again"]))
+        elif "stuck" in document:
+            stuck = self._end("hung", "")
+            named = replace(stuck, question=stuck.question or stuck.waiting)
+            return named.because(str(document["stuck"]))
+        return None
+
+    @property
+    def uuids(self) -> dict[int, str]:
+        """The UUIDs that this child has read, by index."""
+        return {gpu.index: gpu.uuid for gpu in self._seen.gpus if gpu.uuid} if self._seen else {}
+
+    def _inventory(self, document: dict[str, Any]) -> None:
+        seen = inventory_from_json(document["inventory"])
+        self._readings = {
+            uuid: reading
+            for uuid, reading in self._readings.items()
+            if uuid in {gpu.uuid for gpu in seen.gpus}
+        }
+        self._seen = seen
+        self._sink.seen(seen, topology_from_json(document["topology"]))
+        reason = _none(seen)
+        self._found(reason)
+        whole = sum(not gpu.error for gpu in seen.gpus)
+        if not reason and whole != self._count:
+            self._log.info("GPUs found", count=len(seen.gpus), readable=whole)
+            self._count = whole
+
+    def _tell_watching(self, state: dict[str, Any]) -> None:
+        if not self._rarely.times(json.dumps(state, sort_keys=True)):
+            return
+        if "error" in state:
+            self._log.warning("health events can't be watched, trying again", reason=state["error"])
+            return
+        for uuid in state["unsupported"]:
+            self._log.warning("this GPU reports no health events", device=uuid)
+        self._log.info("watching health events", count=state["count"])
+        for uuid, reason in state["failed"].items():
+            self._log.warning("this GPU's events can't be watched", device=uuid, reason=reason)
+
+    def _end(self, kind: str, reason: str) -> Outcome:
+        words = self._child.last_words
+        if kind == "crashed" and not reason and words:
+            reason = f"the process that asks NVML ended: {words}"
+        return Outcome(kind, reason, *self._note()[1:])
+
+    def _note(self) -> tuple[int, NvmlQuestion | None, NvmlQuestion | None]:
+        try:
+            return read_note(self._child.note())
+        except ValueError:
+            return 0, None, None
+
+
+def _none(seen: Inventory) -> str:
+    """Why there is no GPU that could be advertised, now or later; "" if there is one."""
+    if any(gpu.uuid for gpu in seen.gpus):
+        return ""
+    return "; ".join(f"GPU {gpu.index}: {gpu.error}" for gpu in seen.gpus) or "NVML lists no GPU"
+
 
 _UNSURE_SECONDS = 5.0  # while there is no GPU, or one is missing
 _LOOK_SECONDS = 1.0  # how soon a driver that was just loaded is noticed

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from gpunode.errors import PreconditionError, install_command
-from gpunode.plugin.observe.counters import Counters
+from gpunode.plugin.observe.metrics import Counters
 
 if TYPE_CHECKING:
     from gpunode.plugin.observe.http import Page

@@ -5,7 +5,9 @@ A collector over the service's own state and a registry of its own: nothing is r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,16 +21,412 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from gpunode import __version__
 from gpunode.daemons.pod_resources import Holding, list_pods
 from gpunode.errors import GpunodeError
+from gpunode.gpu.model import Gpu, Reading
+from gpunode.plugin.config.settings import pod_resources_socket
 from gpunode.plugin.logfmt import OnChange
-from gpunode.plugin.observe.counters import BOUNDS, Counters
-from gpunode.plugin.observe.families import FAMILIES
-from gpunode.plugin.observe.samples import Sample, of_containers, of_counts, of_gpus, of_service
-from gpunode.plugin.observe.sockets import pod_resources_socket
+from gpunode.plugin.model import Device, Problem
 
 if TYPE_CHECKING:
+    from gpunode.gpu.nvml import GpuEvent
+    from gpunode.plugin.kubelet.server import Call
     from gpunode.plugin.serve import PluginService
+
+
+# The metrics that `--listen` serves: names, kinds, labels and meanings. docs/metrics.md explains them.
+#
+# Prometheus' conventions: base units (seconds, bytes, ratios of 0 to 1), counters end in ``_total``. A label
+# called `resource` is an extended resource's name, `uuid` a physical GPU's.
+
+
+class Family(NamedTuple):
+    """One metric; `kind` is gauge, counter or histogram."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+
+
+_CONTAINER = ("namespace", "pod", "container", "make", "accelerator_id", "model")
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("gpunode_build_info", "gauge", ("version", "vendor"), "Always 1: what is serving."),
+        Family("gpunode_plugin_start_time_seconds", "gauge", (), "When the plugin started."),
+        Family(
+            "gpunode_plugin_ready", "gauge", (), "1 if GPUs are seen and the kubelet watches all of them."
+        ),
+        Family("gpunode_plugin_driver_up", "gauge", (), "1 if the driver answers and shows GPUs."),
+        Family(
+            "gpunode_plugin_settings_applied",
+            "gauge",
+            (),
+            "0 if the GPUs seen last can't be advertised as the settings ask; what was before still is.",
+        ),
+        Family(
+            "gpunode_plugin_config_last_reload_successful",
+            "gauge",
+            (),
+            "0 if the config file as it is now was refused; the last good one is in effect.",
+        ),
+        Family(
+            "gpunode_plugin_config_last_reload_success_timestamp_seconds",
+            "gauge",
+            (),
+            "When the settings in effect were taken.",
+        ),
+        Family(
+            "gpunode_plugin_devices",
+            "gauge",
+            ("resource", "health", "reason"),
+            "Devices that the kubelet is told of; reason is the problem's code, empty for healthy ones.",
+        ),
+        Family("gpunode_plugin_left_out", "gauge", (), "GPUs and partitions that are not advertised."),
+        Family(
+            "gpunode_plugin_watched",
+            "gauge",
+            ("resource",),
+            "1 if the kubelet's ListAndWatch stream is open since the last registration.",
+        ),
+        Family(
+            "gpunode_plugin_registrations_total",
+            "counter",
+            ("resource",),
+            "Registrations that the kubelet accepted.",
+        ),
+        Family(
+            "gpunode_plugin_rpcs_total",
+            "counter",
+            ("resource", "method", "code"),
+            "Calls that were answered; a ListAndWatch counts when its stream has ended.",
+        ),
+        Family(
+            "gpunode_plugin_rpc_duration_seconds",
+            "histogram",
+            ("method",),
+            "How long calls took in the plugin, streams left out.",
+        ),
+        Family(
+            "gpunode_plugin_allocations_total",
+            "counter",
+            ("resource", "outcome"),
+            "Allocate calls; outcome is ok, not-found, invalid, unhealthy or error.",
+        ),
+        Family(
+            "gpunode_plugin_allocated_devices_total",
+            "counter",
+            ("resource",),
+            "Devices that were handed out.",
+        ),
+        Family(
+            "gpunode_plugin_preference_fallbacks_total",
+            "counter",
+            ("resource",),
+            "Preferences that came from the simple rule because the good one failed.",
+        ),
+        Family("gpunode_plugin_mps_up", "gauge", ("resource",), "1 if the resource's MPS daemon serves it."),
+        Family(
+            "gpunode_plugin_events_total",
+            "counter",
+            ("uuid", "xid"),
+            "Critical events of the driver; xid is its number, or ecc-double or ecc-single.",
+        ),
+        Family(
+            "gpunode_plugin_pod_resources_up",
+            "gauge",
+            (),
+            "1 if the kubelet's PodResources answered; without it there are no gpunode_container_ metrics.",
+        ),
+        Family(
+            "gpunode_gpu_info",
+            "gauge",
+            ("gpu", "uuid", "model", "make", "pci", "numa"),
+            "Always 1: a GPU of this node; gpu is its index.",
+        ),
+        Family("gpunode_gpu_healthy", "gauge", ("uuid",), "0 if the GPU or a part of it has a problem."),
+        Family(
+            "gpunode_gpu_problem_since_timestamp_seconds",
+            "gauge",
+            ("uuid", "reason", "mend"),
+            "Since when a GPU has a problem (0: unknown), and what mends it.",
+        ),
+        Family("gpunode_gpu_duty_cycle_ratio", "gauge", ("uuid",), "How much of the time a kernel ran."),
+        Family("gpunode_gpu_memory_total_bytes", "gauge", ("uuid",), "The GPU's memory."),
+        Family("gpunode_gpu_memory_used_bytes", "gauge", ("uuid",), "Its memory in use."),
+        Family(
+            "gpunode_container_devices",
+            "gauge",
+            ("namespace", "pod", "container", "resource"),
+            "Devices that a container holds.",
+        ),
+        Family(
+            "gpunode_container_gpu_shares",
+            "gauge",
+            _CONTAINER,
+            "Shares of a shared GPU that a container holds; its part of the use can't be told.",
+        ),
+        Family(
+            "gpunode_container_gpu_duty_cycle_ratio",
+            "gauge",
+            _CONTAINER,
+            "How much of the time a kernel ran on a GPU that a container holds alone.",
+        ),
+        Family(
+            "gpunode_container_gpu_memory_total_bytes",
+            "gauge",
+            _CONTAINER,
+            "Memory of a GPU or partition that a container holds alone.",
+        ),
+        Family(
+            "gpunode_container_gpu_memory_used_bytes",
+            "gauge",
+            _CONTAINER,
+            "Memory in use on a GPU or partition that a container holds alone.",
+        ),
+    )
+}
+
+
+# What has happened since the start, counted: calls of the kubelet and the GPUs' events.
+#
+# Plain numbers under one lock, as they are counted while a pod waits; the metrics are made of them when
+# somebody asks.
+
+BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+"""Upper ends of the latency histogram's buckets, seconds; one more bucket has what took longer."""
+_MOST_EVENTS = 512  # kinds that are told apart; a confused driver may report any number
+STREAM = "ListAndWatch"
+
+
+@dataclass(frozen=True)
+class Latency:
+    """A histogram: how many calls fell into each bucket (not cumulated), and their seconds together."""
+
+    buckets: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Counts:
+    """`calls` by resource, method and gRPC code; `devices` handed out and `fallbacks` by resource.
+
+    `events` are by the GPU's UUID and the XID, or the event's kind where it is none.
+    """
+
+    calls: Mapping[tuple[str, str, str], int]
+    latencies: Mapping[str, Latency]
+    devices: Mapping[str, int]
+    fallbacks: Mapping[str, int]
+    events: Mapping[tuple[str, str], int]
+
+
+class Counters:
+    """Any thread may count; `counts` is a copy."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._calls: dict[tuple[str, str, str], int] = {}
+        self._buckets: dict[str, list[int]] = {}
+        self._seconds: dict[str, float] = {}
+        self._devices: dict[str, int] = {}
+        self._fallbacks: dict[str, int] = {}
+        self._events: dict[tuple[str, str], int] = {}
+
+    def call(self, call: Call) -> None:
+        """One RPC was answered. How long a stream lived is no latency."""
+        key = (call.resource, call.method, call.code)
+        with self._lock:
+            self._calls[key] = self._calls.get(key, 0) + 1
+            if call.method != STREAM:
+                buckets = self._buckets.setdefault(call.method, [0] * (len(BOUNDS) + 1))
+                buckets[bisect_left(BOUNDS, call.seconds)] += 1
+                self._seconds[call.method] = self._seconds.get(call.method, 0.0) + call.seconds
+            if call.method == "Allocate" and call.code == "OK":
+                self._devices[call.resource] = self._devices.get(call.resource, 0) + call.devices
+            if call.fallback:
+                self._fallbacks[call.resource] = self._fallbacks.get(call.resource, 0) + 1
+
+    def event(self, event: GpuEvent) -> None:
+        """A GPU reported something."""
+        key = (event.uuid, str(event.xid) if event.xid is not None else event.kind)
+        with self._lock:
+            if key not in self._events and len(self._events) >= _MOST_EVENTS:
+                key = ("", "other")
+            self._events[key] = self._events.get(key, 0) + 1
+
+    def counts(self) -> Counts:
+        with self._lock:
+            return Counts(
+                dict(self._calls),
+                {
+                    method: Latency(tuple(buckets), self._seconds[method])
+                    for method, buckets in self._buckets.items()
+                },
+                dict(self._devices),
+                dict(self._fallbacks),
+                dict(self._events),
+            )
+
+
+# The present values of the metrics in families.py, gathered from the service, in no exposition format yet.
+#
+# What can't be attributed isn't invented: a shared GPU's use is nobody's in particular, and NVML doesn't tell
+# how busy a MIG device is.
+
+_OUTCOMES = {
+    "OK": "ok",
+    "NOT_FOUND": "not-found",
+    "INVALID_ARGUMENT": "invalid",
+    "FAILED_PRECONDITION": "unhealthy",
+}
+_MOST_HOLDINGS = 4096  # a node runs a few hundred pods; what is above is a mistake or an attack
+
+
+class Sample(NamedTuple):
+    """A value of the family `name`; labels in the family's order."""
+
+    name: str
+    labels: tuple[str, ...]
+    value: float
+
+
+def of_service(service: PluginService, started: float, configured: float) -> Iterator[Sample]:
+    """The plugin itself and what it advertises; since when it runs, and with these settings."""
+    settings, ledger = service.settings, service.ledger
+    yield Sample("gpunode_build_info", (__version__, settings.vendor), 1)
+    yield Sample("gpunode_plugin_start_time_seconds", (), started)
+    yield Sample("gpunode_plugin_ready", (), service.ready)
+    yield Sample("gpunode_plugin_driver_up", (), not service.backend.waiting and not _driver_gone(service))
+    yield Sample("gpunode_plugin_settings_applied", (), not ledger.trouble)
+    yield Sample("gpunode_plugin_config_last_reload_successful", (), not ledger.config_trouble)
+    yield Sample("gpunode_plugin_config_last_reload_success_timestamp_seconds", (), configured)
+    yield Sample("gpunode_plugin_left_out", (), len(ledger.plan.left_out))
+    for name, snapshot in service.snapshots.items():
+        found: dict[tuple[str, str], int] = {("healthy", ""): 0}
+        for device in snapshot.devices:
+            key = ("unhealthy", device.problem.code) if device.problem else ("healthy", "")
+            found[key] = found.get(key, 0) + 1
+        for (health, reason), count in found.items():
+            yield Sample("gpunode_plugin_devices", (name, health, reason), count)
+        if snapshot.resource.sharing == "mps":
+            down = any(device.problem and device.problem.code == "mps" for device in snapshot.devices)
+            yield Sample("gpunode_plugin_mps_up", (name,), not down)
+    for name, link in service.links.items():
+        yield Sample("gpunode_plugin_watched", (name,), link.watched)
+        yield Sample("gpunode_plugin_registrations_total", (name,), link.registrations)
+
+
+def _driver_gone(service: PluginService) -> bool:
+    """Whether every GPU is unhealthy because nobody answers for any of them."""
+    devices = [device for snapshot in service.snapshots.values() for device in snapshot.devices]
+    return bool(devices) and all(device.problem and device.problem.code == "driver" for device in devices)
+
+
+def of_counts(counts: Counts, resources: Collection[str] = ()) -> Iterator[Sample]:
+    """Calls and events; the histogram is not among them.
+
+    What is counted of `resources` is there from the start, as 0: Prometheus' increase() doesn't see the step
+    to the first value of a counter that wasn't there before.
+    """
+    outcomes = {(name, outcome): 0 for name in resources for outcome in (*_OUTCOMES.values(), "error")}
+    for (resource, method, code), number in counts.calls.items():
+        yield Sample("gpunode_plugin_rpcs_total", (resource, method, code), number)
+        if method == "Allocate":
+            key = (resource, _OUTCOMES.get(code, "error"))
+            outcomes[key] = outcomes.get(key, 0) + number
+    for key, number in outcomes.items():
+        yield Sample("gpunode_plugin_allocations_total", key, number)
+    for resource, number in {**dict.fromkeys(resources, 0), **counts.devices}.items():
+        yield Sample("gpunode_plugin_allocated_devices_total", (resource,), number)
+    for resource, number in {**dict.fromkeys(resources, 0), **counts.fallbacks}.items():
+        yield Sample("gpunode_plugin_preference_fallbacks_total", (resource,), number)
+    for key, number in counts.events.items():
+        yield Sample("gpunode_plugin_events_total", key, number)
+
+
+def of_gpus(service: PluginService) -> Iterator[Sample]:
+    """Every GPU of the node, advertised or not."""
+    inventory = service.ledger.inventory
+    if inventory is None:
+        return
+    problems = _problems(service)
+    readings = service.ledger.readings_now
+    for gpu in inventory.gpus:
+        uuid = gpu.uuid or gpu.pci
+        numa = "" if gpu.numa is None else str(gpu.numa)
+        make = service.settings.vendor
+        yield Sample("gpunode_gpu_info", (str(gpu.index), uuid, gpu.name, make, gpu.pci, numa), 1)
+        found = problems.get(uuid, {})
+        if gpu.error and not found:
+            found = {"unreadable": Problem("unreadable", gpu.error)}
+        yield Sample("gpunode_gpu_healthy", (uuid,), not found)
+        for problem in found.values():
+            labels = (uuid, problem.code, problem.mend)
+            yield Sample("gpunode_gpu_problem_since_timestamp_seconds", labels, problem.since)
+        yield from _use_of_gpu(gpu, uuid, readings.get(gpu.uuid))
+
+
+def _problems(service: PluginService) -> dict[str, dict[str, Problem]]:
+    """By GPU and code; the oldest of a kind."""
+    found: dict[str, dict[str, Problem]] = {}
+    for snapshot in service.snapshots.values():
+        for device in snapshot.devices:
+            if device.problem:
+                known = found.setdefault(device.unit.gpu, {}).setdefault(device.problem.code, device.problem)
+                if device.problem.since < known.since:
+                    found[device.unit.gpu][device.problem.code] = device.problem
+    return found
+
+
+def _use_of_gpu(gpu: Gpu, uuid: str, reading: Reading | None) -> Iterator[Sample]:
+    if gpu.memory_bytes:
+        yield Sample("gpunode_gpu_memory_total_bytes", (uuid,), gpu.memory_bytes)
+    if reading is None or reading.error:
+        return
+    if reading.busy_percent is not None:
+        yield Sample("gpunode_gpu_duty_cycle_ratio", (uuid,), reading.busy_percent / 100)
+    if reading.memory_used_bytes is not None:
+        yield Sample("gpunode_gpu_memory_used_bytes", (uuid,), reading.memory_used_bytes)
+
+
+def of_containers(service: PluginService, holdings: tuple[Holding, ...]) -> Iterator[Sample]:
+    """What containers hold of our resources, and its use where it is theirs alone."""
+    snapshots = service.snapshots
+    readings = service.ledger.readings_now
+    make = service.settings.vendor
+    for one in holdings[:_MOST_HOLDINGS]:
+        if one.resource not in snapshots:
+            continue
+        who = (one.namespace, one.pod, one.container)
+        yield Sample("gpunode_container_devices", (*who, one.resource), len(one.ids))
+        shares: dict[str, tuple[Device, int]] = {}
+        for device in filter(None, map(snapshots[one.resource].find, one.ids)):
+            unit = device.unit
+            if device.id != unit.id:
+                shares[unit.id] = (device, shares.get(unit.id, (device, 0))[1] + 1)
+                continue
+            yield from _use_of_device(device, (*who, make, unit.id, unit.name), readings.get(unit.gpu))
+        for device, count in shares.values():
+            labels = (*who, make, device.unit.id, device.unit.name)
+            yield Sample("gpunode_container_gpu_shares", labels, count)
+
+
+def _use_of_device(device: Device, labels: tuple[str, ...], reading: Reading | None) -> Iterator[Sample]:
+    unit = device.unit
+    if unit.memory_bytes:
+        yield Sample("gpunode_container_gpu_memory_total_bytes", labels, unit.memory_bytes)
+    if reading is None or reading.error:
+        return
+    used = reading.parts_used_bytes.get(unit.id) if unit.partition else reading.memory_used_bytes
+    if reading.busy_percent is not None and not unit.partition:
+        yield Sample("gpunode_container_gpu_duty_cycle_ratio", labels, reading.busy_percent / 100)
+    if used is not None:
+        yield Sample("gpunode_container_gpu_memory_used_bytes", labels, used)
+
 
 _PODS_SECONDS = 5.0  # the kubelet is asked no more often, however many scrape
 _ASK_SECONDS = 1.0

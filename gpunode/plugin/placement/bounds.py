@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import floor
 from operator import mul
 
-from gpunode.dataclass import dataclass
 from gpunode.plugin.placement.groups import Groups, Steps
 
 _MOST_LISTED = 1_500

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gpunode.gpu.model import Topology
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.model import SHARE_MARK, Device, Resource, Snapshot
 from gpunode.plugin.placement.aligned import machine_of
 from gpunode.plugin.placement.scores import Nearness, by_links
 from gpunode.plugin.placement.shares import choose_shares
 from gpunode.plugin.placement.together import choose_together
-from gpunode.plugin.settings import Settings
 
 
 def prefer(

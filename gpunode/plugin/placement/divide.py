@@ -10,8 +10,8 @@ promising group is tried first, and the worth of a set is remembered for the nex
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from gpunode.dataclass import dataclass
 from gpunode.plugin.placement.groups import Groups, Steps
 from gpunode.plugin.placement.modules import Classes, Matrix, classes_of
 from gpunode.plugin.placement.search import Worths

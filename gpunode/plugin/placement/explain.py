@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
-from gpunode.dataclass import dataclass
 from gpunode.gpu.model import Topology
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.model import Snapshot, Unit
 from gpunode.plugin.placement.aligned import Machine, machine_of
 from gpunode.plugin.placement.choose import divisible, prefer, shared
 from gpunode.plugin.placement.scores import Links, Near, by_links
-from gpunode.plugin.settings import Settings
 
 _CANDIDATES = 5
 _UNPROVEN = (

@@ -11,11 +11,11 @@ as a whole (`exchange`). Where nothing is regular each GPU is a class of its own
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, pairwise
 from typing import Any
 
-from gpunode.dataclass import dataclass
 from gpunode.plugin.placement.exchange import exchangeable, families
 
 Matrix = Sequence[Sequence[int]]

@@ -8,8 +8,8 @@ two GPUs are on the same NUMA node: a bonus for that would make groups win that 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from gpunode.dataclass import dataclass
 from gpunode.gpu.model import Pair, Topology
 from gpunode.plugin.model import Unit
 

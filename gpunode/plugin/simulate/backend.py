@@ -9,13 +9,11 @@ from threading import Event
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Inventory, Topology
 from gpunode.host import Host
-from gpunode.plugin.backend import Sink
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.logfmt import Log
-from gpunode.plugin.model import Answer, Plan, Snapshot
+from gpunode.plugin.model import Answer, Plan, Sink, Snapshot
 from gpunode.plugin.nvidia.backend import NvidiaBackend
-from gpunode.plugin.settings import Settings
-from gpunode.plugin.simulate.control import Control
-from gpunode.plugin.simulate.faults import Fault
+from gpunode.plugin.simulate.faults import Control, Fault
 from gpunode.plugin.simulate.node import SimulatedNode, on_machine
 
 MARK = "GPUNODE_SIMULATED"
@@ -24,7 +22,7 @@ _LOOK_SECONDS = 1.0
 
 
 class SimulatedBackend:
-    """See `gpunode.plugin.backend.Backend`. `UsageError` if `settings.simulate` describes no node."""
+    """See `gpunode.plugin.model.Backend`. `UsageError` if `settings.simulate` describes no node."""
 
     def __init__(self, host: Host, settings: Settings, log: Log) -> None:
         self._host = host

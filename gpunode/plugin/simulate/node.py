@@ -2,16 +2,392 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from random import Random
 
-from gpunode.dataclass import dataclass, replace
 from gpunode.errors import UsageError
-from gpunode.facts.xids import HARDWARE, REBOOT, RESET, xid
-from gpunode.gpu.events import GpuEvent
-from gpunode.gpu.model import Gpu, Inventory, Reading, Topology
+from gpunode.facts.kernel_log import HARDWARE, REBOOT, RESET, xid
+from gpunode.gpu.model import Gpu, Inventory, MigDevice, MigSize, Pair, Reading, Topology
+from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host
-from gpunode.plugin.simulate import profiles
 from gpunode.plugin.simulate.faults import ALL, Fault
+
+# The GPUs that can be simulated: as NVML names them, how a usual server holds them, how MIG divides them.
+#
+# Names, memory and links are as nvidia-smi shows them on such machines; MIG profiles and where they may lie
+# are NVIDIA's MIG user guide's, for the seven-slice GPUs after Hopper taken to be as on Hopper.
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A MIG profile: `size` of the GPU's memory slots from one of `starts`, at most `limit` of them."""
+
+    name: str
+    size: int
+    starts: tuple[int, ...]
+    limit: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """One GPU model in its usual server.
+
+    `count` is how many that server has, over `sockets` NUMA nodes, `per_switch` of them behind one PCIe
+    switch. `links` is (how, NVLinks): ``nvswitch`` counts each GPU's links to switches, ``mesh`` and
+    ``pairs`` those of each linked pair; `small` is what the board for four has instead. `mig` holds the sizes
+    in the profiles' names, smallest first, `slots` the memory slots.
+    """
+
+    name: str
+    memory_mib: int
+    capability: str
+    count: int = 8
+    sockets: int = 2
+    per_switch: int = 1
+    links: tuple[str, int] = ("none", 0)
+    small: tuple[str, int] = ("none", 0)
+    mig: tuple[int, ...] = ()
+    addresses: tuple[str, ...] = ()
+
+    @property
+    def slots(self) -> int:
+        return 8 if len(self.mig) == 4 else 4
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """What MIG offers on it, largest first."""
+        if not self.mig:
+            return ()
+        if self.slots == 4:
+            one, two, four = self.mig
+            return (
+                Profile(f"4g.{four}gb", 4, (0,), 1),
+                Profile(f"2g.{two}gb", 2, (0, 2), 2),
+                Profile(f"1g.{one}gb", 1, (0, 1, 2, 3), 4),
+                Profile(f"1g.{one}gb+me", 1, (0, 1, 2, 3), 1),
+            )
+        one, two, four, eight = self.mig
+        return (
+            Profile(f"7g.{eight}gb", 8, (0,), 1),
+            Profile(f"4g.{four}gb", 4, (0,), 1),
+            Profile(f"3g.{four}gb", 4, (0, 4), 2),
+            Profile(f"2g.{two}gb", 2, (0, 2, 4), 3),
+            Profile(f"1g.{two}gb", 2, (0, 2, 4, 6), 4),
+            Profile(f"1g.{one}gb", 1, tuple(range(7)), 7),
+            Profile(f"1g.{one}gb+me", 1, tuple(range(7)), 1),
+        )
+
+
+_H100_BOARD = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
+_HGX = tuple(f"0000:{bus}:00.0" for bus in _H100_BOARD)
+_GRACE = ("0008:01:00.0", "0009:01:00.0", "0018:01:00.0", "0019:01:00.0")
+
+MODELS = {
+    "t4": Model("Tesla T4", 15360, "7.5", count=4),
+    "dgx2": Model("Tesla V100-SXM3-32GB", 32768, "7.0", count=16, per_switch=2, links=("nvswitch", 6)),
+    "a10": Model("NVIDIA A10", 23028, "8.6", count=4),
+    "a30": Model("NVIDIA A30", 24576, "8.0", count=4, links=("pairs", 4), mig=(6, 12, 24)),
+    "a40": Model("NVIDIA A40", 46068, "8.6", per_switch=2, links=("pairs", 4)),
+    "a100": Model(
+        *("NVIDIA A100-SXM4-40GB", 40960, "8.0"),
+        per_switch=2,
+        links=("nvswitch", 12),
+        small=("mesh", 4),
+        mig=(5, 10, 20, 40),
+    ),
+    "a100-80gb": Model(
+        *("NVIDIA A100-SXM4-80GB", 81920, "8.0"),
+        per_switch=2,
+        links=("nvswitch", 12),
+        small=("mesh", 4),
+        mig=(10, 20, 40, 80),
+    ),
+    "a100-pcie": Model(
+        *("NVIDIA A100-PCIE-40GB", 40960, "8.0"), per_switch=2, links=("pairs", 12), mig=(5, 10, 20, 40)
+    ),
+    "l4": Model("NVIDIA L4", 23034, "8.9"),
+    "l40s": Model("NVIDIA L40S", 46068, "8.9", per_switch=4),
+    "h100": Model(
+        *("NVIDIA H100 80GB HBM3", 81559, "9.0"),
+        links=("nvswitch", 18),
+        small=("mesh", 6),
+        mig=(10, 20, 40, 80),
+        addresses=_HGX,
+    ),
+    "h100-pcie": Model(
+        *("NVIDIA H100 PCIe", 81559, "9.0"), per_switch=2, links=("pairs", 12), mig=(10, 20, 40, 80)
+    ),
+    "h100-nvl": Model(
+        *("NVIDIA H100 NVL", 95830, "9.0"), per_switch=2, links=("pairs", 12), mig=(12, 24, 47, 94)
+    ),
+    "h200": Model(
+        *("NVIDIA H200", 143771, "9.0"), links=("nvswitch", 18), mig=(18, 35, 71, 141), addresses=_HGX
+    ),
+    "gh200": Model("NVIDIA GH200 480GB", 97871, "9.0", count=1, sockets=1, mig=(12, 24, 48, 96)),
+    "b200": Model(
+        *("NVIDIA B200", 183359, "10.0"), links=("nvswitch", 18), mig=(23, 45, 90, 180), addresses=_HGX
+    ),
+    "b300": Model(
+        *("NVIDIA B300 SXM6 AC", 275040, "10.3"),
+        links=("nvswitch", 18),
+        mig=(34, 67, 135, 269),
+        addresses=_HGX,
+    ),
+    "gb200": Model(
+        *("NVIDIA GB200", 189471, "10.0"),
+        count=4,
+        links=("nvswitch", 18),
+        mig=(23, 47, 93, 186),
+        addresses=_GRACE,
+    ),
+    "gb300": Model(
+        *("NVIDIA GB300", 284208, "10.3"),
+        count=4,
+        links=("nvswitch", 18),
+        mig=(35, 70, 139, 278),
+        addresses=_GRACE,
+    ),
+    "rtx-pro-6000": Model(
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, "12.0", per_switch=4, mig=(24, 48, 96)
+    ),
+    "rtx-4090": Model("NVIDIA GeForce RTX 4090", 24564, "8.9", count=2, sockets=1),
+}
+
+
+# MIG layouts of simulated GPUs: ``3g.20gb/1g.5gb*4``, laid into the GPU's memory slots as the driver would.
+# Pure.
+
+Placed = tuple[Profile, int]
+
+
+def stable_uuid(*of: object) -> str:
+    """The same for the same node and index, and another for every other."""
+    bits = Random("/".join(map(str, of))).getrandbits(128)  # noqa: S311 - a name; hashlib would load OpenSSL
+    hexadecimal = f"{bits:032x}"
+    return "-".join(hexadecimal[low:high] for low, high in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32)))
+
+
+def parse_layout(text: str, model: Model) -> tuple[Placed, ...]:
+    """Each profile with the slot where it starts. `UsageError` if the GPU has no such profile, or no room."""
+    known = {profile.name: profile for profile in model.profiles}
+    if not known:
+        raise UsageError(f"{model.name} has no MIG")
+    wanted: list[Profile] = []
+    for item in text.split("/"):
+        name, _, count = item.strip().partition("*")
+        if name not in known:
+            raise UsageError(
+                f"{model.name} has no MIG profile {name!r}", hint=f"its profiles: {', '.join(known)}"
+            )
+        if count and not (count.isdecimal() and 1 <= int(count[:3]) <= model.slots):
+            raise UsageError(f"{item!r}: the count is a number from 1 to {model.slots}")
+        wanted += [known[name]] * int(count or 1)
+    wanted.sort(key=lambda profile: -profile.size)
+    for profile in set(wanted):
+        if wanted.count(profile) > profile.limit:
+            raise UsageError(f"{model.name} can have {profile.limit} of {profile.name}, not {text!r}")
+    placed = _place(wanted, frozenset())
+    if placed is None:
+        raise UsageError(f"the MIG layout {text!r} does not fit on {model.name}")
+    return placed
+
+
+def _place(wanted: Sequence[Profile], taken: frozenset[int]) -> tuple[Placed, ...] | None:
+    """The first way to lay them side by side; at most seven, so trying is quick."""
+    if not wanted:
+        return ()
+    for start in wanted[0].starts:
+        slots = frozenset(range(start, start + wanted[0].size))
+        rest = None if slots & taken else _place(wanted[1:], taken | slots)
+        if rest is not None:
+            return ((wanted[0], start), *rest)
+    return None
+
+
+def devices(gpu: Gpu, layout: Sequence[Placed], model: Model) -> tuple[MigDevice, ...]:
+    """What NVML would list: instance ids count through the halves of the memory, as on hardware: 0 for all of
+    it, 1 and 2 for its halves, 3 to 6 for the quarters, from 7 on the single slots."""
+    made = []
+    for index, (profile, start) in enumerate(layout):
+        gi = model.slots // profile.size - 1 + start // profile.size
+        uuid = "MIG-" + stable_uuid(gpu.uuid, profile.name, gi)
+        memory = gpu.memory_bytes * profile.size // model.slots
+        slices = int(profile.name.partition("g.")[0])
+        made.append(MigDevice(index, uuid, profile.name, gi, 0, memory, MigSize(slices, slices)))
+    return tuple(made)
+
+
+# From ``--simulate h100:8`` to a node: its inventory and how the GPUs hang together. Pure.
+#
+# A specification is one or more groups joined by ``+``: ``MODEL[:COUNT][,key=value...]``. The keys of a
+# group: ``mig`` (a layout such as ``3g.20gb/1g.5gb*4``, on each of its GPUs) and ``links`` (``nvswitch``,
+# ``mesh``, ``pairs``, ``none``). Those of the node, in any group: ``node`` (what the UUIDs are made from;
+# else the host's name), ``numa`` (how many NUMA nodes, 0: the platform doesn't say) and ``driver``.
+
+MOST = 64
+DRIVER, CUDA = "580.95.05", "13.0"
+_GROUPS = re.compile(r"\+(?!me\b|gfx\b)")  # the plus of 1g.5gb+me joins no groups
+_KEYS = ("mig", "links", "node", "numa", "driver")
+_LINKS = ("nvswitch", "mesh", "pairs", "none")
+_SAME_SWITCH, _SAME_NODE, _SYSTEM = 20, 40, 50  # nvmlGpuTopologyLevel_t
+_GRAMMAR = "MODEL[:COUNT][,mig=LAYOUT][,links=...][,node=NAME][,numa=N][,driver=VERSION][+...]"
+
+
+@dataclass(frozen=True)
+class Group:
+    """One part of a specification."""
+
+    key: str
+    model: Model
+    count: int
+    options: Mapping[str, str]
+
+    @property
+    def links(self) -> tuple[str, int]:
+        """How its GPUs are linked, and by how many NVLinks."""
+        usual = self.model.small if self.count <= 4 and self.model.small[1] else self.model.links
+        asked = self.options.get("links", usual[0])
+        counts = dict((self.model.small, self.model.links))
+        return asked, counts.get(asked, 0) or self.model.links[1] or 4
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for a GPU on the node: what `load` puts there, and its group, by number."""
+
+    gpu: Gpu
+    group: int
+    model: Model
+
+
+def load(spec: str, host: Host | None = None) -> tuple[Inventory, Topology]:
+    """The node that `spec` describes. `UsageError` says what is wrong with it, and what there is."""
+    groups = parse(spec)
+    found = slots(groups, host)
+    options = _node_options(groups)
+    inventory = Inventory(
+        options.get("driver", DRIVER), CUDA, tuple(slot.gpu for slot in found), simulated=True
+    )
+    return inventory, profile_topology(groups, found)
+
+
+def parse(spec: str) -> tuple[Group, ...]:
+    """The groups of a specification."""
+    groups = tuple(_group(part.strip()) for part in _GROUPS.split(spec))
+    total = sum(group.count for group in groups)
+    if total > MOST:
+        raise UsageError(f"{total} simulated GPUs; one node can have {MOST}", hint="run several plugins")
+    return groups
+
+
+def _group(text: str) -> Group:
+    head, *rest = text.split(",")
+    key, _, count = head.partition(":")
+    if key not in MODELS:
+        raise UsageError(
+            f"no GPU {key!r} can be simulated{_nearest(key)}", hint=f"one of: {', '.join(MODELS)}"
+        )
+    if count and not (count.isdecimal() and 1 <= int(count[:6]) <= MOST):
+        raise UsageError(f"{head!r}: the count is a number from 1 to {MOST}", hint=_GRAMMAR)
+    options = {}
+    for item in rest:
+        name, equals, value = item.strip().partition("=")
+        if name not in _KEYS or not equals or not value:
+            raise UsageError(
+                f"{item!r} in {text!r} is none of {', '.join(_KEYS)} with a value", hint=_GRAMMAR
+            )
+        options[name] = value
+    if options.get("links", "none") not in _LINKS:
+        raise UsageError(f"links={options['links']} is none of {', '.join(_LINKS)}")
+    if not options.get("numa", "0").isdecimal() or int(options.get("numa", "0")[:4]) > MOST:
+        raise UsageError(f"numa={options['numa']} is no number of NUMA nodes")
+    return Group(key, MODELS[key], int(count or MODELS[key].count), options)
+
+
+def _nearest(key: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(key.lower(), MODELS, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _node_options(groups: tuple[Group, ...]) -> dict[str, str]:
+    return {name: value for group in groups for name, value in group.options.items()}
+
+
+def node_name(groups: tuple[Group, ...], host: Host | None) -> str:
+    """What the UUIDs of this node are made from."""
+    given = _node_options(groups).get("node", "")
+    return given or (host and (host.read_text("/proc/sys/kernel/hostname") or "").strip()) or "simulated"
+
+
+def slots(groups: tuple[Group, ...], host: Host | None) -> tuple[Slot, ...]:
+    """Every GPU of the node in the order of its index."""
+    node, total = node_name(groups, host), sum(group.count for group in groups)
+    sockets = int(_node_options(groups).get("numa", max(group.model.sockets for group in groups)))
+    made: list[Slot] = []
+    for number, group in enumerate(groups):
+        layout = parse_layout(group.options["mig"], group.model) if "mig" in group.options else ()
+        for _ in range(group.count):
+            index = len(made)
+            gpu = Gpu(
+                index,
+                "GPU-" + stable_uuid(node, index),
+                group.model.name,
+                _address(groups, index),
+                minor=index,
+                memory_bytes=group.model.memory_mib << 20,
+                compute_capability=group.model.capability,
+                numa=index * sockets // total if sockets else None,
+                mig_capable=bool(group.model.mig),
+            )
+            if layout:
+                gpu = replace(gpu, mig_enabled=True, mig=devices(gpu, layout, group.model))
+            made.append(Slot(gpu, number, group.model))
+    return tuple(made)
+
+
+def with_layout(slot: Gpu, model: Model, text: str) -> Gpu:
+    """This GPU divided anew; an empty layout turns MIG off."""
+    mig: tuple[MigDevice, ...] = devices(slot, parse_layout(text, model), model) if text else ()
+    return replace(slot, mig_enabled=bool(text), mig=mig)
+
+
+def _address(groups: tuple[Group, ...], index: int) -> str:
+    known = groups[0].model.addresses
+    if len(groups) == 1 and groups[0].count <= len(known):
+        return known[index]
+    return f"{index // 16:04x}:{0x10 + index % 16 * 13:02x}:00.0"
+
+
+def profile_topology(groups: tuple[Group, ...], found: tuple[Slot, ...]) -> Topology:
+    """PCIe levels and NVLinks. A GPU in MIG mode has no NVLink."""
+    first = [sum(group.count for group in groups[:number]) for number in range(len(groups))]
+    pairs, switched = [], {}
+    for slot in found:
+        how, count = groups[slot.group].links
+        if how == "nvswitch" and not slot.gpu.mig_enabled:
+            switched[slot.gpu.uuid] = count
+    for one, other in combinations(found, 2):
+        place = (one.gpu.index - first[one.group], other.gpu.index - first[other.group])
+        near = one.group == other.group and len({item // one.model.per_switch for item in place}) == 1
+        level = _SAME_SWITCH if near else _SAME_NODE if one.gpu.numa == other.gpu.numa else _SYSTEM
+        links = _direct(groups, one, other, place)
+        low, high = sorted((one.gpu.uuid, other.gpu.uuid))
+        pairs.append(Pair(low, high, level, links))
+    return Topology(tuple(pairs), switched)
+
+
+def _direct(groups: tuple[Group, ...], one: Slot, other: Slot, place: tuple[int, int]) -> int:
+    how, count = groups[one.group].links
+    if one.group != other.group or one.gpu.mig_enabled or other.gpu.mig_enabled:
+        return 0
+    linked = how == "mesh" or (how == "pairs" and place[0] // 2 == place[1] // 2)
+    return count if linked else 0
+
 
 LOST = "the GPU is lost (simulated)"
 _ASKED = {RESET: "reset", HARDWARE: "reset", REBOOT: "reboot"}
@@ -36,10 +412,10 @@ class SimulatedNode:
     """One thread's own. `UsageError` for a specification or a fault that this node can't have."""
 
     def __init__(self, spec: str, host: Host | None = None) -> None:
-        self._groups = profiles.parse(spec)
-        self._slots = list(profiles.slots(self._groups, host))
+        self._groups = parse(spec)
+        self._slots = list(slots(self._groups, host))
         self._conditions = {slot.gpu.index: Condition() for slot in self._slots}
-        self._base = profiles.load(spec, host)[0]
+        self._base = load(spec, host)[0]
         self._loads = 1
         self.driver_gone = ""
 
@@ -58,7 +434,7 @@ class SimulatedNode:
 
     @property
     def topology(self) -> Topology:
-        return profiles.topology(self._groups, tuple(self._slots))
+        return profile_topology(self._groups, tuple(self._slots))
 
     @property
     def readings(self) -> tuple[Reading, ...]:
@@ -69,7 +445,7 @@ class SimulatedNode:
             if not self._conditions[slot.gpu.index].unplugged and not self.driver_gone
         )
 
-    def _reading(self, slot: profiles.Slot) -> Reading:
+    def _reading(self, slot: Slot) -> Reading:
         now = self._conditions[slot.gpu.index]
         if now.lost:
             return Reading(slot.gpu.uuid, error=LOST)
@@ -102,7 +478,7 @@ class SimulatedNode:
             events += self._strike(slot, fault)
         return tuple(events)
 
-    def _chosen(self, gpu: str) -> list[profiles.Slot]:
+    def _chosen(self, gpu: str) -> list[Slot]:
         if gpu == ALL:
             return list(self._slots)
         found = [slot for slot in self._slots if gpu in (str(slot.gpu.index), slot.gpu.uuid)]
@@ -110,7 +486,7 @@ class SimulatedNode:
             raise UsageError(f"no simulated GPU {gpu!r}", hint=f"0 to {len(self._slots) - 1}, a UUID or all")
         return found
 
-    def _strike(self, slot: profiles.Slot, fault: Fault) -> list[GpuEvent]:
+    def _strike(self, slot: Slot, fault: Fault) -> list[GpuEvent]:
         index, uuid = slot.gpu.index, slot.gpu.uuid
         now = self._conditions[index]
         if fault.name == "xid":
@@ -118,7 +494,7 @@ class SimulatedNode:
             self._conditions[index] = replace(now, recovery=asked)
             return [GpuEvent("xid", uuid, int(fault.value), fault.gi, fault.ci)]
         if fault.name == "mig":
-            divided = profiles.with_layout(slot.gpu, slot.model, "" if fault.value == "off" else fault.value)
+            divided = with_layout(slot.gpu, slot.model, "" if fault.value == "off" else fault.value)
             self._slots[index] = replace(slot, gpu=divided)
         elif fault.name == "ecc":
             more = int(fault.value)
@@ -151,7 +527,7 @@ def on_machine(inventory: Inventory, host: Host) -> Inventory:
     return replace(inventory, gpus=tuple(replace(gpu, numa=nodes.get(gpu.numa)) for gpu in inventory.gpus))
 
 
-def _check_instance(slot: profiles.Slot, fault: Fault) -> None:
+def _check_instance(slot: Slot, fault: Fault) -> None:
     """`UsageError` if the fault names an instance that this GPU doesn't have: it would concern nothing."""
     if fault.gi is None and fault.ci is None:
         return

@@ -12,11 +12,9 @@ from fixtures.amd import MI210, MI300X, MI300X_CPX, AmdMachine, amd_machine
 from gpunode.gpu.amd import read_inventory
 from gpunode.gpu.model import Inventory, Topology
 from gpunode.host import Host
-from gpunode.plugin.amd.backend import AmdBackend
-from gpunode.plugin.amd.resources import plan
-from gpunode.plugin.model import AllocationError, Device, Plan, Problem, Snapshot
-from gpunode.plugin.remember import remembered
-from gpunode.plugin.settings import NameRule, Settings, SharedResource, Sharing
+from gpunode.plugin.amd import AmdBackend, plan
+from gpunode.plugin.config.settings import NameRule, Settings, SharedResource, Sharing
+from gpunode.plugin.model import AllocationError, Device, Plan, Problem, Snapshot, remembered
 from tests.plugin.nodes import MemoryLog
 
 AMD = Settings(vendor="amd")

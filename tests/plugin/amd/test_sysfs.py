@@ -11,9 +11,18 @@ from hypothesis import strategies as st
 
 from fixtures.amd import DRIVER, KFD, MI210, MI300X, MI300X_CPX, AmdMachine, amd_machine
 from gpunode.errors import Unreadable
-from gpunode.gpu.amd import AmdGpu, missing, read_condition, read_inventory, trace, uncorrectable
-from gpunode.gpu.amd_kfd import read_nodes, read_topology
-from gpunode.gpu.amd_sysfs import parse_ids, parse_properties
+from gpunode.gpu.amd import (
+    AmdGpu,
+    missing,
+    parse_ids,
+    parse_properties,
+    read_condition,
+    read_inventory,
+    read_nodes,
+    read_topology,
+    trace,
+    uncorrectable,
+)
 from gpunode.gpu.model import Pair
 from gpunode.host import Host
 

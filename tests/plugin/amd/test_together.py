@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.gpu.model import Pair, Topology
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.model import Device, Resource, Snapshot, Unit
 from gpunode.plugin.placement.choose import prefer
 from gpunode.plugin.placement.explain import explain
 from gpunode.plugin.placement.scores import Nearness
-from gpunode.plugin.settings import Settings
 
 AMD = Settings(vendor="amd")
 

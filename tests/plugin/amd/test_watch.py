@@ -8,8 +8,8 @@ from threading import Event, Thread
 from fixtures.amd import amd_machine
 from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.host import Host
-from gpunode.plugin.amd.watch import Watch
-from gpunode.plugin.settings import HealthSettings, Settings
+from gpunode.plugin.amd import Watch
+from gpunode.plugin.config.settings import HealthSettings, Settings
 from tests.plugin.nodes import MemoryLog, eventually
 
 

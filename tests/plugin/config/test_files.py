@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.plugin.settings import ALL_XIDS, NameRule, SharedResource
+from gpunode.plugin.config.settings import ALL_XIDS, NameRule, SharedResource
 from tests.plugin.config.resolving import FILES, resolve_text, sources, told
 
 KNOWN_FILES = sorted(FILES.iterdir())

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.output.result import ExitCode
 from gpunode.plugin.config.options import OPTIONS, PREFIX
 from gpunode.plugin.config.resolve import MPS_ROOT
-from gpunode.result import ExitCode
 from tests.plugin.config.resolving import FILES, resolve_text, sources
 
 

@@ -12,9 +12,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.plugin.config import translate_gke, translate_operator
-from gpunode.plugin.config.settle import settled
-from gpunode.plugin.config.translate import Translation, WrongInput, documents
+from gpunode.plugin.config import gke, translate_operator
+from gpunode.plugin.config.gke import Translation, WrongInput, documents
+from gpunode.plugin.config.resolve import settled
 from tests.cli import Ran, clean_environment, command, gpunode
 from tests.plugin.config.resolving import resolve_text
 from tests.plugin.config.test_translate_operator import CONFIG_MAP, POLICY, told
@@ -27,7 +27,7 @@ def translate(source: str, file: Path, *argv: str) -> Ran:
 
 
 def from_gke(tree: Any) -> Translation:
-    return settled(translate_gke.translate(documents(json.dumps(tree).encode()), ""))[0]
+    return settled(gke.translate(documents(json.dumps(tree).encode()), ""))[0]
 
 
 # --- GKE ------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def xid_map(xids: str) -> dict[str, Any]:
 
 def test_the_xids_of_gkes_config_map_beat_those_of_the_file() -> None:
     stream = (json.dumps({"HealthCriticalXid": [61]}), json.dumps(xid_map("32, 79,74")))
-    found = settled(translate_gke.translate(documents("\n---\n".join(stream).encode()), ""))[0]
+    found = settled(gke.translate(documents("\n---\n".join(stream).encode()), ""))[0]
     assert found.config["health"] == {"disable": ["all"], "enable": [32, 48, 74, 79]}
     assert from_gke(xid_map("31")).config["health"]["enable"] == [31, 48]
     for wrong, said in ((xid_map("31,x"), "'x' is no XID"), ({"kind": "ConfigMap"}, "isn't of GKE's")):
@@ -159,7 +159,7 @@ trees = st.recursive(
 
 @given(trees)
 def test_no_file_is_too_strange(tree: Any) -> None:
-    for translator in (translate_gke.translate, translate_operator.translate):
+    for translator in (gke.translate, translate_operator.translate):
         try:
             found, text = settled(translator(documents(yaml.safe_dump(tree).encode()), ""))
         except WrongInput:

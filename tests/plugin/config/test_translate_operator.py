@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from gpunode.plugin.config import translate_operator
-from gpunode.plugin.config.settle import settled
-from gpunode.plugin.config.translate import Translation, WrongInput, documents
+from gpunode.plugin.config.gke import Translation, WrongInput, documents
+from gpunode.plugin.config.resolve import settled
 
 RESOURCE = "nvidia.com/gpu"
 

@@ -10,8 +10,8 @@ import pytest
 from gpunode.commands.plugin_options import default_text
 from gpunode.plugin.config.options import BY_FIELD, OPTIONS
 from gpunode.plugin.config.resolve import told
+from gpunode.plugin.config.settings import ALL_XIDS, Settings
 from gpunode.plugin.config.values import parse, value_problem
-from gpunode.plugin.settings import ALL_XIDS, Settings
 
 
 def value(field: str, *texts: str) -> object:

@@ -9,8 +9,8 @@ from threading import Event
 import pytest
 
 from gpunode.errors import ConfigError
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.config.watch import ConfigWatch, Hangup
-from gpunode.plugin.settings import Settings
 from tests.plugin.config.resolving import sources
 from tests.plugin.nodes import AtOnce, MemoryLog, eventually
 

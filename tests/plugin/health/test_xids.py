@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.xids import catalogue, xid
-from gpunode.plugin.health.rules import counts, readings_count
-from gpunode.plugin.settings import ALL_XIDS, HealthSettings
+from gpunode.facts.kernel_log import catalogue, xid
+from gpunode.plugin.config.settings import ALL_XIDS, HealthSettings
+from gpunode.plugin.health import counts, readings_count
 
 NVIDIAS_SIX = {13, 31, 43, 45, 68, 109}
 PAGE = Path(__file__).parents[3] / "docs/health.md"

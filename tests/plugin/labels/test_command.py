@@ -13,7 +13,7 @@ from fixtures.scenario import Fault, Scenario, StubMig, machine, mig_uuid, with_
 from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.errors import ConfigError
 from gpunode.host import Host
-from gpunode.plugin.labels.sinks.file import FeatureFile
+from gpunode.plugin.labels.sinks import FeatureFile
 from tests.cli import Ran, gpunode
 
 needs_stub = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")

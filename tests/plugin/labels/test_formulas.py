@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from gpunode.errors import ConfigError
 from gpunode.gpu.model import Gpu, Inventory, MigDevice, MigSize
 from gpunode.host import Host
+from gpunode.plugin.config.settings import LabelSettings, NameRule, Settings, SharedResource, Sharing
 from gpunode.plugin.labels.make import plan_seen
 from gpunode.plugin.labels.model import Labels, Machine, key_problem, label_value, made, sanitised, settled
-from gpunode.plugin.labels.nvidia import nvidia_labels
-from gpunode.plugin.labels.nvidia_resources import family
-from gpunode.plugin.settings import LabelSettings, NameRule, Settings, SharedResource, Sharing
+from gpunode.plugin.labels.nvidia import family, nvidia_labels
 
 NOW = 1_800_000_000.9
 HOST = Host(Path("/nowhere"), {})

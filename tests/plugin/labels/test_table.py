@@ -18,10 +18,10 @@ from fixtures.scenario import Scenario, StubMig, machine, mig_uuid, with_mig
 from fixtures.stubs import have_compiler, stub_node
 from gpunode.gpu.model import Inventory, inventory_from_json
 from gpunode.host import Host
+from gpunode.plugin.config.settings import LabelSettings, Settings, SharedResource, Sharing
 from gpunode.plugin.labels.make import plan_seen
 from gpunode.plugin.labels.model import Machine
 from gpunode.plugin.labels.nvidia import nvidia_labels
-from gpunode.plugin.settings import LabelSettings, Settings, SharedResource, Sharing
 from tests.gpu.children import run_python
 
 pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
@@ -47,7 +47,7 @@ import json, sys
 from pathlib import Path
 from gpunode.gpu.discover import discover
 from gpunode.gpu.nvml import Nvml
-from gpunode.result import plain
+from gpunode.output.result import plain
 here = Path(sys.argv[1])
 found = {}
 for scenario in sorted(Path(sys.argv[2]).iterdir()):

@@ -13,13 +13,13 @@ import pytest
 
 from fixtures.scenario import Fault, Scenario, machine, mixed_layout, with_mig
 from fixtures.stubs import StubNode, have_compiler, stub_node
-from gpunode.commands.labels_watch import _Node as Labelled
+from gpunode.commands.labels import _Node as Labelled
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.labels.make import label
 from gpunode.plugin.logfmt import LogfmtLog
 from gpunode.plugin.nvidia import platform
-from gpunode.plugin.settings import Settings
 from tests.cli import clean_environment
 from tests.plugin.nodes import eventually
 

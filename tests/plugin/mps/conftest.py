@@ -13,7 +13,7 @@ from fixtures.mps_control import MpsStub, mps_stub
 from fixtures.scenario import machine
 from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.host import Host
-from gpunode.plugin.mps import keeper
+from gpunode.plugin.mps import supervisor
 
 
 @dataclass(frozen=True)
@@ -47,5 +47,5 @@ def node(short: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MpsNode]:
     for name, value in {**gpus.env, **mps.env}.items():
         monkeypatch.setenv(name, value)
     for name, seconds in {"_TURN_SECONDS": 0.03, "_CALM_SECONDS": 0.03, "_BACK_OFF": (0.1, 0.2, 0.5)}.items():
-        monkeypatch.setattr(keeper, name, seconds)  # in this process only
+        monkeypatch.setattr(supervisor, name, seconds)  # in this process only
     yield MpsNode(short, gpus, mps, Host(environ=dict(os.environ)))

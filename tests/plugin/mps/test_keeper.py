@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from fixtures.scenario import Fault, gpu_uuid, machine
-from gpunode.plugin.mps import ground, keeper
-from gpunode.plugin.mps.keeper import Keeper
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.mps import layout, supervisor
+from gpunode.plugin.mps.daemon import Identity, left_behind, remains, start
 from gpunode.plugin.mps.layout import DaemonSpec
-from gpunode.plugin.mps.process import Identity, left_behind, remains, start
-from gpunode.plugin.settings import Settings
+from gpunode.plugin.mps.supervisor import Keeper
 from tests.plugin.mps.conftest import MpsNode
 from tests.plugin.nodes import MemoryLog, eventually
 
@@ -80,7 +80,7 @@ def test_a_daemon_comes_up_with_its_limits_and_goes_without_a_trace(node: MpsNod
 
 
 def test_a_killed_daemon_comes_again(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "_BACK_OFF", (3600.0,))  # until it has been looked at
+    monkeypatch.setattr(supervisor, "_BACK_OFF", (3600.0,))  # until it has been looked at
     log = MemoryLog()
     with kept(node, spec(node), log) as made:
         assert up(made)
@@ -111,7 +111,7 @@ def test_without_the_program_the_hint_says_who_brings_it(
 ) -> None:
     log = MemoryLog()
     node.mps.program.rename(node.place / "away")
-    monkeypatch.setattr("gpunode.plugin.mps.control.PROGRAM_DIRECTORIES", ())
+    monkeypatch.setattr("gpunode.gpu.library_paths.PROGRAM_DIRECTORIES", ())
     with kept(node, spec(node), log) as made:
         assert eventually(lambda: log.messages("error") != [])
         assert made.problem and made.problem.reason == "nvidia-cuda-mps-control is not on this node"
@@ -122,9 +122,9 @@ def test_without_the_program_the_hint_says_who_brings_it(
 
 def test_a_deaf_daemon_is_replaced(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
     log = MemoryLog()
-    monkeypatch.setattr(keeper, "_ASK_SECONDS", 0.2)
-    monkeypatch.setattr("gpunode.plugin.mps.control._SECONDS", 1.0)
-    monkeypatch.setattr("gpunode.plugin.mps.process._QUIT_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "_ASK_SECONDS", 0.2)
+    monkeypatch.setattr("gpunode.plugin.mps.daemon._SECONDS", 1.0)
+    monkeypatch.setattr("gpunode.plugin.mps.daemon._QUIT_SECONDS", 0.3)
     with kept(node, spec(node), log) as made:
         assert up(made)
         first = pid(node)
@@ -138,7 +138,7 @@ def test_a_deaf_daemon_is_replaced(node: MpsNode, monkeypatch: pytest.MonkeyPatc
 def test_servers_that_do_not_come_up_are_a_problem_until_one_does(
     node: MpsNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "_SERVER_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "_SERVER_SECONDS", 0.3)
     log = MemoryLog()
     with kept(node, spec(node), log) as made:
         assert up(made)
@@ -157,7 +157,7 @@ def test_servers_that_do_not_come_up_are_a_problem_until_one_does(
 def test_a_daemon_that_outlived_its_keeper_is_adopted(node: MpsNode) -> None:
     """As after SIGKILL of the plugin: the clients of the daemon live on."""
     wanted = spec(node)
-    ground.prepare(node.host, wanted, node.root, MemoryLog())
+    layout.prepare(node.host, wanted, node.root, MemoryLog())
     orphan = start(node.host, str(node.mps.program), wanted)
     Path(f"{wanted.directory}/compute-modes.json").write_text(json.dumps({gpu_uuid(0): DEFAULT}))
     node.gpus.write(machine(4).with_gpu(0, compute_mode=EXCLUSIVE))
@@ -174,7 +174,7 @@ def test_a_daemon_that_outlived_its_keeper_is_adopted(node: MpsNode) -> None:
 
 def test_a_daemon_of_before_with_other_gpus_is_ended_first(node: MpsNode) -> None:
     wanted = spec(node, 0, 1)
-    ground.prepare(node.host, wanted, node.root, MemoryLog())
+    layout.prepare(node.host, wanted, node.root, MemoryLog())
     orphan = start(node.host, str(node.mps.program), spec(node, 0))
     assert eventually(lambda: Path(f"{wanted.pipe}/control").exists())
     with kept(node, wanted) as made:
@@ -209,7 +209,7 @@ def vars_of(identity: Identity) -> dict[str, object]:
 
 def test_somebody_elses_daemon_is_not_touched(node: MpsNode) -> None:
     wanted = spec(node)
-    ground.prepare(node.host, wanted, node.root, MemoryLog())
+    layout.prepare(node.host, wanted, node.root, MemoryLog())
     other = start(node.host, str(node.mps.program), wanted)
     Path(f"{wanted.directory}/daemon.json").unlink()
     assert eventually(lambda: Path(f"{wanted.pipe}/control").exists())
@@ -242,8 +242,8 @@ def test_stopping_does_not_wait_for_an_nvml_that_hangs(node: MpsNode) -> None:
 def test_stopping_a_deaf_daemon_under_an_nvml_that_hangs_takes_less_than_systemd_waits(
     node: MpsNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpunode.plugin.mps.modes._HURRIED_SECONDS", 0.5)
-    monkeypatch.setattr("gpunode.plugin.mps.process._QUIT_SECONDS", 0.5)
+    monkeypatch.setattr("gpunode.plugin.mps.compute_mode._HURRIED_SECONDS", 0.5)
+    monkeypatch.setattr("gpunode.plugin.mps.daemon._QUIT_SECONDS", 0.5)
     log = MemoryLog()
     with kept(node, spec(node), log) as made:
         assert up(made)
@@ -354,7 +354,7 @@ def test_a_container_without_the_nodes_shm_is_told_what_to_mount(node: MpsNode) 
 
 
 def test_the_log_is_followed_and_kept_small(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpunode.plugin.mps.control_log._MOST", 4000)
+    monkeypatch.setattr("gpunode.plugin.mps.daemon._MOST", 4000)
     log = MemoryLog()
     with kept(node, spec(node), log) as made:
         assert up(made)

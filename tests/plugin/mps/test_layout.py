@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.model import Device, Resource
 from gpunode.plugin.mps.layout import MAX_SOCKET, DaemonSpec, daemon_specs, memory_share, thread_share
-from gpunode.plugin.settings import Settings
 from tests.plugin.mps.resources import NAME, resource, unit, uuid
 
 OWN = Settings(mps=True, mps_root="/run/nvidia/mps")

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from gpunode.plugin.mps import ground, onlooker
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.mps import layout, supervisor
+from gpunode.plugin.mps.daemon import start
 from gpunode.plugin.mps.layout import DaemonSpec
-from gpunode.plugin.mps.onlooker import Onlooker
-from gpunode.plugin.mps.process import start
-from gpunode.plugin.settings import Settings
+from gpunode.plugin.mps.supervisor import Onlooker
 from tests.plugin.mps.conftest import MpsNode
 from tests.plugin.mps.resources import NAME, uuid
 from tests.plugin.nodes import MemoryLog, eventually
@@ -33,14 +33,14 @@ def test_devices_wait_for_the_daemon_and_follow_it(
     node: MpsNode, with_program: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in a container that has the sockets mounted, and not the driver's programs."""
-    monkeypatch.setattr(onlooker, "_SECONDS", 0.05)
-    monkeypatch.setattr(onlooker, "_SOON_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor, "_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor, "_SOON_SECONDS", 0.05)
     spec = DaemonSpec(NAME, (uuid(0),), f"{node.root}/{NAME}")
-    ground.prepare(node.host, spec, node.root, MemoryLog())
+    layout.prepare(node.host, spec, node.root, MemoryLog())
     program = str(node.mps.program)
     if not with_program:
         node.mps.program.rename(node.mps.directory / "elsewhere")
-        monkeypatch.setattr("gpunode.plugin.mps.control.PROGRAM_DIRECTORIES", ())
+        monkeypatch.setattr("gpunode.gpu.library_paths.PROGRAM_DIRECTORIES", ())
         program = str(node.mps.directory / "elsewhere")
     with watched(node, spec) as made:
         assert made.problem and "no MPS control daemon answers at" in made.problem.reason
@@ -54,9 +54,9 @@ def test_devices_wait_for_the_daemon_and_follow_it(
 
 
 def test_nvidias_deployment_mounts_the_root_elsewhere(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onlooker, "_MOUNTED", node.root)
+    monkeypatch.setattr(supervisor, "_MOUNTED", node.root)
     here = DaemonSpec(NAME, (uuid(0),), f"{node.root}/{NAME}")
-    ground.prepare(node.host, here, node.root, MemoryLog())
+    layout.prepare(node.host, here, node.root, MemoryLog())
     daemon = start(node.host, str(node.mps.program), here)
     try:
         with watched(node, DaemonSpec(NAME, (uuid(0),), f"/nowhere/{NAME}")) as made:

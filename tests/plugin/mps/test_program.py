@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpunode.host import Host
-from gpunode.plugin.mps.control import PROGRAM, find_program
-from gpunode.plugin.settings import Settings
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.mps.daemon import PROGRAM, find_program
 
 
 @pytest.mark.parametrize(

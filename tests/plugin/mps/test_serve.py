@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from fixtures.scenario import Fault, gpu_uuid, machine
-from gpunode.plugin.kubelet_stub import KubeletStub
-from gpunode.plugin.mps.process import Identity
+from gpunode.plugin.mps.daemon import Identity
+from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin.mps.conftest import MpsNode
 from tests.plugin.nodes import eventually, texts
 from tests.plugin.serving import Serving, Start, kubelet

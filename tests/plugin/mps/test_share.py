@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.model import AllocationError, Mount
-from gpunode.plugin.mps.share import container_parts, limit
-from gpunode.plugin.settings import Settings
+from gpunode.plugin.mps.layout import container_parts, limit
 from tests.plugin.mps.resources import NAME, snapshot, uuid
 
 ROOT = "/run/nvidia/mps"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.plugin.mps.talk import Line, ServerWatch, read_line
+from gpunode.plugin.mps.daemon import Line, ServerWatch, read_line
 
 HEAD = "[2026-11-21 10:05:06.065 Control 13013] "
 

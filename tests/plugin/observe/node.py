@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpunode.plugin.kubelet import rpc
+from gpunode.plugin.kubelet import server as rpc
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 from tests.plugin.serving import Serving
 

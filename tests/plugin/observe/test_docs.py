@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from gpunode.plugin.observe.families import FAMILIES
+from gpunode.plugin.observe.metrics import FAMILIES
 
 PAGE = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
 

@@ -14,10 +14,10 @@ import pytest
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.compose import make_service
-from gpunode.plugin.kubelet_stub import KubeletStub
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.observe import endpoints
-from gpunode.plugin.observe.families import FAMILIES
-from gpunode.plugin.settings import Settings
+from gpunode.plugin.observe.metrics import FAMILIES
+from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin.nodes import MemoryLog, eventually
 from tests.plugin.observe.node import GPU, LISTEN, QUICK, get, inject, parsed, port_of, scrape, value
 from tests.plugin.observe.test_status import SHARED

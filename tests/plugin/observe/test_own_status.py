@@ -11,7 +11,7 @@ import pytest
 
 from gpunode.facts.processes import own_identity
 from gpunode.host import Host
-from gpunode.plugin.observe.own_status import read_own_status
+from gpunode.plugin.observe.status_file import read_own_status
 
 
 def state(place: Path, **changes: Any) -> str:

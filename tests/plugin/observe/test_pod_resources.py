@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from gpunode.daemons import pod_resources
 from gpunode.daemons.pod_resources import Holding, allocatable, list_pods
 from gpunode.errors import DaemonError
-from gpunode.gpu.events import GpuEvent
+from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host
-from gpunode.plugin.kubelet.handlers import Call
-from gpunode.plugin.observe.counters import Counters
-from gpunode.plugin.observe.sockets import pod_resources_socket
+from gpunode.plugin.config.settings import pod_resources_socket
+from gpunode.plugin.kubelet.server import Call
+from gpunode.plugin.observe.metrics import Counters
 from gpunode.plugin.proto import podresources_pb2 as pb
 from tests.nobody import NOBODY, public_directory
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpunode.plugin.kubelet_stub import KubeletStub
-from gpunode.result import plain
+from gpunode.output.result import plain
+from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin import nodes
 from tests.plugin.nodes import content, eventually
 from tests.plugin.observe.node import GPU, QUICK, another_plugin, command, inject, status

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpunode.commands.plugin_status_blocks import troubles
-from gpunode.plugin.observe.report import Trouble, UnitStatus
+from gpunode.commands.plugin_status import troubles
+from gpunode.plugin.observe.status_report import Trouble, UnitStatus
 
 SINCE = "2026-05-01T13:37:00Z"
 

@@ -12,8 +12,8 @@ import pytest
 from gpunode.facts.processes import start_ticks
 from gpunode.host import Host
 from gpunode.plugin.compose import make_service
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.observe.status_file import StatusFile
-from gpunode.plugin.settings import Settings
 from tests.plugin.nodes import MemoryLog, content, eventually, recorded_host
 
 

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.gpu.model import Topology
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.model import Device, Problem, Resource, Snapshot, Unit
 from gpunode.plugin.placement import aligned
 from gpunode.plugin.placement.choose import prefer
 from gpunode.plugin.placement.explain import explain
 from gpunode.plugin.placement.later import Later
-from gpunode.plugin.settings import Settings
 from tests.plugin.nodes import eventually
 from tests.plugin.placement.machines import MACHINES, RESOURCE, ids, random_matrix, unit, uuid
 

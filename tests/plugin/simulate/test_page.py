@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from gpunode.plugin.simulate.faults import FAULTS, parse_script
-from gpunode.plugin.simulate.models import MODELS
-from gpunode.plugin.simulate.profiles import load
+from gpunode.plugin.simulate.node import MODELS, load
 from tests.cli import REPOSITORY
 
 PAGE = (REPOSITORY / "docs/simulate.md").read_text()

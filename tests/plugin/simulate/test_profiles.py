@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.gpu.model import Topology
 from gpunode.host import Host
-from gpunode.plugin.simulate.layout import parse_layout
-from gpunode.plugin.simulate.models import MODELS
-from gpunode.plugin.simulate.node import on_machine
-from gpunode.plugin.simulate.profiles import load
+from gpunode.plugin.simulate.node import MODELS, load, on_machine, parse_layout
 
 
 def near(topology: Topology) -> set[tuple[int | None, int]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.plugin.kubelet_stub import KubeletStub
+from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin.nodes import eventually
 from tests.plugin.serving import Serving, Start, kubelet
 

@@ -1,0 +1,225 @@
+"""Where specifications lie, who writes them, and which one an engine takes when two name the same device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpunode.cdi.build import Built
+from gpunode.cdi.spec import Spec, Version, made_by_gpunode, reads, text
+from gpunode.errors import GpunodeError, PreconditionError
+from gpunode.facts.cdi import DIRECTORIES, CdiSpec, nvidia_specs, stale_edits, stale_parts
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.driver import loaded_module, version_numbers
+from gpunode.facts.systemd import UNIT_DIRECTORIES, read_unit
+from gpunode.host import Host
+
+STANDARD = "/var/run/cdi/nvidia.yaml"
+NVIDIA_UNITS = ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service")
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """Other files that name a device which is also to be named at `path`.
+
+    `beside` lie in the same directory: engines then use neither. `before` are hidden by `path`, `after`
+    hide it.
+    """
+
+    path: str
+    beside: tuple[CdiSpec, ...] = ()
+    before: tuple[CdiSpec, ...] = ()
+    after: tuple[CdiSpec, ...] = ()
+
+
+def rivals(host: Host, path: str, spec: Spec, *, elsewhere: bool = False) -> Rivals:
+    """Compare with every specification of NVIDIA's kinds here; one that can't be parsed names no device.
+
+    `elsewhere`: `path` is in a directory that only some engine reads; nothing else in it may name a device.
+    """
+    own = rank(host, path)
+    names = {device.name for device in spec.devices}
+    sides: dict[str, list[CdiSpec]] = {"beside": [], "before": [], "after": []}
+    if own is None and not elsewhere:
+        return Rivals(path)
+    for other in nvidia_specs(host, DIRECTORIES if own is not None else (path.rpartition("/")[0],)):
+        if _same(host, other.path, path):
+            continue
+        if other.kind == spec.kind and names & set(other.names):
+            place = rank(host, other.path)
+            beside = own is None or place is None or place == own
+            side = "beside" if beside else "before" if (place or 0) < (own or 0) else "after"
+            sides[side].append(other)
+    return Rivals(path, *(tuple(sides[side]) for side in ("beside", "before", "after")))
+
+
+def rank(host: Host, path: str, directories: Sequence[str] = DIRECTORIES) -> int | None:
+    """A directory's place in the engines' order, the later one wins; None if none of theirs."""
+    directory = host.realpath(path.rpartition("/")[0] or "/")
+    real = [host.realpath(one) for one in directories]
+    return real.index(directory) if directory in real else None
+
+
+def _same(host: Host, one: str, other: str) -> bool:
+    split = [path.rpartition("/") for path in (one, other)]
+    return split[0][2] == split[1][2] and host.realpath(split[0][0]) == host.realpath(split[1][0])
+
+
+def refuse_conflict(found: Rivals) -> None:
+    """`PreconditionError` where a second file would make the devices of both unusable."""
+    if found.beside:
+        other = found.beside[0].path
+        raise PreconditionError(
+            f"{other} defines the same devices; with a second file beside it engines would use neither",
+            hint=f"remove it: rm {other}, or write over it: gpunode cdi generate --output {other}",
+            code="cdi-conflict",
+        )
+
+
+def remarks(found: Rivals) -> tuple[str, ...]:
+    """What a person should know of the other files."""
+    if len(found.before) > 1:
+        # CDI's cache drops a device that two files of one directory have, whatever later directories say
+        paths = " and ".join(other.path for other in found.before)
+        return (
+            f"{paths} define the same devices: engines use none of them, not even those in {found.path}; "
+            f"remove all but one: rm {found.before[0].path}",
+        )
+    hidden = (
+        f"{other.path} defines the same devices: {found.path} wins, but what only it names stays; "
+        f"remove it if it is old: rm {other.path}"
+        for other in found.before
+    )
+    hiding = (
+        f"{other.path} defines the same devices and wins over {found.path}; remove it: rm {other.path}"
+        for other in found.after
+    )
+    return (*hidden, *hiding)
+
+
+def nvidia_refreshes(host: Host) -> bool:
+    """Whether NVIDIA's own service is enabled here: then it writes `STANDARD`, and two would take turns."""
+    links = (
+        f"{place}/{target}.target.wants/{unit}"
+        for place in UNIT_DIRECTORIES
+        for target in ("multi-user", "paths")
+        for unit in NVIDIA_UNITS
+    )
+    try:
+        there = any(host.is_symlink(link) for link in links)
+    except GpunodeError:
+        return False
+    return there and read_unit(host, NVIDIA_UNITS[1]) is not None
+
+
+def nvidia_keeps(host: Host, built: Built, limit: Version) -> bool:
+    """Whether NVIDIA's own service writes `STANDARD` and the file there is right: it has every device of
+    `built`, in a version that all engines here read, and nothing in it is stale. Then a file of ours would
+    only last until its next run.
+    """
+    if not nvidia_refreshes(host) or made_by_gpunode(host.read_bytes(STANDARD)):
+        return False
+    spec = next((spec for spec in nvidia_specs(host) if spec.path == STANDARD), None)
+    if spec is None or spec.problem or spec.kind != built.spec.kind:
+        return False
+    names = {device.name for device in built.spec.devices}
+    if not names <= set(spec.names) or version_numbers(spec.version) > limit:
+        return False
+    module = loaded_module(host)
+    return not any(stale_parts(host, spec, module.version if module else "", built.gpus))
+
+
+# What engines make of the specifications on this node: which device comes from which file, and why not.
+
+
+@dataclass(frozen=True)
+class FileState:
+    """One file. `author` is gpunode or empty; `problem` is why some engine here doesn't read it."""
+
+    path: str
+    kind: str
+    cdi_version: str
+    author: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class ListedDevice:
+    """One device of one file by its qualified name.
+
+    `state` is usable; hidden, when another file wins; conflict, when two files of one directory have it; or
+    stale, when something that it needs isn't there. `reason` says which.
+    """
+
+    name: str
+    path: str
+    state: str
+    reason: str = ""
+
+
+def files(host: Host, specs: Iterable[CdiSpec], engines: Sequence[Daemon]) -> tuple[FileState, ...]:
+    """Every file with what is wrong with it."""
+    return tuple(
+        FileState(spec.path, spec.kind, spec.version, _author(host, spec.path), _problem(spec, engines))
+        for spec in specs
+    )
+
+
+def _author(host: Host, path: str) -> str:
+    try:
+        return "gpunode" if made_by_gpunode(host.read_bytes(path)) else ""
+    except GpunodeError:
+        return ""
+
+
+def _problem(spec: CdiSpec, engines: Sequence[Daemon]) -> str:
+    if spec.problem:
+        return spec.problem
+    version = version_numbers(spec.version)
+    for engine in engines:
+        known = reads(engine.name, engine.version)
+        if known is not None and known < version:
+            release = ".".join(map(str, engine.version)) or "of unknown release"
+            return f"{engine.name} {release} reads CDI up to {text(known)}, this is {spec.version}"
+    return ""
+
+
+def listed(
+    host: Host, specs: Sequence[CdiSpec], driver: str = "", directories: Sequence[str] = DIRECTORIES
+) -> tuple[ListedDevice, ...]:
+    """Every device of every file, in the order of files; `driver` is the loaded module's version."""
+    owners: dict[str, list[CdiSpec]] = {}
+    for spec in specs:
+        for name in spec.names:
+            owners.setdefault(f"{spec.kind}={name}", []).append(spec)
+    common = {spec.path: tuple(stale_edits(host, spec.edits, driver)) for spec in specs}
+    listing = []
+    for spec in specs:
+        for device in spec.devices:
+            stale = (*common[spec.path], *stale_edits(host, device.edits, driver))
+            listing.append(_one(host, f"{spec.kind}={device.name}", spec, owners, stale, directories))
+    return tuple(listing)
+
+
+def _one(
+    host: Host,
+    name: str,
+    spec: CdiSpec,
+    all_owners: Mapping[str, Sequence[CdiSpec]],
+    stale: tuple[str, ...],
+    directories: Sequence[str],
+) -> ListedDevice:
+    """CDI's cache drops a device that one directory has twice, even where a later directory has it too."""
+    owners = all_owners[name]
+    ranks = [rank(host, owner.path, directories) or 0 for owner in owners]
+    for place in ranks:
+        if ranks.count(place) > 1:
+            paths = [owner.path for owner, other in zip(owners, ranks, strict=True) if other == place]
+            return ListedDevice(name, spec.path, "conflict", " and ".join(dict.fromkeys(paths)))
+    winner = max(zip(ranks, owners, strict=True), key=lambda pair: pair[0])[1]
+    if winner is not spec:
+        return ListedDevice(name, spec.path, "hidden", f"{winner.path} wins")
+    if stale:
+        more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
+        return ListedDevice(name, spec.path, "stale", f"{stale[0]}{more}")
+    return ListedDevice(name, spec.path, "usable")

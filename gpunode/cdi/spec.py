@@ -1,0 +1,242 @@
+"""The nouns of a CDI specification, limited to what gpunode writes (CDI's SPEC.md has the whole format)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.tables import numbers, table
+
+Version = tuple[int, int, int]
+NEWEST: Version = (1, 1, 0)  # what gpunode knows of; it writes the lowest that will do
+READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
+SOCKET = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
+
+
+@dataclass(frozen=True, order=True)
+class NodeEdit:
+    """A device file by its path in the container; `host_path` is empty where it is the same on the node.
+
+    Numbers are left out on purpose. NVIDIA's uvm and caps drivers get another major at every module load, and
+    an engine that finds none looks at the node itself (`fillMissingInfo` in CDI's container-edits_unix.go, in
+    every release since 0.3.0): what isn't recorded can't become stale. A daemon remembers what it saw until
+    the file changes, though, so a comment holds the numbers (`Spec.numbers`) and the file changes with them.
+
+    The mode is written: without it, engines up to CDI library 1.0 make the container's node 0666, and later
+    ones take the node's own mode but give it to root:root. 0 is an unknown mode, and `gid` 0 root's group.
+    """
+
+    path: str
+    host_path: str = ""
+    mode: int = 0
+    gid: int = 0
+
+
+@dataclass(frozen=True, order=True)
+class Mount:
+    """A bind mount of a file, a socket or a directory."""
+
+    container_path: str
+    host_path: str
+    options: tuple[str, ...] = READ_ONLY
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A program that the low-level runtime starts. `args` begin with the program's own name."""
+
+    path: str
+    args: tuple[str, ...]
+    env: tuple[str, ...] = ()
+    name: str = "createContainer"
+
+
+@dataclass(frozen=True)
+class Edits:
+    """What is done to a container. Its processes join the groups `gids` (CDI 0.7.0 and later)."""
+
+    env: tuple[str, ...] = ()
+    nodes: tuple[NodeEdit, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    hooks: tuple[Hook, ...] = ()
+    gids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Device:
+    """One name that a container may ask for, and what it gets beside the specification's common edits."""
+
+    name: str
+    edits: Edits
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One specification. `kind` is ``vendor/class``; `edits` are what every device of it needs.
+
+    `numbers` are path, major and minor of every device file in it.
+    """
+
+    kind: str
+    devices: tuple[Device, ...]
+    edits: Edits
+    version: Version = (0, 5, 0)
+    numbers: tuple[tuple[str, int, int], ...] = ()
+
+
+# Which version a specification needs, and which ones an engine reads.
+#
+# An engine ignores a specification whose cdiVersion it doesn't know, and all devices in it are then
+# "unresolvable"; it also refuses one that uses more than its cdiVersion has.
+
+OLDEST: Version = (0, 3, 0)
+_NAMES: Version = (0, 5, 0)
+DOTS: Version = (0, 6, 0)
+GROUPS: Version = (0, 7, 0)  # additionalGids
+UNKNOWN_ENGINE = _NAMES  # an engine of an unknown kind or release is taken to read this
+
+
+@cache
+def _readers() -> dict[str, tuple[tuple[Version, Version], ...]]:
+    """By engine, oldest first: a release, and the specification that it and later ones read."""
+    found: dict[str, tuple[tuple[Version, Version], ...]] = {}
+    for row in table("cdi_versions").rows:
+        pair = (numbers(row["since"]), numbers(row["reads"]))
+        found[row["engine"]] = (*found.get(row["engine"], ()), pair)
+    return found
+
+
+def reads(engine: str, release: tuple[int, ...]) -> Version | None:
+    """The newest specification that this release of an engine reads; None if it knows no CDI.
+
+    An engine that isn't listed, or of which the release is unknown, is taken to read `UNKNOWN_ENGINE`.
+    """
+    readers = _readers()
+    if engine not in readers or not release:
+        return UNKNOWN_ENGINE
+    padded = (*release, 0, 0)[:3]
+    known = [version for since, version in readers[engine] if since <= padded]
+    return known[-1] if known else None
+
+
+def oldest(engine: str) -> Version:
+    """What the first release of an engine with CDI reads."""
+    return _readers()[engine][0][1]
+
+
+def limit(engines: Iterable[Daemon]) -> Version:
+    """The newest version that all of these engines read; those without CDI don't count, they read none."""
+    versions = (reads(engine.name, engine.version) for engine in engines)
+    return min((version for version in versions if version is not None), default=NEWEST)
+
+
+def needed(spec: Spec) -> Version:
+    """The lowest version that has everything in `spec`, by CDI's own rules (`MinimumRequiredVersion`)."""
+    edits = (spec.edits, *(device.edits for device in spec.devices))
+    if any(edit.gids for edit in edits):
+        return GROUPS
+    if "." in spec.kind.partition("/")[2]:
+        return DOTS
+    digits = any(not device.name[:1].isalpha() for device in spec.devices)
+    return _NAMES if digits or any(_other_path(edit) for edit in edits) else OLDEST
+
+
+def _other_path(edits: Edits) -> bool:
+    return any(node.host_path for node in edits.nodes)
+
+
+def text(version: Version) -> str:
+    """``0.5.0``."""
+    return ".".join(str(number) for number in version)
+
+
+# A specification as bytes: YAML or JSON. Nothing is imported for it: YAML's strings are JSON's.
+
+FORMATS = ("yaml", "json")
+# a comment, since engines refuse a field that they don't know and annotations need CDI 0.6.0
+MARKER = "# Made by gpunode from what the driver tells: `gpunode cdi refresh` writes it anew, edits are lost."
+
+
+def format_of(path: str) -> str | None:
+    """yaml or json by a file's extension; engines read no other (.yml included), so None for any other."""
+    extension = path.rpartition("/")[2].rpartition(".")[2]
+    return extension if extension in FORMATS else None
+
+
+def encode(spec: Spec, form: str) -> bytes:
+    """The file's bytes; the same for equal specifications."""
+    tree = as_tree(spec)
+    if form == "json":
+        return (json.dumps(tree, indent=2) + "\n").encode()
+    numbers = (f"#   {path} {major}:{minor}" for path, major, minor in spec.numbers)
+    heading = (MARKER, "# Device files when this was made:", *numbers, "---")
+    return ("\n".join((*heading, *_lines(tree, ""))) + "\n").encode()
+
+
+def made_by_gpunode(data: bytes | None) -> bool:
+    """Whether these bytes are a YAML specification of ours; JSON has no place to say so."""
+    return data is not None and data.startswith(MARKER.encode())
+
+
+def as_tree(spec: Spec) -> dict[str, Any]:
+    """The specification as plain data, by CDI's field names; empty fields are left out."""
+    return {
+        "cdiVersion": text(spec.version),
+        "kind": spec.kind,
+        "devices": [{"name": one.name, "containerEdits": _edits(one.edits)} for one in spec.devices],
+        "containerEdits": _edits(spec.edits),
+    }
+
+
+def _edits(edits: Edits) -> dict[str, Any]:
+    tree: dict[str, Any] = {
+        "env": list(edits.env),
+        "deviceNodes": [
+            _filled(path=node.path, hostPath=node.host_path, fileMode=node.mode, gid=node.gid)
+            for node in edits.nodes
+        ],
+        "mounts": [
+            {"hostPath": one.host_path, "containerPath": one.container_path, "options": list(one.options)}
+            for one in edits.mounts
+        ],
+        "hooks": [
+            _filled(hookName=hook.name, path=hook.path, args=list(hook.args), env=list(hook.env))
+            for hook in edits.hooks
+        ],
+        "additionalGids": list(edits.gids),
+    }
+    return _filled(**tree)
+
+
+def _filled(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value}
+
+
+def _lines(value: Any, indent: str) -> Iterator[str]:
+    """Block-style YAML of mappings and lists; strings are quoted, so that ``0`` and ``no`` stay strings."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(item, dict | list):
+                yield f"{indent}{key}:"
+                yield from _lines(item, indent + "  ")
+            else:
+                yield f"{indent}{key}: {_scalar(item)}"
+        return
+    for item in value:
+        if isinstance(item, dict):
+            first, *rest = _lines(item, indent + "  ")
+            yield f"{indent}- {first.lstrip()}"
+            yield from rest
+        else:
+            yield f"{indent}- {_scalar(item)}"
+
+
+def _scalar(value: str | int) -> str:
+    """A number, or a double-quoted YAML string: JSON's, but for what YAML wants escaped (spec 1.2.2, 5.7)."""
+    quoted = json.dumps(value, ensure_ascii=False)
+    return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", quoted)

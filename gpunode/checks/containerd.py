@@ -1,0 +1,722 @@
+"""containerd: the CRI is on, the file is one that it reads, and the running daemon has the nvidia handler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpunode.checks import fixes
+from gpunode.checks.docker import line_of
+from gpunode.checks.fixes import everywhere, per_family, upgrade
+from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.units import seen_unit
+from gpunode.errors import ConfigError, DaemonError
+from gpunode.facts import tables
+from gpunode.facts.cgroups import kubelets_own
+from gpunode.facts.containerd import DEFAULT_CONFIG, ContainerdConfig, dig, parse_toml, version_of
+from gpunode.facts.device_plugins import nri_plugin
+from gpunode.facts.distributions import K0S_DROP_INS, k0s_manages, sources
+from gpunode.facts.engines import containerd_role
+from gpunode.facts.fabric import locked_memory, rdma_adapters
+from gpunode.facts.gpu_use import other_way
+from gpunode.facts.node import Node
+from gpunode.output.result import Evidence, Fix
+
+# containerd's docs: the newest configuration version that each release reads
+_NEWEST = (((2, 3), 4), ((2, 0), 3), ((1, 3), 2), ((1, 0), 1))
+# from the first of these releases until before the second (containerd pull requests 12891 and 13939)
+_REFUSES_HIGHER = ((2, 3), (2, 3, 5))
+HANDLER = "nvidia"
+
+
+def containerd_config_version(node: Node) -> Verdict:
+    role = containerd_role(node)
+    if node.containerd is None or not role.used:
+        return skip(role.reason)
+    path = node.containerd.config_path
+    try:
+        config = node.containerd_config
+    except ConfigError as error:
+        return fail(
+            "containerd's configuration can't be parsed",
+            seen(path, error.message),
+            fix=edit(node, path, None),
+        )
+    if config is None or not config.exists:
+        return ok(f"{path} is absent: containerd runs with its defaults")
+    return (
+        _refused_drop_in(node, config)
+        or _missing_import(node, config)
+        or _too_new(node, config)
+        or _passed_over(node, config)
+        or ok(f"configuration version {config.version} suits containerd {_dotted(node)}")
+    )
+
+
+def _refused_drop_in(node: Node, config: ContainerdConfig) -> Verdict | None:
+    """containerd 2.3.0 to 2.3.4 refuses an imported file of a higher version, k0s one of another version."""
+    daemon = node.containerd
+    since, until = _REFUSES_HIGHER
+    if daemon is None or daemon.version < since:
+        return None
+    k0s = daemon.manager == "k0s"
+    if daemon.version >= until and not k0s:
+        return None
+    imported = {path: number for path, number in config.versions.items() if path != config.path}
+    if k0s and k0s_manages(node.host, config.path):
+        imported |= _k0s_drop_ins(node)
+    own = config.version
+    wrong = next((path for path, number in imported.items() if number > own or (k0s and number != own)), None)
+    if wrong is None or config.main.get("version") is None:
+        return None
+    text = node.host.read_text(wrong) or ""
+    evidence = (
+        seen(wrong, f"version = {imported[wrong]}", line_of(text, "version")),
+        seen(config.path, f"version = {own}", line_of(config.main_text, "version")),
+    )
+    who = "k0s" if k0s else f"containerd {_dotted(node)}"
+    kind = "of another version than" if k0s else "of a higher version than"
+    fix = edit(node, wrong, line_of(text, "version"))
+    if "nvidia-container-runtime" in text:  # gpunode writes the handler again, in the main file's version
+        runtime = daemon.manager or "containerd"
+        # k0s doesn't start with such a file, and configure-runtime reloads only what runs
+        start = f"{fixes.restart_managed(runtime, daemon.unit)} && " if k0s else ""
+        again = f"{start}gpunode configure-runtime --runtime {runtime}"
+        fix = Fix(f"mv {wrong} {wrong}.disabled && {again}", True, "restart")
+    return fail(f"{who} refuses an imported file {kind} {config.path}", *evidence, fix=fix)
+
+
+def _k0s_drop_ins(node: Node) -> dict[str, int]:
+    """Versions of the files that k0s imports itself, once it accepts them."""
+    found = {}
+    for path in node.host.glob(K0S_DROP_INS, "*.toml"):
+        text = node.host.read_text(path) or ""
+        try:
+            found[path] = version_of(parse_toml(text, path), path, text)
+        except ConfigError:
+            continue
+    return found
+
+
+def _missing_import(node: Node, config: ContainerdConfig) -> Verdict | None:
+    """A pattern may match nothing; without a file that is named containerd doesn't start."""
+    if not config.missing_imports:
+        return None
+    one = config.missing_imports[0]
+    line = line_of(node.host.read_text(one.importer) or "", one.pattern)
+    evidence = seen(one.importer, f"imports {one.pattern}", line)
+    return fail(
+        f"containerd imports {one.path}, which isn't there", evidence, fix=edit(node, one.importer, line)
+    )
+
+
+def _too_new(node: Node, config: ContainerdConfig) -> Verdict | None:
+    version = node.containerd.version if node.containerd else ()
+    newest = next((number for release, number in _NEWEST if version >= release), None)
+    over = [path for path, number in config.versions.items() if newest is not None and number > newest]
+    if not over:
+        return None
+    line = line_of(node.host.read_text(over[0]) or "", "version")
+    return fail(
+        f"containerd {_dotted(node)} reads configuration versions up to {newest}",
+        seen(over[0], f"version = {config.versions[over[0]]}", line),
+        fix=edit(node, over[0], line),
+    )
+
+
+def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
+    """Handlers or registries in a table that the version in force doesn't read: ignored without a word."""
+    from gpunode.facts.containerd import passed_over, version_in_force
+
+    tables = passed_over(config)
+    if not tables:
+        return None
+    one = tables[0]
+    line = line_of(node.host.read_text(one.path) or "", f"{one.plugin}")
+    evidence = [seen(one.path, f"{one.plugin}: {', '.join(one.what)}", line)]
+    number = version_in_force(config)
+    named = [path for path, tree in config.trees.items() if tree.get("version") == number][-1:]
+    evidence += [seen(path, f"version = {number}") for path in named if path != one.path]
+    goes_by = f"goes by version {number}" if named else f"finds no version, takes {number}"
+    # without a registry of one's own images come from where they were made, which may be good enough
+    judge = warn if one.what == ("registry",) else fail
+    return judge(
+        f'containerd {goes_by}, and passes over what is in "{one.plugin}"',
+        *evidence,
+        fix=edit(node, one.path, line),
+    )
+
+
+def edit(node: Node, path: str, line: int | None) -> Fix:
+    """Correct a file and restart; never the one that a distribution renders, but what it is rendered from."""
+    daemon = node.containerd
+    restart = "systemctl restart containerd"
+    if daemon is not None and daemon.manager:
+        restart = fixes.restart_managed(daemon.manager, daemon.unit)
+        if path == daemon.config_path:
+            path, line = next(iter(sources(node.host, daemon)), ""), None
+    edit = f"${{EDITOR:-vi}} {f'+{line} ' if line else ''}{path} && " if path else ""
+    return Fix(f"{edit}{restart}", True, "restart")
+
+
+def _dotted(node: Node) -> str:
+    return ".".join(map(str, node.containerd.version if node.containerd else ())) or "(unknown)"
+
+
+def judged(node: Node) -> ContainerdConfig | None:
+    """The configuration, where anybody uses this containerd's CRI; one that nobody uses isn't even read."""
+    return node.containerd_config if containerd_role(node).used else None
+
+
+def containerd_cri_disabled(node: Node) -> Verdict:
+    config = judged(node)
+    if node.containerd is None or config is None:
+        return skip(containerd_role(node).reason)
+    if not config.disabled:
+        return ok("the CRI is switched on")
+    where = next(
+        (path for path in config.files if "disabled_plugins" in (node.host.read_text(path) or "")), ""
+    )
+    path = where or config.path
+    line = line_of(node.host.read_text(path) or "", "disabled_plugins")
+    evidence = seen(path, f"disabled_plugins has {', '.join(config.disabled)}", line)
+    return fail("containerd's CRI is switched off", evidence, fix=configure(node))
+
+
+def containerd_not_restarted(node: Node) -> Verdict:
+    config = judged(node)
+    if node.containerd is None or config is None:
+        return skip(containerd_role(node).reason)
+    socket = node.containerd.socket
+    state = node.host.socket_state(socket)
+    if state == "denied":
+        return skip(f"needs root to talk to {socket}")
+    if state != "listening" and node.containerd.manager and not _kubelet_runs(node):
+        return skip(f"{node.containerd.manager} starts this containerd, and isn't running itself")
+    if state != "listening":
+        unit = () if node.containerd.manager else seen_unit(node, "containerd.service")
+        return fail("containerd isn't running", seen(socket, state), *unit, fix=_managed(node))
+    handlers = told_handlers(node)
+    if handlers is None:
+        return _silent(node, socket)
+    missing = sorted(set(map(str, config.runtimes)) - set(handlers))
+    if not missing:
+        return ok("the running containerd has what its file says")
+    evidence = [_in_file(node, config, name) for name in missing]
+    told = seen(f"CRI Status at {socket}", f"handlers {', '.join(handlers) or 'none'}")
+    summary = "in the file, not in the running daemon: containerd wasn't restarted"
+    return fail(summary, *evidence, told, fix=_managed(node))
+
+
+def _kubelet_runs(node: Node) -> bool:
+    return node.kubelet is not None and node.kubelet.process is not None
+
+
+def _managed(node: Node) -> Fix | None:
+    """A distribution's containerd is restarted by that distribution alone; None for the system's."""
+    daemon = node.containerd
+    if daemon is None or not daemon.manager:
+        return None
+    return Fix(fixes.restart_managed(daemon.manager, daemon.unit), True, "restart")
+
+
+def configure(node: Node) -> Fix | None:
+    """The same as for the system's, by the distribution's name; None for the system's."""
+    manager = node.containerd.manager if node.containerd else ""
+    command = f"gpunode configure-runtime --runtime {manager}"
+    return Fix(command, True, "restart") if manager else None
+
+
+def _silent(node: Node, socket: str) -> Verdict:
+    """A daemon that listens and doesn't tell its handlers: it hangs, or its CRI isn't running."""
+    try:
+        node.cri  # noqa: B018 - read for its failure
+    except DaemonError as error:
+        if error.code == "timeout":
+            return fail(
+                "containerd runs, but its CRI doesn't answer", seen(socket, error.message), fix=_managed(node)
+            )
+        # before 1.6 the CRI only spoke v1alpha2, which looks the same from here
+        if error.code == "cri-disabled" and node.containerd and node.containerd.version >= (1, 6):
+            return fail(
+                "the file has the CRI switched on, but the running containerd serves none",
+                seen(socket, error.message),
+            )
+        return skip(f"containerd doesn't say what it runs with: {error.message}")
+    return skip(f"containerd doesn't say what it runs with at {socket}")
+
+
+def _in_file(node: Node, config: ContainerdConfig, name: str) -> Evidence:
+    for path in config.files:
+        line = line_of(node.host.read_text(path) or "", f"runtimes.{name}")
+        if line:
+            return seen(path, f'runtime "{name}"', line)
+    return seen(config.path, f'runtime "{name}"')
+
+
+def told_handlers(node: Node) -> tuple[str, ...] | None:
+    try:
+        return tuple(name for name in node.cri.handlers if name)
+    except DaemonError:
+        return None
+
+
+def running_config(node: Node) -> dict[str, Any]:
+    try:
+        return dict(node.cri.config)
+    except DaemonError:
+        return {}
+
+
+WHERE = (
+    " Judged where the kubelet talks to this containerd, or where it is the node's only engine; beside "
+    "Docker without a kubelet its CRI isn't needed."
+)
+
+DAEMON_CHECKS = (
+    Check(
+        id="containerd-config-version",
+        title="containerd reads its file as it was meant",
+        layer="containerd",
+        severity="error",
+        looks_at="the file that containerd reads and its imports: valid TOML, a version that it knows, "
+        "files for all imports, of no higher version than the main file's, and runtimes and registries in a "
+        "table that the version in force reads." + WHERE,
+        why=(
+            "containerd refuses a version newer than itself, and 2.3.0 to 2.3.4 refuse an imported file of a "
+            "higher version than the main one. Up to 2.2, the last file that names a version decides for all "
+            "of them: what another version's table has is ignored without a message."
+        ),
+        remedy=fixes.EDIT_CONTAINERD,
+        run=containerd_config_version,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
+        blocked_by=("pci-no-gpu",),
+        preflight=("containerd", "kubernetes"),
+        refs=("https://github.com/containerd/containerd/blob/main/docs/man/containerd-config.toml.5.md",),
+    ),
+    Check(
+        id="containerd-cri-disabled",
+        title="containerd's CRI is switched on",
+        layer="containerd",
+        severity="error",
+        looks_at="disabled_plugins in containerd's file and its imports." + WHERE,
+        why=(
+            "Docker's containerd.io package switches the CRI off. The kubelet then fails with 'unknown "
+            "service runtime.v1.RuntimeService', and a runtime added to the file is never read."
+        ),
+        remedy=fixes.CONFIGURE_CONTAINERD,
+        run=containerd_cri_disabled,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
+        blocked_by=("pci-no-gpu", "containerd-config-version"),
+        refs=(
+            "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1430",
+            "https://github.com/NVIDIA/k8s-device-plugin/issues/406",
+        ),
+    ),
+    Check(
+        id="containerd-not-restarted",
+        title="containerd runs with what its file says",
+        layer="containerd",
+        severity="error",
+        looks_at="containerd's socket, whether its CRI answers within 3 seconds, and the runtimes in its "
+        "file against the handlers that the daemon names (CRI Status)." + WHERE,
+        why=(
+            "containerd reads its file only when it starts. Until then the handler exists on disk alone: no "
+            'runtime for "nvidia" is configured. Running containers survive a restart.'
+        ),
+        remedy=fixes.RESTART_CONTAINERD,
+        run=containerd_not_restarted,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
+        blocked_by=(
+            *("pci-no-gpu", "containerd-config-version", "containerd-cri-disabled", "k3s-edited-generated"),
+            "containerd-imports-clobber",
+        ),
+        refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#containerd",),
+    ),
+)
+
+
+# containerd's handlers: nvidia's is there, its program too, and all use one cgroup driver.
+
+_PROGRAM = "nvidia-container-runtime"
+# where the toolkit's releases put drop-ins; only an import makes containerd read them
+_DROP_INS = ("/etc/containerd/conf.d", "/etc/containerd/config.d")
+
+
+def containerd_runtime_missing(node: Node) -> Verdict:
+    role = containerd_role(node)
+    if node.containerd is None or not role.used:
+        return skip(role.reason)
+    handlers = told_handlers(node)
+    if handlers is None:
+        return skip(f"containerd doesn't say what it runs with at {node.containerd.socket}")
+    told = seen(f"CRI Status at {node.containerd.socket}", f"handlers {', '.join(handlers) or 'none'}")
+    ours = [name for name in handlers if name.startswith(HANDLER)]
+    if ours:
+        return ok(f"containerd runs with the handler {', '.join(ours)}", told)
+    return _without_handler(node, told)
+
+
+def _without_handler(node: Node, told: Evidence) -> Verdict:
+    """A containerd whose CDI is on needs none, as long as whoever asks for GPUs asks by CDI.
+
+    A drop-in that it doesn't read shows that somebody wants the handler; the system's files tell nothing of
+    what is wanted from a Kubernetes distribution's containerd.
+    """
+    unread = _unread(node)
+    wanted = bool(unread) and node.containerd is not None and not node.containerd.manager
+    way = other_way(node, cdi=not wanted and running_config(node).get("enableCDI") is True)
+    if way is not None:
+        return ok(f"no nvidia handler: {way.summary}", told, seen(way.source, way.value))
+    return fail("containerd has no nvidia handler", told, *unread, fix=configure(node))
+
+
+def _unread(node: Node) -> list[Evidence]:
+    """Files with the handler that this containerd doesn't read: beside its imports, or the system's."""
+    config = node.containerd_config
+    if config is None:
+        return []
+    beside = [path for place in _DROP_INS for path in node.host.glob(place, "*.toml")]
+    candidates = (*(() if config.path == DEFAULT_CONFIG else (DEFAULT_CONFIG,)), *beside)
+    return [
+        seen(path, "has the handler, but this containerd doesn't read it", line_of(text, _PROGRAM))
+        for path in candidates
+        if path not in config.files and _PROGRAM in (text := node.host.read_text(path) or "")
+    ]
+
+
+def containerd_runtime_binary(node: Node) -> Verdict:
+    config = judged(node)
+    if node.containerd is None or config is None:
+        return skip(containerd_role(node).reason)
+    running = running_config(node)
+    tables = {**config.runtimes, **(_dict(dig(running, "containerd", "runtimes")))}
+    default = str(dig(running, "containerd", "defaultRuntimeName") or config.default_runtime)
+    names = [name for name in tables if name.startswith(HANDLER) or name == default]
+    for name in names:
+        program = dig(tables, name, "options", "BinaryName")
+        file = dig(config.runtimes, name, "options", "BinaryName")
+        told = seen(f"CRI Status at {node.containerd.socket}", f"{name}: BinaryName {program}")
+        if isinstance(program, str) and program and not node.host.which(program):
+            evidence = [_handlers_in_file(node, config, name, program)] if file == program else []
+            suffix = ", and it is the default: no pod starts" if name == default else ""
+            text = f'the program of the handler "{name}" is missing{suffix}'
+            return fail(text, *evidence, told, fix=configure(node))
+        if dig(running, "containerd", "runtimes", name, "runtimeType") == "":
+            told = seen(f"CRI Status at {node.containerd.socket}", f"{name}: no runtimeType")
+            text = f'the handler "{name}" has no runtime_type'
+            return fail(text, told, fix=configure(node))
+    return ok("the programs of containerd's handlers are there") if names else skip("no handler to judge")
+
+
+def _handlers_in_file(node: Node, config: ContainerdConfig, name: str, program: str) -> Evidence:
+    """The line of the last file that has it."""
+    for path in reversed(config.files):
+        line = line_of(node.host.read_text(path) or "", program)
+        if line:
+            return seen(path, f"{name}: BinaryName {program}", line)
+    return seen(config.path, f"{name}: BinaryName {program}")
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def containerd_systemdcgroup(node: Node) -> Verdict:
+    config = judged(node)
+    if node.containerd is None or config is None:
+        return skip(containerd_role(node).reason)
+    running = running_config(node)
+    flags = {name: _systemd(running, config, name) for name in ("runc", HANDLER)}
+    known = {name: flag for name, flag in flags.items() if flag is not None}
+    if HANDLER not in known:
+        return skip("the nvidia handler's SystemdCgroup can't be told")
+    own = kubelets_own(node, "containerd", node.containerd.version, _driver(known[HANDLER]))
+    if own is not None:
+        known["kubelet"] = own == "systemd"
+    evidence = [seen(_source(name, config), f"{name}: {_driver(flag)}") for name, flag in known.items()]
+    if len(set(known.values())) > 1:
+        summary = "containerd's handlers and the kubelet don't use the same cgroup driver"
+        if "runc" in known and known.get("kubelet", known["runc"]) != known["runc"]:
+            desired = "true" if known["kubelet"] else "false"
+            fix = _follow_kubelet(node, config, desired)
+            return fail(f"{summary}: runc needs SystemdCgroup = {desired}", *evidence, fix=fix)
+        return fail(summary, *evidence)
+    return ok(f"all use the cgroup driver {_driver(known[HANDLER])}", *evidence)
+
+
+def _follow_kubelet(node: Node, config: ContainerdConfig, desired: str) -> Fix:
+    """The edit that gives containerd's runtimes the kubelet's cgroup driver.
+
+    `configure-runtime` gives the nvidia runtime what runc has, so it changes nothing about runc itself.
+    """
+    present = f"SystemdCgroup = {'false' if desired == 'true' else 'true'}"
+    files = [path for path in config.files if present in (node.host.read_text(path) or "")]
+    if not files or (node.containerd and node.containerd.manager):
+        return edit(node, config.path, None)
+    change = f"sed -i 's/{present}/SystemdCgroup = {desired}/' {' '.join(files)}"
+    return Fix(f"{change} && systemctl restart containerd", True, "restart")
+
+
+def _systemd(running: dict[str, Any], config: ContainerdConfig, name: str) -> bool | None:
+    """SystemdCgroup of a handler: the running daemon's word, else the file's; unset is false."""
+    for runtimes in (dig(running, "containerd", "runtimes"), config.runtimes):
+        if isinstance(dig(runtimes, name), dict):
+            return dig(runtimes, name, "options", "SystemdCgroup") is True
+    return None
+
+
+def _source(name: str, config: ContainerdConfig) -> str:
+    return "KubeletConfiguration cgroupDriver" if name == "kubelet" else f"{config.path} runtimes.{name}"
+
+
+def _driver(systemd: bool) -> str:
+    return "systemd" if systemd else "cgroupfs"
+
+
+HANDLERS_CHECKS = (
+    Check(
+        id="containerd-runtime-missing",
+        title="containerd has the nvidia handler",
+        layer="containerd",
+        severity="error",
+        looks_at="the handlers that the running daemon names (CRI Status), and files beside the ones it "
+        "reads. It needs none where its CDI is on and there is a specification for GPUs." + WHERE,
+        why=(
+            "A pod with runtimeClassName nvidia can't start ('no runtime for \"nvidia\" is configured'), and "
+            "without it pods see no GPU."
+        ),
+        remedy=fixes.CONFIGURE_CONTAINERD,
+        run=containerd_runtime_missing,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
+        blocked_by=(
+            "pci-no-gpu",
+            "toolkit-missing",
+            "containerd-config-version",
+            "containerd-cri-disabled",
+            "containerd-not-restarted",
+            *("k0s-dropin", "k3s-edited-generated", "k3s-wrong-template", "k3s-nvidia-wrong-root"),
+            "k3s-nvidia-not-detected",
+        ),
+        refs=(
+            "https://github.com/NVIDIA/gpu-operator/issues/413",
+            "https://github.com/NVIDIA/k8s-device-plugin/issues/479",
+        ),
+    ),
+    Check(
+        id="containerd-runtime-binary",
+        title="The programs of containerd's handlers are there",
+        layer="containerd",
+        severity="error",
+        looks_at="BinaryName and runtime_type of the nvidia handlers and of the default one (the running "
+        "daemon's, else the file's)." + WHERE,
+        why=(
+            "A handler whose program is gone, such as /usr/local/nvidia/toolkit after the GPU operator was "
+            "removed, fails each pod with 'no such file or directory'; without a type it fails with "
+            "'container.Runtime.Name must be set'."
+        ),
+        remedy=fixes.CONFIGURE_CONTAINERD,
+        run=containerd_runtime_binary,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
+        blocked_by=(
+            "pci-no-gpu",
+            "toolkit-missing",
+            "containerd-config-version",
+            "containerd-cri-disabled",
+            "containerd-not-restarted",
+            "containerd-runtime-missing",
+        ),
+        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1956",),
+    ),
+    Check(
+        id="containerd-systemdcgroup",
+        title="Everyone uses one cgroup driver",
+        layer="containerd",
+        severity="error",
+        looks_at="SystemdCgroup of the handlers runc and nvidia (the running daemon's, else the file's) and "
+        "the kubelet's cgroupDriver, unless the kubelet asks its engine for it (1.31 and later)." + WHERE,
+        why=(
+            "With two cgroup drivers on one node, systemd and the kubelet kill each other's containers: "
+            "pods restart without end or fail with 'expected cgroupsPath to be of format "
+            "slice:prefix:name'."
+        ),
+        remedy=fixes.CONFIGURE_CONTAINERD,
+        run=containerd_systemdcgroup,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
+        blocked_by=(
+            "pci-no-gpu",
+            "containerd-runtime-missing",
+            "containerd-not-restarted",
+            "containerd-config-version",
+            "containerd-cri-disabled",
+            "containerd-imports-clobber",
+        ),
+        table=tables.TABLE,
+        refs=(
+            "https://kubernetes.io/docs/setup/production-environment/container-runtimes/#containerd-systemd",
+        ),
+    ),
+)
+
+
+# What mends containerd itself.
+
+UPGRADE = per_family(
+    "apt update && apt install --only-upgrade containerd.io",
+    "dnf upgrade containerd.io",
+    "zypper update containerd",
+    "follow https://containerd.io/docs/getting-started/",
+    "restart",
+)
+_PACKAGES = ("containerd.io", "containerd")
+# a Kubernetes distribution's containerd comes with the distribution, so that its user does without NRI
+WITHOUT_NRI = Fix(
+    "kubectl patch clusterpolicies.nvidia.com/cluster-policy --type merge "
+    """--patch '{"spec": {"cdi": {"nriPluginEnabled": false}}}'"""
+)
+
+
+def newer(node: Node) -> Fix:
+    """A release that knows NRI well enough, or the operator's way around it."""
+    if node.containerd is not None and node.containerd.manager:
+        return WITHOUT_NRI
+    family = node.distribution.family
+    names = [name for name in _PACKAGES if name in node.packages.installed]
+    return upgrade(family, names, "restart") or UPGRADE.for_family(family)
+
+
+# What else containerd is asked for on a GPU node: NRI, pinned memory, and settings that are going away.
+
+_NRI = "io.containerd.nri.v1.nri"
+_NO_WARNINGS = "ContainerdHasNoDeprecationWarnings"
+_ENOUGH_BYTES = 1 << 30  # NCCL's buffers for one adapter; systemd gives 8 MiB
+
+
+def containerd_nri(node: Node) -> Verdict:
+    config = judged(node)
+    if node.containerd is None or config is None:
+        return skip(containerd_role(node).reason)
+    plugin = nri_plugin(node.host, node.processes)
+    if plugin is None:
+        return skip("nobody injects GPUs by NRI here")
+    who = seen(f"/proc/{plugin.pid}", f"{plugin.name} with its NRI plugin on")
+    version = node.containerd.version
+    release = ".".join(map(str, version))
+    if tables.can("containerd", "nri-plugin", version) is False:
+        text = f"the toolkit's NRI plugin needs containerd {tables.first('containerd', 'nri-plugin')}"
+        evidence = seen(node.containerd.binary or "containerd", release)
+        return warn(text, who, evidence, fix=newer(node))
+    switch = dig(config.merged, "plugins", _NRI, "disable")
+    listed = config.merged.get("disabled_plugins")
+    if switch is True or (isinstance(listed, list) and _NRI in listed):
+        return warn("containerd's NRI is switched off", who, seen(config.path, f"{_NRI}: disabled"))
+    if switch is None and tables.can("containerd", "nri-default", version) is False:
+        return warn(
+            f"containerd {release} has NRI off unless its file says disable = false",
+            who,
+            seen(config.path, f"no disable in {_NRI}"),
+        )
+    return ok("containerd's NRI is on", who)
+
+
+def containerd_deprecations(node: Node) -> Verdict:
+    role = containerd_role(node)
+    if node.containerd is None or not role.used:
+        return skip(role.reason)
+    try:
+        told = node.cri.conditions.get(_NO_WARNINGS)
+    except DaemonError as error:
+        return skip(f"containerd doesn't say what it runs with: {error.message}")
+    if told is not False:
+        return ok("containerd warns of nothing")
+    evidence = seen(f"CRI Status at {node.containerd.socket}", f"{_NO_WARNINGS} = false")
+    address = f"--address {node.containerd.socket} "
+    return note(
+        "containerd says that something here uses what its next release drops",
+        evidence,
+        fix=Fix(f"ctr {address}deprecations list"),
+    )
+
+
+def containerd_memlock(node: Node) -> Verdict:
+    daemon = node.containerd
+    if daemon is None or not containerd_role(node).used:
+        return skip(containerd_role(node).reason)
+    adapters = rdma_adapters(node.host)
+    if not adapters or daemon.process is None:
+        return skip("no RDMA adapter is here" if not adapters else "containerd isn't running")
+    limit = locked_memory(node.host, daemon.process.pid)
+    if limit is None or limit < 0 or limit >= _ENOUGH_BYTES:
+        return ok("containers may pin memory for RDMA") if limit is not None else skip("no limit is told")
+    unit = daemon.unit or "containerd.service"
+    drop = f"/etc/systemd/system/{unit}.d/10-memlock.conf"
+    command = (
+        f"mkdir -p {drop.rpartition('/')[0]} && printf '[Service]\\nLimitMEMLOCK=infinity\\n' > {drop} && "
+        f"systemctl daemon-reload && systemctl restart {unit}"
+    )
+    return note(
+        f"containers without the capability IPC_LOCK may pin {limit >> 10} KiB for RDMA",
+        seen(f"/proc/{daemon.process.pid}/limits", f"Max locked memory {limit}"),
+        seen("/sys/class/infiniband", ", ".join(adapters[:4])),
+        fix=Fix(command, True, "restart"),
+    )
+
+
+BESIDE_CHECKS = (
+    Check(
+        id="containerd-nri",
+        title="containerd's NRI serves the toolkit's plugin",
+        layer="containerd",
+        severity="warning",
+        looks_at=(
+            "the toolkit's container (nvidia-ctk-installer) with ENABLE_NRI_PLUGIN, against containerd's "
+            "release and the disable of its NRI plugin."
+        ),
+        why=(
+            "The GPU operator's plugin puts GPUs into containers through NRI. Without NRI nobody does, and "
+            "pods that ask for GPUs start without them."
+        ),
+        remedy=everywhere(
+            "${EDITOR:-vi} /etc/containerd/config.toml && systemctl restart containerd", "restart"
+        ),
+        run=containerd_nri,
+        blocked_by=("pci-no-gpu", "containerd-config-version", "containerd-not-restarted"),
+        refs=("https://github.com/containerd/containerd/blob/main/docs/NRI.md",),
+        table=tables.TABLE,
+    ),
+    Check(
+        id="containerd-deprecations",
+        title="containerd warns of nothing",
+        layer="containerd",
+        severity="info",
+        looks_at=f"the condition {_NO_WARNINGS} of the running daemon (CRI Status).",
+        why="What it warns of works now and stops with an upgrade: old settings, images or callers.",
+        remedy=everywhere("ctr deprecations list"),
+        run=containerd_deprecations,
+        blocked_by=("pci-no-gpu", "containerd-not-restarted"),
+        refs=("https://github.com/containerd/containerd/blob/main/RELEASES.md#deprecated-features",),
+    ),
+    Check(
+        id="containerd-memlock",
+        title="Containers may pin memory for RDMA",
+        layer="containerd",
+        severity="info",
+        looks_at=(
+            "the limit of locked memory of the running containerd (/proc/PID/limits), which containers "
+            "inherit, where RDMA adapters are."
+        ),
+        why=(
+            "NCCL over InfiniBand or RoCE pins its buffers: 'ibv_reg_mr: Cannot allocate memory'. Kubernetes "
+            "has no setting for the limit; pods with the capability IPC_LOCK don't need it."
+        ),
+        remedy=everywhere("systemctl edit containerd"),
+        run=containerd_memlock,
+        blocked_by=("pci-no-gpu", "containerd-not-restarted"),
+        refs=("https://github.com/NVIDIA/nccl-tests/issues/206",),
+    ),
+)

@@ -1,0 +1,144 @@
+"""containerd's imported files: what they take away, and a file that nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gpunode.checks import fixes
+from gpunode.checks.containerd import WHERE, edit, judged, running_config
+from gpunode.checks.docker import line_of
+from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.errors import DaemonError
+from gpunode.facts import tables
+from gpunode.facts.containerd import DEFAULT_CONFIG
+from gpunode.facts.distributions import DISTRIBUTIONS, manager
+from gpunode.facts.engines import containerd_role
+from gpunode.facts.node import Node
+from gpunode.output.result import Fix
+
+if TYPE_CHECKING:
+    from gpunode.facts.containerd import Lost
+
+
+_PROGRAM = "nvidia-container-runtime"
+# without these, pods other than those with GPUs fail
+_VITAL = (
+    "sandbox_image",
+    "SystemdCgroup",
+    "snapshotter",
+    "config_path",
+    "bin_dir",
+    "conf_dir",
+    "mirrors",
+    "runtimes",
+)
+_MOST = 8
+
+
+def containerd_imports_clobber(node: Node) -> Verdict:
+    config = judged(node)
+    if node.containerd is None or config is None:
+        return skip(containerd_role(node).reason)
+    from gpunode.facts.containerd import is_lost, lost_settings
+
+    lost = lost_settings(config)
+    if not lost:
+        return ok("no imported file takes settings away")
+    running = running_config(node)
+    if not running:
+        return _without_cri(node, lost) or skip("containerd doesn't tell its configuration")
+    gone = tuple(sorted((one for one in lost if is_lost(running, one)), key=lambda one: not _vital(one)))
+    if not gone:
+        return ok("imported files replace tables, and nothing of them is lost")
+    names = ", ".join(one.name for one in gone[:3]) + (" and more" if len(gone) > 3 else "")
+    judge = fail if _vital(gone[0]) else warn
+    return _told(node, judge, f"an imported file takes settings away: {names}", gone)
+
+
+def _vital(one: Lost) -> bool:
+    return any(key in one.keys for key in _VITAL)
+
+
+def _without_cri(node: Node, lost: tuple[Lost, ...]) -> Verdict | None:
+    """Without the handler that it takes by default, containerd 1.x doesn't load its CRI at all."""
+    try:
+        node.cri  # noqa: B018 - read for its failure
+    except DaemonError as error:
+        config = node.containerd_config
+        name = config.default_runtime if config else ""
+        gone = tuple(one for one in lost if one.keys[:3] == ("containerd", "runtimes", name))
+        if error.code == "cri-disabled" and config and gone and name not in config.runtimes:
+            text = (
+                f"an imported file takes the default handler {name} away, and the CRI doesn't load without it"
+            )
+            return _told(node, fail, text, gone)
+    return None
+
+
+def _told(node: Node, judge: Callable[..., Verdict], summary: str, gone: tuple[Lost, ...]) -> Verdict:
+    plugin = node.containerd_config.plugin if node.containerd_config else ""
+    line = line_of(node.host.read_text(gone[0].by) or "", plugin)
+    places = (seen(one.file, str(one), _line(node, one)) for one in gone[:_MOST])
+    table = seen(gone[0].by, f'a table "{plugin}" without them', line)
+    return judge(summary, *places, table, fix=edit(node, gone[0].by, line))
+
+
+def _line(node: Node, one: Lost) -> int | None:
+    return line_of(node.host.read_text(one.file) or "", one.keys[-1])
+
+
+def containerd_config_drift(node: Node) -> Verdict:
+    daemon = node.containerd
+    if daemon is None or daemon.manager not in DISTRIBUTIONS or not containerd_role(node).used:
+        return skip("the kubelet's containerd is no Kubernetes distribution's")
+    text = node.host.read_text(DEFAULT_CONFIG) or ""
+    if _PROGRAM not in text:
+        return ok(f"nothing of NVIDIA's is in {DEFAULT_CONFIG}, which {daemon.manager} doesn't read")
+    if any(one.name == "containerd" and not manager(node.host, one) for one in node.processes):
+        return ok(f"another containerd reads {DEFAULT_CONFIG}")
+    return note(
+        f"{DEFAULT_CONFIG} has the nvidia handler, and nobody reads it: {daemon.manager} has its own",
+        seen(DEFAULT_CONFIG, _PROGRAM, line_of(text, _PROGRAM)),
+        seen(daemon.config_path, daemon.config_source),
+        fix=Fix(f"gpunode configure-runtime --runtime {daemon.manager}", True, "restart"),
+    )
+
+
+CHECKS = (
+    Check(
+        id="containerd-imports-clobber",
+        title="Imported files take nothing away",
+        layer="containerd",
+        severity="error",
+        looks_at="settings of containerd's file that an imported one replaces with its whole table, against "
+        "what the running daemon has (CRI Status). From 2.0 on files are merged key by key." + WHERE,
+        why=(
+            "An older containerd takes a plugin's table from the last file alone. A file that only adds the "
+            "nvidia handler drops the pause image, the registries and the cgroup driver: other pods fail."
+        ),
+        remedy=fixes.CONFIGURE_CONTAINERD,
+        run=containerd_imports_clobber,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
+        blocked_by=("pci-no-gpu", "containerd-config-version", "containerd-cri-disabled"),
+        refs=("https://github.com/containerd/containerd/issues/5837",),
+        table=tables.TABLE,
+    ),
+    Check(
+        id="containerd-config-drift",
+        title="The file with the nvidia handler is the one that is read",
+        layer="containerd",
+        severity="info",
+        looks_at=f"{DEFAULT_CONFIG} where k3s, rke2, k0s or microk8s brings the kubelet's containerd and no "
+        "other one runs.",
+        why=(
+            "A distribution's containerd reads its own file. What was written into the "
+            "system's changes nothing there."
+        ),
+        remedy=fixes.CONFIGURE_CONTAINERD,
+        run=containerd_config_drift,
+        blocked_by=("pci-no-gpu", "containerd-runtime-missing"),
+        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/982",),
+    ),
+)

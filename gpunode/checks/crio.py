@@ -1,0 +1,508 @@
+"""CRI-O's files: what it reads without anybody meaning it, hooks, and a CRI-O that nobody uses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpunode.checks.fixes import everywhere
+from gpunode.checks.model import CLUSTER_NODES, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.units import seen_unit
+from gpunode.errors import ConfigError, DaemonError
+from gpunode.facts import tables
+from gpunode.facts.cgroups import kubelets_own
+from gpunode.facts.containerd import dig
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.engines import crio_role
+from gpunode.facts.gpu_use import other_way, taken_way
+from gpunode.facts.node import Node
+from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
+from gpunode.host.redact import shown_arguments
+from gpunode.output.result import Evidence, Fix
+
+if TYPE_CHECKING:
+    from gpunode.facts.crio import CrioConfig, CrioFile
+
+
+# What mends CRI-O.
+
+_RESTART = "systemctl restart crio"
+RESTART = everywhere(_RESTART, "restart")
+CONFIGURE = everywhere("gpunode configure-runtime --runtime crio", "restart")
+EDIT = everywhere(f"${{EDITOR:-vi}} /etc/crio/crio.conf.d/99-nvidia.conf && {_RESTART}", "restart")
+
+
+def restart_crio(unit: str | None) -> Fix:
+    """Running containers survive a restart of CRI-O."""
+    return Fix(f"systemctl restart {(unit or 'crio').removesuffix('.service')}", disruptive="restart")
+
+
+def edit(path: str, line: int | None) -> Fix:
+    """Correct a file and have CRI-O read it."""
+    return Fix(f"${{EDITOR:-vi}} {f'+{line} ' if line else ''}{path} && {_RESTART}", disruptive="restart")
+
+
+def move(paths: tuple[str, ...], place: str) -> Fix:
+    """Bring files to another directory and have CRI-O read anew."""
+    return Fix(f"mkdir -p {place} && mv {' '.join(paths)} {place}/ && {_RESTART}", disruptive="restart")
+
+
+def install_monitor(family: str, path: str) -> Fix:
+    """The package that a missing monitor belongs to: CRI-O's own for one below its directory, else conmon."""
+    own = path.startswith("/usr/libexec/crio/")
+    again = {"debian": "apt install --reinstall", "rhel": "dnf reinstall", "suse": "zypper install --force"}
+    first = {"debian": "apt install", "rhel": "dnf install", "suse": "zypper install"}
+    command = (again if own else first).get(family)
+    if command is None:
+        return edit(path, None)
+    return Fix(f"{command} {'cri-o' if own else 'conmon'} && {_RESTART}", disruptive="restart")
+
+
+# CRI-O's handlers: nvidia's is in the running daemon, its programs are there, one cgroup driver for all.
+
+# releases of the toolkit wrote here, where CRI-O never looks
+_UNREAD = "/etc/crio/conf.d"
+_READ = "/etc/crio/crio.conf.d"
+_PACKAGED_HOOKS = SYSTEM_DIRECTORIES[:1]  # CRI-O's default for hooks_dir
+
+
+def running_runtime(node: Node) -> dict[str, Any]:
+    """``crio.runtime`` as the daemon holds it; `DaemonError` if it doesn't say."""
+    found = dig(node.crio_config, "crio", "runtime")
+    return found if isinstance(found, dict) else {}
+
+
+def _handlers(runtime: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found = runtime.get("runtimes")
+    tables = found.items() if isinstance(found, dict) else ()
+    return {name: table for name, table in tables if isinstance(table, dict)}
+
+
+def nvidia_handlers(runtime: dict[str, Any]) -> list[str]:
+    """Names of the handlers that are NVIDIA's, by name or program."""
+    from gpunode.facts.crio import is_nvidias
+
+    return [name for name, table in _handlers(runtime).items() if is_nvidias(name, table)]
+
+
+def hook_directories(runtime: dict[str, Any]) -> tuple[str, ...]:
+    """Where the running CRI-O looks for OCI hooks."""
+    found = runtime.get("hooks_dir")
+    listed = tuple(one for one in found if isinstance(one, str)) if isinstance(found, list) else ()
+    return listed or _PACKAGED_HOOKS
+
+
+def crio_runtime_missing(node: Node) -> Verdict:
+    role = crio_role(node)
+    if node.crio is None or not role.used:
+        return skip(role.reason)
+    try:
+        runtime = running_runtime(node)
+    except DaemonError as error:
+        return skip(f"CRI-O doesn't say what it runs with: {error.message}")
+    handlers = _handlers(runtime)
+    ours = nvidia_handlers(runtime)
+    told = seen(f"{node.crio.socket} /config", f"handlers {', '.join(sorted(handlers)) or 'none'}")
+    if ours:
+        return ok(f"CRI-O runs with the handler {', '.join(ours)}", told)
+    return (
+        _not_restarted(node, node.crio, told)
+        or _in_another_directory(node, node.crio, told)
+        or _without_handler(node, runtime, told)
+    )
+
+
+def crio_not_running(node: Node) -> Verdict:
+    role = crio_role(node)
+    if node.crio is None or not role.used:
+        return skip(role.reason)
+    state = node.host.socket_state(node.crio.socket)
+    if state == "denied":
+        return skip(f"needs root to talk to {node.crio.socket}")
+    restart = restart_crio(node.crio.unit)
+    if state != "listening":
+        return _stopped(node, seen(node.crio.socket, state), restart)
+    try:
+        running_runtime(node)
+    except DaemonError as error:
+        if error.code == "timeout":
+            return fail("CRI-O runs, but doesn't answer", seen(node.crio.socket, error.message), fix=restart)
+    return ok("CRI-O runs", seen(node.crio.socket, state))
+
+
+def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
+    """Why CRI-O doesn't start, as far as its files tell: it refuses one without its monitor (conmon)."""
+    try:
+        files = node.crio_files
+    except ConfigError as error:
+        place, edit = unreadable(error)
+        return fail("CRI-O isn't running: it can't read its file", place, silence, fix=edit)
+    for file in files.files if files is not None else ():
+        for name, table in _handlers(file.runtime).items():
+            monitor = table.get("monitor_path")
+            if isinstance(monitor, str) and monitor.startswith("/") and not node.host.executable(monitor):
+                text = f"{name}: monitor_path {monitor}"
+                line = file.line_of("monitor_path")
+                fix = install_monitor(node.distribution.family, monitor)
+                missing = f"CRI-O isn't running: its monitor {monitor} doesn't exist"
+                return fail(missing, seen(file.path, text, line), silence, fix=fix)
+    return fail("CRI-O isn't running", silence, *seen_unit(node, "crio.service"), fix=restart)
+
+
+def unreadable(error: ConfigError) -> tuple[Evidence, Fix]:
+    """Where a file can't be read (``path:line:column: reason``), and how to get there."""
+    path, _, rest = error.message.partition(":")
+    number, _, reason = rest.partition(":")
+    if not number.strip().isdecimal():
+        path = path.partition(" ")[0]
+        return seen(path, error.message.removeprefix(path).strip()), edit(path, None)
+    line = int(number)
+    return seen(path, reason.strip(), line), edit(path, line)
+
+
+def _not_restarted(node: Node, crio: Daemon, told: Evidence) -> Verdict | None:
+    try:
+        files = node.crio_files
+    except ConfigError as error:
+        place, edit = unreadable(error)
+        return fail("CRI-O has no nvidia handler and can't read its file", place, told, fix=edit)
+    found = [] if files is None else [_nvidia_in(file) for file in files.files if _nvidia_in(file)]
+    evidence = [one for one in found if one is not None]
+    if not evidence:
+        return None
+    summary = "in the file, not in the running daemon: CRI-O wasn't restarted"
+    return fail(summary, *evidence, told, fix=restart_crio(crio.unit))
+
+
+def _nvidia_in(file: CrioFile | None) -> Evidence | None:
+    names = nvidia_handlers(file.runtime) if file else []
+    return seen(file.path, f'handler "{names[0]}"', file.line_of(names[0])) if file and names else None
+
+
+def _in_another_directory(node: Node, crio: Daemon, told: Evidence) -> Verdict | None:
+    from gpunode.facts.crio import drop_in_directory, load_file
+
+    place = drop_in_directory(crio)
+    if place == _UNREAD:
+        return None
+    stray = []
+    for name in node.host.listdir(_UNREAD):
+        try:
+            found = _nvidia_in(load_file(node.host, f"{_UNREAD}/{name}"))
+        except ConfigError:
+            continue
+        stray += [found] if found is not None else []
+    if not stray:
+        return None
+    fix = move(tuple(one.source for one in stray), place)
+    return fail(f"the nvidia handler is in {_UNREAD}, which CRI-O doesn't read", *stray, told, fix=fix)
+
+
+def _without_handler(node: Node, runtime: dict[str, Any], told: Evidence) -> Verdict:
+    """It needs none where GPUs come by a hook, by NRI or by CDI, which CRI-O always reads."""
+    hooks = nvidia_hooks(node.host, hook_directories(runtime))
+    if hooks:
+        return ok("no nvidia handler: GPUs come by an OCI hook", told, seen(hooks[0].path, hooks[0].program))
+    way = other_way(node, cdi=True)
+    if way is not None:
+        return ok(f"no nvidia handler: {way.summary}", told, seen(way.source, way.value))
+    return fail("CRI-O has no nvidia handler", told)
+
+
+def crio_runtime_path(node: Node) -> Verdict:
+    role = crio_role(node)
+    if node.crio is None or not role.used:
+        return skip(role.reason)
+    try:
+        runtime = running_runtime(node)
+    except DaemonError as error:
+        return skip(f"CRI-O doesn't say what it runs with: {error.message}")
+    default = str(runtime.get("default_runtime") or "")
+    told, ours = f"{node.crio.socket} /config", nvidia_handlers(runtime)
+    judged = {name: table for name, table in _handlers(runtime).items() if name == default or name in ours}
+    for name, table in judged.items():
+        for key in ("runtime_path", "monitor_path"):
+            program = table.get(key)
+            if isinstance(program, str) and program and not node.host.which(program):
+                suffix = ", and it is the default: no pod starts" if name == default else ""
+                text = f'{key} of the handler "{name}" leads nowhere{suffix}'
+                return fail(text, *_line_of(node, name, key), seen(told, f"{name}: {key} {program}"))
+    return ok("the programs of CRI-O's handlers are there") if judged else skip("no handler to judge")
+
+
+def _line_of(node: Node, name: str, key: str) -> tuple[Evidence, ...]:
+    """Where the last file has it; nothing if the files can't be read any more."""
+    try:
+        files = node.crio_files.defines(name) if node.crio_files else ()
+    except ConfigError:
+        return ()
+    return tuple(seen(file.path, f"{name}: {key}", file.line_of(key)) for file in files[-1:])
+
+
+def crio_cgroup_manager(node: Node) -> Verdict:
+    role = crio_role(node)
+    if node.crio is None or not role.used:
+        return skip(role.reason)
+    try:
+        manager = running_runtime(node).get("cgroup_manager")
+    except DaemonError as error:
+        return skip(f"CRI-O doesn't say what it runs with: {error.message}")
+    own = kubelets_own(node, "crio", node.crio.version, str(manager))
+    if own is None or manager not in ("systemd", "cgroupfs"):
+        return skip("the kubelet goes by what CRI-O tells it, or one of the two can't be told")
+    told = seen(f"{node.crio.socket} /config", f"cgroup_manager {manager}")
+    if manager == own:
+        return ok(f"CRI-O and the kubelet use the cgroup driver {own}", told)
+    setting = seen("KubeletConfiguration cgroupDriver", own)
+    from gpunode.facts.crio import drop_in_directory
+
+    path = f"{drop_in_directory(node.crio)}/99-cgroup.conf"
+    command = f'printf \'[crio.runtime]\\ncgroup_manager = "{own}"\\nconmon_cgroup = "pod"\\n\' > {path}'
+    restart = restart_crio(node.crio.unit)
+    fix = Fix(f"{command} && {restart.command}", disruptive="restart")
+    return fail("CRI-O and the kubelet don't use the same cgroup driver", told, setting, fix=fix)
+
+
+HANDLERS_CHECKS = (
+    Check(
+        id="crio-not-running",
+        title="CRI-O runs",
+        layer="crio",
+        severity="error",
+        looks_at=(
+            "CRI-O's socket and whether the daemon answers within 3 seconds; where it doesn't run, whether "
+            "its files can be read and the monitor (conmon) that they name exists."
+        ),
+        why="No pod starts without it, and a kubelet that uses CRI-O ends at once.",
+        remedy=RESTART,
+        run=crio_not_running,
+        blocked_by=("pci-no-gpu",),
+        classes=CLUSTER_NODES,
+        preflight=("crio", "kubernetes"),
+        refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md",),
+    ),
+    Check(
+        id="crio-runtime-missing",
+        title="CRI-O has the nvidia handler",
+        layer="crio",
+        severity="error",
+        looks_at=(
+            "the handlers of the running daemon (/config), its files, and "
+            f"{_UNREAD}, which it never reads. It needs none where GPUs come by CDI, a hook or NRI."
+        ),
+        why=(
+            "A pod with runtimeClassName nvidia can't start: 'failed to find runtime handler nvidia from "
+            f"runtime list'. Only {_READ} counts, and only when CRI-O starts."
+        ),
+        remedy=CONFIGURE,
+        classes=CLUSTER_NODES,
+        run=crio_runtime_missing,
+        blocked_by=("pci-no-gpu", "crio-not-running", "toolkit-missing", "crio-hooks-mode"),
+        refs=("https://github.com/NVIDIA/gpu-operator/issues/2236",),
+    ),
+    Check(
+        id="crio-runtime-path",
+        title="The programs of CRI-O's handlers are there",
+        layer="crio",
+        severity="error",
+        looks_at="runtime_path and monitor_path of the nvidia handlers and of the default one (/config).",
+        why=(
+            "A handler whose program is gone, such as /usr/local/nvidia/toolkit after the GPU operator was "
+            "removed, fails each of its pods."
+        ),
+        remedy=CONFIGURE,
+        classes=CLUSTER_NODES,
+        run=crio_runtime_path,
+        blocked_by=("pci-no-gpu", "crio-not-running", "toolkit-missing", "crio-runtime-missing"),
+        refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md",),
+    ),
+    Check(
+        id="crio-cgroup-manager",
+        title="CRI-O and the kubelet use one cgroup driver",
+        layer="crio",
+        severity="error",
+        looks_at=(
+            "cgroup_manager of the running CRI-O (/config) and the kubelet's cgroupDriver, unless the "
+            "kubelet asks CRI-O for it (1.31 and later with CRI-O 1.28)."
+        ),
+        why=(
+            "With two cgroup drivers on one node pods fail with 'cri-o configured with systemd cgroup "
+            "manager, but did not receive slice as parent'."
+        ),
+        remedy=EDIT,
+        classes=CLUSTER_NODES,
+        run=crio_cgroup_manager,
+        blocked_by=("pci-no-gpu", "crio-not-running", "crio-runtime-missing"),
+        refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers",),
+        table=tables.TABLE,
+    ),
+)
+
+
+# what editors, package managers and people call a copy; OpenShift's own files have no ending at all
+_COPIES = (
+    ".bak",
+    ".backup",
+    ".orig",
+    ".old",
+    ".save",
+    ".disabled",
+    ".swp",
+    ".rpmsave",
+    ".rpmnew",
+    ".rpmorig",
+    "~",
+)
+_IN_THE_MIDDLE = (".conf.", ".toml.", ".dpkg-")
+
+
+def crio_stray_dropin(node: Node) -> Verdict:
+    role = crio_role(node)
+    if node.crio is None or not role.used:
+        return skip(role.reason)
+    try:
+        files = node.crio_files
+    except ConfigError as error:
+        place, edit = unreadable(error)
+        return warn("CRI-O can't read its files and won't start again", place, fix=edit)
+    if files is None:
+        return skip("CRI-O has no files")
+    return _stray(files) or _twice(files) or ok(f"CRI-O reads {len(files.files)} files, all of them meant")
+
+
+def _stray(files: CrioConfig) -> Verdict | None:
+    """A file in the directory counts whatever its name is; one that sets nothing does no harm."""
+    stray = [
+        file
+        for file in files.files
+        if file.path != files.path and _copy(file.path.rpartition("/")[2]) and file.tree.get("crio")
+    ]
+    if not stray:
+        return None
+    evidence = (seen(file.path, _settings(file)) for file in stray)
+    fix = move(tuple(file.path for file in stray), f"{files.directory}.unused")
+    names = ", ".join(file.path.rpartition("/")[2] for file in stray)
+    return warn(f"CRI-O reads {names}: a file of any name in its directory counts", *evidence, fix=fix)
+
+
+def _copy(name: str) -> bool:
+    if name.startswith((".", "#")) or name.endswith(_COPIES):
+        return True
+    return any(part in name for part in _IN_THE_MIDDLE)
+
+
+def _settings(file: CrioFile) -> str:
+    handlers = ", ".join(file.handlers)
+    others = ", ".join(key for key in file.runtime if key != "runtimes")
+    return f"handlers {handlers}" if handlers else f"sets {others or 'settings outside crio.runtime'}"
+
+
+def _twice(files: CrioConfig) -> Verdict | None:
+    from gpunode.facts.crio import is_nvidias
+
+    for name, table in files.handlers.items():
+        defining = files.defines(name)
+        differ = any(file.handlers[name] != table for file in defining)
+        if is_nvidias(name, table) and len(defining) > 1 and differ:
+            evidence = (seen(file.path, f'handler "{name}"', file.line_of(name)) for file in defining)
+            older = tuple(file.path for file in defining[:-1] if file.path != files.path)
+            fix = move(older, f"{files.directory}.unused") if older else None
+            return warn(
+                f'{len(defining)} files define "{name}" differently; the last counts', *evidence, fix=fix
+            )
+    return None
+
+
+def crio_hooks_mode(node: Node) -> Verdict:
+    role = crio_role(node)
+    if node.crio is None or not role.used:
+        return skip(role.reason)
+    hooks = nvidia_hooks(node.host, SYSTEM_DIRECTORIES)
+    if not hooks:
+        return ok("no OCI hook of NVIDIA's is here")
+    try:
+        directories = hook_directories(running_runtime(node))
+    except DaemonError as error:
+        return skip(f"CRI-O doesn't say what it runs with: {error.message}")
+    evidence = [seen(hook.path, f"runs {hook.program}") for hook in hooks]
+    if any(spec.serves_gpus for spec in node.cdi_specs):
+        return ok("GPUs come by CDI; whether a hook stands in the way is hook-conflict's to tell", *evidence)
+    if any(hook.path.rpartition("/")[0] in directories for hook in hooks):
+        fix = Fix("gpunode configure-runtime --runtime crio", disruptive="restart")
+        return note(
+            "GPUs come by an OCI hook, which the toolkit gives up in favour of CDI", *evidence, fix=fix
+        )
+    if nvidia_handlers(running_runtime(node)):
+        return ok("CRI-O has the nvidia handler, and doesn't look for hooks where NVIDIA's is", *evidence)
+    way = taken_way(node, cdi=True)
+    if way is not None:
+        return ok(f"no hook is needed: {way.summary}", seen(way.source, way.value), *evidence)
+    told = seen(f"{node.crio.socket} /config", f"hooks_dir {', '.join(directories)}")
+    return fail("CRI-O doesn't look for hooks where NVIDIA's is", *evidence, told)
+
+
+def crio_not_selected(node: Node) -> Verdict:
+    crio = node.crio
+    if crio is None or crio.process is None:
+        return skip("CRI-O doesn't run here")
+    role = crio_role(node)
+    if role.used or node.kubelet is None or not node.kubelet.joined:
+        return ok(role.reason)
+    return note(
+        f"CRI-O runs, but {role.reason}: what is set up in CRI-O reaches no pod",
+        seen(f"/proc/{crio.process.pid}", " ".join(shown_arguments(crio.process.argv))),
+        seen(node.kubelet.endpoint_source, node.kubelet.endpoint),
+        fix=Fix("systemctl disable --now crio", disruptive="restart"),
+    )
+
+
+FILES_CHECKS = (
+    Check(
+        id="crio-stray-dropin",
+        title="CRI-O reads no file that nobody means",
+        layer="crio",
+        severity="warning",
+        looks_at=(
+            "every file in CRI-O's drop-in directory and below: names of copies (*.bak, *.rpmsave, *~), "
+            "files that can't be parsed, and several that define the nvidia handler differently."
+        ),
+        why=(
+            "CRI-O takes every file there for its own, 99-nvidia.toml.bak and *.rpmsave included, and a "
+            "later one replaces an earlier one's handler. One that it can't parse keeps it from starting."
+        ),
+        remedy=EDIT,
+        run=crio_stray_dropin,
+        blocked_by=("pci-no-gpu", "crio-runtime-missing"),
+        preflight=("crio",),
+        refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.d.5.md",),
+    ),
+    Check(
+        id="crio-hooks-mode",
+        title="GPUs don't hang on an OCI hook in CRI-O",
+        layer="crio",
+        severity="error",
+        looks_at=(
+            f"NVIDIA's hooks in {', '.join(SYSTEM_DIRECTORIES)} and hooks_dir of the running CRI-O, "
+            "where GPUs don't come by CDI."
+        ),
+        why=(
+            "The hook is the toolkit's oldest way, which it has marked as going away, and it only works in "
+            "a directory that CRI-O looks into."
+        ),
+        remedy=CONFIGURE,
+        run=crio_hooks_mode,
+        blocked_by=("pci-no-gpu", "toolkit-missing"),
+        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/blob/main/CHANGELOG.md",),
+    ),
+    Check(
+        id="crio-not-selected",
+        title="A CRI-O that runs is the one that the kubelet uses",
+        layer="crio",
+        severity="info",
+        looks_at="the running CRI-O and the kubelet's engine. A CRI-O that is only installed is fine.",
+        why="Two engines on one node are easily mixed up: only the kubelet's own gives pods their GPUs.",
+        remedy=RESTART,
+        run=crio_not_selected,
+        blocked_by=("pci-no-gpu",),
+        refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/",),
+    ),
+)

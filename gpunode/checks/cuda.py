@@ -1,0 +1,460 @@
+"""A container image that is asked about (--image), against the driver and the GPUs of this node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gpunode.checks import driver_packages, fixes
+from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.facts import cuda as releases
+from gpunode.facts import driver, images
+from gpunode.facts.cuda import (
+    Judged,
+    driver_cuda,
+    driver_version,
+    inventory,
+    judge_requirements,
+    last_for,
+    makes_code_for,
+    newest_of,
+    release,
+    wanted_release,
+)
+from gpunode.facts.driver import version_numbers
+from gpunode.facts.images import sample_cuda
+from gpunode.facts.libraries import Library, is_compat
+from gpunode.facts.node import Node
+from gpunode.facts.traits import TRAITS
+from gpunode.output.result import Evidence, Fix
+
+if TYPE_CHECKING:
+    from gpunode.facts.images import Image, Search
+
+
+# What mends a disagreement between a CUDA release and this node.
+
+
+def other_release(release: str) -> Fix:
+    """Which CUDA the program should be built with; the doctor is asked again about that one."""
+    return Fix(f"gpunode doctor --cuda {release}", False)
+
+
+def other_image(release: str) -> Fix:
+    """No driver that runs the image drives these GPUs, so the image has to be another one."""
+    return Fix(f"use an image of CUDA {release} or older", False)
+
+
+OTHER_RELEASE = fixes.everywhere("gpunode doctor --cuda 12.9", needs_root=False)
+
+
+def newer_driver(
+    node: Node, wanted: tuple[int, int] | None = None, other: Callable[[str], Fix] = other_release
+) -> Fix:
+    """A driver of a newer branch than the one that is here; where none drives these GPUs or runs the wanted
+    CUDA, what `other` says of the last release of CUDA that they can have."""
+    known = inventory(node)
+    for gpu in known.gpus if known and wanted else ():
+        if wanted and makes_code_for(wanted, gpu.compute_capability) == "dropped":
+            return other(last_for(gpu.compute_capability))
+    if TRAITS["operator-driver"].holds(node):
+        return Fix("kubectl edit clusterpolicies.nvidia.com", False, "drain")
+    branch = _branch_above(node, wanted)
+    offered = newest_of(node.driver_version)
+    if not branch and offered:
+        return other(f"{offered[0]}.{offered[1]}")
+    return driver_packages.install_driver(node, branch)
+
+
+def _branch_above(node: Node, wanted: tuple[int, int] | None) -> int:
+    """The branch to change to; 0 if no newer one drives these GPUs."""
+    known = release(wanted) if wanted else None
+    above = driver.branch(node.driver_version) + 1
+    least = max(above, driver.branch(known.minimum) if known else 0)
+    last = driver_packages.last_branch(node)
+    fitting = (one for one in (driver_packages.LONG_TERM, *sorted(driver.kept())) if one >= least)
+    return next((one for one in fitting if not last or one <= last), 0)
+
+
+_NOBODY = "nobody asked: --image REF compares what an image requires with this node"
+_SHOWN = 200  # characters of a requirement; those of NVIDIA's images run to thousands
+_PULL = {"Docker": "docker pull", "podman": "podman pull"}  # crictl for the others
+
+
+def image_needs_newer_driver(node: Node) -> Verdict:
+    reference = node.questions.image
+    if not reference:
+        return skip(_NOBODY)
+    image = node.image.image
+    if image is None:
+        return _nobody_holds_it(reference, node.image)
+    if not image.requirements:
+        return _by_release(node, image)
+    try:
+        judged = judge_requirements(node, image.requirements)
+    except ValueError as error:
+        return fail(
+            f"{reference} has a requirement that the runtime refuses: {error}",
+            *(seen(f"{name} of {reference}", value[:_SHOWN]) for name, value in image.requirements.items()),
+            fix=Fix(f"docker run --gpus all --env NVIDIA_DISABLE_REQUIRE=1 {_quoted(reference)}", False),
+        )
+    return _told(node, judged)
+
+
+def _told(node: Node, judged: tuple[Judged, ...]) -> Verdict:
+    reference = node.questions.image
+    wrong = [one for one in judged if one.holds is False]
+    if not wrong:
+        unsure = [one for one in judged if one.holds is None]
+        if unsure:
+            return skip(f"{unsure[0].name} of {reference} can't be compared with what is known of the GPUs")
+        return ok(f"this node has what {reference} requires", *_here(node))
+    first = wrong[0]
+    evidence = (seen(f"{first.name} of {reference}", _shortened(first.text)), *_here(node))
+    asked = first.text.split(" ")[0].replace(",", " and ")
+    wanted = wanted_release(node)
+    fix = newer_driver(node, wanted.release if wanted else None, other_image)
+    if len(wrong) == len(judged) or first.gpu is None:
+        return fail(f"{reference} requires {asked}, which this node does not meet", *evidence, fix=fix)
+    name = f"GPU {first.gpu.index} ({first.gpu.name})"
+    return warn(f"{reference} requires {asked}, which {name} hasn't", *evidence, fix=fix)
+
+
+def _here(node: Node) -> tuple[Evidence, ...]:
+    cuda = driver_cuda(node)
+    offered = f", CUDA {cuda[0]}.{cuda[1]}" if cuda else ""
+    return (seen("the loaded driver", f"{driver_version(node) or 'unknown'}{offered}"),)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _by_release(node: Node, image: Image) -> Verdict:
+    """An image that requires nothing may still say what CUDA it was built with."""
+    reference, driver = node.questions.image, driver_version(node)
+    built = releases.release_of(image.cuda)
+    if built is None or not driver:
+        return ok(f"{reference} requires nothing of the driver", seen(image.engine, "no NVIDIA_REQUIRE_*"))
+    answer, needed = releases.runs(built, driver, driver_cuda(node))
+    evidence = (seen(f"CUDA_VERSION of {reference}", image.cuda), *_here(node))
+    if answer is None:
+        return skip(f"no table knows which driver CUDA {image.cuda} of {reference} needs")
+    if answer:
+        return ok(f"driver {driver} runs CUDA {image.cuda} of {reference}", *evidence)
+    what = f"{reference} is of CUDA {image.cuda}, which needs {needed}"
+    return fail(what, *evidence, fix=newer_driver(node, built, other_image))
+
+
+def _nobody_holds_it(reference: str, search: Search) -> Verdict:
+    """Nothing is pulled; a user who asked by name is told so, and how to get it."""
+    if search.held_not:
+        engine = search.held_not[0]
+        where = " and ".join(search.held_not)
+        what = f"{reference} is not on this node, so what it requires isn't known"
+        pull = f"{_PULL.get(engine, 'crictl pull')} {_quoted(reference)}"
+        return warn(what, seen(where, "no such image"), fix=Fix(pull))
+    if search.silent:
+        return skip(f"no engine could be asked for {reference}: {'; '.join(search.silent)}")
+    return skip(f"there is no container engine to ask for {reference}")
+
+
+def _quoted(reference: str) -> str:
+    from shlex import quote
+
+    return quote(reference)
+
+
+def vectoradd_image_arch(node: Node) -> Verdict:
+    cuda = images.sample_cuda(node.questions.image)
+    release, known = releases.release_of(cuda), inventory(node)
+    if release is None or known is None:
+        return skip("--image names no image of CUDA's samples" if release is None else "NVML lists no GPUs")
+    late = {
+        gpu.name: gpu.compute_capability
+        for gpu in known.gpus
+        if not gpu.error and releases.makes_code_for(release, gpu.compute_capability) == "too-early"
+    }
+    if not late:
+        return ok(f"{node.questions.image} has code for the GPUs of this node")
+    return warn(
+        f"{node.questions.image} is older than {', '.join(late)}: its failure says nothing about this node",
+        *(
+            seen(name, f"compute capability {one}, known since CUDA {releases.first_for(one)}")
+            for name, one in late.items()
+        ),
+        seen(node.questions.image, f"built with CUDA {cuda}"),
+        fix=Fix("gpunode verify"),
+    )
+
+
+IMAGES_CHECKS = (
+    Check(
+        id="image-needs-newer-driver",
+        title="The driver has what the image requires",
+        layer="cuda",
+        severity="error",
+        looks_at=(
+            "with --image REF: NVIDIA_REQUIRE_* and CUDA_VERSION of the image, asked of the engines that "
+            "hold it (none is pulled), against the driver, its CUDA and the GPUs."
+        ),
+        why=(
+            "The runtime refuses such a container: 'requirement error: unsatisfied condition: cuda>=...'. "
+            "Where it doesn't look, CUDA fails inside with error 35."
+        ),
+        remedy=fixes.UPGRADE_DRIVER,
+        run=image_needs_newer_driver,
+        blocked_by=("module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
+        classes=EVERYWHERE_BUT_TEGRA,
+        refs=(
+            "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html",
+        ),
+        table=releases.DRIVERS,
+    ),
+    Check(
+        id="vectoradd-image-arch",
+        title="The sample's image knows these GPUs",
+        layer="cuda",
+        severity="warning",
+        looks_at="with --image REF of a CUDA sample: the CUDA it was built with against each GPU.",
+        why=(
+            "Old samples hold no code for newer GPUs: they compile for minutes or fail with error 209, and a "
+            "node that is fine looks broken. gpunode verify brings PTX that any GPU takes."
+        ),
+        remedy=fixes.everywhere("gpunode verify"),
+        run=vectoradd_image_arch,
+        blocked_by=("module-not-loaded", "nvml-hang"),
+        classes=EVERYWHERE_BUT_TEGRA,
+        refs=("https://catalog.ngc.nvidia.com/orgs/nvidia/teams/k8s/containers/cuda-sample",),
+        table=images.TABLE,
+    ),
+)
+
+
+# A CUDA release that is asked for (--cuda), against the driver and the GPUs of this node.
+
+_RELEASES_NOBODY = "nobody asked: --cuda X.Y compares a CUDA release with this node"
+_NO_RELEASE = "nobody asked: --cuda X.Y, or --image REF of an image that names its CUDA_VERSION"
+_COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
+
+
+def cuda_driver_version(node: Node) -> Verdict:
+    asked = releases.release_of(node.questions.cuda)
+    if asked is None:
+        given = node.questions.cuda
+        return skip(f"--cuda {given}: no CUDA release, such as 12.8" if given else _RELEASES_NOBODY)
+    driver, name = driver_version(node), f"{asked[0]}.{asked[1]}"
+    if not driver:
+        return skip("the driver doesn't tell its version")
+    answer, needed = releases.runs(asked, driver, driver_cuda(node))
+    evidence = seen("the loaded driver", driver)
+    if answer is None:
+        return skip(f"no table knows which driver CUDA {name} needs")
+    if not answer:
+        what = f"CUDA {name} needs {needed}, this is {driver}"
+        return fail(what, evidence, fix=newer_driver(node, asked))
+    return ok(f"driver {driver} runs programs of CUDA {name}", evidence)
+
+
+def ptx_unsupported_toolchain(node: Node) -> Verdict:
+    wanted, here = wanted_release(node), driver_cuda(node)
+    if wanted is None or here is None:
+        return skip(_NO_RELEASE if wanted is None else "the driver doesn't tell its CUDA")
+    known = releases.release(wanted.release)
+    offers = f"{here[0]}.{here[1]}"
+    if wanted.release <= here:
+        return ok(f"the driver is of CUDA {offers} and compiles the PTX of {wanted}")
+    if known is None or wanted.release[0] != here[0]:
+        return skip(f"CUDA {wanted} is of another major release than the driver's {offers}")
+    return warn(
+        f"the driver is of CUDA {offers}: programs of {wanted} that bring PTX alone won't start",
+        seen("cuDriverGetVersion", offers),
+        seen(wanted.source, str(wanted)),
+        fix=newer_driver(node, wanted.release),
+    )
+
+
+def no_kernel_image(node: Node) -> Verdict:
+    wanted, known = wanted_release(node), inventory(node)
+    if wanted is None or known is None:
+        return skip(_NO_RELEASE if wanted is None else "NVML lists no GPUs")
+    if not node.questions.cuda and sample_cuda(node.questions.image):
+        return skip("vectoradd-image-arch judges this image")
+    found = {
+        gpu.name: (gpu.compute_capability, releases.makes_code_for(wanted.release, gpu.compute_capability))
+        for gpu in known.gpus
+        if not gpu.error
+    }
+    dropped = {name: one for name, (one, answer) in found.items() if answer == "dropped"}
+    early = {name: one for name, (one, answer) in found.items() if answer == "too-early"}
+    evidence = tuple(
+        seen(name, f"compute capability {one}: CUDA {releases.first_for(one)} to {_last(one)}")
+        for name, one in (dropped or early).items()
+    )
+    if dropped:
+        last = releases.last_for(next(iter(dropped.values())))
+        what = f"CUDA {wanted} has no code for {', '.join(dropped)}"
+        return fail(what, *evidence, fix=other_release(last))
+    if early:
+        first = releases.first_for(next(iter(early.values())))
+        what = f"CUDA {wanted} is older than {', '.join(early)}: only programs that bring PTX run there"
+        return warn(what, *evidence, fix=other_release(first))
+    return ok(f"CUDA {wanted} makes code for every GPU of this node")
+
+
+def _last(capability: str) -> str:
+    return releases.last_for(capability) or "today"
+
+
+RELEASES_CHECKS = (
+    Check(
+        id="cuda-driver-version",
+        title="The driver is new enough for the CUDA asked for",
+        layer="cuda",
+        severity="error",
+        looks_at="with --cuda X.Y: the loaded driver against the oldest one that this CUDA release runs on.",
+        why=(
+            "A program of a newer CUDA on an older driver fails with error 35, 'CUDA driver version is "
+            "insufficient for CUDA runtime version'. Within one major release any driver of it will do."
+        ),
+        remedy=fixes.UPGRADE_DRIVER,
+        run=cuda_driver_version,
+        blocked_by=("module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
+        classes=EVERYWHERE_BUT_TEGRA,
+        refs=(_COMPATIBILITY,),
+        table=releases.DRIVERS,
+    ),
+    Check(
+        id="ptx-unsupported-toolchain",
+        title="The driver compiles the PTX of the CUDA asked for",
+        layer="cuda",
+        severity="warning",
+        looks_at="the driver's own CUDA release against --cuda X.Y, or CUDA_VERSION of --image REF.",
+        why=(
+            "Compatibility within a major release covers finished code only. PTX of a newer CUDA is refused "
+            "with error 222, 'the provided PTX was compiled with an unsupported toolchain': JIT compilers "
+            "and libraries without code for this GPU fail, everything else runs."
+        ),
+        remedy=fixes.UPGRADE_DRIVER,
+        run=ptx_unsupported_toolchain,
+        blocked_by=("cuda-driver-version", "image-needs-newer-driver", "nvml-hang"),
+        classes=EVERYWHERE_BUT_TEGRA,
+        refs=(_COMPATIBILITY,),
+        table=releases.DRIVERS,
+    ),
+    Check(
+        id="no-kernel-image",
+        title="The CUDA asked for knows these GPUs",
+        layer="cuda",
+        severity="error",
+        looks_at=(
+            "each GPU's compute capability against the CUDA releases that make code for it; the release is "
+            "--cuda X.Y, or CUDA_VERSION of --image REF."
+        ),
+        why=(
+            "A program holds code for the GPUs that its CUDA knew. Without it CUDA fails with error 209, 'no "
+            "kernel image is available for execution on the device', or compiles PTX for minutes at each "
+            "start."
+        ),
+        remedy=OTHER_RELEASE,
+        run=no_kernel_image,
+        blocked_by=("cuda-driver-version", "image-needs-newer-driver", "nvml-hang"),
+        classes=EVERYWHERE_BUT_TEGRA,
+        refs=("https://developer.nvidia.com/cuda-gpus",),
+        table=releases.CAPABILITIES,
+    ),
+)
+
+
+# CUDA on the host itself: which libcuda programs get, and whether it starts.
+
+_LINKER_FILES = "/etc/ld.so.conf.d"
+
+
+def forward_compat_803_804(node: Node) -> Verdict:
+    library, driver = node.cuda_library, node.module
+    if library is None or not is_compat(library.path):
+        return ok("programs get the driver's own libcuda")
+    here, loaded = version_numbers(library.version or ""), version_numbers(driver.version if driver else "")
+    if driver is None or not here or not loaded:
+        return skip(f"{library.path} or the driver doesn't tell its version")
+    evidence = (seen("/etc/ld.so.cache", library.path), seen("the loaded driver", driver.version))
+    if here == loaded:
+        return ok(f"libcuda of cuda-compat is the driver's own version, {library.version}", *evidence)
+    if here < loaded:
+        what = f"programs get libcuda {library.version} of cuda-compat, which is older than the driver"
+        return fail(f"{what}: error 803", *evidence, fix=_without(node, library))
+    game = next((gpu.model for gpu in node.driver_gpus if "geforce" in gpu.model.lower()), "")
+    if game:
+        what = f"programs get libcuda {library.version} of cuda-compat, which {game} can't use: error 804"
+        return fail(what, *evidence, fix=_without(node, library))
+    return ok(f"libcuda {library.version} of cuda-compat is newer than the driver", *evidence)
+
+
+def _without(node: Node, library: Library) -> Fix:
+    """Take the file away that brings the directory into the linker's cache, if one can be found."""
+    directory = library.path.rpartition("/")[0]
+    for path in node.host.glob(_LINKER_FILES, "*.conf"):
+        lines = (line.strip().rstrip("/") for line in (node.host.read_text(path) or "").splitlines())
+        if any(line and node.host.realpath(line) == node.host.realpath(directory) for line in lines):
+            return Fix(f"rm {path} && ldconfig")
+    return Fix(f"grep -rn compat /etc/ld.so.conf {_LINKER_FILES}", False)
+
+
+def cuda_uninitialised(node: Node) -> Verdict:
+    from gpunode.facts.cuda import run_cuda
+
+    answer = run_cuda(node.host)
+    if answer is None:
+        return skip("CUDA was not tried on this machine")
+    source = "vector-add in a child process"
+    if answer.error:
+        return fail("CUDA doesn't start on this node", seen(source, answer.error))
+    broken = [device for device in answer.devices if device.status == "fail"]
+    if broken:
+        evidence = (seen(f"{source}, {one.name or one.uuid}", one.message or "fail") for one in broken)
+        return fail(f"{len(broken)} of {len(answer.devices)} devices can't compute", *evidence)
+    return ok(f"CUDA computes on {len(answer.devices)} devices")
+
+
+RUNNING_CHECKS = (
+    Check(
+        id="forward-compat-803-804",
+        title="No forward compatibility library is in the way",
+        layer="cuda",
+        severity="error",
+        looks_at="whether /etc/ld.so.cache leads libcuda.so.1 to cuda-compat, and the version there.",
+        why=(
+            "cuda-compat brings a newer libcuda for an older driver of a data centre GPU. Older than the "
+            "driver, it fails with error 803 (system has unsupported display driver / cuda driver "
+            "combination), on a GeForce with 804."
+        ),
+        remedy=fixes.everywhere(f"grep -rn compat /etc/ld.so.conf {_LINKER_FILES}", needs_root=False),
+        run=forward_compat_803_804,
+        blocked_by=("module-not-loaded", "libcuda-missing"),
+        preflight=(),
+        classes=HOST,
+        refs=("https://docs.nvidia.com/deploy/cuda-compatibility/",),
+    ),
+    Check(
+        id="cuda-uninitialised",
+        title="CUDA computes on every device",
+        layer="cuda",
+        severity="error",
+        looks_at="with --deep: a vector addition on every GPU and MIG device, through libcuda, on the host.",
+        why=(
+            "NVML can list GPUs that CUDA can't use: a fabric that isn't ready (802), a mixture of drivers "
+            "(803, 804), no unified memory (999), a GPU held exclusively (46). No container will fare better."
+        ),
+        remedy=fixes.everywhere("gpunode verify"),
+        run=cuda_uninitialised,
+        blocked_by=(
+            *("module-not-loaded", "dev-nodes-missing", "dev-node-major-stale", "uvm-not-loaded"),
+            *("libcuda-missing", "driver-lib-mismatch", "nvml-hang", "forward-compat-803-804"),
+            *("fabricmanager-missing", "fabric-training", "mig-enabled-no-instances", "vgpu-driver-mismatch"),
+        ),
+        classes=HOST,
+        deep=True,
+        refs=("https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html",),
+    ),
+)

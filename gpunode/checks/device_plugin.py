@@ -1,0 +1,694 @@
+"""What the device plugin has offered to the kubelet, and why it couldn't."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from gpunode.checks import fixes
+from gpunode.checks.fixes import everywhere, tell_plugin
+from gpunode.checks.kubelet import has_own_plugin, restart_plugin
+from gpunode.checks.model import CLUSTER_NODES, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.errors import DaemonError, GpunodeError
+from gpunode.facts import tables
+from gpunode.facts.device_plugins import configuration
+from gpunode.facts.engines import containerd_role
+from gpunode.facts.gpu_use import dra_directory
+from gpunode.facts.kernel_log import SOURCE, fallen_off, last_load
+from gpunode.facts.kubelet import DEVICE_PLUGINS, root_directory
+from gpunode.facts.node import Node
+from gpunode.output.result import Evidence, Fix
+
+if TYPE_CHECKING:
+    from gpunode.facts.device_plugins import PluginLog, PluginProcess
+
+
+PATIENCE = 1200.0  # a driver container that compiles its module takes up to 20 minutes
+_YOUNG_SECONDS = 90.0  # plugins register within seconds of the kubelet's start
+# what NVIDIA's plugin logs when it finds no GPUs (cmd/nvidia-device-plugin, internal/rm, factory.go)
+_BLIND = (
+    *("Incompatible strategy detected", "could not load NVML library", "Detected non-NVML platform"),
+    *("nvml init failed", "failed to initialize NVML", "No devices found. Waiting indefinitely"),
+    "driver/library version mismatch",
+)
+# what plugins and their init containers log when they end: klog, logrus and Go's own words
+_ERROR = re.compile(r"\b[EF]\d{4} \d\d:|level=(error|fatal)|\bpanic:|\b([Ee]rror|[Ff]ailed|[Uu]nable to)\b")
+_HEADER = re.compile(r'^(?:[EFWI]\d{4} \S+ +\d+ \S+\] |time="[^"]*" level=\w+ msg=")"?')
+_SHOWN = 200  # characters of a log's line
+_NO_CONFIG = "specified config"
+_API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
+_OF_THE_CLUSTER = ("kube-", "calico-", "tigera-", "cilium", "node-feature-discovery_", "metallb-")
+_WHOLE = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
+_GPU_WORDS = ("gpu", "nvidia", "cuda")  # every other vendor's name for a share of one has one of them
+_SEEING = "Registered device plugin"
+_PLUGIN = "nvidia-device-plugin"
+_DEPLOY = everywhere("gpunode setup --kubernetes", "restart")
+_ASK_OPERATOR = Fix("kubectl get pods --all-namespaces --selector app=nvidia-device-plugin-daemonset -o wide")
+_BELOW = (
+    *("pci-no-gpu", "driver-lib-mismatch", "nvml-hang", "kubelet-not-running", "kubelet-device-plugin-dir"),
+    *("containerd-not-restarted", "containerd-runtime-missing", "containerd-runtime-binary"),
+    *("crio-not-running", "crio-runtime-missing", "crio-runtime-path", "toolkit-too-old"),
+)
+
+
+def _starting(node: Node) -> str:
+    """Why it is too early to judge what is offered; empty if it isn't."""
+    process = node.kubelet.process if node.kubelet else None
+    if process is not None and _young(node, process.started):
+        return "the kubelet has just started, and plugins are about to register"
+    if any(_young(node, one.process.started) for one in node.plugin_processes):
+        return "a device plugin has just started, and is about to register"
+    stage = busy_stage(node)
+    return f"the GPU operator is still busy here: its validator is at {stage}" if stage else ""
+
+
+def _young(node: Node, started: float) -> bool:
+    return 0 <= node.host.now() - started < _YOUNG_SECONDS
+
+
+def busy_stage(node: Node) -> str:
+    """The stage at which the GPU operator's validator waits, as long as that takes no longer than usual."""
+    from gpunode.facts.device_plugins import stage_log
+
+    operator = node.operator
+    stage = operator.missing if operator.validators else ""
+    log = stage_log(node.host, operator, stage) if stage else None
+    return stage if log is not None and node.host.now() - log[2] < PATIENCE else ""
+
+
+def _without_plugin(node: Node) -> Verdict | None:
+    """Pods may get GPUs by nobody's leave: a runtime class, and a variable in the pod that names them."""
+    meant = node.plugin_processes or node.plugin_logs or node.operator.pods or has_own_plugin(node)
+    if meant or not node.cri_containers:
+        return None
+    seeing = {one.id for one in node.gpu_containers}
+    pods = [one for one in node.cri_containers if one.id in seeing and "exporter" not in one.pod]
+    if not pods:
+        return None
+    names = ", ".join(f"{one.namespace}/{one.pod}" for one in pods[:4])
+    where = node.kubelet.endpoint if node.kubelet else "the CRI"
+    return note(
+        "pods use GPUs here without a device plugin, so Kubernetes doesn't count them", seen(where, names)
+    )
+
+
+def _kept_free(node: Node) -> Verdict | None:
+    """kubeadm's control plane takes no ordinary pods by default, and so no device plugin either."""
+    from gpunode.facts.device_plugins import POD_LOGS
+
+    pods = node.host.listdir(POD_LOGS) if node.host.is_file(_API_SERVER) else ()
+    if not pods or node.plugin_processes or not all(pod.startswith(_OF_THE_CLUSTER) for pod in pods):
+        return None
+    return note(
+        "no device plugin is on this node of the control plane, which runs no ordinary pods",
+        seen(_API_SERVER, "the control plane is here"),
+        seen(POD_LOGS, f"{len(pods)} pods, all of the cluster's own"),
+    )
+
+
+def plugin_not_registered(node: Node) -> Verdict:
+    allocatable = node.allocatable
+    if allocatable is None:
+        return skip("the kubelet doesn't tell which devices were offered to it")
+    if allocatable.nvidia:
+        return ok(f"offered to the kubelet: {', '.join(sorted(allocatable.nvidia))}")
+    if dra_directory(node):
+        return skip("GPUs are handed out by NVIDIA's DRA driver here, which needs no device plugin")
+    early = _starting(node)
+    if early:
+        return skip(early)
+    names = sorted(allocatable.resources)
+    shared = [name for name in names if any(word in name.lower() for word in _GPU_WORDS)]
+    if shared:
+        return ok(f"GPUs are offered under another name: {', '.join(shared)}")
+    plain = _without_plugin(node) or _kept_free(node)
+    if plain is not None:
+        return plain
+    others = ", ".join(sorted(allocatable.resources)) or "none at all"
+    evidence = [seen(allocatable.source, f"no resource nvidia.com/...; it knows {others}")]
+    failed = _last_failure(node)
+    if failed is not None:
+        return _failing(*failed, *evidence)
+    for plugin in node.plugin_processes:
+        evidence.append(seen(f"/proc/{plugin.process.pid}", f"{plugin.name} runs, but has not registered"))
+    fix = restart_plugin(node) if node.plugin_processes or has_own_plugin(node) else None
+    if fix is None and node.operator.pods:  # it deploys a plugin by itself; a second one would get in its way
+        fix = _ASK_OPERATOR
+    return fail("no device plugin has offered GPUs to the kubelet", *evidence, fix=fix)
+
+
+def _last_failure(node: Node) -> tuple[PluginLog, str] | None:
+    """The last error that a container of a plugin's pod has logged, init and side containers included: one of
+    those keeps the plugin from starting at all."""
+    from gpunode.facts.device_plugins import plugin_logs
+
+    found: list[tuple[PluginLog, str]] = []
+    for log in plugin_logs(node.host, helpers=True):
+        last = max((number for number, line in enumerate(log.lines) if _SEEING in line), default=-1)
+        found += [(log, line) for line in log.lines[last + 1 :] if _ERROR.search(line)][-1:]
+    return max(found, key=lambda one: one[1].split(" ", 1)[0], default=None)  # lines begin with their time
+
+
+def _failing(log: PluginLog, line: str, *evidence: Evidence) -> Verdict:
+    text = _cause(_HEADER.sub("", message(line)).removesuffix('"'))
+    summary = f"the device plugin fails: {text}"
+    name = f"{log.namespace} {log.pod} --container {log.container}"
+    fix = Fix(f"kubectl logs --namespace {name} --previous", needs_root=False)
+    if _NO_CONFIG in text:  # the label names a configuration that the plugin's ConfigMap lacks
+        fix = Fix('kubectl label node "$(uname -n)" nvidia.com/device-plugin.config-', needs_root=False)
+    return fail(summary, seen(log.path, message(line)), *evidence, fix=fix)
+
+
+def _cause(text: str) -> str:
+    """The end of a long error: Go programs put what went wrong first behind what it led to."""
+    parts = text.split(": ")
+    while len(parts) > 1 and len(": ".join(parts)) > _SHOWN:
+        del parts[0]
+    return ": ".join(parts)[:_SHOWN]
+
+
+def allocatable_zero(node: Node) -> Verdict:
+    allocatable = node.allocatable
+    if allocatable is None or not allocatable.nvidia:
+        return skip("no device plugin has offered GPUs to the kubelet")
+    counts = {name: len(ids) for name, ids in sorted(allocatable.nvidia.items())}
+    told = seen(allocatable.source, ", ".join(f"{name}: {count}" for name, count in counts.items()))
+    early = _starting(node)
+    if early:
+        return skip(early)
+    foreign = _foreign(node)
+    if foreign is not None:
+        return foreign
+    fallen = _fallen(node)
+    fix = fixes.REBOOT.other if fallen else restart_plugin(node)
+    if not any(counts.values()):
+        summary = "the kubelet can hand out none of this node's GPUs"
+        return fail(summary, told, *fallen, *_last_words(node), fix=fix)
+    usual = sum(gpu.driver == "nvidia" for gpu in node.gpus)
+    # one that is divided or shared has ids of its own: UUID::3 is the fourth share of one GPU
+    ids = {one.partition("::")[0] for some in allocatable.nvidia.values() for one in some}
+    parts = any("mig" in name.lower() for name in (*ids, *counts))
+    if parts or len(ids) >= usual or _chosen(node):
+        return ok(f"{len(ids)} devices can be handed out", told)
+    here = seen("/sys/bus/pci/devices", f"{usual} GPUs with the driver nvidia")
+    summary = f"the kubelet can hand out {len(ids)} of {usual} GPUs"
+    return warn(summary, told, here, *fallen, *_last_words(node), fix=fix)
+
+
+def _fallen(node: Node) -> tuple[Evidence, ...]:
+    """GPUs that fell off the bus since the driver was loaded: a plugin that starts again can't use them."""
+    try:
+        lines, loaded = fallen_off(node.kernel_log), last_load(node.kernel_log)
+    except GpunodeError:
+        return ()
+    return tuple(seen(SOURCE, line.text) for line in lines if line.seconds >= loaded)[-1:]
+
+
+def _foreign(node: Node) -> Verdict | None:
+    """Another plugin has registered the name of the GPUs' resource for devices of its own."""
+    from gpunode.facts.device_plugins import all_foreign
+
+    allocatable, inventory = node.allocatable, node.nvml.inventory
+    if allocatable is None or inventory is None or any(not gpu.uuid or gpu.error for gpu in inventory.gpus):
+        return None
+    gpus = {
+        name for gpu in inventory.gpus for name in (gpu.uuid, f"nvidia{gpu.minor}")
+    }  # the latter are GKE's
+    for name in _WHOLE:
+        ids = allocatable.nvidia.get(name, ())
+        if any(one.startswith("MIG-") or "/gi" in one for one in ids):
+            continue  # this user may not see MIG devices by NVML
+        if all_foreign(ids, gpus):
+            return fail(
+                f"the kubelet offers {name} for devices that are not this node's GPUs",
+                seen(allocatable.source, f"{name}: {', '.join(ids[:4])}"),
+                seen("NVML", ", ".join(gpu.uuid for gpu in inventory.gpus[:4])),
+                fix=Fix("gpunode plugin status"),
+            )
+    return None
+
+
+def _chosen(node: Node) -> bool:
+    """Whether the plugin was given some of the GPUs only, or nobody can tell."""
+    given = [one.environment.get("NVIDIA_VISIBLE_DEVICES", "all") for one in node.plugin_processes]
+    return any(value not in ("all", "void", "") for value in given)
+
+
+def _last_words(node: Node) -> tuple[Evidence, ...]:
+    marks = ("unhealthy", "error", "Error", *_BLIND)
+    for log in node.plugin_logs:
+        lines = [line for line in log.lines if any(mark in line for mark in marks)]
+        if lines:
+            return (seen(log.path, shown(lines[-1])),)
+    return ()
+
+
+def plugin_cannot_see_nvml(node: Node) -> Verdict:
+    if not node.plugin_logs:
+        return skip("no pod of NVIDIA's device plugin has a log here")
+    if node.allocatable is not None and any(node.allocatable.nvidia.values()):
+        return ok("a device plugin has offered GPUs")  # logs of pods that have ended stay for a while
+    for log in node.plugin_logs:
+        line = _blind_line(log)
+        if line is not None:
+            evidence, fix = _handler(node, log)
+            return fail("the device plugin finds no GPUs", seen(log.path, shown(line)), *evidence, fix=fix)
+    return ok("the device plugin's log tells of no trouble with NVML")
+
+
+def _blind_line(log: PluginLog) -> str | None:
+    """The last line that says so, unless it registered after that."""
+    found = None
+    for line in log.lines:
+        if _SEEING in line:
+            found = None
+        elif any(mark in line for mark in _BLIND):
+            found = line
+    return found
+
+
+def _handler(node: Node, log: PluginLog) -> tuple[tuple[Evidence, ...], Fix | None]:
+    """Which runtime handler the pod runs under, if the engine tells: without nvidia it gets no libraries."""
+    pods = [one for one in node.cri_containers if one.pod == log.pod]
+    named = [one for one in pods if _PLUGIN in one.name or _PLUGIN in one.pod]
+    if not named or named[0].handler.startswith("nvidia"):
+        return (), None
+    shown = named[0].handler or "the default one"
+    where = node.kubelet.endpoint if node.kubelet else "the CRI"
+    owner = log.pod.rpartition("-")[0]
+    patch = '{"spec":{"template":{"spec":{"runtimeClassName":"nvidia"}}}}'
+    command = f"kubectl --namespace {log.namespace} patch daemonset {owner} --patch '{patch}'"
+    return (seen(where, f"pod {log.pod} runs under the handler {shown}"),), Fix(command, False, "restart")
+
+
+def message(line: str) -> str:
+    """A CRI log's line without time and stream."""
+    words = line.split(" ", 3)
+    return (words[3] if len(words) == 4 and words[1] in ("stdout", "stderr") else line).strip()
+
+
+def shown(line: str) -> str:
+    """The same, cut."""
+    return message(line)[:_SHOWN]
+
+
+_MIG = ("mig-enabled-no-instances", "mig-strategy-mismatch")  # either ends NVIDIA's device plugin
+_REFS = ("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",)
+PLUGIN_CHECKS = (
+    Check(
+        id="plugin-cannot-see-nvml",
+        title="The device plugin finds the GPUs",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            "the end of the newest log of NVIDIA's device plugin in /var/log/pods, and the runtime handler "
+            "of its pod (CRI). A log that tells of a registration after the error is fine."
+        ),
+        why=(
+            "The plugin's pod gets the driver's libraries from the nvidia runtime. Under another one it "
+            "can't load NVML, offers no GPUs and only asks whether the toolkit is set up."
+        ),
+        remedy=everywhere(fixes.RESTART_PLUGIN_POD.command, "restart"),
+        classes=CLUSTER_NODES,
+        run=plugin_cannot_see_nvml,
+        blocked_by=(*_BELOW, *_MIG),
+        needs=("kubelet",),
+        refs=_REFS,
+    ),
+    Check(
+        id="plugin-not-registered",
+        title="A device plugin has offered the GPUs",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            "the resources nvidia.com/... that the running kubelet knows (PodResources), else those in its "
+            "checkpoint. Where NVIDIA's DRA driver hands out GPUs none is needed."
+        ),
+        why="Kubernetes knows no GPUs by itself: 'Insufficient nvidia.com/gpu' until a plugin offers them.",
+        remedy=_DEPLOY,
+        classes=CLUSTER_NODES,
+        run=plugin_not_registered,
+        unless=("vfio-host",),
+        blocked_by=(
+            *(*_BELOW, "toolkit-missing", "operator-validations", "plugin-socket-dead"),
+            *(*_MIG, "plugin-mount-mismatch", "plugin-cannot-see-nvml"),
+        ),
+        needs=("kubelet",),
+        refs=_REFS,
+    ),
+    Check(
+        id="allocatable-zero",
+        title="The kubelet can hand out every GPU",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            "how many devices of nvidia.com/... the running kubelet counts as healthy (PodResources, else "
+            "its checkpoint) against the GPUs on the bus, and whether their ids are those of this node's "
+            "GPUs (NVML). Shares and MIG devices may be more; a plugin that was given some of the GPUs only "
+            "is fine."
+        ),
+        why=(
+            "Pods that ask for GPUs stay pending: 'Insufficient nvidia.com/gpu'. A plugin calls a GPU "
+            "unhealthy after an XID error and reports it as healthy only after a restart."
+        ),
+        remedy=everywhere(fixes.RESTART_PLUGIN_POD.command, "restart"),
+        classes=CLUSTER_NODES,
+        run=allocatable_zero,
+        blocked_by=(
+            *(*_BELOW, "gpu-lost", "gpu-reset-required", "pci-gpu-count-mismatch"),
+            *(*_MIG, "plugin-socket-dead", "plugin-cannot-see-nvml"),
+        ),
+        needs=("kubelet",),
+        unless=("vfio-host",),
+        refs=_REFS,
+    ),
+)
+
+
+# How the device plugin was set up, against the kubelet and the engine that it works with.
+
+_SETTLED_SECONDS = 90.0
+_ENVVAR, _MOUNTS, _CRI = "envvar", "volume-mounts", "cdi-cri"
+_BY_ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+_BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
+_STRATEGY = "DEVICE_LIST_STRATEGY"
+# other vendors' plugins for NVIDIA GPUs, by what their resources begin with
+_OTHER_BUILDS = (
+    *("aliyun.com/gpu", "volcano.sh/vgpu", "volcano.sh/gpu", "tencent.com/vcuda", "4pd.io/vgpu"),
+    *("k8s.amazonaws.com/vgpu", "hami.io/", "rs/gpu", "nvidia-gpu.com/"),
+)
+_DRA_PROGRAM = "gpu-kubelet-plugin"
+_ONE_DRA = Fix(
+    "helm upgrade nvidia-dra-driver-gpu nvidia/nvidia-dra-driver-gpu --namespace nvidia-dra-driver-gpu "
+    "--reuse-values --set resources.gpus.enabled=false",
+    False,
+    "restart",
+)
+_NONE = "no device plugin for NVIDIA GPUs runs here"
+_HIDDEN = "needs root to see the device plugin's settings"
+
+
+def _strategies(node: Node, plugin: PluginProcess) -> tuple[str, ...]:
+    """Flag or variable, else its file, else the default, which is envvar."""
+    given = plugin.setting("--device-list-strategy", "DEVICE_LIST_STRATEGY")
+    if not given:
+        found = re.search(
+            r"deviceListStrategy:((?:[\s\[\]\"',-]*(?:envvar|volume-mounts|cdi-\w+))+)",
+            configuration(node.host, plugin),
+        )
+        given = ",".join(re.findall(r"envvar|volume-mounts|cdi-\w+", found[1])) if found else ""
+    return tuple(filter(None, given.split(","))) or (_ENVVAR,)
+
+
+def _source(plugin: PluginProcess) -> str:
+    return f"{plugin.name}, process {plugin.process.pid}"
+
+
+def plugin_strategy_mismatch(node: Node) -> Verdict:
+    if not node.plugin_processes:
+        return skip(_NONE)
+    if not all(one.environment for one in node.plugin_processes):
+        return skip(_HIDDEN, "unreadable")
+    for plugin in node.plugin_processes:
+        strategies = _strategies(node, plugin)
+        wrong = _refused(node, strategies)
+        if wrong is not None:
+            told = seen(_source(plugin), f"device list strategy {','.join(strategies)}")
+            evidence, command = wrong
+            summary = f"nobody acts on the device plugin's strategy {strategies[0]}"
+            return fail(summary, told, evidence, fix=Fix(command, True, "restart"))
+    return ok("the engine acts on the device plugin's strategy")
+
+
+def _refused(node: Node, strategies: tuple[str, ...]) -> tuple[Evidence, str] | None:
+    """What keeps the only strategy from working, and the command against it; one of several is enough."""
+    if len(strategies) != 1:
+        return None
+    if strategies[0] == _CRI:
+        return _engine_refuses(node) or _kubelet_refuses(node)
+    key = {_ENVVAR: _BY_ENVVAR, _MOUNTS: _BY_MOUNTS}.get(strategies[0], "")
+    settings = node.toolkit_settings
+    if not key or not node.toolkit.programs or settings.value(key) is not False:
+        return None
+    return (
+        seen(settings.path, f"{key} = false", settings.line(key)),
+        f"gpunode toolkit config set {key}=true"
+        if key == _BY_MOUNTS
+        else f"gpunode toolkit config set {_BY_MOUNTS}=true && {tell_plugin(f'{_STRATEGY}={_MOUNTS}')}",
+    )
+
+
+def _engine_refuses(node: Node) -> tuple[Evidence, str] | None:
+    """containerd without CDI; CRI-O always has it."""
+    daemon = node.containerd
+    if daemon is None or not containerd_role(node).used:
+        return None
+    if tables.can("containerd", "cdi", daemon.version) is False:
+        return seen(daemon.binary or daemon.socket, ".".join(map(str, daemon.version))), tell_plugin(
+            f"{_STRATEGY}={_ENVVAR}"
+        )
+    try:
+        switch = node.cri.config.get("enableCDI")
+    except DaemonError:
+        return None
+    told = seen(f"CRI Status at {daemon.socket}", "enableCDI = false")
+    command = f"gpunode configure-runtime --runtime {daemon.manager or 'containerd'} --cdi"
+    return (told, command) if switch is False else None
+
+
+def _kubelet_refuses(node: Node) -> tuple[Evidence, str] | None:
+    """One that doesn't know of CDI drops the names without a word."""
+    if tables.can("kubelet", "cdi-devices", node.kubelet_version) is not False:
+        return None
+    release = ".".join(map(str, node.kubelet_version))
+    return seen("kubelet", f"{release}, which passes on no CDI names"), tell_plugin(f"{_STRATEGY}={_ENVVAR}")
+
+
+def plugin_device_specs(node: Node) -> Verdict:
+    from gpunode.facts.toolkit import runtime_mode
+
+    if not node.plugin_processes:
+        return skip(_NONE)
+    path = f"{root_directory(node.kubelet)}/cpu_manager_state"
+    try:
+        state = json.loads(node.host.read_text(path) or "{}")
+        policy = state.get("policyName") if isinstance(state, dict) else None
+    except ValueError:
+        policy = None
+    if policy != "static":
+        return ok("the kubelet's CPU manager leaves running containers alone")
+    if not all(one.environment for one in node.plugin_processes):
+        return skip(_HIDDEN, "unreadable")
+    if runtime_mode(node.toolkit_settings, node.toolkit.version) != "legacy":
+        return ok("the toolkit puts device files into what the CPU manager updates")
+    for plugin in node.plugin_processes:
+        on = plugin.switched("--pass-device-specs", "PASS_DEVICE_SPECS")
+        by_cdi = any(one.startswith("cdi-") for one in _strategies(node, plugin))
+        if (
+            not on
+            and not by_cdi
+            and not re.search(r"passDeviceSpecs:\s*true", configuration(node.host, plugin))
+        ):
+            return warn(
+                "the device plugin doesn't tell the kubelet of device files, under a static CPU manager",
+                seen(path, "policyName static"),
+                seen(_source(plugin), "PASS_DEVICE_SPECS isn't set"),
+            )
+    return ok("the device plugin tells the kubelet of device files")
+
+
+def plugin_multiple(node: Node) -> Verdict:
+    now = node.host.now()
+    # while a pod is being replaced, the old one and the new one both run
+    settled = [one for one in node.plugin_processes if now - one.process.started > _SETTLED_SECONDS]
+    plugins = {one.container or str(one.process.pid): one for one in settled}
+    if len(plugins) < 2:
+        return ok("one device plugin runs here") if plugins else skip(_NONE)
+    names = {one.id: f", pod {one.namespace}/{one.pod}" for one in node.cri_containers}
+    evidence = [
+        seen(f"/proc/{one.process.pid}", f"{one.name}{names.get(one.container, '')}")
+        for one in plugins.values()
+    ]
+    return warn(f"{len(plugins)} device plugins for NVIDIA GPUs run here", *evidence)
+
+
+def gpus_offered_twice(node: Node) -> Verdict:
+    twice = _beside_dra(node) or _under_two_names(node)
+    return twice or ok("GPUs are offered to Kubernetes once")
+
+
+def _beside_dra(node: Node) -> Verdict | None:
+    """NVIDIA's DRA driver and a device plugin each count the same GPUs as theirs to hand out."""
+    directory = dra_directory(node)
+    driver = next((one for one in node.processes if one.name == _DRA_PROGRAM), None)
+    state = node.host.socket_state(f"{directory}/dra.sock") if directory else "absent"
+    if driver is None and state != "listening":
+        return None
+    offered = sorted(node.allocatable.nvidia) if node.allocatable else []
+    if not offered and not node.plugin_processes:
+        return None
+    dra = seen(f"/proc/{driver.pid}", _DRA_PROGRAM) if driver else seen(f"{directory}/dra.sock", state)
+    plugins = [seen(f"/proc/{one.process.pid}", one.name) for one in node.plugin_processes]
+    evidence = [dra, *plugins]
+    if node.allocatable is not None and offered:
+        evidence.append(seen(node.allocatable.source, ", ".join(offered)))
+    return fail("NVIDIA's DRA driver and a device plugin hand out the same GPUs", *evidence, fix=_ONE_DRA)
+
+
+def _under_two_names(node: Node) -> Verdict | None:
+    """Plugins that offer the same GPUs as different resources don't know of each other's pods."""
+    allocatable = node.allocatable
+    if allocatable is None or not any(allocatable.nvidia.values()):
+        return None
+    others = [
+        name for name, ids in sorted(allocatable.resources.items()) if ids and name.startswith(_OTHER_BUILDS)
+    ]
+    if not others:
+        return None
+    names = ", ".join((*sorted(allocatable.nvidia), *others))
+    return fail(
+        "two device plugins hand out the same GPUs under different names", seen(allocatable.source, names)
+    )
+
+
+def plugin_mount_mismatch(node: Node) -> Verdict:
+    inside = [one for one in node.plugin_processes if one.container]
+    if not inside:
+        return skip("no device plugin runs in a container here")
+    here = node.host.stat(DEVICE_PLUGINS)
+    if here is None:
+        return skip(f"there is no {DEVICE_PLUGINS}")
+    for plugin in inside:
+        path = f"/proc/{plugin.process.pid}/root{DEVICE_PLUGINS}"
+        try:
+            there = node.host.stat(path)
+        except GpunodeError:
+            return skip("needs root to see what the device plugin sees", "unreadable")
+        if there is not None and (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
+            return fail(
+                "the device plugin looks for the kubelet in another directory",
+                seen(path, f"not the node's {DEVICE_PLUGINS}{_mounted(node, plugin)}"),
+            )
+    return ok(f"the device plugin sees the node's {DEVICE_PLUGINS}")
+
+
+def _mounted(node: Node, plugin: PluginProcess) -> str:
+    """What is mounted there instead (proc_pid_mountinfo(5): the 4th field is the path, the 5th the place)."""
+    for line in (node.host.read_text(f"/proc/{plugin.process.pid}/mountinfo") or "").splitlines():
+        fields = line.split()
+        if len(fields) > 4 and fields[4] == DEVICE_PLUGINS:
+            return f", but {fields[3]}"
+    return ""
+
+
+_PLUGIN_SETTINGS_BELOW = ("pci-no-gpu", "kubelet-not-running")
+_PLUGIN_SETTINGS_REFS = (
+    "https://github.com/NVIDIA/k8s-device-plugin#configuring-the-nvidia-device-plugin-binary",
+)
+PLUGIN_SETTINGS_CHECKS = (
+    Check(
+        id="plugin-mount-mismatch",
+        title="The device plugin sees the kubelet's directory",
+        layer="kubelet",
+        severity="error",
+        looks_at=f"whether {DEVICE_PLUGINS} inside the plugin's container is the node's own.",
+        why=(
+            "The kubelet looks for plugins in this directory alone, whatever its --root-dir is. A plugin "
+            "whose hostPath names another one never registers."
+        ),
+        remedy=everywhere(
+            "kubectl get daemonsets --all-namespaces --output yaml | grep --context 3 device-plugins"
+        ),
+        classes=CLUSTER_NODES,
+        run=plugin_mount_mismatch,
+        blocked_by=_PLUGIN_SETTINGS_BELOW,
+        needs=("kubelet",),
+        refs=_PLUGIN_SETTINGS_REFS,
+    ),
+    Check(
+        id="plugin-strategy-mismatch",
+        title="The engine acts on the device plugin's strategy",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            "the running plugin's DEVICE_LIST_STRATEGY (flag, variable or file) against the engine's CDI "
+            f"(containerd's release and CRI Status), the kubelet's release, and {_BY_ENVVAR} and "
+            f"{_BY_MOUNTS} of the toolkit's config.toml."
+        ),
+        why=(
+            "The plugin names GPUs by variable, mount or CDI name, and somebody has to act on that. If "
+            "nobody does, pods start and see no GPU."
+        ),
+        remedy=everywhere("gpunode configure-runtime --runtime containerd --cdi", "restart"),
+        classes=CLUSTER_NODES,
+        run=plugin_strategy_mismatch,
+        table=tables.TABLE,
+        blocked_by=(
+            *_PLUGIN_SETTINGS_BELOW,
+            "toolkit-config-invalid",
+            "containerd-not-restarted",
+            "containerd-runtime-missing",
+        ),
+        needs=("kubelet",),
+        refs=_PLUGIN_SETTINGS_REFS,
+    ),
+    Check(
+        id="plugin-device-specs",
+        title="The device plugin suits a static CPU manager",
+        layer="kubelet",
+        severity="warning",
+        looks_at=(
+            "policyName in the kubelet's cpu_manager_state, and the plugin's PASS_DEVICE_SPECS, where "
+            "the nvidia runtime is in mode legacy and GPUs don't come by CDI."
+        ),
+        why=(
+            "A static CPU manager updates running containers. Device files that the kubelet wasn't told of "
+            "are lost by it: 'Failed to initialize NVML: Unknown Error'."
+        ),
+        remedy=everywhere(tell_plugin("PASS_DEVICE_SPECS=true"), "restart"),
+        classes=CLUSTER_NODES,
+        run=plugin_device_specs,
+        blocked_by=_PLUGIN_SETTINGS_BELOW,
+        needs=("kubelet",),
+        refs=("https://github.com/NVIDIA/k8s-device-plugin#setting-other-helm-chart-values",),
+    ),
+    Check(
+        id="gpus-offered-twice",
+        title="GPUs are offered to Kubernetes once",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            "NVIDIA's DRA driver for GPUs (its process, and its socket in the kubelet's plugins directory) "
+            "beside a device plugin, and resources of other vendors' plugins for NVIDIA GPUs beside "
+            "nvidia.com/... (PodResources)."
+        ),
+        why=(
+            "Each of the two counts every GPU as its own and neither sees the other's pods, so that "
+            "Kubernetes hands one GPU to two pods."
+        ),
+        remedy=everywhere("kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin"),
+        classes=CLUSTER_NODES,
+        run=gpus_offered_twice,
+        blocked_by=_PLUGIN_SETTINGS_BELOW,
+        needs=("kubelet",),
+        refs=("https://github.com/NVIDIA/k8s-dra-driver-gpu",),
+    ),
+    Check(
+        id="plugin-multiple",
+        title="One device plugin runs",
+        layer="kubelet",
+        severity="warning",
+        looks_at="running programs that are device plugins for NVIDIA GPUs, each container counted once.",
+        why=(
+            "Two plugins that offer the same resource take it from each other whenever one of them starts, "
+            "and the kubelet may hand out a GPU twice."
+        ),
+        remedy=everywhere("kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin"),
+        classes=CLUSTER_NODES,
+        run=plugin_multiple,
+        blocked_by=_PLUGIN_SETTINGS_BELOW,
+        needs=("kubelet",),
+        refs=_PLUGIN_SETTINGS_REFS,
+    ),
+)

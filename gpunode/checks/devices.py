@@ -1,0 +1,666 @@
+"""Who may open the GPUs' device files, and whether systemd knows those that containers use."""
+
+from __future__ import annotations
+
+from gpunode.checks import driver_packages, fixes
+from gpunode.checks.fixes import UPGRADE_TOOLKIT, Remedy, everywhere, per_family
+from gpunode.checks.model import (
+    ANY_ENGINE,
+    HOST,
+    HOST_OR_CONTAINER,
+    Check,
+    Verdict,
+    fail,
+    note,
+    ok,
+    seen,
+    skip,
+    warn,
+)
+from gpunode.checks.units import seen_unit
+from gpunode.facts import devices, driver
+from gpunode.facts.devices import expected_major, mig_capability_nodes
+from gpunode.facts.driver import module_loaded
+from gpunode.facts.node import Node
+from gpunode.facts.system import CONTAINER
+from gpunode.facts.systemd import read_unit
+from gpunode.facts.traits import OPERATOR_DRIVER, TRAITS
+from gpunode.facts.workloads import Container, last_reload, v1_allows
+from gpunode.gpu.library_paths import DRIVER_ROOT
+from gpunode.host.reading import DeviceNode
+from gpunode.output.result import Evidence, Fix, Step
+
+# Device files: there, with the numbers that the kernel uses now, and unified memory among them.
+
+_OPERATOR_DEV = f"{DRIVER_ROOT}/dev"  # a driver container keeps its device files where it is mounted
+_GONE = "the GPU operator's driver container, which has the device files, is not running"
+_NODES_SHOWN = 6
+_CONTROL_MINOR = 255  # NV_CONTROL_DEVICE_MINOR in the driver's nv.h: /dev/nvidiactl
+_UVM = ("nvidia_uvm", "nvidia_current_uvm")  # the second is Debian's
+
+
+def dev_nodes_missing(node: Node) -> Verdict:
+    there = {device.path for device in node.device_nodes}
+    # a GPU that the driver was told to leave alone is listed with a number and needs no file
+    minors = [gpu.minor for gpu in node.driver_gpus if gpu.minor is not None and not gpu.excluded]
+    wanted = ["/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in sorted(minors))]
+    missing = [path for path in wanted if path not in there]
+    if missing and any(node.host.devices(_OPERATOR_DEV)):
+        return skip(f"the device files are the GPU operator's, in {_OPERATOR_DEV}")
+    if missing and _container_is_gone(node):
+        return skip(_GONE)
+    if missing:
+        return fail(
+            f"{len(missing)} of {len(wanted)} device files are missing",
+            *(seen(path, "absent") for path in missing),
+            fix=fixes.make_nodes(tuple(_minor(path) for path in missing)),
+        )
+    return ok(f"/dev/nvidiactl and {len(minors)} GPU device files are there")
+
+
+def _container_is_gone(node: Node) -> bool:
+    return TRAITS["operator-driver"].holds(node) and not node.host.is_dir(OPERATOR_DRIVER)
+
+
+def mig_caps_missing(node: Node) -> Verdict:
+    wanted = mig_capability_nodes(node.host)
+    if not wanted:
+        return skip("the driver has no MIG instance")
+    there = {device.path for device in node.device_nodes}
+    operators = node.host.devices(f"{_OPERATOR_DEV}/nvidia-caps")
+    there |= {device.path.removeprefix(DRIVER_ROOT) for device in operators}
+    missing = [path for path in wanted if path not in there]
+    if missing:
+        return fail(
+            f"{len(missing)} of {len(wanted)} device files of MIG instances are missing",
+            *(seen(path, "absent") for path in missing[:_NODES_SHOWN]),
+        )
+    return ok(f"the {len(wanted)} device files of the MIG instances are there")
+
+
+def _minor(path: str) -> int:
+    number = path.removeprefix("/dev/nvidia")
+    return int(number) if number.isdigit() else _CONTROL_MINOR
+
+
+def dev_node_major_stale(node: Node) -> Verdict:
+    stale = []
+    for device in node.device_nodes:
+        expected = expected_major(device.path, node.majors)
+        if expected is not None and device.major != expected:
+            stale.append((device, expected))
+    if not stale:
+        return ok("device files have the kernel's major numbers")
+    evidence = (seen(device.path, f"major {device.major}, the kernel uses {now}") for device, now in stale)
+    paths = " ".join(device.path for device, _ in stale)
+    return fail(
+        f"{len(stale)} device files have a major number that the kernel doesn't use",
+        *evidence,
+        fix=Fix(f"rm {paths} && nvidia-modprobe -c0 -u"),
+    )
+
+
+def uvm_not_loaded(node: Node) -> Verdict:
+    if not any(module_loaded(node.host, name) for name in _UVM):
+        return fail("the module nvidia-uvm isn't loaded", seen("/sys/module/nvidia_uvm", "absent"))
+    if any(device.path == f"{_OPERATOR_DEV}/nvidia-uvm" for device in node.host.devices(_OPERATOR_DEV)):
+        return ok("nvidia-uvm is loaded and has its device file", seen(_OPERATOR_DEV, "nvidia-uvm"))
+    if _container_is_gone(node):
+        return skip(_GONE)
+    if node.kind != CONTAINER and all(device.path != "/dev/nvidia-uvm" for device in node.device_nodes):
+        return fail("nvidia-uvm is loaded but /dev/nvidia-uvm is missing", seen("/dev/nvidia-uvm", "absent"))
+    return ok("nvidia-uvm is loaded and has its device file")
+
+
+NODES_CHECKS = (
+    Check(
+        id="dev-nodes-missing",
+        title="The device files exist",
+        layer="devices",
+        severity="error",
+        looks_at=(
+            "/dev/nvidiactl, and /dev/nvidiaN for each Device Minor in "
+            "/proc/driver/nvidia/gpus/*/information."
+        ),
+        why=(
+            "The kernel doesn't make these files: the first root process that uses a GPU does. Containers "
+            "that start before it fail, which is why the first GPU pod after a boot may fail and later ones "
+            "work."
+        ),
+        remedy=fixes.MAKE_NODES,
+        run=dev_nodes_missing,
+        blocked_by=("module-not-loaded",),
+        classes=HOST,
+        refs=("https://github.com/NVIDIA/nvidia-modprobe",),
+    ),
+    Check(
+        id="mig-caps-missing",
+        title="The device files of MIG instances exist",
+        layer="devices",
+        severity="error",
+        looks_at=(
+            "/dev/nvidia-caps/nvidia-capN for each DeviceFileMinor below "
+            "/proc/driver/nvidia/capabilities/gpu*/mig."
+        ),
+        why=(
+            "A program opens a MIG device through these files. Without them a container with a MIG device "
+            "doesn't start, or finds no GPU."
+        ),
+        remedy=fixes.everywhere("nvidia-smi -L"),
+        run=mig_caps_missing,
+        blocked_by=("module-not-loaded", "dev-nodes-missing"),
+        preflight=ANY_ENGINE,
+        refs=("https://docs.nvidia.com/datacenter/tesla/mig-user-guide/device-nodes-and-capabilities.html",),
+    ),
+    Check(
+        id="dev-node-major-stale",
+        title="Device files have the right numbers",
+        layer="devices",
+        severity="error",
+        looks_at="the major number of every /dev/nvidia* and /dev/nvidia-caps/* against /proc/devices.",
+        why=(
+            "Majors of nvidia-uvm and nvidia-caps change from boot to boot. A file left over with the old "
+            "number leads to another driver or to none: CUDA fails with error 999 or 100 although the file "
+            "is there."
+        ),
+        remedy=fixes.MAKE_NODES,
+        run=dev_node_major_stale,
+        blocked_by=("module-not-loaded",),
+        classes=HOST_OR_CONTAINER,
+        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1934",),
+    ),
+    Check(
+        id="uvm-not-loaded",
+        title="Unified memory is loaded",
+        layer="devices",
+        severity="error",
+        looks_at="/sys/module/nvidia_uvm and /dev/nvidia-uvm.",
+        why=(
+            "CUDA needs nvidia-uvm, nvidia-smi doesn't: the GPUs look healthy and every CUDA program fails "
+            "with error 999. It is loaded on demand by a root process, which a container's process is not."
+        ),
+        remedy=fixes.LOAD_UVM,
+        run=uvm_not_loaded,
+        blocked_by=("module-not-loaded", "dev-nodes-missing"),
+        classes=HOST_OR_CONTAINER,
+        refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/689",),
+    ),
+)
+
+
+# What mends device files and the daemon that keeps GPUs initialised.
+
+_ENABLE = ("systemctl", "enable", "--now", "nvidia-persistenced")
+_START = Fix(" ".join(_ENABLE), safe=True, steps=(Step(argv=_ENABLE),))
+START_PERSISTENCED = Remedy(_START, _START, _START, _START)
+RESTART_PERSISTENCED = everywhere("systemctl restart nvidia-persistenced")
+INSTALL_PERSISTENCED = per_family(
+    f"apt install nvidia-persistenced && {' '.join(_ENABLE)}",
+    f"dnf install nvidia-persistenced && {' '.join(_ENABLE)}",
+    f"zypper install nvidia-compute-utils-G06 && {' '.join(_ENABLE)}",
+    " ".join(_ENABLE),
+)
+_SAMPLE = "/usr/share/doc/NVIDIA_GLX-1.0/samples/nvidia-persistenced-init.tar.bz2"
+UNIT_OF_RUN_INSTALLER = Fix(
+    f'cd "$(mktemp --directory)" && tar --extract --file {_SAMPLE} && sh nvidia-persistenced-init/install.sh'
+)
+
+# the check names the containers and how each is restarted; without it nobody knows which
+RESTART_CONTAINERS = everywhere("gpunode doctor cgroup-device-revoked")
+START_IMEX = everywhere("systemctl restart nvidia-imex", "restart")
+OPEN_DEVICES = everywhere(
+    "echo 'options nvidia NVreg_DeviceFileMode=0666' > /etc/modprobe.d/nvidia-device-files.conf && reboot",
+    "reboot",
+)
+MAKE_CHANNEL = everywhere(
+    "echo 'options nvidia NVreg_CreateImexChannel0=1' > /etc/modprobe.d/nvidia-imex.conf && reboot", "reboot"
+)
+MAKE_LINKS = everywhere(
+    "for file in /dev/nvidia?*; do [ -c $file ] && "
+    "ln -sf $file /dev/char/$((0x$(stat -c %t $file))):$((0x$(stat -c %T $file))); done"
+)
+
+
+def install_daemon(command: str) -> Fix:
+    return Fix(f"{command} && {' '.join(_ENABLE)}")
+
+
+def make_user(name: str) -> Fix:
+    """A system user without a home, as the daemon's packages make it."""
+    return Fix(
+        f"useradd --system --no-create-home --shell /usr/sbin/nologin {name} && "
+        "systemctl restart nvidia-persistenced"
+    )
+
+
+def open_files(paths: tuple[str, ...]) -> Fix:
+    argv = ("chmod", "0666", *paths)
+    return Fix(" ".join(argv), safe=True, steps=(Step(argv=argv),))
+
+
+def change_mode(path: str) -> Fix | None:
+    """Change the option where it is set; None for the kernel's command line."""
+    if not path.startswith("/etc/"):
+        return None
+    pattern = "s/NVreg_DeviceFileMode=[0-9]*/NVreg_DeviceFileMode=0666/"
+    return Fix(f"sed -i '{pattern}' {path} && reboot", disruptive="reboot")
+
+
+def make_links(nodes: tuple[DeviceNode, ...]) -> Fix:
+    """The links that udev makes for other devices; they last until the next boot."""
+    links = [(f"/dev/char/{one.major}:{one.minor}", one.path.replace("/dev/", "../", 1)) for one in nodes]
+    command = " && ".join(f"ln -s {target} {path}" for path, target in links)
+    return Fix(command, safe=True, steps=tuple(Step(path=path, link=target) for path, target in links))
+
+
+_AUTO = Fix("gpunode toolkit config set nvidia-container-runtime.mode=auto")
+
+
+def by_cdi(old_toolkit: bool) -> Fix:
+    """Have the runtime describe GPUs to runc, which tells systemd: releases that can do so on their own."""
+    return UPGRADE_TOOLKIT.other if old_toolkit else _AUTO
+
+
+_RW = 0o006
+_PARAMS = "/proc/driver/nvidia/params"
+_IMEX = "nvidia-imex.service"
+_ZEROS = set("0-")
+# NVIDIA's DRA driver runs an IMEX daemon in pods, and asks for the node's own to be off
+_DRA = ("compute-domain-kubelet-plugin", "compute-domain-daemon")
+
+
+def dev_perms(node: Node) -> Verdict:
+    nodes = _used_by_cuda(node)
+    closed = tuple(one for one in nodes if one.mode & _RW != _RW)
+    if not nodes:
+        return skip("there are no device files")
+    if not closed:
+        return ok(f"everybody may open the {len(nodes)} device files")
+    evidence = [seen(one.path, f"mode {one.mode:04o}") for one in closed[:4]]
+    wanted = devices.device_file_mode(node.host)
+    if wanted is not None and wanted & _RW != _RW:
+        evidence.append(seen(_PARAMS, f"DeviceFileMode {wanted} ({wanted:04o})"))
+        words = f"the driver gives {len(closed)} device files to their group alone"
+        if node.distribution.family == "suse":
+            return note(words, *evidence)  # its packages' way: group video, which the toolkit joins
+        option = node.module_options.option("nvidia", "NVreg_DeviceFileMode")
+        if option is None:
+            return warn(words, *evidence)
+        evidence.append(seen(option.source, f"{option.name}={option.value}", option.line))
+        return warn(words, *evidence, fix=change_mode(option.source))
+    fix = open_files(tuple(one.path for one in closed))
+    return warn(f"not everybody may open {len(closed)} device files", *evidence, fix=fix)
+
+
+def _used_by_cuda(node: Node) -> tuple[DeviceNode, ...]:
+    """Files that every CUDA program opens. Those in nvidia-caps are root's on purpose."""
+    return tuple(one for one in node.device_nodes if devices.needed(one.path))
+
+
+def dev_char_symlinks(node: Node) -> Verdict:
+    """A missing link alone is no fault: most nodes have none, and a runc that takes numbers needs none."""
+    from gpunode.facts.cgroups import systemd_engines
+
+    engines = systemd_engines(node)
+    if not engines:
+        return skip("no engine here has systemd make its containers' control groups, or none says so")
+    losing = [one for one in engines if one.forgets]
+    nodes = _used_by_cuda(node)
+    missing = tuple(one for one in nodes if not node.host.exists(f"/dev/char/{one.major}:{one.minor}"))
+    if not losing:
+        return ok(f"systemd is told which devices the containers of {engines[0].name} use")
+    evidence: list[Evidence] = [seen(one.source, one.forgets) for one in losing]
+    by_hook = [one for one in losing if one.by_hook]
+    if by_hook:
+        words = f"GPU containers of {by_hook[0].name} lose their GPUs when systemd is reloaded"
+        return warn(words, *evidence, fix=by_cdi(by_hook[0].old_toolkit))
+    if not missing:
+        return ok("the links in /dev/char that this runc needs are there", *evidence)
+    evidence += [seen(f"/dev/char/{one.major}:{one.minor}", "absent") for one in missing[:4]]
+    words = f"GPU containers of {losing[0].name} lose their GPUs when systemd is reloaded"
+    return warn(words, *evidence, fix=make_links(missing))
+
+
+def imex_channels(node: Node) -> Verdict:
+    joined = [
+        gpu for gpu in node.conditions if gpu.fabric.state == "completed" and _clustered(gpu.fabric.cluster)
+    ]
+    if not joined:
+        return skip("the GPUs are in no NVLink domain that spans nodes")
+    if any(one.name in _DRA for one in node.processes):
+        return ok("pods get IMEX channels from their DRA driver")
+    state = node.units.get(_IMEX)
+    domain = seen(f"NVML, GPU {joined[0].index}", f"NVLink domain {joined[0].fabric.cluster}")
+    if state is not None and state.active == "failed":
+        return warn("the IMEX daemon has failed", seen(_IMEX, state), domain, fix=START_IMEX.other)
+    channels = node.host.devices(devices.IMEX_CHANNELS)
+    closed = [one for one in channels if one.mode & _RW != _RW]
+    if closed:
+        evidence = [seen(one.path, f"mode {one.mode:04o}") for one in closed[:4]]
+        return note(f"{len(closed)} of {len(channels)} IMEX channels are open to some users only", *evidence)
+    if channels:
+        return ok(f"{len(channels)} IMEX channels are there")
+    if node.kubelet is not None and node.kubelet.joined:
+        return ok("pods get IMEX channels from their DRA driver")
+    return note("no IMEX channel is there", seen(devices.IMEX_CHANNELS, "no channel"), domain)
+
+
+def _clustered(cluster: str | None) -> bool:
+    return bool(cluster) and not set(cluster or "") <= _ZEROS
+
+
+ACCESS_CHECKS = (
+    Check(
+        id="dev-perms",
+        title="Containers' users may open the device files",
+        layer="devices",
+        severity="warning",
+        looks_at=(
+            "the modes of /dev/nvidiactl, /dev/nvidiaN and /dev/nvidia-uvm, and DeviceFileMode in "
+            f"{_PARAMS}. Files in /dev/nvidia-caps are root's on purpose."
+        ),
+        why=(
+            "Where only root or a group may open them, a container that runs as another user ends with "
+            "'Insufficient Permissions', and the same container works as root."
+        ),
+        remedy=OPEN_DEVICES,
+        run=dev_perms,
+        blocked_by=("module-not-loaded", "dev-nodes-missing", "dev-node-major-stale"),
+        refs=("https://github.com/NVIDIA/nvidia-modprobe",),
+    ),
+    Check(
+        id="dev-char-symlinks",
+        title="GPU containers survive a reload of systemd",
+        layer="devices",
+        severity="warning",
+        looks_at=(
+            "engines that have systemd make control groups: whether their GPUs come by a hook that runc "
+            "doesn't know of (the toolkit's legacy mode), or by a runc from 1.1.3 to before 1.1.7, which "
+            "passes over devices without a link in /dev/char."
+        ),
+        why=(
+            "'systemctl daemon-reload', which any package's installation may call, lets systemd enforce its "
+            "own list of devices. GPUs that aren't on it are gone from running containers: 'Failed to "
+            "initialize NVML: Unknown Error'."
+        ),
+        remedy=MAKE_LINKS,
+        run=dev_char_symlinks,
+        blocked_by=("module-not-loaded", "dev-nodes-missing", "dev-node-major-stale"),
+        table="version_gates",
+        refs=(
+            "https://github.com/NVIDIA/nvidia-docker/issues/1730",
+            "https://github.com/opencontainers/runc/issues/3708",
+        ),
+    ),
+    Check(
+        id="imex-channels",
+        title="IMEX channels are there",
+        layer="devices",
+        severity="warning",
+        looks_at=(
+            f"{devices.IMEX_CHANNELS} and {_IMEX}, where GPUs are in an NVLink domain that spans nodes."
+        ),
+        why=(
+            "Programs share GPU memory with other nodes through an IMEX channel. Without one, or without its "
+            "daemon, they work on this node only."
+        ),
+        remedy=MAKE_CHANNEL,
+        run=imex_channels,
+        blocked_by=("nvml-hang",),
+        refs=("https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/",),
+    ),
+)
+
+
+# GPU containers that run now: whether they may still open their device files.
+
+_SLACK_SECONDS = 5.0  # a container's start and a reload are told by different clocks
+_SHOWN = 8
+# the engine, by what its containers' control groups are called
+_STARTED_BY = {
+    "libpod": "podman restart",
+    "docker": "docker restart",
+    "kubepods": "crictl stop",
+    "cri-containerd": "crictl stop",
+    "crio": "crictl stop",
+}
+
+
+def cgroup_device_revoked(node: Node) -> Verdict:
+    containers = node.gpu_containers
+    if not containers:
+        return skip("no container with GPU device files runs now")
+    judged = [(one, _lost(node, one)) for one in containers]
+    lost = [(one, what) for one, what in judged if what is not None]
+    if not lost:
+        return ok(f"{_count(len(containers))} with GPUs: nothing shows that one of them lost its devices")
+    evidence = [
+        seen(what.source, f"{_name(node, one)}: {what.value}", what.line) for one, what in lost[:_SHOWN]
+    ]
+    summary = f"{_count(len(lost))} lost GPUs while running: {', '.join(_name(node, one) for one, _ in lost)}"
+    return fail(summary, *evidence, fix=_recreate([one for one, _ in lost]))
+
+
+def _lost(node: Node, container: Container) -> Evidence | None:
+    """What shows that this container can't open a device file any more; None if nothing does. One with the
+    host's whole /dev sees files that nobody meant to give it."""
+    if node.host.device(f"/proc/{container.pid}/root/dev/mem") is not None:
+        return None
+    majors = node.majors
+    for file in container.nodes:
+        usual = f"/dev/{file.path.rpartition('/')[2]}"
+        now = expected_major(usual, majors)
+        if now is not None and now != file.major:
+            return seen(file.path, f"{usual} has major number {file.major}, the driver's is {now} since")
+    allowed = v1_allows(node.host, container)
+    if allowed is not None:
+        for file in container.nodes:
+            if not any(major in (-1, file.major) and minor in (-1, file.minor) for major, minor in allowed):
+                path = f"/sys/fs/cgroup/devices{container.devices_group}/devices.list"
+                return seen(path, f"lacks {file.major}:{file.minor} ({file.path.rpartition('/')[2]})")
+        return None
+    return _taken_by_systemd(node, container)
+
+
+def _taken_by_systemd(node: Node, container: Container) -> Evidence | None:
+    """systemd enforces its own list for a scope from its next reload on, whatever the runtime had allowed."""
+    if not container.scope or last_reload(node.host) <= container.started + _SLACK_SECONDS:
+        return None
+    rule = node.device_rules.get(container.scope)
+    for file in container.nodes if rule is not None else ():
+        if rule is not None and not rule.allows(file.major, file.minor, node.majors):
+            name = file.path.rpartition("/")[2]
+            return seen(
+                f"systemctl show --property=DeviceAllow {container.scope}",
+                f"lacks {file.major}:{file.minor} ({name}), and systemd was reloaded since it started",
+            )
+    return None
+
+
+def _name(node: Node, container: Container) -> str:
+    """As people know it: by pod and container, by Docker's name, else by the beginning of its id."""
+    for one in node.cri_containers:
+        if one.id == container.id:
+            return f"pod {one.namespace}/{one.pod}, container {one.name}"
+    for identifier, name, _ in node.docker_containers:
+        if identifier == container.id:
+            return f"Docker container {name}"
+    return f"container {container.id[:12]}"
+
+
+def _recreate(lost: list[Container]) -> Fix | None:
+    """Starting a container again gives it its devices; a pod's is started anew by the kubelet."""
+    commands: dict[str, list[str]] = {}
+    for one in lost:
+        place = f"{one.group} {one.devices_group}"
+        command = next((words for mark, words in _STARTED_BY.items() if mark in place), None)
+        if command is not None:
+            commands.setdefault(command, []).append(one.id[:12])
+    told = " && ".join(f"{command} {' '.join(ids)}" for command, ids in commands.items())
+    return Fix(told, True, "restart") if told else None
+
+
+def _count(number: int) -> str:
+    return "1 container" if number == 1 else f"{number} containers"
+
+
+CONTAINERS_CHECKS = (
+    Check(
+        id="cgroup-device-revoked",
+        title="Running containers still have their GPUs",
+        layer="devices",
+        severity="error",
+        looks_at=(
+            "every running container with NVIDIA's device files (/proc/PID/cgroup, /proc/PID/root/dev): the "
+            "numbers of its files against /proc/devices, what its control group lets it open (devices.list "
+            "of cgroup v1), and in cgroup v2, whose own filter no file shows, systemd's list for its scope "
+            "where systemd was reloaded after the container had started. Nothing is run in a container."
+        ),
+        why=(
+            "When systemd is reloaded it enforces its own list of devices, and GPUs that the toolkit's hook "
+            "added aren't on it: 'Failed to initialize NVML: Unknown Error' in a container that worked "
+            "before. Only starting the container again gives them back."
+        ),
+        remedy=RESTART_CONTAINERS,
+        run=cgroup_device_revoked,
+        blocked_by=("pci-no-gpu", "module-not-loaded"),
+        refs=(
+            "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",
+            "https://github.com/NVIDIA/nvidia-container-toolkit/issues/48",
+        ),
+    ),
+)
+
+
+# Whether the driver keeps the GPUs initialised while nobody uses them.
+
+_UNIT = "nvidia-persistenced.service"
+_PROGRAM = "nvidia-persistenced"
+_OWN_PACKAGE = 590  # the first branch for which NVIDIA's repository for Ubuntu has nvidia-persistenced
+_CHASSIS = "/sys/class/dmi/id/chassis_type"
+_PORTABLE = ("8", "9", "10", "11", "14", "30", "31", "32")  # SMBIOS: portable, laptop, notebook, tablet, ...
+_SOCKET = "/run/nvidia-persistenced/socket"
+
+
+def persistence_off(node: Node) -> Verdict:
+    told = [gpu for gpu in node.conditions if gpu.persistence is not None]
+    if not told:
+        return skip("NVML doesn't tell the persistence mode")
+    if any(gpu.persistence for gpu in told):
+        return ok("the driver keeps the GPUs initialised")
+    if any(gpu.display_active or any(one.graphics for one in gpu.processes or ()) for gpu in told):
+        return ok("a desktop keeps the GPUs initialised")
+    if (node.host.read_text(_CHASSIS) or "").strip() in _PORTABLE:
+        return ok("a portable computer lets its GPU sleep")
+    if _trouble(node):
+        return skip("the persistence daemon is broken, which persistenced-broken tells")
+    off = seen("NVML", f"persistence mode is off on all {len(told)} GPUs")
+    state = node.units.get(_UNIT)
+    if (state is not None and state.runs) or any(one.name == _PROGRAM for one in node.processes):
+        return note("the persistence daemon runs, told to leave persistence mode off", off)
+    if (state is not None and state.installed) or read_unit(node.host, _UNIT) is not None:
+        return warn("nothing keeps the GPUs initialised", off, seen(_UNIT, state or "doesn't run"))
+    return warn("nothing keeps the GPUs initialised", off, seen(_UNIT, "isn't installed"), fix=_install(node))
+
+
+def keep_initialised(node: Node) -> Fix | None:
+    """What starts the daemon, or installs it; None where it runs."""
+    state = node.units.get(_UNIT)
+    if state is not None and state.runs:
+        return None
+    if (state is not None and state.installed) or read_unit(node.host, _UNIT) is not None:
+        return START_PERSISTENCED.other
+    return _install(node)
+
+
+def _install(node: Node) -> Fix:
+    """For Ubuntu the daemon is in nvidia-compute-utils-BRANCH, whose name nvidia-utils-BRANCH tells, until
+    branch 590 also in NVIDIA's repository. The .run installer leaves the program and a sample of its unit; a
+    package would bring libraries of its own version.
+    """
+    if driver_packages.run_installed(node):
+        return UNIT_OF_RUN_INSTALLER
+    if node.distribution.id == "ubuntu":
+        for package in node.packages.containing("nvidia-utils-"):
+            branch = package.name.removeprefix("nvidia-utils-")
+            if branch != package.name:
+                return install_daemon(f"apt install nvidia-compute-utils-{branch}")
+        if 0 < (number := driver.branch(node.driver_version)) < _OWN_PACKAGE:
+            return install_daemon(f"apt install nvidia-compute-utils-{number}")
+    return INSTALL_PERSISTENCED.for_family(node.distribution.family)
+
+
+def persistenced_broken(node: Node) -> Verdict:
+    unit = read_unit(node.host, _UNIT)
+    trouble = _trouble(node)
+    if trouble is None:
+        return ok("the persistence daemon is fine") if unit else skip("nvidia-persistenced isn't installed")
+    evidence = [*seen_unit(node, _UNIT)] if trouble[0] == _UNIT else [seen(*trouble)]
+    fix = keep_initialised(node) if unit is None else None
+    user = _missing_user(node, unit.argv if unit else ())
+    if user:
+        evidence.append(seen("/etc/passwd", f"no user {user}, which the unit wants"))
+        fix = make_user(user)
+    if node.host.which("nvidia-modprobe") is None:
+        unsafe = node.host.unsafe_program("nvidia-modprobe")
+        absent = ("nvidia-modprobe", "isn't installed; the daemon makes device files with it")
+        evidence.append(seen(*(unsafe or absent)))
+    return warn("the persistence daemon is broken", *evidence, fix=fix)
+
+
+def _trouble(node: Node) -> tuple[str, str] | None:
+    """Where it shows and what: the unit has failed, or nobody is behind its socket any more."""
+    state = node.units.get(_UNIT)
+    if state is not None and state.active == "failed":
+        return _UNIT, str(state)
+    if node.host.socket_state(_SOCKET) == "refused":
+        return _SOCKET, "nobody listens"
+    return None
+
+
+def _missing_user(node: Node, argv: tuple[str, ...]) -> str:
+    """The user that the unit names, if neither /etc/passwd nor another source of users may have it."""
+    from gpunode.facts.processes import option_value
+
+    user = option_value(argv, "--user", "-u") or ""
+    text = node.host.read_text("/etc/passwd")
+    if not user or user.isdecimal() or not text:
+        return ""
+    return "" if any(line.startswith(f"{user}:") for line in text.splitlines()) else user
+
+
+PERSISTENCE_CHECKS = (
+    Check(
+        id="persistenced-broken",
+        title="The persistence daemon works",
+        layer="devices",
+        severity="warning",
+        looks_at=f"{_UNIT} as systemd has it, {_SOCKET}, and the user that the unit names.",
+        why=(
+            "The toolkit puts the daemon's socket into containers: one that nobody listens at stops them "
+            "with 'no such device or address'. Without the daemon each first use of a GPU takes seconds."
+        ),
+        remedy=RESTART_PERSISTENCED,
+        run=persistenced_broken,
+        blocked_by=("module-not-loaded", "driver-lib-mismatch", "dev-nodes-missing"),
+        unless=("vgpu-guest",),
+        refs=("https://docs.nvidia.com/deploy/driver-persistence/",),
+    ),
+    Check(
+        id="persistence-off",
+        title="The driver keeps the GPUs initialised",
+        layer="devices",
+        severity="warning",
+        looks_at=f"NVML's persistence mode of each GPU, and whether {_PROGRAM} runs.",
+        why=(
+            "Without persistence the driver shuts a GPU down with its last user: the next container waits "
+            "seconds for it, eight GPUs for more than ten ('driver rpc error: timed out'), and settings "
+            "such as clocks are lost."
+        ),
+        remedy=START_PERSISTENCED,
+        run=persistence_off,
+        blocked_by=("nvml-hang", "persistenced-broken"),
+        unless=("vgpu-guest",),
+        refs=("https://docs.nvidia.com/deploy/driver-persistence/",),
+    ),
+)

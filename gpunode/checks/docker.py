@@ -1,0 +1,700 @@
+"""Docker: it runs, and it runs with the nvidia runtime."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gpunode.checks import fixes
+from gpunode.checks.fixes import everywhere, per_family
+from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.units import seen_unit
+from gpunode.errors import ConfigError, DaemonError
+from gpunode.facts import tables
+from gpunode.facts.daemons import Daemon, systemd_runs
+from gpunode.facts.docker import (
+    TABLE,
+    flag_conflicts,
+    listens_there,
+    nvidia_programs,
+    parse_daemon_json,
+    programs,
+    sudo_name,
+    unknown_keys,
+)
+from gpunode.facts.engines import docker_role
+from gpunode.facts.node import Node
+from gpunode.facts.system import TEGRA, WSL2
+from gpunode.host.redact import shown_arguments
+from gpunode.output.result import Evidence, Fix
+
+# Docker, tried: a container that computes on a GPU. Only on --deep, where it can be started.
+
+
+def docker_gpus_run_probe(node: Node) -> Verdict:
+    role = docker_role(node)
+    if node.docker is None or not role.used:
+        return skip(role.reason)
+    start = node.trials.get("docker")
+    if start is None:
+        return skip("no container can be started from here")
+    from gpunode.gpu.program import plan
+
+    uuids = plan(node.nvml.inventory).uuids
+    if not uuids:
+        return skip("NVML lists no GPU that could be tried")
+    trial = start(node.host, uuids[0])
+    if trial.passed is None:
+        return skip(f"couldn't be tried: {trial.text}")
+    tried = seen("gpunode verify --on docker", trial.text)
+    if trial.passed:
+        return ok("a container of Docker computes on a GPU", tried)
+    return fail("a container of Docker can't compute on a GPU", tried)
+
+
+PROBE_CHECKS = (
+    Check(
+        id="docker-gpus-run-probe",
+        title="A container of Docker computes on a GPU",
+        layer="docker",
+        severity="error",
+        looks_at=(
+            "a container that adds two vectors on one GPU, as gpunode verify --on docker does on all. Its "
+            "image is made from this node's own Python: nothing is pulled, and image and container are "
+            "removed again."
+        ),
+        why="Every part looks right, and still no GPU arrives in a container: the message names what lacks.",
+        remedy=everywhere("gpunode verify --on docker"),
+        run=docker_gpus_run_probe,
+        blocked_by=(
+            *("pci-no-gpu", "nvml-hang", "toolkit-missing", "docker-snap", "docker-desktop"),
+            *("toolkit-versions-mixed", "toolkit-config-invalid", "ldconfig-fails", "no-cgroups-wrong"),
+            *("cdi-disabled", "cdi-spec-stale", "cdi-uvm-absent-in-spec"),
+            *(
+                "docker-not-running",
+                "docker-default-runtime",
+                "docker-not-restarted",
+                "docker-runtime-missing",
+            ),
+        ),
+        deep=True,
+        refs=("https://docs.docker.com/engine/containers/resource_constraints/#gpu",),
+    ),
+)
+
+
+# What mends Docker itself.
+
+_GUIDE = "https://docs.docker.com/engine/install/"
+
+UPGRADE = per_family(
+    "apt update && apt install --only-upgrade docker-ce",
+    "dnf upgrade docker-ce",
+    "zypper update docker",
+    f"follow {_GUIDE}",
+    "restart",
+)
+
+_PACKAGES = ("docker-ce", "docker.io", "moby-engine", "docker")
+
+
+def newer(node: Node) -> Fix | None:
+    """By the package that this Docker came in; None if that isn't known."""
+    names = [name for name in _PACKAGES if name in node.packages.installed]
+    return fixes.upgrade(node.distribution.family, names, "restart")
+
+
+def restart_docker(daemon: Daemon | None, verb: str = "restart") -> str:
+    """The command that restarts, or reloads, this Docker: the system's, the snap's or a user's own."""
+    if daemon is not None and daemon.manager == "snap":
+        return "snap restart docker"
+    return f"systemctl {'--user ' if daemon is not None and daemon.user else ''}{verb} docker"
+
+
+def edit(daemon: Daemon, line: int | None) -> Fix:
+    """Open its file at a line, and have it take the file."""
+    where = f"+{line} " if line else ""
+    return Fix(
+        f"${{EDITOR:-vi}} {where}{daemon.config_path} && {restart_docker(daemon)}", not daemon.user, "restart"
+    )
+
+
+# the snap's containers and images stay in a snapshot of the snap
+_CONFIGURE = "gpunode configure-runtime --runtime docker"
+REPLACE_SNAP = per_family(
+    f"snap remove docker && apt install docker.io && {_CONFIGURE}",
+    f"snap remove docker && dnf install docker-ce && {_CONFIGURE}",
+    f"snap remove docker && zypper install docker && {_CONFIGURE}",
+    f"follow {_GUIDE}",
+    "drain",
+)
+CONFIGURE_DEFAULT = everywhere(f"{_CONFIGURE} --set-as-default", "restart")
+INSTALL = per_family(
+    f"apt install docker.io && {_CONFIGURE}",
+    f"dnf install docker-ce && {_CONFIGURE}",
+    f"zypper install docker && {_CONFIGURE}",
+    f"follow {_GUIDE}",
+)
+
+_FOR_DESKTOP = {"debian": "apt install docker-ce", "rhel": "dnf install docker-ce"}
+
+
+def beside_desktop(node: Node, user: str) -> Fix:
+    """A Docker of the node's for a user of Docker Desktop. That needs Docker's own docker-ce-cli, which a
+    distribution's docker.io would remove."""
+    context = f"sudo -Hu {sudo_name(user)} docker context use default"
+    if node.docker is not None:
+        return Fix(context)
+    install = _FOR_DESKTOP.get(node.distribution.family)
+    if install is None:
+        return Fix(f"follow {_GUIDE}", needs_root=False)
+    return Fix(f"{install} && {context} && {_CONFIGURE}")
+
+
+# Docker's file: it can be parsed, and nothing in it is given as a flag as well.
+
+UNPARSABLE = "Docker's file can't be parsed: see docker-config-invalid-json"
+
+
+def docker_config_invalid_json(node: Node) -> Verdict:
+    if node.docker is None:
+        return skip(docker_role(node).reason)
+    path = node.docker.config_path
+    try:
+        config = node.docker_config
+    except ConfigError as error:
+        judge = fail if docker_role(node).used else warn
+        where = _position(error.message, path)
+        return judge(f"{path} can't be parsed", where, fix=_look(path, where))
+    return _odd(node, node.docker) or ok(
+        f"{path} can be parsed" if config else f"{path} is absent or empty, which is fine"
+    )
+
+
+def _look(path: str, where: Evidence) -> Fix:
+    return Fix(f"${{EDITOR:-vi}} {f'+{where.line} ' if where.line else ''}{path}")
+
+
+def _odd(node: Node, docker: Daemon) -> Verdict | None:
+    """What some dockerds refuse that others take, and what dockerd takes otherwise than people mean it."""
+    path, text = docker.config_path, node.host.read_text(docker.config_path)
+    if text is None:
+        return None
+    judge = fail if docker_role(node).used else warn
+    if tables.can("docker", "empty-file", docker.version) is False:
+        release = ".".join(map(str, docker.version))
+        if not text.strip():
+            fix = Fix(f"echo '{{}}' > {path}")
+            return judge(f"Docker {release} refuses an empty file", seen(path, "empty"), fix=fix)
+        if text.startswith("\ufeff"):
+            fix = Fix(f"sed -i '1s/^\\xef\\xbb\\xbf//' {path}")
+            told = seen(path, "begins with a byte order mark", 1)
+            return judge(f"Docker {release} can't read a byte order mark", told, fix=fix)
+    try:
+        parse_daemon_json(text, path)
+    except ConfigError as error:
+        where = _position(error.message, path)
+        return warn(f"{path} has a key twice: what stands last counts", where, fix=_look(path, where))
+    return None
+
+
+def readable(node: Node) -> dict[str, Any] | None:
+    """daemon.json; None if it can't be parsed, which is docker-config-invalid-json's to tell."""
+    try:
+        return node.docker_config
+    except ConfigError:
+        return None
+
+
+def _position(message: str, path: str) -> Evidence:
+    """``path:line:column: reason`` taken apart; a message without a position stays whole."""
+    rest = message.removeprefix(path).lstrip(":")
+    line, _, more = rest.partition(":")
+    if line.isdigit():
+        column, _, reason = more.partition(":")
+        return seen(path, f"column {column}:{reason}", int(line))
+    return seen(path, rest.strip())
+
+
+def docker_flag_file_conflict(node: Node) -> Verdict:
+    if node.docker is None:
+        return skip(docker_role(node).reason)
+    config = readable(node)
+    if config is None:
+        return skip(UNPARSABLE)
+    keys = flag_conflicts(node.docker.argv, config)
+    if not keys:
+        return ok("no setting is given both as a flag and in the file")
+    flags = seen(node.docker.unit or "dockerd's arguments", " ".join(shown_arguments(node.docker.argv)))
+    path = node.docker.config_path
+    text = node.host.read_text(path) or ""
+    evidence = (seen(path, f'"{key}" is also a flag', line_of(text, f'"{key}"')) for key in keys)
+    judge = fail if docker_role(node).used else warn
+    fix = edit(node.docker, line_of(text, f'"{keys[0]}"'))
+    return judge(f"{', '.join(keys)}: given both as a flag and in {path}", *evidence, flags, fix=fix)
+
+
+def line_of(text: str, needle: str) -> int | None:
+    """The first line, 1-based, that holds `needle`."""
+    lines = enumerate(text.splitlines(), start=1)
+    return next((number for number, line in lines if needle in line), None)
+
+
+FILE_CHECKS = (
+    Check(
+        id="docker-config-invalid-json",
+        title="Docker's file can be parsed",
+        layer="docker",
+        severity="error",
+        looks_at=(
+            "the file that dockerd reads (--config-file, else /etc/docker/daemon.json), as strict JSON. A "
+            "key that stands twice is a warning, an empty file or a byte order mark an error before Docker "
+            "23. Where the kubelet uses another engine this is a warning."
+        ),
+        why=(
+            "A running Docker lives on with what it read before; at its next start it refuses the file and "
+            "every container on this node stays down."
+        ),
+        remedy=fixes.EDIT_DAEMON_JSON,
+        run=docker_config_invalid_json,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
+        blocked_by=("pci-no-gpu",),
+        preflight=("docker",),
+        reboot=True,  # a running Docker lives on with what it read before
+        refs=(
+            "https://docs.docker.com/engine/daemon/troubleshoot/",
+            "https://github.com/NVIDIA/nvidia-docker/issues/542",
+        ),
+    ),
+    Check(
+        id="docker-flag-file-conflict",
+        title="Docker's flags and file agree",
+        layer="docker",
+        severity="error",
+        looks_at=(
+            "the arguments of the running dockerd, else those in its unit and drop-ins, against the keys of "
+            "daemon.json. Only runtimes may stand in both."
+        ),
+        why=(
+            "dockerd refuses to start when a setting is given both as a flag and in the file, even with "
+            "equal values: delete one of the two. A common pair is -H fd:// in the unit and hosts in the "
+            "file."
+        ),
+        remedy=fixes.EDIT_DAEMON_JSON,
+        run=docker_flag_file_conflict,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
+        blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
+        preflight=("docker",),
+        reboot=True,  # a running Docker lives on with what it read before
+        refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
+    ),
+)
+
+
+def docker_not_running(node: Node) -> Verdict:
+    role = docker_role(node)
+    if node.docker is None or not role.used:
+        return skip(role.reason)
+    socket = node.docker.socket
+    if node.docker.process is not None and not listens_there(
+        node.host, node.docker.argv, node.docker.config_path
+    ):
+        return ok(
+            "Docker runs, and listens on TCP alone",
+            seen("dockerd", " ".join(shown_arguments(node.docker.argv))),
+        )
+    if node.docker.process is None and _activated_by_systemd(node, socket):
+        return skip("Docker is started by its first user (docker.socket listens); not started for this check")
+    state = node.host.socket_state(socket)
+    if state == "listening":
+        return _hanging(node) or ok("Docker runs", seen(socket, "listening"))
+    if state == "denied":
+        return skip(f"needs root, or the group docker, to talk to {socket}")
+    return _stopped(node, node.docker, seen(socket, state))
+
+
+def _stopped(node: Node, docker: Daemon, evidence: Evidence) -> Verdict:
+    unit = None if docker.manager or docker.user else node.units.get("docker.service")
+    if unit is not None and unit.load == "masked":
+        return skip("Docker is switched off on purpose: docker.service is masked")
+    if unit is None or not unit.installed:
+        return fail("Docker isn't running", evidence, fix=_restart(node))
+    # the next boot wouldn't start it either
+    fix = Fix("systemctl enable --now docker", True, "restart") if unit.file == "disabled" else _restart(node)
+    return fail("Docker isn't running", evidence, *seen_unit(node, unit.name), fix=fix)
+
+
+def _hanging(node: Node) -> Verdict | None:
+    """A daemon that takes connections and answers none of them."""
+    try:
+        node.docker_info  # noqa: B018 - read for its failure
+    except DaemonError as error:
+        if error.code == "timeout":
+            return fail(
+                "Docker runs, but doesn't answer", seen(_socket(node), error.message), fix=_restart(node)
+            )
+    return None
+
+
+def _restart(node: Node) -> Fix:
+    user = node.docker is not None and bool(node.docker.user)
+    return Fix(_by_init(node, restart_docker(node.docker)), not user, "restart")
+
+
+def _by_init(node: Node, command: str) -> str:
+    """WSL may go without systemd."""
+    if node.kind == WSL2 and not systemd_runs(node.host):
+        return re.sub(r"^systemctl (\w+) docker$", r"service docker \1", command)
+    return command
+
+
+def _reload(node: Node) -> Fix:
+    """runtimes and default-runtime are read again on SIGHUP; no container is stopped for them."""
+    command, restart = _by_init(node, restart_docker(node.docker, "reload")), _restart(node)
+    return Fix(command, restart.needs_root, "none") if command != restart.command else restart
+
+
+def _socket(node: Node) -> str:
+    return node.docker.socket if node.docker else ""
+
+
+def _activated_by_systemd(node: Node, socket: str) -> bool:
+    """Whether somebody listens for a dockerd that isn't there: connecting would start it."""
+    table = (node.host.read_text("/proc/net/unix") or "").splitlines()
+    names = {socket, socket.replace("/var/run/", "/run/")}
+    return any(line.split()[-1] in names for line in table if line.split())
+
+
+def docker_not_restarted(node: Node) -> Verdict:
+    if node.docker is None or (node.docker.process is None and not docker_role(node).used):
+        return skip(docker_role(node).reason)
+    config = readable(node)
+    if config is None:
+        return skip(UNPARSABLE)
+    wanted = programs(config)
+    try:
+        info = node.docker_info
+    except DaemonError as error:
+        return skip(f"Docker doesn't say what it runs with: {error.message}")
+    path = node.docker.config_path
+    text = node.host.read_text(path) or ""
+    missing = sorted(set(wanted) - set(_table(info, "Runtimes")))
+    default = config.get("default-runtime")
+    evidence = [seen(path, f'runtime "{name}"', line_of(text, f'"{name}"')) for name in missing]
+    if isinstance(default, str) and default and default != info.get("DefaultRuntime"):
+        evidence.append(seen(path, f'default-runtime "{default}"', line_of(text, '"default-runtime"')))
+    if not evidence:
+        return ok("the running Docker has what its file says")
+    active = ", ".join(sorted(_table(info, "Runtimes"))) or "none"
+    told = seen(f"{node.docker.socket} /info", f"runtimes {active}; default {info.get('DefaultRuntime')}")
+    judge = fail if docker_role(node).used else warn
+    summary = "in the file, not in the running daemon: Docker wasn't restarted"
+    return judge(summary, *evidence, told, fix=_reload(node))
+
+
+def docker_runtime_missing(node: Node) -> Verdict:
+    role = docker_role(node)
+    if node.docker is None or not role.used:
+        return skip(role.reason)
+    try:
+        info = node.docker_info
+    except DaemonError as error:
+        return skip(f"Docker doesn't say what it runs with: {error.message}")
+    active = programs(info, "Runtimes")
+    told = f"{node.docker.socket} /info"
+    nvidia = nvidia_programs(info, "Runtimes")
+    if not nvidia:
+        return _not_registered(node, info, seen(told, f"runtimes {', '.join(sorted(active)) or 'none'}"))
+    for name, path in nvidia.items():
+        if path and not node.host.which(path):
+            return _left_behind(node, node.docker, info, seen(told, f"{name}: {path}"))
+    return ok(f"Docker runs with the runtime {', '.join(nvidia)}", seen(told, ", ".join(sorted(active))))
+
+
+def _left_behind(node: Node, docker: Daemon, info: dict[str, Any], evidence: Evidence) -> Verdict:
+    """A runtime without its program: where the toolkit went and CDI came, it only has to be forgotten."""
+    by_cdi = _by_cdi(node, info)
+    text = node.host.read_text(docker.config_path) or ""
+    fix = edit(docker, line_of(text, '"nvidia-container-runtime"')) if by_cdi else None
+    name = evidence.value.partition(":")[0]
+    return (warn if by_cdi else fail)(f'the program of the runtime "{name}" is missing', evidence, fix=fix)
+
+
+def _by_cdi(node: Node, info: dict[str, Any]) -> bool:
+    """Whether this Docker can give containers GPUs by CDI."""
+    return bool(info.get("CDISpecDirs")) and any(spec.serves_gpus for spec in node.cdi_specs)
+
+
+def _not_registered(node: Node, info: dict[str, Any], evidence: Evidence) -> Verdict:
+    """``--gpus`` needs no runtime: from 19.03 Docker calls the toolkit's hook, later it injects by CDI."""
+    kubelet = node.kubelet
+    if kubelet is not None and kubelet.engine == "docker":
+        return fail("the nvidia runtime isn't registered, and the kubelet's pods need it", evidence)
+    if _by_cdi(node, info):
+        return ok("Docker injects GPUs by CDI; the nvidia runtime isn't registered", evidence)
+    # on a Jetson --gpus alone isn't enough: the files that a container needs come with the runtime
+    hook = node.toolkit.programs.get("nvidia-container-runtime-hook")
+    if hook and node.kind != TEGRA:
+        late = _started_before(node, hook)
+        if late is not None:
+            what = "Docker started before the toolkit was installed: --gpus doesn't work until it restarts"
+            return fail(what, *late, evidence, fix=_restart(node))
+        return warn("the nvidia runtime isn't registered: --gpus works, --runtime=nvidia doesn't", evidence)
+    return fail("the nvidia runtime isn't registered", evidence)
+
+
+def _started_before(node: Node, hook: str) -> tuple[Evidence, ...] | None:
+    """Docker looks for the toolkit's hook only when it starts (moby, daemon/nvidia_linux.go)."""
+    from gpunode.facts.packages import toolkit_installed, utc
+
+    process = node.docker.process if node.docker else None
+    came = toolkit_installed(node.host, node.packages, hook) if process else None
+    if process is None or came is None or came[0] <= process.started:
+        return None
+    source, _, value = came[1].partition(": ")
+    return (
+        seen(source, value or "installed"),
+        seen(f"/proc/{process.pid}", f"dockerd, started {utc(process.started)}"),
+    )
+
+
+def _table(tree: dict[str, Any], key: str) -> dict[str, Any]:
+    value = tree.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+DAEMON_CHECKS = (
+    Check(
+        id="docker-not-running",
+        title="Docker runs",
+        layer="docker",
+        severity="error",
+        looks_at=(
+            "Docker's socket and whether the daemon answers within 3 seconds, where Docker is this node's "
+            "engine. A stopped Docker beside a kubelet that uses another engine is fine, and one whose unit "
+            "is masked; a docker.socket of systemd is left asleep."
+        ),
+        why="Containers can't start while the daemon is down or hangs.",
+        remedy=fixes.START_DOCKER,
+        run=docker_not_running,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
+        blocked_by=(
+            "pci-no-gpu",
+            "docker-config-invalid-json",
+            "docker-unknown-key",
+            "docker-flag-file-conflict",
+        ),
+        preflight=("docker",),
+        refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
+    ),
+    Check(
+        id="docker-not-restarted",
+        title="The running Docker has what its file says",
+        layer="docker",
+        severity="error",
+        looks_at=(
+            "runtimes and default-runtime of daemon.json against what the running daemon says (/info). "
+            "Where the kubelet uses another engine this is a warning."
+        ),
+        why=(
+            "Docker reads its file when it starts or is told to reload. Until then the nvidia runtime "
+            "exists only on disk: unknown or invalid runtime name."
+        ),
+        remedy=fixes.RELOAD_DOCKER,
+        run=docker_not_restarted,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
+        blocked_by=(
+            "pci-no-gpu",
+            "docker-snap",
+            "docker-config-invalid-json",
+            "docker-unknown-key",
+            "docker-flag-file-conflict",
+            "docker-not-running",
+        ),
+        refs=(
+            "https://docs.docker.com/reference/cli/dockerd/#configuration-reload-behavior",
+            "https://github.com/NVIDIA/nvidia-docker/issues/1034",
+        ),
+    ),
+    Check(
+        id="docker-runtime-missing",
+        title="Docker has the nvidia runtime",
+        layer="docker",
+        severity="error",
+        looks_at=(
+            "the runtimes of the running daemon (/info), and whether their program exists. Judged where "
+            "Docker is this node's engine; a warning where only --runtime=nvidia is affected, because "
+            "docker run --gpus uses the toolkit's hook, and no fault where Docker injects GPUs by CDI."
+        ),
+        why=(
+            "Without the runtime, --runtime=nvidia and compose files that name it fail with 'unknown or "
+            "invalid runtime name', and pods that the kubelet starts through Docker see no GPU."
+        ),
+        remedy=fixes.CONFIGURE_DOCKER,
+        run=docker_runtime_missing,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
+        blocked_by=(
+            "pci-no-gpu",
+            "toolkit-missing",
+            "docker-snap",
+            "docker-not-running",
+            "docker-not-restarted",
+            "docker-default-runtime",
+            "docker-config-invalid-json",
+            "cdi-disabled",
+        ),
+        refs=("https://docs.docker.com/engine/containers/resource_constraints/#gpu",),
+    ),
+)
+
+
+# Docker's settings: keys that it doesn't know, a default runtime that is gone, a second cgroup driver.
+
+
+def docker_unknown_key(node: Node) -> Verdict:
+    if node.docker is None:
+        return skip(docker_role(node).reason)
+    try:
+        config = node.docker_config
+    except ConfigError:
+        return skip("Docker's file can't be parsed: see docker-config-invalid-json")
+    keys = unknown_keys(node.host, node.docker, config)
+    if keys is None:
+        return skip("dockerd couldn't be asked about a setting that isn't in our list")
+    if not keys:
+        return ok("Docker knows every setting in its file")
+    path = node.docker.config_path
+    text = node.host.read_text(path) or ""
+    places = [seen(path, f'"{key}"', line_of(text, f'"{key}"')) for key in keys]
+    judge = fail if docker_role(node).used else warn
+    fix = edit(node.docker, places[0].line)
+    return judge(f"Docker has no setting {', '.join(keys)}", *places, fix=fix)
+
+
+def docker_default_runtime(node: Node) -> Verdict:
+    role = docker_role(node)
+    if node.docker is None or not role.used:
+        return skip(role.reason)
+    try:
+        info = node.docker_info
+    except DaemonError as error:
+        return skip(f"Docker doesn't say what it runs with: {error.message}")
+    name = str(info.get("DefaultRuntime") or "")
+    program = programs(info, "Runtimes").get(name, "")
+    judged = name in nvidia_programs(info, "Runtimes") or program.startswith("/")
+    if not judged or not program or node.host.which(program):
+        return ok(f"the default runtime is {name or 'not told'}")
+    path = node.docker.config_path
+    line = line_of(node.host.read_text(path) or "", '"default-runtime"')
+    told = seen(f"{node.docker.socket} /info", f"DefaultRuntime {name}: {program}")
+    evidence = [seen(path, f'"default-runtime": "{name}"', line)] if line else []
+    elsewhere = "nvidia-container-runtime" in node.toolkit.programs
+    return fail(
+        f"the program of Docker's default runtime {name} is missing, so that no container starts at all",
+        *evidence,
+        told,
+        fix=None if elsewhere else edit(node.docker, line),
+    )
+
+
+def docker_cgroup_driver_mismatch(node: Node) -> Verdict:
+    kubelet = node.kubelet
+    if node.docker is None or kubelet is None or not kubelet.joined or kubelet.engine != "docker":
+        return skip("no kubelet uses Docker here")
+    try:
+        docker = node.docker_info.get("CgroupDriver")
+    except DaemonError as error:
+        return skip(f"Docker doesn't say what it runs with: {error.message}")
+    if kubelet.cgroup_driver is None or docker not in ("systemd", "cgroupfs"):
+        return skip("the cgroup driver of Docker or of the kubelet can't be told")
+    told = seen(f"{node.docker.socket} /info", f"CgroupDriver {docker}")
+    if docker == kubelet.cgroup_driver:
+        return ok(f"Docker and the kubelet use the cgroup driver {docker}", told)
+    return fail(
+        "Docker and the kubelet don't use the same cgroup driver: its exec-opts need "
+        f"native.cgroupdriver={kubelet.cgroup_driver}",
+        told,
+        seen("KubeletConfiguration cgroupDriver", kubelet.cgroup_driver),
+        fix=_same_driver(node, node.docker),
+    )
+
+
+def _same_driver(node: Node, docker: Daemon) -> Fix:
+    """Docker is brought to the kubelet's driver: the other way round every pod would have to go."""
+    text = node.host.read_text(docker.config_path) or ""
+    return edit(docker, line_of(text, "native.cgroupdriver"))
+
+
+SETTINGS_CHECKS = (
+    Check(
+        id="docker-unknown-key",
+        title="Docker knows every setting in its file",
+        layer="docker",
+        severity="error",
+        looks_at=(
+            "the keys of daemon.json. One that isn't in our list is put to dockerd --validate, which only "
+            "reads the file. Where the kubelet uses another engine this is a warning."
+        ),
+        why=(
+            "dockerd refuses to start with a setting that it doesn't know, such as default_runtime or "
+            "runtime for default-runtime and runtimes; a running one lives on with what it read before."
+        ),
+        remedy=fixes.EDIT_DAEMON_JSON,
+        run=docker_unknown_key,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
+        blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
+        preflight=("docker",),
+        reboot=True,  # a running Docker lives on with what it read before
+        refs=("https://docs.docker.com/reference/cli/dockerd/#daemon-configuration-file",),
+        table=TABLE,
+    ),
+    Check(
+        id="docker-default-runtime",
+        title="Docker's default runtime is there",
+        layer="docker",
+        severity="error",
+        looks_at=(
+            "the default runtime of the running daemon (/info) and its program, where Docker is this "
+            "node's engine."
+        ),
+        why=(
+            "A default runtime that was left behind when its program went keeps every container from "
+            'starting, with or without GPUs: exec: "nvidia-container-runtime": executable file not found.'
+        ),
+        remedy=CONFIGURE_DEFAULT,
+        run=docker_default_runtime,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
+        blocked_by=(
+            "pci-no-gpu",
+            "toolkit-missing",
+            "docker-snap",
+            "docker-not-running",
+            "docker-not-restarted",
+        ),
+        refs=("https://docs.docker.com/reference/cli/dockerd/#default-runtime",),
+    ),
+    Check(
+        id="docker-cgroup-driver-mismatch",
+        title="Docker and the kubelet use one cgroup driver",
+        layer="docker",
+        severity="error",
+        looks_at="CgroupDriver of the running daemon (/info) and cgroupDriver of a kubelet that uses Docker.",
+        why=(
+            "The kubelet refuses to start, or its pods are killed, when Docker keeps cgroups in another way: "
+            'kubelet cgroup driver: "systemd" is different from docker cgroup driver: "cgroupfs".'
+        ),
+        remedy=fixes.EDIT_DAEMON_JSON,
+        run=docker_cgroup_driver_mismatch,
+        classes=ENGINE_NODES,
+        unless=NO_ENGINE,
+        blocked_by=("pci-no-gpu", "docker-not-running"),
+        refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers",),
+    ),
+)

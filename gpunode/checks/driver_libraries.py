@@ -1,0 +1,592 @@
+"""The driver's libraries, and whether NVML answers through them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpunode.checks import driver_packages, fixes
+from gpunode.checks.kernel_module import failures, logged, operator_driver, xid_storms
+from gpunode.checks.model import (
+    ANY_ENGINE,
+    EVERYWHERE_BUT_TEGRA,
+    HOST,
+    HOST_OR_CONTAINER,
+    Check,
+    Verdict,
+    fail,
+    note,
+    ok,
+    seen,
+    skip,
+    warn,
+)
+from gpunode.errors import GpunodeError
+from gpunode.facts import driver, libraries
+from gpunode.facts.kernel_log import UNSUPPORTED
+from gpunode.facts.libraries import Library, is_compat
+from gpunode.facts.node import Node
+from gpunode.facts.packages import Package
+from gpunode.facts.pci import PciGpu
+from gpunode.facts.system import WSL2
+from gpunode.facts.traits import OPERATOR_DRIVER, TRAITS
+from gpunode.gpu.library_paths import DRIVER_ROOT, PROGRAM_DIRECTORIES
+from gpunode.output.result import Evidence, Fix
+
+_NO_PERMISSION = 4  # NVML_ERROR_NO_PERMISSION, nvml.h
+_RESET_REQUIRED = "(NVML 16)"  # as NvmlError words it; gpu-reset-required tells it
+
+
+def libnvidia_ml_missing(node: Node) -> Verdict:
+    return _library(node, node.nvml_library, libraries.NVML)
+
+
+def libcuda_missing(node: Node) -> Verdict:
+    return _library(node, node.cuda_library, libraries.CUDA)
+
+
+def _library(node: Node, library: libraries.Library | None, soname: str) -> Verdict:
+    if library is None and TRAITS["operator-driver"].holds(node):
+        if node.host.is_dir(OPERATOR_DRIVER):
+            return skip(f"the libraries are the GPU operator's, in its driver container at {DRIVER_ROOT}")
+        if node.module is None:
+            return skip("the GPU operator's driver container, which has the libraries, is not running")
+        logs, fix = operator_driver(node)
+        absent = seen(DRIVER_ROOT, f"no {soname}")
+        return fail("the GPU operator's driver container is not running", absent, *logs, fix=fix)
+    if library is None:
+        return fail(
+            f"{soname} is not on this node",
+            seen("/etc/ld.so.cache", f"no existing {soname} for 64-bit programs"),
+            fix=driver_packages.install_libraries(node),
+        )
+    if not library.linked:
+        evidence = seen(library.path, "on disk, but not in /etc/ld.so.cache")
+        return fail(f"the linker doesn't know {soname}", evidence, fix=Fix("ldconfig"))
+    return ok(f"{soname} is {library.version or 'there'}", seen(library.path, library.real))
+
+
+def libcuda_stub(node: Node) -> Verdict:
+    library = node.cuda_library
+    if library is None:
+        return skip("there is no libcuda.so.1")
+    if "/stubs/" not in library.real and "/stubs/" not in library.path:
+        return ok("libcuda.so.1 is the driver's", seen(library.path, library.real))
+    return warn(
+        "libcuda.so.1 is the CUDA toolkit's stub, which drives nothing", seen(library.path, library.real)
+    )
+
+
+def nvidia_smi_missing(node: Node) -> Verdict:
+    for directory in PROGRAM_DIRECTORIES:
+        if node.host.executable(f"{directory}/nvidia-smi"):
+            return ok("nvidia-smi is there", seen(f"{directory}/nvidia-smi", "executable"))
+    elsewhere = node.host.which("nvidia-smi")
+    if elsewhere:
+        return ok("nvidia-smi is there", seen(elsewhere, "executable"))
+    unsafe = node.host.unsafe_program("nvidia-smi")
+    if unsafe is not None:
+        return warn(
+            "nvidia-smi can be written by other users",
+            seen(*unsafe),
+            fix=Fix(f"namei -l {unsafe[0]}", needs_root=False),
+        )
+    broken = [f"{one}/nvidia-smi" for one in PROGRAM_DIRECTORIES if node.host.exists(f"{one}/nvidia-smi")]
+    evidence = [seen(path, "empty or not executable") for path in broken]
+    return warn(
+        "nvidia-smi is not on this node",
+        *(evidence or [seen(", ".join(PROGRAM_DIRECTORIES[:4]), "no nvidia-smi")]),
+        fix=driver_packages.install_libraries(node),
+    )
+
+
+def nvml_hang(node: Node) -> Verdict:
+    probe = node.nvml
+    source = "nvmlInit in a child process"
+    if probe.timed_out:
+        evidence = (seen(source, probe.message), *_from_the_log(node))
+        return fail("NVML does not answer", *evidence, fix=fixes.REBOOT.other)
+    if probe.code == _NO_PERMISSION and not node.host.is_root:
+        return skip("needs root, or read and write access to /dev/nvidia*, to ask NVML")
+    if not probe.asked:
+        return skip(probe.message)
+    if probe.inventory is None:
+        code = "" if probe.code is None else f" (code {probe.code})"
+        return fail("NVML fails", seen(source, f"{probe.message}{code}"), *_from_the_log(node))
+    broken = [gpu for gpu in probe.inventory.gpus if gpu.error and _RESET_REQUIRED not in gpu.error]
+    if broken:
+        errors = [seen(f"NVML, GPU {gpu.index} ({gpu.pci})", gpu.error) for gpu in broken]
+        errors += _from_the_log(node, *(gpu.pci for gpu in broken if gpu.pci))
+        return fail(f"{len(broken)} of {len(probe.inventory.gpus)} GPUs don't answer NVML", *errors)
+    if probe.untold:
+        return note("NVML lists the GPUs and stops when it is asked how they are", seen(source, probe.untold))
+    return ok(f"NVML lists {len(probe.inventory.gpus)} GPUs", seen(source, f"{probe.seconds:.1f} s"))
+
+
+def _from_the_log(node: Node, *addresses: str) -> tuple[Evidence, ...]:
+    """XIDs that come again and again, or else the driver's first failures."""
+    return tuple(xid_storms(node)) or failures(node, *addresses)
+
+
+LIBRARIES_CHECKS = (
+    Check(
+        id="libnvidia-ml-missing",
+        title="libnvidia-ml.so.1 is there",
+        layer="driver",
+        severity="error",
+        looks_at="/etc/ld.so.cache and the linker's own directories for libnvidia-ml.so.1, 64-bit.",
+        why=(
+            "Everything that lists GPUs loads this library: nvidia-smi, the container toolkit, device "
+            "plugins. It belongs to the driver, in a package of its own."
+        ),
+        remedy=fixes.INSTALL_LIBRARIES,
+        run=libnvidia_ml_missing,
+        preflight=ANY_ENGINE,
+        blocked_by=("driver-not-installed", "wsl2"),
+        classes=EVERYWHERE_BUT_TEGRA,
+        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/154",),
+    ),
+    Check(
+        id="libcuda-missing",
+        title="libcuda.so.1 is there",
+        layer="driver",
+        severity="error",
+        looks_at="/etc/ld.so.cache and the linker's own directories for libcuda.so.1, 64-bit.",
+        why=(
+            "CUDA programs load libcuda.so.1 of the host, also in containers. A display-only or headless "
+            "driver install lacks it: nvidia-smi works and CUDA doesn't."
+        ),
+        remedy=fixes.INSTALL_LIBRARIES,
+        run=libcuda_missing,
+        preflight=ANY_ENGINE,
+        blocked_by=("driver-not-installed", "libnvidia-ml-missing"),
+        classes=EVERYWHERE_BUT_TEGRA,
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
+    ),
+    Check(
+        id="libcuda-stub",
+        title="libcuda.so.1 is the real one",
+        layer="driver",
+        severity="warning",
+        looks_at="whether libcuda.so.1 leads into a directory stubs/ of a CUDA toolkit.",
+        why=(
+            "The stub is for linking on machines without a driver. Programs of this node that load it get "
+            "CUDA error 34: stub library."
+        ),
+        remedy=driver_packages.DROP_STUBS,
+        run=libcuda_stub,
+        blocked_by=("libcuda-missing",),
+        classes=EVERYWHERE_BUT_TEGRA,
+        refs=("https://docs.nvidia.com/cuda/cuda-compiler-driver-nvcc/",),
+    ),
+    Check(
+        id="nvidia-smi-missing",
+        title="nvidia-smi is there",
+        layer="driver",
+        severity="warning",
+        looks_at=("an executable nvidia-smi in PATH and where systems keep the driver's programs."),
+        why=(
+            "NVIDIA's CDI refresh service starts only beside it, and the GPU operator takes a node without "
+            "it for one without a driver and installs a second one."
+        ),
+        remedy=fixes.INSTALL_LIBRARIES,
+        run=nvidia_smi_missing,
+        blocked_by=("driver-not-installed", "libnvidia-ml-missing"),
+        classes=(*HOST, WSL2),
+        unless=("operator-driver", "immutable"),
+        refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
+    ),
+    Check(
+        id="nvml-hang",
+        title="NVML answers",
+        layer="devices",
+        severity="error",
+        looks_at=(
+            "NVML's initialisation and its list of GPUs, asked in a child process with a limit of 15 seconds "
+            "(20 for more than four GPUs)."
+        ),
+        why=(
+            "A sick GPU or a stuck driver makes NVML hang or fail, and with it nvidia-smi, device plugins "
+            "and the start of every GPU container."
+        ),
+        remedy=fixes.READ_KERNEL_LOG,
+        run=nvml_hang,
+        preflight=ANY_ENGINE,
+        blocked_by=(
+            "module-not-loaded",
+            "libnvidia-ml-missing",
+            "driver-lib-mismatch",
+            "operator-host-driver-conflict",
+            "gsp-firmware",
+            "dev-nodes-missing",
+            "lxc-nested",
+            "dev-node-major-stale",
+            "aux-power",
+            "gpu-lost",
+        ),
+        classes=EVERYWHERE_BUT_TEGRA,
+        refs=(
+            "https://docs.nvidia.com/deploy/nvml-api/",
+            "https://github.com/NVIDIA/nvidia-docker/issues/1648",
+        ),
+    ),
+)
+
+
+# One driver, one version: the loaded module, the one on disk, and the libraries.
+
+
+def driver_libs_mixed(node: Node) -> Verdict:
+    nvml, cuda = node.nvml_library, node.cuda_library
+    if nvml is None or cuda is None or not nvml.version or not cuda.version:
+        return skip("the libraries don't tell their version")
+    evidence = [seen(one.real, f"{one.version} ({one.soname})") for one in (nvml, cuda)]
+    if nvml.version == cuda.version:
+        return ok(f"the libraries are both {nvml.version}", *evidence)
+    if is_compat(cuda.real):
+        return ok("libcuda.so.1 is cuda-compat's, which forward-compat-803-804 judges", *evidence)
+    summary = f"two drivers' libraries are mixed: {nvml.version} and {cuda.version}"
+    return fail(summary, *evidence, fix=driver_packages.reinstall_libraries(node))
+
+
+def driver_lib_mismatch(node: Node) -> Verdict:
+    module, found = node.module, _libraries(node)
+    if module is None or not module.version or not found:
+        return skip("the module or its libraries don't tell their version")
+    evidence = [seen(f"/sys/module/{module.name}/version", f"{module.version} (loaded module)")]
+    evidence += [seen(library.real, f"{library.version} ({library.soname})") for library in found]
+    wrong = next((library.version for library in found if library.version != module.version), None)
+    if wrong is None:
+        return ok(f"module and libraries are both {module.version}", *evidence)
+    summary = f"the loaded module is {module.version}, the libraries are {wrong}"
+    evidence += _who(node, wrong)
+    if TRAITS["lxc"].holds(node):  # the host has loaded its module; the libraries in here must follow
+        return fail(summary, *evidence, fix=driver_packages.libraries_of_run_file(node, module.version))
+    if not node.next_version or node.next_version == wrong:
+        return fail(summary, *evidence)
+    # a reboot would load a module that doesn't fit either
+    evidence.append(seen(f"modinfo -k {node.next_kernel} -F version nvidia", node.next_version))
+    return fail(
+        f"{summary}, and the module on disk is {node.next_version}", *evidence, fix=_rebuild(node, wrong)
+    )
+
+
+def _libraries(node: Node) -> list[Library]:
+    """Of the node itself: operator-host-driver-conflict judges those of the GPU operator's driver."""
+    here = (node.nvml_library, node.cuda_library)
+    return [one for one in here if one and one.version and not one.root and not is_compat(one.real)]
+
+
+def _who(node: Node, version: str) -> Iterator[Evidence]:
+    """The transaction that brought this version, as far as logs that we may read tell."""
+    from gpunode.facts.packages import brought
+
+    try:
+        change = brought(node.host, version, lambda: node.packages)
+    except GpunodeError:
+        return
+    if change is not None:
+        yield seen(change.source, change, change.line)
+
+
+def _rebuild(node: Node, version: str) -> Fix:
+    """The module of the libraries' version for the kernel that boots next."""
+    if version in node.dkms:
+        name = f"{driver.dkms_name(node.host, version)} -k {node.next_kernel}"
+        return Fix(f"dkms install --force {name} && reboot", True, "reboot")
+    if node.dkms:
+        return driver_packages.install_driver(node)
+    build = driver_packages.build_module(node, node.next_kernel).command.removesuffix(" && modprobe nvidia")
+    return Fix(f"{build} && reboot", True, "reboot")
+
+
+def driver_upgrade_pending(node: Node) -> Verdict:
+    module, upcoming = node.module, node.next_version
+    if module is None or not module.version or not upcoming:
+        return skip("modinfo tells no version of the module on disk")
+    if upcoming == module.version:
+        return ok(f"the module on disk is the loaded one, {module.version}")
+    evidence = (
+        seen("modinfo -F version nvidia", f"{upcoming} (for kernel {node.next_kernel})"),
+        seen(f"/sys/module/{module.name}/version", module.version),
+    )
+    stays = next((one for one in _libraries(node) if one.version == module.version), None)
+    if stays is None:
+        summary = f"driver {upcoming} is installed, {module.version} runs until the next reboot"
+        return warn(summary, *evidence, fix=fixes.REBOOT.other)
+    return warn(
+        f"the next reboot breaks the GPUs: it loads module {upcoming}, and the libraries are {stays.version}",
+        *evidence,
+        seen(stays.real, f"{stays.version} ({stays.soname})"),
+        fix=driver_packages.reinstall_libraries(node),
+    )
+
+
+VERSIONS_CHECKS = (
+    Check(
+        id="driver-libs-mixed",
+        title="The libraries are of one driver",
+        layer="driver",
+        severity="error",
+        looks_at="the versions in the real file names of libnvidia-ml.so.1 and libcuda.so.1.",
+        why=(
+            "CUDA and NVML come from one driver. Of two versions at least one doesn't fit the kernel module: "
+            "left over from a .run installer, or from an upgrade that stopped half way."
+        ),
+        remedy=fixes.INSTALL_LIBRARIES,
+        run=driver_libs_mixed,
+        blocked_by=("libnvidia-ml-missing", "libcuda-missing"),
+        classes=HOST_OR_CONTAINER,
+        preflight=ANY_ENGINE,
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
+    ),
+    Check(
+        id="driver-lib-mismatch",
+        title="Module and libraries are one version",
+        layer="driver",
+        severity="error",
+        looks_at=(
+            "/sys/module/nvidia/version against the version in the real file names of libnvidia-ml.so.1 and "
+            "libcuda.so.1, the module on disk, and the package manager's log for who brought the libraries."
+        ),
+        why=(
+            "The libraries refuse a module of another version (NVML: Driver/library version mismatch, code "
+            "18). Usually an unattended upgrade replaced the libraries while the old module was still "
+            "loaded."
+        ),
+        remedy=fixes.REBOOT,
+        run=driver_lib_mismatch,
+        blocked_by=("module-not-loaded", "libnvidia-ml-missing", "driver-libs-mixed"),
+        classes=HOST_OR_CONTAINER,
+        preflight=ANY_ENGINE,
+        reboot=True,
+        refs=(
+            "https://github.com/NVIDIA/ubuntu-packaging-nvidia-driver/issues/3",
+            "https://docs.nvidia.com/deploy/nvml-api/",
+        ),
+    ),
+    Check(
+        id="driver-upgrade-pending",
+        title="No driver upgrade waits for a reboot",
+        layer="driver",
+        severity="warning",
+        looks_at=(
+            "modinfo -F version nvidia for the kernel that boots next, against /sys/module/nvidia/version "
+            "and the libraries."
+        ),
+        why=(
+            "The GPUs work now, but anything that reloads the module or refreshes the libraries changes the "
+            "driver under running work. Reboot at a time of your choosing."
+        ),
+        remedy=fixes.REBOOT,
+        run=driver_upgrade_pending,
+        blocked_by=("module-not-loaded", "driver-lib-mismatch"),
+        classes=HOST,
+        reboot=True,
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
+    ),
+)
+
+
+# The driver against the GPUs that it is to drive: its branch, and the kind of its kernel module.
+
+MINIMUM = (384, 81)
+
+
+def driver_too_old(node: Node) -> Verdict:
+    version = node.driver_version
+    numbers = driver.version_numbers(version)
+    if not numbers:
+        return skip("the module doesn't tell its version")
+    evidence = _version(node)
+    if node.module is not None and numbers < MINIMUM:
+        return fail(
+            f"driver {version} is older than 384.81", evidence, fix=driver_packages.install_driver(node)
+        )
+    found = _judge(node, driver.TOO_NEW, "a driver of branch {0.min} or newer")
+    return found or ok(f"driver {version} is new enough", evidence)
+
+
+def gpu_arch_dropped(node: Node) -> Verdict:
+    if not node.driver_version:
+        return skip("the module doesn't tell its version")
+    found = _judge(node, driver.DROPPED, "a driver of branch {0.max} or older")
+    if found is not None:
+        return found
+    rows = (driver.supports(gpu.device_id) for gpu in node.gpus if _could_have(node, gpu))
+    last = next((row for row in rows if row and row.max), None)
+    if last is None:
+        return ok("no GPU here is left behind by newer drivers")
+    followed = node.packages.installed.get("cuda-drivers")
+    if followed is None or _stays(node, followed):
+        return ok(f"the driver stays within branch {last.max}, which a GPU here ({last.name}) needs")
+    return warn(
+        f"the next upgrade of cuda-drivers leaves branch {last.max}, the last for a GPU here ({last.name})",
+        seen("package database", f"cuda-drivers {followed.version}, which follows the newest branch"),
+        fix=driver_packages.HOLD_BRANCH.for_family(node.distribution.family),
+    )
+
+
+def _could_have(node: Node, gpu: PciGpu) -> bool:
+    """Whether this driver has the GPU, or takes it once it is loaded."""
+    return gpu.driver in ("nvidia", None) and gpu.address not in _refused(node)
+
+
+def _stays(node: Node, package: Package) -> bool:
+    """Whether something keeps this package, or the driver below it, within its branch."""
+    from gpunode.facts.packages import locked, module_stream
+
+    if package.held or module_stream(node.host, "nvidia-driver")[:1].isdigit():
+        return True
+    return locked(node.host, node.distribution.family, package.name, "nvidia-driver")
+
+
+def kmod_flavour(node: Node) -> Verdict:
+    if node.module_open is None:
+        return skip("neither the module nor modinfo tells whether it is the open one")
+    kind = "open" if node.module_open else "proprietary"
+    found = _judge(node, driver.FLAVOUR, "the {0.module} kernel module")
+    return found or ok(f"the {kind} kernel module drives these GPUs")
+
+
+def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
+    """The GPUs that are left without a driver for this reason: an error if no other GPU has one, and no fault
+    where they are old cards for a screen, or where the others would lose theirs for them."""
+    found = [one for one in node.unsuited_gpus if one.reason == reason]
+    if not found:
+        return None
+    first = found[0]
+    count = f"{len(found)} of {len(node.gpus)} GPUs" if len(node.gpus) > 1 else "the GPU"
+    verb = "need" if len(found) > 1 else "needs"
+    what = needs.format(first.supports)
+    evidence = [
+        seen(f"/sys/bus/pci/devices/{one.gpu.address}/device", f"{one.gpu.device_id} ({one.supports.name})")
+        for one in found
+    ]
+    flavour = {True: ", open", False: ", proprietary", None: ""}[node.module_open]
+    lines = (*logged(node, UNSUPPORTED)[:1], *failures(node, *(one.gpu.address for one in found)))
+    evidence += [_version(node, flavour), *dict.fromkeys(lines)]
+    summary = f"{count} {verb} {what}"
+    driven = any(gpu.driver == "nvidia" and gpu.address not in _refused(node) for gpu in node.gpus)
+    if driven and all(one.supports.max and one.gpu.display for one in found):
+        return note(f"{summary}, which only matters if it is to compute", *evidence)
+    if driven and not driver_packages.spares(node, first.supports):
+        moved = Fix(f"lspci -nnks {first.gpu.address}", needs_root=False)
+        return warn(f"{summary}, which doesn't drive the others: no driver drives all", *evidence, fix=moved)
+    return (warn if driven else fail)(summary, *evidence, fix=driver_packages.install_driver(node))
+
+
+def _refused(node: Node) -> frozenset[str]:
+    return frozenset(one.gpu.address for one in node.unsuited_gpus)
+
+
+def _version(node: Node, flavour: str = "") -> Evidence:
+    if node.module is not None:
+        return seen(f"/sys/module/{node.module.name}/version", f"{node.driver_version}{flavour}")
+    return seen("modinfo -F version nvidia", f"{node.driver_version}{flavour}")
+
+
+def driver_eol(node: Node) -> Verdict:
+    number = driver.branch(node.driver_version)
+    if not number:
+        return skip("the module doesn't tell its version")
+    bulletin = driver.ended(number)
+    if bulletin is None:
+        return ok(f"branch {number} still gets fixes", _version(node))
+    last = driver_packages.last_branch(node)
+    if last and last <= number:
+        summary = f"driver branch {number} gets no more fixes, and is the last for GPUs like these"
+        return note(summary, _version(node))
+    kept = ", ".join(str(one) for one in bulletin.branches)
+    return warn(
+        f"driver branch {number} gets no more security fixes",
+        _version(node),
+        seen(
+            f"NVIDIA's security bulletin {bulletin.number} of {bulletin.published}", f"fixes branches {kept}"
+        ),
+        fix=driver_packages.install_driver(node),
+    )
+
+
+SUPPORT_CHECKS = (
+    Check(
+        id="driver-too-old",
+        title="The driver is new enough",
+        layer="driver",
+        severity="error",
+        looks_at=(
+            "/sys/module/nvidia/version; 384.81 is the least, and GPUs that nobody drives may need a newer "
+            "branch."
+        ),
+        why=(
+            "CUDA 9, the container toolkit and device plugins need at least driver 384.81, and a driver "
+            "knows no GPU that is newer than itself."
+        ),
+        remedy=fixes.UPGRADE_DRIVER,
+        run=driver_too_old,
+        blocked_by=("driver-not-installed", "nouveau-loaded"),
+        classes=HOST_OR_CONTAINER,
+        refs=("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",),
+        preflight=ANY_ENGINE,
+        table=driver.TABLE,
+    ),
+    Check(
+        id="gpu-arch-dropped",
+        title="The driver still knows these GPUs",
+        layer="driver",
+        severity="error",
+        looks_at=(
+            "PCI device ids of GPUs that nobody drives against the driver's branch; for GPUs whose last "
+            "branch is known, whether the package cuda-drivers would leave it."
+        ),
+        why=(
+            "Branch 580 is the last for Maxwell, Pascal and Volta. A newer driver loads and doesn't take "
+            "them: No devices were found."
+        ),
+        remedy=driver_packages.HOLD_BRANCH,
+        run=gpu_arch_dropped,
+        blocked_by=("driver-not-installed", "nouveau-loaded"),
+        unless=("operator-driver", "vfio-host"),
+        preflight=ANY_ENGINE,
+        table=driver.TABLE,
+        refs=("https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/",),
+    ),
+    Check(
+        id="kmod-flavour",
+        title="Open or proprietary: the module fits the GPUs",
+        layer="driver",
+        severity="error",
+        looks_at=(
+            "PCI device ids of GPUs that nobody drives, and whether the module is the open one: "
+            "/proc/driver/nvidia/version, or its license where it isn't loaded."
+        ),
+        why=(
+            "GPUs before Turing are driven by the proprietary module alone, Blackwell and Grace Hopper by "
+            "the open one alone. The other module doesn't take them: No devices were found, with a card "
+            "that lspci shows."
+        ),
+        remedy=fixes.INSTALL_DRIVER,
+        run=kmod_flavour,
+        blocked_by=("driver-not-installed", "nouveau-loaded"),
+        unless=("operator-driver", "vfio-host"),
+        preflight=ANY_ENGINE,
+        refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/862",),
+        table=driver.TABLE,
+    ),
+    Check(
+        id="driver-eol",
+        title="The driver's branch still gets fixes",
+        layer="driver",
+        severity="warning",
+        looks_at="the driver's branch against those that NVIDIA's last security bulletin has a fix for.",
+        why=(
+            "NVIDIA fixes a few branches and no others. What is found from now on in this one stays: plan "
+            "the change to a branch that is kept for the next maintenance window."
+        ),
+        remedy=fixes.UPGRADE_DRIVER,
+        run=driver_eol,
+        blocked_by=("module-not-loaded", "driver-too-old"),
+        unless=("operator-driver", "vgpu-guest"),
+        refs=("https://github.com/NVIDIA/product-security",),
+        table="driver_cves",
+    ),
+)

@@ -1,0 +1,497 @@
+"""Fixes that depend on how this very node gets its driver: repositories, DKMS, prebuilt modules, keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from gpunode.checks import fixes
+from gpunode.checks.fixes import DRIVER_GUIDE, Remedy, everywhere, per_family
+from gpunode.checks.model import Check, Verdict, ok, seen, warn
+from gpunode.facts import driver
+from gpunode.facts.driver import Supports
+from gpunode.facts.driver_targets import (
+    LONG_TERM,
+    REPOSITORY,
+    has_repository,
+    last_branch,
+    module_for,
+    newer_branch,
+    run_installed,
+)
+from gpunode.facts.kernel_modules import kernel_devel, linux_headers
+from gpunode.facts.libraries import is_compat
+from gpunode.facts.node import Node
+from gpunode.facts.packages import Package
+from gpunode.facts.traits import OPERATOR_DRIVER
+from gpunode.gpu.library_paths import CUDA
+from gpunode.output.result import Evidence, Fix
+from gpunode.packages.driver_choice import choose
+from gpunode.packages.driver_model import OPEN, Wish, read_situation
+
+if TYPE_CHECKING:
+    from gpunode.facts.packages import Automatic
+
+
+# What mends the driver beside fixes.py: commands that no other layer needs.
+
+
+def install_headers(release: str) -> Remedy:
+    """What DKMS builds against, for this kernel. SUSE's package has the flavour in its name."""
+    return per_family(
+        f"apt install {linux_headers(release)}",
+        f"dnf install {kernel_devel(release)}",
+        f"zypper install kernel-default-devel=$(echo {release} | sed 's/-default$//')",
+        f"follow {DRIVER_GUIDE}",
+    )
+
+
+# MokManager gives up after ten seconds; there is nothing to do before the reboot but to know what it will ask
+LIST_NEW_KEYS = everywhere("mokutil --list-new")
+
+SHOW_MODPROBE = everywhere("modprobe --showconfig | grep -i nvidia", needs_root=False)
+
+REINSTALL_FIRMWARE = per_family(
+    "apt install --reinstall firmware-nvidia-gsp && reboot",
+    "dnf reinstall nvidia-kmod-common && reboot",
+    "zypper install --force kernel-firmware-nvidia-gspx-G06 && reboot",
+    f"follow {DRIVER_GUIDE}",
+    "reboot",
+)
+
+_KEEP = "/etc/apt/apt.conf.d/52keep-nvidia-driver"
+
+# a list in apt's configuration grows with every file that names it
+KEEP_DRIVER = per_family(
+    'printf \'Unattended-Upgrade::Package-Blacklist { "nvidia-"; "libnvidia-"; "cuda-"; };\\n\' > ' + _KEEP,
+    "dnf install 'dnf-command(versionlock)' && dnf versionlock add '*nvidia*'",
+    "zypper addlock '*nvidia*'",
+    f"follow {DRIVER_GUIDE}",
+)
+
+# cuda-drivers-580 is there as well, and goes on within its branch
+HOLD_BRANCH = per_family(
+    "apt-mark hold cuda-drivers",
+    "dnf install 'dnf-command(versionlock)' && dnf versionlock add '*nvidia*'",
+    "zypper addlock '*nvidia*'",
+    f"follow {DRIVER_GUIDE}",
+)
+
+REMOVE_RUN_INSTALL = per_family(
+    "nvidia-uninstall && apt install --reinstall nvidia-open && reboot",
+    "nvidia-uninstall && dnf reinstall nvidia-open && reboot",
+    "nvidia-uninstall && zypper install --force nvidia-open && reboot",
+    "nvidia-uninstall && reboot",
+    "reboot",
+)
+
+NO_OPERATOR_DRIVER = everywhere(
+    "kubectl patch clusterpolicies.nvidia.com cluster-policy --type merge "
+    '--patch \'{"spec":{"driver":{"enabled":false}}}\'',
+    "drain",
+    needs_root=False,
+)
+
+DROP_STUBS = everywhere("sed -i '\\#/stubs#d' /etc/ld.so.conf.d/*.conf /etc/ld.so.conf && ldconfig")
+
+_LINK_RULE = (
+    'ACTION=="add", DEVPATH=="/bus/pci/drivers/nvidia", '
+    'RUN+="/usr/bin/nvidia-ctk system create-dev-char-symlinks --create-all"'
+)
+
+LOAD_AT_BOOT = everywhere("echo nvidia_uvm > /etc/modules-load.d/nvidia-uvm.conf")
+
+LINK_AT_BOOT = everywhere(f"echo '{_LINK_RULE}' > /etc/udev/rules.d/71-nvidia-dev-char.rules")
+
+
+# Which driver this very node should have: the newest that drives its GPUs, under the names that its packages
+# have.
+
+__all__ = [
+    "LONG_TERM",
+    "REPOSITORY",
+    "from_ubuntu",
+    "has_repository",
+    "last_branch",
+    "module_for",
+    "newer_branch",
+    "run_installed",
+    "spares",
+]
+# Ubuntu's names carry branch and kind: nvidia-headless-no-dkms-535-server-open, and modules of a kernel's
+# flavour; those of one kernel (linux-modules-nvidia-535-6.8.0-45-generic) come along with them
+_UBUNTU = re.compile(
+    r"(nvidia-driver|nvidia-headless|nvidia-headless-no-dkms|nvidia-utils|nvidia-fabricmanager|libnvidia-nscq"
+    r"|linux-modules-nvidia)-(\d{3})(-server)?(-open)?(-[a-z][a-z0-9.-]*)?"
+)
+_COME_ALONG = "nvidia-utils"  # nvidia-driver-BRANCH needs it, nvidia-headless-BRANCH doesn't
+_WITH_KIND = ("nvidia-driver", "nvidia-headless", "nvidia-headless-no-dkms", "linux-modules-nvidia")
+
+
+def from_ubuntu(node: Node, branch: int, module: str = "") -> str:
+    """Ubuntu's own driver packages that are installed here, in another branch and with this kernel module
+    (open, proprietary, empty for the one that they have); empty if none is."""
+    if node.distribution.id != "ubuntu":
+        return ""
+    own = [name for name, one in node.packages.installed.items() if _of_archive(node, one)]
+    found = [parts for name in own if (parts := _UBUNTU.fullmatch(name))]
+    if not any(parts[1] in _WITH_KIND for parts in found):
+        return ""
+    whole = any(parts[1] == "nvidia-driver" for parts in found)
+    kept = (parts for parts in found if not (whole and parts[1] == _COME_ALONG))
+    return " ".join(sorted({_renamed(parts, branch, module) for parts in kept}))
+
+
+def _of_archive(node: Node, package: Package) -> bool:
+    """NVIDIA's repository has packages of the same names, whose releases are written 580.95.05-0ubuntu1."""
+    return "-0ubuntu0." in package.version or not has_repository(node)
+
+
+def _renamed(parts: re.Match[str], branch: int, module: str) -> str:
+    name, _, server, kind, kernel = parts.groups("")
+    if module and name in _WITH_KIND:
+        kind = "" if module == "proprietary" else "-open"
+    return f"{name}-{branch}{server}{kind}{kernel}"
+
+
+def spares(node: Node, wanted: Supports) -> bool:
+    """Whether the driver that `wanted` GPUs need also drives those that have one now."""
+    branch = driver.branch(node.driver_version)
+    branch = max(min(branch, wanted.max or branch), wanted.min)
+    opened = {"open": True, "proprietary": False}.get(wanted.module, node.module_open)
+    rows = (driver.supports(gpu.device_id) for gpu in node.gpus if gpu.driver == "nvidia")
+    return not any(row and driver.refusal(row, branch, opened) for row in rows)
+
+
+_DOWNLOADS = "https://www.nvidia.com/en-us/drivers/"
+_RUN_FILES = "https://us.download.nvidia.com"
+_DESKTOP = {"x86_64": "XFree86/Linux-x86_64", "aarch64": "XFree86/aarch64"}
+_ARM_LOADER = "/lib/ld-linux-aarch64.so.1"
+_FIRST_G07 = 590  # SUSE's and NVIDIA's packages for SUSE have G07 in their names from this branch
+_LEGACY = "https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/"
+# Ubuntu's prebuilt modules: kernel/nvidia-550srv-open/nvidia.ko is linux-modules-nvidia-550-server-open-...
+_PREBUILT = re.compile(r"^kernel/nvidia-(\d+)(srv)?(-open)?/nvidia\.ko", re.MULTILINE)
+# kmod-nvidia-580.159.03-5.14.0-427.13.1
+_FOR_ONE_KERNEL = re.compile(r"(kmod-nvidia(?:-open)?-\d+\.[\d.]+)-\d+\.\d+\.\d+-")
+
+
+def install_driver(node: Node, branch: int = 0) -> Fix:
+    """The driver that `gpunode driver plan` chooses, or of this branch; a reboot exchanges a loaded one."""
+    last = last_branch(node)
+    if 0 < last < LONG_TERM and node.distribution.id != "ubuntu":
+        return Fix(f"follow {_LEGACY}")
+    option = f"--branch {branch} " if branch and branch != choose(read_situation(node), Wish()).branch else ""
+    command = f"gpunode driver install {option}--yes"
+    if node.module is None:
+        return Fix(command)
+    return Fix(f"{command} && reboot", True, "reboot")
+
+
+def newer_run_file() -> Fix:
+    """For a driver that came with NVIDIA's .run installer, whose files packages would overwrite."""
+    return Fix(f"follow {_DOWNLOADS} to a newer .run installer, which is how this driver came")
+
+
+_AGAIN = {"debian": "apt install --reinstall", "rhel": "dnf reinstall", "suse": "zypper install --force"}
+
+
+def reinstall(node: Node, names: Iterable[str]) -> Fix | None:
+    """These packages again, over whatever else wrote their files; None on an unknown distribution."""
+    command = _AGAIN.get(node.distribution.family)
+    return Fix(f"{command} {' '.join(names)} && reboot", True, "reboot") if command else None
+
+
+def newer_for_kernel(node: Node, release: str) -> Fix:
+    """A driver that compiles for a kernel; the node boots that kernel once it has the module."""
+    install = install_driver(node)
+    proof = f" && modinfo -k {release} -F version nvidia"
+    return Fix(f"{install.command.removesuffix(' && reboot')}{proof} && reboot", True, "reboot")
+
+
+def build_module(node: Node, release: str) -> Fix:
+    """Get the module for kernel `release` the way the other kernels' came: DKMS, akmods or packages.
+
+    For the running kernel it is loaded afterwards.
+    """
+    load = " && modprobe nvidia" if release == node.kernel else ""
+    command = _without_dkms(node, release)
+    if command:
+        return Fix(command + load)
+    fix = fixes.build_module_for(release).for_family(node.distribution.family)
+    return Fix(fix.command + load)
+
+
+def _without_dkms(node: Node, release: str) -> str:
+    """Empty where DKMS builds the module, or where it can't be told who does."""
+    if node.host.stat("/usr/sbin/akmods"):
+        return f"dnf install {kernel_devel(release)} && akmods --force --kernels {release}"
+    if node.distribution.family == "suse":
+        return f"zypper install --force {suse_modules(node)}"
+    if node.dkms:
+        return ""
+    for kernel in node.kernels:
+        found = _PREBUILT.search(node.host.read_text(f"/lib/modules/{kernel.release}/modules.dep") or "")
+        if found:
+            server, flavour = "-server" if found[2] else "", found[3] or ""
+            return f"apt update && apt install linux-modules-nvidia-{found[1]}{server}{flavour}-{release}"
+    if node.host.executable("/usr/bin/nvidia-uninstall") and node.module and node.module.version:
+        return _run_file(node, node.module.version, f"--kernel-name={release}")
+    return _precompiled(node, release) if node.distribution.family == "rhel" else ""
+
+
+def _precompiled(node: Node, release: str) -> str:
+    """NVIDIA's repository has a package for each driver and kernel, ELRepo one for all kernels."""
+    for package in node.packages.starting("kmod-nvidia"):
+        found = _FOR_ONE_KERNEL.match(package.name)
+        if found:
+            return f"dnf install {found[1]}-{re.sub(r'[.]el[0-9].*', '', release)}"
+    return "dnf upgrade 'kmod-nvidia*'"
+
+
+def enrol_key(node: Node, *, signed: bool) -> Fix | None:
+    """Enrol the key that lies on this node; a module that DKMS left unsigned is first built again."""
+    key = driver.signing_key(node.host)
+    if not key:
+        return None
+    again = "" if signed else _build_again(node)
+    return Fix(f"{again}mokutil --import {key} && reboot", True, "reboot")
+
+
+def make_key(node: Node) -> Fix:
+    """Make a key, sign the module with it and enrol it, by what builds modules on this node."""
+    if node.host.stat("/usr/sbin/akmods"):
+        steps = "kmodgenca --auto && akmods --force --rebuild && "
+        return Fix(f"{steps}mokutil --import {driver.AKMODS_KEY} && reboot", True, "reboot")
+    if not node.dkms:
+        return Fix(f"follow {fixes.DRIVER_GUIDE}")
+    if node.distribution.id == "ubuntu":
+        steps, key = "update-secureboot-policy --new-key", driver.SHIM_KEY
+    else:
+        steps, key = "dkms generate_mok", driver.DKMS_KEY
+    return Fix(f"{steps} && {_build_again(node)}mokutil --import {key} && reboot", True, "reboot")
+
+
+def _build_again(node: Node) -> str:
+    version = next(iter(node.dkms), None)
+    if version is None:
+        return ""
+    name = f"{driver.dkms_name(node.host, version)} -k $(uname -r)"
+    return f"dkms build --force {name} && dkms install --force {name} && "
+
+
+def install_libraries(node: Node) -> Fix | None:
+    """The libraries' packages for the driver that is here; None where their names don't depend on it.
+
+    Ubuntu's names carry the driver's branch and its server flavour, those of NVIDIA's repository for Ubuntu
+    the branch until 590.
+    """
+    version = node.driver_version
+    if version and run_installed(node):
+        return libraries_of_run_file(node, version)
+    if node.distribution.family != "debian":
+        return None
+    if node.host.listdir("/var/lib/dkms/nvidia-current"):
+        return Fix("apt install libnvidia-ml1 libcuda1 nvidia-smi && ldconfig")  # Debian's own packages
+    if node.distribution.id == "debian":
+        return Fix("apt install nvidia-driver-cuda && ldconfig")  # of NVIDIA's repository
+    numbers = driver.version_numbers(node.module.version if node.module else next(iter(node.dkms), ""))
+    if not numbers or (numbers[0] >= 590 and not from_ubuntu(node, numbers[0])):
+        return None
+    server = any("-server" in name for name in driver.driver_packages(node.packages))
+    branch = f"{numbers[0]}{'-server' if server else ''}"
+    return Fix(f"apt install libnvidia-compute-{branch} nvidia-utils-{branch} && ldconfig")
+
+
+def suse_modules(node: Node) -> str:
+    """The packages of the kernel module on SUSE: those that are installed, else the one for the driver here
+    or, without any, for the driver that gpunode chooses."""
+    built = [one.name for one in node.packages.containing("nvidia") if "-kmp-" in one.name]
+    if built:
+        return " ".join(built)
+    choice = choose(read_situation(node), Wish())
+    branch = driver.branch(node.driver_version) or choice.branch
+    is_open = choice.flavour == OPEN if node.module_open is None else node.module_open
+    kernel = driver.flavour(node.kernel)
+    if branch < _FIRST_G07:
+        return f"nvidia-open-driver-G06-signed-kmp-{kernel}" if is_open else f"nvidia-driver-G06-kmp-{kernel}"
+    return f"nvidia-open-driver-G07-signed-cuda-kmp-{kernel}" if is_open else "nvidia-driver-G07"
+
+
+def suse_libraries(node: Node) -> str:
+    """The package of the libraries and programs for computing, for the driver's branch."""
+    number = "G06" if driver.branch(node.driver_version) < _FIRST_G07 else "G07"
+    return f"nvidia-compute-utils-{number}"
+
+
+def libraries_of_run_file(node: Node, version: str) -> Fix:
+    """NVIDIA's .run installer brings exactly one version's libraries, on any distribution."""
+    return Fix(_run_file(node, version, "--no-kernel-modules"))
+
+
+def _run_file(node: Node, version: str, option: str) -> str:
+    """Download the installer and run it, since it leaves no copy behind. NVIDIA keeps its releases for data
+    centres and those for desktops in two directories, and many in both."""
+    architecture = "aarch64" if node.host.exists(_ARM_LOADER) else "x86_64"
+    name = f"NVIDIA-Linux-{architecture}-{version}.run"
+    places = (f"{_RUN_FILES}/{part}/{version}/{name}" for part in ("tesla", _DESKTOP[architecture]))
+    fetch = " || ".join(f"curl -fO {place}" for place in places)
+    return f"cd /root && {{ {fetch}; }} && sh {name} {option}"
+
+
+def reinstall_libraries(node: Node) -> Fix:
+    """The libraries again, in the version that the repositories have with the module."""
+    return install_libraries(node) or fixes.INSTALL_LIBRARIES.for_family(node.distribution.family)
+
+
+_FIRMWARE = ("nvidia-firmware", "firmware-nvidia-gsp", "kernel-firmware-nvidia-gsp")
+
+
+def reinstall_firmware(node: Node) -> Fix | None:
+    """Ubuntu has a package of firmware for each version; elsewhere names don't depend on it."""
+    version = node.module.version if node.module else ""
+    here = [one.name for one in node.packages.starting(*_FIRMWARE)]
+    if len(here) == 1 and node.distribution.family in ("debian", "suse"):
+        return reinstall(node, here)
+    if node.distribution.id != "ubuntu" or not version:
+        return None
+    server = any("-server" in name for name in driver.driver_packages(node.packages))
+    name = f"nvidia-firmware-{driver.version_numbers(version)[0]}{'-server' if server else ''}-{version}"
+    return Fix(f"apt install --reinstall {name} && reboot", True, "reboot")
+
+
+# Who changes the driver: upgrades that nobody asked for, and two ways to install it at once.
+
+_RUN_INSTALLER = "/usr/bin/nvidia-uninstall"
+# the packages of the libraries themselves, Ubuntu's with the branch in their names: whatever depends on them
+# can't take them along where they are held
+_LIBRARIES = (
+    "libnvidia-compute",
+    "libnvidia-ml1",
+    "libcuda1",
+    "nvidia-driver-cuda",
+    "nvidia-compute-G0",
+    "nvidia-compute-utils-G0",
+)
+_APT_TIMER = "apt-daily-upgrade.timer"
+_WIDE = ("nvidia", "*", "developer.download")
+
+
+def unattended_upgrades_driver(node: Node) -> Verdict:
+    upgrades = node.automatic_upgrades
+    if upgrades is None:
+        return ok("nothing upgrades packages by itself")
+    timer = node.units.get(_APT_TIMER) if upgrades.tool == "unattended-upgrades" else None
+    if timer is not None and timer.installed and not (timer.runs or timer.at_boot):
+        return ok("the timer of unattended-upgrades is off", seen(_APT_TIMER, timer))
+    exposed = [one for one in node.packages.starting(*_LIBRARIES) if _exposed(node, upgrades, one)]
+    if not exposed:
+        return ok(
+            f"{upgrades.tool} leaves the driver alone", seen(upgrades.source, upgrades.value, upgrades.line)
+        )
+    named = ", ".join(f"{one.name} {one.upstream}" for one in exposed[:3])
+    return warn(
+        f"{upgrades.tool} may replace the driver while it runs",
+        seen(upgrades.source, upgrades.value, upgrades.line),
+        seen("package database", f"{named}: not held, locked or excluded"),
+    )
+
+
+def _exposed(node: Node, upgrades: Automatic, package: Package) -> bool:
+    """Whether this upgrade would take that package along."""
+    if package.held or upgrades.leaves(package.name):
+        return False
+    if node.distribution.family != "debian":
+        return True
+    wide = any(word in origin.lower() for origin in upgrades.origins for word in _WIDE)
+    # Ubuntu has the driver itself, among its security updates; NVIDIA's repository must be named
+    own = "-0ubuntu0." in package.version or not has_repository(node)
+    return bool(upgrades.origins) and (wide or own)
+
+
+def driver_two_installs(node: Node) -> Verdict:
+    if node.host.is_dir(OPERATOR_DRIVER):
+        return _beside_operator(node)
+    if node.host.executable(_RUN_INSTALLER):
+        packaged = node.packages.starting(*_LIBRARIES)
+        if packaged:
+            named = ", ".join(f"{one.name} {one.upstream}" for one in packaged[:3])
+            return warn(
+                "the driver was installed twice: by a .run installer and from packages",
+                seen(_RUN_INSTALLER, "left by the .run installer"),
+                seen("package database", named),
+                fix=_remove(node, packaged),
+            )
+    copies = tuple(_copies(node))
+    if len({one.value for one in copies}) > 1:
+        return warn("libraries of two drivers are known to the linker", *copies)
+    return ok("the driver is installed once")
+
+
+def _beside_operator(node: Node) -> Verdict:
+    if not node.dkms:
+        return ok("the GPU operator's driver is the only one")
+    return warn(
+        "the GPU operator brings a driver, and this node has one of its own",
+        seen(OPERATOR_DRIVER, "the GPU operator's driver"),
+        *(seen("/var/lib/dkms", f"source of {version}") for version in node.dkms),
+        fix=NO_OPERATOR_DRIVER.other,
+    )
+
+
+def _copies(node: Node) -> Iterator[Evidence]:
+    """Existing files that the linker knows as libcuda.so.1, each with its version."""
+    for entry in node.linked_libraries:
+        if entry.soname == CUDA and not is_compat(entry.path) and node.host.is_file(entry.path):
+            version = re.search(r"\.so\.(\d+\.\d[\d.]*)$", node.host.realpath(entry.path))
+            if version:
+                yield seen(entry.path, version[1])
+
+
+def _remove(node: Node, packaged: tuple[Package, ...]) -> Fix | None:
+    again = reinstall(node, [one.name for one in packaged])
+    return Fix(f"nvidia-uninstall && {again.command}", True, again.disruptive) if again else None
+
+
+CHECKS = (
+    Check(
+        id="unattended-upgrades-driver",
+        title="Nothing upgrades the driver by itself",
+        layer="driver",
+        severity="warning",
+        looks_at=(
+            "unattended-upgrades, dnf-automatic and SUSE's online update, and whether holds, locks, pins or"
+            " their own lists keep the driver's libraries from them."
+        ),
+        why=(
+            "Such an upgrade replaces the libraries under the module that runs: from that minute on every "
+            "new GPU container fails with Driver/library version mismatch, until the node is rebooted."
+        ),
+        remedy=KEEP_DRIVER,
+        run=unattended_upgrades_driver,
+        blocked_by=("driver-not-installed",),
+        unless=("operator-driver", "immutable"),
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
+    ),
+    Check(
+        id="driver-two-installs",
+        title="The driver is installed once",
+        layer="driver",
+        severity="warning",
+        looks_at=(
+            "nvidia-uninstall of the .run installer beside driver packages, the GPU operator's driver "
+            "beside the host's, and copies of libcuda.so.1 of several versions in the linker's cache."
+        ),
+        why=(
+            "Two installations overwrite each other's files: an upgrade of one leaves libraries of the other "
+            "behind, and module and libraries part ways."
+        ),
+        remedy=REMOVE_RUN_INSTALL,
+        run=driver_two_installs,
+        blocked_by=(
+            *("driver-not-installed", "driver-libs-mixed", "driver-lib-mismatch"),
+            "operator-host-driver-conflict",
+        ),
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
+    ),
+)

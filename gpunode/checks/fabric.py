@@ -1,0 +1,578 @@
+"""NVSwitch fabrics: the fabric manager, its version, the topology it found, the GPUs' training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpunode.checks import driver_packages, fixes, health
+from gpunode.checks.model import (
+    ANY_ENGINE,
+    HOST,
+    HOST_OR_CONTAINER,
+    Check,
+    Verdict,
+    fail,
+    note,
+    ok,
+    seen,
+    skip,
+    warn,
+)
+from gpunode.facts import fabric
+from gpunode.facts import fabric as manager
+from gpunode.facts.driver import version_numbers
+from gpunode.facts.fabric import IB_UMAD, package_version
+from gpunode.facts.kernel_log import SOURCE, KernelLine, last_load, matching
+from gpunode.facts.node import Node
+from gpunode.facts.processes import boot_time, uptime
+from gpunode.facts.system import VM
+from gpunode.facts.traits import TRAITS
+from gpunode.gpu.condition import Condition
+from gpunode.output.result import Evidence, Fix
+
+# GPUs beside network cards and disks: GPUDirect RDMA, GPUDirect Storage, GDRCopy.
+
+_INVALID = r"nvidia[-_]peermem .*detected invalid context"
+_RDMA_GUIDE = "https://docs.nvidia.com/cuda/gpudirect-rdma/"
+
+
+def peermem(node: Node) -> Verdict:
+    cards = fabric.infiniband_cards(node.host)
+    if not cards:
+        return skip("there is no InfiniBand or RoCE card of NVIDIA's on this node")
+    now = uptime(node.host)
+    found = matching(node.kernel_log, _INVALID)
+    invalid = [(line, match) for line, match in found if not now or now - line.seconds < _RECENT_SECONDS]
+    if invalid:
+        shown = (seen(SOURCE, line.text) for line, _ in invalid[-3:])
+        again = Fix("modprobe -r nvidia-peermem && modprobe nvidia-peermem", True, "drain")
+        return warn(f"nvidia_peermem has lost {len(invalid)} of its mappings", *shown, fix=again)
+    if fabric.loaded(node.host, "nvidia_peermem"):
+        return ok("nvidia_peermem is loaded")
+    evidence = (seen("/proc/modules", "no nvidia_peermem"), seen(fabric.INFINIBAND, ", ".join(cards[:4])))
+    listed = fabric.wanted_at_boot(node.host, "nvidia-peermem")
+    shared = fabric.by_dmabuf(node.module.open if node.module else None, node.kernel)
+    # a package may list it for kernels that need it; a line in /etc is somebody's wish
+    if listed and (not shared or listed[0].startswith("/etc/")):
+        path, line = listed
+        wanted = seen(path, "nvidia-peermem", line)
+        return warn("nvidia_peermem is to be loaded at boot and isn't there", wanted, *evidence)
+    if shared:
+        return ok("the open modules and this kernel share GPU memory by DMA-BUF")
+    if not fabric.infiniband_ports(node.host, cards):
+        return ok("no InfiniBand port is up, so nobody needs nvidia_peermem")
+    return note("network cards can't reach GPU memory: nvidia_peermem isn't loaded", *evidence)
+
+
+def gds_gdrcopy(node: Node) -> Verdict:
+    wanted = tuple(fabric.installed_extras(node.host, node.kernel))
+    if not wanted:
+        return skip("neither GPUDirect Storage nor GDRCopy is installed")
+    missing = [one for one in wanted if not fabric.loaded(node.host, one[1])]
+    if not missing:
+        return ok(f"{' and '.join(name for name, _, _ in wanted)}: the module is loaded")
+    command = " && ".join(f"modprobe {module}" for _, module, _ in missing)
+    return note(
+        f"{' and '.join(name for name, _, _ in missing)}: the kernel module is there and isn't loaded",
+        *(seen(path, f"has {module}, /proc/modules hasn't") for _, module, path in missing),
+        fix=Fix(command),
+    )
+
+
+RDMA_CHECKS = (
+    Check(
+        id="peermem",
+        title="Network cards reach GPU memory",
+        layer="fabric",
+        severity="warning",
+        looks_at=(
+            f"cards in {fabric.INFINIBAND} driven by mlx5_core, the module nvidia_peermem, modules-load.d "
+            "and the kernel's log."
+        ),
+        why=(
+            "GPUDirect RDMA takes nvidia_peermem, or open modules and a kernel from 5.12 on (DMA-BUF). "
+            "Without it NCCL copies through the processor's memory, at a fraction of the speed."
+        ),
+        remedy=fixes.everywhere("modprobe nvidia-peermem"),
+        run=peermem,
+        blocked_by=("module-not-loaded",),
+        classes=HOST,
+        refs=(_RDMA_GUIDE,),
+    ),
+    Check(
+        id="gds-gdrcopy",
+        title="Modules of GPUDirect Storage and GDRCopy are loaded",
+        layer="fabric",
+        severity="info",
+        looks_at="nvidia_fs and gdrdrv: built for the running kernel, and loaded.",
+        why=(
+            "Programs that use cuFile or GDRCopy fall back to copies through the processor's memory where "
+            "their module isn't loaded."
+        ),
+        remedy=fixes.everywhere("modprobe nvidia_fs; modprobe gdrdrv"),
+        run=gds_gdrcopy,
+        blocked_by=("module-not-loaded",),
+        classes=HOST,
+        refs=("https://docs.nvidia.com/gpudirect-storage/", "https://github.com/NVIDIA/gdrcopy"),
+    ),
+)
+
+
+# What mends the fabric, MIG layouts and virtual GPUs.
+
+_ENABLE = "systemctl enable --now nvidia-fabricmanager"
+# a running manager loads the new version only when it restarts
+_RESTART = "systemctl enable nvidia-fabricmanager && systemctl restart nvidia-fabricmanager"
+_HOLDERS = ("nvidia-persistenced", "nvidia-dcgm")
+_ONE_NAME = 580  # the first branch whose package has one name in all of NVIDIA's repositories
+_VERSION = "$(cat /sys/module/nvidia/version)"
+
+# apt takes a pattern for the packager's revision
+MATCHING_MANAGER = fixes.per_family(
+    f'apt install "nvidia-fabricmanager={_VERSION}*" && {_RESTART}',
+    f"dnf install nvidia-fabricmanager-{_VERSION} && {_RESTART}",
+    f"zypper install nvidia-fabricmanager={_VERSION} && {_RESTART}",
+    "follow https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
+    "restart",
+)
+START_MANAGER = fixes.everywhere(_ENABLE, "restart")
+_LAYOUT = "/etc/gpunode-mig.yaml"
+KEEP_LAYOUT = fixes.everywhere(
+    f"gpunode mig export > {_LAYOUT} && gpunode mig apply --config-file {_LAYOUT} --persist"
+)
+MIXED_STRATEGY = fixes.everywhere(fixes.tell_plugin("MIG_STRATEGY=mixed"), needs_root=False)
+# what the operator has set up it sets back
+OPERATORS_STRATEGY = Fix(
+    "kubectl patch clusterpolicies.nvidia.com/cluster-policy --type merge "
+    """--patch '{"spec": {"mig": {"strategy": "mixed"}}}'""",
+    False,
+)
+# guests get their driver from whoever runs the host, not from a public repository
+GUEST_DRIVER = fixes.everywhere("follow https://docs.nvidia.com/vgpu/")
+RESET = fixes.everywhere("nvidia-smi --gpu-reset", "drain")
+DRIVER_PODS = fixes.everywhere(
+    "kubectl get pods --all-namespaces --output wide --selector app.kubernetes.io/component=nvidia-driver",
+    needs_root=False,
+)
+READ_MANAGER_LOG = fixes.everywhere("journalctl -b -u nvidia-fabricmanager -n 50")
+
+
+def matching_manager(node: Node, version: str) -> Fix | None:
+    """The package of exactly the loaded driver's version, under the name that it has here; None where that
+    can't be told."""
+    numbers = version_numbers(version)
+    if not numbers:
+        return None
+    name = _manager_package(node, numbers[0])
+    command = {
+        "debian": f"apt install '{name}={version}*'",
+        "rhel": f"dnf install {name}-{version}",
+        "suse": f"zypper install --oldpackage {name}={version}",
+    }.get(node.distribution.family)
+    return Fix(f"{command} && {_RESTART}", True, "restart") if command else None
+
+
+def _manager_package(node: Node, branch: int) -> str:
+    """As it is installed, if it is of this branch. Ubuntu's archive names the branch, NVIDIA's repositories
+    do so for apt, or write the name otherwise for rpm, up to 575."""
+    installed = package_version(node.packages)
+    if installed is not None and version_numbers(installed[1])[:1] == (branch,):
+        return installed[0]
+    if node.distribution.family != "debian":
+        return "nvidia-fabricmanager" if branch >= _ONE_NAME else "nvidia-fabric-manager"
+    archive = node.distribution.id == "ubuntu" and not driver_packages.has_repository(node)
+    named = branch < _ONE_NAME or archive or driver_packages.from_ubuntu(node, branch)
+    return f"nvidia-fabricmanager-{branch}" if named else "nvidia-fabricmanager"
+
+
+def missing_manager(node: Node) -> Fix | None:
+    """The GPU operator's driver brings its own: what became of it is for its pod to tell."""
+    if TRAITS["operator-driver"].holds(node):
+        return DRIVER_PODS.other
+    return matching_manager(node, node.module.version if node.module else "")
+
+
+def complete_manager(node: Node, needs: tuple[str, ...]) -> Fix | None:
+    """What the fabric manager of a Blackwell baseboard stands on: packages, and the module ib_umad."""
+    install = {"debian": "apt install", "rhel": "dnf install", "suse": "zypper install"}
+    tool = install.get(node.distribution.family)
+    packages = " ".join(need for need in needs if need != IB_UMAD)
+    if packages and tool is None:
+        return None
+    steps = [f"{tool} {packages}"] if packages else []
+    steps += [f"modprobe {IB_UMAD}"] if IB_UMAD in needs else []
+    return Fix(" && ".join((*steps, _ENABLE)), True, "restart")
+
+
+def reset(node: Node, gpus: Iterable[Condition]) -> Fix:
+    """Reset these, once nobody uses them: services that only watch GPUs hold them as well."""
+    units = (node.units.get(f"{name}.service") for name in _HOLDERS)
+    running = " ".join(unit.name.removesuffix(".service") for unit in units if unit is not None and unit.runs)
+    plain = health.reset_gpus(node, tuple(gpus))
+    if not running or plain.disruptive != "drain":
+        return plain
+    return Fix(f"systemctl stop {running} && {plain.command}; systemctl start {running}", True, "drain")
+
+
+_TRAINING_SECONDS = 300  # a fabric of eight GPUs is trained within a minute
+_RECENT_SECONDS = 24 * 3600  # links also go down and up again with each reset of a GPU
+_GUIDE = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/"
+_SXID = r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)"
+
+
+def fabricmanager_version(node: Node) -> Verdict:
+    loaded = node.module.version if node.module else ""
+    package = manager.package_version(node.packages)
+    if not loaded or package is None:
+        return _by_log(node, loaded)
+    name, version = package
+    evidence = (seen(name, version), seen("/sys/module/nvidia/version", loaded))
+    if version == loaded:
+        return ok(f"the fabric manager is {version}, as the driver", *evidence)
+    on_disk = node.module_file.version if node.module_file else ""
+    what = f"the fabric manager is {version}, the loaded driver {loaded}"
+    if _runs(node):
+        if version == on_disk:
+            return skip("the fabric manager is that of the driver which waits for a reboot")
+        return warn(f"{what}: it won't start again", *evidence, fix=matching_manager(node, loaded))
+    fix = fixes.REBOOT.other if version == on_disk else matching_manager(node, loaded)
+    return fail(f"{what}: it doesn't start", *evidence, fix=fix)
+
+
+def _by_log(node: Node, loaded: str) -> Verdict:
+    """Without a package its own complaint, if it is about the driver that is loaded now."""
+    for finding in node.fabric_log:
+        versions = manager.versions_in(finding.text) if finding.kind == "version" else None
+        if versions and versions[1] == loaded and versions[0] != loaded and not _runs(node):
+            return fail(
+                f"the fabric manager is {versions[0]}, the loaded driver {loaded}: it doesn't start",
+                seen(manager.LOG, finding.text, finding.line),
+                fix=matching_manager(node, loaded),
+            )
+    return skip("no package tells the fabric manager's version")
+
+
+def _runs(node: Node) -> bool:
+    """As a unit, or in the driver's container, whose processes the node sees."""
+    unit = node.units.get(manager.UNIT)
+    return (unit is not None and unit.runs) or any(one.name == manager.PROGRAM for one in node.processes)
+
+
+def fabricmanager_missing(node: Node) -> Verdict:
+    if _runs(node):
+        return ok("the fabric manager runs")
+    states = {one.fabric.state for one in node.conditions if not one.error}
+    if states == {"completed"}:
+        return ok("every GPU is registered with its fabric", seen("NVML", "fabric state completed"))
+    unit = node.units.get(manager.UNIT)
+    if unit is None:
+        return skip("systemd doesn't tell whether the fabric manager runs")
+    switches = f"{len(node.switches)} NVSwitches"
+    if not unit.installed:
+        fix = missing_manager(node)
+        evidence = (seen(manager.UNIT, "not installed"), seen("NVSwitch", switches))
+        return fail("this node has NVSwitches and no fabric manager", *evidence, fix=fix)
+    evidence = (seen(manager.UNIT, str(unit)), seen("NVSwitch", switches))
+    blackwell = any(switch.driver == "mlx5_core" for switch in node.switches)
+    lacking = manager.lacking(node.host) if blackwell else ()
+    if lacking:
+        parts = (seen(place, what) for place, what, _ in lacking)
+        fix = complete_manager(node, tuple(need for _, _, need in lacking))
+        return fail("the fabric manager doesn't run and lacks what it needs", *evidence, *parts, fix=fix)
+    return fail("the fabric manager doesn't run", *evidence, fix=START_MANAGER.other)
+
+
+def fabric_topology(node: Node) -> Verdict:
+    lines = {finding.kind: finding for finding in node.fabric_log if _of_this_boot(node)}
+    logged = {kind: seen(manager.LOG, one.text, one.line) for kind, one in lines.items()}
+    if "topology" in logged and not _runs(node):
+        return fail("the fabric manager misses NVSwitches", logged["topology"])
+    reported = _switch_errors(node)
+    fatal = [seen(SOURCE, line.text) for line, kind in reported if kind == "Fatal"]
+    mild = [seen(SOURCE, line.text) for line, kind in reported if kind != "Fatal" and _recent(node, line)]
+    fatal += [logged["fatal"]] if "fatal" in logged and not fatal else []
+    # the fabric manager repeats what the kernel's log has, where its age can be told
+    mild += [logged["non-fatal"]] if "non-fatal" in logged and not reported else []
+    if fatal:
+        return fail("an NVSwitch reports a fatal error", *fatal[-4:])
+    if mild:
+        return warn("an NVSwitch reports errors", *mild[-4:])
+    return ok("no NVSwitch reports an error")
+
+
+def _of_this_boot(node: Node) -> bool:
+    """The log's last part is this boot's where the fabric manager runs, or has failed since the boot."""
+    unit = node.units.get(manager.UNIT)
+    return _runs(node) or (unit is not None and unit.active == "failed")
+
+
+def _switch_errors(node: Node) -> list[tuple[KernelLine, str]]:
+    """Lines of the kernel's log and how grave they are, since the driver was last loaded."""
+    loaded = last_load(node.kernel_log)
+    return [(line, match[3]) for line, match in matching(node.kernel_log, _SXID) if line.seconds >= loaded]
+
+
+def _recent(node: Node, line: KernelLine) -> bool:
+    now = uptime(node.host)
+    return not now or now - line.seconds < _RECENT_SECONDS
+
+
+def fabric_training(node: Node) -> Verdict:
+    if "NvLinkDisable: 1" in (node.host.read_text("/proc/driver/nvidia/params") or ""):
+        return skip("NVLink is switched off (NVreg_NvLinkDisable=1)")
+    # a GPU that is partitioned computes without its fabric
+    known = [one for one in node.conditions if one.fabric.state is not None and not one.mig_mode]
+    if not known:
+        return skip("NVML tells of no fabric on this node")
+    waiting = [one for one in known if one.fabric.state != "completed"]
+    if waiting and 0 < node.host.now() - boot_time(node.host) < _TRAINING_SECONDS:
+        return skip("the node has just booted, its fabric is being trained")
+    wrong = [one for one in known if one.fabric.state == "completed" and one.fabric.status not in (None, 0)]
+    if waiting or wrong:
+        evidence = tuple(seen(_gpu(one), _fabric(one)) for one in (*waiting, *wrong)[:8])
+        return fail(f"{len(evidence)} of {len(known)} GPUs aren't part of their NVLink fabric", *evidence)
+    ill = [(one, problem) for one in known if (problem := _health(one.fabric.health))]
+    if ill:
+        whose = "one GPU" if len(ill) == 1 else f"{len(ill)} GPUs"
+        return warn(
+            f"the NVLink fabric of {whose} is impaired", *(seen(_gpu(one), what) for one, what in ill)
+        )
+    return ok(f"{len(known)} GPUs are part of their NVLink fabric")
+
+
+def _gpu(one: Condition) -> str:
+    return f"NVML, GPU {one.index} ({one.pci})"
+
+
+def _fabric(one: Condition) -> str:
+    code = "" if one.fabric.status in (None, 0) else f", NVML code {one.fabric.status}"
+    return f"fabric state {one.fabric.state}{code}"
+
+
+def _health(mask: int | None) -> str:
+    """nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: two bits each, 1 for true; a route recovery passes by itself."""
+    words = ((0, "degraded bandwidth"), (4, "unhealthy route"), (6, "access timeout recovery"))
+    return ", ".join(word for shift, word in words if ((mask or 0) >> shift) & 3 == 1)
+
+
+SWITCHES_CHECKS = (
+    Check(
+        id="fabricmanager-version",
+        title="The fabric manager is the driver's own version",
+        layer="fabric",
+        severity="error",
+        looks_at=f"the fabric manager's package, or its complaint in {manager.LOG}, and the loaded driver.",
+        why=(
+            "The fabric manager refuses a driver of another version. The NVSwitches then stay as they are "
+            "and CUDA fails with error 802, system not yet initialized."
+        ),
+        remedy=MATCHING_MANAGER,
+        run=fabricmanager_version,
+        blocked_by=("module-not-loaded",),
+        classes=HOST,
+        refs=(_GUIDE,),
+        needs=("nvswitch",),
+        unless=("operator-driver",),  # whose container has its own, whatever the node's package is
+        preflight=ANY_ENGINE,
+    ),
+    Check(
+        id="fabric-topology",
+        title="The NVSwitches are all there and free of errors",
+        layer="fabric",
+        severity="error",
+        looks_at=(
+            "SXid lines of the kernel's log (the last day of those that aren't fatal), and "
+            f"{manager.LOG} since the fabric manager's last start."
+        ),
+        why=(
+            "With a switch missing or in a fatal state the fabric manager gives up, and CUDA fails with "
+            "error 802 on every GPU behind it. Some of these go away when the node is without power for a "
+            "minute; the others are hardware."
+        ),
+        remedy=READ_MANAGER_LOG,
+        run=fabric_topology,
+        blocked_by=("module-not-loaded", "fabricmanager-version"),
+        classes=HOST,
+        refs=(_GUIDE,),
+        needs=("nvswitch",),
+        preflight=ANY_ENGINE,
+    ),
+    Check(
+        id="fabricmanager-missing",
+        title="The fabric manager runs",
+        layer="fabric",
+        severity="error",
+        looks_at=(
+            "NVSwitches on the PCI bus (or on the management cards of a Blackwell baseboard), "
+            f"{manager.UNIT} and processes {manager.PROGRAM}."
+        ),
+        why=(
+            "Nobody else sets the NVSwitches up. nvidia-smi looks fine without it, and every CUDA program "
+            "fails with error 802, system not yet initialized."
+        ),
+        remedy=MATCHING_MANAGER,
+        run=fabricmanager_missing,
+        blocked_by=("module-not-loaded", "fabricmanager-version", "fabric-topology"),
+        classes=HOST,
+        refs=(_GUIDE,),
+        needs=("nvswitch",),
+        preflight=ANY_ENGINE,
+    ),
+    Check(
+        id="fabric-training",
+        title="The GPUs are part of their NVLink fabric",
+        layer="fabric",
+        severity="error",
+        looks_at="what NVML says of each GPU's fabric: its state, the outcome of the training, its health.",
+        why=(
+            "A GPU that its fabric hasn't taken in can't start CUDA (error 802); one with a degraded link is "
+            "slow in everything that several GPUs do together."
+        ),
+        remedy=READ_MANAGER_LOG,
+        run=fabric_training,
+        blocked_by=(
+            *("module-not-loaded", "nvml-hang", "fabricmanager-version", "fabric-topology"),
+            "fabricmanager-missing",
+        ),
+        classes=HOST_OR_CONTAINER,
+        refs=(_GUIDE,),
+    ),
+)
+
+
+# Virtual GPUs (vGPU) as their guest sees them, and confidential computing.
+
+_TOKENS = "/etc/nvidia/ClientConfigToken"
+_TOKEN = "client_configuration_token_*.tok"  # noqa: S105 - as the licence portal names its files
+_SETTINGS = "/etc/nvidia/gridd.conf"
+_UNIT = "nvidia-gridd.service"
+_LICENCE_SECONDS = 300  # nvidia-gridd asks within the first minutes after a boot
+_LICENSING = "https://docs.nvidia.com/license-system/latest/nvidia-license-system-quick-start-guide/"
+_VERSIONS = "https://docs.nvidia.com/vgpu/"
+# what the guest's driver logs where the host refuses it, or is too old for it
+_REFUSED = (
+    r"SetGuestSystemInfo: The host version \(([\d.]+)\) is too old"
+    r"|Incompatible Guest/Host drivers|Guest driver is incompatible with host driver"
+    r"|[vV]GPU.{0,80}version mismatch"
+)
+
+
+def vgpu_license(node: Node) -> Verdict:
+    asked = [one for one in node.conditions if one.licence.supported]
+    if not asked:
+        return skip("NVML tells of no virtual GPU that needs a licence")
+    without = [one for one in asked if one.licence.licensed is False]
+    if not without:
+        return ok("the virtual GPUs have a licence")
+    if 0 < node.host.now() - boot_time(node.host) < _LICENCE_SECONDS:
+        return skip("the node has just booted, nvidia-gridd still asks for a licence")
+    evidence = [
+        seen(f"NVML, GPU {one.index} ({one.pci})", f"no licence{_products(one.licence.products)}")
+        for one in without[:8]
+    ]
+    unit = node.units.get(_UNIT)
+    if unit is not None and not unit.runs:
+        fix = Fix(f"systemctl enable --now {_UNIT}", True, "none")
+        return warn(
+            "the virtual GPUs have no licence: nobody asks for one", *evidence, seen(_UNIT, unit), fix=fix
+        )
+    if not _configured(node):
+        fix = Fix(f"install -m 744 {_TOKEN} {_TOKENS}/ && systemctl restart nvidia-gridd")
+        nothing = seen(_TOKENS, "no client configuration token")
+        return warn("the virtual GPUs have no licence: no token says where from", *evidence, nothing, fix=fix)
+    return warn("the virtual GPUs have no licence", *evidence)
+
+
+def _products(names: tuple[str, ...] | None) -> str:
+    return f" for {', '.join(names)}" if names else ""
+
+
+def _configured(node: Node) -> bool:
+    """A token of the licence service, wherever gridd.conf has it, or the address of an older licence server.
+    `Unreadable` where this user may not look."""
+    lines = (line.partition("=") for line in (node.host.read_text(_SETTINGS) or "").splitlines())
+    settings = {key.strip(): value.strip().strip('"') for key, _, value in lines if not key.startswith("#")}
+    tokens = settings.get("ClientConfigTokenPath") or _TOKENS
+    return bool(settings.get("ServerAddress")) or bool(node.host.glob(tokens, "*.tok"))
+
+
+def vgpu_driver_mismatch(node: Node) -> Verdict:
+    since = last_load(node.kernel_log)  # guest or host may have been upgraded since
+    found = [(line, match) for line, match in matching(node.kernel_log, _REFUSED) if line.seconds >= since]
+    if not found:
+        return ok("the driver hasn't refused the host's vGPU manager")
+    line, match = found[-1]
+    host = f" {match[1]}" if match[1] else ""
+    loaded = node.module.version if node.module else ""
+    evidence: list[Evidence] = [seen(SOURCE, line.text)]
+    evidence += [seen("/sys/module/nvidia/version", loaded)] if loaded else []
+    return fail(f"the host's vGPU manager{host} doesn't fit driver {loaded}".rstrip(), *evidence)
+
+
+def cc_mode(node: Node) -> Verdict:
+    told = next((one for one in node.conditions if one.cc_enabled is not None), None)
+    if told is None or not told.cc_enabled:
+        return (
+            ok("confidential computing is off") if told else skip("NVML tells of no confidential computing")
+        )
+    if told.cc_ready is not False:
+        return ok("the GPUs compute in confidence and take work")
+    return warn(
+        "the GPUs compute in confidence and wait to be declared ready",
+        seen("NVML, confidential computing", "on, GPUs not ready"),
+    )
+
+
+VIRTUAL_CHECKS = (
+    Check(
+        id="vgpu-driver-mismatch",
+        title="The guest's driver fits the host's vGPU manager",
+        layer="fabric",
+        severity="error",
+        looks_at="what the guest's driver says of the host's vGPU manager in the kernel's log.",
+        why=(
+            "Guest and host have to be of one vGPU release, or of releases that know each other. Otherwise "
+            "the virtual GPU is switched off: it is on the bus and nothing can use it."
+        ),
+        remedy=GUEST_DRIVER,
+        run=vgpu_driver_mismatch,
+        blocked_by=("module-not-loaded",),
+        classes=(VM,),
+        refs=(_VERSIONS,),
+        preflight=ANY_ENGINE,
+    ),
+    Check(
+        id="vgpu-license",
+        title="Virtual GPUs have a licence",
+        layer="fabric",
+        severity="warning",
+        looks_at=f"what NVML says of licences, {_UNIT}, {_SETTINGS} and tokens in {_TOKENS}.",
+        why=(
+            "A virtual GPU without a licence works at first and is slowed down after some minutes; some "
+            "profiles lose CUDA. The usual causes are a missing token, a clock that is wrong, and a licence "
+            "service that can't be reached."
+        ),
+        remedy=fixes.everywhere(f"journalctl -b -u {_UNIT} -n 30; timedatectl"),
+        run=vgpu_license,
+        blocked_by=("module-not-loaded", "nvml-hang", "vgpu-driver-mismatch"),
+        classes=HOST,
+        refs=(_LICENSING,),
+        needs=("vgpu-guest",),
+    ),
+    Check(
+        id="cc-mode",
+        title="GPUs that compute in confidence take work",
+        layer="fabric",
+        severity="warning",
+        looks_at="NVML's state of confidential computing, and whether the GPUs are declared ready.",
+        why=(
+            "With confidential computing on, GPUs refuse all work until somebody has attested them and says "
+            "that they are ready. Until then CUDA fails in every container."
+        ),
+        remedy=fixes.everywhere("nvidia-smi conf-compute -srs 1"),
+        run=cc_mode,
+        blocked_by=("module-not-loaded", "nvml-hang"),
+        classes=HOST,
+        refs=("https://docs.nvidia.com/confidential-computing/",),
+    ),
+)

@@ -1,0 +1,180 @@
+"""NVIDIA's GPU operator: how far it has come, and what it has left behind."""
+
+from __future__ import annotations
+
+import re
+
+from gpunode.checks import fixes
+from gpunode.checks.device_plugin import PATIENCE, shown
+from gpunode.checks.fixes import everywhere
+from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.errors import ConfigError
+from gpunode.facts.node import Node
+from gpunode.facts.traits import OPERATOR_DRIVER
+from gpunode.gpu.library_paths import IN_DRIVER_ROOT
+from gpunode.output.result import Fix
+
+
+def operator_validations(node: Node) -> Verdict:
+    from gpunode.facts.device_plugins import VALIDATIONS, stage_log
+
+    operator = node.operator
+    if not operator.validators:
+        return skip("no validator of the GPU operator runs on this node")
+    stage = operator.missing
+    if not stage:
+        return ok("the GPU operator's validator has passed every stage")
+    if stage == "plugin" and not (node.allocatable and node.allocatable.nvidia):
+        return skip("the GPU operator's validator waits for a device plugin")
+    log = stage_log(node.host, operator, stage)
+    if log is None:
+        return skip(f"the GPU operator's validator hasn't begun with {stage}")
+    path, lines, since = log
+    if node.host.now() - since < PATIENCE:
+        return skip(f"the GPU operator's validator is busy with {stage}")
+    told = seen(f"{VALIDATIONS}/{stage}-ready", "isn't there")
+    last = [seen(path, shown(line)) for line in lines[-1:]]
+    judge = fail if stage in ("driver", "toolkit") else warn
+    summary = f"the GPU operator's validator doesn't get past {stage}"
+    return judge(summary, told, *last, fix=Fix(f"tail -n 50 {path}"))
+
+
+def operator_host_driver_conflict(node: Node) -> Verdict:
+    theirs = _container_driver(node)
+    if not theirs:
+        return skip("the version of the GPU operator's driver can't be told")
+    loaded = node.module.version if node.module else None
+    if not loaded or loaded in theirs:
+        return ok(f"the GPU operator's driver is {', '.join(theirs)}")
+    version, path = next(iter(theirs.items()))
+    return fail(
+        f"the module of another driver is loaded than the GPU operator's: {loaded}, not {version}",
+        seen("/sys/module/nvidia/version", loaded),
+        seen(path, version),
+    )
+
+
+def _container_driver(node: Node) -> dict[str, str]:
+    """Paths by version of the NVML libraries in the driver's container."""
+    known: dict[str, str] = {}
+    for directory in IN_DRIVER_ROOT:
+        for path in node.host.glob(directory, "libnvidia-ml.so.*"):
+            found = re.search(r"\.so\.(\d+\.\d[\d.]*)$", path)
+            if found:
+                known.setdefault(found[1], path)
+    return known
+
+
+def operator_leftovers(node: Node) -> Verdict:
+    from gpunode.facts.device_plugins import POD_LOGS, TOOLKIT
+
+    if not node.host.is_dir(TOOLKIT):
+        return ok(f"there is no {TOOLKIT}")
+    if node.kubelet is None or node.kubelet.process is None or not node.host.is_dir(POD_LOGS):
+        return skip("which pods are on this node can't be told")
+    if node.operator.pods:
+        return ok("the GPU operator is on this node")
+    try:
+        config = node.containerd_config
+    except ConfigError:
+        config = None
+    for path in config.files if config else ():
+        lines = (node.host.read_text(path) or "").splitlines()
+        for number, line in enumerate(lines, 1):
+            if f'"{TOOLKIT}/' in line or f"'{TOOLKIT}/" in line:
+                gone = seen(POD_LOGS, "no pod of the GPU operator")
+                return warn(
+                    "containerd still uses the toolkit that the GPU operator left",
+                    seen(path, line.strip(), number),
+                    gone,
+                    fix=_mend(node),
+                )
+    return ok(f"nothing refers to {TOOLKIT}")
+
+
+def _mend(node: Node) -> Fix:
+    """On a node without a toolkit of its own, that comes first; k3s and rke2 find theirs when they start."""
+    from gpunode.facts.device_plugins import TOOLKIT
+
+    daemon = node.containerd
+    manager = daemon.manager if daemon else ""
+    command = f"gpunode configure-runtime --runtime {manager or 'containerd'} && {_ASIDE}"
+    if daemon is not None and manager in ("k3s", "rke2"):
+        command = f"{_ASIDE} && {fixes.restart_managed(manager, daemon.unit)}"
+    own = node.host.which("nvidia-container-runtime") or ""
+    install = fixes.INSTALL_TOOLKIT.other
+    before = "" if own and not own.startswith(TOOLKIT) else f"{install.command} && "
+    return Fix(f"{before}{command}", True, "restart")
+
+
+_ASIDE = "mv /usr/local/nvidia/toolkit /usr/local/nvidia/toolkit.old"
+_AGAIN = "gpunode configure-runtime --runtime containerd"
+_BELOW = (
+    *("pci-no-gpu", "driver-not-installed", "module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
+    *("kubelet-not-running", "containerd-not-restarted", "containerd-runtime-missing"),
+)
+_REFS = ("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html",)
+CHECKS = (
+    Check(
+        id="operator-host-driver-conflict",
+        title="The GPU operator's driver is the one that is loaded",
+        layer="kubelet",
+        severity="error",
+        looks_at=f"the version of the loaded module against that of the libraries in {OPERATOR_DRIVER}.",
+        why=(
+            "The operator gives pods its own driver's libraries. With the module of a driver that this node "
+            "has loaded itself they fail with Driver/library version mismatch."
+        ),
+        remedy=everywhere(
+            # of this node alone: driver.enabled=false takes the driver from every other node as well
+            'kubectl label node "$(uname -n)" nvidia.com/gpu.deploy.driver=false --overwrite',
+            "drain",
+            needs_root=False,
+        ),
+        run=operator_host_driver_conflict,
+        blocked_by=("pci-no-gpu",),
+        needs=("operator-driver",),
+        refs=_REFS,
+    ),
+    Check(
+        id="operator-validations",
+        title="The GPU operator has found everything in order",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            "the marks of its validator in /run/nvidia/validations (driver, toolkit, cuda, plugin; "
+            "the first that is missing) and its log, once it has tried for 20 minutes."
+        ),
+        why=(
+            "Every other pod of the operator waits for these stages in an init container (Init:0/1), the "
+            "device plugin among them. What the stage's log says last is the reason."
+        ),
+        remedy=everywhere("kubectl get pods --namespace gpu-operator"),
+        run=operator_validations,
+        blocked_by=(*_BELOW, "operator-host-driver-conflict"),
+        needs=("kubelet",),
+        refs=_REFS,
+    ),
+    Check(
+        id="operator-leftovers",
+        title="Nothing uses what a GPU operator left behind",
+        layer="kubelet",
+        severity="warning",
+        looks_at=(
+            "/usr/local/nvidia/toolkit and containerd's files that name it, where no pod of the operator is "
+            "on this node."
+        ),
+        why=(
+            "The operator's toolkit stays on the node after the operator is removed, and nothing updates it. "
+            "Whoever deletes the directory stops every pod that uses the nvidia runtime."
+        ),
+        remedy=everywhere(
+            f"{_AGAIN} && {_ASIDE}",
+            "restart",
+        ),
+        run=operator_leftovers,
+        blocked_by=("pci-no-gpu", "kubelet-not-running", "containerd-runtime-missing"),
+        needs=("kubelet", "containerd"),
+        refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/uninstall.html",),
+    ),
+)

@@ -1,0 +1,710 @@
+"""GPUs that are gone, want a reset, or have lost what they know of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpunode.checks import fixes
+from gpunode.checks.fixes import everywhere
+from gpunode.checks.model import (
+    ANY_ENGINE,
+    HOST_OR_CONTAINER,
+    Check,
+    Verdict,
+    fail,
+    note,
+    ok,
+    seen,
+    skip,
+    warn,
+)
+from gpunode.errors import GpunodeError
+from gpunode.facts.kernel_log import SOURCE, XidLine, fallen_off
+from gpunode.facts.node import Node
+from gpunode.gpu.condition import Condition
+from gpunode.gpu.model import Gpu
+from gpunode.gpu.nvml import GPU_IS_LOST, NO_PERMISSION, RESET_REQUIRED
+from gpunode.output.result import Evidence, Fix
+
+# What mends a GPU's condition. Whatever resets a GPU ends the work on it.
+
+RESET = everywhere("nvidia-smi --gpu-reset", "drain")
+REPORT = everywhere("nvidia-bug-report.sh", "none")
+CLOCKS = everywhere("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER")
+NVLINKS = everywhere("nvidia-smi nvlink --status")
+SHARED_MODE = everywhere("nvidia-smi -c DEFAULT")
+DEFAULT_POWER = everywhere("nvidia-smi -q -d POWER")
+NO_DESKTOP = everywhere("systemctl set-default multi-user.target && reboot", "reboot")
+ENVIRONMENT = everywhere("${EDITOR:-vi} /etc/environment")
+HOLDERS = everywhere("fuser -v /dev/nvidia*")
+
+_AMPERE = "8.0"
+
+
+def reset_fix(gpus: tuple[Condition, ...], capability: str = "") -> Fix:
+    """Reset these; A100s that are linked to each other (compute capability 8.0) only reset all together.
+
+    A virtual GPU can't be reset by its guest, which reboots instead.
+    """
+    if any(gpu.virtualization == "vgpu" for gpu in gpus):
+        return Fix("reboot", disruptive="reboot")
+    linked = capability == _AMPERE and any(any(gpu.nvlinks or ()) for gpu in gpus)
+    if linked or not all(gpu.pci for gpu in gpus):
+        return Fix("nvidia-smi --gpu-reset", disruptive="drain")
+    return Fix(
+        " && ".join(f"nvidia-smi --gpu-reset -i {gpu.pci}" for gpu in gpus),
+        disruptive="drain",
+    )
+
+
+# What the checks of this room have in common: which GPUs were told of, and how evidence names them.
+
+SILENT = "NVML doesn't tell how the GPUs are"
+
+
+def said(gpu: Condition | Gpu, value: object) -> Evidence:
+    return seen(f"NVML, GPU {gpu.index} ({gpu.pci})" if gpu.pci else f"NVML, GPU {gpu.index}", value)
+
+
+def those(node: Node, holds: Callable[[Condition], bool]) -> tuple[Condition, ...]:
+    return tuple(gpu for gpu in node.conditions if holds(gpu))
+
+
+def untold(node: Node, tells: Callable[[Condition], bool]) -> Verdict | None:
+    """A skip where no GPU says anything of the matter."""
+    if not node.conditions:
+        return skip(SILENT)
+    return None if any(tells(gpu) for gpu in node.conditions) else skip("neither GPU nor driver tells")
+
+
+def how_many(gpus: tuple[Condition, ...], node: Node) -> str:
+    return f"{len(gpus)} of {len(node.conditions)} GPUs"
+
+
+def reset_gpus(node: Node, gpus: tuple[Condition, ...]) -> Fix:
+    inventory = node.nvml.inventory
+    capability = inventory.gpus[0].compute_capability if inventory and inventory.gpus else ""
+    return reset_fix(gpus, capability)
+
+
+_LOST = f"(NVML {GPU_IS_LOST})"  # as NvmlError words it in an inventory
+
+
+def gpu_lost(node: Node) -> Verdict:
+    """What NVML says counts; the log only for GPUs that don't answer it (any more)."""
+    probe = node.nvml
+    if probe.code == NO_PERMISSION:
+        return skip("needs root, or read and write access to /dev/nvidia*, to ask NVML")
+    gpus = probe.inventory.gpus if probe.inventory is not None else ()
+    lost = [said(gpu, gpu.error) for gpu in gpus if _LOST in gpu.error]
+    if probe.code == GPU_IS_LOST:
+        lost.append(seen("nvmlInit in a child process", probe.message))
+    answers = {gpu.pci for gpu in gpus if not gpu.error}
+    logged = {line.address: line for line in reversed(_fallen(node)) if line.address not in answers}
+    if lost or logged:
+        count = max(len(lost), len(logged))
+        words = "1 GPU has" if count == 1 else f"{count} GPUs have"
+        evidence = (*lost, *(seen(SOURCE, line.text) for line in logged.values()))
+        return fail(f"{words} fallen off the bus", *evidence)
+    return ok(f"all {len(gpus)} GPUs are on the bus") if gpus else skip(SILENT)
+
+
+def _fallen(node: Node) -> tuple[XidLine, ...]:
+    """Of GPUs that no other driver has taken since, such as vfio-pci for a virtual machine."""
+    try:
+        lines = fallen_off(node.kernel_log)
+    except GpunodeError:
+        return ()  # NVML alone decides then
+    others = {gpu.address for gpu in node.gpus if gpu.driver not in (None, "nvidia")}
+    return tuple(line for line in lines if line.address not in others)
+
+
+_ACTIONS = {
+    **dict.fromkeys(("reboot", "system-reboot", "bus-reset"), fixes.REBOOT.other),
+    "recover-imex": Fix("systemctl restart nvidia-imex", disruptive="restart"),
+}
+_WORDS = {
+    "reboot": "a reboot",
+    "system-reboot": "a reboot",
+    "bus-reset": "a reset of the bus",
+    "drain-and-reset": "a reset once its work is drained",
+    "reset": "a reset",
+    "drain-p2p": "work that uses peer access to be drained",
+    "recover-imex": "a recovery of the IMEX domain",
+}
+_FIRST = tuple(_WORDS)
+
+
+def gpu_reset_required(node: Node) -> Verdict:
+    wanting = those(node, lambda gpu: gpu.error_code == RESET_REQUIRED or _action(gpu) != "none")
+    if not wanting:
+        return untold(node, lambda gpu: not gpu.error) or ok("no GPU asks to be reset")
+    asked = {_action(gpu) for gpu in wanting}
+    most = next((one for one in _FIRST if one in asked), "reset")
+    evidence = [said(gpu, gpu.error or f"recovery action: {_action(gpu)}") for gpu in wanting]
+    return fail(
+        f"the driver asks for {_WORDS[most]} ({how_many(wanting, node)})",
+        *evidence,
+        fix=_ACTIONS.get(most) or reset_gpus(node, wanting),
+    )
+
+
+def _action(gpu: Condition) -> str:
+    return gpu.reading.recovery_action or "none"
+
+
+def inforom_corrupt(node: Node) -> Verdict:
+    skipped = untold(node, lambda gpu: gpu.inforom_valid is not None)
+    if skipped:
+        return skipped
+    bad = those(node, lambda gpu: gpu.inforom_valid is False)
+    if bad:
+        evidence = [said(gpu, "the infoROM is corrupt (NVML 14)") for gpu in bad]
+        return warn(f"the infoROM of {how_many(bad, node)} is corrupt", *evidence)
+    return ok("the infoROMs are valid")
+
+
+_NVML = (
+    *("module-not-loaded", "libnvidia-ml-missing", "driver-lib-mismatch", "operator-host-driver-conflict"),
+    *("dev-nodes-missing", "dev-node-major-stale", "aux-power"),
+)
+LOST_CHECKS = (
+    Check(
+        id="gpu-lost",
+        title="No GPU has fallen off the bus",
+        layer="health",
+        severity="error",
+        looks_at=(
+            "NVML's answer of each GPU (15, lost), and XID 79 in the kernel's log of GPUs that don't answer."
+        ),
+        why=(
+            "A GPU that the bus has lost doesn't come back by itself, and what ran on it has ended. A "
+            "reboot brings it back, or else a power cycle. If it is lost again, look at power, heat, the "
+            "riser and the board."
+        ),
+        remedy=fixes.REBOOT,
+        run=gpu_lost,
+        blocked_by=_NVML,
+        classes=HOST_OR_CONTAINER,
+        preflight=ANY_ENGINE,
+        refs=("https://docs.nvidia.com/deploy/xid-errors/",),
+    ),
+    Check(
+        id="gpu-reset-required",
+        title="No GPU asks for a reset",
+        layer="health",
+        severity="error",
+        looks_at="the recovery action that the driver reports of each GPU, and NVML's answer 16.",
+        why=(
+            "The driver has met an error that it can't get over: until the GPU is reset, or the node "
+            "rebooted, programs fail on it or are refused. What runs on a GPU has to end before its reset."
+        ),
+        remedy=RESET,
+        run=gpu_reset_required,
+        blocked_by=("gpu-lost", *_NVML),
+        classes=HOST_OR_CONTAINER,
+        preflight=ANY_ENGINE,
+        refs=("https://docs.nvidia.com/deploy/xid-errors/",),
+    ),
+    Check(
+        id="inforom-corrupt",
+        title="The GPUs' infoROMs are valid",
+        layer="health",
+        severity="warning",
+        looks_at="NVML's validation of each GPU's infoROM.",
+        why=(
+            "The infoROM holds what a GPU remembers of itself: ECC mode, retired pages, power limits. The "
+            "GPU computes without it, but forgets settings and bad memory; the vendor can write it again."
+        ),
+        remedy=REPORT,
+        run=inforom_corrupt,
+        classes=HOST_OR_CONTAINER,
+        blocked_by=("nvml-hang",),
+        refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
+    ),
+)
+
+
+# Memory errors: what can't be corrected, what waits for a reset, what can't be mended any more.
+
+_MOST_REMAPPED = 512  # rows; NVIDIA's GPU memory error management: the rows that a GPU can remap
+_MOST_RETIRED = 63  # pages; NVIDIA's dynamic page retirement: from here on a GPU is to be replaced
+_GUIDE = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"
+
+
+def ecc_uncorrectable(node: Node) -> Verdict:
+    worn = those(node, lambda gpu: bool(gpu.sram_threshold_exceeded))
+    if worn:
+        evidence = [said(gpu, "more uncorrectable SRAM errors than NVIDIA's threshold") for gpu in worn]
+        return fail(f"{how_many(worn, node)} must be replaced", *evidence, fix=REPORT.other)
+    now = those(node, lambda gpu: bool(gpu.reading.ecc_volatile))
+    if now:
+        evidence = [said(gpu, f"{gpu.reading.ecc_volatile} since the last reset") for gpu in now]
+        words = f"{how_many(now, node)} had uncorrectable memory errors and weren't reset since"
+        # a driver that tells its recovery action (from 570 on) has seen these errors and lets the GPU go on
+        judge = warn if all(gpu.reading.recovery_action == "none" for gpu in now) else fail
+        return judge(words, *evidence, fix=reset_gpus(node, now))
+    skipped = untold(node, lambda gpu: gpu.reading.ecc_volatile is not None)
+    if skipped:
+        return skipped
+    before = those(node, lambda gpu: bool(gpu.reading.ecc_aggregate))
+    if before:
+        evidence = [
+            said(gpu, f"{gpu.reading.ecc_aggregate} in its life, 0 since the reset") for gpu in before
+        ]
+        return note(f"{how_many(before, node)} had uncorrectable memory errors before", *evidence)
+    return ok("no uncorrectable memory error")
+
+
+def row_remap_pending(node: Node) -> Verdict:
+    broken = those(node, _beyond_repair)
+    if broken:
+        evidence = [said(gpu, _state(gpu)) for gpu in broken]
+        whose = "its" if len(broken) == 1 else "their"
+        words = f"{how_many(broken, node)} can't repair {whose} memory any more and must be replaced"
+        return fail(words, *evidence, fix=REPORT.other)
+    waiting = those(node, lambda gpu: bool(gpu.reading.remap_pending or gpu.reading.retired_pending))
+    if waiting:
+        evidence = [said(gpu, _state(gpu)) for gpu in waiting]
+        words = f"bad memory of {how_many(waiting, node)} is in use until a reset takes it out"
+        return fail(words, *evidence, fix=reset_gpus(node, waiting))
+    skipped = untold(
+        node, lambda gpu: gpu.reading.remap_pending is not None or gpu.reading.retired_pending is not None
+    )
+    return skipped or ok("no memory waits to be remapped or retired")
+
+
+def _beyond_repair(gpu: Condition) -> bool:
+    many = (gpu.remapped or 0) >= _MOST_REMAPPED or (gpu.retired_pages or 0) >= _MOST_RETIRED
+    return bool(gpu.reading.remap_failed) or many
+
+
+def _state(gpu: Condition) -> str:
+    told = {
+        "remapping has failed": gpu.reading.remap_failed,
+        "remapping is pending": gpu.reading.remap_pending,
+        "retirement is pending": gpu.reading.retired_pending,
+        f"rows remapped for uncorrectable errors: {gpu.remapped}": gpu.remapped,
+        f"pages retired: {gpu.retired_pages}": gpu.retired_pages,
+    }
+    return ", ".join(words for words, holds in told.items() if holds)
+
+
+def channel_repair_pending(node: Node) -> Verdict:
+    waiting = those(node, lambda gpu: bool(gpu.channel_repair_pending or gpu.tpc_repair_pending))
+    if waiting:
+        evidence = [said(gpu, _repair(gpu)) for gpu in waiting]
+        return fail(
+            f"a repair of {how_many(waiting, node)} waits for a reset",
+            *evidence,
+            fix=reset_gpus(node, waiting),
+        )
+    skipped = untold(node, lambda gpu: gpu.channel_repair_pending is not None)
+    return skipped or ok("no repair is pending")
+
+
+def _repair(gpu: Condition) -> str:
+    words = {"a memory channel": gpu.channel_repair_pending, "a processing cluster": gpu.tpc_repair_pending}
+    return " and ".join(word for word, holds in words.items() if holds) + " is to be repaired"
+
+
+def ecc_mode_pending(node: Node) -> Verdict:
+    changed = those(
+        node, lambda gpu: None not in (gpu.ecc_mode, gpu.ecc_mode_next) and gpu.ecc_mode != gpu.ecc_mode_next
+    )
+    if changed:
+        evidence = [
+            said(gpu, f"ECC is {_on(gpu.ecc_mode)}, {_on(gpu.ecc_mode_next)} after a reset")
+            for gpu in changed
+        ]
+        return warn(
+            f"a change of ECC waits for a reset of {how_many(changed, node)}",
+            *evidence,
+            fix=reset_gpus(node, changed),
+        )
+    told = {gpu.ecc_mode for gpu in node.conditions} - {None}
+    if len(told) > 1:
+        off = those(node, lambda gpu: gpu.ecc_mode is False)
+        evidence = [said(gpu, "ECC is off") for gpu in off]
+        return note(f"ECC is off on {how_many(off, node)} and on on the others", *evidence)
+    return untold(node, lambda gpu: gpu.ecc_mode is not None) or ok("no change of ECC is pending")
+
+
+def _on(mode: bool | None) -> str:
+    return "on" if mode else "off"
+
+
+MEMORY_CHECKS = (
+    Check(
+        id="ecc-uncorrectable",
+        title="No uncorrectable memory errors",
+        layer="health",
+        severity="error",
+        looks_at="NVML's count of uncorrectable ECC errors since the last reset, and its threshold for SRAM.",
+        why=(
+            "An uncorrectable error has destroyed data of a program. Until the GPU is reset, the bad memory "
+            "can be handed to the next one."
+        ),
+        remedy=RESET,
+        run=ecc_uncorrectable,
+        classes=HOST_OR_CONTAINER,
+        blocked_by=("nvml-hang", "gpu-reset-required", "row-remap-pending"),
+        refs=(_GUIDE,),
+    ),
+    Check(
+        id="row-remap-pending",
+        title="No bad memory waits for a reset",
+        layer="health",
+        severity="error",
+        looks_at="NVML's remapped rows (Ampere and newer) or retired pages (before it), pending and failed.",
+        why=(
+            "The GPU has found bad memory and replaces it at the next reset; until then a program that is "
+            "given that memory is killed or computes wrongly, while the node looks healthy."
+        ),
+        remedy=RESET,
+        run=row_remap_pending,
+        classes=HOST_OR_CONTAINER,
+        blocked_by=("nvml-hang", "gpu-reset-required"),
+        refs=(_GUIDE,),
+    ),
+    Check(
+        id="channel-repair-pending",
+        title="No repair waits for a reset",
+        layer="health",
+        severity="error",
+        looks_at="NVML's repair status (Blackwell and newer).",
+        why="The GPU can take a broken part of itself out of use, which it does at the next reset.",
+        remedy=RESET,
+        run=channel_repair_pending,
+        classes=HOST_OR_CONTAINER,
+        blocked_by=("nvml-hang", "gpu-reset-required"),
+        refs=("https://docs.nvidia.com/deploy/nvml-api/",),
+    ),
+    Check(
+        id="ecc-mode-pending",
+        title="No change of ECC waits for a reset",
+        layer="health",
+        severity="warning",
+        looks_at="NVML's ECC mode of each GPU, now and after the next reset.",
+        why=(
+            "Somebody has switched ECC and the GPU still runs without the change. It comes with the next "
+            "reset or reboot, and changes how much memory there is."
+        ),
+        remedy=RESET,
+        run=ecc_mode_pending,
+        classes=HOST_OR_CONTAINER,
+        blocked_by=("nvml-hang", "gpu-reset-required"),
+        reboot=True,
+        refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
+    ),
+)
+
+
+# What makes GPUs slow: heat, power, links that are down.
+
+_SPEED_WORDS = {
+    "hw-slowdown": "the hardware halves the clocks",
+    "sw-thermal": "the driver lowers the clocks for the temperature",
+    "hw-thermal": "the hardware lowers the clocks for the temperature",
+    "hw-power-brake": "the power supply asks for lower clocks",
+}
+_CREDIBLE = range(50, 151)  # °C; newer GPUs tell how far they are from a limit instead, as a small number
+_TOLERANCE = 0.99  # a limit is set in watts, the default told in milliwatts
+
+
+def thermal_power_throttle(node: Node) -> Verdict:
+    slowed = those(node, lambda gpu: bool(gpu.slowdowns) or _hot(gpu))
+    if slowed:
+        evidence = [said(gpu, _held_back(gpu)) for gpu in slowed]
+        return warn(f"{how_many(slowed, node)} are slowed down for heat or power", *evidence)
+    skipped = untold(node, lambda gpu: gpu.slowdowns is not None or gpu.temperature is not None)
+    return skipped or ok("neither heat nor power slows a GPU down")
+
+
+def _hot(gpu: Condition) -> bool:
+    limit = _limit(gpu)
+    return limit is not None and gpu.temperature is not None and gpu.temperature >= limit
+
+
+def _limit(gpu: Condition) -> int | None:
+    return gpu.temperature_slowdown if gpu.temperature_slowdown in _CREDIBLE else None
+
+
+def _held_back(gpu: Condition) -> str:
+    told = [_SPEED_WORDS.get(one, one) for one in gpu.slowdowns or ()]
+    if gpu.temperature is not None:
+        limit = f", {_limit(gpu)} °C is where it slows down" if _limit(gpu) else ""
+        told.append(f"{gpu.temperature} °C{limit}")
+    return "; ".join(told)
+
+
+def power_cap_low(node: Node) -> Verdict:
+    capped = those(node, _capped)
+    if capped:
+        evidence = [
+            said(gpu, f"limit {_watts(gpu.power_limit)}, default {_watts(gpu.power_limit_default)}")
+            for gpu in capped
+        ]
+        return note(f"{how_many(capped, node)} have a lower power limit than they came with", *evidence)
+    return untold(node, lambda gpu: gpu.power_limit is not None) or ok("the power limits are the defaults")
+
+
+def _capped(gpu: Condition) -> bool:
+    if not gpu.power_limit or not gpu.power_limit_default:
+        return False
+    return gpu.power_limit < _TOLERANCE * gpu.power_limit_default
+
+
+def _watts(milliwatts: int | None) -> str:
+    return f"{(milliwatts or 0) / 1000:g} W"
+
+
+def nvlink_down(node: Node) -> Verdict:
+    """Only GPUs that are alike are compared. A card without its bridge has no link up, which is no fault
+    unless NVSwitches connect all GPUs; with MIG on, a GPU has none either."""
+    names = {gpu.uuid: gpu.name for gpu in node.nvml.inventory.gpus} if node.nvml.inventory else {}
+    linked = [gpu for gpu in node.conditions if gpu.nvlinks and not gpu.mig_mode]
+    if not any(any(gpu.nvlinks or ()) for gpu in linked):
+        return skip("no GPU has an NVLink that is up")
+    down = []
+    for gpu in linked:
+        peers = [one for one in linked if _kind(one, names) == _kind(gpu, names)]
+        most = max(_up(one) for one in peers)
+        if _up(gpu) < most and (_up(gpu) or node.switches):
+            down.append((gpu, most))
+    if not down:
+        return ok("the NVLinks that GPUs have in common are up")
+    evidence = [
+        said(gpu, f"{_up(gpu)} of {len(gpu.nvlinks or ())} links up, others {most}: {_which(gpu)}")
+        for gpu, most in down
+    ]
+    return warn(f"NVLinks of {len(down)} of {len(linked)} GPUs are down", *evidence)
+
+
+def _kind(gpu: Condition, names: dict[str, str]) -> tuple[str, int]:
+    return names.get(gpu.uuid, ""), len(gpu.nvlinks or ())
+
+
+def _up(gpu: Condition) -> int:
+    return sum(gpu.nvlinks or ())
+
+
+def _which(gpu: Condition) -> str:
+    down = [str(number) for number, state in enumerate(gpu.nvlinks or ()) if not state]
+    return f"link {', '.join(down)} is down" if len(down) == 1 else f"links {', '.join(down)} are down"
+
+
+SPEED_CHECKS = (
+    Check(
+        id="thermal-power-throttle",
+        title="Nothing slows the GPUs down",
+        layer="health",
+        severity="warning",
+        looks_at=(
+            "NVML's reasons for lower clocks, in two looks 0.1 s apart (slowdown by the hardware, heat, "
+            "power brake), and each GPU's temperature."
+        ),
+        why=(
+            "A GPU that is too hot, or gets too little power, computes at a fraction of its speed, and what "
+            "runs over several GPUs waits for the slowest. Look at fans, air flow and power supplies."
+        ),
+        remedy=CLOCKS,
+        run=thermal_power_throttle,
+        classes=HOST_OR_CONTAINER,
+        blocked_by=("nvml-hang", "aux-power"),
+        refs=("https://docs.nvidia.com/deploy/nvml-api/",),
+    ),
+    Check(
+        id="power-cap-low",
+        title="Power limits are the GPUs' own",
+        layer="health",
+        severity="info",
+        looks_at="NVML's enforced power limit of each GPU against its default.",
+        why="Somebody has set a lower limit, which saves power and costs speed under load.",
+        remedy=DEFAULT_POWER,
+        run=power_cap_low,
+        blocked_by=("nvml-hang",),
+        unless=("vgpu-guest",),
+        refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
+    ),
+    Check(
+        id="nvlink-down",
+        title="NVLinks are up",
+        layer="health",
+        severity="warning",
+        looks_at="NVML's state of every NVLink, compared among GPUs of one model.",
+        why=(
+            "A GPU with fewer links than its peers exchanges data slowly, or is left out of the fabric. A "
+            "reset trains the links again; one that stays down is a matter for the board or the bridge."
+        ),
+        remedy=NVLINKS,
+        run=nvlink_down,
+        classes=HOST_OR_CONTAINER,
+        blocked_by=("nvml-hang", "gpu-reset-required", "fabricmanager-missing", "fabric-training"),
+        refs=("https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",),
+    ),
+)
+
+
+# Who uses the GPUs, and what keeps others from it.
+
+_MPS = "nvidia-cuda-mps-control"
+_GIB = 1 << 30
+_ORPHANED = _GIB  # above it memory isn't what a driver keeps for itself
+
+
+def compute_mode(node: Node) -> Verdict:
+    skipped = untold(node, lambda gpu: gpu.compute_mode is not None)
+    if skipped:
+        return skipped
+    closed = those(node, lambda gpu: gpu.compute_mode == "prohibited")
+    if closed:
+        judge = fail if len(closed) == len(node.conditions) else warn
+        evidence = [said(gpu, "compute mode prohibited") for gpu in closed]
+        return judge(f"{how_many(closed, node)} take no CUDA program", *evidence, fix=_shared(closed))
+    alone = those(node, lambda gpu: gpu.compute_mode in ("exclusive-process", "exclusive-thread"))
+    if alone and any(_MPS in (one.name, *one.argv[1:2]) for one in node.processes):
+        return ok("the GPUs are the MPS daemon's, which shares them")
+    if alone:
+        evidence = [said(gpu, f"compute mode {gpu.compute_mode}") for gpu in alone]
+        words = f"{how_many(alone, node)} take one program at a time"
+        return warn(words, *evidence, fix=_shared(alone))
+    return ok("the GPUs are open to every program")
+
+
+def _shared(gpus: tuple[Condition, ...]) -> Fix:
+    return Fix(" && ".join(f"nvidia-smi -i {gpu.pci or gpu.index} -c DEFAULT" for gpu in gpus))
+
+
+def gpu_used_by_desktop(node: Node) -> Verdict:
+    names = {one.pid: one.name for one in node.processes}
+    shown = [
+        (gpu, names.get(one.pid, f"process {one.pid}"))
+        for gpu in node.conditions
+        for one in gpu.processes or ()
+        if one.graphics
+    ]
+    if not shown:
+        return untold(node, lambda gpu: gpu.processes is not None) or ok("no desktop uses a GPU")
+    served = node.kubelet is not None and node.kubelet.joined
+    if len(node.conditions) == 1 and node.conditions[0].display_active and not served:
+        return ok("the node's only GPU has a display attached, and draws its desktop")
+    evidence = [said(gpu, f"{name} draws on it") for gpu, name in shown]
+    gpus = tuple({gpu.index: gpu for gpu, _ in shown}.values())
+    return note(f"{how_many(gpus, node)} draw a desktop as well", *evidence)
+
+
+def zombie_gpu_memory(node: Node) -> Verdict:
+    if any(_MPS in (one.name, *one.argv[1:2]) for one in node.processes):
+        return skip("MPS is in use, whose clients NVML doesn't list as processes")
+    if not node.conditions:
+        return skip("NVML doesn't tell how the GPUs are")
+    judged = [gpu for gpu in node.conditions if _owned(gpu) is not None]
+    if not judged:
+        return skip("NVML doesn't tell whose memory is in use")
+    orphaned = tuple(gpu for gpu in judged if (_owned(gpu) or 0) > _ORPHANED)
+    if not orphaned:
+        return ok("no GPU memory is in use without a process")
+    evidence = [said(gpu, f"{(_owned(gpu) or 0) / _GIB:.1f} GiB in use, no process") for gpu in orphaned]
+    return warn(f"memory of {how_many(orphaned, node)} is in use, and by no process", *evidence)
+
+
+def _owned(gpu: Condition) -> int | None:
+    """Bytes in use without a process on this GPU; None where that can't be judged: with MIG and in virtual
+    GPUs processes are listed elsewhere, confidential computing hides them, and without the part that the
+    driver keeps for itself (before 510) the number says nothing."""
+    if gpu.mig_mode or gpu.cc_enabled or gpu.virtualization not in ("none", "passthrough"):
+        return None
+    if gpu.processes is None or gpu.memory_used is None or gpu.memory_reserved is None:
+        return None
+    return 0 if gpu.processes else gpu.memory_used - gpu.memory_reserved
+
+
+def bad_cuda_env(node: Node) -> Verdict:
+    from gpunode.facts.cuda import HIDING, settings
+
+    found = settings(node.host, {one.name for one in node.processes})
+    if not found:
+        return ok("no variable changes CUDA for the whole node")
+    names = ", ".join(dict.fromkeys(one.name for one in found))
+    what = "hides GPUs" if all(one.name in HIDING for one in found) else "changes every CUDA program"
+    evidence = (seen(one.source, f"{one.name}={one.value}", one.line) for one in found)
+    places = [one.source for one in found if one.source.startswith("/")]
+    units = [one.source for one in found if one.source.endswith(".service")]
+    fix = Fix(f"${{EDITOR:-vi}} {places[0]}") if places else None
+    if fix is None:
+        fix = Fix(f"systemctl edit {units[0]}") if units else Fix(f"unset {names.replace(',', '')}", False)
+    return warn(f"{names} {what}", *evidence, fix=fix)
+
+
+USE_CHECKS = (
+    Check(
+        id="compute-mode",
+        title="The GPUs take CUDA programs",
+        layer="health",
+        severity="error",
+        looks_at="NVML's compute mode of each GPU, and whether the MPS daemon runs, which sets one itself.",
+        why=(
+            "Prohibited refuses every CUDA program; exclusive lets in one process at a time: a second "
+            "container ends with error 46, 'all CUDA-capable devices are busy or unavailable'."
+        ),
+        remedy=SHARED_MODE,
+        run=compute_mode,
+        classes=HOST_OR_CONTAINER,
+        blocked_by=("nvml-hang",),
+        preflight=ANY_ENGINE,
+        refs=("https://docs.nvidia.com/deploy/mps/",),
+    ),
+    Check(
+        id="gpu-used-by-desktop",
+        title="No desktop on the GPUs",
+        layer="health",
+        severity="info",
+        looks_at="the graphics processes that NVML lists.",
+        why=(
+            "A desktop takes memory of the GPU, and the display's watchdog may end kernels that run for "
+            "seconds. On a server nobody looks at it."
+        ),
+        remedy=NO_DESKTOP,
+        run=gpu_used_by_desktop,
+        blocked_by=("nvml-hang",),
+        refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
+    ),
+    Check(
+        id="zombie-gpu-memory",
+        title="GPU memory in use belongs to a process",
+        layer="health",
+        severity="warning",
+        looks_at="the memory in use of each GPU, less what the driver keeps, where NVML lists no process.",
+        why=(
+            "A program that has ended, or is stuck in the kernel, still holds the memory, and the next one "
+            "doesn't get it. Ending whoever has the device files open frees it, or else a reset."
+        ),
+        remedy=HOLDERS,
+        run=zombie_gpu_memory,
+        blocked_by=("nvml-hang",),
+        unless=("coherent-gpu",),
+        refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
+    ),
+    Check(
+        id="bad-cuda-env",
+        title="No variable changes CUDA for all",
+        layer="health",
+        severity="warning",
+        looks_at=(
+            "debuggers', profilers' and GPU-hiding variables in /etc/environment, systemd's "
+            "DefaultEnvironment, the units of container daemons, and gpunode's own environment."
+        ),
+        why=(
+            "Set for the whole node, such a variable slows every CUDA program down, makes it wait for a "
+            "debugger, or hides GPUs from it."
+        ),
+        remedy=ENVIRONMENT,
+        run=bad_cuda_env,
+        blocked_by=("pci-no-gpu",),
+        refs=(
+            "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables",
+            "https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",
+        ),
+    ),
+)

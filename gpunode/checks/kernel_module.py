@@ -1,0 +1,727 @@
+"""The kernel module is installed, and built for the kernels that run and boot."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from gpunode.checks import driver_packages, fixes
+from gpunode.checks.cdi import cdi_lost_at_reboot, readers
+from gpunode.checks.device_plugin import shown
+from gpunode.checks.model import (
+    ANY_ENGINE,
+    HOST_OR_CONTAINER,
+    Check,
+    Verdict,
+    fail,
+    note,
+    ok,
+    seen,
+    skip,
+    warn,
+)
+from gpunode.errors import GpunodeError
+from gpunode.facts import driver
+from gpunode.facts.device_plugins import driver_failure
+from gpunode.facts.kernel_log import SOURCE, KernelLine, matching
+from gpunode.facts.kernel_modules import COMMAND_LINE, Directive
+from gpunode.facts.node import Node
+from gpunode.facts.toolkit import MODE
+from gpunode.facts.traits import TRAITS
+from gpunode.gpu.library_paths import DRIVER_ROOT
+from gpunode.output.result import Evidence, FindingStatus, Fix
+
+
+def driver_not_installed(node: Node) -> Verdict:
+    if node.module is not None:
+        return ok(
+            "the NVIDIA module is loaded",
+            seen(f"/sys/module/{node.module.name}/version", node.module.version),
+        )
+    if node.module_built:
+        return ok(
+            "an NVIDIA module lies on disk", seen(f"/lib/modules/{node.kernel}/modules.dep", "nvidia.ko")
+        )
+    other = next((kernel.release for kernel in node.kernels if kernel.has_module), None)
+    if other or node.dkms or TRAITS["operator-driver"].holds(node):
+        return ok("the driver is installed")
+    installed = driver.driver_packages(node.packages)
+    if installed:
+        return ok("driver packages are installed", seen("package database", ", ".join(installed[:5])))
+    evidence = [
+        seen(f"/lib/modules/{node.kernel}/modules.dep", "no nvidia.ko"),
+        seen("/var/lib/dkms", "no nvidia"),
+    ]
+    if node.nvml_library:
+        evidence.append(seen(node.nvml_library.path, "libraries without a kernel module"))
+    if node.host.is_dir("/usr/local/cuda"):
+        evidence.append(seen("/usr/local/cuda", "the CUDA toolkit, which is not the driver"))
+    return fail("no NVIDIA driver is installed", *evidence, fix=driver_packages.install_driver(node))
+
+
+def dkms_not_built(node: Node) -> Verdict:
+    running, upcoming = node.kernel, node.next_kernel
+    if node.module is None and TRAITS["operator-driver"].holds(node) and not node.dkms:
+        return skip("the GPU operator's container builds and loads the module")
+    with_module = [kernel.release for kernel in node.kernels if kernel.has_module]
+    if node.module is None and not node.module_built:
+        evidence = [seen(f"/lib/modules/{release}/modules.dep", "nvidia.ko") for release in with_module]
+        return fail(
+            f"no NVIDIA module was built for the running kernel {running}",
+            *_lacking(node, running),
+            *evidence,
+            # headers of an old kernel leave the repositories, and the next boot mends it
+            fix=fixes.REBOOT.other if upcoming in with_module else _build(node, running),
+        )
+    if node.host.stat("/usr/sbin/akmods") or not node.module_built:
+        return ok("the running kernel has its NVIDIA module")  # akmods builds for a new kernel while it boots
+    if upcoming != running and upcoming not in with_module:
+        return warn(
+            f"the next reboot breaks the GPUs: kernel {upcoming} has no NVIDIA module",
+            *_lacking(node, upcoming),
+            seen("/proc/sys/kernel/osrelease", f"{running} (running) has one"),
+            fix=_for_next(node, upcoming),
+        )
+    return ok("the kernel that boots next has its NVIDIA module")
+
+
+def _lacking(node: Node, release: str) -> Iterator[Evidence]:
+    """What is missing for this kernel, and why."""
+    from gpunode.facts.kernel_modules import failed_build
+
+    yield seen(f"/lib/modules/{release}/modules.dep", "no nvidia.ko")
+    yield from (seen("/var/lib/dkms", f"source of {version}") for version in node.dkms)
+    if node.dkms and not driver.has_headers(node.host, release):
+        yield seen(f"/lib/modules/{release}/build", "no kernel headers to build with")
+    failed = failed_build(node.host, release)
+    if failed is not None:
+        yield seen(failed.path, failed.text, failed.line)
+
+
+def _for_next(node: Node, release: str) -> Fix | None:
+    """What was tried for this kernel and doesn't compile isn't built again, but with a newer driver."""
+    from gpunode.facts.kernel_modules import failed_build
+
+    failed = failed_build(node.host, release) if node.dkms else None
+    if failed is None:
+        return _build(node, release)
+    if failed.realtime:
+        return Fix(f"IGNORE_PREEMPT_RT_PRESENCE=1 dkms autoinstall -k {release}")
+    return driver_packages.newer_for_kernel(node, release)
+
+
+def _build(node: Node, release: str) -> Fix | None:
+    return driver_packages.build_module(node, release) if release else None
+
+
+def kernel_headers_missing(node: Node) -> Verdict:
+    if not node.dkms:
+        return skip("no driver's source waits in /var/lib/dkms")
+    release = node.next_kernel  # what is built for a kernel that the next boot leaves matters no more
+    if not any(kernel.release == release and kernel.has_module for kernel in node.kernels):
+        return skip(f"kernel {release} has no NVIDIA module yet")
+    there = next((one for one in (release, node.kernel) if driver.has_headers(node.host, one)), None)
+    if there is not None:
+        return ok(f"the headers of kernel {there} are installed")
+    build = f"/lib/modules/{release}/build"
+    state = "no include/generated/autoconf.h" if node.host.is_dir(build) else "absent"
+    fix = driver_packages.install_headers(release).for_family(node.distribution.family)
+    return warn(f"there are no headers of kernel {release}", seen(build, state), fix=fix)
+
+
+BUILD_CHECKS = (
+    Check(
+        id="driver-not-installed",
+        title="The NVIDIA driver is installed",
+        layer="driver",
+        severity="error",
+        looks_at=(
+            "/sys/module/nvidia, modules.dep of every kernel in /lib/modules, /var/lib/dkms, the GPU "
+            "operator's driver (/run/nvidia/driver, its pods' logs) and the package database."
+        ),
+        why=(
+            "Without the kernel module nothing on this node can talk to the GPUs; the CUDA toolkit or the "
+            "libraries alone are not the driver."
+        ),
+        remedy=fixes.INSTALL_DRIVER,
+        run=driver_not_installed,
+        blocked_by=("pci-no-gpu",),
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
+        preflight=ANY_ENGINE,
+    ),
+    Check(
+        id="dkms-not-built",
+        title="The module is built for this kernel and the next",
+        layer="driver",
+        severity="error",
+        looks_at=(
+            "modules.dep of the running kernel and of the newest installed one of the same flavour, and "
+            "/var/lib/dkms or /var/cache/akmods with the log of the last build. Only a next kernel without "
+            "it is a warning."
+        ),
+        why=(
+            "A kernel module fits one kernel. After a kernel upgrade without headers DKMS builds nothing, "
+            "and the GPUs are gone after the next boot."
+        ),
+        remedy=fixes.BUILD_MODULE,
+        run=dkms_not_built,
+        blocked_by=("driver-not-installed", "kernel-unsupported"),
+        preflight=ANY_ENGINE,
+        reboot=True,
+        refs=("https://github.com/dell/dkms#readme", "https://github.com/NVIDIA/nvidia-docker/issues/365"),
+    ),
+    Check(
+        id="kernel-headers-missing",
+        title="DKMS can build the next driver",
+        layer="driver",
+        severity="warning",
+        looks_at=(
+            "/lib/modules/KERNEL/build/include/generated/autoconf.h, where DKMS has the driver's source."
+        ),
+        why=(
+            "DKMS builds the module against the kernel's headers. Without them the next driver "
+            "upgrade replaces the libraries and leaves the module behind."
+        ),
+        remedy=driver_packages.install_headers("$(uname -r)"),
+        run=kernel_headers_missing,
+        blocked_by=("driver-not-installed", "dkms-not-built"),
+        unless=("operator-driver", "immutable"),
+        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
+    ),
+)
+
+
+# Secure Boot: whether the firmware's chain of keys accepts the module, now and at the next boot.
+
+# whose certificates shim or the kernel carries, so that their modules need no enrolment
+_DISTRIBUTION_SIGNERS = (
+    "Canonical", "Ubuntu", "Debian Secure Boot", "Red Hat", "Fedora", "CentOS", "Rocky", "AlmaLinux",
+    "Oracle", "Amazon", "SUSE", "openSUSE",
+)  # fmt: skip
+
+
+def secureboot_unsigned(node: Node) -> Verdict:
+    if not node.secure_boot:
+        return ok("Secure Boot is off")
+    if node.module is not None:
+        return ok("Secure Boot is on and the kernel accepted the module")
+    file = node.module_file
+    if file is None:
+        return skip("modinfo tells nothing of the module's signature")
+    state = seen("/sys/firmware/efi/efivars/SecureBoot-*", "1 (on)")
+    if not file.signer:
+        signature = seen("modinfo -F signer nvidia", "(not signed)")
+        fix = driver_packages.enrol_key(node, signed=False)
+        return fail("Secure Boot is on and the NVIDIA module isn't signed", state, signature, fix=fix)
+    signed = seen("modinfo -F signer nvidia", file.signer)
+    if any(name in file.signer for name in _DISTRIBUTION_SIGNERS):
+        return ok("Secure Boot is on and the distribution signed the module", signed)
+    enrolled = driver.enrolled_keys(node.host)
+    if enrolled is None:
+        return skip("mokutil can't tell whether the module's key is enrolled")
+    if file.signer in enrolled:
+        return ok("Secure Boot is on and the module's key is enrolled", signed)
+    if file.signer.encode() in (driver.waiting_keys(node.host) or b""):
+        return fail(
+            "the key that signed the NVIDIA module waits to be confirmed at the console during the next boot",
+            state,
+            signed,
+            fix=Fix("mokutil --list-new && reboot", True, "reboot"),
+        )
+    return fail(
+        "Secure Boot is on and the key that signed the NVIDIA module isn't enrolled",
+        state,
+        signed,
+        fix=driver_packages.enrol_key(node, signed=True),
+    )
+
+
+def mok_pending(node: Node) -> Verdict:
+    if not node.secure_boot:
+        return ok("Secure Boot is off")
+    waiting = driver.waiting_keys(node.host)
+    if not waiting:
+        return ok("no key waits to be enrolled")
+    signer = node.module_file.signer if node.module_file else ""
+    if not signer:
+        return skip("modinfo doesn't tell who signed the module")
+    if signer.encode() not in waiting:
+        return ok("a key waits to be enrolled, and it isn't the NVIDIA module's")
+    return warn(
+        "the NVIDIA module's key waits to be confirmed at the console during the next boot",
+        seen("/sys/firmware/efi/efivars/MokNew-*", f"a certificate of {len(waiting)} bytes"),
+        seen("modinfo -F signer nvidia", signer),
+    )
+
+
+SIGNATURE_CHECKS = (
+    Check(
+        id="secureboot-unsigned",
+        title="Secure Boot accepts the module",
+        layer="driver",
+        severity="error",
+        looks_at=(
+            "the efivar SecureBoot, the module's signer (modinfo) and the enrolled keys (mokutil). A loaded "
+            "module was accepted."
+        ),
+        why=(
+            "With Secure Boot the kernel refuses a module whose signature it can't trace to an enrolled "
+            "key: Key was rejected by service. Enrolling asks for a password at the console during the next "
+            "boot."
+        ),
+        remedy=fixes.ENROL_KEY,
+        run=secureboot_unsigned,
+        blocked_by=("driver-not-installed", "dkms-not-built"),
+        preflight=ANY_ENGINE,
+        reboot=True,
+        refs=(
+            "https://wiki.debian.org/SecureBoot",
+            "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",
+        ),
+    ),
+    Check(
+        id="mok-pending",
+        title="No key waits for the next boot",
+        layer="driver",
+        severity="warning",
+        looks_at=(
+            "the efivar MokNew, where mokutil --import leaves a key for MokManager, on a Secure Boot node."
+        ),
+        why=(
+            "MokManager asks for the key's password at the console (or the BMC's) and gives up after ten "
+            "seconds. If nobody answers, the key is dropped and the kernel refuses what it signed. Have the "
+            "console open before you reboot, and choose Enroll MOK."
+        ),
+        remedy=driver_packages.LIST_NEW_KEYS,
+        run=mok_pending,
+        blocked_by=("driver-not-installed", "secureboot-unsigned"),
+        unless=("operator-driver",),
+        reboot=True,
+        refs=("https://wiki.debian.org/SecureBoot",),
+    ),
+)
+
+
+# What the next boot doesn't bring back: modules that were loaded by hand, links to device files.
+
+_UVM = "nvidia_uvm"
+# units that load unified memory or make its device files when they start
+_LOADERS = ("nvidia-cdi-refresh.service", "gpunode-cdi-refresh.service")
+_LINKS = ("create-dev-char-symlinks",)
+
+
+def uvm_lost_at_reboot(node: Node) -> Verdict:
+    from gpunode.facts.boot import loaded
+
+    if not driver.module_loaded(node.host, _UVM):
+        return skip(f"{_UVM} isn't loaded now")
+    cdi_alone = [one.name for one in readers(node) if one.needs]
+    if not cdi_alone and _mode(node) != "cdi":
+        return ok("the toolkit loads it for the first container that needs it")
+    for name in _LOADERS:
+        unit = node.units.get(name)
+        if unit is not None and (unit.at_boot or unit.file == "static"):
+            return ok(f"{name} loads it at boot")
+    loader = _operator(node) or loaded(node.host, "nvidia-uvm")
+    if loader:
+        return ok(f"{_UVM} comes with the next boot", seen(loader, "has it loaded"))
+    if not node.units:
+        return skip("systemd doesn't tell what it starts at boot")
+    if cdi_lost_at_reboot(node).status is FindingStatus.WARN:
+        return skip("who writes the specification again loads it too")
+    return warn(
+        f"nothing loads {_UVM} after the next reboot, and GPUs come by CDI alone here",
+        seen(f"/sys/module/{_UVM}", "loaded now"),
+        seen("/etc/modules-load.d", f"no {_UVM}"),
+    )
+
+
+def _mode(node: Node) -> object:
+    try:
+        return node.toolkit_settings.value(MODE)
+    except GpunodeError:
+        return ""  # toolkit-config-invalid tells it
+
+
+def _operator(node: Node) -> str:
+    from gpunode.facts.boot import OPERATOR
+
+    return OPERATOR if node.host.is_dir(OPERATOR) else ""
+
+
+def dev_char_lost_at_reboot(node: Node) -> Verdict:
+    from gpunode.facts.boot import started
+    from gpunode.facts.cgroups import systemd_engines
+
+    links = (f"/dev/char/{one.major}:{one.minor}" for one in node.device_nodes)
+    here = [link for link in links if node.host.is_symlink(link)]
+    if not here:
+        return skip("no NVIDIA device file has a link in /dev/char")
+    needing = [one for one in systemd_engines(node) if one.forgets and not one.by_hook]
+    if not needing:
+        return ok("no engine here needs the links in /dev/char")
+    maker = _operator(node) or started(node.host, _LINKS, rules=True)
+    if maker:
+        return ok("the links come back with the next boot", seen(maker, "makes them"))
+    return warn(
+        f"nothing makes the {len(here)} links of NVIDIA's device files again after a reboot",
+        seen(here[0], node.host.readlink(here[0]) or ""),
+        seen(needing[0].source, needing[0].forgets),
+        seen("/etc/udev/rules.d", f"no rule with {_LINKS[0]}"),
+    )
+
+
+NEXT_BOOT_CHECKS = (
+    Check(
+        id="uvm-lost-at-reboot",
+        title="Unified memory comes with the next boot",
+        layer="devices",
+        severity="warning",
+        looks_at=(
+            "where containers get GPUs by CDI alone: modules-load.d, modprobe.d, udev's rules, units and "
+            "scripts that load nvidia_uvm."
+        ),
+        why=(
+            "The kernel doesn't load nvidia_uvm by itself. Without the toolkit's hook nobody does it for a "
+            "container: after the reboot CUDA fails with error 999 in the first ones."
+        ),
+        remedy=driver_packages.LOAD_AT_BOOT,
+        run=uvm_lost_at_reboot,
+        blocked_by=("module-not-loaded", "uvm-not-loaded"),
+        unless=("operator-driver", "immutable"),
+        reboot=True,
+        refs=("https://www.freedesktop.org/software/systemd/man/latest/modules-load.d.html",),
+    ),
+    Check(
+        id="dev-char-lost-at-reboot",
+        title="The links in /dev/char come with the next boot",
+        layer="devices",
+        severity="warning",
+        looks_at=(
+            "links in /dev/char to NVIDIA's device files, where a runc from 1.1.3 to 1.1.6 needs them, and "
+            "what makes them at boot: a rule of udev, a unit or script of this node, the GPU operator."
+        ),
+        why=(
+            "This runc tells systemd of a container's device files by these links. They are there now and "
+            "lie in memory: after the reboot each daemon-reload takes the GPUs from running containers."
+        ),
+        remedy=driver_packages.LINK_AT_BOOT,
+        run=dev_char_lost_at_reboot,
+        blocked_by=("module-not-loaded", "dev-nodes-missing"),
+        unless=("operator-driver", "immutable"),
+        refs=("https://github.com/opencontainers/runc/issues/3708",),
+        reboot=True,
+    ),
+)
+
+
+# Lines of the kernel's log as evidence for something that a check has seen elsewhere.
+
+# nvidia 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible
+_DRIVER = (
+    r"^(?:NVRM: |nvidia[\w-]*(?: [0-9a-f:.]+)?: |Lockdown: modprobe|Loading of |PKCS#7 )"
+    r"|Key was rejected|nvidia.*Required key not available"
+)
+_FAILURE = re.compile(
+    r"fail|error|unable|can'?t|cannot|could not|not supported|requires use|is invalid|is 0M|inaccessible"
+    r"|no nvidia|none of the nvidia|not called|obtained ownership|fallen|time[d ]?-?out|reject|refus|denied"
+    r"|restrict|conflict|mismatch|unsigned|disagrees|unknown symbol|version magic|not initialized|does not"
+    r"|xid \(|installed in this system|PCI ID|not signed|power cables|is already bound",
+    re.IGNORECASE,
+)
+# out-of-tree modules are always said to be unsigned and to taint; that loads all the same
+_HARMLESS = re.compile(r"taint", re.IGNORECASE)
+_SHOWN = 5
+_STORM = 3  # the same XID of the same GPU this often is told once, with its number
+
+
+def logged(node: Node, pattern: str) -> tuple[Evidence, ...]:
+    """Lines of this boot in which the pattern is found, oldest first; () for a user who may not read them."""
+    return tuple(_evidence(line) for line, _ in matching(_log(node), pattern))
+
+
+def failures(node: Node, *addresses: str) -> tuple[Evidence, ...]:
+    """The driver's failures of this boot, oldest first: the first of a series is the cause of the others.
+
+    With `addresses` only those that name one of these GPUs.
+    The driver tries again, so a line that differs from an earlier one in numbers alone isn't repeated.
+    """
+    places = [address.rpartition(".")[0].lower() for address in addresses]
+    found: dict[str, KernelLine] = {}
+    for line, _ in matching(_log(node), _DRIVER):
+        text = line.text.lower()
+        if not _FAILURE.search(text) or _HARMLESS.search(text):
+            continue
+        if not places or any(place in text for place in places):
+            found.setdefault(re.sub(r"\b(?:0x[0-9a-f]+|\d+)\b", "N", text), line)
+    return tuple(_evidence(line) for line in list(found.values())[:_SHOWN])
+
+
+def xid_storms(node: Node) -> Iterator[Evidence]:
+    """XIDs that one GPU repeats: the first line of each and how often it came."""
+    try:
+        lines = node.xids
+    except GpunodeError:
+        return
+    counts = Counter((line.address, line.number) for line in lines)
+    for place, count in counts.items():
+        first = next(line for line in lines if (line.address, line.number) == place)
+        if count >= _STORM:
+            yield Evidence(SOURCE, f"[{first.seconds:.6f}] {first.text} (the first of {count})", None)
+
+
+def _log(node: Node) -> tuple[KernelLine, ...]:
+    try:
+        return node.kernel_log
+    except GpunodeError:
+        return ()
+
+
+def _evidence(line: KernelLine) -> Evidence:
+    return Evidence(SOURCE, f"[{line.seconds:.6f}] {line.text}", None)
+
+
+# The kernel module: loaded, with its firmware and its options, and alive.
+
+
+def operator_driver(node: Node) -> tuple[tuple[Evidence, ...], Fix]:
+    """The last failure in the logs of the GPU operator's driver pod, and the command that shows more."""
+    found = driver_failure(node.host, node.operator)
+    if found is None:
+        return (seen(DRIVER_ROOT, "no log of the driver's pod"),), Fix(
+            "crictl ps --all --name nvidia-driver-ctr"
+        )
+    path, line = found
+    return (seen(path, shown(line)),), Fix(f"tail -n 50 {path}")
+
+
+def module_not_loaded(node: Node) -> Verdict:
+    module = node.module
+    if module is None and not node.module_built and TRAITS["operator-driver"].holds(node):
+        logs, fix = operator_driver(node)
+        return fail(
+            "the GPU operator's driver container hasn't loaded its module",
+            seen("/sys/module/nvidia", "absent"),
+            *logs,
+            *failures(node),
+            fix=fix,
+        )
+    if module is None:
+        evidence = [seen("/sys/module/nvidia", "absent"), *_obstacles(node)]
+        return fail("the NVIDIA module is not loaded", *evidence, fix=_allow(node) or _after_failure(node))
+    if not module.live:
+        place = f"/sys/module/{module.name}/initstate"
+        return fail(
+            "the NVIDIA module is stuck while loading or unloading",
+            seen(place, (node.host.read_text(place) or "").strip()),
+            fix=fixes.REBOOT.other,
+        )
+    flavour = "open" if module.open else "proprietary"
+    return ok(
+        f"driver {module.version or '(no version)'}, {flavour} kernel module",
+        seen(f"/sys/module/{module.name}/version", module.version),
+    )
+
+
+def _refused(node: Node, *modules: str) -> tuple[Directive, ...]:
+    try:
+        return tuple(one for name in modules for one in node.module_options.refused(name))
+    except GpunodeError:
+        return ()
+
+
+def _obstacles(node: Node) -> Iterator[Evidence]:
+    """Why nothing has loaded it, as far as this user may see."""
+    for one in _refused(node, "nvidia"):
+        yield seen(one.source, _shown(one), one.line)
+    if (node.host.read_text("/proc/sys/kernel/modules_disabled") or "").strip() == "1":
+        yield seen("/proc/sys/kernel/modules_disabled", "1 (no module can be loaded until the next boot)")
+    yield from failures(node)
+
+
+def _shown(one: Directive) -> str:
+    return one.value if one.source == COMMAND_LINE else f"{one.kind} {one.module} {one.value}".strip()
+
+
+def _allow(node: Node, last: str = " && modprobe nvidia && modprobe nvidia-uvm") -> Fix | None:
+    """Take the lines back that keep the module out; None where nothing that lies in a file does."""
+    lines = [one for one in _refused(node, "nvidia", "nvidia_uvm") if one.line is not None]
+    if not lines:
+        return None
+    edits = " && ".join(f"sed -i '{one.line}s/^/# /' {one.source}" for one in lines)
+    return Fix(edits + last)
+
+
+def _after_failure(node: Node) -> Fix | None:
+    """What helps where the kernel's log has failures of the driver: loading it has been tried already."""
+    if not failures(node):
+        return None
+    # a GPU that stays in D3cold has no power or answers nothing: a reboot alone doesn't switch it off
+    if logged(node, r"^nvidia \S+ Unable to change power state from D3cold"):
+        return fixes.POWER_OFF.other
+    return fixes.READ_KERNEL_LOG.other
+
+
+def module_disabled_next_boot(node: Node) -> Verdict:
+    refused = _refused(node, "nvidia", "nvidia_uvm")
+    # what is blacklisted can still be loaded by its name, as nvidia-modprobe and persistenced do
+    hard = [one for one in refused if one.kind in ("install", "alias")]
+    if not hard:
+        return ok("nothing keeps the NVIDIA module from being loaded")
+    evidence = [seen(one.source, _shown(one), one.line) for one in hard]
+    return warn(
+        "the next reboot breaks the GPUs: the module may not be loaded again", *evidence, fix=_allow(node, "")
+    )
+
+
+def gsp_firmware(node: Node) -> Verdict:
+    module = node.module
+    if module is None or not module.version:
+        return skip("the module doesn't tell its version")
+    if not module.open and not driver.wants_firmware(node.host):
+        return ok("this module runs without GSP firmware")
+    there = driver.firmware(node.host, module.version, node.kernel)
+    if there:
+        return ok(f"the GSP firmware of {module.version} is there", seen(there[0], ", ".join(there[1:])))
+    if node.next_version not in ("", module.version):
+        return skip("the firmware is that of the driver which waits for a reboot")
+    place = f"/lib/firmware/nvidia/{module.version}"
+    failed = logged(node, r"firmware load for nvidia/\S*gsp\S* failed with error -2")
+    fix = driver_packages.reinstall_firmware(node)
+    if failed:
+        return fail(
+            "the kernel found no GSP firmware for this driver",
+            *failed[:1],
+            seen(place, "no gsp_*.bin"),
+            fix=fix,
+        )
+    others = driver.firmware_versions(node.host)
+    if not others:
+        return skip("no driver's firmware lies in /lib/firmware/nvidia")
+    return warn(
+        f"the GSP firmware of {module.version} is gone: a GPU fails at its next start",
+        seen(place, "no gsp_*.bin"),
+        seen("/lib/firmware/nvidia", f"that of {', '.join(others)}"),
+        fix=fix,
+    )
+
+
+def driver_persist_modprobe_conf(node: Node) -> Verdict:
+    odd = driver.switched_off(node.host)
+    if not odd:
+        return ok("the module runs with its usual parameters")
+    evidence = [seen("/proc/driver/nvidia/params", f"{name}: 0") for name in odd]
+    names = ", ".join(f"NVreg_{name}=0" for name in odd)
+    return note(f"the module was loaded with {names}", *evidence)
+
+
+def driver_oops(node: Node) -> Verdict:
+    found = driver.crash(node.kernel_log)
+    if not found:
+        return ok("the kernel's log knows no crash in the NVIDIA module")
+    evidence = [seen("dmesg", f"[{line.seconds:.6f}] {line.text}") for line in found]
+    return warn("the NVIDIA module has crashed inside the kernel", *evidence)
+
+
+MODULE_CHECKS = (
+    Check(
+        id="module-not-loaded",
+        title="The NVIDIA module is loaded",
+        layer="driver",
+        severity="error",
+        looks_at=(
+            "/sys/module/nvidia and its initstate; modprobe.d and the kernel's log for what kept it out."
+        ),
+        why=(
+            "Until the module is loaded there are no device files, NVML answers 'driver not loaded' and "
+            "every GPU container fails to start."
+        ),
+        remedy=fixes.LOAD_MODULE,
+        run=module_not_loaded,
+        blocked_by=(
+            "driver-not-installed",
+            "gpu-bound-other-driver",
+            "nouveau-loaded",
+            "gpu-arch-dropped",
+            "driver-too-old",
+            "kmod-flavour",
+            "dkms-not-built",
+            "secureboot-unsigned",
+        ),
+        classes=HOST_OR_CONTAINER,
+        preflight=ANY_ENGINE,
+        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1269",),
+    ),
+    Check(
+        id="module-disabled-next-boot",
+        title="The next boot may load the module",
+        layer="driver",
+        severity="warning",
+        looks_at=(
+            "install lines that load nothing and aliases to off, for nvidia and nvidia_uvm in modprobe.d."
+        ),
+        why=(
+            "modprobe obeys these lines also when somebody asks for the module by its name. It is loaded "
+            "now; after the next boot the GPUs are without a driver."
+        ),
+        remedy=driver_packages.SHOW_MODPROBE,
+        run=module_disabled_next_boot,
+        blocked_by=("module-not-loaded",),
+        unless=("operator-driver",),
+        reboot=True,
+        refs=("https://man7.org/linux/man-pages/man5/modprobe.d.5.html",),
+    ),
+    Check(
+        id="gsp-firmware",
+        title="The GPUs' firmware fits the driver",
+        layer="driver",
+        severity="error",
+        looks_at=(
+            "gsp_*.bin of the loaded version in the kernel's firmware directories, and failed firmware "
+            "loads in its log; the open modules always need it, the proprietary one from Turing on."
+        ),
+        why=(
+            "The driver runs most of itself on the GPU's own processor and loads this firmware whenever a "
+            "GPU starts. Without the file of exactly its version the GPU stays down: RmInitAdapter failed."
+        ),
+        remedy=driver_packages.REINSTALL_FIRMWARE,
+        run=gsp_firmware,
+        blocked_by=("module-not-loaded",),
+        unless=("operator-driver", "vgpu-guest"),
+        preflight=ANY_ENGINE,
+        refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/446",),
+    ),
+    Check(
+        id="driver-persist-modprobe-conf",
+        title="The module has its usual parameters",
+        layer="driver",
+        severity="info",
+        looks_at="ModifyDeviceFiles and EnableGpuFirmware in /proc/driver/nvidia/params.",
+        why=(
+            "Somebody switched these off with an options line in modprobe.d. They decide who makes the "
+            "device files, and whether the driver runs on the GPU's own processor."
+        ),
+        remedy=driver_packages.SHOW_MODPROBE,
+        run=driver_persist_modprobe_conf,
+        blocked_by=("module-not-loaded",),
+        refs=("https://github.com/NVIDIA/nvidia-modprobe",),
+    ),
+    Check(
+        id="driver-oops",
+        title="The module has not crashed",
+        layer="driver",
+        severity="warning",
+        looks_at=(
+            "BUG, Oops and general protection faults of this boot that happened inside the NVIDIA modules."
+        ),
+        why=(
+            "After a crash the kernel goes on with whatever the module left behind: locks that are never "
+            "given back, processes that can't be ended. Only a reboot starts it clean."
+        ),
+        remedy=fixes.REBOOT,
+        run=driver_oops,
+        blocked_by=("module-not-loaded",),
+        refs=("https://docs.kernel.org/admin-guide/tainted-kernels.html",),
+    ),
+)

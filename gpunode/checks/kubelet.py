@@ -1,0 +1,488 @@
+"""The kubelet and the device plugins' sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from gpunode.checks import fixes
+from gpunode.checks.fixes import everywhere
+from gpunode.checks.model import (
+    ANY_ENGINE,
+    CLUSTER_NODES,
+    HOST_OR_CONTAINER,
+    Check,
+    Verdict,
+    fail,
+    note,
+    ok,
+    seen,
+    skip,
+    warn,
+)
+from gpunode.checks.units import seen_unit
+from gpunode.errors import DaemonError, GpunodeError
+from gpunode.facts import kubelet
+from gpunode.facts.containerd import dig
+from gpunode.facts.engines import containerd_role, crio_role, docker_role
+from gpunode.facts.gpu_use import holders
+from gpunode.facts.kubelet import DEVICE_PLUGINS, Kubelet, sockets_in
+from gpunode.facts.node import Node
+from gpunode.facts.systemd import read_unit
+from gpunode.output.result import Evidence, Fix
+
+if TYPE_CHECKING:
+    from gpunode.facts.disk import Place
+
+
+_ABSENT = "there is no kubelet on this node"
+_PLUGINS = ("nvidia", "gpunode")
+_OUR_UNIT = "gpunode-device-plugin.service"
+
+
+def kubelet_not_running(node: Node) -> Verdict:
+    kubelet = node.kubelet
+    if kubelet is None:
+        return skip(_ABSENT)
+    if kubelet.process is not None:
+        if node.kubelet_silence:
+            told = seen(f"/proc/{kubelet.process.pid}", node.kubelet_silence)
+            return warn("the kubelet runs, but doesn't answer", told, fix=_restart(kubelet))
+        return ok("the kubelet runs", seen(f"/proc/{kubelet.process.pid}/cmdline", kubelet.process.name))
+    if not kubelet.joined:
+        return skip("the kubelet is installed, but no cluster has taken this node yet")
+    evidence = seen(kubelet.unit or "/proc", "no such process")
+    unit = seen_unit(node, kubelet.unit) if kubelet.unit else ()
+    return fail("the kubelet isn't running", evidence, *unit, fix=_restart(kubelet))
+
+
+def _restart(kubelet: Kubelet) -> Fix | None:
+    if kubelet.unit is None:
+        return None
+    return Fix(f"systemctl restart {kubelet.unit.removesuffix('.service')}", True, "restart")
+
+
+def kubelet_device_plugin_dir(node: Node) -> Verdict:
+    kubelet = node.kubelet
+    if kubelet is None or not kubelet.joined:
+        return skip(_ABSENT if kubelet is None else "no cluster has taken this node yet")
+    path = f"{DEVICE_PLUGINS}/kubelet.sock"
+    state = node.host.socket_state(path)
+    if state == "denied":
+        return skip(f"needs root to read {path}")
+    if state != "listening":
+        return fail(
+            "the kubelet's device plugin socket doesn't answer", seen(path, state), fix=_restart(kubelet)
+        )
+    return ok("the kubelet listens for device plugins", seen(path, "listening"))
+
+
+def plugin_socket_dead(node: Node) -> Verdict:
+    if node.kubelet is None or not node.kubelet.joined:
+        return skip(_ABSENT if node.kubelet is None else "no cluster has taken this node yet")
+    names = [name for name in sockets_in(node.host, DEVICE_PLUGINS) if name.startswith(_PLUGINS)]
+    if not names:
+        return skip("no device plugin for NVIDIA GPUs has a socket here")
+    dead = [name for name in names if node.host.socket_state(f"{DEVICE_PLUGINS}/{name}") == "refused"]
+    if dead:
+        evidence = (seen(f"{DEVICE_PLUGINS}/{name}", "nobody listens behind it") for name in dead)
+        if len(dead) < len(names):
+            paths = " ".join(f"{DEVICE_PLUGINS}/{name}" for name in dead)
+            summary = "a device plugin left its socket, another one answers"
+            return note(summary, *evidence, fix=Fix(f"rm {paths}"))
+        if node.allocatable is not None and node.allocatable.told and any(node.allocatable.nvidia.values()):
+            return note("a device plugin left its socket, and GPUs are offered without it", *evidence)
+        return fail("a device plugin died and left its socket", *evidence, fix=restart_plugin(node))
+    return _silent(node, names) or ok(
+        f"{len(names)} device plugin socket{'s' if len(names) > 1 else ''} answer"
+    )
+
+
+def _silent(node: Node, names: list[str]) -> Verdict | None:
+    """A plugin that listens and answers nothing; it is only asked where that was asked for."""
+    from gpunode.facts.device_plugins import plugin_answers
+
+    for name in names if node.questions.deep else ():
+        path = f"{DEVICE_PLUGINS}/{name}"
+        if node.host.socket_state(path) == "listening" and plugin_answers(node.host, path) is False:
+            told = seen(path, "no answer to GetDevicePluginOptions within 2 seconds")
+            return fail("a device plugin listens, but doesn't answer", told, fix=restart_plugin(node))
+    return None
+
+
+def restart_plugin(node: Node) -> Fix:
+    """gpunode's plugin is a service of the node, NVIDIA's a pod; their sockets have the same name."""
+    return fixes.RESTART_PLUGIN.other if has_own_plugin(node) else fixes.RESTART_PLUGIN_POD
+
+
+def has_own_plugin(node: Node) -> bool:
+    return read_unit(node.host, _OUR_UNIT) is not None
+
+
+DAEMON_CHECKS = (
+    Check(
+        id="kubelet-not-running",
+        title="The kubelet runs",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            "processes, units (kubelet, k3s, rke2, k0s, microk8s) and /var/lib/kubelet/config.yaml. None at "
+            "all, or one that no cluster has taken yet, is fine. A running one has 3 seconds to "
+            "answer what it can hand out (PodResources)."
+        ),
+        why="Without the kubelet this node runs no pods and no device plugin can offer its GPUs.",
+        remedy=fixes.START_KUBELET,
+        classes=CLUSTER_NODES,
+        run=kubelet_not_running,
+        preflight=("kubernetes",),
+        # without its engine's CRI, or with swap, the kubelet ends at once
+        blocked_by=(
+            *("pci-no-gpu", "memory-cgroup-v1", "kubelet-swap-memlock-hugepages", "crio-not-running"),
+            *("containerd-config-version", "containerd-cri-disabled", "containerd-not-restarted"),
+        ),
+        refs=(
+            "https://kubernetes.io/docs/setup/production-environment/tools/kubeadm/troubleshooting-kubeadm/",
+        ),
+    ),
+    Check(
+        id="kubelet-device-plugin-dir",
+        title="The kubelet listens for device plugins",
+        layer="kubelet",
+        severity="error",
+        looks_at=f"{DEVICE_PLUGINS}/kubelet.sock; the path is fixed, whatever the kubelet's --root-dir is.",
+        why=(
+            "Device plugins register at this socket. While it doesn't answer, no plugin can offer GPUs: "
+            "'connect: no such file or directory'."
+        ),
+        remedy=fixes.START_KUBELET,
+        classes=CLUSTER_NODES,
+        run=kubelet_device_plugin_dir,
+        preflight=("kubernetes",),
+        blocked_by=("pci-no-gpu", "kubelet-not-running", "microk8s-paths"),
+        refs=("https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",),
+    ),
+    Check(
+        id="plugin-socket-dead",
+        title="The device plugin's socket answers",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            f"nvidia*.sock and gpunode*.sock in {DEVICE_PLUGINS}; one that refuses connections is dead. With "
+            "--deep also whether the plugin answers GetDevicePluginOptions within 2 seconds."
+        ),
+        why=(
+            "The kubelet keeps the resource of a dead plugin at capacity N and allocatable 0: pods that ask "
+            "for GPUs stay pending until the plugin runs again."
+        ),
+        remedy=fixes.RESTART_PLUGIN,
+        classes=CLUSTER_NODES,
+        run=plugin_socket_dead,
+        # a plugin without a driver, or without its handler, ends as well
+        blocked_by=(
+            *("pci-no-gpu", "kubelet-not-running", "kubelet-device-plugin-dir"),
+            *("nvml-hang", "containerd-runtime-missing", "mig-enabled-no-instances", "mig-strategy-mismatch"),
+        ),
+        refs=(
+            "https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",
+            "https://github.com/NVIDIA/k8s-device-plugin/issues/240",
+        ),
+    ),
+)
+
+
+# Room for images and pods, and what keeps a kubelet from starting at all.
+
+_LARGE_IMAGE = 10 << 30  # CUDA images take 5 to 25 GB when unpacked
+_ROOTS = {
+    "containerd": "/var/lib/containerd",
+    "k3s": "/var/lib/rancher/k3s",
+    "rke2": "/var/lib/rancher/rke2",
+    "k0s": "/var/lib/k0s",
+    "microk8s": "/var/snap/microk8s/common",
+}
+# where k3s and rke2 tell their kubelet what to do
+_MORE = ("/var/lib/rancher/k3s/agent/etc/kubelet.conf.d", "/var/lib/rancher/rke2/agent/etc/kubelet.conf.d")
+_MICROK8S_ARGS = "/var/snap/microk8s/current/args/kubelet"
+
+
+def disk_pressure(node: Node) -> Verdict:
+    from gpunode.facts import disk
+
+    places = disk.places(node.host, dict.fromkeys(_wanted(node)))
+    if not places:
+        return skip("no directory of an engine or a kubelet can be looked at")
+    limits = _limits(node)
+    evicting = [evidence for place in places for evidence in _below(place, limits)]
+    if evicting:
+        return fail("the kubelet evicts pods: a disk is full", *evicting, fix=_prune(node))
+    full = [one for one in places if one.room.left < 64 << 20]
+    if full:
+        return fail("a disk is full", *map(_shown, full), fix=_prune(node))
+    tight = [one for one in places if one.signal == "imagefs" and one.room.left < _LARGE_IMAGE]
+    if tight:
+        return warn("there is no room for another CUDA image", *map(_shown, tight), fix=_prune(node))
+    return ok("there is room for images and pods", *map(_shown, places))
+
+
+def _wanted(node: Node) -> Iterator[tuple[str, str]]:
+    """The kubelet's limits are for the engine that it uses; what lies beside it may be as full as it is."""
+    joined = node.kubelet is not None and node.kubelet.joined
+    if joined:
+        yield kubelet.root_directory(node.kubelet), "nodefs"
+    if node.containerd is not None and (containerd_role(node).used or not joined):
+        process = node.containerd.process
+        given = process.option("--root") if process else None
+        yield given or _ROOTS.get(node.containerd.manager or "containerd", _ROOTS["containerd"]), "imagefs"
+    if node.docker is not None and (docker_role(node).used or not joined):
+        yield _docker_root(node), "imagefs"
+    if node.crio is not None and (crio_role(node).used or not joined):
+        yield _crio_root(node), "imagefs"
+
+
+def _crio_root(node: Node) -> str:
+    try:
+        told = dig(node.crio_config, "crio", "root")
+    except DaemonError:
+        told = None
+    return told if isinstance(told, str) and told.startswith("/") else "/var/lib/containers/storage"
+
+
+def _docker_root(node: Node) -> str:
+    try:
+        told = node.docker_info.get("DockerRootDir")
+    except DaemonError:
+        told = None
+    return told if isinstance(told, str) and told.startswith("/") else "/var/lib/docker"
+
+
+def _limits(node: Node) -> Mapping[str, str]:
+    """What the kubelet was told, else its defaults; {} where there is none, or nobody knows."""
+    from gpunode.facts import disk
+
+    known = node.kubelet
+    if known is None or known.process is None:
+        return {}
+    places = [kubelet.CONFIG, _MICROK8S_ARGS, *(one for place in _MORE for one in node.host.glob(place, "*"))]
+    given = known.process.option("--config")
+    if more := known.process.option("--config-dir"):
+        places += node.host.glob(more, "*")
+    texts = [node.host.read_text(path) or "" for path in ([given, *places] if given else places)]
+    found = disk.limits(texts, known.process)
+    return found or (disk.DEFAULTS if known.process.name == "kubelet" else {})
+
+
+def _below(place: Place, limits: Mapping[str, str]) -> Iterator[Evidence]:
+    from gpunode.facts import disk
+
+    room = place.room
+    limit = limits.get(f"{place.signal}.available", "")
+    least = disk.amount(limit, room.size)
+    if least is not None and room.left < least:
+        yield seen(
+            place.path, f"{_size(room.left)} of {_size(room.size)} left, the kubelet's limit is {limit}"
+        )
+    limit = limits.get(f"{place.signal}.inodesFree", "")
+    least = disk.amount(limit, room.inodes)
+    if least is not None and room.inodes and room.inodes_left < least:
+        yield seen(place.path, f"{room.inodes_left} of {room.inodes} inodes left, the limit is {limit}")
+
+
+def _shown(place: Place) -> Evidence:
+    return seen(place.path, f"{_size(place.room.left)} of {_size(place.room.size)} left")
+
+
+def _size(number: int) -> str:
+    return f"{number / (1 << 30):.1f} GiB"
+
+
+def _prune(node: Node) -> Fix | None:
+    if node.docker is not None and (node.kubelet is None or not node.kubelet.joined):
+        return Fix("docker system prune", True)
+    daemon = node.containerd
+    if daemon is None or not daemon.manager or not containerd_role(node).used:
+        return None
+    program = {"k3s": "k3s crictl", "rke2": "/var/lib/rancher/rke2/bin/crictl"}.get(daemon.manager, "crictl")
+    return Fix(f"{program} --runtime-endpoint unix://{daemon.socket} rmi --prune", True)
+
+
+def kubelet_swap(node: Node) -> Verdict:
+    known = node.kubelet
+    if known is None or known.unit != "kubelet.service" or not known.joined:
+        return skip("no kubelet of the system's is here")
+    lines = (node.host.read_text("/proc/swaps") or "").splitlines()[1:]
+    if known.process is not None or not lines:
+        return ok("swap keeps no kubelet from running")
+    try:
+        config = node.host.read_text(kubelet.CONFIG) or ""
+        flags = node.host.read_text(kubelet.FLAGS) or ""
+    except GpunodeError:
+        return skip(f"needs root to read {kubelet.CONFIG}", "unreadable")
+    if kubelet.setting(config, "failSwapOn") == "false" or "--fail-swap-on=false" in flags:
+        return ok("the kubelet was told to run with swap")
+    evidence = [seen("/proc/swaps", line.split()[0]) for line in lines if line.split()]
+    return fail("swap is on, and this kubelet refuses to start with it", *evidence)
+
+
+RESOURCES_CHECKS = (
+    Check(
+        id="disk-pressure",
+        title="There is room for images and pods",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            "what is left, in bytes and inodes, where the kubelet and the engines keep their data "
+            "(statvfs(3)), against the kubelet's evictionHard; without a kubelet, a full disk, and 10 GiB "
+            "for the next image."
+        ),
+        why=(
+            "Below its limits a kubelet evicts pods, deletes images and takes no new pods (DiskPressure). "
+            "CUDA images take 5 to 25 GB: 'no space left on device' while one is unpacked."
+        ),
+        remedy=everywhere("crictl rmi --prune"),
+        run=disk_pressure,
+        classes=HOST_OR_CONTAINER,
+        blocked_by=("pci-no-gpu",),
+        preflight=ANY_ENGINE,
+        refs=("https://kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction/",),
+    ),
+    Check(
+        id="kubelet-swap-memlock-hugepages",
+        title="Swap doesn't keep the kubelet from starting",
+        layer="kubelet",
+        severity="error",
+        looks_at="/proc/swaps and failSwapOn, where a kubelet should run and doesn't.",
+        why=(
+            "A kubelet stops at once where swap is on, unless failSwapOn is false: 'running with swap on is "
+            "not supported'. Swap that /etc/fstab names comes back at the next boot."
+        ),
+        remedy=everywhere("swapoff --all && systemctl restart kubelet", "restart"),
+        classes=CLUSTER_NODES,
+        run=kubelet_swap,
+        blocked_by=("pci-no-gpu",),
+        needs=("kubelet",),
+        refs=("https://kubernetes.io/docs/concepts/cluster-administration/swap-memory-management/",),
+    ),
+)
+
+
+# Pods that hold GPUs: whether they got what the kubelet gave them.
+
+_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
+
+
+def runtimeclass_missing(node: Node) -> Verdict:
+    found = holders(node)
+    if not found:
+        return skip("no running container is known to hold a GPU")
+    without = [one for one in found if not one.container.nodes]
+    if not without:
+        return ok(f"all {len(found)} containers that hold GPUs have device files for them")
+    evidence = [
+        seen(
+            f"/proc/{one.container.pid}/root/dev",
+            f"{one.name}: no NVIDIA device file; its handler is {one.handler or 'the default'}",
+        )
+        for one in without
+    ]
+    named = [one.name for one in without if one.handler.startswith("nvidia")]
+    fix = Fix("gpunode verify --runtime containerd") if named else None
+    return warn(f"{len(without)} containers hold GPUs and see none of them", *evidence[:8], fix=fix)
+
+
+def pod_driver_capabilities(node: Node) -> Verdict:
+    from gpunode.facts.processes import environment
+
+    held = holders(node)
+    if not held:
+        return skip("no running container is known to hold a GPU")
+    found = []
+    for one in held:
+        value = environment(node.host, one.container.pid).get(_CAPABILITIES, "")
+        if value and not {"all", "compute"} & set(value.split(",")):
+            found.append(seen(f"/proc/{one.container.pid}/environ", f"{one.name}: {_CAPABILITIES}={value}"))
+    if found:
+        return note(f"{len(found)} containers that hold GPUs asked for no CUDA libraries", *found[:8])
+    return ok("whoever holds GPUs has CUDA's libraries")
+
+
+def hostusers_false(node: Node) -> Verdict:
+    from gpunode.facts.toolkit import runtime_mode
+
+    if runtime_mode(node.toolkit_settings, node.toolkit.version) != "legacy":
+        return ok("the nvidia runtime works in pods with a user namespace")
+    named = {one.id: one for one in node.cri_containers}
+    found = []
+    for one in node.containers if named else ():
+        pod = named.get(one.id)
+        path = f"/proc/{one.pid}/uid_map"
+        first = (node.host.read_text(path) or "0 0").split()[:2]
+        if pod is not None and first != ["0", "0"]:
+            found.append(seen(path, f"pod {pod.namespace}/{pod.pod} has user ids from {first[1]} on"))
+    if found:
+        return note("pods have user namespaces here, which the toolkit's hook can't give GPUs", *found[:4])
+    return ok("no pod here has a user namespace")
+
+
+PODS_CHECKS = (
+    Check(
+        id="hostusers-false",
+        title="Pods with a user namespace can have GPUs",
+        layer="kubelet",
+        severity="info",
+        looks_at="pods with a user namespace (/proc/PID/uid_map) where the nvidia runtime is in mode legacy.",
+        why=(
+            "With hostUsers: false a pod's processes are nobody on the node, and the hook of mode legacy "
+            "fails: 'read status from sync socket'. In mode cdi there is no such hook."
+        ),
+        remedy=everywhere("gpunode toolkit config set nvidia-container-runtime.mode=cdi"),
+        classes=CLUSTER_NODES,
+        run=hostusers_false,
+        blocked_by=("pci-no-gpu", "kubelet-not-running", "toolkit-missing", "toolkit-config-invalid"),
+        needs=("kubelet",),
+        refs=("https://kubernetes.io/docs/concepts/workloads/pods/user-namespaces/",),
+    ),
+    Check(
+        id="runtimeclass-missing",
+        title="Pods that hold GPUs run under the nvidia runtime",
+        layer="kubelet",
+        severity="warning",
+        looks_at=(
+            "the containers that hold nvidia.com/... (PodResources), their runtime handlers (CRI) and "
+            "whether NVIDIA's files are in their /dev (/proc/PID/root/dev)."
+        ),
+        why=(
+            "Under the default handler a pod gets GPUs on paper only. CUDA programs then say 'CUDA driver "
+            "version is insufficient for CUDA runtime version', which is no matter of versions. Their pods "
+            "need runtimeClassName: nvidia."
+        ),
+        remedy=everywhere("gpunode manifests runtime-class | kubectl apply --filename -"),
+        classes=CLUSTER_NODES,
+        run=runtimeclass_missing,
+        blocked_by=("pci-no-gpu", "kubelet-not-running", "containerd-runtime-missing"),
+        needs=("kubelet",),
+        refs=("https://kubernetes.io/docs/concepts/containers/runtime-class/",),
+    ),
+    Check(
+        id="pod-driver-capabilities",
+        title="Pods that hold GPUs asked for CUDA",
+        layer="kubelet",
+        severity="info",
+        looks_at=f"{_CAPABILITIES} in the environment of containers that hold GPUs.",
+        why=(
+            "The toolkit mounts what this variable names. Without compute (or all) libcuda.so.1 isn't in the "
+            "container; programs that only draw or encode don't need it."
+        ),
+        remedy=everywhere(
+            f"kubectl get pods --all-namespaces --output yaml | grep --context 1 {_CAPABILITIES}",
+            needs_root=False,
+        ),
+        classes=CLUSTER_NODES,
+        run=pod_driver_capabilities,
+        blocked_by=("pci-no-gpu", "kubelet-not-running"),
+        needs=("kubelet",),
+        refs=(
+            "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/"
+            "docker-specialized.html#driver-capabilities",
+        ),
+    ),
+)

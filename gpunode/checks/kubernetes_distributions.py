@@ -1,0 +1,434 @@
+"""microk8s, k0s, cri-dockerd, and kind's nodes beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpunode.checks import fixes
+from gpunode.checks.fixes import everywhere
+from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.errors import ConfigError, DaemonError
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.distributions import K0S_DROP_INS
+from gpunode.facts.gpu_use import taken_way
+from gpunode.facts.kubelet import DEVICE_PLUGINS, ROOT, SNAP_ROOT
+from gpunode.facts.node import Node
+from gpunode.output.result import Fix
+
+_BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
+
+
+def microk8s_paths(node: Node) -> Verdict:
+    kubelet = node.kubelet
+    if kubelet is None or kubelet.process is None or kubelet.process.name != "kubelite":
+        return skip("this node's kubelet isn't microk8s'")
+    listens = f"{SNAP_ROOT}/device-plugins/kubelet.sock"
+    if node.host.socket_state(listens) != "listening":
+        return ok("microk8s' kubelet has its sockets where everybody looks")
+    if node.host.realpath(ROOT) == node.host.realpath(SNAP_ROOT):
+        return ok(f"{ROOT} leads to microk8s' directory")
+    state = node.host.socket_state(f"{DEVICE_PLUGINS}/kubelet.sock")
+    if state in ("listening", "denied"):
+        return ok(f"a kubelet listens in {DEVICE_PLUGINS}")
+    there = "another directory" if node.host.is_dir(ROOT) else "not there"
+    aside = f"mv {ROOT} {ROOT}.old && " if node.host.is_dir(ROOT) else ""
+    return fail(
+        f"{ROOT} doesn't lead to the directory of microk8s' kubelet",
+        seen(listens, "the kubelet listens here"),
+        seen(ROOT, there),
+        fix=Fix(f"{aside}ln -s {SNAP_ROOT} {ROOT}"),
+    )
+
+
+def k0s_dropin(node: Node) -> Verdict:
+    from gpunode.facts.distributions import k0s_manages
+
+    daemon = node.containerd
+    if daemon is None or daemon.manager != "k0s":
+        return skip("this node's containerd isn't k0s'")
+    dropins = [path for path in node.host.glob(K0S_DROP_INS, "*.toml") if "nvidia" in _text(node, path)]
+    if not dropins:
+        return ok(f"nothing for GPUs is in {K0S_DROP_INS}")
+    try:
+        config = node.containerd_config
+    except ConfigError:
+        return skip(f"{daemon.config_path} can't be parsed")
+    unread = [path for path in dropins if config is not None and path not in config.files]
+    if not unread or k0s_manages(node.host, daemon.config_path):
+        return ok(f"k0s reads {', '.join(dropins)}")
+    return fail(
+        f"k0s doesn't read {K0S_DROP_INS}",
+        seen(daemon.config_path, "its first line isn't # k0s_managed=true, and it imports no such file", 1),
+        *(seen(path, "unread") for path in unread),
+    )
+
+
+def _text(node: Node, path: str) -> str:
+    return node.host.read_text(path) or ""
+
+
+def cri_dockerd(node: Node) -> Verdict:
+    kubelet = node.kubelet
+    if node.docker is None or kubelet is None or kubelet.engine != "docker":
+        return skip("no kubelet uses Docker here")
+    try:
+        default = node.docker_info.get("DefaultRuntime")
+    except DaemonError as error:
+        return skip(f"Docker doesn't say what it runs with: {error.message}")
+    if not isinstance(default, str) or default.startswith("nvidia"):
+        return ok(f"Docker's default runtime is {default}")
+    if (node.allocatable and node.allocatable.nvidia) or node.gpu_containers:
+        return ok("pods have got GPUs here all the same")
+    return warn(
+        f"the kubelet uses Docker, whose default runtime is {default}",
+        seen(f"{kubelet.endpoint_source}", kubelet.endpoint),
+        seen(f"{node.docker.socket} /info", f"DefaultRuntime {default}"),
+    )
+
+
+def kind_nested(node: Node) -> Verdict:
+    if node.docker is None:
+        return skip("Docker isn't installed on this node")
+    nodes = [(one, name) for one, name, image in node.docker_containers if image.startswith("kindest/node")]
+    if not nodes:
+        return ok("no node of a kind cluster runs here")
+    if not node.plugin_processes:
+        return ok("no device plugin runs in the kind cluster")
+    seeing = {one.id for one in node.gpu_containers}
+    blind = [name for one, name in nodes if one not in seeing]
+    settings = node.toolkit_settings
+    if len(blind) < len(nodes) or settings.value(_BY_MOUNTS) is True:
+        return ok("nodes of a kind cluster can get GPUs here")
+    return note(
+        f"{len(blind)} nodes of a kind cluster run here without GPUs",
+        seen(f"{node.docker.socket} /containers", ", ".join(blind[:8])),
+        seen(settings.path, f"{_BY_MOUNTS} isn't true"),
+    )
+
+
+OTHERS_CHECKS = (
+    Check(
+        id="microk8s-paths",
+        title="Device plugins find microk8s' kubelet",
+        layer="kubelet",
+        severity="error",
+        looks_at=f"where microk8s' kubelet listens for device plugins, and whether {ROOT} leads there.",
+        why=(
+            f"Device plugins mount {DEVICE_PLUGINS}. microk8s links it to its own directory only if nothing "
+            "was there when it was installed, such as what an earlier kubelet left."
+        ),
+        remedy=everywhere(f"mv {ROOT} {ROOT}.old && ln -s {SNAP_ROOT} {ROOT}"),
+        run=microk8s_paths,
+        preflight=("kubernetes",),
+        blocked_by=("pci-no-gpu", "kubelet-not-running"),
+        needs=("kubelet",),
+        refs=("https://microk8s.io/docs/addon-gpu",),
+    ),
+    Check(
+        id="k0s-dropin",
+        title="k0s reads its drop-in files",
+        layer="kubelet",
+        severity="error",
+        looks_at=f"files for GPUs in {K0S_DROP_INS}, and whether /etc/k0s/containerd.toml is k0s' own.",
+        why=(
+            "k0s imports the drop-in files only into a containerd.toml that it writes itself, which the mark "
+            "in the first line tells. In anybody else's they are never read."
+        ),
+        remedy=everywhere(
+            "mv /etc/k0s/containerd.toml /etc/k0s/containerd.toml.old && k0s stop && k0s start", "restart"
+        ),
+        run=k0s_dropin,
+        blocked_by=("pci-no-gpu", "containerd-not-restarted"),
+        needs=("kubelet", "containerd"),
+        refs=("https://docs.k0sproject.io/stable/runtime/",),
+    ),
+    Check(
+        id="cri-dockerd",
+        title="Pods under cri-dockerd get the nvidia runtime",
+        layer="kubelet",
+        severity="warning",
+        looks_at=(
+            "Docker's default runtime (/info) where the kubelet's endpoint is cri-dockerd, no device plugin "
+            "has offered GPUs and no container with GPUs runs."
+        ),
+        why=(
+            "cri-dockerd starts pods under Docker's default runtime unless they name another one. Under runc "
+            "they see no GPU, whatever the device plugin gave them."
+        ),
+        remedy=everywhere("gpunode configure-runtime --runtime docker --set-as-default", "restart"),
+        run=cri_dockerd,
+        blocked_by=("pci-no-gpu", "kubelet-not-running", "docker-not-running", "docker-runtime-missing"),
+        needs=("kubelet",),
+        refs=("https://github.com/Mirantis/cri-dockerd",),
+    ),
+    Check(
+        id="kind-nested",
+        title="Nodes of a kind cluster can have GPUs",
+        layer="kubelet",
+        severity="info",
+        looks_at=(
+            "running containers of kindest/node (Docker) where a device plugin runs, whether they have GPUs, "
+            f"and {_BY_MOUNTS} of the toolkit's config.toml."
+        ),
+        why=(
+            "A kind node is a container and gets GPUs only by a mount that names them, which the toolkit has "
+            "to be told to look at."
+        ),
+        remedy=everywhere(f"gpunode toolkit config set {_BY_MOUNTS}=true"),
+        run=kind_nested,
+        blocked_by=("pci-no-gpu", "docker-not-running", "toolkit-missing", "toolkit-config-invalid"),
+        needs=("docker",),
+        refs=("https://kind.sigs.k8s.io/",),
+    ),
+)
+
+
+# k3s and rke2: they write containerd's file anew whenever they start.
+
+_RUNTIME = "nvidia-container-runtime"
+# where both look for it, in this order (k3s pkg/agent/containerd/runtimes.go)
+_SEARCHED = ("/usr/local/nvidia/toolkit", "/usr/bin")
+_OLD, _NEW = "config.toml.tmpl", "config-v3.toml.tmpl"
+_MARK = "DO NOT EDIT"
+_BASE = 'template "base"'
+_SYSTEM = "/etc/containerd"
+_OTHER_WAY = "GPUs take another way than the nvidia runtime here"
+_OTHERS = "this node's containerd isn't k3s' or rke2's"
+
+
+def _daemon(node: Node) -> Daemon | None:
+    found = node.containerd
+    return found if found is not None and found.manager in ("k3s", "rke2") else None
+
+
+def _handlers(node: Node) -> tuple[str, ...] | None:
+    """Of the running containerd; None if it doesn't tell."""
+    try:
+        return tuple(name for name in node.cri.handlers if name)
+    except DaemonError:
+        return None
+
+
+def _blind(node: Node, handlers: tuple[str, ...] | None) -> bool:
+    """Whether GPUs need a handler here and there is none."""
+    if handlers is None or any(name.startswith("nvidia") for name in handlers):
+        return False
+    return taken_way(node, cdi=node.cri.config.get("enableCDI") is True) is None
+
+
+def _templates(node: Node, daemon: Daemon) -> Mapping[str, str]:
+    """Text by name, of those that are there."""
+    directory = daemon.config_path.rpartition("/")[0]
+    texts = {name: node.host.read_text(f"{directory}/{name}") for name in (_NEW, _OLD)}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _restart(daemon: Daemon) -> Fix:
+    return Fix(fixes.restart_managed(daemon.manager, daemon.unit), True, "restart")
+
+
+def k3s_nvidia_not_detected(node: Node) -> Verdict:
+    daemon = _daemon(node)
+    if daemon is None or daemon.process is None:
+        return skip(_OTHERS)
+    handlers = _handlers(node)
+    if handlers is None:
+        return skip("the running containerd doesn't tell its handlers")
+    if any(name.startswith("nvidia") for name in handlers):
+        return ok(f"{daemon.manager} has found the nvidia runtime")
+    if not _blind(node, handlers):
+        return skip(_OTHER_WAY)
+    places = (f"{place}/{_RUNTIME}" for place in _SEARCHED)
+    path = next((one for one in places if node.host.executable(one)), None)
+    if path is None or any(_BASE not in text for text in _templates(node, daemon).values()):
+        return skip("nothing that it looks for by itself is here")
+    # when it came here: a package keeps the time at which its file was built as the other one
+    found = node.host.stat(path)
+    if found is None or (node.host.live and found.st_ctime < daemon.process.started):
+        return skip(f"{path} was there before {daemon.manager} started")
+    return fail(
+        f"{daemon.manager} was started before the nvidia runtime was installed",
+        seen(f"CRI Status at {daemon.socket}", f"handlers {', '.join(handlers) or 'none'}"),
+        seen(path, f"came after {daemon.manager} was started" if node.host.live else "is there now"),
+        fix=_restart(daemon),
+    )
+
+
+def k3s_wrong_template(node: Node) -> Verdict:
+    daemon = _daemon(node)
+    if daemon is None:
+        return skip(_OTHERS)
+    templates = _templates(node, daemon)
+    directory = daemon.config_path.rpartition("/")[0]
+    if not templates or not daemon.version:
+        return ok(f"{daemon.manager} uses its own template")
+    used = _NEW if daemon.version >= (2,) and _NEW in templates else _OLD
+    version = ".".join(map(str, daemon.version))
+    if used not in templates:
+        return _unread(node, f"{directory}/{_NEW}", f"containerd {version}", daemon)
+    text = templates[used]
+    handlers = _handlers(node)
+    blind = _blind(node, handlers)
+    if blind and _BASE not in text and "nvidia" not in text:
+        return fail(
+            f"{daemon.manager}'s template leaves out the nvidia runtime",
+            seen(f"{directory}/{used}", f"neither includes {{{{ {_BASE} . }}}} nor has a runtime nvidia"),
+            seen(f"CRI Status at {daemon.socket}", f"handlers {', '.join(handlers or ())}"),
+            fix=Fix(f"${{EDITOR:-vi}} {directory}/{used} && {_restart(daemon).command}", True, "restart"),
+        )
+    unread = templates.get(_OLD, "") if used == _NEW else ""
+    if "nvidia" in unread and "nvidia" not in text and _BASE not in text:
+        return _unread(node, f"{directory}/{_OLD}", f"containerd {version}, beside {_NEW}", daemon)
+    return ok(f"{daemon.manager} renders {used}")
+
+
+def _unread(node: Node, path: str, why: str, daemon: Daemon) -> Verdict:
+    handlers = _handlers(node)
+    judge = fail if _blind(node, handlers) and "nvidia" in (node.host.read_text(path) or "") else warn
+    summary = f"{daemon.manager} doesn't read the template that is here"
+    fix = _configure(daemon) if judge is fail else Fix(f"mv {path} {path}.old")
+    return judge(summary, seen(path, f"unread with {why}"), fix=fix)
+
+
+def _configure(daemon: Daemon) -> Fix:
+    return Fix(f"gpunode configure-runtime --runtime {daemon.manager}", True, "restart")
+
+
+def k3s_edited_generated(node: Node) -> Verdict:
+    daemon = _daemon(node)
+    if daemon is None or daemon.process is None:
+        return skip(_OTHERS)
+    text = node.host.read_text(daemon.config_path) or ""
+    if _MARK not in text.partition("version")[0]:
+        return ok(f"{daemon.config_path} isn't marked as generated")
+    handlers = _handlers(node)
+    try:
+        config = node.containerd_config
+    except ConfigError:
+        config = None
+    if handlers is None or config is None:
+        return skip("what runs and what is in the file can't be compared")
+    # what was rendered at the start runs; only runtimes that stand in this very file are judged
+    added = [name for name in sorted(config.runtimes) if name not in handlers and f".{name}" in text]
+    if not added:
+        return ok(f"{daemon.config_path} is as {daemon.manager} wrote it")
+    return fail(
+        f"{daemon.config_path} was edited, and {daemon.manager} rewrites it at each start",
+        seen(daemon.config_path, f"runtime {', '.join(added)}, which {daemon.manager} doesn't run with"),
+        seen(f"CRI Status at {daemon.socket}", f"handlers {', '.join(handlers) or 'none'}"),
+        fix=_configure(daemon),
+    )
+
+
+def k3s_nvidia_wrong_root(node: Node) -> Verdict:
+    from gpunode.facts.distributions import manager
+
+    daemon = _daemon(node)
+    if daemon is None:
+        return skip(_OTHERS)
+    handlers = _handlers(node)
+    if handlers is None:
+        return skip("the running containerd doesn't tell its handlers")
+    if any(name.startswith("nvidia") for name in handlers):
+        return ok(f"{daemon.manager} has the nvidia runtime")
+    if not _blind(node, handlers):
+        return skip(_OTHER_WAY)
+    if any(one.name == "containerd" and not manager(node.host, one) for one in node.processes):
+        return ok(f"another containerd reads {_SYSTEM}")
+    paths = [f"{_SYSTEM}/config.toml", *node.host.glob(f"{_SYSTEM}/conf.d", "*.toml")]
+    for path in paths:
+        lines = (node.host.read_text(path) or "").splitlines()
+        for number, line in enumerate(lines, 1):
+            if f"/{_RUNTIME}" in line and not line.lstrip().startswith("#"):
+                return fail(
+                    f"the nvidia runtime was set up for another containerd than {daemon.manager}'s",
+                    seen(path, line.strip(), number),
+                    seen(f"CRI Status at {daemon.socket}", f"handlers {', '.join(handlers) or 'none'}"),
+                    fix=_configure(daemon),
+                )
+    return ok(f"nothing is set up for a containerd other than {daemon.manager}'s")
+
+
+_BELOW = ("pci-no-gpu", "containerd-config-version")
+_DOCS = "https://docs.k3s.io/advanced"
+RANCHER_CHECKS = (
+    Check(
+        id="k3s-edited-generated",
+        title="The file that k3s or rke2 generates is as they wrote it",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            "runtimes in the generated config.toml that the running containerd doesn't have: k3s and rke2 "
+            "write the file before they start containerd, so somebody added them since."
+        ),
+        why=(
+            "k3s and rke2 rewrite this file at each start. Whatever was added is gone then, before "
+            "containerd has read it once. A template beside it stays."
+        ),
+        remedy=everywhere("gpunode configure-runtime --runtime k3s", "restart"),
+        run=k3s_edited_generated,
+        blocked_by=_BELOW,
+        needs=("kubelet", "containerd"),
+        refs=(f"{_DOCS}#configuring-containerd",),
+    ),
+    Check(
+        id="k3s-wrong-template",
+        title="k3s or rke2 reads the template that is here",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            f"{_OLD} and {_NEW} beside the generated file: containerd 1.x only has the first, 2.x takes the "
+            "second before the first. One that is read must include the base or have the runtime itself."
+        ),
+        why=(
+            "A template that isn't read does nothing, without a word. One copied from an old release "
+            "keeps what k3s finds by itself, the nvidia runtime too, out of containerd's file."
+        ),
+        remedy=everywhere("gpunode configure-runtime --runtime k3s", "restart"),
+        run=k3s_wrong_template,
+        blocked_by=_BELOW,
+        needs=("kubelet", "containerd"),
+        refs=(f"{_DOCS}#configuring-containerd",),
+    ),
+    Check(
+        id="k3s-nvidia-wrong-root",
+        title="The nvidia runtime was set up for the containerd that k3s or rke2 runs",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            "/etc/containerd/config.toml and conf.d on a node whose kubelet uses k3s' or rke2's containerd, "
+            "where that one has no nvidia handler (CRI Status) and no other containerd runs."
+        ),
+        why=(
+            "k3s and rke2 never read /etc/containerd. The GPU operator and nvidia-ctk write there unless "
+            "they are told CONTAINERD_CONFIG and CONTAINERD_SOCKET."
+        ),
+        remedy=everywhere("gpunode configure-runtime --runtime k3s", "restart"),
+        run=k3s_nvidia_wrong_root,
+        blocked_by=(*_BELOW, "k3s-edited-generated", "k3s-wrong-template"),
+        needs=("kubelet", "containerd"),
+        refs=(
+            "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/getting-started.html",
+            "https://docs.rke2.io/advanced",
+        ),
+    ),
+    Check(
+        id="k3s-nvidia-not-detected",
+        title="k3s or rke2 has found the nvidia runtime",
+        layer="kubelet",
+        severity="error",
+        looks_at=(
+            f"{_RUNTIME} in {' and '.join(_SEARCHED)}, when it came there and when containerd was started, "
+            "and the handlers that containerd names (CRI Status). A template of one's own is left alone."
+        ),
+        why=(
+            "k3s and rke2 look for the runtime once, when they start. Installed later it is unknown: 'no "
+            'runtime for "nvidia" is configured\'.'
+        ),
+        remedy=everywhere("systemctl restart k3s", "restart"),
+        run=k3s_nvidia_not_detected,
+        blocked_by=(*_BELOW, "k3s-edited-generated", "k3s-wrong-template", "k3s-nvidia-wrong-root"),
+        needs=("kubelet", "containerd"),
+        refs=(f"{_DOCS}#nvidia-container-runtime",),
+    ),
+)

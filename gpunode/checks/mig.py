@@ -1,0 +1,375 @@
+"""MIG: modes that wait for a reset, GPUs without instances, layouts that a reboot takes away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gpunode.checks import fabric, fixes
+from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.security import driver_upgrade
+from gpunode.facts import mig
+from gpunode.facts.device_plugins import configuration, mig_strategy, shares_by_mps
+from gpunode.facts.node import Node
+from gpunode.gpu.model import Gpu
+from gpunode.output.result import Evidence, Fix
+
+if TYPE_CHECKING:
+    from gpunode.gpu.model import MigDevice
+
+
+_GUIDE = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
+_PARTED = "https://github.com/NVIDIA/mig-parted"
+_UNTOLD = "NVML doesn't tell the MIG mode of these GPUs"
+_ASKED = ("module-not-loaded", "driver-lib-mismatch", "nvml-hang")
+
+
+def mig_mode_pending(node: Node) -> Verdict:
+    known = [one for one in node.conditions if None not in (one.mig_mode, one.mig_mode_next)]
+    if not known:
+        return skip(_UNTOLD)
+    waiting = [one for one in known if one.mig_mode != one.mig_mode_next]
+    if not waiting:
+        return ok("no GPU waits for a change of its MIG mode")
+    words = {True: "on", False: "off"}
+    return warn(
+        f"the MIG mode of {_gpus(len(waiting))} changes with the next reset",
+        *(
+            seen(
+                f"NVML, GPU {one.index} ({one.pci})",
+                f"MIG is {words[bool(one.mig_mode)]}, to be {words[bool(one.mig_mode_next)]}",
+            )
+            for one in waiting[:8]
+        ),
+        fix=fabric.reset(node, waiting),
+    )
+
+
+def mig_enabled_no_instances(node: Node) -> Verdict:
+    gpus = mig.partitioned(node)
+    empty = [gpu for gpu in gpus if not gpu.mig]
+    if not empty:
+        return ok(f"{sum(len(gpu.mig) for gpu in gpus)} MIG devices are on {_gpus(len(gpus))}")
+    evidence = [_nvml(gpu, "MIG is on, no MIG device") for gpu in empty[:8]]
+    unit = node.units.get(mig.UNIT)
+    if unit is not None and unit.installed:
+        evidence.append(seen(mig.UNIT, unit))
+    fix = _instances(node, empty)
+    what = f"no MIG device is on {_gpus(len(empty))} with MIG on, so nobody can compute there"
+    every = node.nvml.inventory.gpus if node.nvml.inventory else ()
+    # NVIDIA's device plugin gives up altogether over one such GPU
+    if len(empty) == len(every) or any(one.name != "gpunode" for one in node.plugin_processes):
+        return fail(what, *evidence, fix=fix)
+    return warn(what, *evidence, fix=fix)
+
+
+def _instances(node: Node, empty: list[Gpu]) -> Fix:
+    """What makes the instances again where somebody has written down which; else the finest cut of each."""
+    unit = node.units.get(mig.UNIT)
+    if unit is not None and unit.at_boot:
+        return Fix(f"systemctl restart {mig.UNIT}", True, "drain")
+    cuts: dict[str, list[str]] = {}
+    for gpu in empty:
+        cuts.setdefault(_finest(gpu.name), []).append(str(gpu.index))
+    if "" in cuts:
+        return Fix("nvidia-smi mig -lgip")  # shows which profiles these GPUs have
+    return Fix(" && ".join(f"nvidia-smi mig -i {','.join(who)} -cgi {cut} -C" for cut, who in cuts.items()))
+
+
+def _finest(name: str) -> str:
+    """The profiles of the finest cut (NVIDIA's MIG user guide): seven of most GPUs, four of some; empty if
+    unknown."""
+    if "A30" in name.split() or "RTX PRO 6000" in name:
+        return "14,14,14,14"
+    return "" if "RTX" in name else "19,19,19,19,19,19,19"
+
+
+def mig_config_lost(node: Node) -> Verdict:
+    gpus = [gpu for gpu in mig.partitioned(node) if gpu.mig]
+    if not gpus:
+        return skip("there are no MIG devices")
+    keeper = mig.keeper(node)
+    if keeper:
+        return ok("the MIG layout comes back after a reboot", seen(keeper, "makes MIG devices"))
+    if mig.UNIT not in node.units:
+        return skip(f"systemd doesn't tell of {mig.UNIT}")
+    count = sum(len(gpu.mig) for gpu in gpus)
+    return warn(
+        f"nothing makes the {count} MIG devices of this node again after a reboot",
+        *(_nvml(gpu, ", ".join(sorted({one.profile for one in gpu.mig}))) for gpu in gpus[:8]),
+        seen(mig.UNIT, node.units[mig.UNIT]),
+        fix=_keep(node),
+    )
+
+
+def _keep(node: Node) -> Fix | None:
+    unit = node.units[mig.UNIT]
+    return Fix(f"systemctl enable {mig.UNIT}") if unit.installed else None
+
+
+def mig_cdi_stale(node: Node) -> Verdict:
+    specs = [spec for spec in node.cdi_specs if spec.serves_gpus]
+    gpus = [gpu for gpu in mig.partitioned(node) if gpu.mig]
+    if not specs or not gpus:
+        return skip("there is no CDI specification for GPUs" if not specs else "there are no MIG devices")
+    named = {name for spec in specs for name in spec.names}
+    if any(name.startswith("MIG-") for name in named):
+        wanted = {one.uuid: gpu for gpu in gpus for one in gpu.mig}
+    else:
+        wanted = {f"{gpu.index}:{one.index}": gpu for gpu in gpus for one in gpu.mig}
+    missing = [name for name in wanted if name not in named]
+    if not missing:
+        return ok(f"{specs[0].path} has every MIG device")
+    known = {str(gpu.uuid) for gpu in gpus}
+    gone = [name for name in named if name.startswith("MIG-") and name not in wanted]
+    gone += [name for name in named if name in known]
+    shown = [seen(specs[0].path, f"lacks {name}") for name in missing[:3]]
+    shown += [seen(specs[0].path, f"has {name}: no such device now") for name in sorted(gone)[:3]]
+    return fail(
+        f"{specs[0].path} is of another MIG layout: it lacks {len(missing)} of {len(wanted)} MIG devices",
+        *shown,
+        fix=fixes.rewrite_cdi(specs[0].path, specs[0].kind),
+    )
+
+
+def mig_nvml_regression(node: Node) -> Verdict:
+    inventory = node.nvml.inventory
+    gpus = [gpu for gpu in inventory.gpus if not gpu.error] if inventory else []
+    whole = [gpu for gpu in gpus if not gpu.mig_enabled]
+    if not whole:
+        return ok("every GPU is partitioned")
+    driver = node.module.version if node.module else ""
+    fault = mig.known_fault(driver)
+    if fault is None:
+        return ok(f"driver {driver} has no known fault with such a mixture")
+    return warn(
+        f"driver {driver} miscounts GPUs where only some of them have MIG on",
+        seen("the loaded driver", driver),
+        *(_nvml(gpu, "MIG on" if gpu.mig_enabled else "MIG off") for gpu in gpus[:8]),
+        seen(f"table {mig.FAULTS}", f"fixed in {fault}"),
+        fix=driver_upgrade(node, fault),
+    )
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}"
+
+
+def _nvml(gpu: Gpu, what: str) -> Evidence:
+    return seen(f"NVML, GPU {gpu.index} ({gpu.pci})", what)
+
+
+CHECKS = (
+    Check(
+        id="mig-mode-pending",
+        title="The MIG mode is what it was set to",
+        layer="fabric",
+        severity="warning",
+        looks_at="each GPU's MIG mode as NVML tells it: now, and after the next reset.",
+        why=(
+            "A GPU that is in use keeps its old mode until it is reset: partitions can't be made before "
+            "that, and a reboot changes what the node offers."
+        ),
+        remedy=fabric.RESET,
+        run=mig_mode_pending,
+        blocked_by=_ASKED,
+        classes=HOST,
+        refs=(_GUIDE,),
+        reboot=True,
+    ),
+    Check(
+        id="mig-enabled-no-instances",
+        title="GPUs with MIG on have MIG devices",
+        layer="fabric",
+        severity="error",
+        looks_at="the MIG devices that NVML lists on each GPU with MIG on.",
+        why=(
+            "Such a GPU computes through its MIG devices only. Without any, CUDA finds no device there and "
+            "NVIDIA's device plugin stops with 'has no MIG devices configured'. Instances don't survive a "
+            "reboot."
+        ),
+        remedy=fixes.everywhere("nvidia-smi mig -cgi 19,19,19,19,19,19,19 -C"),
+        run=mig_enabled_no_instances,
+        blocked_by=(*_ASKED, "mig-mode-pending"),
+        classes=HOST,
+        refs=(_GUIDE, _PARTED),
+        needs=("mig",),
+    ),
+    Check(
+        id="mig-config-lost",
+        title="The MIG layout comes back after a reboot",
+        layer="fabric",
+        severity="warning",
+        looks_at=(
+            f"{mig.UNIT}, a running MIG manager of the GPU operator, and the node's own units and "
+            "start scripts that make MIG devices."
+        ),
+        why=(
+            "The driver forgets the instances with every boot, on newer GPUs the MIG mode as well: the node "
+            "comes back with other devices than it had, or with none, and the next layout has other UUIDs."
+        ),
+        remedy=fabric.KEEP_LAYOUT,
+        run=mig_config_lost,
+        blocked_by=(*_ASKED, "mig-enabled-no-instances"),
+        classes=HOST,
+        refs=(_PARTED,),
+        needs=("mig",),
+        reboot=True,
+    ),
+    Check(
+        id="mig-cdi-stale",
+        title="CDI specifications have the MIG devices of now",
+        layer="fabric",
+        severity="error",
+        looks_at="the names of devices in CDI specifications against the MIG devices that NVML lists.",
+        why=(
+            "Each change of the layout gives MIG devices new UUIDs, and nothing makes the specification "
+            "anew by itself. Engines answer 'unresolvable CDI devices', or give a container a partition "
+            "that is gone."
+        ),
+        remedy=fixes.REFRESH_CDI,
+        run=mig_cdi_stale,
+        blocked_by=(*_ASKED, "mig-enabled-no-instances", "cdi-spec-stale"),
+        classes=HOST,
+        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
+        needs=("mig",),
+    ),
+    Check(
+        id="mig-nvml-regression",
+        title="The driver counts partitioned and whole GPUs correctly",
+        layer="fabric",
+        severity="warning",
+        looks_at="the driver's version on a Kubernetes node where some GPUs have MIG on and others don't.",
+        why=(
+            "Some releases of 570 tell the device plugin of too few GPUs in such a mixture: pods that ask "
+            "for a whole GPU wait for ever beside a free one."
+        ),
+        remedy=fixes.UPGRADE_DRIVER,
+        run=mig_nvml_regression,
+        blocked_by=_ASKED,
+        classes=HOST,
+        refs=("https://github.com/NVIDIA/gpu-operator/issues/1361",),
+        needs=("mig", "kubelet"),
+        table=mig.FAULTS,
+    ),
+)
+
+
+# MIG layouts against what the device plugin was told to make of them.
+
+_NONE = "no device plugin for NVIDIA GPUs runs here"
+_README = "https://github.com/NVIDIA/k8s-device-plugin#as-a-configuration-file"
+# NVIDIA's plugin, when it gives up over a layout that its strategy can't name
+_REFUSALS = ("must be configured with the same migEnabled value", "more than one MIG device type present")
+_MPS_REFUSAL = "sharing using MPS is not supported for MIG devices"
+_MPS_DAEMON = "mps-control-daemon"  # of NVIDIA's plugin; CUDA's own knows MIG
+
+
+def mig_strategy_mismatch(node: Node) -> Verdict:
+    gpus = node.nvml.inventory.gpus if node.nvml.inventory else ()
+    known = [gpu for gpu in gpus if not gpu.error]
+    profiles = sorted({one.profile for gpu in known for one in gpu.mig})
+    whole = [gpu for gpu in known if not gpu.mig_enabled]
+    if len(profiles) < 2 and not whole:
+        return ok("every GPU is partitioned alike")
+    if any(not one.environment for one in node.plugin_processes):
+        return skip("needs root to see the device plugin's settings", "unreadable")
+    told = tuple(_single(node))
+    if not told:
+        return ok("no device plugin with the strategy single runs here")
+    what = (
+        f"MIG is on for {len(known) - len(whole)} of {len(known)} GPUs"
+        if whole
+        else f"there are MIG devices {', '.join(profiles)}"
+    )
+    layout = tuple(
+        seen(f"NVML, GPU {gpu.index} ({gpu.pci})", _cut(gpu.mig) if gpu.mig_enabled else "MIG is off")
+        for gpu in known[:8]
+    )
+    summary = f"{what}, and the device plugin's MIG strategy is single"
+    if all(one.source.startswith("gpunode") for one in told):
+        edit = Fix("systemctl edit gpunode-device-plugin.service", True, "restart")
+        return warn(f"{summary}: it offers one kind only", *told, *layout, fix=edit)
+    return fail(summary, *told, *layout, fix=fabric.OPERATORS_STRATEGY if node.operator.pods else None)
+
+
+def _cut(devices: tuple[MigDevice, ...]) -> str:
+    """``5 x 1g.10gb, 2 x 2g.20gb``."""
+    profiles = [one.profile for one in devices]
+    return ", ".join(f"{profiles.count(one)} x {one}" for one in sorted(set(profiles))) or "no MIG device"
+
+
+def _single(node: Node) -> Iterator[Evidence]:
+    """Who says that all MIG devices are alike: a running plugin's settings, or one's log as it gave up.
+    gpunode's plugin leaves out what isn't alike, unless its file names devices itself."""
+    for plugin in node.plugin_processes:
+        named = plugin.name == "gpunode" and "resources:" in configuration(node.host, plugin)
+        if mig_strategy(node.host, plugin) == "single" and not named:
+            yield seen(f"{plugin.name}, process {plugin.process.pid}", "MIG strategy single")
+    for log in node.plugin_logs if not node.plugin_processes else ():
+        for number, line in enumerate(log.lines, 1):
+            if any(words in line for words in _REFUSALS):
+                yield seen(log.path, line[-300:], number)
+                break
+
+
+def mps_mig_mixed(node: Node) -> Verdict:
+    for plugin in node.plugin_processes:
+        if shares_by_mps(node.host, plugin):
+            return _mixed(node, seen(f"{plugin.name}, process {plugin.process.pid}", "shares GPUs by MPS"))
+    for process in node.processes:
+        if process.name == _MPS_DAEMON:
+            return _mixed(node, seen(f"/proc/{process.pid}", _MPS_DAEMON))
+    for log in node.plugin_logs if not node.plugin_processes else ():
+        for number, line in enumerate(log.lines, 1):
+            if _MPS_REFUSAL in line:
+                return _mixed(node, seen(log.path, line[-300:], number))
+    return ok("no device plugin shares GPUs by MPS here")
+
+
+def _mixed(node: Node, told: Evidence) -> Verdict:
+    gpus = node.nvml.inventory.gpus if node.nvml.inventory else ()
+    on = [seen(f"NVML, GPU {gpu.index} ({gpu.pci})", "MIG is on") for gpu in gpus if gpu.mig_enabled]
+    return warn("the device plugin shares GPUs by MPS, which it can't where MIG is on", told, *on[:8])
+
+
+MIG_PLUGINS_CHECKS = (
+    Check(
+        id="mig-strategy-mismatch",
+        title="The device plugin can name this MIG layout",
+        layer="fabric",
+        severity="error",
+        looks_at=(
+            "MIG devices and whole GPUs as NVML lists them, and the MIG strategy of the device plugin: its "
+            "flags, environment and file, or what its log says."
+        ),
+        why=(
+            "With the strategy single every MIG device is called nvidia.com/gpu, so all GPUs must be cut "
+            "alike. Else NVIDIA's device plugin gives up and the node offers no GPU; mixed has a name for "
+            "each profile."
+        ),
+        remedy=fabric.MIXED_STRATEGY,
+        run=mig_strategy_mismatch,
+        blocked_by=("module-not-loaded", "nvml-hang", "mig-mode-pending", "mig-enabled-no-instances"),
+        classes=HOST,
+        refs=(_README,),
+        needs=("mig", "kubelet"),
+    ),
+    Check(
+        id="mps-mig-mixed",
+        title="GPUs are shared by MIG or by MPS",
+        layer="fabric",
+        severity="warning",
+        looks_at="the device plugin's sharing by MPS (its file, daemon and log) on a node with MIG on.",
+        why=(
+            "The device plugin's MPS serves whole GPUs. It refuses MIG devices, and pods then wait for GPUs "
+            "that nobody offers."
+        ),
+        remedy=fixes.everywhere("kubectl get configmap --all-namespaces | grep -i device-plugin"),
+        run=mps_mig_mixed,
+        blocked_by=("module-not-loaded", "nvml-hang"),
+        classes=HOST,
+        refs=(_README,),
+        needs=("mig", "kubelet"),
+    ),
+)

@@ -1,0 +1,290 @@
+"""PCI Express: windows that the firmware gave, lanes, errors, and what traffic between GPUs goes through."""
+
+from __future__ import annotations
+
+from gpunode.checks import hardware
+from gpunode.checks.model import ANY_ENGINE, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.errors import Unreadable
+from gpunode.facts import pci
+from gpunode.facts.kernel_log import SOURCE, KernelLine, matching
+from gpunode.facts.node import Node
+from gpunode.facts.pci import DEVICES
+from gpunode.facts.processes import uptime
+from gpunode.facts.system import BARE_METAL, VM
+from gpunode.output.result import Evidence, Fix
+
+_ASPM_POLICY = "/sys/module/pcie_aspm/parameters/policy"
+_INVALID = r"PCI I/O region assigned to your NVIDIA device is invalid"
+_OFF_THE_BUS = r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\).*?: 79,"
+# errors of the link itself, each of which sends a packet again
+_REPLAYS = ("BadTLP", "BadDLLP", "Rollover", "Timeout")
+# DCGM's health watch calls more than this many replays a minute unhealthy (DCGM_LIMIT_MAX_PCIREPLAY_RATE)
+_REPLAYS_A_MINUTE = 8
+# a single error that isn't fatal may come from a reset; a link that has them daily is bad
+_DAY_SECONDS = 86400
+# a function that isn't there yet is asked during every enumeration of the bus
+_HARMLESS = ("TOTAL_ERR_NONFATAL", "TOTAL_ERR_FATAL", "UnsupReq")
+
+
+def bar_too_small(node: Node) -> Verdict:
+    if not node.gpus:
+        return skip("there is no GPU to look at")
+    evidence: list[Evidence] = []
+    whole = 0
+    for gpu in node.gpus:
+        before = len(evidence)
+        bars = pci.memory_bars(node.host, gpu.address)
+        evidence += [
+            seen(f"{DEVICES}/{gpu.address}/resource", f"BAR{bar.number}: no address for {bar.size >> 20} MiB")
+            for bar in bars or ()
+            if not bar.assigned
+        ]
+        if bars is not None and len(bars) < 2 and gpu.driver is None and node.module is not None:
+            evidence.append(
+                seen(f"{DEVICES}/{gpu.address}/resource", f"{len(bars)} memory windows of two or three")
+            )
+        whole += gpu.driver == "nvidia" and len(evidence) == before
+    if not evidence and node.module is None:
+        evidence += [seen(SOURCE, line.text) for line in _log(node, _INVALID)[:3]]
+    if not evidence:
+        return ok("every GPU has its address windows")
+    fix = hardware.FIRMWARE_SETUP.other
+    if node.kind == VM:
+        fix = hardware.more_address_space(node.host.read_text("/sys/class/dmi/id/sys_vendor") or "")
+    # a GPU that works beside it is proof that containers can have one
+    return (warn if whole else fail)("the firmware gave a GPU no address window", *evidence, fix=fix)
+
+
+def _log(node: Node, pattern: str) -> list[KernelLine]:
+    try:
+        return [line for line, _ in matching(node.kernel_log, pattern)]
+    except Unreadable:
+        return []
+
+
+def pcie_link_degraded(node: Node) -> Verdict:
+    links = {gpu.address: pci.read_link(node.host, gpu.address) for gpu in node.gpus}
+    known = {address: link for address, link in links.items() if link is not None}
+    narrow = {address: link for address, link in known.items() if link.width < min(link.most, link.port_most)}
+    if not known:
+        return skip("the links' widths can't be told")
+    if not narrow:
+        return ok(f"{len(known)} links have all the lanes that card and slot can use")
+    evidence = (
+        seen(
+            f"{DEVICES}/{address}/current_link_width",
+            f"x{link.width}; the card can x{link.most}, its port {link.port} x{link.port_most}",
+        )
+        for address, link in narrow.items()
+    )
+    return warn(
+        f"{len(narrow)} of {len(known)} GPUs run on fewer PCIe lanes than card and slot can use",
+        *evidence,
+        fix=hardware.show_device(*narrow),
+    )
+
+
+def pcie_aer_errors(node: Node) -> Verdict:
+    seconds = uptime(node.host)
+    evidence, told = [], False
+    for gpu in node.gpus:
+        place = f"{DEVICES}/{gpu.address}"
+        for kind in ("fatal", "nonfatal"):
+            counters = pci.error_counters(node.host, gpu.address, kind)
+            told = told or bool(counters)
+            least = 0 if kind == "fatal" else max(1, seconds / _DAY_SECONDS)
+            real = (name for name, number in counters.items() if number > least and name not in _HARMLESS)
+            evidence += [seen(f"{place}/aer_dev_{kind}", f"{name} {counters[name]}") for name in real]
+        counters = pci.error_counters(node.host, gpu.address, "correctable")
+        replays = sum(counters.get(name, 0) for name in _REPLAYS)
+        if seconds and replays > _REPLAYS_A_MINUTE * max(seconds / 60, 60):
+            shown = f"{replays} link errors in {seconds / 3600:.0f} hours"
+            evidence.append(seen(f"{place}/aer_dev_correctable", shown))
+    if evidence:
+        return warn("the PCIe link of a GPU has errors", *evidence)
+    return (
+        ok("the links have no errors worth naming") if told else skip("the kernel counts no PCIe errors here")
+    )
+
+
+def iommu_acs(node: Node) -> Verdict:
+    if any(gpu.for_vms for gpu in node.gpus):
+        return ok("GPUs are kept for virtual machines, which need the detour")
+    redirecting = {gpu.address: pci.redirecting_bridges(node.host, gpu.address) for gpu in node.gpus}
+    ports = sorted({port for found in redirecting.values() for port in found})
+    shared = [port for port in ports if _between(node, port)]
+    if not shared:
+        return ok("no switch between GPUs sends their traffic to the root complex")
+    evidence = [
+        seen(f"{DEVICES}/{port}/config", "ACS: requests or completions redirected") for port in shared
+    ]
+    given = node.module_options.argument("iommu")
+    evidence.append(seen("/proc/cmdline", f"iommu={given}" if given else "no iommu=pt"))
+    commands = (f"setpci -s {port} ECAP_ACS+0x6.w=0000" for port in shared)
+    return note(
+        f"{len(shared)} switch ports send traffic between GPUs through the root complex",
+        *evidence,
+        fix=Fix(" && ".join(commands)),
+    )
+
+
+def _between(node: Node, port: str) -> bool:
+    """Whether a port belongs to a switch that two GPUs share: without one they meet at the root anyway."""
+    above = {gpu.address: pci.bridges(node.host, gpu.address) for gpu in node.gpus}
+    own = next(found for found in above.values() if port in found)
+    higher = set(own[own.index(port) + 1 :])
+    return bool(higher) and sum(bool(higher & set(found)) for found in above.values()) > 1
+
+
+def pcie_aspm(node: Node) -> Verdict:
+    policy = node.host.read_text(_ASPM_POLICY) or ""
+    chosen = policy.partition("[")[2].partition("]")[0]
+    lines = _log(node, _OFF_THE_BUS)
+    if not lines:
+        return ok("no GPU fell off the bus in this boot")
+    if not chosen or chosen == "performance" or node.module_options.argument("pcie_aspm") == "off":
+        return ok("the links don't sleep")
+    return note(
+        "a GPU fell off the bus, and the links may sleep",
+        seen(SOURCE, lines[0].text),
+        seen(_ASPM_POLICY, chosen),
+        fix=hardware.NO_ASPM.for_family(node.distribution.family),
+    )
+
+
+def numa_affinity_missing(node: Node) -> Verdict:
+    nodes = pci.processor_nodes(node.host)
+    if len(nodes) < 2:
+        return ok("there is one NUMA node, or the kernel doesn't tell")
+    # -1 stands for "the firmware doesn't say"; a file that isn't there says nothing
+    lost = [gpu for gpu in node.gpus if _numa(node, gpu.address) == "-1"]
+    if not lost:
+        return ok("every GPU has a NUMA node")
+    return note(
+        f"{len(lost)} of {len(node.gpus)} GPUs have no NUMA node on a machine with {len(nodes)}",
+        *(seen(f"{DEVICES}/{gpu.address}/numa_node", "-1") for gpu in lost),
+        fix=hardware.FIRMWARE_SETUP.other,
+    )
+
+
+def _numa(node: Node, address: str) -> str:
+    return (node.host.read_text(f"{DEVICES}/{address}/numa_node") or "").strip()
+
+
+CHECKS = (
+    Check(
+        id="bar-too-small",
+        title="The firmware gave the GPUs their address windows",
+        layer="hardware",
+        severity="error",
+        looks_at=(
+            "the memory windows (BARs) in /sys/bus/pci/devices/*/resource: windows without an address, or "
+            "fewer than two on a GPU that the driver hasn't taken; and the driver's own words in the "
+            "kernel's log."
+        ),
+        why=(
+            "A GPU's memory is reached through windows of up to its whole size. Without 'Above 4G decoding' "
+            "(and for newer GPUs 'Resizable BAR') in the firmware, or enough room in a virtual machine, "
+            "there is no place for them, and the driver refuses the GPU."
+        ),
+        remedy=hardware.FIRMWARE_SETUP,
+        run=bar_too_small,
+        blocked_by=("pci-no-gpu",),
+        preflight=ANY_ENGINE,
+        refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/862",),
+    ),
+    Check(
+        id="pcie-link-degraded",
+        title="The PCIe links use all their lanes",
+        layer="hardware",
+        severity="warning",
+        looks_at=(
+            "current_link_width of every GPU against max_link_width of the GPU and of the port above it. The "
+            "speed isn't compared: an idle GPU lowers it."
+        ),
+        why=(
+            "Copies between host and GPU are slower by as much as lanes are missing. Usually a card sits "
+            "badly, a riser is broken, or the firmware splits the slot."
+        ),
+        remedy=hardware.SHOW_LINK,
+        run=pcie_link_degraded,
+        blocked_by=("pci-no-gpu",),
+        classes=(BARE_METAL,),
+        needs=("gpu",),
+        refs=("https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",),
+    ),
+    Check(
+        id="pcie-aer-errors",
+        title="The PCIe links have no errors",
+        layer="hardware",
+        severity="warning",
+        looks_at=(
+            "the counters aer_dev_fatal, aer_dev_nonfatal and aer_dev_correctable of every GPU since the "
+            "boot; errors that aren't fatal only beyond one a day, corrected ones beyond eight a minute."
+        ),
+        why=(
+            "Errors on the link slow every copy and end with a GPU that falls off the bus. Slot, riser, "
+            "retimer and power are the usual causes."
+        ),
+        remedy=hardware.SHOW_ERRORS,
+        run=pcie_aer_errors,
+        blocked_by=("pci-no-gpu",),
+        needs=("gpu",),
+        refs=("https://docs.kernel.org/PCI/pcieaer-howto.html",),
+    ),
+    Check(
+        id="iommu-acs",
+        title="GPUs reach each other without a detour",
+        layer="hardware",
+        severity="info",
+        looks_at=(
+            "the ACS control registers of the switch ports above the GPUs (root only), where at least two "
+            "GPUs share a switch, and iommu= on the kernel's command line."
+        ),
+        why=(
+            "Access Control Services send what one GPU tells another up to the root complex, where the IOMMU "
+            "looks at it: NCCL gets slow, or hangs. Virtual machines need it for isolation; a node that only "
+            "runs containers can do without."
+        ),
+        remedy=hardware.IOMMU_PASSTHROUGH,
+        run=iommu_acs,
+        blocked_by=("pci-no-gpu",),
+        classes=(BARE_METAL,),
+        needs=("multi-gpu",),
+        refs=("https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",),
+    ),
+    Check(
+        id="pcie-aspm",
+        title="PCIe power saving hasn't cost a GPU",
+        layer="hardware",
+        severity="info",
+        looks_at="the ASPM policy of the kernel, where XID 79 was logged in this boot.",
+        why=(
+            "With active state power management a link sleeps when it is idle. Some boards don't wake it in "
+            "time, and the GPU falls off the bus."
+        ),
+        remedy=hardware.NO_ASPM,
+        run=pcie_aspm,
+        blocked_by=("pci-no-gpu",),
+        classes=(BARE_METAL,),
+        needs=("gpu",),
+        refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/507",),
+    ),
+    Check(
+        id="numa-affinity-missing",
+        title="Every GPU has a NUMA node",
+        layer="hardware",
+        severity="info",
+        looks_at="numa_node of every GPU, on machines with several NUMA nodes that have processors.",
+        why=(
+            "The kubelet's Topology Manager and the device plugin place work near a GPU by this number; "
+            "without it there are no hints. The firmware's tables leave it out (NPS and SNC settings)."
+        ),
+        remedy=hardware.FIRMWARE_SETUP,
+        run=numa_affinity_missing,
+        blocked_by=("pci-no-gpu",),
+        classes=(BARE_METAL,),
+        needs=("gpu",),
+        refs=("https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-bus-pci",),
+    ),
+)

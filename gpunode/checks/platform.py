@@ -1,0 +1,526 @@
+"""What mends the platform's findings, beside the shared remedies of fixes.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from gpunode.checks import fixes
+from gpunode.checks.driver_packages import newer_for_kernel
+from gpunode.checks.fixes import everywhere
+from gpunode.checks.hardware import kernel_argument
+from gpunode.checks.model import (
+    ANY_ENGINE,
+    HOST,
+    HOST_OR_CONTAINER,
+    Check,
+    Verdict,
+    fail,
+    note,
+    ok,
+    seen,
+    skip,
+    warn,
+)
+from gpunode.checks.toolkit import toolkit_missing
+from gpunode.facts import system
+from gpunode.facts.daemons import parse_version
+from gpunode.facts.driver import newer_kernels, version_key
+from gpunode.facts.kubelet import CONFIG, setting
+from gpunode.facts.node import Node
+from gpunode.facts.system import BARE_METAL, CONTAINER, NOT_BEFORE, TEGRA, VM, WSL2, clock
+from gpunode.facts.tables import TABLE, can, first
+from gpunode.facts.toolkit import NO_CGROUPS as toolkit_NO_CGROUPS
+from gpunode.output.result import FindingStatus, Fix
+
+ALLOW_DEVICES = everywhere("setsebool -P container_use_devices on")
+TEACH_APPARMOR = everywhere("aa-logprof")
+# profiles that an engine makes as it starts: no file holds them, a container is given another one
+_MADE_BY = {
+    "docker-default": "https://docs.docker.com/engine/security/apparmor/",
+    "snap.docker.": "https://docs.docker.com/engine/security/apparmor/",
+    "containers-default": "https://docs.podman.io/en/latest/markdown/podman-run.1.html",
+    "cri-containerd": "https://kubernetes.io/docs/tutorials/security/apparmor/",
+    "crio-default": "https://kubernetes.io/docs/tutorials/security/apparmor/",
+}
+_LXC_NUMBER = re.compile(r"^lxc-(\d+)_")  # Proxmox VE names the profile after the container
+_LXC_GUIDE = "https://pve.proxmox.com/wiki/Linux_Container"
+# packages can't be verified while the clock is wrong, so nothing is installed for it
+SET_CLOCK = everywhere("timedatectl set-ntp true")
+UNIFIED_CGROUPS = kernel_argument("systemd.unified_cgroup_hierarchy=1")
+UPDATE_WSL = everywhere("wsl.exe --update && wsl.exe --shutdown", "restart", needs_root=False)
+NO_CGROUPS = Fix("gpunode toolkit config set nvidia-container-cli.no-cgroups=true")
+# the package that owns the lists (NVIDIA/nvidia-container-runtime#123)
+RESTORE_LISTS = everywhere("apt install --reinstall nvidia-l4t-init")
+
+
+def pass_devices(paths: Sequence[str]) -> Fix:
+    """On the machine that runs the LXC container. Nothing in here tells its number, and a made-up one would
+    be that of another container."""
+    return Fix(f"follow {_LXC_GUIDE} to hand {', '.join(paths)} to this container", needs_root=False)
+
+
+def teach_apparmor(profile: str) -> Fix:
+    """Whoever holds this profile: an LXC container's is chosen by its features, an engine's per container."""
+    if profile.startswith("lxc-"):
+        return _allow_nesting(profile)
+    guide = next((url for name, url in _MADE_BY.items() if profile.startswith(name)), None)
+    return Fix(f"follow {guide}", needs_root=False) if guide else TEACH_APPARMOR.other
+
+
+def _allow_nesting(profile: str) -> Fix:
+    number = _LXC_NUMBER.match(profile)
+    if number is None:
+        return Fix(f"follow {_LXC_GUIDE} to let this container nest others", needs_root=False)
+    return Fix(f"pct set {number[1]} -features nesting=1 && pct reboot {number[1]}", disruptive="restart")
+
+
+PASS_DEVICES = everywhere(
+    pass_devices(("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")).command, needs_root=False
+)
+
+_REMOVE = {"debian": "apt remove", "rhel": "dnf remove", "suse": "zypper remove"}
+
+
+def remove_packages(family: str, packages: Sequence[str]) -> Fix:
+    """Packages that shouldn't be here, and what the loader finds without them."""
+    if not packages or family not in _REMOVE:
+        return Fix("ldconfig")
+    return Fix(f"{_REMOVE[family]} {' '.join(packages)} && ldconfig")
+
+
+# where a system is declared or built as a whole: what brings driver and toolkit there (its own manual)
+WHOLE = {
+    "nixos": (
+        "its configuration sets services.xserver.videoDrivers, hardware.nvidia.open and "
+        "hardware.nvidia-container-toolkit.enable",
+        "nixos-rebuild switch",
+    ),
+    "flatcar": (
+        "Flatcar builds the driver itself; NVIDIA_DRIVER_VERSION in /etc/flatcar/nvidia-metadata chooses it",
+        "systemctl restart nvidia.service",
+    ),
+    "talos": (
+        "Talos takes the extensions nvidia-open-gpu-kernel-modules and nvidia-container-toolkit",
+        "follow https://factory.talos.dev/ to build an image with both",
+    ),
+    "bottlerocket": (
+        "Bottlerocket has variants for NVIDIA GPUs",
+        "follow https://bottlerocket.dev/en/os/latest/#/concepts/variants/",
+    ),
+    "cos": ("Container-Optimized OS has an installer for the driver", "cos-extensions install gpu"),
+}
+OTHER_WHOLE = (
+    "this system is an image: driver and toolkit belong into it, or come with NVIDIA's GPU operator",
+    "follow https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/",
+)
+OTHER_WAY = everywhere(OTHER_WHOLE[1])
+
+
+# Kinds of systems with rules of their own: WSL, Jetson, LXC, and those that take no packages.
+
+_DXG = "/dev/dxg"
+_WSL_LIBRARIES = "/usr/lib/wsl/"
+_CSV = "/etc/nvidia-container-runtime/host-files-for-container.d"
+# the libraries alone come along with Ubuntu's CUDA packages, and WSL's own are found before them
+_LINUX_DRIVER = ("nvidia-driver", "nvidia-dkms", "nvidia-open", "nvidia-kernel", "cuda-drivers")
+_LINUX_LIBRARIES = "libnvidia-compute"
+_UNINSTALL = "/usr/bin/nvidia-uninstall"
+
+
+def wsl2(node: Node) -> Verdict:
+    if node.host.stat(_DXG) is None:
+        return fail("WSL gives no GPU to this distribution", seen(_DXG, "absent"))
+    if not node.host.exists(f"{_WSL_LIBRARIES}lib/libcuda.so.1"):
+        where = seen(f"{_WSL_LIBRARIES}lib", "no libcuda.so.1")
+        return fail("Windows has no NVIDIA driver that knows WSL", where, fix=Fix(_WINDOWS_DRIVER))
+    library = node.cuda_library
+    family = node.distribution.family
+    packages = [one.name for one in node.packages.starting(*_LINUX_DRIVER)]
+    if library is not None and not library.real.startswith(_WSL_LIBRARIES):
+        where = seen(library.path, f"{library.real}, not {_WSL_LIBRARIES}lib")
+        packages += [one.name for one in node.packages.starting(_LINUX_LIBRARIES)]
+        other = (
+            "nvidia-uninstall" if node.host.executable(_UNINSTALL) else f"rm {library.path} {library.real}"
+        )
+        purge = remove_packages(family, packages) if packages else Fix(f"{other} && ldconfig")
+        return fail("a Linux driver hides the one that Windows brings", where, fix=purge)
+    if packages:
+        shown = seen("package database", ", ".join(packages[:5]))
+        purge = remove_packages(family, packages)
+        return warn("a Linux driver is installed, which WSL has no use for", shown, fix=purge)
+    return ok("the driver is the one that Windows brings", seen(_DXG, "there"))
+
+
+_WINDOWS_DRIVER = "follow https://docs.nvidia.com/cuda/wsl-user-guide/ to install the driver in Windows"
+
+
+_TOOLKIT = Fix("apt install nvidia-container-toolkit")  # JetPack's own repository has it
+
+
+def jetson(node: Node) -> Verdict:
+    if not node.toolkit.programs:
+        return fail(
+            "the NVIDIA Container Toolkit isn't installed", seen("PATH", "no nvidia-ctk"), fix=_TOOLKIT
+        )
+    lists = node.host.glob(_CSV, "*.csv")
+    if not lists and not node.cdi_specs and node.host.is_dir("/sys/module/nvgpu"):
+        return fail("nothing tells the toolkit which files a GPU container needs", seen(_CSV, "no *.csv"))
+    served = node.kubelet is None or not node.kubelet.joined or can("toolkit", "tegra", node.toolkit.version)
+    if served is False:
+        shown = seen(node.toolkit.version_source, ".".join(map(str, node.toolkit.version)))
+        upgrade = fixes.UPGRADE_TOOLKIT.other
+        release = first("toolkit", "tegra")
+        return warn(f"no device plugin serves this module's GPU before toolkit {release}", shown, fix=upgrade)
+    return ok("the toolkit knows what a GPU container needs", seen(_CSV, f"{len(lists)} lists"))
+
+
+def lxc_nested(node: Node) -> Verdict:
+    there = {device.path for device in node.device_nodes}
+    missing = [path for path in ("/dev/nvidiactl", "/dev/nvidia-uvm") if path not in there]
+    if not any(path.removeprefix("/dev/nvidia").isdigit() for path in there):
+        missing.append("/dev/nvidia0")
+    if missing:
+        evidence = [seen(path, "absent") for path in missing]
+        given = pass_devices(missing)
+        return fail("the LXC container wasn't given the GPUs' device files", *evidence, fix=given)
+    if not node.toolkit.programs or not system.unprivileged(node.host):
+        return ok("the container has the GPUs' device files")
+    settings = node.toolkit_settings
+    if settings.value(toolkit_NO_CGROUPS):
+        return ok("the toolkit leaves control groups alone, as it must in here")
+    where = seen(settings.path, f"{toolkit_NO_CGROUPS} = false", settings.line(toolkit_NO_CGROUPS))
+    inside = seen(system.UID_MAP, "root in here is an ordinary user outside")
+    return warn(
+        "the toolkit wants to change control groups, and may not in here",
+        where,
+        inside,
+        fix=NO_CGROUPS,
+    )
+
+
+def immutable(node: Node) -> Verdict:
+    missing = [
+        *(["the driver"] if node.module is None and not node.module_built else []),
+        *(["the container toolkit"] if toolkit_missing(node).status is FindingStatus.FAIL else []),
+    ]
+    name = node.distribution.name or node.distribution.id
+    if not missing or not node.gpus:
+        return ok(f"{name} brings driver and toolkit")
+    how, command = WHOLE.get(node.distribution.id, OTHER_WHOLE)
+    shown = seen("/etc/os-release", name)
+    return note(f"{' and '.join(missing)} can't be had as packages: {how}", shown, fix=Fix(command))
+
+
+SPECIAL_CHECKS = (
+    Check(
+        id="wsl2",
+        title="WSL brings the GPUs and their driver",
+        layer="platform",
+        severity="error",
+        looks_at=(
+            "/dev/dxg, /usr/lib/wsl/lib/libcuda.so.1, which libcuda.so.1 the loader takes, and Linux driver "
+            "packages."
+        ),
+        why=(
+            "In WSL the driver is that of Windows, and its libraries are put into /usr/lib/wsl/lib. A Linux "
+            "driver inside hides them and has no GPU to drive."
+        ),
+        remedy=UPDATE_WSL,
+        run=wsl2,
+        blocked_by=("pci-no-gpu",),
+        preflight=ANY_ENGINE,
+        classes=(WSL2,),
+        refs=("https://docs.nvidia.com/cuda/wsl-user-guide/",),
+    ),
+    Check(
+        id="jetson",
+        title="The toolkit knows this Jetson",
+        layer="platform",
+        severity="error",
+        looks_at=(
+            f"the toolkit's programs, the lists in {_CSV} or a CDI specification, and on a Kubernetes node "
+            "the toolkit's release."
+        ),
+        why=(
+            "A Jetson's GPU isn't on the PCI bus, and its libraries lie elsewhere: the toolkit takes files "
+            "and devices from JetPack's lists. Containers need --runtime=nvidia; --gpus alone isn't enough."
+        ),
+        remedy=RESTORE_LISTS,
+        run=jetson,
+        blocked_by=("pci-no-gpu",),
+        classes=(TEGRA,),
+        table=TABLE,
+        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/",),
+    ),
+    Check(
+        id="lxc-nested",
+        title="The LXC container may use the GPUs",
+        layer="platform",
+        severity="error",
+        looks_at=("inside an LXC container: device files, the user namespace, and the toolkit's no-cgroups."),
+        why=(
+            "An LXC container only has the device files that the machine around it hands in: there "
+            "'pct set' does it on Proxmox, 'config device add NAME gpu gpu' with LXD and Incus. And an "
+            "unprivileged one can't change the device rules of containers inside it."
+        ),
+        remedy=PASS_DEVICES,
+        run=lxc_nested,
+        blocked_by=("module-not-loaded",),
+        preflight=ANY_ENGINE,
+        classes=(CONTAINER,),
+        needs=("gpu", "lxc"),
+        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/139",),
+    ),
+    Check(
+        id="nixos-flatcar-immutable",
+        title="Driver and toolkit come the way this system wants it",
+        layer="platform",
+        severity="info",
+        looks_at="os-release and /run/ostree-booted, where driver or toolkit are missing.",
+        why=(
+            "This system is declared or built as a whole: what a package manager installs is gone after the "
+            "next update, or there is none."
+        ),
+        remedy=OTHER_WAY,
+        run=immutable,
+        blocked_by=("pci-no-gpu",),
+        classes=(BARE_METAL, VM),
+        needs=("immutable",),
+        unless=("operator-driver", "vfio-host"),
+        refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/",),
+    ),
+)
+
+
+# The system around the driver: its access control, clock, kernel, control groups and pending reboots.
+
+_BOOLEANS = ("container_use_devices", "container_use_xserver_devices")
+_DAY_SECONDS = 86400
+_TIME_SERVICES = (
+    "chrony.service",
+    "chronyd.service",
+    "systemd-timesyncd.service",
+    "ntpd.service",
+    "ntpsec.service",
+)
+_CGROUPS = "/sys/fs/cgroup"
+
+
+def selinux_nvml(node: Node) -> Verdict:
+    from gpunode.facts import access_control
+
+    for name in _BOOLEANS:
+        if access_control.selinux_boolean(node.host, name):
+            return ok("SELinux lets containers use devices", seen(f"/sys/fs/selinux/booleans/{name}", "on"))
+    denials = access_control.selinux_denials(node.host, node.kernel_log)
+    if not denials:
+        return ok("SELinux denied no container a GPU")
+    last = denials[-1]
+    evidence = seen(last.source, last.text)
+    if clock(node.host) - last.when > _DAY_SECONDS:
+        return note("SELinux denied a container a GPU, more than a day ago", evidence)
+    often = f"{len(denials)} times" if len(denials) > 1 else "once"
+    return fail(f"SELinux denied containers a GPU {often}", evidence)
+
+
+def apparmor_denied(node: Node) -> Verdict:
+    from gpunode.facts.access_control import apparmor_denials
+
+    denials = apparmor_denials(node.kernel_log)
+    if not denials:
+        return ok("AppArmor denied no container a GPU")
+    last = denials[-1]
+    evidence = seen(last.source, last.text)
+    if clock(node.host) - last.when > _DAY_SECONDS:
+        return note("AppArmor denied a container a GPU, more than a day ago", evidence)
+    fix = teach_apparmor(last.subject)
+    return warn(f"AppArmor's profile {last.subject} denied a container a GPU", evidence, fix=fix)
+
+
+def clock_skew(node: Node) -> Verdict:
+    now = clock(node.host)
+    if not now:
+        return skip("it isn't known when this was recorded")
+    day = datetime.fromtimestamp(now, UTC).date().isoformat()
+    if now < NOT_BEFORE:
+        return warn(f"the clock says {day}", seen("the system's clock", day))
+    states = [node.units[name] for name in _TIME_SERVICES if name in node.units]
+    if any(state.runs for state in states):
+        return ok(f"the clock says {day}, and a time service runs")
+    failed = next((state for state in states if state.active == "failed"), None)
+    if failed is not None:
+        shown = seen(f"systemctl status {failed.name}", str(failed))
+        return warn(f"{failed.name} has failed", shown, fix=Fix(f"systemctl restart {failed.name}"))
+    return ok(f"the clock says {day}")
+
+
+def reboot_required(node: Node) -> Verdict:
+    from gpunode.facts.boot import GRUB, PACKAGES, chosen_kernel, kernel_waiting
+
+    newer = newer_kernels(node.kernels, node.kernel)
+    upcoming = max(newer, key=lambda one: version_key(one.release), default=None)
+    if upcoming is None or (node.module_built and not upcoming.has_module):
+        return ok("no kernel that is ready waits for a reboot")
+    running = seen("/proc/sys/kernel/osrelease", f"{node.kernel} (running)")
+    if node.distribution.family == "debian":
+        asked = kernel_waiting(node.host, node.kernels, node.kernel)
+        if asked is None:
+            return ok("no kernel asks for a reboot")
+        return warn(f"kernel {asked} waits for a reboot", seen(PACKAGES, f"linux-image-{asked}"), running)
+    chosen = chosen_kernel(node.host)
+    if chosen.endswith(node.kernel):
+        return ok("the next boot takes the running kernel, as somebody chose", seen(GRUB, chosen))
+    installed = seen(f"/lib/modules/{upcoming.release}", "installed")
+    return warn(f"kernel {upcoming.release} waits for a reboot", installed, running)
+
+
+def kernel_unsupported(node: Node) -> Verdict:
+    from gpunode.facts.kernel_modules import failed_build
+
+    if node.module is not None or node.module_built:
+        return ok("the running kernel has its module")
+    found = failed_build(node.host, node.kernel)
+    if found is None:
+        return ok("no build of the module failed for this kernel")
+    evidence = [seen(found.path, found.text)]
+    if found.realtime:
+        build = Fix(f"IGNORE_PREEMPT_RT_PRESENCE=1 dkms autoinstall -k {node.kernel} && modprobe nvidia")
+        return fail(f"driver {found.version} refuses the realtime kernel {node.kernel}", *evidence, fix=build)
+    others = (kernel.release for kernel in node.kernels if kernel.has_module)
+    evidence += [seen(f"/lib/modules/{one}/modules.dep", "nvidia.ko: this kernel has it") for one in others]
+    summary = f"driver {found.version} doesn't compile for kernel {node.kernel}"
+    return fail(summary, *evidence, fix=newer_for_kernel(node, node.kernel))
+
+
+def memory_cgroup_v1(node: Node) -> Verdict:
+    if node.host.exists(f"{_CGROUPS}/cgroup.controllers") or not node.host.is_dir(f"{_CGROUPS}/memory"):
+        return ok("control groups are version 2")
+    evidence = seen(f"{_CGROUPS}/memory", "version 1")
+    refused = first("kubelet", "cgroup-v1-refused")
+    program = None if node.kubelet is None or node.kubelet.process else node.host.which("kubelet")
+    allowed = setting(node.host.read_text(CONFIG) or "", "failCgroupV1") == "false"
+    answer = node.host.run([program, "--version"], timeout=5.0) if program and not allowed else None
+    shown = answer.stdout.strip() if answer is not None and answer.ok else ""
+    if can("kubelet", "cgroup-v1-refused", parse_version(shown.removeprefix("Kubernetes v"))):
+        told = seen(f"{program} --version", shown)
+        return fail("control groups are version 1, on which this kubelet doesn't start", evidence, told)
+    fix = UNIFIED_CGROUPS.for_family(node.distribution.family)
+    return note(
+        f"control groups are version 1, which the kubelet refuses from {refused} on", evidence, fix=fix
+    )
+
+
+SYSTEM_CHECKS = (
+    Check(
+        id="selinux-nvml",
+        title="SELinux lets containers use the GPUs",
+        layer="platform",
+        severity="error",
+        looks_at=(
+            "the booleans container_use_devices and container_use_xserver_devices, and denials of the last "
+            "day that name a container's domain and NVIDIA's devices or files: kernel's log and audit.log."
+        ),
+        why=(
+            "A confined container may not open /dev/nvidia*: NVML says Insufficient Permissions. The boolean "
+            "allows it for all containers; a single one can be given another label."
+        ),
+        remedy=ALLOW_DEVICES,
+        run=selinux_nvml,
+        blocked_by=("module-not-loaded",),
+        needs=("gpu", "selinux-enforcing"),
+        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/33",),
+    ),
+    Check(
+        id="apparmor-denied",
+        title="AppArmor denied no container a GPU",
+        layer="platform",
+        severity="warning",
+        looks_at="denials in the kernel's log: containers' profiles, and files of the NVIDIA driver.",
+        why="The profile of these containers doesn't know the driver's files, and CUDA fails in them.",
+        remedy=TEACH_APPARMOR,
+        run=apparmor_denied,
+        blocked_by=("module-not-loaded",),
+        classes=HOST_OR_CONTAINER,
+        needs=("gpu",),
+        refs=("https://kubernetes.io/docs/tutorials/security/apparmor/",),
+    ),
+    Check(
+        id="clock-skew",
+        title="The clock is right",
+        layer="platform",
+        severity="warning",
+        looks_at="a date that can't be (before 2025), and time services that have failed.",
+        why=(
+            "With a wrong clock every certificate looks expired or not yet valid: images can't be pulled, "
+            "packages not verified, licences of virtual GPUs not fetched."
+        ),
+        remedy=SET_CLOCK,
+        run=clock_skew,
+        blocked_by=("pci-no-gpu",),
+        refs=("https://www.freedesktop.org/software/systemd/man/latest/timedatectl.html",),
+    ),
+    Check(
+        id="reboot-required",
+        title="No kernel waits for a reboot",
+        layer="platform",
+        severity="warning",
+        looks_at=(
+            "kernels in /run/reboot-required.pkgs on Debian and Ubuntu; elsewhere a newer installed kernel "
+            "of the running one's flavour, unless GRUB was told to boot another one. A kernel without the "
+            "NVIDIA module isn't ready, which dkms-not-built tells."
+        ),
+        why=(
+            "What was installed isn't what runs. It comes into force with the next reboot, planned or not; "
+            "choose the time while somebody looks."
+        ),
+        remedy=fixes.REBOOT,
+        run=reboot_required,
+        blocked_by=("pci-no-gpu", "driver-lib-mismatch"),
+        unless=("immutable",),
+        refs=("https://ubuntu.com/server/docs/how-to/software/automatic-updates/",),
+    ),
+    Check(
+        id="kernel-unsupported",
+        title="The driver compiles for this kernel",
+        layer="platform",
+        severity="error",
+        looks_at=(
+            "the compiler's errors in /var/lib/dkms/nvidia*/*/build/make.log, if they are of the running "
+            "kernel and it has no module."
+        ),
+        why=(
+            "A driver knows the kernels of its time. A newer kernel has changed what the module calls, and a "
+            "realtime kernel is refused: a newer driver, or an older kernel, is needed."
+        ),
+        remedy=fixes.UPGRADE_DRIVER,
+        run=kernel_unsupported,
+        blocked_by=("driver-not-installed",),
+        preflight=ANY_ENGINE,
+        needs=("gpu",),
+        refs=("https://github.com/NVIDIA/open-gpu-kernel-modules#readme",),
+    ),
+    Check(
+        id="memory-cgroup-v1",
+        title="Control groups are version 2",
+        layer="platform",
+        severity="error",
+        looks_at=(
+            "/sys/fs/cgroup; where it is version 1 and the kubelet doesn't run, also the kubelet's release "
+            "and failCgroupV1 in its configuration. A kubelet that runs gets a note."
+        ),
+        why=(
+            "Kubernetes gives up control groups version 1: the kubelet doesn't start on them from 1.35 on, "
+            "unless failCgroupV1 is false."
+        ),
+        remedy=UNIFIED_CGROUPS,
+        run=memory_cgroup_v1,
+        blocked_by=("pci-no-gpu",),
+        preflight=("kubernetes",),
+        classes=HOST,
+        needs=("kubelet",),
+        table=TABLE,
+        refs=("https://kubernetes.io/docs/concepts/architecture/cgroups/",),
+    ),
+)

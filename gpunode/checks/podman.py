@@ -1,0 +1,105 @@
+"""Podman has no daemon to set up: it gets GPUs by CDI specifications alone, if it reads them at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpunode.checks.fixes import per_family
+from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip
+from gpunode.errors import ConfigError
+from gpunode.facts import tables
+from gpunode.facts.engines import podman_role
+from gpunode.facts.node import Node
+from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
+from gpunode.output.result import Evidence, Fix
+
+if TYPE_CHECKING:
+    from gpunode.facts.podman import PodmanConfig
+
+
+_KEY = "cdi_spec_dirs"
+_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # podman's default, as every engine's
+_DROP_IN = "/etc/containers/containers.conf.d/99-cdi.conf"
+
+
+def podman_cdi(node: Node) -> Verdict:
+    role = podman_role(node)
+    if node.podman is None or not role.used:
+        return skip(role.reason)
+    release = ".".join(map(str, node.podman.version))
+    if tables.can("podman", "cdi", node.podman.version) is False:
+        if nvidia_hooks(node.host, (*SYSTEM_DIRECTORIES, *_hooks_dir(node))):
+            return ok(f"podman {release} knows no CDI, and gets GPUs by an OCI hook")
+        text = f"podman {release} knows no CDI, which came with {tables.first('podman', 'cdi')}"
+        return fail(text, seen(node.podman.binary or "podman", release))
+    specs = [spec.path for spec in node.cdi_specs if spec.serves_gpus]
+    try:
+        directories = _directories(node.podman_files, node.podman.version)
+    except ConfigError:
+        return skip("podman's files can't be parsed, and podman passes over such a file")
+    here = {node.host.realpath(one) for one in directories}
+    unread = [path for path in specs if node.host.realpath(path.rpartition("/")[0]) not in here]
+    if not unread or len(unread) < len(specs):
+        return ok(f"podman reads specifications in {', '.join(directories)}")
+    evidence = (
+        _place(node.podman_files, release),
+        *(seen(path, "podman doesn't look there") for path in unread),
+    )
+    wanted = tuple(dict.fromkeys((*directories, *(path.rpartition("/")[0] for path in unread))))
+    listed = ", ".join(f'"{one}"' for one in wanted)
+    text = f"[engine]\\n{_KEY} = [{listed}]\\n"
+    fix = Fix(f"mkdir -p {_DROP_IN.rpartition('/')[0]} && printf '{text}' > {_DROP_IN}")
+    return fail(f"podman {release} doesn't look where the CDI specification is", *evidence, fix=fix)
+
+
+def _directories(files: PodmanConfig, version: tuple[int, ...]) -> tuple[str, ...]:
+    """Where this release looks: only newer ones go by the setting, and 5.5 forgot one of the two."""
+    settable = tables.can("podman", "cdi-spec-dirs", version)
+    named = tuple(one.rstrip("/") for one in files.strings(_KEY))
+    if settable and named:
+        return named
+    forgot = settable and not tables.can("podman", "cdi-both-directories", version)
+    return _DIRECTORIES[:1] if forgot else _DIRECTORIES
+
+
+def _hooks_dir(node: Node) -> tuple[str, ...]:
+    try:
+        return node.podman_files.strings("hooks_dir")
+    except ConfigError:
+        return ()
+
+
+def _place(files: PodmanConfig, release: str) -> Evidence:
+    """Where the last file names the directories."""
+    for file in reversed(files.files):
+        lines = enumerate(file.text.splitlines(), start=1)
+        number = next((number for number, line in lines if line.strip().startswith(_KEY)), None)
+        if number:
+            return seen(file.path, f"{_KEY} = {list(files.strings(_KEY))}", number)
+    return seen(f"podman {release}", f"looks in {_DIRECTORIES[0]} alone")
+
+
+CHECKS = (
+    Check(
+        id="podman-cdi",
+        title="Podman reads the CDI specification",
+        layer="podman",
+        severity="error",
+        looks_at=(
+            f"podman's release and {_KEY} in containers.conf against where the specifications are, where "
+            "podman is the only engine."
+        ),
+        why="Podman gets GPUs by CDI: without it containers fail with 'unresolvable CDI devices'.",
+        remedy=per_family(
+            "apt update && apt install --only-upgrade podman",
+            "dnf upgrade podman",
+            "zypper update podman",
+            "follow https://podman.io/docs/installation",
+        ),
+        run=podman_cdi,
+        blocked_by=("pci-no-gpu", "toolkit-missing", "cdi-spec-missing"),
+        preflight=("podman",),
+        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
+        table=tables.TABLE,
+    ),
+)

@@ -1,0 +1,328 @@
+"""Doors that are open, on purpose or not: mostly notes, since who may do what is the owner's to say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpunode.checks import driver_packages, fixes
+from gpunode.checks.fixes import everywhere, tell_plugin
+from gpunode.checks.model import HOST, Check, Verdict, note, ok, seen, skip, warn
+from gpunode.checks.toolkit import upgrade
+from gpunode.errors import DaemonError
+from gpunode.facts.containerd import dig
+from gpunode.facts.driver import PARAMETERS, module_loaded, parameters, version_numbers
+from gpunode.facts.engines import containerd_role, crio_role
+from gpunode.facts.node import Node
+from gpunode.facts.system import WSL2
+from gpunode.facts.tables import table
+from gpunode.facts.toolkit import BY_ENVVAR, BY_MOUNTS
+from gpunode.facts.traits import TRAITS
+from gpunode.output.result import Evidence, Fix
+
+_PROFILING = "RmProfilingAdminOnly"
+_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+_SYS_ADMIN = 1 << 21  # capabilities(7); the toolkit takes whoever has it for privileged
+_SHOWN = 8
+# exporters, validators and plugins look at GPUs that nobody gave them, which is what they are for
+_INFRASTRUCTURE = ("kube-system", "gpu-operator", "nvidia")
+_LOCAL = (":", "127.", "localhost:", "[::1]:")  # an address without a host is localhost (moby opts/hosts.go)
+
+
+def accept_envvar_unprivileged(node: Node) -> Verdict:
+    settings = node.toolkit_settings
+    if settings.value(BY_ENVVAR) is not True:
+        return ok(f"{BY_ENVVAR} is false: pods get the GPUs that they asked for")
+    default = _default_handler(node)
+    if not default.startswith("nvidia"):
+        return ok("pods that ask for no GPU don't run under the nvidia runtime")
+    evidence = seen(settings.path, f"{BY_ENVVAR}: true", settings.line(BY_ENVVAR))
+    handler = seen("default runtime", default)
+    taken = list(_uninvited(node))
+    if taken:
+        count = f"{len(taken)} container{'s' if len(taken) > 1 else ''}"
+        return warn(f"{count} took GPUs that no pod asked for", *taken[:_SHOWN], evidence, handler)
+    return note("a pod's image can take every GPU without asking for one", evidence, handler)
+
+
+def _default_handler(node: Node) -> str:
+    """The runtime of pods that name none; empty where the engine doesn't tell."""
+    try:
+        if containerd_role(node).used:
+            return node.cri.default_handler
+        if crio_role(node).used:
+            return str(dig(node.crio_config, "crio", "runtime", "default_runtime") or "")
+    except DaemonError:
+        pass
+    return ""
+
+
+def _uninvited(node: Node) -> Iterator[Evidence]:
+    """Unprivileged containers of pods that hold no device and have GPUs all the same, by the variable."""
+    from gpunode.facts.processes import environment
+
+    try:
+        held = {(one.namespace, one.pod) for one in node.gpu_holdings}
+    except DaemonError:
+        return
+    if any(not pod for _, pod in held):
+        return
+    running = {one.id: one for one in node.gpu_containers}
+    for one in node.cri_containers if running else ():
+        container = running.get(one.id)
+        if container is None or (one.namespace, one.pod) in held or _infrastructure(one.namespace):
+            continue
+        wanted = environment(node.host, container.pid).get(_VISIBLE, "")
+        if wanted not in ("", "void", "none") and not _privileged(node, container.pid):
+            source = f"/proc/{container.pid}/environ"
+            yield seen(source, f"pod {one.namespace}/{one.pod}, container {one.name}: {_VISIBLE}={wanted}")
+
+
+def _infrastructure(namespace: str) -> bool:
+    return namespace.startswith(_INFRASTRUCTURE)
+
+
+def _privileged(node: Node, pid: int) -> bool:
+    """By its bounding set, as the toolkit judges; also where that can't be read."""
+    status = node.host.read_text(f"/proc/{pid}/status") or ""
+    line = next((one for one in status.splitlines() if one.startswith("CapBnd:")), "")
+    try:
+        return bool(int(line.removeprefix("CapBnd:"), 16) & _SYS_ADMIN)
+    except ValueError:
+        return True
+
+
+def daemon_tcp(node: Node) -> Verdict:
+    from gpunode.facts.docker import addresses, verifies_clients
+
+    docker = node.docker
+    if docker is None or docker.process is None:
+        return skip("no Docker of the system's runs here")
+    argv = docker.process.argv
+    listens = [one for one in addresses(node.host, argv, docker.config_path) if one.startswith("tcp://")]
+    reachable = [one for one in listens if not f"{one.removeprefix('tcp://')}:".startswith(_LOCAL)]
+    if not reachable:
+        return ok("Docker doesn't listen on the network")
+    if verifies_clients(node.host, argv, docker.config_path):
+        return ok(
+            "Docker lets those in from the network who have a certificate", seen("dockerd", reachable[0])
+        )
+    source = f"/proc/{docker.process.pid}/cmdline"
+    return note(
+        "Docker listens on the network without asking who it is: whoever reaches it is root here",
+        seen(f"{source}, {docker.config_path}", ", ".join(reachable)),
+    )
+
+
+def docker_group(node: Node) -> Verdict:
+    from gpunode.facts.system import members, mode_of, without_administrators
+
+    docker = node.docker
+    if docker is None or docker.process is None:
+        return skip("no Docker of the system's runs here")
+    mode = mode_of(node.host, docker.socket)
+    if mode is not None and mode & 0o002:
+        fix = Fix(f"chmod o-rw {docker.socket}")
+        summary = "every user of this node may command Docker, which is as good as being root"
+        return note(summary, seen(docker.socket, f"mode {mode:04o}"), fix=fix)
+    users = without_administrators(node.host, members(node.host, "docker"))
+    if not users:
+        return ok("nobody but administrators may command Docker")
+    shown = ", ".join(users[:_SHOWN]) + (f" and {len(users) - _SHOWN} more" if len(users) > _SHOWN else "")
+    return note(
+        "users in the group docker are as good as root",
+        seen("/etc/group", f"docker: {shown}"),
+    )
+
+
+def cap_profiling(node: Node) -> Verdict:
+    value = parameters(node.host).get(_PROFILING)
+    if value is None:
+        return skip(f"{PARAMETERS} doesn't tell")
+    if value != "0":
+        return ok("only administrators read the GPUs' performance counters")
+    return note(
+        "every user and container may read the GPUs' performance counters",
+        seen(PARAMETERS, f"{_PROFILING}: 0"),
+    )
+
+
+DOORS_CHECKS = (
+    Check(
+        id="accept-envvar-unprivileged",
+        title="Pods get the GPUs that they asked for",
+        layer="security",
+        severity="warning",
+        looks_at=(
+            f"{BY_ENVVAR} in the toolkit's config.toml where the engine's default runtime is NVIDIA's, and "
+            "running containers that have GPUs and hold none (PodResources)."
+        ),
+        why=(
+            f"Under the nvidia runtime an image with {_VISIBLE}=all gets every GPU, whatever the scheduler "
+            "gave its pod: two pods then share a GPU unknowingly. For tenants who trust each other that is "
+            "no matter. The device plugin must hand out GPUs by volume mounts or CDI before the setting is "
+            "turned off."
+        ),
+        remedy=everywhere(
+            f"gpunode toolkit config set {BY_MOUNTS}=true && "
+            f"{tell_plugin('DEVICE_LIST_STRATEGY=volume-mounts')} && "
+            f"gpunode toolkit config set {BY_ENVVAR}=false",
+            "restart",
+        ),
+        run=accept_envvar_unprivileged,
+        blocked_by=("module-not-loaded", "toolkit-missing", "toolkit-config-invalid", "kubelet-not-running"),
+        needs=("kubelet",),
+        refs=(
+            "https://github.com/NVIDIA/k8s-device-plugin/issues/61",
+            "https://github.com/NVIDIA/gpu-operator/issues/421",
+        ),
+    ),
+    Check(
+        id="daemon-tcp",
+        title="Docker's API isn't open to the network",
+        layer="security",
+        severity="info",
+        looks_at="-H, hosts, tlsverify of the running dockerd and its daemon.json; loopback doesn't count.",
+        why="Who commands Docker mounts the host's / into a container. GPUs attract those who look for that.",
+        remedy=everywhere("${EDITOR:-vi} /etc/docker/daemon.json"),
+        run=daemon_tcp,
+        blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
+        refs=("https://docs.docker.com/engine/security/protect-access/",),
+    ),
+    Check(
+        id="docker-group",
+        title="Docker takes commands from administrators",
+        layer="security",
+        severity="info",
+        looks_at="the group docker in /etc/group beside root, sudo, wheel and admin, and the socket's mode.",
+        why="Who commands Docker mounts the host's / into a container, and is root in it.",
+        remedy=everywhere("getent group docker", needs_root=False),
+        run=docker_group,
+        blocked_by=("pci-no-gpu",),
+        refs=("https://docs.docker.com/engine/security/#docker-daemon-attack-surface",),
+    ),
+    Check(
+        id="cap-profiling",
+        title="The GPUs' performance counters are kept from users",
+        layer="security",
+        severity="info",
+        looks_at=f"{_PROFILING} in {PARAMETERS}, which NVreg_RestrictProfilingToAdminUsers sets.",
+        why=(
+            "The counters tell one user what another's work does on the same GPU. Developers who profile "
+            "want it so; where users don't trust each other the default, 1, is right."
+        ),
+        remedy=everywhere("modprobe --showconfig | grep NVreg_RestrictProfilingToAdminUsers"),
+        run=cap_profiling,
+        blocked_by=("module-not-loaded",),
+        refs=(
+            "https://developer.nvidia.com/nvidia-development-tools-solutions-err_nvgpuctrperm-permission-issue-performance-counters",
+        ),
+    ),
+)
+
+
+# What closes a driver's hole on this very node: whoever brought the release brings the next one.
+
+_OPERATOR_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/upgrade.html"
+
+
+def driver_upgrade(node: Node, wanted: str) -> Fix:
+    """To release `wanted` or later; the plan stays in the branch that is here while it gets fixes."""
+    if TRAITS["operator-driver"].holds(node):
+        return Fix(f"follow {_OPERATOR_GUIDE}", needs_root=False)
+    if version_numbers(node.next_version) >= version_numbers(wanted):
+        return Fix("reboot", True, "reboot")
+    return driver_packages.install_driver(node)
+
+
+# Known holes of the toolkit and the driver, from NVIDIA's bulletins. Nothing is asked of the network.
+
+_VGPU_MANAGER = "nvidia_vgpu_vfio"
+
+
+def toolkit_cve(node: Node) -> Verdict:
+    from gpunode.facts.driver import TOOLKIT, name_of, toolkit_bulletins
+
+    version = node.toolkit.version
+    if not version:
+        return skip("the toolkit's version can't be told")
+    text = ".".join(map(str, version))
+    found = toolkit_bulletins(node.host, version, node.toolkit_settings)
+    if not found:
+        return ok(f"no hole of toolkit {text} is known as of {table(TOOLKIT).date}")
+    evidence = [
+        seen(name_of(one), f"{', '.join(one['cves'])} (CVSS {one['score']}), closed in {one['fixed']}")
+        for one in found
+    ]
+    summary = f"toolkit {text} has known holes that {found[0]['fixed']} closes"
+    return warn(summary, seen(node.toolkit.version_source, text), *evidence, fix=upgrade(node))
+
+
+def driver_cve(node: Node) -> Verdict:
+    from gpunode.facts.driver import DRIVER, branch, driver_bulletins, ended, name_of
+
+    version = node.module.version if node.module else ""
+    number = branch(version)
+    if not number:
+        return skip("the module doesn't tell its version")
+    if module_loaded(node.host, _VGPU_MANAGER):
+        return skip("the vGPU manager has releases of its own")
+    if ended(number) is not None:
+        return skip(f"branch {number} gets no more fixes: see driver-eol")
+    found = driver_bulletins(version)
+    if not found:
+        return ok(f"no hole of driver {version} is known as of {table(DRIVER).date}")
+    evidence = [seen(name_of(one), f"closed in {fixed}") for one, fixed in found]
+    summary = f"driver {version} has known holes that {found[0][1]} closes"
+    return warn(
+        summary,
+        seen("/sys/module/nvidia/version", version),
+        *evidence,
+        fix=driver_upgrade(node, found[0][1]),
+    )
+
+
+HOLES_CHECKS = (
+    Check(
+        id="toolkit-cve",
+        title="No hole of the container toolkit is known",
+        layer="security",
+        severity="warning",
+        looks_at=(
+            "the toolkit's version against a table of NVIDIA's security bulletins, whose date is shown. A "
+            "hole that the mode, the low-level runtime or a setting of config.toml closes doesn't count."
+        ),
+        why=(
+            "By the worst of them whoever chooses a container's image gets at the host. Where only trusted "
+            "images run, the next maintenance window is early enough."
+        ),
+        remedy=fixes.UPGRADE_TOOLKIT,
+        run=toolkit_cve,
+        blocked_by=("toolkit-missing", "toolkit-too-old", "toolkit-config-invalid"),
+        classes=(*HOST, WSL2),
+        table="toolkit_cves",
+        refs=(
+            "https://github.com/NVIDIA/product-security",
+            "https://nvidia.custhelp.com/app/answers/detail/a_id/5659",
+        ),
+    ),
+    Check(
+        id="driver-cve",
+        title="No hole of the driver is known",
+        layer="security",
+        severity="warning",
+        looks_at=(
+            "the loaded module's version against a table of NVIDIA's security bulletins, whose date is "
+            "shown: the release of its own branch that closes each."
+        ),
+        why=(
+            "Most of them let a local user, or a program in a container, crash the driver or gain rights. "
+            "Where only trusted programs run, the next maintenance window is early enough."
+        ),
+        remedy=fixes.UPGRADE_DRIVER,
+        run=driver_cve,
+        blocked_by=("module-not-loaded", "driver-too-old", "driver-lib-mismatch"),
+        unless=("vgpu-guest",),
+        table="driver_cves",
+        refs=("https://github.com/NVIDIA/product-security",),
+    ),
+)

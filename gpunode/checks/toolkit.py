@@ -1,0 +1,781 @@
+"""Whether those who call the toolkit find it, once and not twice, and what it says when called."""
+
+from __future__ import annotations
+
+from gpunode.checks import fixes
+from gpunode.checks.devices import keep_initialised
+from gpunode.checks.fixes import per_family
+from gpunode.checks.model import (
+    EVERYWHERE_BUT_TEGRA,
+    HOST,
+    NO_ENGINE,
+    Check,
+    Verdict,
+    fail,
+    note,
+    ok,
+    seen,
+    skip,
+    warn,
+)
+from gpunode.errors import ConfigError
+from gpunode.facts import tables
+from gpunode.facts.containerd import dig
+from gpunode.facts.cuda import driver_version
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.driver import version_numbers
+from gpunode.facts.engines import containerd_role, crio_role, docker_role, podman_role
+from gpunode.facts.gpu_use import Way, dra_directory, mounting
+from gpunode.facts.node import Node
+from gpunode.facts.packages import AptSource, read_sources
+from gpunode.facts.processes import environment
+from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
+from gpunode.facts.tables import gate, numbers, table
+from gpunode.facts.toolkit import (
+    DEFAULT_PATH,
+    LDCONFIG,
+    MODE,
+    NO_CGROUPS,
+    RUNTIMES,
+    SYSTEM_DIRECTORIES,
+    Settings,
+    nvidia_hooks,
+)
+from gpunode.facts.toolkit import runtime_mode as toolkit_runtime_mode
+from gpunode.facts.traits import OPERATOR_DRIVER
+from gpunode.gpu.library_paths import DRIVER_ROOT
+from gpunode.host.process import COMMAND_NOT_FOUND
+from gpunode.output.result import Evidence, Fix
+
+# What mends the toolkit of this very node: whoever brought it brings the next one, and writes its file.
+
+OPERATOR_PLACES = ("/usr/local/nvidia/toolkit/", "/run/nvidia/toolkit/")
+_OPERATOR_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/upgrade.html"
+# where packages put a low-level runtime that isn't on PATH
+_LOW_LEVEL = ("/usr/libexec/crio/crun", "/usr/libexec/crio/runc")
+_INSTALL_RUNC = per_family(
+    "apt update && apt install runc",
+    "dnf install runc",
+    "zypper install runc",
+    "follow https://github.com/opencontainers/runc#install",
+)
+# Docker's own package of containerd holds runc, and the distribution's would replace it
+_REINSTALL_RUNC = per_family(
+    "apt install --reinstall containerd.io",
+    "dnf reinstall containerd.io",
+    "zypper install --force containerd.io",
+    "follow https://docs.docker.com/engine/install/",
+)
+
+
+def upgrade(node: Node) -> Fix | None:
+    """The GPU operator upgrades a toolkit of its own; None: the usual remedy holds."""
+    programs = node.toolkit.programs.values()
+    if programs and all(path.startswith(OPERATOR_PLACES) for path in programs):
+        return Fix(f"follow {_OPERATOR_GUIDE}", needs_root=False)
+    return None
+
+
+def change(settings: Settings, verb: str, *words: str) -> Fix:
+    """``gpunode toolkit config set|unset`` on the very file that was judged."""
+    where = "" if settings.path == DEFAULT_PATH else f"--config {settings.path} "
+    return Fix(f"gpunode toolkit config {verb} {where}{' '.join(words)}")
+
+
+def low_level(node: Node, settings: Settings) -> Fix:
+    """Name a low-level runtime that is here, else bring one."""
+    host = node.host
+    if host.which("runc") or host.which("crun"):
+        return change(settings, "unset", RUNTIMES)
+    path = next((path for path in _LOW_LEVEL if host.executable(path)), "")
+    if path:
+        return change(settings, "set", f"{RUNTIMES}={path}")
+    remedy = _REINSTALL_RUNC if node.packages.version("containerd.io") else _INSTALL_RUNC
+    return remedy.for_family(node.distribution.family)
+
+
+# The NVIDIA Container Toolkit, which puts GPUs into containers.
+
+# one of these starts containers; the others are helpers and leftovers
+_NEEDED = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-cdi-hook")
+
+
+def toolkit_missing(node: Node) -> Verdict:
+    found = node.toolkit.programs
+    if any(name in found for name in _NEEDED):
+        return ok("the container toolkit is installed", *(seen(path, name) for name, path in found.items()))
+    if node.docker is None and node.containerd is None and node.kubelet is None:
+        return skip("there is no container engine on this node that would use it")
+    if node.docker is not None and node.docker.manager == "snap" and docker_role(node).used:
+        return skip("Docker is a snap, which brings a toolkit of its own: see docker-snap")
+    alone = [
+        spec for spec in node.cdi_specs if spec.serves_gpus and all(map(node.host.executable, spec.hooks))
+    ]
+    if alone:
+        hooks = ", ".join(alone[0].hooks) or "no hooks"
+        return ok("no container toolkit, and none is needed: GPUs come by CDI", seen(alone[0].path, hooks))
+    place = dra_directory(node)  # that driver brings its hook along
+    way = Way("GPUs are handed out by NVIDIA's DRA driver", place, "there") if place else mounting(node)
+    if way is not None:
+        return ok(f"no container toolkit, and none is needed: {way.summary}", seen(way.source, way.value))
+    unsafe = [one for one in map(node.host.unsafe_program, _NEEDED) if one is not None]
+    if unsafe:
+        return fail(
+            "the NVIDIA Container Toolkit's programs can be written by other users",
+            *(seen(path, reason) for path, reason in unsafe),
+            fix=Fix(f"namei -l {unsafe[0][0]}", needs_root=False),
+        )
+    looked = "none of nvidia-container-runtime, nvidia-container-runtime-hook, nvidia-cdi-hook"
+    return fail("the NVIDIA Container Toolkit isn't installed", seen("PATH", looked))
+
+
+def toolkit_too_old(node: Node) -> Verdict:
+    version = node.toolkit.version
+    if not version:
+        return skip("the toolkit's version can't be told")
+    text = ".".join(map(str, version))
+    evidence = seen(node.toolkit.version_source, text)
+    for name in _gates(node):
+        least = gate("toolkit", name)
+        if version < least:
+            older = f"toolkit {text} is older than {'.'.join(map(str, least))}"
+            return fail(older, evidence, fix=upgrade(node))
+    return ok(f"toolkit {text} is new enough", evidence)
+
+
+def _gates(node: Node) -> tuple[str, ...]:
+    """The gates of version_gates.json that this node asks for."""
+    cgroup = ("cgroup-v2",) if node.host.is_file("/sys/fs/cgroup/cgroup.controllers") else ()
+    if node.kubelet is None:
+        return cgroup  # the others are device plugins' needs
+    return ("device-plugin", *cgroup, *(("tegra",) if node.kind == TEGRA else ()))
+
+
+INSTALLED_CHECKS = (
+    Check(
+        id="toolkit-missing",
+        title="The container toolkit is installed",
+        layer="toolkit",
+        severity="error",
+        looks_at=(
+            "nvidia-container-runtime, nvidia-container-runtime-hook and nvidia-cdi-hook on PATH and where "
+            "the GPU operator puts them; a file that is empty or not executable counts as missing. A CDI "
+            "specification of kind nvidia.com/gpu without hooks needs none of them."
+        ),
+        why=(
+            "Engines know nothing of GPUs: the toolkit adds device files and driver libraries to a "
+            "container. Without it Docker says 'could not select device driver' and pods see no GPU."
+        ),
+        remedy=fixes.INSTALL_TOOLKIT,
+        run=toolkit_missing,
+        blocked_by=("pci-no-gpu", "driver-not-installed", "wsl2", "jetson"),
+        classes=EVERYWHERE_BUT_TEGRA,
+        unless=NO_ENGINE,
+        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html",),
+    ),
+    Check(
+        id="toolkit-too-old",
+        title="The container toolkit is new enough",
+        layer="toolkit",
+        severity="error",
+        looks_at=(
+            "nvidia-ctk --version, else that of nvidia-container-cli or nvidia-container-runtime. The least "
+            "is 1.8.0 with cgroup v2, where a kubelet is 1.7.0, and 1.11.0 on Tegra."
+        ),
+        why=(
+            "Device plugins need toolkit 1.7.0; older ones also fail on cgroup v2 with 'cgroup subsystem "
+            "devices not found'."
+        ),
+        remedy=fixes.UPGRADE_TOOLKIT,
+        run=toolkit_too_old,
+        blocked_by=("toolkit-missing",),
+        classes=(*EVERYWHERE_BUT_TEGRA, TEGRA),
+        table="version_gates",
+        refs=("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",),
+    ),
+)
+
+
+# Which releases of the toolkit and its packages are here, and where more of them come from.
+
+_MAIN = "nvidia-container-toolkit"
+_LIBRARIES = ("libnvidia-container-tools", "libnvidia-container1")
+PACKAGES = (_MAIN, f"{_MAIN}-base", *_LIBRARIES)
+_ROLES = {"docker": docker_role, "containerd": containerd_role, "crio": crio_role}
+_REPOSITORY = "nvidia.github.io/"
+# what the repository's own predecessors were called; they hold no release since 2023
+_RETIRED = ("nvidia.github.io/nvidia-docker", "nvidia.github.io/nvidia-container-runtime")
+
+
+def toolkit_versions_mixed(node: Node) -> Verdict:
+    found = {name: node.packages.version(name) for name in PACKAGES}
+    here = {name: version for name, version in found.items() if version}
+    if _MAIN not in here or len(here) < 2:
+        return skip("the toolkit isn't installed as packages")
+    evidence = tuple(seen(node.packages.manager, f"{name} {version}") for name, version in here.items())
+    main = version_numbers(here[_MAIN])
+    exact = main >= gate("toolkit", "exact-packages")
+    wrong = [
+        name
+        for name, version in here.items()
+        if version_numbers(version) != main
+        and (exact or name not in _LIBRARIES or version_numbers(version) < main)
+    ]
+    if wrong:
+        return fail(f"{', '.join(wrong)} and {_MAIN} {here[_MAIN]} are of different releases", *evidence)
+    return ok(f"the toolkit's packages are all of release {here[_MAIN]}", *evidence)
+
+
+def toolkit_known_bad_version(node: Node) -> Verdict:
+    version = node.toolkit.version
+    if not version:
+        return skip("the toolkit's version can't be told")
+    text = ".".join(map(str, version))
+    faults = [
+        row
+        for row in table("toolkit_bad_versions").rows
+        if numbers(row["from"]) <= version < numbers(row["fixed"])
+        and _used(node, row["where"])
+        and _under_windows(node, row["windows_driver"])
+    ]
+    if not faults:
+        return ok(f"no fault of toolkit {text} is known that matters here")
+    evidence = [seen(row["ref"], f"{row['what']}; fixed in {row['fixed']}") for row in faults]
+    # what an engine that is set up got of them is judged by its own checks
+    harmful = [row for row in faults if not row["sets_up"]]
+    told = f"toolkit {text}: {(harmful or faults)[0]['what']}"
+    if any(row["windows_driver"] for row in faults):
+        return fail(told, seen(node.toolkit.version_source, text), *evidence, fix=upgrade(node))
+    judge = warn if harmful else note
+    return judge(told, seen(node.toolkit.version_source, text), *evidence, fix=upgrade(node))
+
+
+def _under_windows(node: Node, oldest: str) -> bool:
+    """Whether a fault that depends on the Windows driver of WSL2 applies; True for any other fault."""
+    if not oldest:
+        return True
+    return node.kind == WSL2 and version_numbers(driver_version(node)) >= version_numbers(oldest)
+
+
+def _used(node: Node, engine: str) -> bool:
+    return not engine or _ROLES[engine](node).used
+
+
+def apt_signed_by(node: Node) -> Verdict:
+    ours = [source for source in read_sources(node.host) if _REPOSITORY in source.uri]
+    if not ours:
+        return skip("apt has no source of NVIDIA's container toolkit")
+    wrong = _conflicting(ours)
+    if wrong:
+        keep, drop = wrong[0], [one for one in wrong[1:] if one.path != wrong[0].path]
+        fix = _removal(drop) if drop else Fix(f"${{EDITOR:-vi}} +{keep.line} {keep.path}")
+        evidence = (
+            seen(one.path, f"{one.uri} signed by {one.signed_by or 'no key'}", one.line) for one in wrong
+        )
+        return warn(f"apt has {keep.uri} twice, with different keys", *evidence, fix=fix)
+    retired = [
+        source for source in ours if any(source.uri.split("://")[-1].startswith(one) for one in _RETIRED)
+    ]
+    if retired:
+        evidence = (seen(one.path, one.uri, one.line) for one in retired)
+        return warn("apt asks a retired repository of the toolkit", *evidence, fix=_removal(retired))
+    return ok("apt has one source of the container toolkit", seen(ours[0].path, ours[0].uri, ours[0].line))
+
+
+def _conflicting(sources: list[AptSource]) -> list[AptSource]:
+    """Entries of the first repository that is to be signed by different keys; that of its own name first."""
+    for source in sources:
+        same = [one for one in sources if (_place(one), one.suite) == (_place(source), source.suite)]
+        if len({one.signed_by for one in same}) > 1:
+            return sorted(same, key=lambda one: (not one.signed_by, _MAIN not in one.path, one.path))
+    return []
+
+
+def _place(source: AptSource) -> str:
+    """The address with apt's word for the machine's architecture, which guides write out or don't."""
+    head, slash, last = source.uri.rpartition("/")
+    return f"{head}{slash}$(ARCH)" if last in ("amd64", "arm64") else source.uri
+
+
+def _removal(sources: list[AptSource]) -> Fix:
+    """Set files aside under a name that apt passes over."""
+    paths = dict.fromkeys(source.path for source in sources)
+    return Fix(" && ".join(f"mv {path} {path}.disabled" for path in paths) + " && apt update")
+
+
+RELEASES_CHECKS = (
+    Check(
+        id="toolkit-versions-mixed",
+        title="The toolkit's packages are of one release",
+        layer="toolkit",
+        severity="error",
+        looks_at=f"the package database: {', '.join(PACKAGES)}.",
+        why=(
+            "The toolkit calls nvidia-container-cli with options of its own release. An older one answers "
+            "'unrecognized option' or 'symbol lookup error', and no GPU container starts."
+        ),
+        remedy=fixes.UPGRADE_TOOLKIT,
+        run=toolkit_versions_mixed,
+        blocked_by=("toolkit-missing", "toolkit-too-old"),
+        classes=HOST,
+        table="version_gates",
+        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/release-notes.html",),
+    ),
+    Check(
+        id="toolkit-known-bad-version",
+        title="No known fault of this toolkit release matters here",
+        layer="toolkit",
+        severity="error",
+        looks_at=(
+            "the toolkit's version against a table of releases with faults, by the engines in use here, and "
+            "under WSL2 by the Windows driver. A fault that breaks every container is an error, one that "
+            "only comes when nvidia-ctk sets an engine up is a note."
+        ),
+        why="A newer release of the toolkit fixes these faults; the evidence says what each one breaks.",
+        remedy=fixes.UPGRADE_TOOLKIT,
+        run=toolkit_known_bad_version,
+        blocked_by=("toolkit-missing", "toolkit-too-old"),
+        classes=EVERYWHERE_BUT_TEGRA,
+        table="toolkit_bad_versions",
+        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/blob/main/CHANGELOG.md",),
+    ),
+    Check(
+        id="apt-signed-by",
+        title="apt has one source of the toolkit",
+        layer="toolkit",
+        severity="warning",
+        looks_at="/etc/apt/sources.list and sources.list.d: entries of nvidia.github.io and their keys.",
+        why=(
+            "With two keys for one repository apt stops with 'Conflicting values set for option Signed-By', "
+            "and a retired one makes apt update fail: the node then gets no updates at all, the toolkit's "
+            "and security fixes included."
+        ),
+        remedy=fixes.everywhere("ls /etc/apt/sources.list.d/"),
+        run=apt_signed_by,
+        blocked_by=("pci-no-gpu",),
+        classes=EVERYWHERE_BUT_TEGRA,
+        refs=(
+            "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",
+        ),
+    ),
+)
+
+
+# Which of the toolkit's ways of putting GPUs into containers the engines of this node take.
+
+
+def cli_user(node: Node) -> str:
+    """Who calls nvidia-container-cli as root here, in words; empty if nobody does, or if that can't be told.
+
+    Docker's --gpus does before it takes CDI devices, and the runtime does in mode legacy.
+    """
+    settings = node.toolkit_settings
+    docker = node.docker if docker_role(node).used else None
+    if docker is not None and docker.user:
+        docker = None
+    if docker and docker.version and docker.version < gate("docker", "gpus-by-cdi") and _hook_allowed(node):
+        return f"Docker {'.'.join(map(str, docker.version))} takes --gpus by nvidia-container-cli"
+    if toolkit_runtime_mode(settings, node.toolkit.version) != "legacy":
+        return ""
+    if docker or any(role(node).used for role in (containerd_role, crio_role)):
+        return "the nvidia runtime calls nvidia-container-cli (mode legacy)"
+    return ""
+
+
+def _hook_allowed(node: Node) -> bool:
+    """The hook refuses to work where the mode is set to cdi."""
+    return str(node.toolkit_settings.value(MODE)) != "cdi"
+
+
+# what dockerd looks for on its own PATH when it starts, to serve --gpus
+_HOOKS = ("nvidia-container-runtime-hook", "nvidia-cdi-hook")
+# the GPU operator's, who gives Docker the whole path of a runtime instead
+_OPERATOR = ("/usr/local/nvidia/toolkit/", "/run/nvidia/toolkit/")
+_CLI = "nvidia-container-cli"
+_CLI_SECONDS = 15.0
+_SLOW = "driver rpc error: timed out"
+# what nvidia-container-cli says, and what that means
+_SAYINGS = (
+    (
+        _SLOW,
+        "the driver takes too long to wake the GPUs: nvidia-persistenced isn't on",
+    ),
+    ("driver not loaded", "it doesn't see the kernel module"),
+    ("driver/library version mismatch", "the module and the libraries are of different releases"),
+    ("load library failed", "it doesn't find a library of the driver"),
+    ("ldcache error", "it can't read the cache of ldconfig"),
+    ("cgroup subsystem devices not found", "it is too old for cgroup v2"),
+    ("bpf_prog_query", "it may not set device permissions"),
+    ("unrecognized option", "its packages are of different releases"),
+    ("symbol lookup error", "its packages are of different releases"),
+    ("overflowuid", "it can't read /proc"),
+)
+
+
+def toolkit_not_on_daemon_path(node: Node) -> Verdict:
+    docker, role = node.docker, docker_role(node)
+    if docker is None or docker.process is None or not role.used or docker.manager:
+        return skip("no Docker of the system's runs here")
+    path = environment(node.host, docker.process.pid).get("PATH", "")
+    if not path:
+        return skip("dockerd's PATH can't be told")
+    places = path.split(":")
+    found = {name: node.toolkit.programs[name] for name in _HOOKS if name in node.toolkit.programs}
+    if all(path.startswith(_OPERATOR) for path in found.values()):
+        return skip("there is no hook of the toolkit's that Docker would look for")
+    if any(node.host.executable(f"{place}/{name}") for place in places for name in _HOOKS):
+        return ok("dockerd finds the toolkit on its PATH")
+    process = f"/proc/{docker.process.pid}/environ"
+    place = next(iter(found.values())).rpartition("/")[0]
+    unit = docker.unit or "docker.service"
+    drop = f"/etc/systemd/system/{unit}.d/10-path.conf"
+    text = f"[Service]\\nEnvironment=PATH={path}:{place}\\n"
+    command = (
+        f"mkdir -p {drop.rpartition('/')[0]} && printf '{text}' > {drop} && "
+        f"systemctl daemon-reload && systemctl restart {unit}"
+    )
+    evidence = (seen(where, "installed") for where in found.values())
+    return warn(
+        f"dockerd's PATH has no {place}, where the toolkit is",
+        seen(process, f"PATH={path}"),
+        *evidence,
+        fix=Fix(command, disruptive="restart"),
+    )
+
+
+def hook_conflict(node: Node) -> Verdict:
+    if not podman_role(node).used and not crio_role(node).used:
+        return skip("neither podman nor CRI-O, which run hooks, is this node's engine")
+    directories = dict.fromkeys((*SYSTEM_DIRECTORIES, *_podman_directories(node)))
+    hooks = nvidia_hooks(node.host, directories)
+    # the others tell the hook to leave their containers alone
+    specs = [spec for spec in node.cdi_specs if spec.serves_gpus and not spec.stills_toolkit]
+    if not hooks:
+        return ok("no OCI hook puts GPUs into containers")
+    evidence = [seen(hook.path, f"runs {hook.program}") for hook in hooks]
+    if not specs:
+        return ok("GPUs come by an OCI hook, which leaves those alone that come by CDI", *evidence)
+    fix = Fix(" && ".join(f"mv {hook.path} {hook.path}.disabled" for hook in hooks))
+    return warn("GPUs come by an OCI hook and by CDI", *evidence, seen(specs[0].path, specs[0].kind), fix=fix)
+
+
+def _podman_directories(node: Node) -> tuple[str, ...]:
+    try:
+        return node.podman_files.strings("hooks_dir") if node.podman is not None else ()
+    except ConfigError:
+        return ()  # podman passes over such a file
+
+
+def toolkit_cli_probe(node: Node) -> Verdict:
+    """Without --load-kmods, which would load modules and make device files."""
+    if not node.host.live and node.host.recorded("commands", f"{_path(node)} info") is None:
+        return skip("what nvidia-container-cli says wasn't recorded")
+    if node.module is None or node.nvml.inventory is None:
+        return skip("the driver gives no answer, so its container program has none either")
+    if not node.host.is_root and node.host.live:
+        return skip("needs root: nvidia-container-cli is asked as an engine would", "unreadable")
+    done = node.host.run([_path(node), "info"], timeout=_CLI_SECONDS)
+    if done.ok or done.code == COMMAND_NOT_FOUND:
+        return ok("nvidia-container-cli sees the driver")
+    if done.timed_out:
+        return fail(
+            f"nvidia-container-cli gave no answer within {_CLI_SECONDS:g} s",
+            seen(f"{_CLI} info", "no answer"),
+        )
+    told = " ".join(done.stderr.split())[-300:]
+    meaning = next(
+        (means for saying, means in _SAYINGS if saying in told), "it doesn't work with this driver"
+    )
+    evidence = seen(f"{_CLI} info", told or f"exit {done.code}")
+    fix = keep_initialised(node) if _SLOW in told else None
+    return fail(f"nvidia-container-cli fails: {meaning}", evidence, fix=fix)
+
+
+def _path(node: Node) -> str:
+    return node.toolkit.programs.get(_CLI, _CLI)
+
+
+def toolkit_cli(node: Node) -> Verdict:
+    if _CLI not in node.toolkit.programs:
+        return skip("nvidia-container-cli isn't installed")
+    user = cli_user(node)
+    return toolkit_cli_probe(node) if user else skip("no engine of this node calls nvidia-container-cli")
+
+
+CALLS_CHECKS = (
+    Check(
+        id="toolkit-not-on-daemon-path",
+        title="dockerd finds the toolkit",
+        layer="toolkit",
+        severity="warning",
+        looks_at="PATH in dockerd's own environment, and where the toolkit's hook programs are.",
+        why=(
+            "Docker looks for the toolkit on its own PATH, once, when it starts. What lies elsewhere it "
+            "doesn't find: 'could not select device driver \"\" with capabilities: [[gpu]]'."
+        ),
+        remedy=fixes.START_DOCKER,
+        run=toolkit_not_on_daemon_path,
+        blocked_by=("toolkit-missing", "docker-not-running"),
+        needs=("docker",),
+        refs=("https://github.com/moby/moby/blob/master/daemon/devices_nvidia_linux.go",),
+    ),
+    Check(
+        id="hook-conflict",
+        title="GPUs are put into containers once",
+        layer="toolkit",
+        severity="warning",
+        looks_at=(
+            f"hooks of NVIDIA's in {', '.join(SYSTEM_DIRECTORIES)} where podman or CRI-O is the engine, and "
+            "CDI specifications that don't set NVIDIA_VISIBLE_DEVICES=void for the hook."
+        ),
+        why=(
+            "Podman and CRI-O run the hook for every container that CDI has already given its GPUs to. The "
+            "same files are mounted twice, and the container fails to start."
+        ),
+        remedy=fixes.everywhere(f"ls {' '.join(SYSTEM_DIRECTORIES)}"),
+        run=hook_conflict,
+        blocked_by=("pci-no-gpu", "toolkit-missing"),
+        classes=HOST,
+        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
+    ),
+    Check(
+        id="toolkit-cli-probe",
+        title="nvidia-container-cli sees the driver",
+        layer="toolkit",
+        severity="error",
+        looks_at=(
+            "nvidia-container-cli info, in a child that is given 15 seconds, where an engine calls it: only "
+            "on --deep, since it wakes every GPU."
+        ),
+        why="Docker's --gpus and the runtime in mode legacy call it for each container, and get the same.",
+        remedy=fixes.everywhere("nvidia-container-cli -d /dev/stderr info"),
+        run=toolkit_cli,
+        blocked_by=(
+            *("module-not-loaded", "driver-lib-mismatch", "libnvidia-ml-missing", "libcuda-missing"),
+            *("dev-nodes-missing", "uvm-not-loaded", "nvml-hang", "toolkit-missing", "toolkit-too-old"),
+            *("toolkit-versions-mixed", "toolkit-config-invalid", "ldconfig-fails"),
+        ),
+        classes=HOST,
+        deep=True,
+        refs=(
+            "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",
+        ),
+    ),
+)
+
+
+# The toolkit's config.toml, and the ldconfig that it names.
+
+_LDCONFIG_SECONDS = 5.0
+# what an upgrade leaves beside an edited file
+_UNMERGED = (".dpkg-dist", ".dpkg-new", ".rpmnew")
+
+
+def toolkit_config_invalid(node: Node) -> Verdict:
+    try:
+        settings = node.toolkit_settings
+    except ConfigError as error:
+        path, _, rest = error.message.partition(":")
+        line = rest.partition(":")[0]
+        number = int(line) if line.isdigit() else None
+        where = f"+{number} {path}" if number else path
+        fix = Fix(f"${{EDITOR:-vi}} {where}")
+        return fail(f"{path} can't be parsed", seen(path, error.message, number), fix=fix)
+    if not settings.exists:
+        return ok(f"there is no {settings.path}: the toolkit's defaults hold")
+    wrong = _problems(node, settings)
+    if wrong:
+        evidence = [_at(settings, name, problem) for name, problem in wrong]
+        fix = change(settings, "unset", *(name for name, _ in wrong))
+        return fail(
+            f"{settings.path}: {wrong[0][0]}: {wrong[0][1]}", *evidence, *_left(node, settings), fix=fix
+        )
+    return _programs(node, settings) or ok(f"{settings.path} holds what the toolkit takes")
+
+
+def _problems(node: Node, settings: Settings) -> list[tuple[str, str]]:
+    """Releases before 1.17.3 also took the container's own ldconfig, a path without @."""
+    lax = tables.can("toolkit", "host-ldconfig", node.toolkit.version) is False
+    own = _named(settings).startswith("/")
+    return [one for one in settings.problems() if not (lax and own and one[0] == LDCONFIG)]
+
+
+def _named(settings: Settings) -> str:
+    """The ldconfig that stands in the file."""
+    return str(dig(settings.tree, *LDCONFIG.split(".")) or "")
+
+
+def _programs(node: Node, settings: Settings) -> Verdict | None:
+    """ldconfig and the low-level runtime that the file names, if it names any."""
+    host, ldconfig = node.host, _named(settings)
+    program = ldconfig.removeprefix("@")
+    if program.startswith(f"{DRIVER_ROOT}/") and not host.is_dir(OPERATOR_DRIVER):
+        return skip(f"{program} comes with the GPU operator's driver container, which is not running")
+    if ldconfig.startswith("@") and not host.executable(program):
+        other = next(
+            (path for path in ("/sbin/ldconfig.real", "/sbin/ldconfig") if host.executable(path)), ""
+        )
+        fix = change(settings, "set", f"{LDCONFIG}=@{other}") if other else None
+        return fail(
+            f"{LDCONFIG} names {program}, which isn't there", _at(settings, LDCONFIG, ldconfig), fix=fix
+        )
+    runtimes = [str(one) for one in settings.value(RUNTIMES)]
+    callers = _callers(node)
+    if not settings.line(RUNTIMES) or not callers or any(_found(node, one, callers) for one in runtimes):
+        return None
+    fix = low_level(node, settings)
+    return fail(f"none of {', '.join(runtimes)} is there", _at(settings, RUNTIMES, runtimes), fix=fix)
+
+
+def _callers(node: Node) -> list[Daemon]:
+    """Daemons that start NVIDIA's runtime with the PATH of the system's services.
+
+    k3s, rke2 and their like bring runc and add its place to the PATH of their containerd, where the host
+    lacks it; what CRI-O's handlers find is crio-runtime-path's to judge.
+    """
+    docker = node.docker if docker_role(node).used else None
+    containerd = node.containerd if containerd_role(node).used else None
+    return [one for one in (docker, containerd) if one is not None and not one.manager]
+
+
+def _found(node: Node, program: str, callers: list[Daemon]) -> bool:
+    """Whether one of the toolkit's low-level runtimes is here: by its path, or on a PATH by its name."""
+    host = node.host
+    if host.executable(program) or host.which(program):
+        return True
+    paths = (environment(host, one.process.pid).get("PATH", "") for one in callers if one.process is not None)
+    places = [place for path in paths for place in path.split(":") if place]
+    return "/" not in program and any(host.executable(f"{place}/{program}") for place in places)
+
+
+def _at(settings: Settings, name: str, value: object) -> Evidence:
+    return seen(settings.path, f"{name}: {value}", settings.line(name))
+
+
+def _left(node: Node, settings: Settings) -> list[Evidence]:
+    """The packaged file that an upgrade left beside an edited one."""
+    paths = [settings.path + ending for ending in _UNMERGED]
+    return [seen(path, "the packaged file of a later release") for path in paths if node.host.is_file(path)]
+
+
+def ldconfig_fails(node: Node) -> Verdict:
+    program = str(node.toolkit_settings.value(LDCONFIG)).removeprefix("@")
+    if not node.host.executable(program):
+        return skip(f"there is no {program} to be run")
+    done = node.host.run([program, "-p"], timeout=_LDCONFIG_SECONDS)
+    if done.code == COMMAND_NOT_FOUND and not node.host.live:
+        return skip(f"what {program} does wasn't recorded")
+    if done.ok:
+        return ok(f"{program} runs")
+    told = done.stderr.strip().partition("\n")[0]
+    reason = f"no answer within {_LDCONFIG_SECONDS:g} s" if done.timed_out else f"exit {done.code}: {told}"
+    return fail(f"{program} can't be run", seen(f"{program} -p", reason))
+
+
+def no_cgroups_wrong(node: Node) -> Verdict:
+    settings = node.toolkit_settings
+    if settings.value(NO_CGROUPS) is not True:
+        return ok("nvidia-container-cli sets up device permissions")
+    evidence = _at(settings, NO_CGROUPS, "true")
+    user = cli_user(node)
+    if not user:
+        return ok(f"{NO_CGROUPS} is true, and no engine of root's calls nvidia-container-cli", evidence)
+    if node.docker_rootless:
+        summary = f"{NO_CGROUPS} is true, which a rootless Docker here needs and root's engines can't have"
+        return note(summary, evidence, seen("nvidia-container-cli", user))
+    fix = change(settings, "set", f"{NO_CGROUPS}=false")
+    return fail(f"{NO_CGROUPS} is true, but {user}", evidence, fix=fix)
+
+
+def runtime_mode(node: Node) -> Verdict:
+    settings = node.toolkit_settings
+    mode, evidence = str(settings.value(MODE)), _at(settings, MODE, settings.value(MODE))
+    fix = change(settings, "set", f"{MODE}=auto")
+    if mode == "csv" and node.kind != TEGRA:
+        return fail("the runtime's mode is csv, which is for Tegra", evidence, fix=fix)
+    # before jit-cdi the mode auto means legacy as well
+    if mode == "legacy" and _engines(node) and tables.can("toolkit", "jit-cdi", node.toolkit.version):
+        return note(
+            "the runtime's mode is legacy: containers may lose their GPUs on a daemon-reload", evidence
+        )
+    return ok(f"the runtime's mode is {mode}")
+
+
+def _engines(node: Node) -> bool:
+    return any(role(node).used for role in (docker_role, containerd_role, crio_role))
+
+
+SETTINGS_CHECKS = (
+    Check(
+        id="toolkit-config-invalid",
+        title="The toolkit can read its configuration",
+        layer="toolkit",
+        severity="error",
+        looks_at=(
+            "/etc/nvidia-container-runtime/config.toml, or that beside the toolkit which the GPU operator "
+            "installed: syntax, types, and the ldconfig and low-level runtimes that it names."
+        ),
+        why=(
+            "Every program of the toolkit reads this file each time a container starts. With an error in it, "
+            "or an ldconfig that isn't there, no GPU container starts."
+        ),
+        remedy=fixes.everywhere("gpunode toolkit config get"),
+        run=toolkit_config_invalid,
+        blocked_by=("toolkit-missing",),
+        classes=(BARE_METAL, VM, WSL2, TEGRA),
+        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/tree/main/config",),
+    ),
+    Check(
+        id="ldconfig-fails",
+        title="ldconfig can be run",
+        layer="toolkit",
+        severity="error",
+        looks_at="the ldconfig that config.toml names, asked to print its cache, which changes nothing.",
+        why=(
+            "The toolkit runs the host's ldconfig for each GPU container, so that programs in it find the "
+            "driver's libraries. If it fails, the container isn't started."
+        ),
+        remedy=fixes.per_family(
+            "apt install --reinstall libc-bin",
+            "dnf reinstall glibc",
+            "zypper install --force glibc",
+            "ldconfig -p",
+        ),
+        run=ldconfig_fails,
+        blocked_by=("toolkit-missing", "toolkit-config-invalid"),
+        classes=HOST,
+        refs=("https://github.com/NVIDIA/libnvidia-container/issues/177",),
+    ),
+    Check(
+        id="no-cgroups-wrong",
+        title="The toolkit gives containers device permissions",
+        layer="toolkit",
+        severity="error",
+        looks_at=f"{NO_CGROUPS} in config.toml, and whether an engine of root's calls nvidia-container-cli.",
+        why=(
+            "With no-cgroups a container sees the device files and isn't allowed to open them: 'Failed to "
+            "initialize NVML: Unknown Error' in every container. Only rootless engines need it."
+        ),
+        remedy=fixes.everywhere(f"gpunode toolkit config set {NO_CGROUPS}=false"),
+        run=no_cgroups_wrong,
+        blocked_by=("toolkit-missing", "toolkit-config-invalid"),
+        classes=HOST,
+        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/580",),
+    ),
+    Check(
+        id="runtime-mode",
+        title="The toolkit's runtime works in a mode that fits",
+        layer="toolkit",
+        severity="error",
+        looks_at=f"{MODE} in config.toml: auto, legacy, csv, cdi or jit-cdi.",
+        why=(
+            "In mode csv the runtime reads files that only Tegra has: GPU containers fail to start. In mode "
+            "legacy systemd takes a running container's device permissions away when it reloads its units."
+        ),
+        remedy=fixes.everywhere(f"gpunode toolkit config set {MODE}=auto"),
+        run=runtime_mode,
+        blocked_by=("toolkit-missing", "toolkit-config-invalid"),
+        classes=(*(kind for kind in EVERYWHERE_BUT_TEGRA if kind != CONTAINER), TEGRA),
+        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/tree/main/cmd/nvidia-container-runtime",),
+    ),
+)

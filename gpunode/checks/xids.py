@@ -1,0 +1,138 @@
+"""XIDs of this boot: what the driver wrote into the kernel's log, judged with what NVML says by now."""
+
+from __future__ import annotations
+
+from gpunode.checks import fixes
+from gpunode.checks.health import reset_gpus
+from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.pcie import pcie_aer_errors
+from gpunode.errors import GpunodeError
+from gpunode.facts import kernel_log
+from gpunode.facts.kernel_log import SOURCE, XidLine, last_load
+from gpunode.facts.node import Node
+from gpunode.facts.processes import uptime
+from gpunode.output.result import Evidence, FindingStatus, Fix
+
+_RECENT_SECONDS = 24 * 3600
+_SHOWN = 8
+_OFF_THE_BUS = 79
+_RECOVERS_ALONE = (kernel_log.APPLICATION, kernel_log.IGNORE, kernel_log.RESTART_APP)
+
+
+def xid_recent(node: Node) -> Verdict:
+    now = uptime(node.host)
+    if not node.xids:
+        return ok("the driver has reported no XID since the boot")
+    if not now:
+        return skip("/proc/uptime doesn't tell how long ago the driver's XIDs were")
+    loaded = last_load(node.kernel_log)  # a driver that is loaded anew sets its GPUs up anew
+    grave, programs = _sorted(tuple(line for line in node.xids if line.seconds >= loaded))
+    recent = tuple(line for line in grave if now - line.seconds < _RECENT_SECONDS)
+    lasting = tuple(line for line in recent if _lasts(node, line))
+    if lasting:
+        return fail(
+            f"{_what(lasting)}: the GPU has to be reset", *_shown(lasting, now), fix=_fix(node, lasting)
+        )
+    if recent and all(line.number == _OFF_THE_BUS for line in recent) and _link_is_bad(node):
+        return ok(f"{_what(recent)} and is back: pcie-aer-errors tells of its link")
+    if recent:
+        words = "and the driver asks for nothing" if _told(node) else "within the last day"
+        return warn(f"{_what(recent)}, {words}", *_shown(recent, now))
+    late = tuple(line for line in programs if now - line.seconds < _RECENT_SECONDS)
+    if late:
+        return note(f"{_what(late)}: programs' errors, or contained", *_shown(late, now))
+    return ok("the driver has reported no XID that still counts")
+
+
+def _sorted(lines: tuple[XidLine, ...]) -> tuple[tuple[XidLine, ...], tuple[XidLine, ...]]:
+    """Those that concern the GPU, and those of programs: of each GPU and number the last one."""
+    last = {(line.address, line.number): line for line in lines}
+    grave = tuple(line for line in last.values() if kernel_log.xid(line.number).counts and not _alone(line))
+    programs = tuple(
+        line
+        for line in last.values()
+        if line not in grave and kernel_log.xid(line.number).kind != kernel_log.IGNORE
+    )
+    return grave, programs
+
+
+def _alone(line: XidLine) -> bool:
+    return kernel_log.xid(line.number).kind in _RECOVERS_ALONE
+
+
+def _lasts(node: Node, line: XidLine) -> bool:
+    """Whether the GPU needs what the XID asks for, as far as can be told: a driver that reports its recovery
+    action (570 on) knows better, and a GPU that answers has come back to the bus."""
+    if (
+        kernel_log.xid(line.number).kind not in (kernel_log.RESET, kernel_log.REBOOT)
+        or line.number == _OFF_THE_BUS
+    ):
+        return False
+    gpu = next((one for one in node.conditions if one.pci == line.address), None)
+    return gpu is not None and not gpu.error and gpu.reading.recovery_action is None
+
+
+def _link_is_bad(node: Node) -> bool:
+    """Whether the errors of a link are told already, which end with a GPU that falls off the bus."""
+    try:
+        return pcie_aer_errors(node).status is FindingStatus.WARN
+    except GpunodeError:
+        return False
+
+
+def _told(node: Node) -> bool:
+    return any(gpu.reading.recovery_action == "none" for gpu in node.conditions)
+
+
+def _what(lines: tuple[XidLine, ...]) -> str:
+    numbers = sorted({line.number for line in lines})
+    gpus = len({line.address for line in lines})
+    words = kernel_log.xid(numbers[0]).text if len(numbers) == 1 else f"XIDs {', '.join(map(str, numbers))}"
+    return f"{words} ({'1 GPU' if gpus == 1 else f'{gpus} GPUs'})"
+
+
+def _shown(lines: tuple[XidLine, ...], now: float) -> tuple[Evidence, ...]:
+    return tuple(
+        seen(f"{SOURCE}, {_ago(now - line.seconds)}, GPU {line.address}", line.text)
+        for line in lines[-_SHOWN:]
+    )
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 3600:
+        return f"{max(0, int(seconds // 60))} min ago"
+    return f"{int(seconds // 3600)} h ago"
+
+
+def _fix(node: Node, lines: tuple[XidLine, ...]) -> Fix:
+    if any(kernel_log.xid(line.number).kind == kernel_log.REBOOT for line in lines):
+        return fixes.REBOOT.other
+    addresses = {line.address for line in lines}
+    return reset_gpus(node, tuple(gpu for gpu in node.conditions if gpu.pci in addresses))
+
+
+CHECKS = (
+    Check(
+        id="xid-recent",
+        title="The driver reports no XID",
+        layer="health",
+        severity="error",
+        looks_at=(
+            "the kernel's log of this boot, the last day of it, since the driver was last loaded: NVRM: Xid "
+            "lines and their class (docs/health.md), each with the recovery action that the driver reports "
+            "by now."
+        ),
+        why=(
+            "An XID is the driver's account of an error. Some come from a program, some mean that the GPU "
+            "has to be reset or replaced, and until then its containers fail or compute wrongly."
+        ),
+        remedy=fixes.READ_KERNEL_LOG,
+        run=xid_recent,
+        blocked_by=(
+            *("nvml-hang", "gpu-reset-required", "row-remap-pending", "ecc-uncorrectable"),
+            *("channel-repair-pending", "aux-power"),
+        ),
+        table="xids",
+        refs=("https://docs.nvidia.com/deploy/xid-errors/",),
+    ),
+)

@@ -1,0 +1,319 @@
+"""`gpunode mig apply --watch`: the layout follows the Node's label for as long as this runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+
+from gpunode.commands import mig_apply, mig_plan
+from gpunode.commands.mig_labels import BesideAnother, MigLabels, refuse_another
+from gpunode.commands.plugin_serve import until_signal
+from gpunode.errors import GpunodeError, UsageError
+from gpunode.gpu.mig import MigError
+from gpunode.host import Host
+from gpunode.kubernetes.api import ClusterError, Conflict, Unauthorized, Unavailable, Unreachable
+from gpunode.mig import node_labels
+from gpunode.mig.users import InUse, Obstacle
+from gpunode.output.result import Result, Text
+from gpunode.plugin.config.watch import Hangup
+from gpunode.plugin.labels.watch import LogProgress
+from gpunode.plugin.logfmt import Log, LogfmtLog, OnChange
+from gpunode.plugin.service import Systemd
+
+# What is asked for by the Node's label and the file, what was done about it, and when to look again.
+#
+# The Node is asked every ten seconds, which takes no other rights than `mig apply` has; what is done then is
+# `mig apply`. What was refused or has failed isn't tried again by itself, unless what was in its way is gone.
+
+ASK_SECONDS = 10.0  # one GET of one Node
+SETTLE_SECONDS = 0.2  # a half-written file isn't taken
+BUSY_SECONDS = 15.0  # each look opens NVML
+AGAIN_SECONDS, LONGEST_SECONDS = 5.0, 120.0  # after a failure that may pass, twice as long each time
+LOCKED = "locked"
+
+
+class Follower:
+    """What is asked for, what was done about it, and when to look again.
+
+    `interruptible` is a context in which a signal that ends us is raised (True) or waits (False).
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        options: mig_apply.Options,
+        labels: node_labels.NodeLabels,
+        log: Log,
+        interruptible: Callable[[bool], AbstractContextManager[None]],
+    ) -> None:
+        self._host, self._options, self._labels, self._log = host, options, labels, log
+        self._interruptible = interruptible
+        self._say = OnChange(log)
+        self.file = str(Path(options.config_file).absolute())
+        self.label, self.said, self.passes = "", "", 0
+        self._known = False  # whether the Node has told its label yet
+        self._state = ""
+        self._pending: bytes | str | None = None
+        self._content: bytes | str | None = None
+        self._done: bytes | str | None = None  # the file that this label was last applied from
+        self._busy: tuple[Obstacle, ...] = ()
+        self._failures = self._silent = self._unheard = 0
+        self._ask_at = self._try_at = self._busy_at = self._mend_at = 0.0
+
+    @property
+    def status(self) -> str:
+        """For the service manager."""
+        if self._silent:
+            return "the API server can't be asked"
+        return f"{self.label or 'no label'}{': ' if self.said else ''}{self.said}"
+
+    def turn(self, hurry: bool) -> float:
+        """Look, and do what is to be done; gives seconds until the next look. `hurry`: nothing waits."""
+        now = self._host.monotonic()
+        settled = self._read()
+        asked = (hurry or now >= self._ask_at) and self._ask()
+        if self._known and settled:
+            if not self.label:
+                self._say.warning("nothing is done without a label", label=node_labels.CONFIG)
+            elif self._is_due(now, hurry):
+                self._pass()
+            elif asked and self.said not in ("", self._state) and now >= self._mend_at:
+                self._mend(now)
+        return self._pause(settled)
+
+    def _pause(self, settled: bool) -> float:
+        now = self._host.monotonic()
+        due = [self._ask_at]
+        due += [self._try_at] if self._failures else []
+        due += [self._busy_at] if self._busy else []
+        due += [now + SETTLE_SECONDS] if not settled else []
+        return max(0.0, min(due) - now)
+
+    def _read(self) -> bool:
+        """Whether the file is what it was at the last look, and so not being written."""
+        try:
+            found: bytes | str | None = self._host.read_bytes(self.file)
+        except GpunodeError as error:
+            found = error.message
+        settled = found == self._pending
+        self._pending = found
+        if settled or self._content is None:
+            self._content = found if found is not None else "it is not there"
+            return True
+        return False
+
+    def _ask(self) -> bool:
+        """Whether the Node has answered."""
+        try:
+            label, self._state = self._labels.seen()
+        except ClusterError as error:
+            self._silent += 1
+            self._ask_at = self._host.monotonic() + _backoff(self._silent)
+            self._say.warning("the Node can't be asked", reason=error.message, hint=error.hint)
+            return False
+        if self._silent:
+            self._log.info("the Node can be asked again")
+        if self._silent or label:
+            self._say.reset()
+        self._silent, self._known = 0, True
+        self._ask_at = self._host.monotonic() + ASK_SECONDS
+        if label != self.label:
+            before = self.label or "none"
+            self._log.info("the Node asks for another layout", label=label or "none", before=before)
+            self.label, self.said = label, ""
+            self._done, self._busy, self._failures = None, (), 0
+        return True
+
+    def _is_due(self, now: float, hurry: bool) -> bool:
+        if self._done is None:
+            return True
+        if self._content != self._done:
+            self._log.info("the configuration file has changed", file=self.file)
+            return True
+        if self._failures:
+            return hurry or now >= self._try_at
+        return bool(self._busy) and (hurry or now >= self._busy_at) and self._way_is_free()
+
+    def _way_is_free(self) -> bool:
+        """Whether none of those is in the way any more."""
+        self._busy_at = self._host.monotonic() + BUSY_SECONDS
+        try:
+            chosen = mig_plan.choose(self.file, self.label)
+            progress, mode_only = LogProgress(self._log), self._options.mode_only
+            _, busy = mig_plan.look_and_plan(self._host, chosen, progress, mode_only=mode_only)
+        except GpunodeError as error:
+            self._say.warning("who is in the way can't be told", reason=error.message)
+            return False
+        free = not {_key(one) for one in self._busy} & {_key(one) for one in busy}
+        if free:
+            self._log.info("what was in the way is gone", label=self.label)
+        return free
+
+    def _pass(self) -> None:
+        """One `mig apply`."""
+        assert self._content is not None
+        self.passes += 1
+        self._done, self._busy = self._content, ()
+        options = replace(self._options, config_file=self.file, label=self.label, watch=False, labels=True)
+        progress = _Told(self._log)
+        self._log.info("applying", label=self.label, file=self.file)
+        labels = MigLabels(self._host, options.access, options.node, progress, True, self._labels)
+        try:
+            with self._interruptible(True):
+                result = mig_apply.once(
+                    self._host, options, labels, progress, lambda: self._interruptible(False)
+                )
+        except GpunodeError as error:
+            self._failed(error, labels)
+            return
+        finally:
+            self._ask_at = 0.0  # the label may be another by now, and what was told may not have been heard
+        self._failures, self.said = 0, labels.told
+        for note in result.messages:
+            self._log.info(note)
+        for info in result.errors:
+            self._log.error(info.message, hint=info.hint, label=self.label)
+        action = "applied" if result.data.applied else "unchanged"
+        self._log.info("the layout is as asked for", label=self.label, action=action, state=self.said)
+
+    def _failed(self, error: GpunodeError, labels: MigLabels) -> None:
+        if isinstance(error, BesideAnother):
+            raise error
+        now, self.said = self._host.monotonic(), labels.told or node_labels.FAILED
+        again = _may_pass(error)
+        self._failures = self._failures + 1 if again else 0
+        self._try_at = now + _backoff(self._failures)
+        if isinstance(error, InUse):
+            self._busy, self._busy_at = error.obstacles, now + BUSY_SECONDS
+        then = "when the label or the file changes, or this is started anew"
+        if again:
+            then = f"in {self._try_at - now:g} s"
+        elif self._busy:
+            then += ", or that has ended"
+        self._log.error(
+            "the layout isn't applied",
+            label=self.label,
+            state=self.said,
+            reason=error.message,
+            hint=error.hint,
+            tried_again=then,
+        )
+
+    def _mend(self, now: float) -> None:
+        """The Node doesn't say what it was told: the server was away, or somebody changed it."""
+        try:
+            self._labels.tell(self._host, LogProgress(self._log), self.label, self.said)
+        except ClusterError as error:
+            self._unheard += 1
+            self._mend_at = now + _backoff(self._unheard)
+            self._log.warning("the Node's state can't be set", state=self.said, reason=error.message)
+        else:
+            self._unheard = 0
+            self._log.info("the Node's state is set again", state=self.said, was=self._state or "none")
+
+
+def _backoff(failures: int) -> float:
+    return min(AGAIN_SECONDS * 2.0 ** min(max(failures - 1, 0), 20), LONGEST_SECONDS)
+
+
+def _may_pass(error: GpunodeError) -> bool:
+    """A server that is away, a driver that isn't there yet, another gpunode at work: nothing was changed."""
+    passing = (Unreachable, Unavailable, Conflict, Unauthorized, MigError)
+    return isinstance(error, passing) or error.code == LOCKED
+
+
+def _key(one: Obstacle) -> tuple[object, ...]:
+    return one.kind, one.gpu, one.name, one.pid, one.pod, one.container
+
+
+class _Told(LogProgress):
+    """The steps of a change are told, too."""
+
+    @contextmanager
+    def step(self, text: str) -> Iterator[None]:
+        self._log.info(text)
+        yield
+
+
+FILE_SECONDS = 2.0  # where the kernel doesn't tell of changes; a look is a read of a small file
+
+
+@dataclass(frozen=True)
+class MigWatch:
+    """`data` with --watch: how often a layout was applied or refused, and what held at the end."""
+
+    passes: int
+    label: str
+    state: str
+
+
+def watch(host: Host, options: mig_apply.Options) -> Result:
+    """Until SIGTERM or Ctrl-C, which end a change that is under way as they end `mig apply`: by its way back.
+
+    `UsageError` for options that make no sense with it; `PreconditionError` where MIG can't be changed, or
+    another follows the label; what `access.connect` raises. A server that doesn't answer is waited for.
+    """
+    _refuse(options)
+    mig_apply.require(host)
+    refuse_another(host, "LABEL")
+    labels = node_labels.connected(host, options.access, options.node, follows=True)
+    hangup = Hangup()
+    with until_signal(hangup) as asked:
+        log = LogfmtLog(sys.stderr, host.environ)
+        waiter = host.waiter()
+        waiter.hear_signals()
+        asked.wake = asked.look = waiter.wake
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        @contextmanager
+        def interruptible(on: bool) -> Iterator[None]:
+            before, asked.wake = asked.wake, interrupt if on else waiter.wake
+            try:
+                if on and asked:
+                    interrupt()
+                yield
+            finally:
+                asked.wake = before
+
+        follower = Follower(host, options, labels, log, interruptible)
+        systemd = Systemd(host, log)
+        systemd.tell("READY=1")
+        log.info("following the label", node=labels.node, label=node_labels.CONFIG)
+        try:
+            while not asked:
+                told = waiter.watch((Path(PurePath(follower.file).parent),))
+                pause = follower.turn(hangup.take())
+                systemd.report(follower.status)
+                if not asked:
+                    waiter.wait(pause if told else min(pause, FILE_SECONDS))
+        except KeyboardInterrupt:
+            if not asked:
+                raise
+        finally:
+            systemd.tell("STOPPING=1")
+            waiter.close()
+    for name in asked:
+        log.info("stopped", signal=name)
+    times = f"{follower.passes} times" if follower.passes != 1 else "once"
+    data = MigWatch(follower.passes, follower.label, follower.said)
+    return Result("MigApplication", data, blocks=(Text(f"a layout was looked after {times}"),))
+
+
+def _refuse(options: mig_apply.Options) -> None:
+    if not options.config_file:
+        raise UsageError("no configuration file was given", hint="name it: --config-file FILE")
+    if options.config_file == "-":
+        raise UsageError("--watch reads the file again and again", hint="name one: --config-file FILE")
+    if options.label:
+        raise UsageError(
+            f"with --watch the Node's label {node_labels.CONFIG} says which configuration",
+            hint="leave --selected-config and its variables out, and set the label:"
+            f" gpunode node label {node_labels.CONFIG}={options.label}",
+        )
+    if options.persist:
+        raise UsageError("--watch applies the layout when it starts", hint="leave --persist out")

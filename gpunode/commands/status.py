@@ -1,0 +1,456 @@
+"""`gpunode status runtime`: which engines are here, what they are configured with, and what is in force."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpunode.errors import GpunodeError, PreconditionError
+from gpunode.facts.cdi import nvidia_specs
+from gpunode.facts.crio import load_crio
+from gpunode.facts.daemons import Daemon, reader
+from gpunode.facts.docker import find_others
+from gpunode.facts.effective import ConfigFile, Configured, configured
+from gpunode.facts.kubelet import Kubelet, find_kubelet
+from gpunode.facts.processes import running
+from gpunode.facts.writers import is_nvidia_program, nvidia_writer
+from gpunode.host import Host
+from gpunode.host.journal import OPEN_STATES, STATE_DIRECTORY, Entry, Journal, digest
+from gpunode.output.result import Block, Cell, Progress, Result, Style, Table, Text
+from gpunode.runtime import find
+from gpunode.runtime.apply import restarter_of
+from gpunode.runtime.crio import CrioEngine
+from gpunode.runtime.drift import Answer, Drift, Remedies, ask_all, drift, own_default
+from gpunode.runtime.engine import Active, Engine
+
+# How `gpunode status runtime` reads for people.
+
+_WRITERS = {"unknown": "(only root may read gpunode's journal)"}
+_YES: dict[bool | None, Cell] = {
+    True: Cell("yes", Style.GOOD),
+    False: Cell("no", Style.WARN),
+    None: Cell("?", Style.DIM),
+}
+
+
+def blocks(data: RuntimeStatus) -> tuple[Block, ...]:
+    """An overview, then each engine with its files, its handlers and what to do."""
+    found: list[Block] = [_overview(data)]
+    if data.kubelet is not None and not any(one.kubelet for one in data.engines):
+        where = f"{data.kubelet.engine} at {data.kubelet.endpoint} ({data.kubelet.source})"
+        found.append(Text(f"the kubelet uses {where}", Style.DIM))
+    for engine in data.engines:
+        found += _engine(engine)
+    found += _cdi_blocks(data)
+    return tuple(found)
+
+
+def _overview(data: RuntimeStatus) -> Table:
+    columns = ("ENGINE", "VERSION", "STATE", "DEFAULT", "CDI", "AGREES", "USED BY")
+    return Table(columns, tuple(_line(engine) for engine in data.engines))
+
+
+def _line(engine: EngineStatus) -> tuple[Cell | str, ...]:
+    states: dict[bool | None, Cell | str] = {
+        True: Cell("running", Style.GOOD),
+        False: Cell("stopped", Style.WARN),
+        None: "no daemon",
+    }
+    cdi = {True: "on", False: "off", None: "-"}[engine.cdi]
+    known = engine.active_default or ("?" if engine.silence else engine.configured_default)
+    return (
+        title(engine),
+        engine.version or "?",
+        states[engine.running],
+        known or "-",
+        cdi,
+        _agrees(engine),
+        "kubelet" if engine.kubelet else "",
+    )
+
+
+def _agrees(engine: EngineStatus) -> Cell:
+    if engine.problem:
+        return Cell("file is broken" if engine.readable else "only root knows", Style.WARN)
+    if engine.drift:
+        return Cell(f"no, {len(engine.drift)} difference{'s' if len(engine.drift) > 1 else ''}", Style.WARN)
+    return Cell("not asked", Style.DIM) if engine.silence else Cell("yes", Style.GOOD)
+
+
+def title(engine: EngineStatus) -> str:
+    """docker, containerd of k3s, docker of user ann."""
+    owner = f" of {engine.manager}" if engine.manager else f" of user {engine.user}" if engine.user else ""
+    return f"{engine.name}{owner}"
+
+
+def _engine(engine: EngineStatus) -> Iterator[Block]:
+    yield Text("")
+    yield Text(f"{title(engine)}: {engine.config} ({engine.config_source})", Style.HEADING)
+    if engine.problem:
+        yield Text(f"  {engine.problem}", Style.WARN)
+    else:
+        yield Table(("  FILE", "LAST WRITTEN BY"), tuple(_files(engine)))
+    if engine.silence:
+        who = "the daemon" if engine.running is not None else engine.name
+        yield Text(f"  {who} tells nothing: {engine.silence}", Style.DIM)
+    if engine.handlers:
+        columns = ("  HANDLER", "PROGRAM", "IN FILE", "ACTIVE")
+        yield Table(columns, tuple(_handler(one) for one in engine.handlers))
+    for one in engine.drift:
+        yield Text(f"  differs: {one.subject}: {one.detail}", Style.WARN)
+    for fix in dict.fromkeys(one.fix for one in engine.drift):
+        other = "restart it the way it was started: systemd doesn't run it on this node"
+        yield Text(f"  do: {fix or other}", Style.COMMAND if fix else Style.PLAIN)
+
+
+def _files(engine: EngineStatus) -> Iterator[tuple[Cell | str, ...]]:
+    for file in engine.files:
+        if not file.exists:
+            yield f"  {file.path}", Cell("(not there)", Style.DIM)
+            continue
+        edited = ", edited since" if file.edited else ""
+        copy = ", a copy of the whole section" if file.generated_copy else ""
+        yield f"  {file.path}", f"{_WRITERS.get(file.writer, file.writer)}{edited}{copy}"
+
+
+def _handler(one: StatusHandler) -> tuple[Cell | str, ...]:
+    program: Cell | str = one.path or "-"
+    if one.program_exists is False:
+        program = Cell(f"{one.path} (not there)", Style.BAD)
+    return f"  {one.name}", program, one.file or "-", _YES[one.active]
+
+
+def _cdi_blocks(data: RuntimeStatus) -> Iterator[Block]:
+    if not data.cdi:
+        return
+    yield Text("")
+    yield Text("CDI specifications:", Style.HEADING)
+    for spec in data.cdi:
+        shown = spec.problem or f"{spec.kind}: {', '.join(spec.devices)}"
+        yield Text(f"  {spec.path}  {shown}", Style.WARN if spec.problem else Style.PLAIN)
+
+
+# Who wrote a configuration file last: gpunode by its journal, other tools by their habits.
+
+GPUNODE, PACKAGE, PERSON, UNKNOWN = "gpunode", "package", "administrator", "unknown"
+_DPKG = "/var/lib/dpkg/status"
+# what the distributions write at the top of a file that they make anew
+_MAKE_THEIRS = ("k3s", "rke2", "microk8s")
+_MARKS = {"k3s": "generated by k3s", "rke2": "generated by rke2", "k0s": "k0s_managed=true"}
+
+
+@dataclass(frozen=True)
+class StatusFile:
+    """`role` is main or drop-in; `generated_copy` whether it holds a copy of the engine's whole section.
+
+    `writer`: gpunode, nvidia-ctk, gpu-operator, k3s, rke2, k0s, microk8s, package, administrator, unknown
+    (only root may read gpunode's journal); empty for a file that isn't there. `edited` is whether somebody
+    changed what gpunode wrote.
+    """
+
+    path: str
+    role: str
+    exists: bool
+    writer: str
+    edited: bool
+    generated_copy: bool
+
+
+def journal_entries(host: Host) -> tuple[Entry, ...] | None:
+    """What gpunode wrote, newest first; None where this user may not read the node's journal."""
+    own = Journal.of(host)
+    moved = bool(host.environ.get("GPUNODE_STATE_DIR"))
+    journals = {own.directory: own}
+    if not moved:
+        journals.setdefault(f"{STATE_DIRECTORY}/journal", Journal(host, f"{STATE_DIRECTORY}/journal"))
+    try:
+        found = [entry for journal in journals.values() for entry in reversed(journal.entries())]
+    except GpunodeError:
+        return None
+    # of a run that was killed half-way, too: it is its text that lies there
+    return tuple(entry for entry in found if entry.state in (*OPEN_STATES, "committed"))
+
+
+def status_file(host: Host, daemon: Daemon, file: ConfigFile, entries: Sequence[Entry] | None) -> StatusFile:
+    """One file with its writer; `entries` as from `journal_entries`."""
+    if file.text is None:
+        return StatusFile(file.path, file.role, False, "", False, False)
+    writer, edited = _writer(host, daemon, file, entries)
+    return StatusFile(file.path, file.role, True, writer, edited, file.copy is not None)
+
+
+def _writer(
+    host: Host, daemon: Daemon, file: ConfigFile, entries: Sequence[Entry] | None
+) -> tuple[str, bool]:
+    text = file.text or ""
+    data = text.encode("utf-8", "surrogateescape")
+    now = digest(data)
+    written = [one for entry in entries or () for one in entry.files if one["path"] == file.path]
+    if any(one["after"] == now for one in written):
+        return GPUNODE, False
+    tool = nvidia_writer(text, file.tree) or _distribution(daemon, file)
+    if tool:
+        return tool, False
+    if file.path.startswith("/usr/") or _is_conffile(host, file.path, data):
+        return PACKAGE, False
+    if written and written[0]["after"] and not any(one["before"] == now for one in written):
+        return GPUNODE, True
+    return (UNKNOWN if entries is None else PERSON), False
+
+
+def _distribution(daemon: Daemon, file: ConfigFile) -> str:
+    """Who makes the file anew at each start; drop-ins beside it are people's."""
+    head = (file.text or "")[:400].lower()
+    marked = next((name for name, mark in _MARKS.items() if mark in head), "")
+    own = daemon.manager if file.role == "main" and daemon.manager in _MAKE_THEIRS else ""
+    return marked or own
+
+
+def _is_conffile(host: Host, path: str, data: bytes) -> bool:
+    """Whether dpkg installed the file and nobody has changed it since (deb-conffiles(5), MD5 sums)."""
+    try:
+        status = host.read_text(_DPKG) or ""
+    except GpunodeError:
+        return False
+    return f"\n {path} {hashlib.md5(data, usedforsecurity=False).hexdigest()}" in status
+
+
+@dataclass(frozen=True)
+class Options:
+    """`runtimes` are engines by name, every one there is if empty; the others say which daemon is meant."""
+
+    runtimes: tuple[str, ...] = ()
+    config: str = ""
+    socket: str = ""
+    restart_command: str = ""
+
+
+@dataclass(frozen=True)
+class StatusHandler:
+    """A runtime handler. `path` is as the file has it, else as the daemon tells it; empty if neither does.
+
+    `file` is empty for one that only the daemon has. `active` and `program_exists` are None if nobody knows.
+    """
+
+    name: str
+    path: str
+    file: str
+    active: bool | None
+    program_exists: bool | None
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """One engine. `running` is None for one without a daemon (podman).
+
+    `configured_default` is what the files (or the engine itself) make the default, `active_default` what
+    runs; each is empty if unknown. `cdi` is None where this release has none. `problem` says why the files
+    can't be understood, `silence` why the daemon told nothing.
+    """
+
+    name: str
+    manager: str
+    user: str
+    version: str
+    running: bool | None
+    pid: int | None
+    socket: str
+    unit: str
+    config: str
+    config_source: str
+    kubelet: bool
+    files: tuple[StatusFile, ...]
+    handlers: tuple[StatusHandler, ...]
+    configured_default: str
+    active_default: str
+    cdi: bool | None
+    cdi_directories: tuple[str, ...]
+    drift: tuple[Drift, ...]
+    readable: bool
+    problem: str
+    silence: str
+
+
+@dataclass(frozen=True)
+class KubeletStatus:
+    """Which engine the kubelet talks to, and where that stands."""
+
+    engine: str
+    endpoint: str
+    source: str
+
+
+@dataclass(frozen=True)
+class CdiDevices:
+    """One CDI specification of NVIDIA's; `problem` says why engines can't use it."""
+
+    path: str
+    kind: str
+    devices: tuple[str, ...]
+    problem: str
+
+
+@dataclass(frozen=True)
+class RuntimeStatus:
+    """`data` of the envelope."""
+
+    engines: tuple[EngineStatus, ...]
+    kubelet: KubeletStatus | None
+    cdi: tuple[CdiDevices, ...]
+
+
+def run(host: Host, options: Options, progress: Progress) -> Result:
+    """Look at files and ask the daemons, each for at most three seconds; kind RuntimeStatus, changes nothing.
+
+    Status warn if anything drifts. `PreconditionError` if there is no engine at all.
+    """
+    find.check_names(options.runtimes)
+    engines, notes = _engines(host, options)
+    if not engines and not notes:
+        raise PreconditionError(
+            "there is no container engine on this node", hint=f"install one: {', '.join(find.FINDERS)}"
+        )
+    answers = ask_all(engines)
+    entries = journal_entries(host)
+    kubelet = _kubelet(host)
+    found = (
+        _status(engine, answer, entries, kubelet, options)
+        for engine, answer in zip(engines, answers, strict=True)
+    )
+    # what the node lives on comes first, what only lies there last
+    statuses = tuple(sorted(found, key=lambda one: (not one.kubelet, one.running is False)))
+    shown = KubeletStatus(kubelet.engine, kubelet.endpoint, kubelet.endpoint_source) if kubelet else None
+    data = RuntimeStatus(statuses, shown, _cdi(host))
+    warns = any(one.drift or one.problem for one in statuses)
+    status = "warn" if warns or notes else "ok"
+    return Result("RuntimeStatus", data, status, messages=notes, blocks=blocks(data))
+
+
+def _engines(host: Host, options: Options) -> tuple[tuple[Engine, ...], tuple[str, ...]]:
+    """The engines named, else every one that is here, once each; and what couldn't be looked for."""
+    if options.runtimes:
+        named = (find.engine(host, name, options.config, "", options.socket) for name in options.runtimes)
+        return tuple(named), ()
+    daemons: dict[tuple[str, str], Daemon] = {}
+    notes = []
+    for name, finder in find.FINDERS.items():
+        try:
+            daemon = finder(host, None)
+        except GpunodeError as error:
+            notes.append(f"{name}: {error.message}")
+            continue
+        unsafe = host.unsafe_program(find.PROGRAMS.get(name, name)) if daemon is None else None
+        if unsafe is not None:
+            notes.append(f"{name} is at {unsafe[0]}, but {unsafe[1]}")
+        key = (daemon.name, daemon.config_path) if daemon else ("", "")
+        # a distribution's own name tells more of its containerd than containerd's does
+        if daemon is not None and (key not in daemons or daemon.manager):
+            daemons[key] = daemon
+    for daemon in find_others(host, tuple(one for one in running(host) if one.name == "dockerd")):
+        daemons.setdefault((daemon.name, daemon.config_path), daemon)
+    engines = (find.of_daemon(reader(host, daemon), daemon) for daemon in daemons.values())
+    return tuple(engines), tuple(notes)
+
+
+def _kubelet(host: Host) -> Kubelet | None:
+    try:
+        return find_kubelet(host, running(host))
+    except GpunodeError:
+        return None  # only root may read its file, and the engines can be told without it
+
+
+def _status(
+    engine: Engine,
+    answer: Answer,
+    entries: Sequence[Entry] | None,
+    kubelet: Kubelet | None,
+    options: Options,
+) -> EngineStatus:
+    daemon, host = engine.daemon, engine.host
+    files = configured(host, daemon)
+    restarter = restarter_of(host, options.restart_command, engine)
+    restart = restarter.shown("restart") if daemon.name != "podman" else ""
+    reload = restarter.shown("reload") if daemon.name == "docker" else restart
+    active = answer.active
+    return EngineStatus(
+        name=daemon.name,
+        manager=daemon.manager,
+        user=daemon.user,
+        version=".".join(map(str, daemon.version)),
+        running=None if daemon.name == "podman" else daemon.process is not None or active is not None,
+        pid=daemon.process.pid if daemon.process else None,
+        socket=daemon.socket,
+        unit=daemon.unit or "",
+        config=daemon.config_path,
+        config_source=daemon.config_source,
+        kubelet=kubelet is not None and _same_socket(kubelet, engine),
+        files=tuple(status_file(host, daemon, file, entries) for file in files.files),
+        handlers=_handlers(host, files, active),
+        configured_default=files.default or own_default(daemon),
+        active_default=active.default if active else "",
+        cdi=files.cdi if active is None or active.cdi is None else active.cdi,
+        cdi_directories=files.cdi_directories if files.cdi is not None else (),
+        drift=(*drift(daemon, files, active, Remedies(reload, restart)), *_unread(engine, files, restart)),
+        readable=files.readable,
+        problem=files.problem,
+        silence=answer.silence,
+    )
+
+
+def _unread(engine: Engine, files: Configured, restart: str) -> tuple[Drift, ...]:
+    """CRI-O shows what it reloaded and goes on with what it read at its start, so its files' times tell."""
+    if not isinstance(engine, CrioEngine) or files.problem:
+        return ()
+    config = load_crio(engine.host, engine.daemon.config_path, engine.directory)
+    if not engine.newer_than_daemon(config):
+        return ()
+    detail = "its files changed after it was started: it may show them, and starts pods without"
+    return (Drift("read-before", "crio", detail, restart),)
+
+
+def _handlers(host: Host, files: Configured, active: Active | None) -> tuple[StatusHandler, ...]:
+    """Those of the files first, then what only the running daemon has."""
+    told: Mapping[str, str] = dict(active.paths) if active else {}
+    found = [
+        StatusHandler(
+            one.name,
+            one.path or told.get(one.name, ""),
+            one.file,
+            one.name in active.handlers if active else None,
+            _exists(host, one.path or told.get(one.name, "")),
+        )
+        for one in files.handlers
+    ]
+    for name in active.handlers if active else ():
+        if name and name not in files.paths:
+            path = told.get(name, "")
+            found.append(StatusHandler(name, path, "", True, _exists(host, path)))
+    return tuple(found)
+
+
+def _exists(host: Host, program: str) -> bool | None:
+    """An engine looks for its own runc in places of its own; what can be judged is a path, and NVIDIA's."""
+    if not program.startswith("/") and not is_nvidia_program(program):
+        return None
+    return host.which(program) is not None
+
+
+def _same_socket(kubelet: Kubelet, engine: Engine) -> bool:
+    if engine.daemon.name == "docker":
+        return kubelet.engine == "docker"  # through dockershim or cri-dockerd, whose socket is another
+    ours, theirs = (
+        path.replace("/var/run/", "/run/", 1) for path in (engine.daemon.socket, kubelet.endpoint)
+    )
+    return bool(ours) and ours == theirs
+
+
+def _cdi(host: Host) -> tuple[CdiDevices, ...]:
+    try:
+        found = nvidia_specs(host)
+    except GpunodeError:
+        return ()
+    return tuple(
+        CdiDevices(one.path, one.kind, tuple(device.name for device in one.devices), one.problem)
+        for one in found
+    )

@@ -1,0 +1,63 @@
+"""CRI-O's own questions and answers over HTTP on the CRI socket: its running configuration and its facts.
+
+CRI-O serves them beside the CRI's gRPC on one socket (server/inspect.go; ``crio status`` asks the same).
+``/config`` is what the daemon holds after its files and flags were merged, as TOML.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.daemons.http import UnixHttp, decoded
+from gpunode.errors import DaemonError
+from gpunode.host import Host
+
+DEFAULT_SOCKET = "/var/run/crio/crio.sock"
+_ANSWER_SECONDS = 10.0
+_HINTS = {
+    "absent": "start CRI-O: systemctl start crio",
+    "refused": "the socket is there but nobody listens: systemctl restart crio",
+    "denied": "run as root, for example with sudo",
+    "timeout": "the daemon hangs: journalctl -u crio -n 50",
+}
+
+
+@dataclass(frozen=True)
+class CrioApi:
+    """One CRI-O behind its socket."""
+
+    host: Host
+    socket: str = DEFAULT_SOCKET
+    timeout: float = _ANSWER_SECONDS
+
+    def config(self) -> dict[str, Any]:
+        """The running configuration as a tree; `DaemonError` if the answer is no TOML."""
+        import tomllib
+
+        text: str = self._get("config", str)
+        try:
+            return tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise DaemonError(
+                f"{self.socket} answered /config with something that is no TOML: {error}",
+                hint=f"see what listens there: ss -xlp src {self.socket}",
+                code="malformed",
+            ) from error
+
+    def info(self) -> dict[str, Any]:
+        """``storage_driver``, ``cgroup_driver`` and the like."""
+        answer: dict[str, Any] = self._get("info", dict)
+        return answer
+
+    def _get(self, what: str, kind: type) -> Any:
+        """The answer as `kind`: a dict is JSON, a str is taken as it comes."""
+        http = UnixHttp(self.host, self.socket, _HINTS, "journalctl -u crio -n 50")
+        if not self.host.live:
+            return http.recall(what, kind)
+        data = http.request("GET", f"/{what}", timeout=self.timeout)
+        answer = data.decode("utf-8", "replace") if kind is str else decoded(data)
+        if not isinstance(answer, kind):
+            raise http.not_an_object(f"/{what}")
+        self.host.heard("daemons", self.socket, {what: answer})
+        return answer

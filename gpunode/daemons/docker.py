@@ -1,0 +1,257 @@
+"""Docker's Engine API over its unix socket, with only the calls that gpunode makes.
+
+Paths carry no version, so the daemon answers in its own newest one: the calls used here have kept their shape
+from API 1.41 (Docker 20.10) on, and Docker 29 refuses the versions below 1.44 that would have to be named
+otherwise. What the daemon answers is checked for its type before anyone reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.daemons.http import UnixHttp, decoded
+from gpunode.errors import DaemonError
+from gpunode.host import Host
+
+DEFAULT_SOCKET = "/run/docker.sock"
+ANSWER_SECONDS = 10.0
+_LOAD_SECONDS = 120.0
+_HINTS = {
+    "absent": "start Docker: systemctl start docker",
+    "refused": "the socket is there but nobody listens: systemctl restart docker",
+    "denied": "run as root, or join the group docker: usermod -aG docker USER, then log in again",
+    "timeout": "the daemon hangs: journalctl -u docker -n 50",
+}
+
+
+@dataclass(frozen=True)
+class DockerApi:
+    """One dockerd behind its socket. Every call opens a connection of its own and closes it again."""
+
+    host: Host
+    socket: str = DEFAULT_SOCKET
+    timeout: float = ANSWER_SECONDS
+
+    # --- the daemon ------------------------------------------------------------------------------------
+
+    def ping(self) -> bool:
+        """Whether the daemon answers at all; never raises for a daemon that is down."""
+        try:
+            return self._request("GET", "/_ping") == b"OK"
+        except DaemonError:
+            return False
+
+    def info(self) -> dict[str, Any]:
+        """``/info``: Runtimes, DefaultRuntime, CgroupDriver, LiveRestoreEnabled, ContainersRunning, ..."""
+        return self._ask_or_recall("info")
+
+    def version(self) -> dict[str, Any]:
+        """``/version``: Version, ApiVersion, ..."""
+        return self._ask_or_recall("version")
+
+    def program_version(self) -> str:
+        """The running program's version from the header of the cheapest answer; empty if it isn't Docker's.
+
+        Every dockerd since 1.12 sends ``Server: Docker/28.5.1 (linux)``. Podman's service, which serves the
+        same API, names itself Libpod. ``/version`` would make dockerd start runc to ask for its version.
+        """
+        server = self._http.response("GET", "/_ping", timeout=self.timeout).headers.get("server", "")
+        return server.removeprefix("Docker/") if server.startswith("Docker/") else ""
+
+    def _ask_or_recall(self, what: str) -> dict[str, Any]:
+        if self.host.live:
+            told = self._object("GET", f"/{what}")
+            self.host.heard("daemons", self.socket, {what: told})
+            return told
+        recorded: dict[str, Any] = self._http.recall(what, dict)
+        return recorded
+
+    # --- images ----------------------------------------------------------------------------------------
+
+    def has_image(self, reference: str) -> bool:
+        """Whether the daemon holds this image; nothing is pulled."""
+        try:
+            self._object("GET", f"/images/{_quoted(reference)}/json")
+        except DaemonError as error:
+            if error.code == "not-found":
+                return False
+            raise
+        return True
+
+    def image_config(self, reference: str) -> dict[str, Any] | None:
+        """The image's own settings (Env, Labels, Cmd, ...), None if the daemon doesn't hold it."""
+        try:
+            told = self._object("GET", f"/images/{_quoted(reference)}/json")
+        except DaemonError as error:
+            if error.code == "not-found":
+                return None
+            raise
+        config = told.get("Config")
+        return config if isinstance(config, dict) else {}
+
+    def image_names(self, repository: str) -> tuple[str, ...]:
+        """Every tag of one repository, sorted."""
+        images = self._listing("/images/json", {"reference": [repository]})
+        lists = (image.get("RepoTags") for image in images)
+        tags = (tag for some in lists if isinstance(some, list) for tag in some)
+        return tuple(sorted(tag for tag in tags if isinstance(tag, str)))
+
+    def load_image(self, archive: bytes) -> None:
+        """Load a ``docker save`` archive. The daemon reports its failures in a stream with status 200."""
+        headers = {"Content-Type": "application/x-tar"}
+        raw = self._request("POST", "/images/load?quiet=1", archive, headers, timeout=_LOAD_SECONDS)
+        for line in raw.splitlines():
+            message = decoded(line)
+            if isinstance(message, dict) and message.get("error"):
+                raise DaemonError(f"Docker can't load the image: {message['error']}")
+
+    def remove_image(self, reference: str) -> None:
+        """Remove a tag and, if it was the last, its layers. An image that is gone already is fine."""
+        self._forgiving("DELETE", f"/images/{_quoted(reference)}?force=1")
+
+    # --- containers ------------------------------------------------------------------------------------
+
+    def labelled_containers(self, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
+        """Ids of the containers that carry these labels, stopped ones included, each with all its labels."""
+        wanted = [f"{name}={value}" for name, value in labels.items()]
+        found = self._listing("/containers/json", {"label": wanted}, "&all=1")
+        return {
+            str(one["Id"]): {str(name): str(value) for name, value in one["Labels"].items()}
+            for one in found
+            if one.get("Id") and isinstance(one.get("Labels"), dict)
+        }
+
+    def running_containers(self) -> tuple[tuple[str, str, str], ...]:
+        """Id, name and image of every container that runs."""
+        if self.host.live:
+            listed = self._listing("/containers/json", {})
+        else:
+            listed = [one for one in self._http.recall("containers", list) if isinstance(one, dict)]
+        found = []
+        for one in listed:
+            names = one.get("Names")
+            name = str(names[0]).removeprefix("/") if isinstance(names, list) and names else ""
+            found.append((str(one.get("Id", "")), name, str(one.get("Image", ""))))
+        kept = [{"Id": one, "Names": [f"/{name}"], "Image": image} for one, name, image in found]
+        self.host.heard("daemons", self.socket, {"containers": kept})
+        return tuple(found)
+
+    def containers_of(self, runtimes: Sequence[str], most: int) -> tuple[tuple[str, bool], ...]:
+        """Name and whether it runs, of those of the newest `most` containers that were made with `runtimes`.
+
+        A list doesn't tell a container's runtime, so each is asked; one that goes meanwhile is passed over.
+        """
+        found = []
+        for one in self._listing("/containers/json", {}, f"&all=1&limit={most}"):
+            try:
+                told = self._object("GET", f"/containers/{_quoted(str(one.get('Id')))}/json")
+            except DaemonError as error:
+                if error.code != "not-found":
+                    raise
+                continue
+            settings = told.get("HostConfig")
+            if isinstance(settings, dict) and settings.get("Runtime") in runtimes:
+                name = str(told.get("Name") or one.get("Id")).removeprefix("/")
+                found.append((name, one.get("State") == "running"))
+        return tuple(found)
+
+    def create_container(self, specification: Mapping[str, Any], name: str) -> str:
+        """The new container's id. `specification` is the body of ``POST /containers/create``."""
+        answer = self._object("POST", f"/containers/create?name={_quoted(name)}", specification)
+        container = answer.get("Id")
+        if not isinstance(container, str) or not container:
+            raise DaemonError("Docker made a container without an Id", code="malformed")
+        return container
+
+    def start_container(self, container: str, timeout: float) -> None:
+        """Start it; failures of the OCI runtime come back here."""
+        self._request("POST", f"/containers/{container}/start", timeout=timeout)
+
+    def wait_container(self, container: str, timeout: float) -> int:
+        """Its exit status, once it has ended. `DaemonError` with code ``timeout`` if it doesn't in time."""
+        answer = self._object("POST", f"/containers/{container}/wait", timeout=timeout)
+        status = answer.get("StatusCode")
+        if not isinstance(status, int):
+            raise DaemonError("Docker told no exit status", code="malformed")
+        return status
+
+    def logs(self, container: str) -> tuple[str, str]:
+        """What it wrote to stdout and stderr so far."""
+        raw = self._request("GET", f"/containers/{container}/logs?stdout=1&stderr=1")
+        out, err = split_streams(raw)
+        return out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
+
+    def kill_container(self, container: str) -> None:
+        """SIGKILL. One that has ended already (409) or is gone (404) is fine."""
+        self._forgiving("POST", f"/containers/{container}/kill")
+
+    def remove_container(self, container: str) -> None:
+        """Kill it if need be and remove it with its anonymous volumes."""
+        self._forgiving("DELETE", f"/containers/{container}?force=1&v=1")
+
+    # --- the wire --------------------------------------------------------------------------------------
+
+    def _forgiving(self, method: str, path: str) -> None:
+        try:
+            self._request(method, path, timeout=30.0)
+        except DaemonError as error:
+            if error.code not in ("not-found", "conflict"):
+                raise
+
+    def _listing(
+        self, path: str, filters: Mapping[str, Sequence[str]], more: str = ""
+    ) -> list[dict[str, Any]]:
+        """Objects of a list; what is no object in it is left out."""
+        from json import dumps
+
+        answer = decoded(self._request("GET", f"{path}?filters={_quoted(dumps(filters))}{more}"))
+        return [one for one in answer if isinstance(one, dict)] if isinstance(answer, list) else []
+
+    def _object(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout: float | None = None
+    ) -> dict[str, Any]:
+        from json import dumps
+
+        data = None if body is None else dumps(body).encode()
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        answer = decoded(self._request(method, path, data, headers, timeout=timeout))
+        if not isinstance(answer, dict):
+            raise self._http.not_an_object(path)
+        return answer
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> bytes:
+        return self._http.request(method, path, body, headers, timeout=timeout or self.timeout)
+
+    @property
+    def _http(self) -> UnixHttp:
+        return UnixHttp(self.host, self.socket, _HINTS, "journalctl -u docker -n 50")
+
+
+def _quoted(reference: str) -> str:
+    from urllib.parse import quote
+
+    return quote(reference)
+
+
+def split_streams(raw: bytes) -> tuple[bytes, bytes]:
+    """Take Docker's log stream apart: frames of stream number (1 out, 2 err), 3 zero bytes, length, text.
+
+    The length is a big-endian uint32. A cut-off last frame gives what there is of it.
+    """
+    parts: dict[int, list[bytes]] = {1: [], 2: []}
+    position = 0
+    while position + 8 <= len(raw):
+        length = int.from_bytes(raw[position + 4 : position + 8], "big")
+        parts.setdefault(raw[position], []).append(raw[position + 8 : position + 8 + length])
+        position += 8 + length
+    return b"".join(parts[1]), b"".join(parts[2])

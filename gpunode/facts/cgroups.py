@@ -1,0 +1,100 @@
+"""Which cgroup driver the kubelet goes by: its own setting, or what its engine tells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpunode.errors import GpunodeError
+from gpunode.facts import tables
+from gpunode.facts.daemons import parse_version
+from gpunode.facts.engines import containerd_role, docker_role
+from gpunode.facts.node import Node
+from gpunode.facts.tables import gate
+from gpunode.facts.toolkit import runtime_mode
+
+
+def kubelets_own(node: Node, engine: str, release: tuple[int, ...], used: str) -> str | None:
+    """The driver that its configuration names; None if it names none, or if the engine's word counts.
+
+    `used` is the engine's. Where the two differ, it matters whether this kubelet asks its engine and ignores
+    its own setting: then its program is asked for its release. One that doesn't say counts as asking.
+    """
+    kubelet = node.kubelet
+    if kubelet is None or kubelet.cgroup_driver in (None, used):
+        return kubelet.cgroup_driver if kubelet else None
+    if not tables.can(engine, "cgroup-driver-told", release):
+        return kubelet.cgroup_driver
+    asks = tables.can("kubelet", "cgroup-driver-asked", node.kubelet_version)
+    return kubelet.cgroup_driver if asks is False else None
+
+
+# Engines whose containers' control groups systemd makes, and whether systemd is told of their GPUs.
+#
+# runc hands systemd the devices of a container's specification (DeviceAllow). What the toolkit's hook adds
+# later isn't in it. From 1.1.3 on runc left out devices without a link in /dev/char, which NVIDIA's don't
+# have; since 1.1.7 it doesn't, given systemd 240 (https://github.com/opencontainers/runc/pull/3845).
+
+_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class SystemdEngine:
+    """`forgets` says why systemd doesn't learn of GPUs, as seen at `source`; empty if it does. `by_hook`: the
+    toolkit's hook adds them, which with `old_toolkit` has no other way."""
+
+    name: str
+    source: str
+    forgets: str = ""
+    by_hook: bool = False
+    old_toolkit: bool = False
+
+
+def systemd_engines(node: Node) -> tuple[SystemdEngine, ...]:
+    """Of the engines that are used here; one that can't be asked is left out."""
+    return tuple(one for one in (_docker(node), _containerd(node)) if one is not None)
+
+
+def _docker(node: Node) -> SystemdEngine | None:
+    try:
+        if not docker_role(node).used or node.docker_info.get("CgroupDriver") != "systemd":
+            return None
+        version = parse_version(str(node.docker_info.get("ServerVersion", "")))
+        mode = runtime_mode(node.toolkit_settings, node.toolkit.version)
+    except GpunodeError:
+        return None
+    socket = node.docker.socket if node.docker else ""
+    if mode == "legacy" and node.toolkit.programs and version and version < gate("docker", "gpus-by-cdi"):
+        words = "CgroupDriver systemd, and the toolkit's hook adds GPUs after runc has told systemd"
+        old = bool(node.toolkit.version) and node.toolkit.version < gate("toolkit", "jit-cdi")
+        return SystemdEngine("Docker", f"{socket} /info", words, True, old)
+    commit = node.docker_info.get("RuncCommit")
+    told = str(commit.get("ID", "")) if isinstance(commit, dict) else ""
+    return SystemdEngine("Docker", f"{socket} /info", _forgetful(parse_version(told) or _runc(node)))
+
+
+def _containerd(node: Node) -> SystemdEngine | None:
+    try:
+        if not containerd_role(node).used:
+            return None
+        runtimes = node.cri.config.get("containerd", {}).get("runtimes", {})
+    except (GpunodeError, AttributeError):
+        return None
+    for name in ("nvidia", "runc"):
+        runtime = runtimes.get(name) if isinstance(runtimes, dict) else None
+        options = runtime.get("options") if isinstance(runtime, dict) else None
+        if isinstance(options, dict) and options.get("SystemdCgroup") is True:
+            return SystemdEngine("containerd", "runc --version", _forgetful(_runc(node)))
+    return None
+
+
+def _runc(node: Node) -> tuple[int, ...]:
+    """Of the program on PATH; () if there is none, or it doesn't tell."""
+    path = node.host.which("runc")
+    done = node.host.run([path, "--version"], timeout=_SECONDS) if path else None
+    return parse_version(done.stdout) if done is not None and done.ok else ()
+
+
+def _forgetful(version: tuple[int, ...]) -> str:
+    if not version or not gate("runc", "devices-need-links") <= version < gate("runc", "devices-by-number"):
+        return ""
+    return f"runc {'.'.join(map(str, version))} tells systemd only of devices with a link in /dev/char"

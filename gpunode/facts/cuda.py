@@ -1,0 +1,336 @@
+"""Variables that change every CUDA program, set for the whole node or for a container daemon.
+
+The debuggers' and profilers' are those that DCGM's diagnostics refuse to run with
+(https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-error-codes.html); the other two hide GPUs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpunode.errors import GpunodeError
+from gpunode.facts.driver import version_numbers
+from gpunode.facts.systemd import read_unit
+from gpunode.facts.tables import table
+from gpunode.facts.topic import Stuck
+from gpunode.gpu.program import MODULE, Answer, arguments, read_answer
+from gpunode.host import Host
+from gpunode.host.files import SMALL_BYTES
+
+if TYPE_CHECKING:
+    from gpunode.facts.node import Node
+    from gpunode.gpu.model import Gpu, Inventory
+
+
+DEBUGGING = (
+    *("NSIGHT_CUDA_DEBUGGER", "CUDA_INJECTION32_PATH", "CUDA_INJECTION64_PATH", "CUDA_AUTO_BOOST"),
+    *("CUDA_ENABLE_COREDUMP_ON_EXCEPTION", "CUDA_COREDUMP_FILE", "CUDA_DEVICE_WAITS_ON_EXCEPTION"),
+    *("CUDA_PROFILE", "COMPUTE_PROFILE", "OPENCL_PROFILE"),
+)
+HIDING = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+_NOTHING = {False: ("", "0"), True: ("", "all")}  # values that change nothing, by whether they hide GPUs
+_ENVIRONMENT = "/etc/environment"
+_SYSTEMD = ("/etc/systemd/system.conf", "/etc/systemd/system.conf.d")
+# by the program that runs: a distribution's agent and server are one program, whichever of its units is here
+_UNITS = {
+    **{"dockerd": ("docker.service",), "containerd": ("containerd.service",), "crio": ("crio.service",)},
+    **{"kubelet": ("kubelet.service",), "k3s": ("k3s.service", "k3s-agent.service")},
+    **{"rke2": ("rke2-server.service", "rke2-agent.service")},
+    **{"k0s": ("k0scontroller.service", "k0sworker.service")},
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One variable; `source` is the file, unit or environment that has it, `line` 1-based if it is a file."""
+
+    name: str
+    value: str
+    source: str
+    line: int | None = None
+
+
+def settings(host: Host, programs: Collection[str]) -> tuple[Setting, ...]:
+    """All of them that change CUDA; a value that changes nothing counts as none. Of container daemons those
+    among `programs`, which run."""
+    units = [unit for program, units in _UNITS.items() if program in programs for unit in units]
+    found = (*_of_node(host), *_of_units(host, units), *_own(host.environ))
+    return tuple(one for one in found if one.value not in _NOTHING[one.name in HIDING])
+
+
+def _own(environ: Mapping[str, str]) -> Iterator[Setting]:
+    """Of whoever calls gpunode, who may well choose GPUs for his own programs."""
+    for name in DEBUGGING:
+        if name in environ:
+            yield Setting(name, environ[name], "the environment of gpunode itself")
+
+
+def _of_node(host: Host) -> Iterator[Setting]:
+    for path in (_ENVIRONMENT, _SYSTEMD[0], *host.glob(_SYSTEMD[1], "*.conf")):
+        for number, line in enumerate(_text(host, path).splitlines(), 1):
+            stripped = line.strip().removeprefix("export ")
+            if path != _ENVIRONMENT:
+                key, _, stripped = stripped.partition("=")
+                if key.strip() != "DefaultEnvironment":
+                    continue
+            for name, value in _assignments(stripped, several=path != _ENVIRONMENT):
+                yield Setting(name, value, path, number)
+
+
+def _assignments(text: str, *, several: bool) -> Iterator[tuple[str, str]]:
+    """pam_env(8) takes one a line, systemd-system.conf(5) any number of words, quoted if need be."""
+    import shlex
+
+    if not any(name in text for name in (*DEBUGGING, *HIDING)) or text.startswith("#"):
+        return
+    try:
+        words = shlex.split(text) if several else [text.replace('"', "").replace("'", "")]
+    except ValueError:
+        return
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name.strip() in (*DEBUGGING, *HIDING):
+            yield name.strip(), value.strip()
+
+
+def _of_units(host: Host, units: Collection[str]) -> Iterator[Setting]:
+    for unit in units:
+        found = read_unit(host, unit)
+        for name, value in found.environment.items() if found is not None else ():
+            if name in DEBUGGING or name in HIDING:
+                yield Setting(name, value, unit)
+
+
+def _text(host: Host, path: str) -> str:
+    try:
+        return host.read_text(path, SMALL_BYTES) or ""
+    except GpunodeError:
+        return ""
+
+
+# CUDA releases: which driver runs them and which GPUs they make code for, from the tables.
+
+DRIVERS = "cuda_drivers"
+CAPABILITIES = "compute_capabilities"
+_RELEASE = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.[\w.+-]*)?", re.ASCII)
+
+
+def release_of(text: str) -> tuple[int, int] | None:
+    """``12.8`` and ``12.8.1`` as (12, 8); None for what is no release."""
+    found = _RELEASE.fullmatch(text.strip())
+    return (int(found[1]), int(found[2])) if found else None
+
+
+@dataclass(frozen=True)
+class Release:
+    """`minimum` is the oldest driver that runs the release's programs, `own` the one that came with it and is
+    the oldest that compiles its PTX."""
+
+    cuda: str
+    minimum: str
+    own: str
+
+    def runs_on(self, driver: str) -> bool:
+        return version_numbers(driver) >= version_numbers(self.minimum)
+
+
+def release(wanted: tuple[int, int]) -> Release | None:
+    """What the table has of a release; a point release that it lacks is judged as the newest before it of the
+    same major one. None for a major one that it doesn't know."""
+    best: tuple[tuple[int, int], Release] | None = None
+    for row in table(DRIVERS).rows:
+        known = release_of(row["cuda"])
+        if known is None or known[0] != wanted[0] or known > wanted:
+            continue
+        if best is None or known > best[0]:
+            best = known, Release(row["cuda"], row["minimum"], row["own"])
+    return best[1] if best else None
+
+
+def runs(wanted: tuple[int, int], driver: str, offered: tuple[int, int] | None) -> tuple[bool | None, str]:
+    """Whether programs of a release run on a driver that offers the CUDA `offered`, None if that can't be
+    told, and which driver they need. Of a release that the table doesn't know only this much is sure: it runs
+    on a driver of its own or a later CUDA, and on none of an earlier major one."""
+    known = release(wanted)
+    if known is not None:
+        return known.runs_on(driver), f"driver {known.minimum} or later"
+    if offered is None or (wanted > offered and wanted[0] == offered[0]):
+        return None, ""
+    return wanted <= offered, f"a driver of CUDA {wanted[0]}"
+
+
+def newest_of(driver: str) -> tuple[int, int] | None:
+    """The newest release whose own driver is this one or older: what the driver itself calls its CUDA."""
+    here = version_numbers(driver)
+    known = (release_of(row["cuda"]) for row in table(DRIVERS).rows if version_numbers(row["own"]) <= here)
+    return max(filter(None, known), default=None)
+
+
+def makes_code_for(wanted: tuple[int, int], capability: str) -> str:
+    """Whether a release makes code for GPUs of a compute capability: yes, too-early, dropped or unknown."""
+    for row in table(CAPABILITIES).rows:
+        if row["capability"] == capability:
+            first, last = release_of(row["first"]), release_of(row["last"])
+            if first is not None and wanted < first:
+                return "too-early"
+            return "dropped" if last is not None and wanted > last else "yes"
+    return "unknown"
+
+
+def first_for(capability: str) -> str:
+    """The first release that makes code for such GPUs; empty if the table doesn't know."""
+    rows = (row["first"] for row in table(CAPABILITIES).rows if row["capability"] == capability)
+    return next(rows, "")
+
+
+def last_for(capability: str) -> str:
+    """The last release that makes code for such GPUs; empty if there is none or the table doesn't know."""
+    rows = (row["last"] for row in table(CAPABILITIES).rows if row["capability"] == capability)
+    return next(rows, "")
+
+
+# Whether CUDA really works here: gpunode's vector-add on every device, in a child process.
+
+DEVICE_SECONDS = 8.0
+_SECONDS = 20.0  # below what the doctor waits for one check
+
+
+def run_cuda(host: Host) -> Answer | None:
+    """What the program said; a recorded machine has its document under ``nvml.cuda``, None without one."""
+    import json
+
+    if not host.live:
+        recorded = host.recorded("nvml", "cuda")
+        text = json.dumps(recorded) if recorded else ""
+    else:
+        from gpunode.gpu.child import module_argv
+
+        done = host.run(module_argv(MODULE, *arguments((), DEVICE_SECONDS)), timeout=_SECONDS)
+        if done.timed_out:
+            raise Stuck(f"CUDA gave no answer within {_SECONDS:g} s", first=True)
+        text = done.stdout
+    if not text:
+        return None
+    try:
+        answer = read_answer(text)
+        if host.live:
+            host.heard("nvml", "cuda", json.loads(text.strip().rpartition("\n")[2]))
+        return answer
+    except ValueError as error:
+        raise GpunodeError(f"the vector-add gave no usable answer: {error}") from error
+
+
+# What the user asks of CUDA on this node, and what the node has: the driver, its CUDA, its GPUs.
+
+# product names (nvmlDeviceGetName) and the brands that drivers have given such products (nvmlBrandType_t):
+# it changed with the driver's branch for some
+_BRANDS = (
+    ("geforce rtx", ("geforce", "geforcertx")),
+    ("geforce", ("geforce",)),
+    ("quadro rtx", ("quadro", "quadrortx", "nvidiartx")),
+    ("quadro", ("quadro",)),
+    ("titan rtx", ("titan", "titanrtx")),
+    ("titan", ("titan",)),
+    ("tesla", ("tesla", "nvidia")),
+    ("nvidia rtx", ("nvidiartx", "quadrortx", "quadro")),
+    ("grid", ()),
+    ("nvidia ", ("nvidia", "tesla")),
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A CUDA release that is asked for, and who asks: ``--cuda`` or the image."""
+
+    release: tuple[int, int]
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.release[0]}.{self.release[1]}"
+
+
+def wanted_release(node: Node) -> Wanted | None:
+    """--cuda, else what the image was built with; None if nobody asks, or the image doesn't say."""
+    named = release_of(node.questions.cuda)
+    if named is not None:
+        return Wanted(named, "--cuda")
+    built = release_of(node.image.image.cuda) if node.image.image else None
+    return Wanted(built, f"CUDA_VERSION of {node.questions.image}") if built else None
+
+
+def inventory(node: Node) -> Inventory | None:
+    """What NVML lists; None if it can't be asked, or lists nothing."""
+    return node.nvml.inventory
+
+
+def driver_version(node: Node) -> str:
+    """The loaded driver, ``550.54.14``; empty if it doesn't say. WSL2 has no module to ask."""
+    known = inventory(node) if node.module is None else None
+    told = node.module.version if node.module else (known.driver_version if known else "")
+    return told if version_numbers(told) else ""
+
+
+def driver_cuda(node: Node) -> tuple[int, int] | None:
+    """The newest CUDA that the driver offers: NVML's own word, else by the table."""
+    known = inventory(node)
+    told = release_of(known.cuda_version) if known else None
+    version = driver_version(node)
+    return told or (newest_of(version) if version else None)
+
+
+def brands_of(name: str) -> tuple[str, ...]:
+    """The brands that a driver may give a GPU of this name; () if it can't be told."""
+    lowered = name.lower()
+    return next((brands for words, brands in _BRANDS if words in lowered), ())
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One NVIDIA_REQUIRE_* against one GPU, or against the node (`gpu` None)."""
+
+    name: str
+    text: str
+    gpu: Gpu | None
+    holds: bool | None
+
+
+def judge_requirements(node: Node, requirements: Mapping[str, str]) -> tuple[Judged, ...]:
+    """Every requirement on every GPU. ValueError for one that is no expression."""
+    known = inventory(node)
+    facts: dict[str, tuple[str, ...]] = {}
+    if driver_version(node):
+        facts["driver"] = (driver_version(node),)
+    cuda = driver_cuda(node)
+    if cuda is not None:
+        facts["cuda"] = (f"{cuda[0]}.{cuda[1]}",)
+    gpus: list[Gpu | None] = [gpu for gpu in known.gpus if not gpu.error] if known else []
+    return tuple(
+        Judged(name, text, gpu, _holds(text, facts, gpu))
+        for name, text in sorted(requirements.items())
+        for gpu in gpus or [None]
+    )
+
+
+def _holds(text: str, facts: Mapping[str, tuple[str, ...]], gpu: Gpu | None) -> bool | None:
+    from gpunode.facts.images import parse, satisfied
+
+    alternatives = parse(text)
+    told = dict(facts)
+    if gpu is not None and _version(gpu.compute_capability):
+        told["arch"] = (gpu.compute_capability,)
+    brands = brands_of(gpu.name) if gpu is not None else ()
+    # one brand is the right one: where all of them lead to one answer, that is it
+    answers = {satisfied(alternatives, {**told, "brand": (brand,)}) for brand in brands}
+    return answers.pop() if len(answers) == 1 else satisfied(alternatives, told)
+
+
+def _version(text: str) -> bool:
+    from gpunode.facts.images import numbers
+
+    try:
+        return bool(numbers(text))
+    except ValueError:
+        return False

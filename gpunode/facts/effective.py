@@ -1,0 +1,205 @@
+"""What an engine's files say, in one form for every engine: files, handlers, default, CDI. Pure reading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpunode.errors import GpunodeError, Unreadable
+from gpunode.facts.containerd import dig, load_config, parse_toml
+from gpunode.facts.daemons import Daemon, reader
+from gpunode.facts.docker import flag_features, parse_daemon_json
+from gpunode.facts.processes import option_value, option_values
+from gpunode.facts.writers import GeneratedCopy, generated_copy
+from gpunode.host import Host
+
+CDI_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # every engine's default
+COMMAND_LINE = "its command line"  # where a handler comes from a flag
+_CONTAINERD_CDI, _CONTAINERD_CDI_ON = (1, 7), (2, 0)
+_DOCKER_CDI, _DOCKER_CDI_ON = (25,), (28, 2)
+_CRIO_CDI, _PODMAN_CDI = (1, 24), (4, 1)
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """One file that an engine reads. `text` is None where it doesn't exist; `role` is main or drop-in.
+
+    `copy` is what NVIDIA's tools copied into it, None if it is no such copy.
+    """
+
+    path: str
+    role: str
+    text: str | None
+    tree: Mapping[str, Any] = field(default_factory=dict)
+    copy: GeneratedCopy | None = None
+
+
+@dataclass(frozen=True)
+class ConfiguredHandler:
+    """A handler as the files have it, or the daemon's command line: `file` is `COMMAND_LINE` then.
+
+    `path` is empty where the engine itself looks for the program.
+    """
+
+    name: str
+    path: str
+    file: str
+
+
+@dataclass(frozen=True)
+class Configured:
+    """`default` is empty if no file names one. `cdi` is None where this release has none, or nobody knows.
+
+    `problem` says why the files can't be understood; what they hold isn't known then. `readable` is False if
+    only this user's rights are missing.
+    """
+
+    files: tuple[ConfigFile, ...]
+    handlers: tuple[ConfiguredHandler, ...] = ()
+    default: str = ""
+    cdi: bool | None = None
+    cdi_directories: tuple[str, ...] = CDI_DIRECTORIES
+    problem: str = ""
+    readable: bool = True
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Programs by handler."""
+        return {one.name: one.path for one in self.handlers}
+
+
+def configured(host: Host, daemon: Daemon) -> Configured:
+    """What the files of this daemon say; never raises for what is in them."""
+    try:
+        return _READERS[daemon.name](reader(host, daemon), daemon)
+    except GpunodeError as error:
+        main = ConfigFile(daemon.config_path, "main", "")
+        return Configured((main,), problem=error.message, readable=not isinstance(error, Unreadable))
+
+
+def _containerd(host: Host, daemon: Daemon) -> Configured:
+    config = load_config(host, daemon.config_path, daemon.version)
+    texts = {path: host.read_text(path) for path in config.files}
+    trees = {path: parse_toml(text or "", path) for path, text in texts.items()}
+    files = [ConfigFile(config.path, "main", texts.get(config.path), config.main)]
+    for path in config.files:
+        if path != config.path:
+            copy = generated_copy(trees[path], config.main, config.plugin)
+            files.append(ConfigFile(path, "drop-in", texts[path], trees[path], copy))
+    handlers = []
+    for name, table in config.runtimes.items():
+        where = [one for one in trees if _has_runtime(trees[one], config.plugin, name)]
+        program = dig(table, "options", "BinaryName")
+        handlers.append(ConfiguredHandler(name, _text(program), where[-1] if where else config.path))
+    switch = config.cri.get("enable_cdi")
+    cdi = switch if isinstance(switch, bool) else _since(daemon, _CONTAINERD_CDI_ON)
+    return Configured(
+        tuple(files),
+        tuple(handlers),
+        config.named_default,
+        cdi if _since(daemon, _CONTAINERD_CDI) else None,
+        _directories(config.cri.get("cdi_spec_dirs")),
+    )
+
+
+def _has_runtime(tree: Mapping[str, Any], plugin: str, name: str) -> bool:
+    return dig(tree, "plugins", plugin, "containerd", "runtimes", name) is not None
+
+
+def _docker(host: Host, daemon: Daemon) -> Configured:
+    path = daemon.config_path
+    text = host.read_text(path)
+    tree = parse_daemon_json(text or "", path)
+    runtimes = tree.get("runtimes")
+    handlers = tuple(
+        ConfiguredHandler(name, _text(dig(entry, "path")), path)
+        for name, entry in (runtimes.items() if isinstance(runtimes, dict) else ())
+    )
+    switch = flag_features(daemon.argv).get("cdi", dig(tree, "features", "cdi"))
+    cdi = switch if isinstance(switch, bool) else _since(daemon, _DOCKER_CDI_ON)
+    return Configured(
+        (ConfigFile(path, "main", text, tree),),
+        (*handlers, *_named(option_values(daemon.argv, "--add-runtime"), "=")),
+        option_value(daemon.argv, "--default-runtime") or _text(tree.get("default-runtime")),
+        cdi if _since(daemon, _DOCKER_CDI) else None,
+        tuple(option_values(daemon.argv, "--cdi-spec-dir")) or _directories(tree.get("cdi-spec-dirs")),
+    )
+
+
+def _crio(host: Host, daemon: Daemon) -> Configured:
+    from gpunode.facts.crio import drop_in_directory, load_crio
+
+    config = load_crio(host, daemon.config_path, drop_in_directory(daemon))
+    handlers = tuple(
+        ConfiguredHandler(name, _text(dig(table, "runtime_path")), config.defines(name)[-1].path)
+        for name, table in config.handlers.items()
+    )
+    return Configured(
+        _files(config.path, ((one.path, one.text, one.tree) for one in config.files)),
+        (*handlers, *_named(_split(option_values(daemon.argv, "--runtimes")), ":")),
+        option_value(daemon.argv, "--default-runtime") or config.named_default,
+        True if _since(daemon, _CRIO_CDI) else None,
+        _directories(config.setting("runtime", "cdi_spec_dirs")),
+    )
+
+
+def _podman(host: Host, daemon: Daemon) -> Configured:
+    from gpunode.facts.podman import load_podman
+
+    config = load_podman(host)
+    found = {name: (file.path, paths) for file in config.files for name, paths in file.runtimes.items()}
+    handlers = tuple(
+        ConfiguredHandler(name, next((path for path in paths if host.executable(path)), paths[0]), file)
+        for name, (file, paths) in found.items()
+        if paths
+    )
+    return Configured(
+        _files(daemon.config_path, ((one.path, one.text, one.tree) for one in config.files)),
+        handlers,
+        _text(config.setting("runtime")),
+        True if _since(daemon, _PODMAN_CDI) else None,
+        _directories(config.setting("cdi_spec_dirs")),
+    )
+
+
+_READERS: Mapping[str, Callable[[Host, Daemon], Configured]] = {
+    "containerd": _containerd,
+    "docker": _docker,
+    "crio": _crio,
+    "podman": _podman,
+}
+
+
+def _split(values: Iterable[str]) -> Iterable[str]:
+    return (part for value in values for part in value.split(","))
+
+
+def _named(values: Iterable[str], mark: str) -> Iterable[ConfiguredHandler]:
+    """Handlers that the daemon was given as flags: the name, `mark`, the program, and what may follow."""
+    for value in values:
+        name, *rest = value.split(mark)
+        yield ConfiguredHandler(name, rest[0] if rest else "", COMMAND_LINE)
+
+
+def _files(main: str, found: Iterable[tuple[str, str, Mapping[str, Any]]]) -> tuple[ConfigFile, ...]:
+    """The files that exist; a main file that doesn't is named as well."""
+    files = [
+        ConfigFile(path, "main" if path == main else "drop-in", text, tree) for path, text, tree in found
+    ]
+    return (
+        tuple(files) if any(one.path == main for one in files) else (ConfigFile(main, "main", None), *files)
+    )
+
+
+def _since(daemon: Daemon, version: tuple[int, ...]) -> bool:
+    return bool(daemon.version) and daemon.version >= version
+
+
+def _directories(value: Any) -> tuple[str, ...]:
+    given = tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
+    return given or CDI_DIRECTORIES
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

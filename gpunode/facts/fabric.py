@@ -1,0 +1,242 @@
+"""The fabric manager: whether it runs, its version, and what it has logged since it was last started."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpunode.errors import GpunodeError
+from gpunode.facts.driver import version_numbers
+from gpunode.facts.packages import Packages
+from gpunode.facts.pci import DEVICES, NVIDIA, PciGpu
+from gpunode.host import Host
+
+LOG = "/var/log/fabricmanager.log"
+UNIT = "nvidia-fabricmanager.service"
+PROGRAM = "nv-fabricmanager"
+IB_UMAD = "ib_umad"
+_SUBNET_MANAGER = "/opt/nvidia/nvlsm/sbin/nvlsm"  # which the fabric manager starts itself
+_PACKAGES = ("nvidia-fabricmanager", "nvidia-fabric-manager")
+_NOT_IT = "-dev"
+_START = "is running with the following configuration options"
+_TAIL_BYTES = 1 << 20  # its log may grow to a gigabyte
+_NUMBER = r"(\d+(?:\.\d+)+)"
+_VERSIONS = rf"driver interface version {_NUMBER}\s+don't match with driver version {_NUMBER}"
+_TOPOLOGY = "detected number of NVSwitches don't match"
+_SWITCH_ERROR = r"detected NVSwitch (non-)?fatal error (\d+)"
+
+
+@dataclass(frozen=True)
+class LogFinding:
+    """One telling line of the log. `kind`: version, topology, fatal or non-fatal; `text` without its time."""
+
+    kind: str
+    line: int | None
+    text: str
+
+
+def package_version(packages: Packages) -> tuple[str, str] | None:
+    """Name and upstream version of the installed fabric manager; None if no package brings one."""
+    for package in packages.starting(*_PACKAGES):
+        if _NOT_IT not in package.name and re.fullmatch(r"[\d.]+", package.upstream):
+            return package.name, package.upstream
+    return None
+
+
+def lacking(host: Host) -> tuple[tuple[str, str, str], ...]:
+    """What the fabric manager needs on a Blackwell baseboard (its user guide) and isn't here: place, what is
+    seen there, and the package or the module that mends it."""
+    found = []
+    if not host.is_file(_SUBNET_MANAGER):
+        found.append((_SUBNET_MANAGER, "not installed", "nvlsm"))
+    if host.which("ibstat") is None:
+        place, value = host.unsafe_program("ibstat") or ("ibstat", "not installed")
+        found.append((place, value, "infiniband-diags"))
+    if not host.is_dir(f"/sys/module/{IB_UMAD}"):
+        found.append((f"/sys/module/{IB_UMAD}", "not loaded", IB_UMAD))
+    return tuple(found)
+
+
+def read_log(host: Host) -> tuple[LogFinding, ...]:
+    """What it has logged since its last start, each kind once, the last line of it. () without a log.
+
+    The border is the line that it writes when it starts: its times are local ones, which tell no boot.
+    """
+    text = host.read_tail(LOG, _TAIL_BYTES)
+    found = host.stat(LOG) if text else None
+    return parse_log(text, whole=found is not None and found.st_size <= _TAIL_BYTES)
+
+
+def parse_log(text: str, *, whole: bool = True) -> tuple[LogFinding, ...]:
+    """The findings of a log; where only its end is there, nobody knows the number of a line."""
+    lines = text.splitlines()
+    start = max((number for number, line in enumerate(lines) if _START in line), default=0)
+    found: dict[str, LogFinding] = {}
+    for number, line in enumerate(lines[start:], start + 1):
+        kind = _kind(line)
+        if kind:
+            message = re.sub(r"^(?:\[[^\]]*\]\s*)+", "", line)[:300]
+            found[kind] = LogFinding(kind, number if whole else None, message)
+    return tuple(found.values())
+
+
+def _kind(line: str) -> str:
+    if _TOPOLOGY in line:
+        return "topology"
+    if "driver version" in line and re.search(_VERSIONS, line):
+        return "version"
+    found = re.search(_SWITCH_ERROR, line) if "NVSwitch" in line else None
+    return ("non-fatal" if found[1] else "fatal") if found else ""
+
+
+def versions_in(text: str) -> tuple[str, str] | None:
+    """The fabric manager's version and the driver's, from the line in which it refuses the driver."""
+    found = re.search(_VERSIONS, text)
+    return (found[1], found[2]) if found else None
+
+
+# NVSwitches, and whether this node's fabric manager has any to look after.
+#
+# Up to Hopper they are PCI bridges of NVIDIA's own (class 0680). On the Blackwell baseboards their management
+# hangs on network cards whose vital product data names it (SW_MNG); the racks (GB200, GB300) have theirs in
+# trays of their own, whose fabric manager isn't the compute node's.
+
+_BRIDGE = "0x0680"
+_INFINIBAND = "/sys/class/infiniband"
+_MANAGEMENT = b"SW_MNG"
+_BLACKWELL = (
+    "0x29",
+    "0x31",
+)  # device ids of B100, B200 and B300: only these need a look at slow product data
+
+
+@dataclass(frozen=True)
+class NvSwitch:
+    """A switch on the PCI bus, or the network card that manages one. `driver` is the kernel's, if any."""
+
+    address: str
+    driver: str | None
+
+
+def read_switches(host: Host, gpus: tuple[PciGpu, ...]) -> tuple[NvSwitch, ...]:
+    """Those that a fabric manager of this node would look after; ones kept for a virtual machine are not."""
+    if not gpus:
+        return ()
+    found = [switch for address in host.listdir(DEVICES) if (switch := _bridge(host, address)) is not None]
+    if not found and any(gpu.device_id.startswith(_BLACKWELL) for gpu in gpus):
+        found = [NvSwitch(name, "mlx5_core") for name in host.listdir(_INFINIBAND) if _manages(host, name)]
+    return tuple(switch for switch in found if switch.driver != "vfio-pci")
+
+
+def _bridge(host: Host, address: str) -> NvSwitch | None:
+    place = f"{DEVICES}/{address}"
+    try:
+        if not (host.read_text(f"{place}/class") or "").startswith(_BRIDGE):
+            return None
+        if (host.read_text(f"{place}/vendor") or "").strip() != NVIDIA:
+            return None
+        driver = host.readlink(f"{place}/driver")
+    except GpunodeError:
+        return None
+    return NvSwitch(address, driver.rstrip("/").rpartition("/")[2] if driver else None)
+
+
+def _manages(host: Host, name: str) -> bool:
+    """`Unreadable` without root: only root may read a card's product data."""
+    return _MANAGEMENT in (host.read_bytes(f"{_INFINIBAND}/{name}/device/vpd") or b"")
+
+
+# What lets other devices reach GPU memory: nvidia_peermem or DMA-BUF, nvidia_fs, gdrdrv.
+
+INFINIBAND = "/sys/class/infiniband"
+_MODULES_LOAD = (
+    "/etc/modules-load.d",
+    "/run/modules-load.d",
+    "/usr/lib/modules-load.d",
+    "/lib/modules-load.d",
+)
+_DMABUF_KERNEL = (5, 12)  # CUDA's GPUDirect RDMA guide
+_EXTRAS = (("GPUDirect Storage", "nvidia_fs", "nvidia-fs"), ("GDRCopy", "gdrdrv", "gdrdrv"))
+
+
+def infiniband_cards(host: Host) -> tuple[str, ...]:
+    """RDMA devices of mlx5_core's, such as ``mlx5_0``."""
+    return tuple(name for name in host.listdir(INFINIBAND) if _driver(host, name) == "mlx5_core")
+
+
+def _driver(host: Host, name: str) -> str:
+    try:
+        link = host.readlink(f"{INFINIBAND}/{name}/device/driver")
+    except GpunodeError:
+        return ""
+    return link.rstrip("/").rpartition("/")[2] if link else ""
+
+
+def infiniband_ports(host: Host, cards: tuple[str, ...]) -> tuple[str, ...]:
+    """Ports that are up and speak InfiniBand; one that speaks Ethernet is often just the node's network."""
+    ports = (f"{INFINIBAND}/{card}/ports/{port}" for card in cards for port in _ports(host, card))
+    return tuple(port for port in ports if _speaks_infiniband(host, port))
+
+
+def _ports(host: Host, card: str) -> tuple[str, ...]:
+    return tuple(host.listdir(f"{INFINIBAND}/{card}/ports"))
+
+
+def _speaks_infiniband(host: Host, port: str) -> bool:
+    layer = (host.read_text(f"{port}/link_layer") or "").strip()
+    return layer == "InfiniBand" and "ACTIVE" in (host.read_text(f"{port}/state") or "")
+
+
+def loaded(host: Host, module: str) -> bool:
+    """As /proc/modules has it; built into the kernel it has a directory all the same."""
+    return host.is_dir(f"/sys/module/{module}")
+
+
+def wanted_at_boot(host: Host, module: str) -> tuple[str, int] | None:
+    """The file and line that has systemd load it at boot (modules-load.d(5))."""
+    spelled = (module, module.replace("-", "_"))
+    for directory in _MODULES_LOAD:
+        for path in host.glob(directory, "*.conf"):
+            for number, line in enumerate((host.read_text(path) or "").splitlines(), 1):
+                if line.strip() in spelled:
+                    return path, number
+    return None
+
+
+def by_dmabuf(open_module: bool | None, kernel: str) -> bool:
+    """Whether open modules and this kernel share GPU memory without nvidia_peermem. What can't be told is
+    taken for yes."""
+    numbers = tuple(version_numbers(kernel.partition("-")[0]))[:2]
+    return open_module is not False and (not numbers or numbers >= _DMABUF_KERNEL)
+
+
+def installed_extras(host: Host, kernel: str) -> Iterator[tuple[str, str, str]]:
+    """What somebody has installed for the running kernel: its name, its module, and the file that tells."""
+    index = f"/lib/modules/{kernel}/modules.dep"
+    text = host.read_text(index) or ""
+    for name, module, source in _EXTRAS:
+        files = (f"/{module}.ko", f"/{source}.ko")
+        if any(f"{file}{end}" in text for file in files for end in (":", ".xz:", ".zst:", ".gz:")):
+            yield name, module, index
+
+
+# Network adapters for RDMA, and how much memory a process may pin for them.
+
+_ADAPTERS = "/sys/class/infiniband"  # InfiniBand and RoCE alike
+
+
+def rdma_adapters(host: Host) -> tuple[str, ...]:
+    """Names such as mlx5_0."""
+    return tuple(host.listdir(_ADAPTERS))
+
+
+def locked_memory(host: Host, pid: int) -> int | None:
+    """Bytes that a process may lock (proc_pid_limits(5)); -1 without limit, None if unknown."""
+    for line in (host.read_text(f"/proc/{pid}/limits") or "").splitlines():
+        if line.startswith("Max locked memory"):
+            soft = line.removeprefix("Max locked memory").split()[0:1]
+            if soft == ["unlimited"]:
+                return -1
+            return int(soft[0]) if soft and soft[0].isdecimal() and len(soft[0]) < 21 else None
+    return None

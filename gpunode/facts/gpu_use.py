@@ -1,0 +1,173 @@
+"""Who uses the GPUs now: processes with NVIDIA's device files open, and containers that have them in /dev.
+
+/proc/PID/fd tells it without NVML, and so also where the driver is half exchanged. The driver's own services
+don't count: they end and start with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpunode.errors import DaemonError, GpunodeError
+from gpunode.facts.devices import is_the_drivers, opened
+from gpunode.facts.kubelet import root_directory
+from gpunode.facts.node import Node
+
+if TYPE_CHECKING:
+    from gpunode.facts.workloads import Container
+
+
+_ITS_OWN = ("nvidia-persistenced", "nv-fabricmanager", "nvidia-imex", "nvlsm")
+
+
+@dataclass(frozen=True)
+class GpuUser:
+    """A process that has a GPU open, or with `container` the first one of a container that has GPUs."""
+
+    pid: int
+    name: str
+    container: str = ""
+
+    def __str__(self) -> str:
+        inside = f" in container {self.container[:12]}" if self.container else ""
+        return f"{self.name} (process {self.pid}){inside}"
+
+
+@dataclass(frozen=True)
+class GpuUsers:
+    """Who they are, and how many processes are closed to us: an ordinary user sees no others' files."""
+
+    users: tuple[GpuUser, ...] = ()
+    closed: int = 0
+
+
+def gpu_users(node: Node) -> GpuUsers:
+    """By process number; one in a container is named once. Nobody uses a driver that isn't loaded."""
+    majors, live = node.majors, node.host.live
+    if live and not any(is_the_drivers(major, majors) for major in majors.values()):
+        return GpuUsers()
+    found: dict[int, GpuUser] = {}
+    closed = 0
+    try:
+        containers = node.gpu_containers
+    except GpunodeError:
+        containers, closed = (), 1
+    names = {process.pid: process.name for process in node.processes}
+    for one in containers:
+        if not live or any(is_the_drivers(file.major, majors) for file in one.nodes):
+            found[one.pid] = GpuUser(one.pid, names.get(one.pid, "a process"), one.id)
+    for process in node.processes:
+        files = opened(node.host, process.pid, majors)
+        closed += files is None
+        if files and process.pid not in found and process.name not in _ITS_OWN:
+            found[process.pid] = GpuUser(process.pid, process.name)
+    return GpuUsers(tuple(found[pid] for pid in sorted(found)), closed)
+
+
+# How GPUs reach pods where the engine has no nvidia handler: by NRI, by CDI, or by a plugin's mounts.
+
+_PLUGINS_KIND = "k8s.device-plugin.nvidia.com/gpu"  # of the specifications that NVIDIA's device plugin writes
+_DRA = (
+    "plugins/gpu.nvidia.com"  # of NVIDIA's driver for dynamic resource allocation, below the kubelet's root
+)
+# Google's plugin mounts the driver into containers by itself (container-engine-accelerators)
+_MOUNTING = ("nvidia_gpu_device_plugin", "nvidia-gpu-device-plugin")
+_OWN_KERNELS = ("kata", "runsc", "gvisor")  # their containers have no device files that the node sees
+
+
+@dataclass(frozen=True)
+class Way:
+    """`summary` says how, for people; `source` and `value` are where that was seen."""
+
+    summary: str
+    source: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A running container that holds GPUs, says the kubelet; `handler` is its pod's, "" for the default."""
+
+    name: str
+    handler: str
+    container: Container
+
+
+def other_way(node: Node, *, cdi: bool) -> Way | None:
+    """The way that this node's GPUs may take without a handler, None if none is known.
+
+    `cdi` is whether the engine's is on. The toolkit's packages write a specification on every node, so that
+    one alone only shows a way that is open: see `taken_way`.
+    """
+    return taken_way(node, cdi=cdi) or (_by_specification(node, "nvidia.com/gpu") if cdi else None)
+
+
+def taken_way(node: Node, *, cdi: bool) -> Way | None:
+    """A way that somebody has set up, or that pods have got their GPUs by."""
+    by_cdi = (_by_specification(node, _PLUGINS_KIND) or _by_dra(node)) if cdi else None
+    return _by_nri(node) or by_cdi or mounting(node) or _seen(node)
+
+
+def _by_nri(node: Node) -> Way | None:
+    from gpunode.facts.device_plugins import nri_plugin
+
+    plugin = nri_plugin(node.host, node.processes)
+    return Way("the toolkit injects GPUs by NRI", f"/proc/{plugin.pid}", plugin.name) if plugin else None
+
+
+def _by_specification(node: Node, kind: str) -> Way | None:
+    from gpunode.facts.cdi import vendor_specs
+
+    for spec in vendor_specs(node.host):
+        if spec.kind == kind and spec.devices and not spec.problem:
+            return Way(
+                "containers get their GPUs by CDI", spec.path, f"for {kind}, and the engine's CDI is on"
+            )
+    return None
+
+
+def _by_dra(node: Node) -> Way | None:
+    place = dra_directory(node)
+    return Way("NVIDIA's DRA driver gives GPUs to pods by CDI", place, "its directory") if place else None
+
+
+def dra_directory(node: Node) -> str:
+    """Where NVIDIA's DRA driver for GPUs has registered; empty if it hasn't."""
+    place = f"{root_directory(node.kubelet)}/{_DRA}"
+    return place if node.kubelet is not None and node.host.is_dir(place) else ""
+
+
+def mounting(node: Node) -> Way | None:
+    """A plugin that needs no toolkit either."""
+    for one in node.plugin_processes:
+        if one.process.name in _MOUNTING:
+            text = "the device plugin mounts the driver into containers"
+            return Way(text, f"/proc/{one.process.pid}", one.process.name)
+    return None
+
+
+def _seen(node: Node) -> Way | None:
+    """Pods under another handler that hold GPUs and see them."""
+    for one in holders(node):
+        if one.container.nodes and not one.handler.startswith("nvidia"):
+            return Way("pods get their GPUs all the same", f"/proc/{one.container.pid}/root/dev", one.name)
+    return None
+
+
+def holders(node: Node) -> tuple[Holder, ...]:
+    """Whoever holds GPUs, as far as it runs on this kernel; () where nobody tells."""
+    try:
+        held = {(one.namespace, one.pod, one.container) for one in node.gpu_holdings}
+    except DaemonError:
+        return ()
+    running = {one.id: one for one in node.containers} if held else {}
+    return tuple(
+        Holder(f"pod {one.namespace}/{one.pod}, container {one.name}", one.handler, running[one.id])
+        for one in (node.cri_containers if held else ())
+        if (one.namespace, one.pod, one.name) in held
+        and one.id in running
+        and not one.handler.startswith(_OWN_KERNELS)
+        # a virtual machine's GPU is no device of this kernel's driver
+        and not node.host.is_dir(f"/proc/{running[one.id].pid}/root/dev/vfio")
+    )

@@ -1,0 +1,302 @@
+"""What decides on kernel modules before they are loaded: modprobe.d and the kernel's command line.
+
+As kmod(8) reads them (modprobe.d(5), libkmod-config.c): a file hides files of its name in later directories,
+all are read in the order of their names, and the command line comes last. Where an option is given more than
+once, the last one wins. In force is what was there when the module was loaded: /sys/module/NAME/parameters
+tells that, where the module shows its parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpunode.errors import ConfigError
+from gpunode.host import Host
+
+COMMAND_LINE = "/proc/cmdline"
+DIRECTORIES = (
+    "/etc/modprobe.d",
+    "/run/modprobe.d",
+    "/usr/local/lib/modprobe.d",
+    "/usr/lib/modprobe.d",
+    "/lib/modprobe.d",
+)
+_KINDS = ("blacklist", "options", "install", "remove", "alias", "softdep")
+# commands of an install line that load nothing
+_NOTHING = ("/bin/false", "/bin/true", "/usr/bin/false", "/usr/bin/true", ":", "false", "true", "exit")
+# words of the command line: kmod's own, the kernel's (admin-guide/kernel-parameters), and dracut's
+_BLACKLISTS = ("modprobe.blacklist", "module_blacklist", "rd.driver.blacklist")
+_INITRAMFS_ONLY = "rd.driver.blacklist"
+
+
+@dataclass(frozen=True)
+class Directive:
+    """One line of modprobe.d, or one word of the command line that stands for one.
+
+    `kind` is blacklist, options, install, remove, alias or softdep; `module` has underscores (for an alias it
+    is the module that it leads to); `value` is the rest: ``a=1 b=2``, a command, an alias' pattern, or for a
+    blacklist of the command line the word that gave it. `line` is None on the command line.
+    """
+
+    kind: str
+    module: str
+    value: str
+    source: str
+    line: int | None
+
+
+@dataclass(frozen=True)
+class Option:
+    """One parameter of a module as it is going to be, and where that stands."""
+
+    name: str
+    value: str
+    source: str
+    line: int | None
+
+
+@dataclass(frozen=True)
+class ModuleOptions:
+    """Every directive, in the order in which they count; `arguments` are the words of the command line."""
+
+    directives: tuple[Directive, ...]
+    arguments: tuple[str, ...]
+
+    def of(self, module: str, kind: str) -> tuple[Directive, ...]:
+        """A module's directives of one kind; ``-`` and ``_`` are the same in names."""
+        name = module.replace("-", "_")
+        return tuple(one for one in self.directives if one.module == name and one.kind == kind)
+
+    def refused(self, module: str) -> tuple[Directive, ...]:
+        """What keeps the module from being loaded for its hardware: blacklist lines and words, an install
+        line that loads nothing, ``alias NAME off`` and modeset=0 of a graphics driver. A blacklisted module
+        can still be loaded by its name. dracut's word counts in the initramfs alone and isn't among them
+        (`refused_in_initramfs`)."""
+        blacklists = (one for one in self.of(module, "blacklist") if one.value != _INITRAMFS_ONLY)
+        installs = (one for one in self.of(module, "install") if _loads_nothing(one.value))
+        off = (one for one in self.of("off", "alias") if one.value.replace("-", "_") == module)
+        unset = self.option(module, "modeset")
+        modeset = [one for one in self.of(module, "options") if "modeset=0" in one.value.split()]
+        return (*blacklists, *installs, *off, *(modeset if unset and unset.value == "0" else ()))
+
+    def refused_in_initramfs(self, module: str) -> tuple[Directive, ...]:
+        """Blacklist words of the command line: they count in the initramfs, too, whatever it holds."""
+        return tuple(one for one in self.of(module, "blacklist") if one.source == COMMAND_LINE)
+
+    def options(self, module: str) -> dict[str, Option]:
+        """A module's parameters by name."""
+        found = {}
+        for one in self.of(module, "options"):
+            for word in words(one.value):
+                name, _, value = word.partition("=")
+                found[name] = Option(name, value, one.source, one.line)
+        return found
+
+    def option(self, module: str, name: str) -> Option | None:
+        """One parameter of a module, None if nobody sets it."""
+        return self.options(module).get(name)
+
+    def argument(self, name: str) -> str | None:
+        """The last value of a word of the kernel's command line (``iommu`` of ``iommu=pt``), empty for a word
+        without one; None if it isn't given."""
+        found = None
+        for word in self.arguments:
+            key, _, value = word.partition("=")
+            if key == name:
+                found = value
+        return found
+
+
+def read_module_options(host: Host) -> ModuleOptions:
+    """`Unreadable` if this user may not read one of the files: whatever it says would be missed."""
+    files: dict[str, str] = {}
+    for directory in DIRECTORIES:
+        for path in host.glob(directory, "*.conf"):
+            files.setdefault(path.rpartition("/")[2], path)
+    arguments = kernel_arguments(host.read_text(COMMAND_LINE) or "")
+    found = [one for name in sorted(files) for one in parse_modprobe(_text(host, files[name]), files[name])]
+    return ModuleOptions((*found, *_from_command_line(arguments)), arguments)
+
+
+def _text(host: Host, path: str) -> str:
+    try:
+        return host.read_text(path) or ""
+    except ConfigError:
+        return ""  # a directory or a pipe of that name; kmod passes it over, too
+
+
+def parse_modprobe(text: str, source: str) -> tuple[Directive, ...]:
+    """The directives of one file; what modprobe.d(5) doesn't know is left out."""
+    found = []
+    joined, first = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        first = first or number
+        joined += line
+        if joined.endswith("\\"):
+            joined = joined[:-1] + " "
+            continue
+        parts = joined.split(None, 2)
+        if len(parts) > 1 and parts[0] in _KINDS:
+            found.append(_directive(parts[0], parts[1], " ".join(parts[2:]).strip(), source, first))
+        joined, first = "", 0
+    return tuple(found)
+
+
+def _directive(kind: str, name: str, value: str, source: str, line: int) -> Directive:
+    if kind == "alias":  # alias PATTERN MODULE
+        name, value = value or "off", name
+    return Directive(kind, name.replace("-", "_"), value, source, line)
+
+
+def kernel_arguments(text: str) -> tuple[str, ...]:
+    """The words of a kernel's command line; what follows ``--`` is for init."""
+    found = words(text.strip().strip("\0"))
+    return found[: found.index("--")] if "--" in found else found
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Words parted by blanks; double quotes hold one together and are left out (lib/cmdline.c)."""
+    if '"' not in text:
+        return tuple(text.split())
+    found, quoted, word = [], False, ""
+    for character in text + " ":
+        if character == '"':
+            quoted = not quoted
+        elif character.isspace() and not quoted:
+            found.append(word)
+            word = ""
+        else:
+            word += character
+    return tuple(one for one in (*found, word.rstrip()) if one)
+
+
+def _from_command_line(arguments: tuple[str, ...]) -> tuple[Directive, ...]:
+    """``module.parameter=value`` and the blacklists."""
+    found = []
+    for word in arguments:
+        key, _, value = word.partition("=")
+        if key in _BLACKLISTS:
+            names = (name.strip().replace("-", "_") for name in value.split(","))
+            found += [Directive("blacklist", name, key, COMMAND_LINE, None) for name in names if name]
+        elif "." in key:
+            module, _, parameter = key.partition(".")
+            option = f"{parameter}={value}" if "=" in word else parameter
+            quoted = f'"{option}"' if " " in option else option
+            found.append(Directive("options", module.replace("-", "_"), quoted, COMMAND_LINE, None))
+    return tuple(found)
+
+
+def _loads_nothing(command: str) -> bool:
+    first = command.split(None, 1)[0] if command.strip() else ""
+    return first.rstrip(";") in _NOTHING
+
+
+# How nouveau and nova are kept from GPUs: files of modprobe.d, and what has the next boot know them.
+
+NOUVEAU_FILE = "/etc/modprobe.d/blacklist-nouveau.conf"
+NOUVEAU_TEXT = "blacklist nouveau\noptions nouveau modeset=0\n"
+NOVA_FILE = "/etc/modprobe.d/blacklist-nova.conf"
+NOVA_TEXT = "blacklist nova_core\nblacklist nova_drm\nblacklist nova\n"
+# by distribution family: the initramfs may hold nouveau, and loads it before any file of the root is read
+INITRAMFS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "debian": (("update-initramfs", "-u", "-k", "all"),),
+    "rhel": (
+        ("dracut", "-f", "--regenerate-all"),
+        ("grubby", "--update-kernel=ALL", "--args=rd.driver.blacklist=nouveau modprobe.blacklist=nouveau"),
+    ),
+    "suse": (("dracut", "-f", "--regenerate-all"),),
+}
+
+
+# Why DKMS or akmods couldn't build the module: the compiler's error in the log of the failed build.
+
+_TREE = "/var/lib/dkms"
+_AKMODS = "/var/cache/akmods"  # KMOD/VERSION-for-KERNEL.failed.log (akmodsbuild(1))
+_TAIL_BYTES = 1 << 20
+_REALTIME = "is a PREEMPT_RT kernel"  # NVIDIA's conftest.sh
+_FORBIDDEN = "GPL-incompatible module nvidia"  # a symbol that this kernel keeps from the proprietary module
+# of the driver's sources, or of the kernel's headers below them; a compiler that fails itself isn't meant
+_ERROR = r"\S+\.[ch]:\d+:\d+: error: "
+
+
+@dataclass(frozen=True)
+class FailedBuild:
+    """The first line that says why, with its number (None in a log too long to be read from its beginning);
+    `realtime` if the driver refuses the kernel as a realtime one."""
+
+    path: str
+    line: int | None
+    text: str
+    version: str
+    realtime: bool
+
+
+def failed_build(host: Host, release: str) -> FailedBuild | None:
+    """Of the last try for this kernel, None if there was none, or no compiler's error in it."""
+    for path, version in _logs(host, release):
+        text = host.read_tail(path, _TAIL_BYTES)
+        for number, line in enumerate(text.splitlines(), 1):
+            realtime = _REALTIME in line
+            if realtime or _FORBIDDEN in line or (" error: " in line and re.search(_ERROR, line)):
+                whole = number if len(text) < _TAIL_BYTES else None
+                return FailedBuild(path, whole, line.strip()[:200], version, realtime)
+    return None
+
+
+def _logs(host: Host, release: str) -> Iterator[tuple[str, str]]:
+    """Logs of failed builds for this kernel, each with the driver's version."""
+    for module in host.listdir(_TREE):
+        if not module.startswith("nvidia"):
+            continue
+        for version in host.listdir(f"{_TREE}/{module}"):
+            path = f"{_TREE}/{module}/{version}/build/make.log"
+            lines = host.read_tail(path, _TAIL_BYTES).splitlines()
+            if any(f"for kernel {release} " in f"{line} " for line in lines[:3]):
+                yield path, version
+    for module in host.listdir(_AKMODS):
+        if module.startswith("nvidia"):
+            for path in host.glob(f"{_AKMODS}/{module}", f"*-for-{release}.failed.log"):
+                yield path, path.rpartition("/")[2].partition("-")[0]
+
+
+# Which package has the headers of a kernel: what DKMS builds modules against.
+
+_AMAZONS_FIRST = "6.1"
+_ARCHITECTURE = re.compile(r"\.(?:x86_64|aarch64)$")
+
+
+def kernel_devel(release: str) -> str:
+    """The package with the headers of a kernel on RHEL and Oracle Linux: 5.14.0-427.el9.x86_64+rt has
+    kernel-rt-devel-5.14.0-427.el9.x86_64. Amazon Linux 2023's kernels after its first have their series in
+    the name: kernel6.12-devel-6.12.40-63.114.amzn2023.x86_64."""
+    base, _, kind = release.partition("+")
+    series = re.match(r"\d+\.\d+", base)
+    if series and ".amzn2023" in base and series[0] != _AMAZONS_FIRST:
+        return f"kernel{series[0]}-devel-{base}"
+    kind = kind or ("uek" if "uek." in release else "")
+    return f"kernel-{kind}-devel-{base}" if kind else f"kernel-devel-{base}"
+
+
+def linux_headers(release: str) -> str:
+    """The package with the headers of a kernel on Debian and Ubuntu. Proxmox VE has its own kernels, and from
+    6.5 on its own name for them."""
+    if release.endswith("-pve"):
+        numbers = tuple(int(part) for part in re.findall(r"\d+", release)[:2])
+        return f"{'proxmox' if numbers >= (6, 5) else 'pve'}-headers-{release}"
+    return f"linux-headers-{release}"
+
+
+def header_package(family: str, release: str) -> tuple[str, str]:
+    """Name and version of the package with a kernel's headers for debian, rhel or suse, empty for another
+    family. Debian's name has the version; SUSE's release lacks the last part of it, the build's number."""
+    if family == "debian":
+        return linux_headers(release), ""
+    if family == "rhel":
+        base = release.partition("+")[0]
+        return kernel_devel(release).removesuffix(f"-{base}"), _ARCHITECTURE.sub("", base)
+    if family == "suse":
+        version, _, flavour = release.rpartition("-")
+        return f"kernel-{flavour}-devel", version
+    return "", ""

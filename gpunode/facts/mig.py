@@ -1,0 +1,64 @@
+"""MIG layouts: which GPUs are partitioned, who makes the partitions again, and drivers that get it wrong.
+
+The driver forgets MIG's instances with every boot (NVIDIA's MIG user guide); mig-parted's unit or the GPU
+operator's MIG manager makes them again, or a script of the node's own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpunode.facts.driver import version_numbers
+from gpunode.facts.tables import table
+
+if TYPE_CHECKING:
+    from gpunode.facts.node import Node
+    from gpunode.gpu.model import Gpu
+
+
+UNIT = "nvidia-mig-manager.service"
+FAULTS = "mig_driver_faults"
+# programs in pods: the MIG manager of the GPU operator; the DRA driver, which cuts GPUs as pods ask for it
+_PODS = ("nvidia-mig-manager", "gpu-kubelet-plugin")
+_GKE = "/etc/nvidia/gpu_config.json"  # by which Google's partition_gpu cuts a node's GPUs at each start
+_COMMANDS = (
+    *("nvidia-mig-parted", "nvidia-smi mig", "mig -cgi", "mig --create-gpu-instance"),
+    "mig apply --config-file",  # gpunode-mig.service
+)
+
+
+def partitioned(node: Node) -> list[Gpu]:
+    """GPUs with MIG on, as NVML lists them; those that it can't be asked about are left out."""
+    inventory = node.nvml.inventory
+    return [gpu for gpu in inventory.gpus if gpu.mig_enabled and not gpu.error] if inventory else []
+
+
+def keeper(node: Node, besides: str = "") -> str:
+    """Who makes the instances again after a reboot: a unit, a process or a file; empty if nobody does.
+    `besides` is a unit that doesn't count."""
+    from gpunode.facts.boot import started
+
+    unit = node.units.get(UNIT)
+    if unit is not None and (unit.at_boot or unit.file == "static"):
+        return UNIT
+    other = manager(node)
+    if other:
+        return other
+    if "partitionsize" in (node.host.read_text(_GKE) or "").lower():
+        return _GKE
+    return started(node.host, _COMMANDS, besides=(UNIT, besides))
+
+
+def manager(node: Node) -> str:
+    """A process that cuts the GPUs as the cluster asks for it; empty if none runs."""
+    found = (one for one in node.processes if one.name in _PODS)
+    return next((f"process {one.pid}, {one.name}" for one in found), "")
+
+
+def known_fault(version: str) -> str | None:
+    """The first release without the fault, for a driver that the table names; None for any other."""
+    here = version_numbers(version)
+    for row in table(FAULTS).rows:
+        if version_numbers(row["first"]) <= here <= version_numbers(row["last"]):
+            return str(row["fixed"])
+    return None

@@ -1,0 +1,99 @@
+"""What systemd says of the units that matter to GPUs: one question for all of them.
+
+`UNITS` is everything that is ever asked; a check that needs another unit adds its name there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gpunode.facts.daemons import systemd_runs
+from gpunode.facts.topic import Stuck
+from gpunode.host import Host
+
+UNITS = (
+    *("nvidia-fabricmanager.service", "nvidia-persistenced.service", "nvidia-gridd.service"),
+    *("nvidia-imex.service", "nvidia-mig-manager.service", "nvidia-dcgm.service", "nvlsm.service"),
+    *("nvidia-cdi-refresh.service", "nvidia-cdi-refresh.path"),
+    *("gpunode-cdi-refresh.service", "gpunode-cdi-refresh.path", "gpunode-device-plugin.service"),
+    *("docker.service", "docker.socket", "containerd.service", "crio.service", "kubelet.service"),
+    *("apt-daily-upgrade.timer", "unattended-upgrades.service", "dnf-automatic.timer"),
+    *("chrony.service", "chronyd.service", "systemd-timesyncd.service", "ntpd.service", "ntpsec.service"),
+)
+_PROPERTIES = "Id,Names,LoadState,ActiveState,SubState,UnitFileState,Result"
+COMMAND = ("systemctl", "show", f"--property={_PROPERTIES}")
+_RECORDED = "systemctl show "
+_SECONDS = 3.0  # systemd answers for 25 units within 20 ms
+
+
+@dataclass(frozen=True)
+class UnitState:
+    """One unit in systemd's words (org.freedesktop.systemd1(5)), empty where it says nothing.
+
+    `load`: loaded, not-found, masked, ...; `active`: active, inactive, failed, activating, ...; `sub`:
+    running, exited, dead, ...; `file`: enabled, disabled, static, masked, ... for what the next boot does;
+    `result`: success, exit-code, timeout, start-limit-hit, ... of its last run.
+    """
+
+    name: str
+    load: str
+    active: str
+    sub: str
+    file: str
+    result: str
+
+    @property
+    def installed(self) -> bool:
+        return self.load not in ("", "not-found")
+
+    @property
+    def runs(self) -> bool:
+        """Active, or on the way to it; a oneshot unit that has done its work (exited) counts."""
+        return self.active in ("active", "reloading", "activating", "refreshing")
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its last run failed, also while systemd waits to start it again."""
+        return self.result not in ("", "success")
+
+    @property
+    def at_boot(self) -> bool:
+        """Whether the next boot starts it by itself. A static unit may be started by another one."""
+        return self.file in ("enabled", "enabled-runtime", "linked-runtime", "alias", "generated")
+
+    def __str__(self) -> str:
+        words = (f"{self.active} ({self.sub})" if self.sub else self.active, self.file, self.result)
+        return ", ".join(word for word in words if word not in ("", "success")) or self.load
+
+
+def read_unit_states(host: Host) -> Mapping[str, UnitState]:
+    """By name; one that systemd doesn't know is there with `load` not-found. {} where systemd isn't init, or
+    says nothing. `Stuck` if it hangs. A recorded machine answers with whatever of the command it holds."""
+    if not host.live:
+        return parse_unit_states("\n\n".join(_recorded(host)))
+    if not systemd_runs(host):
+        return {}
+    done = host.run([*COMMAND, *UNITS], timeout=_SECONDS)
+    if done.timed_out:
+        raise Stuck(f"systemd gave no answer within {_SECONDS:g} s: {COMMAND[0]} {COMMAND[1]}", first=True)
+    return parse_unit_states(done.stdout)
+
+
+def _recorded(host: Host) -> Iterator[str]:
+    for command, answer in host.recording.get("commands", {}).items():
+        if command.startswith(_RECORDED):
+            yield str(answer.get("stdout", ""))
+
+
+def parse_unit_states(text: str) -> dict[str, UnitState]:
+    """What ``systemctl show`` prints: KEY=VALUE lines, units divided by an empty line; by every name."""
+    found: dict[str, UnitState] = {}
+    for block in text.split("\n\n"):
+        pairs = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if not pairs.get("Id"):
+            continue
+        keys = ("Id", "LoadState", "ActiveState", "SubState", "UnitFileState", "Result")
+        state = UnitState(*(pairs.get(key, "") for key in keys))
+        found |= dict.fromkeys((state.name, *pairs.get("Names", "").split()), state)
+    return found

@@ -1,0 +1,92 @@
+"""Reference tables: what others have published, such as security bulletins and minimum versions, with a date.
+
+Each is a JSON file beside this one: ``{"source": [addresses], "date": "YYYY-MM-DD", "about": a sentence,
+"rows": [...]}``. The date is when the file was compared with its sources. What came out later isn't in it, so
+nothing may be called up to date by a table.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+OLD_DAYS = 180
+"""Beyond this age people are told that newer bulletins aren't known."""
+
+_HERE = Path(__file__).parent
+_DAY_SECONDS = 86400
+
+
+@dataclass(frozen=True)
+class Table:
+    """One file. `date` is ``YYYY-MM-DD``; `rows` are as the file has them: objects, or what `about` says."""
+
+    name: str
+    source: tuple[str, ...]
+    date: str
+    about: str
+    rows: tuple[Any, ...]
+
+    def age_days(self, now: float) -> int:
+        """Whole days from its date until `now`, seconds since the epoch; 0 for a clock that is behind."""
+        from datetime import UTC, datetime
+
+        made = datetime.fromisoformat(self.date).replace(tzinfo=UTC).timestamp()
+        return max(0, int((now - made) // _DAY_SECONDS))
+
+
+@cache
+def table(name: str) -> Table:
+    """The table in NAME.json."""
+    tree = json.loads((_HERE / f"{name}.json").read_text())
+    return Table(name, tuple(tree["source"]), tree["date"], tree["about"], tuple(tree["rows"]))
+
+
+def all_tables() -> tuple[Table, ...]:
+    """Every table there is, by name."""
+    return tuple(table(path.stem) for path in sorted(_HERE.glob("*.json")))
+
+
+def numbers(version: str) -> tuple[int, int, int]:
+    """``1.17.8`` as a table has it, to compare; what a release doesn't name is 0."""
+    first, second, third = (*map(int, version.split(".")), 0, 0)[:3]
+    return first, second, third
+
+
+@cache
+def gate(component: str, name: str) -> tuple[int, int, int]:
+    """The release from which on a program has something, by version_gates.json."""
+    rows = table("version_gates").rows
+    found = next(row for row in rows if row["component"] == component and row["gate"] == name)
+    return numbers(found["since"])
+
+
+# Which release of a program can do what, from the reference table.
+
+TABLE = "version_gates"
+
+
+def can(component: str, gate: str, version: tuple[int, ...]) -> bool | None:
+    """Whether this release has it; None if its version isn't known.
+
+    Where several release lines got it, one counts for its own line (1.7.30: 1.7 from .30 on), the newest for
+    everything after it.
+    """
+    if not version:
+        return None
+    lines = sorted(numbers(one) for one in _since(component, gate))
+    whole = (*version, 0, 0)  # a release may have fewer numbers than the table
+    return whole >= lines[-1] or any(whole[:2] == line[:2] and whole >= line for line in lines)
+
+
+def first(component: str, gate: str) -> str:
+    """The releases that brought it, for people: ``1.7.30 or 2.1.0``."""
+    return " or ".join(_since(component, gate))
+
+
+def _since(component: str, gate: str) -> tuple[str, ...]:
+    rows = table(TABLE).rows
+    return tuple(row["since"] for row in rows if (row["component"], row["gate"]) == (component, gate))

@@ -1,0 +1,340 @@
+"""`Host`'s drawer for support bundles: a .tar.gz that `gpunode report` made on another machine, unpacked.
+
+A bundle is untrusted: whoever sends one may have built it by hand. So it holds files and directories only,
+below one directory; symlinks of the recorded machine stand in links.json, and are made after all else.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpunode.errors import ConfigError, Unreadable
+from gpunode.host import Host
+from gpunode.host.archive import Entry, Refused, entries
+from gpunode.host.recorder import Kept, programs_as_files
+from gpunode.host.recording import RECORDING
+from gpunode.host.redact import Redaction, known_variable, runs_known_program, shown_arguments, shown_variable
+
+MACHINE, LINKS, REPORT = "machine", "links.json", "report.json"
+MOST_BYTES = 256 << 20
+MOST_FILE = 32 << 20
+MOST_ENTRIES = 50_000
+MOST_DIRECTORIES = 10_000
+_MOST_DEPTH = 64
+_MOST_NAME = 2048
+_LATEST = 1 << 33  # the year 2242; beyond it some file systems refuse a time
+
+
+@contextmanager
+def unpacked(archive: Path) -> Iterator[Path]:
+    """The recorded machine of a bundle as a directory, as long as the context lasts; else `ConfigError`."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="gpunode-bundle-") as name:
+        place = _Place(Path(name) / MACHINE)
+        links: dict[str, str] = {}
+        for parts, entry in _entries(archive):
+            with _refusing(archive):
+                if parts[:1] == (MACHINE,):
+                    place.write(parts[1:], entry)
+                elif parts == (LINKS,):
+                    links = _links(_whole(entry))
+        with _refusing(archive):
+            for path, target in links.items():
+                place.link(path, target)
+            if not any(place.root.iterdir()):
+                raise Refused(f"it has no {MACHINE}/")
+        yield place.root
+
+
+def report_in(archive: Path) -> bytes:
+    """The DoctorReport that a bundle carries, as JSON; `ConfigError` if it has none."""
+    found = None
+    for parts, entry in _entries(archive):
+        if parts == (REPORT,) and not entry.directory:
+            with _refusing(archive):
+                found = _whole(entry)
+    if found is None:
+        raise ConfigError(f"{archive} is no support bundle: it has no {REPORT}", hint="see gpunode report")
+    return found
+
+
+@contextmanager
+def _refusing(archive: Path) -> Iterator[None]:
+    """Whatever goes wrong while a bundle is read, by the bundle's name."""
+    import zlib
+
+    try:
+        yield
+    except PermissionError as error:
+        raise Unreadable(f"can't read {archive}: {error.strerror}", hint="run as root") from error
+    except (Refused, zlib.error, EOFError, OSError, ValueError) as error:
+        told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(
+            f"{archive} is no support bundle: {told}", hint="one is made by gpunode report"
+        ) from error
+
+
+def _entries(archive: Path) -> Iterator[tuple[tuple[str, ...], Entry]]:
+    """Each entry with its path below the bundle's one directory."""
+    import gzip
+
+    with _refusing(archive), gzip.open(archive) as packed:
+        for entry in entries(packed, MOST_BYTES, MOST_FILE, MOST_ENTRIES):
+            yield _inside(entry.name.removesuffix("/"))[1:], entry
+
+
+def _whole(entry: Entry) -> bytes:
+    return b"".join(iter(entry.read, b""))
+
+
+def _inside(name: str) -> tuple[str, ...]:
+    """The parts of a path that leads nowhere else."""
+    shown = ascii(name[:100])
+    parts = tuple(name.split("/", _MOST_DEPTH))
+    if len(name) > _MOST_NAME or len(parts) > _MOST_DEPTH:
+        raise Refused(f"{shown} is too long a path")
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise Refused(f"{shown} leads out of it")
+    return parts
+
+
+class _Place:
+    """The directory that a bundle is unpacked into: never through a link, and no more than `MOST_DIRECTORIES`
+    of them, which cost a bundle nothing."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._made: set[tuple[str, ...]] = set()
+        root.mkdir()
+
+    def write(self, parts: tuple[str, ...], entry: Entry) -> None:
+        """No link was made yet; a second file of a name is refused."""
+        if entry.directory:
+            self._directory(parts)
+            return
+        target = self._directory(parts[:-1]).joinpath(*parts[-1:])
+        with target.open("xb") as out:
+            while piece := entry.read():
+                out.write(piece)
+        target.chmod(0o755 if entry.executable else 0o644)
+        moment = min(max(entry.changed, 0.0), float(_LATEST))
+        os.utime(target, (moment, moment))
+
+    def link(self, path: str, target: str) -> None:
+        """Where it shows doesn't matter: `Host` follows links inside the root only."""
+        parts = _inside(path.removeprefix("/"))
+        try:
+            (self._directory(parts[:-1]) / parts[-1]).symlink_to(target)
+        except FileExistsError as error:
+            raise Refused(f"the link {path[:100]!a} lies behind another one, or over a file") from error
+
+    def _directory(self, parts: tuple[str, ...]) -> Path:
+        for depth in range(1, len(parts) + 1):
+            if parts[:depth] not in self._made:
+                if len(self._made) >= MOST_DIRECTORIES:
+                    raise Refused(f"it has more than {MOST_DIRECTORIES} directories")
+                self.root.joinpath(*parts[:depth]).mkdir()
+                self._made.add(parts[:depth])
+        return self.root.joinpath(*parts)
+
+
+def _links(text: bytes) -> dict[str, str]:
+    import json
+
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise Refused(f"{LINKS} is nested too deep") from error
+    if not isinstance(found, dict) or len(found) > MOST_ENTRIES:
+        raise Refused(f"{LINKS} holds no object of paths")
+    if not all(isinstance(target, str) and 0 < len(target) < _MOST_NAME for target in found.values()):
+        raise Refused(f"{LINKS} holds a target that is no path")
+    return found
+
+
+# A support bundle: what was kept of a machine, redacted, as one .tar.gz that `Host`'s drawer can unpack.
+
+_PROC = re.compile(r"/proc/([0-9]+)/(?:task/[0-9]+/)?(cmdline|environ)")
+_OF_IMAGES = ("NVIDIA_", "CUDA_")
+_GECOS = 4
+KERNEL_LOG = ".gpunode/kernel.log"
+
+
+def files_of(kept: Kept, redaction: Redaction) -> dict[str, bytes]:
+    """Everything below machine/, by its path on the node without the first slash, and links.json."""
+    inside: dict[str, bytes] = {}
+    for path, data in programs_as_files(kept).items():
+        inside[redaction.path(path).removeprefix("/")] = _cleaned(path, data, redaction)
+    inside[RECORDING] = _json(redaction.value(_without_images(kept.recording)))
+    if kept.log:
+        inside[KERNEL_LOG] = redaction.text("\n".join(kept.log) + "\n").encode("utf-8", "surrogateescape")
+    return inside
+
+
+def _without_images(recording: Mapping[str, Any]) -> dict[str, Any]:
+    """The recording with nothing of an image's environment but what is about GPUs: anybody's program is in
+    it. podman prints an image's settings with all else that it knows of it."""
+    found = {name: dict(section) for name, section in recording.items()}
+    for socket, told in found.get("daemons", {}).items():
+        images = told.get("images") if isinstance(told, dict) else None
+        if isinstance(images, dict):
+            kept = {name: _settings(one) for name, one in images.items()}
+            found["daemons"][socket] = {**told, "images": kept}
+    for line, answer in found.get("commands", {}).items():
+        if "podman image inspect" in line:
+            found["commands"][line] = {**answer, "stdout": _inspected(answer.get("stdout", ""))}
+    return found
+
+
+def _settings(config: Any) -> Any:
+    listed = config.get("Env") if isinstance(config, dict) else None
+    ours = [one for one in listed if str(one).startswith(_OF_IMAGES)] if isinstance(listed, list) else []
+    return {"Env": ours} if isinstance(config, dict) else config
+
+
+def _inspected(text: str) -> str:
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    first = told[0] if isinstance(told, list) and told else None
+    config = first.get("Config") if isinstance(first, dict) else None
+    return json.dumps([{"Config": _settings(config)}]) if isinstance(config, dict) else ""
+
+
+def links_of(kept: Kept, redaction: Redaction) -> dict[str, str]:
+    """Without such as would hide what is kept below them."""
+    solid = {parent for path in (*kept.files, *kept.directories) for parent in _parents(path)}
+    return {
+        redaction.path(path): redaction.path(target)
+        for path, target in kept.links.items()
+        if path not in solid and path not in kept.directories
+    }
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def _cleaned(path: str, data: bytes, redaction: Redaction) -> bytes:
+    """Binary files, such as the loader's cache, are tables that hold no text of anybody's."""
+    found = _PROC.fullmatch(path)
+    if found is not None:
+        data = _arguments(data) if found[2] == "cmdline" else _variables(data)
+    elif path == "/etc/passwd":
+        data = b"\n".join(map(_without_person, data.split(b"\n")))
+    elif b"\0" in data[:8192]:
+        return data
+    text = data.decode("utf-8", "surrogateescape")
+    return redaction.text(text).encode("utf-8", "surrogateescape")
+
+
+def _arguments(data: bytes) -> bytes:
+    """Of other programs only the first argument is kept."""
+    argv = data.decode("utf-8", "surrogateescape").split("\0")
+    shown = "\0".join(shown_arguments(argv)) if runs_known_program(argv) else argv[0] + "\0"
+    return shown.encode("utf-8", "surrogateescape")
+
+
+def _variables(data: bytes) -> bytes:
+    text = data.decode("utf-8", "surrogateescape")
+    return "\0".join(shown_variable(one) for one in text.split("\0") if known_variable(one)).encode(
+        "utf-8", "surrogateescape"
+    )
+
+
+def _without_person(line: bytes) -> bytes:
+    fields = line.split(b":")
+    if len(fields) > _GECOS:
+        fields[_GECOS] = b""
+    return b":".join(fields)
+
+
+def packed(
+    top: str, inside: Mapping[str, bytes], kept: Kept, beside: Mapping[str, bytes], now: float
+) -> bytes:
+    """The archive: `beside` first, so that a person finds the report on top, then the machine."""
+    import tarfile
+
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz", compresslevel=6) as archive:
+        for name, data in beside.items():
+            _add(archive, f"{top}/{name}", data, now, 0o600)
+        solid = {parent for path in inside for parent in _parents("/" + path)}
+        for path in sorted(kept.directories):
+            if path not in solid and path != "/":
+                _add(archive, f"{top}/{MACHINE}{path}", None, now, 0o755)
+        for path, data in sorted(inside.items()):
+            mode = 0o755 if f"/{path}" in kept.programs else 0o644
+            moment = kept.times.get(f"/{path}", now)
+            if f"/{path}" not in solid:
+                _add(archive, f"{top}/{MACHINE}/{path}", data, moment, mode)
+    return out.getvalue()
+
+
+def _add(archive: Any, name: str, data: bytes | None, moment: float, mode: int) -> None:
+    import tarfile
+
+    entry = tarfile.TarInfo(name)
+    entry.mtime, entry.mode = moment, mode
+    if data is None:
+        entry.type = tarfile.DIRTYPE
+        archive.addfile(entry)
+        return
+    entry.size = len(data)
+    archive.addfile(entry, io.BytesIO(data))
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode("utf-8", "surrogateescape")
+
+
+def described(
+    links: Mapping[str, str], about: Mapping[str, Any], report: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """The files beside the machine that are JSON."""
+    return {"about.json": _json(about), "report.json": _json(report), LINKS: _json(links)}
+
+
+# The last lines that the daemons logged in this boot, from systemd's journal.
+
+UNITS = (
+    *("docker", "containerd", "crio", "kubelet", "k3s", "k3s-agent", "rke2-server", "rke2-agent"),
+    *("nvidia-persistenced", "nvidia-fabricmanager", "nvidia-cdi-refresh", "nvidia-mig-manager"),
+    *("gpunode-device-plugin", "gpunode-mps", "gpunode-cdi-refresh", "gpunode-doctor"),
+)
+_LINES = 500
+_SECONDS = 5.0
+
+
+def daemon_logs(host: Host) -> tuple[dict[str, str], dict[str, str]]:
+    """Texts by unit, and for those without any why. One that hangs is the last that is asked."""
+    found: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    if not host.live:
+        return found, missing
+    for unit in UNITS:
+        done = host.run(
+            # --no-hostname: a log that is passed on needn't say on every line whose it is
+            ("journalctl", "-u", unit, "-b", "-n", str(_LINES), "-q", "--no-pager", "--no-hostname"),
+            timeout=_SECONDS,
+        )
+        if done.ok and done.stdout.strip():
+            found[unit] = done.stdout
+        elif done.timed_out:
+            missing[unit] = f"journalctl gave no answer within {_SECONDS:g} s"
+            break
+        elif not done.ok:
+            missing[unit] = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
+            if done.code == 127:
+                break
+    return found, missing

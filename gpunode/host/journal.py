@@ -1,0 +1,381 @@
+"""A write-ahead journal: what files were before gpunode changed them, and how far a change came.
+
+Each operation has a directory (0700) `<UTC time>-<operation>` with copies of the files and `manifest.json`
+(0600), which is complete on disk before the first file is touched. `state` goes begun -> applied ->
+committed, or to rolled-back. Whoever holds the lock and finds an entry begun or applied has found the remains
+of a process that was killed. Back-ups never lie beside the files: containerd and CRI-O would load them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gpunode.errors import ConfigError, UsageError
+from gpunode.host import Host
+from gpunode.output.result import Change
+
+# The journal's manifest as `Journal.begin` writes it: a strange directory must not stop every run.
+
+_FILE: Mapping[str, type] = {
+    "path": str, "existed": bool, "mode": int, "uid": int, "gid": int,
+    "backup": str, "before": str, "after": str, "interim": list,
+}  # fmt: skip
+# what earlier releases didn't write, and what only some operations do
+_MAY_FILE: Mapping[str, type] = {"directories": list, "generated": bool, "beside": bool}
+_MAY: Mapping[str, type] = {
+    "state": str, "operation": str, "engine": str, "manager": str, "config": str, "socket": str,
+    "verb": str, "restartCommand": str, "runtimes": list, "units": list, "cdi": list,
+}  # fmt: skip
+
+
+def is_manifest(manifest: Any) -> bool:
+    """Whether every field that gpunode reads again has its type; others are only shown."""
+    if not isinstance(manifest, dict) or not _fits(manifest, {}, _MAY):
+        return False
+    before = manifest.get("activeBefore")
+    handlers = before.get("handlers", []) if isinstance(before, dict) else []
+    files = manifest.get("files", [])
+    return isinstance(files, list) and isinstance(handlers, list) and all(map(_is_file, files))
+
+
+def _is_file(file: Any) -> bool:
+    if not isinstance(file, dict) or not _fits(file, _FILE, _MAY_FILE):
+        return False
+    return bool(file["path"].startswith("/")) and "/" not in file["backup"]
+
+
+def _fits(found: Mapping[str, Any], must: Mapping[str, type], may: Mapping[str, type]) -> bool:
+    """Whether the keys have their types, and lists hold strings; those of `may` can be absent."""
+    kinds = {**must, **{key: kind for key, kind in may.items() if key in found}}
+    return all(_is(found.get(key), kind) for key, kind in kinds.items())
+
+
+def _is(value: Any, kind: type) -> bool:
+    if not isinstance(value, kind):
+        return False
+    return not isinstance(value, list) or all(isinstance(one, str) for one in value)
+
+
+STATE_DIRECTORY = "/var/lib/gpunode"
+LOCK = "/run/gpunode/lock"  # in our own directory: every user can create files in /run/lock
+KEEP = 50  # undoing needs the entries that tell what was there before the first change
+LIST_HINT = "see what there is: gpunode journal list"
+OPEN_STATES = ("begun", "applied")
+
+
+class Edit(Protocol):
+    """A file before and after; `interim` and `undo` are what it holds for a moment on the way.
+
+    A `generated` file is written anew whenever the node changes, so a later content is no stranger's. One
+    `beside` is no configuration of the engine.
+    """
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def before(self) -> bytes | None: ...
+    @property
+    def after(self) -> bytes | None: ...
+    @property
+    def interim(self) -> bytes | None: ...
+    @property
+    def undo(self) -> bytes | None: ...
+    @property
+    def generated(self) -> bool: ...
+    @property
+    def beside(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One operation. `files`: path, existed, mode, uid, gid, backup, and sha256 before, after, interim."""
+
+    id: str
+    directory: str
+    manifest: Mapping[str, Any]
+
+    @property
+    def state(self) -> str:
+        return str(self.manifest.get("state"))
+
+    @property
+    def sequence(self) -> int:
+        """The order of entries, whatever the clock did."""
+        number = self.manifest.get("sequence")
+        return number if isinstance(number, int) else 0
+
+    @property
+    def undoable(self) -> bool:
+        """A rollback isn't rolled back again: the next one goes further back. Nor is what wrote no file.
+
+        Nor what changed packages: files alone would leave those without their repository.
+        """
+        return self.manifest.get("operation") != "rollback" and bool(self.files) and not self.of_packages
+
+    @property
+    def of_packages(self) -> bool:
+        """Whether it installed or removed packages; its own command takes it back."""
+        return bool(self.manifest.get("packages"))
+
+    @property
+    def stays(self) -> bool:
+        """Whether a killed run's files stay: the packages that came with them need their repository.
+
+        What is still missing is found by whoever plans anew.
+        """
+        return bool(self.manifest.get("stays"))
+
+    @property
+    def of_engine(self) -> bool:
+        """Whether it changed an engine's configuration, so that a removal goes by it; no rollback does."""
+        return self.undoable and bool(self.manifest.get("engine"))
+
+    @property
+    def files(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(self.manifest.get("files", ()))
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The systemd units among its files."""
+        return tuple(self.manifest.get("units", ()))
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The journal of one node, under `directory`."""
+
+    host: Host
+    directory: str
+
+    @classmethod
+    def of(cls, host: Host) -> Journal:
+        """The node's journal, an ordinary user's own for what that user may change; see `state_directory`."""
+        return cls(host, f"{state_directory(host)}/journal")
+
+    def begin(self, operation: str, edits: Sequence[Edit], context: Mapping[str, Any]) -> Entry:
+        """Copy every file, then write the manifest; nothing else has happened when this returns."""
+        self.host.make_dirs(self.directory, mode=0o700)
+        name = self._new_name(operation)
+        directory = f"{self.directory}/{name}"
+        self.host.make_dirs(directory, mode=0o700)
+        files = [self._back_up(directory, number, edit) for number, edit in enumerate(edits)]
+        number = max((entry.sequence for entry in self.entries()), default=0) + 1
+        manifest = {"id": name, "sequence": number, "operation": operation, "state": "begun"}
+        manifest |= {**context, "files": files}
+        entry = Entry(name, directory, manifest)
+        self._write(entry)
+        return entry
+
+    def _new_name(self, operation: str) -> str:
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self.host.now()))
+        base = f"{stamp}-{operation}"
+        taken = set(self.host.listdir(self.directory))
+        return next(
+            name for name in (base, *(f"{base}-{n}" for n in range(2, len(taken) + 3))) if name not in taken
+        )
+
+    def _back_up(self, directory: str, number: int, edit: Edit) -> dict[str, Any]:
+        found = self.host.stat(edit.path)
+        backup = ""
+        if edit.before is not None:
+            backup = f"{number:02}-{edit.path.rpartition('/')[2]}"
+            self.host.write_atomic(f"{directory}/{backup}", edit.before, mode=0o600)
+        return {
+            "path": edit.path,
+            "existed": edit.before is not None,
+            "mode": stat.S_IMODE(found.st_mode) if found else 0o644,
+            "uid": found.st_uid if found else 0,
+            "gid": found.st_gid if found else 0,
+            "before": digest(edit.before),
+            "after": digest(edit.after),
+            "interim": [digest(text) for text in (edit.interim, edit.undo) if text is not None],
+            "backup": backup,
+            "directories": self._missing_directories(edit.path),
+            "generated": edit.generated,
+            "beside": edit.beside,
+        }
+
+    def _missing_directories(self, path: str) -> list[str]:
+        """The directories that must be made for a file, the deepest first."""
+        missing = []
+        directory = path.rpartition("/")[0]
+        while directory and not self.host.exists(directory):
+            missing.append(directory)
+            directory = directory.rpartition("/")[0]
+        return missing
+
+    def tidy(self, entry: Entry) -> None:
+        """Remove the directories that an operation made, if nothing lies in them any more."""
+        made = {path for file in entry.files for path in file.get("directories", ())}
+        for path in sorted(made, key=len, reverse=True):
+            self.host.remove_empty_directory(path)
+
+    def mark(self, entry: Entry, state: str) -> Entry:
+        """Record how far the operation came."""
+        marked = Entry(entry.id, entry.directory, {**entry.manifest, "state": state})
+        self._write(marked)
+        return marked
+
+    def _write(self, entry: Entry) -> None:
+        data = json.dumps(dict(entry.manifest), indent=2).encode() + b"\n"
+        self.host.write_atomic(f"{entry.directory}/manifest.json", data, mode=0o600)
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All complete entries, oldest first; a directory without a manifest never began."""
+        found = (self._load(name) for name in self.host.listdir(self.directory))
+        return tuple(sorted((entry for entry in found if entry is not None), key=lambda one: one.sequence))
+
+    def _load(self, name: str) -> Entry | None:
+        text = self.host.read_text(f"{self.directory}/{name}/manifest.json")
+        try:
+            manifest = json.loads(text or "null")
+        except ValueError:
+            return None  # the manifest is replaced in one step, so this was not written by us
+        return Entry(name, f"{self.directory}/{name}", manifest) if is_manifest(manifest) else None
+
+    def unfinished(self) -> tuple[Entry, ...]:
+        """Entries of a process that died on the way; only meaningful while holding the lock."""
+        return tuple(entry for entry in self.entries() if entry.state in OPEN_STATES)
+
+    def committed(self, name: str = "") -> Entry:
+        """The committed entry `name`, by default the last. `UsageError` names those that there are."""
+        known = [entry for entry in self.entries() if entry.state == "committed" and entry.undoable]
+        if not name and known:
+            return known[-1]
+        for entry in known:
+            if entry.id == name:
+                return entry
+        listed = ", ".join(entry.id for entry in known)
+        states = {entry.id: entry.state for entry in self.entries()}
+        none = "every change has been taken back" if states else f"{self.directory} has no entries"
+        problem = f"no such journal entry: {name}" if name else f"nothing to roll back: {none}"
+        if name in states:
+            of_packages = any(entry.id == name and entry.of_packages for entry in self.entries())
+            why = "it changed packages" if of_packages else f"it is {states[name]}"
+            problem = f"{name} can't be rolled back: {why}"
+        raise UsageError(
+            problem,
+            hint=f"entries that can be rolled back: {listed}" if listed else self.elsewhere() or LIST_HINT,
+        )
+
+    def elsewhere(self) -> str:
+        """Where else there is a journal, for somebody who misses an entry; empty for the node's own."""
+        if self.host.environ.get("GPUNODE_STATE_DIR"):
+            return "GPUNODE_STATE_DIR chose this journal; without it the node's own is used"
+        if _is_users(self.host):
+            return "this is your own journal; for the node's run it with sudo"
+        return ""
+
+    def original(self, entry: Entry, file: Mapping[str, Any]) -> bytes | None:
+        """A file's bytes before the operation, None if it didn't exist. `ConfigError` for a damaged copy."""
+        if not file["existed"]:
+            return None
+        data = self.host.read_bytes(f"{entry.directory}/{file['backup']}")
+        if digest(data) != file["before"]:
+            raise ConfigError(
+                f"the copy of {file['path']} in {entry.directory} is damaged; nothing was restored",
+                hint=f"put {file['path']} right by hand, then forget the entry: rm -r {entry.directory}",
+            )
+        return data
+
+    def foreign(self, entry: Entry) -> tuple[str, ...]:
+        """Files that someone else changed since: they hold neither the old content nor ours."""
+        return tuple(file["path"] for file in entry.files if self._state_of(file) == "foreign")
+
+    def _state_of(self, file: Mapping[str, Any]) -> str:
+        try:
+            return state_of(file, self.host.read_bytes(file["path"]))
+        except ConfigError:
+            return "foreign"  # a directory, a pipe or a circle of links lies there now: not by us
+
+    def restore(self, entry: Entry) -> tuple[Change, ...]:
+        """Put back every file that still holds what we wrote; files changed by others are left alone."""
+        changes = []
+        ours = [file for file in entry.files if self._state_of(file) == "ours"]
+        originals = {file["path"]: self.original(entry, file) for file in ours}  # all, or none is restored
+        for file in entry.files:
+            path = file["path"]
+            if path not in originals:
+                changes.append(Change(path, "unchanged"))
+                continue
+            data = originals[path]
+            if data is None:
+                self.host.remove(path)
+            else:
+                self.host.write_atomic(path, data, mode=file["mode"], above=True)
+                self.host.set_owner(path, file["uid"], file["gid"], file["mode"])
+            changes.append(Change(path, "removed" if data is None else "restored"))
+        self.tidy(entry)
+        return tuple(changes)
+
+    def own(self, entry: Entry) -> None:
+        """Give restored files the owner and mode they had."""
+        for file in entry.files:
+            if file["existed"] and self.host.exists(file["path"]):
+                self.host.set_owner(file["path"], file["uid"], file["gid"], file["mode"])
+
+    def prune(self, keep: int = KEEP) -> None:
+        """Forget finished entries beyond `keep`, and what never became one. Needs the lock.
+
+        The newer half is kept. Of the others those go last that tell what an engine had before.
+        """
+        for name in self.host.listdir(self.directory):
+            manifest = f"{self.directory}/{name}/manifest.json"
+            if re.match(r"\d{8}T\d{6}Z-", name) and not self.host.exists(manifest):
+                self.host.remove_tree(f"{self.directory}/{name}")
+        finished = [entry for entry in self.entries() if entry.state not in OPEN_STATES]
+        surplus = max(0, len(finished) - keep)
+        older = finished[: max(0, len(finished) - keep // 2)]
+        for entry in sorted(older, key=lambda one: one.state == "committed" and one.of_engine)[:surplus]:
+            self.host.remove_tree(entry.directory)
+
+
+def state_of(file: Mapping[str, Any], content: bytes | None) -> str:
+    """Whether `content` is what an entry's `file` was given (ours), what it held before, or foreign."""
+    seen = digest(content)
+    if seen == file["before"]:
+        return "before"
+    if seen == file["after"] or seen in file["interim"]:
+        return "ours"
+    if file.get("generated"):
+        return "before" if file["existed"] else "ours"  # it describes today's node better than any copy
+    return "foreign"
+
+
+def state_directory(host: Host) -> str:
+    """Where the journal lies; ``GPUNODE_STATE_DIR`` moves it (and the lock).
+
+    An ordinary user's, about their rootless Docker, is below ``$XDG_STATE_HOME``, else ~/.local/state.
+    """
+    own = host.environ.get("GPUNODE_STATE_DIR")
+    if own or not _is_users(host):
+        return own or STATE_DIRECTORY
+    base = host.environ.get("XDG_STATE_HOME") or f"{host.environ.get('HOME', '')}/.local/state"
+    return f"{base}/gpunode"
+
+
+def lock_path(host: Host) -> str:
+    """The lock held by a run that changes the node, or a user's own engine."""
+    if host.environ.get("GPUNODE_STATE_DIR"):
+        return f"{state_directory(host)}/lock"
+    if _is_users(host):
+        base = host.environ.get("XDG_RUNTIME_DIR")
+        return f"{base}/gpunode/lock" if base else f"{state_directory(host)}/lock"
+    return LOCK
+
+
+def _is_users(host: Host) -> bool:
+    return host.live and not host.is_root
+
+
+def digest(data: bytes | None) -> str:
+    """sha256 of a file's bytes; empty for a file that isn't there."""
+    import hashlib
+
+    return "" if data is None else hashlib.sha256(data).hexdigest()

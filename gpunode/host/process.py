@@ -1,0 +1,358 @@
+"""`Host.run`'s other half: a child in its own session, killed as a whole, never waited for without end.
+
+`LineChild` is one that stays and talks in lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+# Files without a name: gone with the last process that has them open.
+
+
+def unnamed_file() -> int:
+    """The descriptor of an empty one, in memory, which no full disk stops; a child by exec doesn't get it.
+
+    On a disk where memfd_create(2) isn't to be had: Pythons that are built for old C libraries lack it, such
+    as those of uv, and seccomp may forbid it.
+    """
+    if hasattr(os, "memfd_create"):
+        with suppress(OSError):
+            return os.memfd_create("gpunode")
+    import tempfile
+
+    with tempfile.TemporaryFile(buffering=0) as file:
+        return os.dup(file.fileno())
+
+
+COMMAND_NOT_FOUND = 127
+_GRACE_SECONDS = 1.0
+_MOST_BYTES = 4 << 20  # a line longer than that is no answer; 16 GPUs in 7 MIG devices each take 60 KiB
+_LAST_WORDS = 2000
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A finished child. `code` is its exit status, 127 without such a program, negative for a signal."""
+
+    argv: tuple[str, ...]
+    code: int
+    stdout: str
+    stderr: str
+    timed_out: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0 and not self.timed_out
+
+
+def run_process(
+    argv: tuple[str, ...],
+    timeout: float,
+    stdin: str | bytes | None,
+    env: Mapping[str, str],
+    program: str | None = None,
+) -> Completed:
+    """Run `argv` to its end, from the file `program` if given, or kill it with its children after `timeout`
+    seconds."""
+    import subprocess
+
+    given = stdin.encode() if isinstance(stdin, str) else stdin
+    try:
+        child = subprocess.Popen(
+            argv,
+            executable=program,
+            stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(env),
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Completed(argv, COMMAND_NOT_FOUND, "", f"{argv[0]}: {error.strerror}")
+    timed_out = False
+    try:
+        out, err = child.communicate(given, timeout)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+        out, err = _kill(child)
+    except BaseException:
+        _kill(child)
+        raise
+    code = child.returncode if child.returncode is not None else -signal.SIGKILL
+    return Completed(argv, code, _text(out), _text(err), timed_out)
+
+
+def _kill(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Kill the whole session; give up on a child that even SIGKILL doesn't end."""
+    import subprocess
+
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    try:
+        return child.communicate(timeout=_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return b"", b""
+    finally:  # the second communicate() leaves a half-written stdin open
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _text(data: bytes | None) -> str:
+    return (data or b"").decode("utf-8", "replace")
+
+
+class Daemon:
+    """A program that may outlive us: in a session of its own, its output appended to a file."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        """Use `start_daemon`."""
+        self._child = child
+        self.pid = child.pid
+
+    def ended(self) -> int | None:
+        """Its exit status as in `Completed`, None while it runs."""
+        return self._child.poll()
+
+    def signal(self, name: str) -> None:
+        """Send it SIGTERM, ...; nothing happens once it has ended (its number may be somebody else's)."""
+        self._child.send_signal(signal.Signals[f"SIG{name}"])
+
+    def end_children(self) -> None:
+        """SIGTERM to what is left of its process group after its own end."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGTERM)
+
+
+def start_daemon(argv: tuple[str, ...], output: Path, env: Mapping[str, str]) -> Daemon:
+    """Start `argv` with exactly `env`. OSError if there is no such program or `output` can't be written."""
+    import subprocess
+
+    from gpunode.host.trust import find_program, safe_path
+
+    path = env.get("PATH", os.defpath)
+    program, refusal = find_program(argv[0], path)
+    if not program:
+        raise OSError(errno.EACCES if refusal else errno.ENOENT, refusal or os.strerror(errno.ENOENT))
+    with output.open("ab") as stream:
+        return Daemon(
+            subprocess.Popen(
+                argv,
+                executable=program,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env={**env, "PATH": safe_path(path)},
+                start_new_session=True,
+            )
+        )
+
+
+class LineChild:
+    """A running child that tells lines on stdout; one thread reads, any may write or `wake`.
+
+    `OSError` if it can't be started. `last_words` is the end of what it wrote to stderr. With `noting` the
+    child gets the option ``--note DESCRIPTOR``, a file without a name of which `note` is the content.
+    """
+
+    def __init__(self, argv: tuple[str, ...], env: Mapping[str, str], noting: bool = False) -> None:
+        import subprocess
+
+        self._note = unnamed_file() if noting else -1
+        try:
+            self._child = subprocess.Popen(
+                (*argv, "--note", str(self._note)) if noting else argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=dict(env),
+                start_new_session=True,
+                pass_fds=(self._note,) if noting else (),
+            )
+        except OSError:
+            if noting:
+                os.close(self._note)
+            raise
+        self._buffer = bytearray()
+        self._stderr = b""
+        self._woken, self._wake = os.pipe()
+        assert self._child.stdin and self._child.stdout and self._child.stderr
+        self._out, self._err = self._child.stdout.fileno(), self._child.stderr.fileno()
+        self._poll = select.poll()  # not select(): a server with many clients has numbers beyond its 1024
+        for pipe in (self._out, self._err, self._woken):
+            self._poll.register(pipe, select.POLLIN)
+        self._ended = False
+        for pipe in (self._wake, self._woken, self._child.stdin.fileno(), self._out, self._err):
+            os.set_blocking(pipe, False)
+
+    @property
+    def last_words(self) -> str:
+        return (_text(self._stderr).strip().splitlines() or [""])[-1]
+
+    def read_line(self, timeout: float) -> str | None:
+        """The next line; "" at the end of its output, None if nothing came in time or `wake` was called."""
+        deadline = time.monotonic() + timeout
+        searched = 0
+        while True:
+            end = self._buffer.find(b"\n", searched)
+            if end >= 0:
+                line = _text(bytes(self._buffer[:end]))
+                del self._buffer[: end + 1]
+                return line or " "
+            searched = len(self._buffer)
+            if self._ended or searched > _MOST_BYTES:
+                return ""
+            left = deadline - time.monotonic()
+            ready = {number for number, _ in self._poll.poll(max(0, round(left * 1000)))}
+            if self._woken in ready:
+                self._take(self._woken)
+                return None
+            if self._err in ready:
+                self._stderr = (self._stderr + self._take(self._err))[-_LAST_WORDS:]
+            if self._out in ready:
+                self._buffer += self._take(self._out)
+            if left <= 0 and b"\n" not in self._buffer:  # also while stderr never ends
+                return None
+
+    def _take(self, pipe: int) -> bytes:
+        try:
+            data = os.read(pipe, 65536)
+        except BlockingIOError:
+            return b""
+        if not data:
+            self._poll.unregister(pipe)
+            self._ended = self._ended or pipe == self._out
+        return data
+
+    def note(self) -> bytes:
+        """What the child has written to its note; nothing after `end`."""
+        return os.pread(self._note, _LAST_WORDS, 0) if self._note >= 0 else b""
+
+    def tell(self, line: str) -> None:
+        """Write a line to its stdin; dropped if it doesn't read, or has gone."""
+        with contextlib.suppress(OSError, ValueError):
+            assert self._child.stdin
+            os.write(self._child.stdin.fileno(), line.encode() + b"\n")
+
+    def wake(self) -> None:
+        """Let `read_line` return at once."""
+        with contextlib.suppress(OSError):
+            os.write(self._wake, b"w")
+
+    def ended(self) -> bool:
+        """Whether it is really gone; asking also frees its place in the process table."""
+        return self._child.poll() is not None
+
+    def end(self) -> int | None:
+        """Kill it if it runs and close everything; its exit code, None if not even SIGKILL ends it."""
+        import subprocess
+
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if not self.ended():
+                os.killpg(self._child.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(_GRACE_SECONDS)
+        for pipe in (self._child.stdin, self._child.stdout, self._child.stderr):
+            if pipe is not None and not pipe.closed:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        for number in (self._woken, self._wake, self._note):
+            with contextlib.suppress(OSError):
+                os.close(number)
+        self._woken = self._wake = self._note = -1
+        return self._child.returncode
+
+
+# `Host.run`'s other half for what must not be ended half-way because nobody listens any more.
+
+_LOOK_SECONDS = 0.25
+_WATCHED_GRACE_SECONDS = 10.0
+_LAST_BYTES = 2000
+
+
+def run_watched(
+    argv: tuple[str, ...], timeout: float, env: Mapping[str, str], watch: Callable[[str], None], program: str
+) -> Completed:
+    """As `run_process`, but the child writes to memory and not to a pipe: if we are killed it goes on.
+
+    A broken pipe would end a package manager, or the script of a package, by SIGPIPE. `watch` is told what
+    was printed last, several times a second. It has `timeout` seconds from the last that it printed: one that
+    still says something isn't stuck. Then it is asked to end before it is killed.
+    """
+    with _memory() as out, _memory() as err:
+        try:
+            child = subprocess.Popen(
+                argv,
+                executable=program,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=dict(env),
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Completed(argv, COMMAND_NOT_FOUND, "", f"{argv[0]}: {error.strerror}")
+
+        def look() -> int:
+            watch(_last_line(out) or _last_line(err))
+            return _size(out) + _size(err)
+
+        try:
+            timed_out = not _ends(child, timeout, look)
+            if timed_out:
+                _ask_to_end(child)
+        except BaseException:
+            _kill(child)
+            raise
+        if timed_out:
+            _kill(child)
+        code = child.returncode if child.returncode is not None else -signal.SIGKILL
+        said, complained = (_text(os.pread(one.fileno(), _size(one), 0)) for one in (out, err))
+        return Completed(argv, code, said, complained, timed_out)
+
+
+def _ends(child: subprocess.Popen[bytes], timeout: float, look: Callable[[], int]) -> bool:
+    """Whether it ends before it has been silent for so long; `look` counts the bytes that it has said."""
+    deadline, said = time.monotonic() + timeout, 0
+    while (left := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(min(left, _LOOK_SECONDS))
+            return True
+        if (now := look()) != said:
+            deadline, said = time.monotonic() + timeout, now
+    return False
+
+
+def _ask_to_end(child: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to its session: package managers put their locks and lists in order."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_WATCHED_GRACE_SECONDS)
+
+
+def _memory() -> BinaryIO:
+    return os.fdopen(unnamed_file(), "w+b", buffering=0)
+
+
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _last_line(file: BinaryIO) -> str:
+    """Carriage returns end lines too, as progress bars have them. The child's own position stays."""
+    end = os.pread(file.fileno(), _LAST_BYTES, max(0, _size(file) - _LAST_BYTES))
+    lines = (line.strip() for line in reversed(_text(end).splitlines()))
+    return next((line for line in lines if line), "")

@@ -1,0 +1,441 @@
+"""`Host`'s first drawer: where things lie below the root, and reading them. Nothing here changes anything."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gpunode.errors import GpunodeError, Unreadable
+from gpunode.host.files import (
+    LARGE_BYTES,
+    READ_BYTES,
+    explain_os_error,
+    read_end,
+    read_regular,
+    resolve_in_root,
+)
+from gpunode.host.recording import KERNEL_LOG, RECORDING, parse_recording
+
+# what a process has below its root directory; the link itself leads where its text doesn't say
+_INSIDE = re.compile(r"(/proc/([0-9]+)/root)(/.*)", re.DOTALL)
+_SYSTEM_PATH = (
+    *("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"),
+    "/run/current-system/sw/bin",  # NixOS, which has nothing but sh and env in the others
+)
+
+
+@dataclass(frozen=True)
+class DeviceNode:
+    """A character device: numbers as the kernel gives them, `mode` holds permission bits only.
+
+    `gid` is the group that owns it.
+    """
+
+    path: str
+    major: int
+    minor: int
+    mode: int
+    gid: int = 0
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """Sizes in bytes, `left` for ordinary users; `inodes` is 0 for a file system that has no fixed number."""
+
+    size: int
+    left: int
+    inodes: int
+    inodes_left: int
+
+
+def _recorded_file_system(seen: Any) -> FileSystem | None:
+    if not isinstance(seen, dict):
+        return None
+    return FileSystem(*(int(seen.get(key, 0)) for key in ("size", "left", "inodes", "inodesLeft")))
+
+
+def _read_for(word: tuple[int, str, str], limit: int) -> bytes:
+    from gpunode.host.trust import readable_as
+
+    with readable_as(*word) as (real, size):
+        return read_regular(real, limit)[:size]
+
+
+def _tail_for(word: tuple[int, str, str], limit: int) -> bytes:
+    from gpunode.host.trust import readable_as
+
+    with readable_as(*word) as (real, size):
+        return read_end(real, min(limit, size))
+
+
+def _stat_for(word: tuple[int, str, str], *, follow: bool = True) -> os.stat_result:
+    """Of the opened file: what was resolved can be exchanged for a link until it is looked at by its path."""
+    from gpunode.host.trust import opened_as
+
+    with opened_as(*word, follow=follow) as (descriptor, _):
+        return os.fstat(descriptor)
+
+
+def _link_for(word: tuple[int, str, str]) -> str | None:
+    from gpunode.host.trust import opened_as
+
+    with opened_as(*word, follow=False) as (descriptor, _):
+        if not stat.S_ISLNK(os.fstat(descriptor).st_mode):
+            return None
+        return os.readlink("", dir_fd=descriptor)
+
+
+def _list_for(word: tuple[int, str, str]) -> tuple[str, ...]:
+    from gpunode.host.trust import readable_as
+
+    with readable_as(*word) as (real, _):
+        return tuple(sorted(os.listdir(real)))  # noqa: PTH208
+
+
+@dataclass(frozen=True)
+class ReadingHost:
+    """See `Host`. `behalf` is the user on whose word paths are read; None for ours."""
+
+    root: Path = Path("/")
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    trace: Callable[[str], None] | None = None
+    behalf: int | None = None
+
+    @cached_property
+    def live(self) -> bool:
+        """Whether daemons, NVML and processes of this machine may be contacted."""
+        return self.root == Path("/")
+
+    @property
+    def uid(self) -> int:
+        """Who runs gpunode: the effective user id."""
+        return os.geteuid()
+
+    @property
+    def is_root(self) -> bool:
+        return self.uid == 0
+
+    # --- paths -----------------------------------------------------------------------------------------
+
+    def path(self, path: str | Path, *, follow: bool = True) -> Path:
+        """Where a node path lies on this machine; symlinks are resolved inside the root, never out of it."""
+        if self.live:
+            word = self._word(str(path))
+            return Path(path) if word is None else self._resolved_for(*word, follow)
+        if str(path) in self._unreadable:
+            raise Unreadable(self._unreadable[str(path)])
+        return resolve_in_root(self.root, path, follow)
+
+    def _word(self, path: str) -> tuple[int, str, str] | None:
+        """On whose word a path of the live node is read: the user, the root directory, and the path below it.
+        None for ours."""
+        if self.behalf is not None:
+            return self.behalf, "/", path  # also where it leads through the root directory of a process
+        if path.startswith("/proc/") and (inside := _INSIDE.fullmatch(path)):
+            return self.owner(int(inside[2])), inside[1], inside[3]
+        return None
+
+    def _resolved_for(self, uid: int, root: str, path: str, follow: bool) -> Path:
+        from gpunode.host.trust import opened_as
+
+        with opened_as(uid, root, path, follow=follow) as (_, real):
+            return Path(real)
+
+    def owner(self, pid: int) -> int:
+        """The user on whose word a process acts. It is -1 for a live process that is gone or hidden, and 0 in
+        a recording without the process's status."""
+        from gpunode.host.trust import owner_in
+
+        unknown = -1 if self.live else 0
+        ours = self if self.behalf is None else replace(self, behalf=None)
+        return owner_in(ours._text_of(pid, "status"), unknown)
+
+    def is_own(self, pid: int) -> bool:
+        """Whether a process is the node's own, as gpunode/host/trust.py defines it: its words are trusted."""
+        from gpunode.host import trust
+
+        if self.owner(pid) not in (0, self.uid) or (self.live and trust.setuid_program(pid)):
+            return False
+        if self.in_pid_namespace(pid):
+            return False  # also a container that a system service runs, such as one of systemd-nspawn
+        cgroup = self._text_of(pid, "cgroup")
+        if trust.in_system_service(cgroup):
+            return True
+        ours = [name for name in ("self", "1") if self.live or name == "1"]
+        spaces = {self._namespace(name, "user") for name in ours} | {""}
+        if self._namespace(str(pid), "user") not in spaces:
+            return False
+        mounts = self._namespace(str(pid), "mnt")
+        if not mounts:
+            return not trust.in_container(cgroup)
+        for name in ours:
+            if mounts == self._namespace(name, "mnt"):
+                return not self.live or trust.root_directory(str(pid)) == trust.root_directory(name)
+        return not self.live and not any(self._namespace(name, "mnt") for name in ours)
+
+    def in_pid_namespace(self, pid: int) -> bool:
+        """Whether a process is in a PID namespace below ours: proc_pid_status(5) then shows two numbers."""
+        lines = self._text_of(pid, "status").splitlines()
+        return any(line.startswith("NSpid:") and len(line.split()) > 2 for line in lines)
+
+    def _namespace(self, pid: str, kind: str) -> str:
+        """A process's namespace; empty where this user may not see it, or it wasn't recorded."""
+        try:
+            return self.readlink(f"/proc/{pid}/ns/{kind}") or ""
+        except GpunodeError:
+            return ""
+
+    def _text_of(self, pid: int, name: str) -> str:
+        try:
+            return self.read_text(f"/proc/{pid}/{name}") or ""
+        except GpunodeError:
+            return ""
+
+    def node_path(self, real: Path) -> str:
+        """The inverse of `path`: what the node itself calls this file."""
+        return str(real) if self.live else "/" + str(real.relative_to(self.root))
+
+    def realpath(self, path: str) -> str:
+        """The node path behind a chain of symlinks."""
+        if self.live and self._word(path) is None:
+            return str(Path(path).resolve())
+        with suppress(FileNotFoundError):
+            return self.node_path(self.path(path))
+        return path
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    def read_bytes(self, path: str, limit: int = READ_BYTES) -> bytes | None:
+        """The bytes, None if nothing is there. `Unreadable` if this user may not, else `ConfigError`.
+
+        A pipe, a socket or a device is refused, since reading one may never end; so is a file of more than
+        `limit` bytes, of which no more is read.
+        """
+        try:
+            if self.live and (word := self._word(path)):
+                return _read_for(word, limit)
+            return read_regular(self.path(path), limit)
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None  # a name with a NUL byte, a ValueError, is nobody's
+        except OSError as error:
+            raise explain_os_error(error, path, "read") from error
+
+    def read_text(self, path: str, limit: int = READ_BYTES) -> str | None:
+        """Like `read_bytes`, decoded; bytes that are no UTF-8 are kept as surrogates."""
+        data = self.read_bytes(path, limit)
+        return None if data is None else data.decode("utf-8", "surrogateescape")
+
+    def read_tail(self, path: str, limit: int) -> str:
+        """The last `limit` bytes of a file, however large, decoded like `read_text`; empty if it is gone."""
+        try:
+            if self.live and (word := self._word(path)):
+                return _tail_for(word, limit).decode("utf-8", "surrogateescape")
+            return read_end(self.path(path), limit).decode("utf-8", "surrogateescape")
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return ""
+        except OSError as error:
+            raise explain_os_error(error, path, "read") from error
+
+    def exists(self, path: str) -> bool:
+        return self._mode(path) != 0
+
+    def is_file(self, path: str) -> bool:
+        return stat.S_ISREG(self._mode(path))
+
+    def is_dir(self, path: str) -> bool:
+        return stat.S_ISDIR(self._mode(path))
+
+    def is_symlink(self, path: str) -> bool:
+        return stat.S_ISLNK(self._mode(path, follow=False))
+
+    def _mode(self, path: str, *, follow: bool = True) -> int:
+        """`st_mode` of what the path leads to, 0 if there is nothing. `Unreadable` if this user may not.
+
+        Nothing is behind symlinks in a circle, or has a name that is longer than its file system allows.
+        """
+        try:
+            if self.live and (word := self._word(path)):
+                return _stat_for(word, follow=follow).st_mode
+            return os.stat(self.path(path, follow=follow), follow_symlinks=follow).st_mode  # noqa: PTH116
+        except ValueError:
+            return 0  # a name with a NUL byte
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR):
+                return 0
+            raise explain_os_error(error, path, "look at") from error
+
+    def readlink(self, path: str) -> str | None:
+        """The link's own text, None if it is no link."""
+        try:
+            if self.live and (word := self._word(path)):
+                return _link_for(word)
+            real = self.path(path, follow=False)
+            return str(real.readlink()) if real.is_symlink() else None
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None
+        except OSError as error:
+            raise explain_os_error(error, path, "look at") from error
+
+    def listdir(self, path: str) -> tuple[str, ...]:
+        """Sorted names; empty if there is no such directory."""
+        try:
+            if self.live and (word := self._word(path)):
+                return _list_for(word)
+            return tuple(sorted(os.listdir(self.path(path))))  # noqa: PTH208 - names, not paths
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return ()
+        except OSError as error:
+            raise explain_os_error(error, path, "list") from error
+
+    def glob(self, directory: str, pattern: str) -> tuple[str, ...]:
+        """Sorted node paths in one directory whose names match (no recursion)."""
+        from fnmatch import fnmatchcase
+
+        names = (name for name in self.listdir(directory) if fnmatchcase(name, pattern))
+        return tuple(f"{directory.rstrip('/')}/{name}" for name in names)
+
+    def stat(self, path: str) -> os.stat_result | None:
+        """`stat` of what the path leads to, None if there is nothing."""
+        try:
+            if self.live and (word := self._word(path)):
+                return _stat_for(word)
+            return os.stat(path if self.live else self.path(path))  # noqa: PTH116 - some ask all day
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None
+        except OSError as error:
+            raise explain_os_error(error, path, "look at") from error
+
+    def executable(self, path: str) -> bool:
+        """A file of more than zero bytes that may be executed; a truncated install counts as missing."""
+        found = self.stat(path)
+        return (
+            found is not None
+            and stat.S_ISREG(found.st_mode)
+            and found.st_size > 0
+            and found.st_mode & 0o111 != 0
+        )
+
+    def which(self, name: str) -> str | None:
+        """Node path of a program: PATH on the live node, the system directories in any other root.
+
+        On the live node one that another user can have written is passed over; see `unsafe_program`."""
+        if name.startswith("/"):
+            return name if self.executable(name) else None
+        return next((path for path in self._places(name) if not self.refusal(path)), None)
+
+    def unsafe_program(self, name: str) -> tuple[str, str] | None:
+        """What `which` passes over where it finds no other: path, and why it isn't run."""
+        if "/" in name or self.which(name) is not None:
+            return None
+        return next(((path, f"it is not run: {self.refusal(path)}") for path in self._places(name)), None)
+
+    def _places(self, name: str) -> Iterator[str]:
+        own = self.environ.get("PATH", "").split(":") if self.live else []
+        for directory in dict.fromkeys([*filter(None, own), *_SYSTEM_PATH]):
+            with suppress(Unreadable):  # one that is closed to this user; a shell passes it over, too
+                if self.executable(f"{directory}/{name}"):
+                    yield f"{directory}/{name}"
+
+    def refusal(self, path: str) -> str:
+        """Why nothing of this file may be executed, a program or a library: other users can have written it,
+        or can replace it. Empty if only root and this user can; see `trust.refusal`."""
+        from gpunode.host.trust import refusal
+
+        return refusal(path) if self.live else ""
+
+    def device(self, path: str) -> DeviceNode | None:
+        """The character device at `path`, None if there is none."""
+        if not self.live:
+            seen = self.recorded("devices", path)
+            if not seen:
+                return None
+            numbers = seen["major"], seen["minor"], int(seen["mode"], 8), seen.get("gid", 0)
+            return DeviceNode(path, *numbers)
+        found = self.stat(path)
+        if found is None or not stat.S_ISCHR(found.st_mode):
+            return None
+        major, minor = os.major(found.st_rdev), os.minor(found.st_rdev)
+        return DeviceNode(path, major, minor, stat.S_IMODE(found.st_mode), found.st_gid)
+
+    def file_system(self, path: str) -> FileSystem | None:
+        """What is left where `path` lies (statvfs(3)); None if nothing is there. Waits for a stuck one."""
+        if not self.live:
+            return _recorded_file_system(self.recorded("filesystems", path))
+        try:
+            found = os.statvfs(self.path(path))
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None
+        except OSError as error:
+            raise explain_os_error(error, path, "look at") from error
+        size, left = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+        return FileSystem(size, left, found.f_files, found.f_favail)
+
+    def devices(self, directory: str) -> tuple[DeviceNode, ...]:
+        """Character devices directly in a directory, by name."""
+        if not self.live:
+            names: list[str] = [
+                name for name in self.recording.get("devices", {}) if Path(name).parent == Path(directory)
+            ]
+            found = (self.device(name) for name in sorted(names))
+        else:
+            found = (self.device(f"{directory}/{name}") for name in self.listdir(directory))
+        return tuple(node for node in found if node is not None)
+
+    def kernel_log(self) -> tuple[str, ...] | None:
+        """The kernel's log of this boot as far as it is kept, lines as /dev/kmsg has them or, from a recorded
+        machine, as dmesg(1) prints them. None if there is none; `Unreadable` if this user may not."""
+        from gpunode.host.files import LogReader
+
+        if not self.live:
+            self.path("/dev/kmsg")  # whoever recorded this machine may not have been allowed to read it
+            text = self.read_text("/" + KERNEL_LOG, LARGE_BYTES)
+            return None if text is None else tuple(text.splitlines())
+        try:
+            reader = LogReader(self.path("/dev/kmsg"))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise explain_os_error(error, "/dev/kmsg", "read") from error
+        try:
+            reader.rewind()
+            return tuple(reader.news())
+        except OSError as error:
+            raise explain_os_error(error, "/dev/kmsg", "read") from error
+        finally:
+            reader.close()
+
+    # --- recorded machines -----------------------------------------------------------------------------
+
+    @cached_property
+    def recording(self) -> dict[str, Any]:
+        """What a recorded machine holds that can't be a file; empty for a live one."""
+        if self.live:
+            return {}
+        try:
+            data = read_regular(resolve_in_root(self.root, RECORDING, follow=True), LARGE_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except OSError as error:
+            raise explain_os_error(error, "/" + RECORDING, "read") from error
+        return parse_recording(data.decode("utf-8", "surrogateescape")) if data else {}
+
+    @cached_property
+    def _unreadable(self) -> dict[str, str]:
+        """What the one who recorded this machine couldn't see, by path."""
+        found: dict[str, str] = self.recording.get("unreadable", {})
+        return found
+
+    def recorded(self, section: str, key: str) -> Any:
+        """One recorded value, None where nothing was recorded."""
+        return self.recording.get(section, {}).get(key)
+
+    def heard(self, section: str, key: str, value: Any) -> None:
+        """Whoever asks a daemon or NVML says so, in a recording's terms; a `RecordingHost` keeps it."""

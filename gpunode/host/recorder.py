@@ -1,0 +1,264 @@
+"""`Host`'s drawer for support bundles: a host that keeps what it is asked, and so makes a recorded machine.
+
+What a doctor asked of such a host is all that the same doctor asks of the recording. Nothing else is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpunode.errors import Unreadable
+from gpunode.host import Host
+from gpunode.host.files import READ_BYTES
+from gpunode.host.process import Completed
+from gpunode.host.reading import DeviceNode, FileSystem
+
+MOST_FILE = 8 << 20
+MOST_BYTES = 96 << 20
+_MOST_STEPS = 400
+_PROGRAM = b"#!/bin/sh\n"
+# links of proc(5) that lead where their text doesn't say: what is read behind one is kept below its own name
+_MAGIC = re.compile(r"/proc/[0-9]+/(?:root|cwd)")
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What was seen, by path on the node: `files` with their bytes (empty for what was only looked for),
+    `links`, `directories`, `programs` that may be executed, `times` of change in seconds since the epoch, and
+    the `recording` (docs/recorded-machines.md). `left_out` says why something isn't kept."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    directories: dict[str, None] = field(default_factory=dict)
+    programs: dict[str, None] = field(default_factory=dict)
+    times: dict[str, float] = field(default_factory=dict)
+    recording: dict[str, dict[str, Any]] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RecordingHost(Host):
+    """A `Host` that answers as it does, and keeps each answer."""
+
+    kept: Kept = field(default_factory=Kept)
+
+    # --- files -----------------------------------------------------------------------------------------
+
+    def read_bytes(self, path: str, limit: int = READ_BYTES) -> bytes | None:
+        data = self._asked(path, lambda: Host.read_bytes(self, path, limit))
+        real = self._trail(path)
+        if data is not None:
+            self._keep(real, data)
+        return data
+
+    def read_tail(self, path: str, limit: int) -> str:
+        text = self._asked(path, lambda: Host.read_tail(self, path, limit))
+        real = self._trail(path)
+        if text or Host.is_file(self, path):
+            self._keep(real, text.encode("utf-8", "surrogateescape"))
+        return text
+
+    def exists(self, path: str) -> bool:
+        return self._looked(path, lambda: Host.exists(self, path))
+
+    def is_file(self, path: str) -> bool:
+        return self._looked(path, lambda: Host.is_file(self, path))
+
+    def is_dir(self, path: str) -> bool:
+        return self._looked(path, lambda: Host.is_dir(self, path))
+
+    def is_symlink(self, path: str) -> bool:
+        return self._looked(path, lambda: Host.is_symlink(self, path))
+
+    def readlink(self, path: str) -> str | None:
+        target = self._asked(path, lambda: Host.readlink(self, path))
+        if target is not None:
+            self.kept.links[self._trail(path, follow=False)] = target
+        return target
+
+    def realpath(self, path: str) -> str:
+        self._trail(path)
+        return Host.realpath(self, path)
+
+    def listdir(self, path: str) -> tuple[str, ...]:
+        names = self._asked(path, lambda: Host.listdir(self, path))
+        real = self._trail(path)
+        if names or Host.is_dir(self, path):
+            self.kept.directories[real] = None
+        for name in names:
+            self._place(f"{real}/{name}")
+        return names
+
+    def stat(self, path: str) -> os.stat_result | None:
+        found = self._asked(path, lambda: Host.stat(self, path))
+        real = self._trail(path)
+        if found is not None:
+            self._place(real)
+            if self.live:
+                self.heard("modes", path, f"{stat.S_IMODE(found.st_mode):04o}")
+        return found
+
+    def executable(self, path: str) -> bool:
+        answer = Host.executable(self, path)
+        if answer:
+            self.kept.programs[self._trail(path)] = None
+        return answer
+
+    # --- what can't be a file --------------------------------------------------------------------------
+
+    def device(self, path: str) -> DeviceNode | None:
+        found = Host.device(self, path)
+        if found is not None:
+            facts = {"major": found.major, "minor": found.minor, "mode": f"{found.mode:04o}"}
+            self.heard("devices", path, {**facts, "gid": found.gid} if found.gid else facts)
+        return found
+
+    def file_system(self, path: str) -> FileSystem | None:
+        found = Host.file_system(self, path)
+        if found is not None:
+            names = ("size", "left", "inodes", "inodesLeft")
+            numbers = (found.size, found.left, found.inodes, found.inodes_left)
+            self.heard("filesystems", path, dict(zip(names, numbers, strict=True)))
+        return found
+
+    def kernel_log(self) -> tuple[str, ...] | None:
+        lines = self._asked("/dev/kmsg", lambda: Host.kernel_log(self))
+        if lines is not None:
+            self.kept.log[:] = self._latest(lines)
+        return lines
+
+    def _latest(self, lines: tuple[str, ...]) -> list[str]:
+        """The end of a log that is larger than a file may be."""
+        left = MOST_FILE
+        for number, line in enumerate(reversed(lines)):
+            left -= len(line) + 1
+            if left < 0:
+                self.kept.left_out["/dev/kmsg"] = f"the first {len(lines) - number} lines are too many"
+                return list(lines[-number:]) if number else []
+        return list(lines)
+
+    def listener(self, path: str) -> tuple[str, int]:
+        found = Host.listener(self, path)
+        if found[0] != "absent":
+            self.heard("sockets", path, found[0])
+        return found
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float = 30.0,
+        stdin: str | bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        watch: Callable[[str], None] | None = None,
+    ) -> Completed:
+        import shlex
+        import sys
+
+        done = Host.run(self, argv, timeout=timeout, stdin=stdin, env=env, watch=watch)
+        # gpunode's own children ask what has a section of its own; a program that isn't there needs no entry
+        if argv[0] != sys.executable and done.code != 127:
+            answer: dict[str, Any] = {"code": done.code}
+            for name, text in (("stdout", done.stdout), ("stderr", done.stderr)):
+                answer[name] = text[:MOST_FILE]
+                if len(text) > MOST_FILE:
+                    self.kept.left_out[f"{name} of {shlex.join(argv)}"] = (
+                        f"{len(text)} characters are too many"
+                    )
+            self.heard("commands", shlex.join(argv), answer | ({"timedOut": True} if done.timed_out else {}))
+        return done
+
+    def heard(self, section: str, key: str, value: Any) -> None:
+        """Objects are put together: a daemon's answers come one by one. A recording is copied as it is."""
+        if self.live:
+            place = self.kept.recording.setdefault(section, {})
+            before = place.get(key)
+            merge = section == "daemons" and isinstance(before, dict) and isinstance(value, dict)
+            place[key] = {**before, **value} if merge and before is not None else value
+
+    # --- keeping ---------------------------------------------------------------------------------------
+
+    def _asked(self, path: str, ask: Callable[[], _Answer]) -> _Answer:
+        """What this user may not see is kept as that; else it would seem to be missing."""
+        try:
+            return ask()
+        except Unreadable as error:
+            self.heard("unreadable", path, error.message)
+            raise
+
+    def _looked(self, path: str, look: Callable[[], bool]) -> bool:
+        found = self._asked(path, look)
+        if found:
+            self._place(self._trail(path))
+        else:
+            self._trail(path)  # a link to nothing is there, all the same
+        return found
+
+    def _keep(self, real: str, data: bytes) -> None:
+        total = sum(map(len, self.kept.files.values()))
+        if len(data) > MOST_FILE or total + len(data) > MOST_BYTES:
+            self.kept.left_out[real] = f"{len(data)} bytes are too many"
+            self.kept.files.setdefault(real, b"")
+        elif data or real not in self.kept.files:
+            self.kept.files[real] = data
+        self._place(real)
+
+    def _place(self, real: str) -> None:
+        """That something is there: a directory, a link, or a file with nothing in it."""
+        target = self._link(real)
+        if target is not None:
+            self.kept.links[real] = target
+            return
+        try:
+            found = os.lstat(self._here(real))
+        except OSError:
+            return
+        if stat.S_ISDIR(found.st_mode):
+            self.kept.directories[real] = None
+        else:
+            self.kept.files.setdefault(real, b"")
+            self.kept.times[real] = found.st_mtime
+
+    def _trail(self, path: str, *, follow: bool = True) -> str:
+        """Where a path leads on the node; every link on the way is kept."""
+        current, todo = "", [part for part in reversed(Path(path).parts) if part != "/"]
+        for _ in range(_MOST_STEPS):
+            if not todo:
+                break
+            part = todo.pop()
+            if part == "..":
+                current = current.rpartition("/")[0]
+                continue
+            step = f"{current}/{part}"
+            target = self._link(step) if todo or follow else None
+            if target is None or (_MAGIC.fullmatch(step) and todo):
+                current = step
+                continue
+            self.kept.links[step] = target
+            current = "" if target.startswith("/") else current
+            todo += [piece for piece in reversed(Path(target).parts) if piece != "/"]
+        return current or "/"
+
+    def _link(self, step: str) -> str | None:
+        try:
+            return os.readlink(self._here(step))  # noqa: PTH115 - asked for every part of every path
+        except (OSError, ValueError):
+            return None
+
+    def _here(self, real: str) -> str:
+        return real if self.live else f"{self.root}{real}"
+
+
+def programs_as_files(kept: Kept) -> dict[str, bytes]:
+    """Every file of the machine: a program that was only looked at isn't copied, but has to be more than
+    nothing."""
+    stubs = {path: _PROGRAM for path in kept.programs if not kept.files.get(path)}
+    return {**kept.files, **stubs}

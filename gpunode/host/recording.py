@@ -1,0 +1,216 @@
+"""`Host`'s third drawer: what a recorded machine holds that can't be a file, checked when it is read."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gpunode.errors import ConfigError
+
+RECORDING = ".gpunode/recording.json"
+KERNEL_LOG = ".gpunode/kernel.log"
+SECTIONS = ("commands", "devices", "sockets", "daemons", "nvml", "filesystems", "modes", "unreadable")
+_DEVICE_NUMBERS = (("major", None), ("minor", None), ("gid", 0))
+_OCTAL = re.compile(r"[0-7]{1,4}")
+
+# The types of what a daemon or NVML was recorded to answer: a type, [type] for a list, a mapping for an
+# object ("*": every key; "!": required), a tuple for alternatives, object for anything.
+_COUNT, _TEXT, _FLAG = (int, None), (str, None), (bool, None)
+_TEXTS, _NUMBERS = [str], {"*": int}
+_PLACE = {"start!": int, "size!": int}
+_SIZE: dict[str, Any] = {
+    "gpuSlices!": int,
+    "computeSlices!": int,
+    **dict.fromkeys(("multiprocessors", "copyEngines"), _COUNT),
+}
+_SIZE |= dict.fromkeys(("decoders", "encoders", "jpeg", "ofa"), _COUNT)
+_MIG_DEVICE: dict[str, Any] = {
+    "index!": int,
+    "uuid!": str,
+    "profile!": str,
+    "gi!": int,
+    "ci!": int,
+    "memoryBytes": int,
+}
+_GPU: dict[str, Any] = {
+    "index!": int,
+    "uuid!": str,
+    "name!": str,
+    "pci!": str,
+    "minor": _COUNT,
+    "memoryBytes": int,
+}
+_GPU |= {"computeCapability": str, "numa": _COUNT, "migEnabled": bool, "migCapable": bool, "error": str}
+_GPU |= {"clique": str, "mig": [_MIG_DEVICE | {"size": (_SIZE, None)}]}
+_READING: dict[str, Any] = dict.fromkeys(("remapPending", "remapFailed", "retiredPending"), _FLAG)
+_READING |= dict.fromkeys(("eccVolatile", "eccAggregate", "busyPercent", "memoryUsedBytes"), _COUNT)
+_READING |= dict.fromkeys(("error", "recoveryAction", "fabricState", "fabricError", "generation"), _TEXT)
+_FABRIC = {"state": _TEXT, "status": _COUNT, "cluster": _TEXT, "clique": _COUNT, "health": _COUNT}
+_LICENCE = {"supported": _FLAG, "licensed": _FLAG, "products": (_TEXTS, None)}
+_PROCESS = {"pid!": int, "graphics": bool, "memoryBytes": _COUNT}
+_CONDITION: dict[str, Any] = dict.fromkeys(
+    ("error", "computeMode", "virtualization", "gspVersion", "addressing"), _TEXT
+)
+_CONDITION |= dict.fromkeys(
+    (
+        *("sramThresholdExceeded", "channelRepairPending", "tpcRepairPending", "inforomValid", "persistence"),
+        *("eccMode", "eccModeNext", "migMode", "migModeNext", "gspEnabled", "gspDefault", "displayActive"),
+        *("ccEnabled", "ccReady"),
+    ),
+    _FLAG,
+)
+_CONDITION |= dict.fromkeys(
+    (
+        *("errorCode", "remapped", "retired", "retiredPages", "temperature", "temperatureSlowdown"),
+        *("powerLimit", "powerLimitDefault", "pcieWidth", "pcieWidthMax", "pcieGeneration"),
+        *("pcieGenerationMax", "pcieReplays", "memoryTotal", "memoryUsed", "memoryReserved"),
+    ),
+    _COUNT,
+)
+_CONDITION |= {"reading": _READING, "fabric": _FABRIC, "licence": _LICENCE, "slowdowns": (_TEXTS, None)}
+_CONDITION |= {"nvlinks": ([bool], None), "processes": ([_PROCESS], None)}
+_COMPUTE: dict[str, Any] = {"id!": int, "slices!": int, "placement": (_PLACE, None), "uuid": str}
+_INSTANCE: dict[str, Any] = {"id!": int, "profile!": int, "profileId!": int, "name!": str, "slices!": int}
+_INSTANCE |= {"placement!": _PLACE, "compute": [_COMPUTE], "aliases": _TEXTS}
+_COMPUTE_PROFILE = {"slices!": int, "maxCount!": int, "placements": [_PLACE]}
+_PROFILE: dict[str, Any] = {
+    "index!": int,
+    "id!": int,
+    "name!": str,
+    "slices!": int,
+    "memoryMib!": int,
+    "maxCount!": int,
+}
+_PROFILE |= {"sms": int, "placements": [_PLACE], "aliases": _TEXTS, "compute": [_COMPUTE_PROFILE]}
+_PROFILE |= {"free": _COUNT}
+_LAYOUT: dict[str, Any] = {
+    "uuid!": str,
+    "index!": int,
+    "name!": str,
+    "pci!": str,
+    "minor": _COUNT,
+    "error": str,
+}
+_LAYOUT |= dict.fromkeys(("deviceId", "subsystemId", "memoryBytes", "architecture", "virtualization"), int)
+_LAYOUT |= {"slots": int, "capable": bool, "current": bool, "pending": bool, "untold": str}
+_LAYOUT |= {"instances": [_INSTANCE], "profiles": [_PROFILE]}
+_PAIR = {"first!": str, "second!": str, "level": _COUNT, "nvlinks": int}
+_NVML: dict[str, Any] = {
+    "inventory": (
+        {"driverVersion!": str, "cudaVersion": str, "gpus": [_GPU], "simulated": bool},
+        None,
+    ),
+    "conditions": {"*": _CONDITION},
+    "topology": {"pairs": [_PAIR], "switchLinks": _NUMBERS},
+    "mig": ({"driverVersion": str, "gpus!": [_LAYOUT]}, None),
+    "cuda": dict,
+    "error": ({"code!": int, "message": str}, None),
+    "timeout": bool,
+    "problem": str,
+}
+_CONTAINER: dict[str, Any] = {
+    **dict.fromkeys(("id", "name", "pod", "namespace", "image", "handler", "Id", "Image"), str)
+}
+_CONTAINER |= {"Names": _TEXTS}
+_HOLDING = {"namespace": str, "pod": str, "container": str, "resource": str, "ids": _TEXTS}
+_DAEMON: dict[str, Any] = {
+    "info": dict,
+    "version": (dict, list),
+    "status": {"config": dict, "handlers": _TEXTS, "defaultHandler": str, "conditions": {"*": bool}},
+    "config": (str, dict),
+    "images": {"*": ({"Env": (_TEXTS, None)}, None)},
+    "containers": [_CONTAINER],
+    "allocatable": {"*": _TEXTS},
+    "pods": [_HOLDING],
+    "options": object,
+    "problem": {"code": str, "message": str},
+}
+_SHAPES = {"nvml": _NVML, "daemons": {"*": _DAEMON}}
+_HINT = "correct that key, or record the machine again; the format is in docs/recorded-machines.md"
+_INDEX = re.compile(r"[0-9]{1,5}")
+_NAMES = {int: "an integer", str: "a string", bool: "true or false", dict: "an object", list: "a list"}
+
+
+def parse_recording(text: str) -> dict[str, Any]:
+    """The recording's sections; `ConfigError` names the entry that can't be right."""
+    import json
+
+    try:
+        loaded = json.loads(text)
+    except RecursionError as error:
+        raise ConfigError(f"{RECORDING} is nested too deep") from error
+    except ValueError as error:
+        raise ConfigError(f"{RECORDING} is not JSON: {error}") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{RECORDING} does not hold a JSON object")
+    for section in SECTIONS:
+        entries = loaded.setdefault(section, {})
+        if not isinstance(entries, dict):
+            raise ConfigError(f"{RECORDING}: {section} is no JSON object")
+        for key, value in entries.items():
+            problem = _problem(section, value)
+            if problem:
+                raise ConfigError(f"{RECORDING}: {section}: {key!r}: {problem}", hint=_HINT)
+        mismatch = _mismatch(entries, _SHAPES.get(section, dict), section)
+        if mismatch:
+            raise ConfigError(f"{RECORDING}: {mismatch}", hint=_HINT)
+    return loaded
+
+
+def _mismatch(value: Any, shape: Any, where: str) -> str:
+    """The first key below `where` whose value has another type than `shape` says; empty if none has."""
+    if isinstance(shape, tuple):
+        problems = [_mismatch(value, one, where) for one in shape]
+        return "" if "" in problems else problems[0]
+    if shape is None:
+        return "" if value is None else f"{where} must be null"
+    if isinstance(shape, type):
+        fits = shape is object or type(value) is shape
+        return "" if fits else f"{where} must be {_NAMES[shape]}"
+    if not isinstance(value, type(shape)):
+        return f"{where} must be {_NAMES[type(shape)]}"
+    if isinstance(shape, list):
+        problems = [_mismatch(item, shape[0], f"{where}[{index}]") for index, item in enumerate(value)]
+        return next(filter(None, problems), "")
+    missing = [key for key in shape if key.endswith("!") and key[:-1] not in value]
+    if missing:
+        return f"{where}.{missing[0][:-1]} is missing"
+    if where == "nvml.conditions" and (wrong := [key for key in value if not _INDEX.fullmatch(key)]):
+        return f"{where}.{wrong[0]}: the key must be the index of a GPU"
+    for key, item in value.items():
+        expected = shape.get(key, shape.get(f"{key}!", shape.get("*", object)))
+        if problem := _mismatch(item, expected, f"{where}.{key}"):
+            return problem
+    return ""
+
+
+def _problem(section: str, value: Any) -> str:
+    """What is wrong with one entry, empty if nothing."""
+    if section == "sockets":
+        return "" if isinstance(value, str) else "the state is no string"
+    if section == "unreadable":
+        return "" if isinstance(value, str) else "the reason is no string"
+    if section == "modes":
+        return "" if isinstance(value, str) and _OCTAL.fullmatch(value) else 'the mode is no text like "0644"'
+    if section == "nvml":
+        return ""
+    if not isinstance(value, dict):
+        return "not a JSON object"
+    if section == "filesystems":
+        whole = all(type(number) is int and number >= 0 for number in value.values())
+        return "" if whole else "size, left, inodes and inodesLeft are whole numbers"
+    if section == "commands":
+        texts = all(isinstance(value.get(name, ""), str) for name in ("stdout", "stderr"))
+        return (
+            "" if texts and type(value.get("code", 0)) is int else "code, stdout or stderr has a wrong type"
+        )
+    if section == "devices":
+        numbers = all(type(value.get(name, default)) is int for name, default in _DEVICE_NUMBERS)
+        mode = value.get("mode")
+        octal = isinstance(mode, str) and _OCTAL.fullmatch(mode) is not None
+        return (
+            ""
+            if numbers and octal
+            else 'a device has whole numbers major, minor and gid, and a mode like "0666"'
+        )
+    return ""

@@ -1,0 +1,130 @@
+"""`Host`'s sockets: connecting to a daemon's, asking who listens, listening ourselves, telling systemd."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+from gpunode.errors import DaemonError, PreconditionError
+from gpunode.host.files import socket_state_of
+
+_BACKLOG = 128
+
+
+def connect_unix(path: str, timeout: float) -> socket.socket:
+    """A connected stream socket. `DaemonError` says why not: absent, refused, denied."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout)
+    try:
+        connection.connect(path)
+    except OSError as error:
+        connection.close()
+        raise DaemonError(
+            f"can't connect to {path}: {error.strerror or error}", code=socket_state_of(error)
+        ) from error
+    return connection
+
+
+def listener(
+    path: str,
+    found: os.stat_result | None,
+    connect: Callable[[str, float], socket.socket] = connect_unix,
+) -> tuple[str, int]:
+    """The state of what `stat` found at `path`, and who listens there; see `Host.listener`."""
+    if found is None:
+        return "absent", 0
+    if not stat.S_ISSOCK(found.st_mode):
+        return "not-a-socket", 0
+    try:
+        with connect(path, 1.0) as connection:
+            return "listening", _peer(connection)
+    except DaemonError as error:
+        return error.code, 0
+
+
+def refuses(path: Path) -> bool:
+    """Whether nothing listens behind a socket file; never waits (unix(7): a full backlog is EAGAIN)."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.setblocking(False)
+        try:
+            connection.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+def _peer(connection: socket.socket) -> int:
+    """The process that called listen(2) on the other side (unix(7)); 0 if it lives in a namespace unseen."""
+    size = struct.calcsize("3i")
+    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(pid)
+
+
+def listen_tcp(address: str, port: int) -> socket.socket:
+    """A listening socket; an empty `address` is every one of this node.
+
+    `PreconditionError` says why there can't be one, and what to do.
+    """
+    shown = f"{address or '*'}:{port}"
+    try:
+        found = socket.getaddrinfo(
+            address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )
+    except OSError as error:
+        raise PreconditionError(
+            f"can't listen on {shown}: {error.strerror or error}", hint="give an address of this node's own"
+        ) from error
+    family, kind, protocol, _, where = found[0]
+    try:
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        hint = "under systemd RestrictAddressFamilies forbids it: see docs/metrics.md"
+        raise PreconditionError(f"can't listen on {shown}: {error.strerror or error}", hint=hint) from error
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(where)
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        hints = {
+            errno.EADDRINUSE: f"find out who has it: ss -ltnp sport = :{port}; or choose another port",
+            errno.EACCES: "ports below 1024 are root's",
+            errno.EADDRNOTAVAIL: "give an address of this node's own: ip -brief address",
+        }
+        hint = hints.get(error.errno or 0, "")
+        raise PreconditionError(f"can't listen on {shown}: {error.strerror or error}", hint=hint) from error
+    return listening
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """A listening socket, born 0600: bind(2) takes the mode that the descriptor has. A dead socket in its
+    place goes; what is no socket, or is listened on, stays and is a `PreconditionError`."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        os.fchmod(listening.fileno(), 0o600)
+        if path.is_socket() and listener(str(path), path.lstat())[0] == "refused":
+            path.unlink()
+        listening.bind(os.fsencode(path))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        reason = error.strerror or str(error)
+        hints = {errno.EADDRINUSE: f"find out who has it: ss -xlp src {path}"}
+        raise PreconditionError(
+            f"can't listen on {path}: {reason}", hint=hints.get(error.errno or 0, "choose another directory")
+        ) from error
+    return listening
+
+
+def send_datagram(address: str, message: str) -> None:
+    """One datagram to a unix socket; ``@`` in front of the address is the abstract namespace's."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as datagram:
+        datagram.connect("\0" + address[1:] if address[0] == "@" else address)
+        datagram.sendall(message.encode())

@@ -1,0 +1,319 @@
+"""Changing an object by one patch until it holds, whatever happens on the way.
+
+A patch tests what it replaces (`patches.py`), so it may be sent again: had the first one been carried out and
+only its answer been lost, the second look finds nothing left to do.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from gpunode.host import Host
+from gpunode.kubernetes.api import ClusterError, Conflict, Invalid, Json, Patch, Unavailable, Unreachable
+from gpunode.output.result import Progress
+
+ATTEMPTS = 5
+_PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds, after the first, second, ... attempt
+_LONGEST_PAUSE = 10.0
+_RETRY_SECONDS = 30.0  # no attempt starts later than this; one that is slow may use all of it
+_LONGEST_VALUE = 500  # characters; taints are one value
+_UNKNOWN = "whether the change was made can't be told: all of it or none; run this again to find out"
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The object as it was right before the change and as it is now, and the patch that was sent last; empty
+    if none."""
+
+    before: Json
+    after: Json
+    patch: Patch
+
+
+def patiently(host: Host, progress: Progress, ask: Callable[[], _Answer]) -> _Answer:
+    """Call a read-only request; for half a minute, retry while the server is busy or silent."""
+    started = host.monotonic()
+    for attempt in range(ATTEMPTS):
+        try:
+            return ask()
+        except (Unavailable, Unreachable) as error:
+            _wait(host, progress, error, attempt, started)
+    raise AssertionError("the last attempt raises")
+
+
+def change(
+    host: Host,
+    progress: Progress,
+    read: Callable[[], Json],
+    plan: Callable[[Json], Patch],
+    send: Callable[[Patch], Json],
+) -> Changed:
+    """Read, plan and patch; `ClusterError` says whether anything was changed.
+
+    What `plan` raises goes through. A busy server, a lost answer and a conflict are tried again.
+    """
+    now: Json = {}
+    started = host.monotonic()
+    lost: tuple[Json, Patch] | None = None  # a patch of which we don't know what became, and what it was for
+    for attempt in range(ATTEMPTS):
+        patch: Patch = ()
+        try:
+            now = read()
+            patch = plan(now)
+            if not patch:
+                return Changed(lost[0], now, lost[1]) if lost else Changed(now, now, ())
+            if lost is not None and _aims(patch) != _aims(lost[1]):
+                return Changed(lost[0], send(patch), patch)  # it was made, and some of it is to be made again
+            return Changed(now, send(patch), patch)
+        except ClusterError as error:
+            if isinstance(error, Unreachable | Unavailable) and error.sent:
+                lost = lost or (now, patch)
+            if not _worth_another(error, read, now):
+                raise _told(error, lost[1] if lost else ()) from error
+            try:
+                _wait(host, progress, error, attempt, started)
+            except ClusterError as last:
+                raise _told(last, lost[1] if lost else ()) from error
+        except KeyboardInterrupt:
+            if patch or lost:
+                progress.note(f"stopped: {_unknown(lost[1] if lost else patch)}")
+            raise
+    raise AssertionError("the last attempt raises")
+
+
+def _aims(patch: Patch) -> list[tuple[str, str]]:
+    """What it is to come to, whatever there was: path and value of each step."""
+    return [(str(one["path"]), repr(one.get("value"))) for one in patch if one["op"] != "test"]
+
+
+def _worth_another(error: ClusterError, read: Callable[[], Json], seen: Json) -> bool:
+    """A conflict, a busy server or a lost answer; and a refused patch, if the object has changed since: then
+    it was a test of ours that failed, and not the value."""
+    if not isinstance(error, Invalid):
+        return isinstance(error, Conflict | Unavailable | Unreachable)
+    try:
+        return bool(_version(read()) != _version(seen))
+    except (Unavailable, Unreachable):
+        return True
+
+
+def _version(node: Json) -> Any:
+    metadata = node.get("metadata")
+    return metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+
+
+def _wait(host: Host, progress: Progress, error: ClusterError, attempt: int, started: float) -> None:
+    """Wait before the next attempt. Raise `error` after the last one, and if waiting can't help."""
+    if attempt + 1 >= ATTEMPTS or (isinstance(error, Unreachable) and error.lasting):
+        raise error
+    asked = error.retry_after if isinstance(error, Unavailable) else 0.0
+    pause = min(max(_PAUSES[attempt], asked), _LONGEST_PAUSE)
+    if host.monotonic() + pause - started > _RETRY_SECONDS:
+        raise error
+    progress.note(f"{error.message}; trying again")
+    host.sleep(pause)
+
+
+def _told(error: ClusterError, lost: Patch) -> ClusterError:
+    """The last error, with what is known of the change; `lost` is the patch of which it isn't known."""
+    outcome = _unknown(lost) if lost else "nothing was changed"
+    error.hint = f"{outcome}; {error.hint}" if error.hint else outcome
+    return error
+
+
+def _unknown(patch: Patch) -> str:
+    """With what the patch replaces: if it was made, the next run finds nothing to do and so no way back."""
+    there = [
+        f"{_key(one['path'])} was {_short(one['value'])}"
+        for one in patch
+        if one["op"] == "test" and one["path"] != "/metadata/resourceVersion"
+    ]
+    return f"{_UNKNOWN}; before, {', '.join(there)}" if there else _UNKNOWN
+
+
+def _key(path: str) -> str:
+    """The last part of a JSON pointer; see `patches.pointer`."""
+    return path.rpartition("/")[2].replace("~1", "/").replace("~0", "~")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
+# What changes on a node, as a JSON patch (RFC 6902) that only holds for the node that was looked at.
+#
+# Every patch tests what it replaces: the old value where there was one, the node's version where there was
+# none (RFC 6902 can't test for absence). A node that somebody else changed meanwhile refuses the whole patch,
+# and it is made anew. Pure: from a node, as the server gives it, to operations.
+
+_QUANTITY = re.compile(r"([0-9]{1,18})(|k|Ki|[MGTPE]i?|[eE][0-9]{1,2})")
+
+
+@dataclass(frozen=True)
+class Taint:
+    """A node's taint; one key may have one taint of each effect."""
+
+    key: str
+    value: str
+    effect: str
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
+
+
+def pointer(*parts: str) -> str:
+    """A JSON pointer: ``~`` is written ~0 and ``/`` is ~1 (RFC 6901)."""
+    return "".join(f"/{part.replace('~', '~0').replace('/', '~1')}" for part in parts)
+
+
+def label_patch(node: Json, wanted: Mapping[str, str | None]) -> list[dict[str, Any]]:
+    """Operations that make `wanted` true: a value to set, None to take away; empty if it is so already."""
+    return map_patch(node, ("metadata", "labels"), wanted)
+
+
+def capacity_patch(node: Json, resource: str, count: int | None) -> list[dict[str, Any]]:
+    """For the subresource status: how many of `resource` the node has; None takes the entry out.
+
+    The kubelet copies it to allocatable when it next looks.
+    """
+    there = strings(node, ("status", "capacity")).get(resource)
+    if there is not None and whole(there) == count:
+        return []
+    value = None if count is None else str(count)
+    return map_patch(node, ("status", "capacity"), {resource: value})
+
+
+def whole(quantity: str) -> int | None:
+    """A number of devices as the API server writes it (Kubernetes, resource.Quantity): 1000 comes back as
+    ``1k``. None for what isn't a whole number."""
+    found = _QUANTITY.fullmatch(quantity)
+    if found is None:
+        return None
+    number, suffix = int(found[1]), found[2]
+    if suffix[1:].isdigit():
+        return number * int(10 ** int(suffix[1:]))
+    power = " kMGTPE".index(suffix[0].lower() if suffix[0] == "K" else suffix[0]) if suffix else 0
+    return number * int((1024 if suffix.endswith("i") else 1000) ** power)
+
+
+def map_patch(node: Json, at: tuple[str, ...], wanted: Mapping[str, str | None]) -> list[dict[str, Any]]:
+    """The same for any map of strings in an object."""
+    there = strings(node, at)
+    tests: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
+    adds = False
+    for key, value in sorted(wanted.items()):
+        old, path = there.get(key), pointer(*at, key)
+        if old == value:
+            continue
+        if old is not None:
+            tests.append({"op": "test", "path": path, "value": old})
+        if value is None:
+            steps.append({"op": "remove", "path": path})
+            continue
+        adds = adds or old is None
+        steps.append({"op": "add" if old is None else "replace", "path": path, "value": value})
+    if adds and not isinstance(_at(node, at), Mapping):
+        steps.insert(0, {"op": "add", "path": pointer(*at), "value": {}})
+    return [*(_version_test(node) if adds else ()), *tests, *steps]
+
+
+def taint_patch(node: Json, wanted: Sequence[Taint]) -> list[dict[str, Any]]:
+    """The whole list of taints in place of the one that was seen; `wanted` from `with_taints`."""
+    there = _at(node, ("spec", "taints"))
+    if not there:
+        there = None  # the server leaves an empty list out
+    kept = {_identity(one): one for one in there or ()}
+    after = [_written(one, kept.get((one.key, one.effect))) for one in wanted]
+    if after == (there or []):
+        return []
+    path = pointer("spec", "taints")
+    if there is None:
+        return [*_version_test(node), {"op": "add", "path": path, "value": after}]
+    test = {"op": "test", "path": path, "value": there}
+    if not after:
+        return [test, {"op": "remove", "path": path}]
+    return [test, {"op": "replace", "path": path, "value": after}]
+
+
+def with_taints(there: Sequence[Taint], add: Sequence[Taint], remove: Sequence[Taint]) -> tuple[Taint, ...]:
+    """The taints of a node after a change: `add` replaces those of the same key and effect.
+
+    In `remove` an empty effect or value stands for all.
+    """
+
+    def goes(one: Taint) -> bool:
+        return any(
+            one.key == gone.key and gone.effect in ("", one.effect) and gone.value in ("", one.value)
+            for gone in remove
+        )
+
+    new = {(one.key, one.effect): one for one in add}
+    kept = [new.pop((one.key, one.effect), one) for one in there if not goes(one)]
+    return (*kept, *new.values())
+
+
+def taints_of(node: Json) -> tuple[Taint, ...]:
+    """A node's taints. `ClusterError` for what is no list of taints."""
+    found = _at(node, ("spec", "taints")) or []
+    if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
+        raise ClusterError("the node's taints are no list: not an API server's answer")
+    return tuple(Taint(*(str(one.get(name) or "") for name in ("key", "value", "effect"))) for one in found)
+
+
+def labels_of(node: Json) -> dict[str, str]:
+    return strings(node, ("metadata", "labels"))
+
+
+def strings(node: Json, at: tuple[str, ...]) -> dict[str, str]:
+    """A map of strings in an object; empty if there is none."""
+    found = _at(node, at)
+    if not isinstance(found, Mapping):
+        return {}
+    return {str(key): str(value) for key, value in found.items()}
+
+
+def writer_of(node: Json, resource: str) -> str:
+    """Who last gave a resource's capacity its value, by the server's own record; empty if it isn't told.
+
+    managedFields name the manager of each field (Kubernetes, Server-Side Apply); a kubelet is "kubelet".
+    """
+    found = _at(node, ("metadata", "managedFields"))
+    for entry in found if isinstance(found, list) else ():
+        fields = _at(entry, ("fieldsV1", "f:status", "f:capacity")) if isinstance(entry, dict) else None
+        if isinstance(fields, Mapping) and f"f:{resource}" in fields:
+            return str(entry.get("manager") or "")
+    return ""
+
+
+def _version_test(node: Json) -> list[dict[str, Any]]:
+    version = strings(node, ("metadata",)).get("resourceVersion")
+    if not version:
+        return []
+    return [{"op": "test", "path": pointer("metadata", "resourceVersion"), "value": version}]
+
+
+def _identity(taint: Mapping[str, Any]) -> tuple[str, str]:
+    return str(taint.get("key") or ""), str(taint.get("effect") or "")
+
+
+def _written(taint: Taint, before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """As the API has it; a taint that stays keeps all of its fields (timeAdded)."""
+    if before is not None and str(before.get("value") or "") == taint.value:
+        return dict(before)
+    value = {"value": taint.value} if taint.value else {}
+    return {"effect": taint.effect, "key": taint.key, **value}
+
+
+def _at(node: Any, path: tuple[str, ...]) -> Any:
+    for part in path:
+        if not isinstance(node, Mapping):
+            return None
+        node = node.get(part)
+    return node

@@ -1,0 +1,524 @@
+"""Objects that stand beside the plugin: RuntimeClass, Namespace, the labels and taint of a GPU node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+# What the objects have in common: names, labels, and the YAML stream.
+
+Json = dict[str, Any]
+
+MANAGER = "gpunode"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+NAME = "app.kubernetes.io/name"
+COMPONENT = "app.kubernetes.io/component"
+PLUGIN = "gpunode-device-plugin"
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def labels(component: str) -> dict[str, str]:
+    """The labels by which our objects are known (Kubernetes: Recommended Labels)."""
+    return {NAME: f"{MANAGER}-{component}", COMPONENT: component, MANAGED_BY: MANAGER}
+
+
+def made(api: str, kind: str, name: str, component: str, namespace: str = "", **fields: Any) -> Json:
+    """An object with its metadata; one of the whole cluster has no `namespace`."""
+    metadata: Json = {"name": name}
+    if namespace:
+        metadata["namespace"] = namespace
+    metadata["labels"] = labels(component)
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **fields}
+
+
+def filled(**fields: Any) -> Json:
+    """The fields that say something: none that is empty."""
+    return {name: value for name, value in fields.items() if value not in ("", None, {}, [])}
+
+
+def documents(objects: Iterable[Mapping[str, Any]]) -> str:
+    """The objects as one YAML stream, as ``kubectl apply -f -`` reads it; longer texts as blocks."""
+    import yaml
+
+    class Plain(yaml.SafeDumper):
+        """Writes the same value out each time, where YAML would refer to the first."""
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+        style = "|" if "\n" in value else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Plain.add_representer(str, text)
+    texts = (
+        yaml.dump(dict(one), Dumper=Plain, sort_keys=False, width=4096, allow_unicode=True) for one in objects
+    )
+    return "---\n".join(texts).rstrip("\n")
+
+
+DOMAINS = {"nvidia": "nvidia.com", "amd": "amd.com"}
+PCI_VENDORS = {"nvidia": "10de", "amd": "1002"}
+TAINT_VALUE = "present"  # the one that NFD's worker in NVIDIA's chart tolerates, too
+
+
+def runtime_class(name: str) -> Json:
+    """A RuntimeClass that bears its handler's name (node.k8s.io/v1)."""
+    return {
+        "apiVersion": "node.k8s.io/v1",
+        "kind": "RuntimeClass",
+        "metadata": {"name": name},
+        "handler": name,
+    }
+
+
+def namespace(name: str, level: str = "privileged") -> Json:
+    """A namespace of this level of the Pod Security Standards. The plugin, which mounts directories of the
+    node, needs ``privileged``."""
+    found = made("v1", "Namespace", name, "device-plugin")
+    found["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = level
+    return found
+
+
+def resource(vendor: str) -> str:
+    """What whole GPUs are advertised as."""
+    return f"{DOMAINS[vendor]}/gpu"
+
+
+def present(vendor: str) -> str:
+    """The label that says without NFD that a node has GPUs; NVIDIA's plugin goes by it as well."""
+    return f"{DOMAINS[vendor]}/gpu.present"
+
+
+def gpu_node(name: str, vendor: str, *, taint: bool) -> Json:
+    """A Node with what marks it as one with GPUs, to be applied to a node that is there.
+
+    A node's taints are one value to the API server: who applies this replaces those that it had.
+    """
+    node: Json = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {present(vendor): "true"}},
+    }
+    if taint:
+        one = {"key": resource(vendor), "value": TAINT_VALUE, "effect": "NoSchedule"}
+        node["spec"] = {"taints": [one]}
+    return node
+
+
+# What of the node the plugin's container sees, and what it may write there.
+
+# fixed in the kubelet, whatever its --root-dir is; pod-resources follows that
+DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
+POD_RESOURCES = "/var/lib/kubelet/pod-resources"
+CONFIG_FILE = "/etc/gpunode/plugin/config.yaml"
+_STATE = "/var/lib/gpunode/plugin"
+_FEATURES = "/etc/kubernetes/node-feature-discovery/features.d"  # where NFD looks
+_CDI = "/var/run/cdi"
+_DRIVER_ROOT = "/driver-root"
+
+
+@dataclass(frozen=True)
+class Volume:
+    """One of the pod's volumes, and where the container has it."""
+
+    volume: Json
+    mounts: tuple[Json, ...]
+
+
+def plugin_volumes(wanted: PluginSet) -> tuple[Volume, ...]:
+    """Each is there only if it is used."""
+    found = [
+        _of_node("device-plugins", DEVICE_PLUGINS, "Directory"),
+        _of_node("state", _STATE, "DirectoryOrCreate"),
+        Volume({"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}}, (_mount("tmp", "/tmp"),)),  # noqa: S108
+    ]
+    if wanted.metrics_port:  # who holds which GPU is told on the page of metrics
+        pods = f"{wanted.kubelet_root.rstrip('/')}/pod-resources"
+        found.append(_of_node("pod-resources", pods, "Directory", POD_RESOURCES, read_only=True))
+    if wanted.config:
+        config = str(PurePosixPath(CONFIG_FILE).parent)
+        volume = {"name": "config", "configMap": {"name": PLUGIN}}
+        found.append(Volume(volume, (_mount("config", config, read_only=True),)))
+    if "file" in wanted.labels:
+        found.append(_of_node("features", _FEATURES, "DirectoryOrCreate"))
+    if wanted.cdi:
+        found.append(_of_node("cdi", _CDI, "DirectoryOrCreate"))
+        root = _of_node("driver-root", wanted.driver_root, "Directory", _DRIVER_ROOT, read_only=True)
+        root.mounts[0]["mountPropagation"] = "HostToContainer"  # a driver container is mounted later
+        found.append(root)
+    if wanted.mps or wanted.mps_elsewhere:
+        found.append(_of_node("mps", wanted.mps_root, "DirectoryOrCreate"))
+    if wanted.mps:
+        shm = f"{wanted.mps_root}/shm"
+        both = _mount("mps-shm", shm), _mount("mps-shm", "/dev/shm")  # noqa: S108
+        found.append(Volume(_of_node("mps-shm", shm, "DirectoryOrCreate").volume, both))
+    return tuple(found)
+
+
+def _of_node(name: str, path: str, kind: str, inside: str = "", *, read_only: bool = False) -> Volume:
+    volume = {"name": name, "hostPath": {"path": path, "type": kind}}
+    return Volume(volume, (_mount(name, inside or path, read_only=read_only),))
+
+
+def _mount(name: str, path: str, *, read_only: bool = False) -> Json:
+    return {"name": name, "mountPath": path, **({"readOnly": True} if read_only else {})}
+
+
+# The device plugin as a DaemonSet, with no more leave than what it is asked to do takes.
+#
+# What each right is for (the chart in NVIDIA/k8s-device-plugin, deployments/helm, has the same, or more):
+#
+# - the kubelet's device plugin directory, and its PodResources socket: always
+# - SYS_ADMIN with MIG: without it the runtime refuses NVIDIA_MIG_MONITOR_DEVICES
+# - the driver's root, read only, and /var/run/cdi with CDI: specifications name the driver's files
+# - the node's processes and a few capabilities with MPS: daemons serve clients of other users and containers
+# - privileged with pass-device-specs: the container must see the node's device files
+# - the account's token with labels onto the Node or a NodeFeature; NFD's directory with labels in a file
+
+MONITORED = "NVIDIA_MIG_MONITOR_DEVICES"
+# PCI classes under which GPUs appear: stock NFD writes them into its labels, NVIDIA's chart has them left out
+_CLASSES = {"nvidia": ("0300", "0302"), "amd": ("0300", "0302", "0380", "1200")}
+# what the MPS daemons do: compute modes, clients' credentials and memory, other users' processes
+_MPS_CAPABILITIES = (
+    *("CHOWN", "DAC_OVERRIDE", "FOWNER", "IPC_LOCK", "KILL", "SETGID", "SETUID"),
+    *("SYS_ADMIN", "SYS_NICE", "SYS_PTRACE", "SYS_RESOURCE"),
+)
+
+
+@dataclass(frozen=True)
+class PluginSet:
+    """What is to run. `arguments` are those of `plugin serve`; `config` is a config file's text, or empty.
+
+    `mig`, `cdi`, `mps` and `device_specs` ask for the rights that those take, and `mps_elsewhere` for a look
+    at daemons of somebody else's; what switches them on are the arguments or the file. Paths are the node's.
+    `metrics_port` 0 is no port, and no probes; `labels` are the sinks of the node's labels.
+    """
+
+    image: str
+    vendor: str = "nvidia"
+    namespace: str = "kube-system"
+    runtime_class: str = "nvidia"
+    arguments: tuple[str, ...] = ()
+    mig: bool = False
+    cdi: bool = False
+    mps: bool = False
+    mps_elsewhere: bool = False
+    device_specs: bool = False
+    config: str = ""
+    driver_root: str = "/"
+    kubelet_root: str = "/var/lib/kubelet"
+    mps_root: str = "/run/nvidia/mps"
+    metrics_port: int = 0
+    labels: tuple[str, ...] = ()
+    pull_secret: str = ""
+
+
+def config_map(wanted: PluginSet) -> Json:
+    """The plugin's config file. It notices an edit of it by itself."""
+    data = {PurePosixPath(CONFIG_FILE).name: wanted.config}
+    return made("v1", "ConfigMap", PLUGIN, "device-plugin", wanted.namespace, data=data)
+
+
+def daemon_set(wanted: PluginSet) -> Json:
+    """The DaemonSet (apps/v1)."""
+    selector = {NAME: PLUGIN}
+    spec = {
+        "selector": {"matchLabels": selector},
+        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
+        "template": {"metadata": {"labels": labels("device-plugin")}, "spec": _pod(wanted)},
+    }
+    return made("apps/v1", "DaemonSet", PLUGIN, "device-plugin", wanted.namespace, spec=spec)
+
+
+def _pod(wanted: PluginSet) -> Json:
+    volumes = plugin_volumes(wanted)
+    key = resource(wanted.vendor)
+    return {
+        "serviceAccountName": PLUGIN,
+        "automountServiceAccountToken": asks_server(wanted),
+        "enableServiceLinks": False,
+        "priorityClassName": "system-node-critical",
+        **filled(runtimeClassName=wanted.runtime_class),
+        **filled(imagePullSecrets=[{"name": wanted.pull_secret}] if wanted.pull_secret else []),
+        **({"hostPID": True} if wanted.mps else {}),
+        "affinity": _affinity(wanted.vendor),
+        "tolerations": [{"key": key, "operator": "Exists"}],
+        **filled(initContainers=[_shared_memory(wanted)] if wanted.mps else []),
+        "containers": [_container(wanted, volumes)],
+        "volumes": [one.volume for one in volumes],
+    }
+
+
+def _affinity(vendor: str) -> Json:
+    """Nodes with such a GPU, as NFD's labels say in any of its settings, or the one that a person gives."""
+    pci = PCI_VENDORS[vendor]
+    names = (pci, *(f"{one}_{pci}" for one in _CLASSES[vendor]))
+    keys = (*(f"feature.node.kubernetes.io/pci-{name}.present" for name in names), present(vendor))
+    terms = [{"matchExpressions": [{"key": key, "operator": "In", "values": ["true"]}]} for key in keys]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+
+
+def _container(wanted: PluginSet, volumes: tuple[Volume, ...]) -> Json:
+    return {
+        "name": "device-plugin",
+        "image": wanted.image,
+        "imagePullPolicy": pull_policy(wanted.image),
+        "command": ["gpunode"],
+        "args": list(_arguments(wanted)),
+        **filled(env=_environment(wanted)),
+        **_served(wanted.metrics_port),
+        "resources": _resources(wanted),
+        "securityContext": _security(wanted),
+        "volumeMounts": [mount for one in volumes for mount in one.mounts],
+    }
+
+
+def pull_policy(image: str) -> str:
+    """A bare name is an image that the node has: nobody fetches a stranger's of that name."""
+    return "IfNotPresent" if "/" in image else "Never"
+
+
+def _arguments(wanted: PluginSet) -> tuple[str, ...]:
+    return (
+        *("plugin", "serve"),
+        *((f"--vendor={wanted.vendor}",) if wanted.vendor != "nvidia" else ()),
+        *((f"--config-file={CONFIG_FILE}",) if wanted.config else ()),
+        *wanted.arguments,
+        *((f"--listen=:{wanted.metrics_port}",) if wanted.metrics_port else ()),
+    )
+
+
+def asks_server(wanted: PluginSet) -> bool:
+    """Whether anything that it does goes through the API server."""
+    return not {"node", "node-feature"}.isdisjoint(wanted.labels)
+
+
+def _environment(wanted: PluginSet) -> list[Json]:
+    told = [{"name": name, "value": value} for name, value in _of_runtime(wanted).items()]
+    fields = {"NODE_NAME": "spec.nodeName", "POD_NAME": "metadata.name"} if asks_server(wanted) else {}
+    return told + [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()
+    ]
+
+
+def _of_runtime(wanted: PluginSet) -> dict[str, str]:
+    """What NVIDIA's runtime gives the container: NVML's library, with MPS its programs, and every GPU."""
+    if wanted.vendor != "nvidia":
+        return {}
+    monitored = {MONITORED: "all"} if wanted.mig else {}
+    parts = "compute,utility" if wanted.mps else "utility"
+    return {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": parts, **monitored}
+
+
+def _served(port: int) -> Json:
+    if not port:
+        return {}
+    return {
+        "ports": [{"name": "metrics", "containerPort": port}],
+        # the plugin waits for driver and kubelet by itself: only one that hangs is started anew
+        "livenessProbe": {
+            "httpGet": {"path": "/healthz", "port": "metrics"},
+            "initialDelaySeconds": 10,
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+        },
+        "readinessProbe": {
+            "httpGet": {"path": "/readyz", "port": "metrics"},
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+        },
+    }
+
+
+def _resources(wanted: PluginSet) -> Json:
+    """As the systemd unit has it; MPS servers take what their clients need, and so are given no limit."""
+    requests = {"cpu": "10m", "memory": "64Mi"}
+    return {"requests": requests} if wanted.mps else {"requests": requests, "limits": {"memory": "256Mi"}}
+
+
+def _security(wanted: PluginSet) -> Json:
+    if wanted.device_specs:
+        return {"privileged": True, "readOnlyRootFilesystem": True, "runAsUser": 0}
+    added = _MPS_CAPABILITIES if wanted.mps else ("SYS_ADMIN",) if wanted.mig else ()
+    capabilities: Json = {"drop": ["ALL"], **filled(add=list(added))}
+    return RESTRICTED | {"capabilities": capabilities, "runAsUser": 0}  # the sockets are root's
+
+
+def _shared_memory(wanted: PluginSet) -> Json:
+    """MPS's clients of every user meet the server in this directory; the kubelet makes it for root alone."""
+    return {
+        "name": "shared-memory",
+        "image": wanted.image,
+        "imagePullPolicy": pull_policy(wanted.image),
+        "command": ["chmod", "1777", f"{wanted.mps_root}/shm"],
+        "securityContext": RESTRICTED | {"runAsUser": 0},
+        "volumeMounts": [{"name": "mps-shm", "mountPath": f"{wanted.mps_root}/shm"}],
+    }
+
+
+# Who may do what: a service account, and for each use of the API server exactly the verbs that it takes.
+
+_API = "rbac.authorization.k8s.io"
+
+
+@dataclass(frozen=True)
+class Use:
+    """Rules for the whole cluster (nodes are in no namespace) and for one namespace; `why` is for people."""
+
+    why: str
+    cluster: tuple[Json, ...] = ()
+    inside: tuple[Json, ...] = ()
+
+
+def _rule(group: str, resources: str, verbs: str) -> Json:
+    return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
+
+
+USES = {
+    "plugin": Use("the device plugin: it speaks to the kubelet alone"),
+    "labels": Use("labels onto the Node", (_rule("", "nodes", "get patch"),)),
+    "node-feature": Use(
+        "labels as a NodeFeature, which goes with the pod's DaemonSet",
+        (),
+        (_rule("nfd.k8s-sigs.io", "nodefeatures", "get create update"), _rule("", "pods", "get")),
+    ),
+    "mig": Use("the state of MIG onto the Node", (_rule("", "nodes", "get patch"),)),
+    "advertise": Use(
+        "gpunode node advertise", (_rule("", "nodes", "get"), _rule("", "nodes/status", "patch"))
+    ),
+    "node": Use("gpunode node label, gpunode node taint", (_rule("", "nodes", "get patch"),)),
+    "verify": Use(
+        "gpunode verify --on kubernetes",
+        (_rule("", "nodes", "get"), _rule("node.k8s.io", "runtimeclasses", "get")),
+        (
+            _rule("", "pods", "create get list delete"),
+            _rule("", "pods/log", "get"),
+            _rule("", "events", "list"),
+        ),
+    ),
+}
+OF_PLUGIN = frozenset({"plugin", "labels", "node-feature", "mig"})
+
+
+def rbac(namespace: str, uses: Iterable[str], name: str = PLUGIN) -> tuple[Json, ...]:
+    """A ServiceAccount, and a role with its binding for the cluster and for `namespace`, where needed.
+
+    Roles are named after their uses and bindings after the account as well, so that the rights of one account
+    never replace those of another one.
+    """
+    names = sorted(set(uses))
+    account = made("v1", "ServiceAccount", name, "device-plugin", namespace)
+    everywhere = _merged(rule for use in names for rule in USES[use].cluster)
+    inside = _merged(rule for use in names for rule in USES[use].inside)
+    account["automountServiceAccountToken"] = bool(everywhere or inside)
+    objects = [account]
+    if everywhere:
+        role = _role_name(use for use in names if USES[use].cluster)
+        objects += _bound("ClusterRole", role, everywhere, f"{namespace}:{name}", account, "")
+    if inside:
+        role = _role_name(use for use in names if USES[use].inside)
+        objects += _bound("Role", role, inside, name, account, namespace)
+    return tuple(objects)
+
+
+def _role_name(uses: Iterable[str]) -> str:
+    """Such as ``gpunode:node-verify``."""
+    return f"{MANAGER}:{'-'.join(uses)}"
+
+
+def _merged(rules: Iterable[Json]) -> list[Json]:
+    """One rule for each resource, with every verb that somebody needs."""
+    verbs: dict[tuple[str, str], dict[str, None]] = {}
+    for rule in rules:
+        for resource in rule["resources"]:
+            verbs.setdefault((rule["apiGroups"][0], resource), {}).update(dict.fromkeys(rule["verbs"]))
+    return [_rule(group, resource, " ".join(named)) for (group, resource), named in verbs.items()]
+
+
+def _bound(
+    kind: str, name: str, rules: list[Json], binding: str, account: Json, namespace: str
+) -> list[Json]:
+    """A role and its binding to the account; `binding` tells it from bindings to other accounts."""
+    api = f"{_API}/v1"
+    subject = {key: account["metadata"][key] for key in ("name", "namespace")}
+    return [
+        made(api, kind, name, "device-plugin", namespace, rules=rules),
+        made(
+            *(api, f"{kind}Binding", f"{name}:{binding}", "device-plugin", namespace),
+            roleRef={"apiGroup": _API, "kind": kind, "name": name},
+            subjects=[{"kind": "ServiceAccount", **subject}],
+        ),
+    ]
+
+
+# The pod that proves it: NVIDIA's vector-add sample on one GPU of one node.
+
+CONTAINER = "vector-add"
+RUN = "gpunode/run"
+"""Label with a value of one run's own: by it a pod is found whose name was never heard."""
+HOSTNAME = "kubernetes.io/hostname"
+_USER = 65532  # any that isn't root: the device files are open to all
+
+
+@dataclass(frozen=True)
+class VectorAdd:
+    """`seconds`: how long the pod may be active. `hostname`: the node's label of that name; empty: any node.
+
+    `resource` stands in the limits alone: Kubernetes makes the request of it.
+    """
+
+    image: str
+    resource: str = "nvidia.com/gpu"
+    namespace: str = ""
+    hostname: str = ""
+    runtime_class: str = ""
+    seconds: int = 300
+    run: str = ""
+
+
+def vector_add(wanted: VectorAdd) -> Json:
+    """A Pod that ends by itself and fits a namespace of the level restricted.
+
+    With `run` it is one of many: its name is left to the server. It tolerates the resource's own taint, and
+    goes through the scheduler, which a nodeName would pass by.
+    """
+    named: Json = {"generateName": "gpunode-vector-add-"} if wanted.run else {"name": "gpunode-vector-add"}
+    marks = labels("vector-add") | ({RUN: wanted.run} if wanted.run else {})
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": named | filled(namespace=wanted.namespace) | {"labels": marks},
+        "spec": {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": wanted.seconds,
+            **filled(runtimeClassName=wanted.runtime_class),
+            **filled(nodeSelector={HOSTNAME: wanted.hostname} if wanted.hostname else {}),
+            "tolerations": [{"key": wanted.resource, "operator": "Exists", "effect": "NoSchedule"}],
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 5,
+            "securityContext": {"runAsNonRoot": True, "runAsUser": _USER, "runAsGroup": _USER},
+            "containers": [
+                {
+                    "name": CONTAINER,
+                    "image": wanted.image,
+                    "resources": {"limits": {wanted.resource: "1"}},
+                    "securityContext": RESTRICTED,
+                }
+            ],
+        },
+    }
+
+
+def ours(component: str = "vector-add") -> dict[str, str]:
+    """The labels by which such pods are found, whatever run they are of."""
+    return {key: value for key, value in labels(component).items() if key != COMPONENT}

@@ -1,1 +1,0 @@
-"""Kubernetes objects as plain JSON trees, each made by a pure function."""

@@ -1,0 +1,404 @@
+"""From a pod and its events to where it stands. Pure: asking and waiting is the command's matter."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+# Why a pod doesn't start, or didn't pass, in words that help: what Kubernetes writes, and what to do then.
+#
+# The wordings are those of kube-scheduler, kubelet, containerd, CRI-O and admission (Kubernetes 1.20 to
+# 1.36); what isn't known is passed on as it is.
+
+DOCTOR = "find out why: gpunode doctor"
+_LONGEST = 400
+_SELECTED = ("didn't match Pod's node affinity", "didn't match node selector", "didn't match Pod's node")
+# up to Kubernetes 1.35 with the taint, "untolerated taint {team: ml}"; then "untolerated taint(s)"
+_TAINT = re.compile(r"taint \{([^:}\s]+)(?::\s*([^}]*))?\}|untolerated taint\(s\)")
+# sentences of plugins that follow the causes: "preemption: ...", "no new claims to deallocate, ..."
+_TAIL = re.compile(r"\. (?!\d+ ).*")
+
+
+@dataclass(frozen=True)
+class Reason:
+    """`code` is stable; `patience`: seconds for which it may last before waiting longer makes no sense."""
+
+    code: str
+    message: str
+    hint: str = ""
+    patience: float = float("inf")
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What the pod was to get, and where: `resources` are the node's allocatable ones by name.
+
+    `capacity` counts unhealthy devices too, and `unhealthy` says of which the reason is known. `taints` are
+    those of the node that the pod doesn't tolerate, such as ``team=ml:NoSchedule``.
+    """
+
+    node: str
+    resource: str
+    image: str
+    resources: Mapping[str, str]
+    capacity: Mapping[str, str] = field(default_factory=dict)
+    unhealthy: tuple[str, ...] = ()
+    taints: tuple[str, ...] = ()
+
+    @property
+    def available(self) -> int:
+        return _count(self.resources, self.resource)
+
+    @property
+    def sick(self) -> int:
+        """How many devices the node has and doesn't offer."""
+        return max(0, _count(self.capacity, self.resource) - self.available)
+
+
+def _count(resources: Mapping[str, str], name: str) -> int:
+    amount = str(resources.get(name, "0"))
+    return int(amount) if amount.isdecimal() else 0
+
+
+def short(text: Any) -> str:
+    """A foreign text on one line, without control characters."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(text or "")).split())
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
+
+
+# --- not scheduled --------------------------------------------------------------------------------------
+
+
+def unschedulable(message: str, aim: Aim) -> Reason:
+    """The scheduler's sentence, of which only what it says of our node matters: the others never fit."""
+    said = _TAIL.sub(".", short(message))
+    causes = [one for one in _causes(said) if not any(word in one for word in _SELECTED)]
+    told = f"no place on {aim.node}: {', '.join(causes) or said}"
+    if any(f"Insufficient {aim.resource}" in one for one in causes):
+        return _insufficient(aim)
+    if found := next(filter(None, map(_TAINT.search, causes)), None):
+        taints = aim.taints or ((found[1],) if found[1] else ())
+        if aim.taints:
+            told = f"no place on {aim.node}: the pod does not tolerate its taint {' and '.join(aim.taints)}"
+        return Reason("pending-taint", told, _taint_hint(taints, aim.node), 30)
+    if any("unschedulable" in one for one in causes):
+        return Reason("pending-cordoned", told, f"kubectl uncordon {aim.node}", 30)
+    if not causes and said:
+        hint = f"compare its label kubernetes.io/hostname: kubectl get node {aim.node} --show-labels"
+        return Reason("pending-selector", f"no node bears the name that was asked for: {said}", hint, 30)
+    return Reason("pending-unschedulable", told, "kubectl describe pod says more", 60)
+
+
+def _causes(message: str) -> list[str]:
+    """``0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) ...`` without the numbers."""
+    listed = message.partition("nodes are available:")[2]
+    parts = re.split(r", (?=\d+ )|(?<=\.) (?=\d+ )", listed.strip())
+    return [re.sub(r"^\d+ ", "", part).rstrip(".,") for part in parts if part.strip()]
+
+
+def _insufficient(aim: Aim) -> Reason:
+    count = aim.available
+    which = f" ({'; '.join(aim.unhealthy)})" if aim.unhealthy else ""
+    if count:
+        more = f", and {aim.sick} unhealthy{which}" if aim.sick else ""
+        return Reason(
+            "pending-gpu-in-use",
+            f"all {count} {aim.resource} of {aim.node} are in use{more}",
+            "see which pods hold them: gpunode plugin status",
+            60,
+        )
+    if aim.sick:
+        sick = f"all {aim.sick} {aim.resource} of {aim.node} are unhealthy{which}"
+        return Reason("pending-no-gpu", sick, "gpunode plugin status on that node; gpunode doctor", 60)
+    domain = aim.resource.partition("/")[0]
+    others = [
+        name for name, amount in aim.resources.items() if name.startswith(f"{domain}/") and amount != "0"
+    ]
+    if others:
+        hint = f"ask for what it has: --resource {shlex.quote(sorted(others)[0])}"
+    else:
+        hint = "does a device plugin run there? gpunode plugin status; gpunode doctor"
+    return Reason("pending-no-gpu", f"{aim.node} has no {aim.resource} to give", hint, 60)
+
+
+def _taint_hint(taints: Sequence[str], node: str) -> str:
+    """For taints as the node or the scheduler spells them: ``team=ml:NoSchedule``, ``team``."""
+    if not taints:
+        return f"see its taints: kubectl describe node {node}"
+    key = re.split("[=:]", taints[0])[0]
+    if key == "node.kubernetes.io/unschedulable":
+        return f"kubectl uncordon {node}"
+    if key.startswith("node.kubernetes.io/"):
+        return f"the node itself isn't well: kubectl describe node {node}"
+    taint = shlex.quote(f"{key}-")
+    return f"the test pod tolerates its resource's own taint only: kubectl taint nodes {node} {taint}"
+
+
+# --- not started ----------------------------------------------------------------------------------------
+
+
+def waiting(state: Mapping[str, Any], events: Sequence[Mapping[str, Any]], aim: Aim) -> Reason | None:
+    """Why a container waits (ContainerStateWaiting); None for what is on its way."""
+    reason, message = short(state.get("reason")), short(state.get("message"))
+    if "Image" in reason or reason == "RegistryUnavailable":
+        return _image(reason, message, events, aim)
+    if reason in ("CreateContainerError", "CreateContainerConfigError", "RunContainerError"):
+        return Reason("pending-container", f"{reason}: {message}", start_hint(message, aim), 15)
+    return None
+
+
+def _image(reason: str, message: str, events: Sequence[Mapping[str, Any]], aim: Aim) -> Reason:
+    """The kubelet tells the cause in an event, and then only that it backs off."""
+    causes = [short(one.get("message")) for one in events if one.get("reason") == "Failed"]
+    known = [
+        one for one in (message, *reversed(causes)) if one and not one.startswith(("Back-off", "Error:"))
+    ]
+    said = known[0] if known else message
+    hint = "is the name right, and can the node reach the registry? --image names a copy of your own"
+    if re.search(r"(?i)unauthorized|denied|authentication|403 Forbidden|401", said):
+        hint = (
+            "the registry wants a login: copy the image to where the node may pull, and name it with --image"
+        )
+    elif "no match for platform" in said or "no matching manifest" in said:
+        hint = "there is no such image for this node's processor: name one with --image"
+    elif "ErrImageNeverPull" in reason:
+        hint = "the image must be on the node already: pull it there"
+    return Reason("pending-image", f"{reason}: {aim.image}: {said}", hint, 45)
+
+
+def start_hint(message: str, aim: Aim) -> str:
+    """What helps against an engine's refusal to make or start a container."""
+    if "unresolvable CDI devices" in message or "CDI device" in message:
+        return "the CDI specification lacks the device: gpunode cdi list; gpunode cdi refresh"
+    if "runAsNonRoot" in message or "run as root" in message:
+        return f"{aim.image} insists on root; name another image with --image"
+    if "exec format error" in message:
+        return "the image is for another processor: name one with --image"
+    if "nvidia-container" in message or "nvidia-ctk" in message or "nvidia-cdi-hook" in message:
+        return "the NVIDIA Container Toolkit failed: gpunode doctor; gpunode verify"
+    if re.search(r"executable file not found|no such file or directory", message):
+        return "the runtime's program or the image's is missing: gpunode status runtime"
+    return DOCTOR
+
+
+_HANDLER = re.compile(r"""(?:no runtime for|runtime handler|RuntimeHandler)\s*\\?"?([-a-z0-9]+)\\?"?""")
+
+
+def event(one: Mapping[str, Any], aim: Aim) -> Reason | None:
+    """A warning about a pod whose container isn't there yet; None for what isn't known to hold it up."""
+    reason, message = short(one.get("reason")), short(one.get("message"))
+    if reason == "FailedScheduling":
+        return unschedulable(message, aim)
+    if reason == "FailedCreatePodSandBox":
+        if found := _HANDLER.search(message):
+            hint = f"gpunode configure-runtime --nvidia-runtime-name {found[1]}; or another --runtime-class"
+            told = f"the node's engine has no runtime {found[1]!r}, which the RuntimeClass names: {message}"
+            return Reason("pending-runtime-handler", told, hint, 30)
+        return Reason("pending-sandbox", f"{reason}: {message}", f"kubectl describe node {aim.node}", 60)
+    if reason in ("FailedMount", "NetworkNotReady", "FailedPostStartHook"):
+        return Reason("pending-node", f"{reason}: {message}", f"kubectl describe node {aim.node}", 60)
+    return None
+
+
+# --- ended badly ----------------------------------------------------------------------------------------
+
+_FAILED = {
+    "UnexpectedAdmissionError": "the device plugin refused: gpunode plugin status; its log says more",
+    "DeadlineExceeded": "it took longer than --timeout allows; a GPU may hang: gpunode doctor",
+    "Evicted": "the node is short of memory or disk: kubectl describe node",
+    "OOMKilled": "the pod's memory was too little for the driver; is the node short of memory?",
+    "TopologyAffinityError": "the kubelet's topology manager found no fitting NUMA node",
+    "NodeShutdown": "the node was shutting down",
+}
+
+
+def failed(reason: str, message: str, aim: Aim) -> Reason:
+    """A pod of phase Failed: its own reason, or its container's."""
+    reason, message = short(reason), short(message)
+    told = ": ".join(filter(None, (reason, message)))
+    if reason.startswith("OutOf"):
+        hint = "another pod was faster: gpunode plugin status"
+    elif reason in ("StartError", "ContainerCannotRun"):
+        hint = start_hint(message, aim)
+    else:
+        hint = _FAILED.get(reason, DOCTOR)
+    return Reason("pod-failed", told or "it failed without a word why", hint)
+
+
+_LOGGED = (
+    (
+        "driver version is insufficient",
+        "the image's CUDA is newer than the driver takes: gpunode doctor --image {image}",
+    ),
+    (
+        "no CUDA-capable device",
+        "the container was given no GPU: gpunode status runtime; is --runtime-class right?",
+    ),
+    ("system not yet initialized", "systemctl status nvidia-fabricmanager"),
+    ("no kernel image is available", "the image is older than this GPU: name a newer one with --image"),
+    ("system has unsupported display driver", "reboot, or reload the nvidia modules: gpunode doctor"),
+    ("libcuda.so", "the container was given no driver: gpunode status runtime"),
+    ("exec format error", "the image is for another processor: name one with --image"),
+)
+
+
+def logged(log: str, aim: Aim) -> Reason:
+    """What the program itself says of its failure; its last line if that isn't known."""
+    lines = [short(line) for line in log.splitlines() if line.strip()]
+    for words, hint in _LOGGED:
+        found = next((line for line in lines if words in line), "")
+        if found:
+            return Reason("vector-add-failed", found, hint.format(image=aim.image))
+    return Reason("vector-add-failed", lines[-1] if lines else "it said nothing", DOCTOR)
+
+
+# --- refused at once ------------------------------------------------------------------------------------
+
+
+def refused(message: str, namespace: str, runtime_class: str) -> tuple[str, str]:
+    """(code, hint) for a pod that the API server doesn't take; empty where only the server's words help."""
+    if "failed calling webhook" in message or "failed calling policy" in message:
+        name = re.search(r'failed calling webhook \\?"([^"\\\\]+)', message)
+        hint = f"the webhook {name[1] if name else ''} doesn't answer: kubectl get pods -A shows its pod"
+        return "pending-webhook", hint
+    if re.search(r"(minimum|maximum) \S+ usage per (Pod|Container)", message):
+        return (
+            "pending-limits",
+            f"see: kubectl -n {namespace} describe limitrange; or name another --namespace",
+        )
+    if re.search(r'namespaces "[^"]*" not found', message):
+        return "pending-namespace", f"kubectl create namespace {namespace}; or name another with --namespace"
+    if "exceeded quota" in message or "must specify" in message:
+        return "pending-quota", f"see: kubectl -n {namespace} describe quota; another --namespace may be free"
+    if "violates PodSecurity" in message or "security context constraint" in message:
+        return "pending-pod-security", f"{namespace} forbids such pods: name another with --namespace"
+    if "RuntimeClass" in message and "not found" in message:
+        return "pending-runtime-class", _class_hint(runtime_class)
+    if "error looking up service account" in message:
+        return "pending-account", f"{namespace} is too new, or has lost its account: run this again"
+    if "is being terminated" in message:
+        return "pending-namespace", "name another with --namespace"
+    if "denied the request" in message or "denied request" in message:  # webhooks, and admission policies
+        return "pending-admission", "the cluster's own rules refuse it: fit them with --image or --namespace"
+    return "", ""
+
+
+def _class_hint(name: str) -> str:
+    return f"gpunode manifests runtime-class --nvidia-runtime-name {name} | kubectl apply --filename -"
+
+
+def missing_class(name: str) -> str:
+    """The hint for a RuntimeClass that isn't there."""
+    return f"{_class_hint(name)}; or without one: --runtime-class="
+
+
+PASSED = "Test PASSED"  # what NVIDIA's vectorAdd sample prints
+_GONE = Reason("pod-deleted", "somebody deletes the pod", "run this again")
+
+
+class Phase(StrEnum):
+    """A pod's life as a follower needs it."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    GONE = "Gone"
+
+
+@dataclass(frozen=True)
+class State:
+    """`reason` says why it isn't further, or how it failed; None where all goes its way."""
+
+    phase: Phase
+    reason: Reason | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.GONE)
+
+
+def state(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]], aim: Aim) -> State:
+    """Where a pod stands, whatever shape the answers have. `events` oldest first."""
+    status = _map(pod.get("status"))
+    phase = str(status.get("phase") or "Pending")
+    if phase == Phase.SUCCEEDED:
+        return State(Phase.SUCCEEDED)
+    if phase == Phase.FAILED:
+        return State(Phase.FAILED, _failure(status, aim))
+    if _map(pod.get("metadata")).get("deletionTimestamp"):
+        return State(Phase.GONE, _GONE)
+    if phase == Phase.RUNNING:
+        return State(Phase.RUNNING)
+    return State(Phase.PENDING, _hindrance(status, events, aim))
+
+
+def _failure(status: Mapping[str, Any], aim: Aim) -> Reason:
+    if status.get("reason"):
+        return failed(str(status["reason"]), str(status.get("message") or ""), aim)
+    for container in _maps(status.get("containerStatuses")):
+        ended = _map(_map(container.get("state")).get("terminated"))
+        if ended:
+            said = str(ended.get("message") or f"exit code {ended.get('exitCode')}")
+            return failed(str(ended.get("reason") or "Error"), said, aim)
+    return failed("", str(status.get("message") or ""), aim)
+
+
+def _hindrance(status: Mapping[str, Any], events: Sequence[Mapping[str, Any]], aim: Aim) -> Reason | None:
+    """The container's own state first, then the scheduler's word, then the last warning that tells."""
+    for container in _maps(status.get("containerStatuses")):
+        found = waiting(_map(_map(container.get("state")).get("waiting")), events, aim)
+        if found is not None:
+            return found
+    for condition in _maps(status.get("conditions")):
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            if condition.get("reason") == "SchedulingGated":
+                gates = "somebody's admission webhook gates new pods"
+                return Reason("pending-gated", gates, "kubectl describe pod names the gates", 60)
+            return unschedulable(str(condition.get("message") or ""), aim)
+    scheduled = any(
+        condition.get("type") == "PodScheduled" and condition.get("status") == "True"
+        for condition in _maps(status.get("conditions"))
+    )
+    for one in reversed([one for one in events if one.get("type") == "Warning"]):
+        if scheduled and one.get("reason") == "FailedScheduling":
+            continue  # it was so, before it found a place
+        if (told := event(one, aim)) is not None:
+            return told
+    return None
+
+
+def verdict(found: State, log: str, aim: Aim) -> Reason | None:
+    """None if it passed: it succeeded, and says so itself. A shell that hides a failing program doesn't."""
+    if found.phase is Phase.SUCCEEDED:
+        if PASSED in log:
+            return None
+        said = f"the pod succeeded without {PASSED!r} in its log"
+        return Reason("vector-add-silent", said, "is it a vector-add sample? --image names another")
+    if found.phase is Phase.FAILED and log.strip() and _by_program(found):
+        return logged(log, aim)
+    return found.reason
+
+
+def _by_program(found: State) -> bool:
+    """Whether the program itself failed, which knows best why."""
+    return found.reason is None or found.reason.message.startswith(("Error", "Completed"))
+
+
+def allocation(pod: Mapping[str, Any]) -> str:
+    """How the GPU came: ``device plugin``, or the claim that the scheduler made for it (Kubernetes 1.34,
+    DRAExtendedResource: status.extendedResourceClaimStatus)."""
+    claim = _map(_map(pod.get("status")).get("extendedResourceClaimStatus")).get("resourceClaimName")
+    return f"resource claim {short(claim)}" if claim else "device plugin"
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _maps(value: Any) -> Iterable[Mapping[str, Any]]:
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []

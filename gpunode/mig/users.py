@@ -1,0 +1,576 @@
+"""Who stands in the way of a plan: processes on what goes, holders of a GPU that must be reset, pods.
+
+An instance goes only while nobody uses it; the others of its GPU may work on. A mode that takes a reset wants
+no client of the GPU at all: no monitoring, no persistence daemon, and no nvidia_drm
+(https://github.com/NVIDIA/mig-parted/issues/181).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from gpunode.cdi.nodes import MIG_MINORS, mig_minors
+from gpunode.errors import GpunodeError, PreconditionError, UsageError
+from gpunode.facts.daemons import process_unit
+from gpunode.facts.device_plugins import PLUGIN_STATE, keeps_nvml_open, status_path
+from gpunode.facts.devices import opened
+from gpunode.facts.node import Node
+from gpunode.facts.processes import Process, identifies, running
+from gpunode.facts.workloads import container_of
+from gpunode.gpu.mig import MigProcess
+from gpunode.gpu.mig_model import GpuLayout
+from gpunode.host import Host
+from gpunode.host.process import Completed
+from gpunode.mig.plan import Device, GpuPlan
+from gpunode.output.result import Progress
+
+DRM = "nvidia_drm"
+_UNIT = re.compile(r"([^/:]+\.service)(?=/|$)")
+_ENGINE = re.compile(r"(docker|libpod)[-/][0-9a-f]{64}", re.ASCII)
+_INSTANCE = re.compile(r"gpu(\d+)/gi(\d+)(?:/ci(\d+))?/access", re.ASCII)
+
+Held = tuple[int, int | None, int | None]
+"""A GPU's minor number, and the ids of a GPU instance and a compute instance; None for any."""
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """One thing in the way of a GPU's plan. `kind` is process, pod or module.
+
+    `what` is what it uses. `container` is its engine's id, `engine` docker or podman if that one runs it as
+    root; `pod` is NAMESPACE/NAME; `unit` is systemd's for it. `drain` is what to give to ``--drain`` to have
+    it stopped, empty for a pod, which others must end.
+    """
+
+    kind: str
+    gpu: int
+    what: str
+    name: str
+    pid: int = 0
+    container: str = ""
+    pod: str = ""
+    unit: str = ""
+    engine: str = ""
+
+    @property
+    def drain(self) -> str:
+        if self.engine:
+            return f"{self.engine}:{self.container[:12]}"
+        if self.kind == "pod" or self.container:
+            return ""
+        return self.unit or (str(self.pid) if self.pid else self.name)
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        who = f"{self.name} (process {self.pid})" if self.pid else f"{self.kind} {self.name}"
+        inside = f" of pod {self.pod}" if self.pod else ""
+        inside = inside or (f" in container {self.container[:12]}" if self.container else "")
+        inside = inside or (f" of {self.unit}" if self.unit else "")
+        return f"{who}{inside} {'holds' if self.kind == 'pod' else 'uses'} {self.what}"
+
+
+class InUse(PreconditionError):
+    """Refused: `obstacles` are in the way."""
+
+    default_code = "mig-busy"
+
+    def __init__(self, obstacles: Sequence[Obstacle]) -> None:
+        words = dict.fromkeys(shlex.quote(one.drain) for one in obstacles if one.drain)
+        stop = "".join(f" --drain {word}" for word in words)
+        others = dict.fromkeys(_end_clients(one) for one in obstacles if not one.drain)
+        hints = [f"have them stopped:{stop}"] if stop else []
+        hints += [f"end first: {', '.join(others)}"] if others else []
+        super().__init__("; ".join(one.text for one in obstacles), hint="; ".join(hints))
+        self.obstacles = tuple(obstacles)
+
+
+def _end_clients(one: Obstacle) -> str:
+    """How to end what --drain doesn't stop."""
+    namespace, _, pod = (one.pod or (one.name if one.kind == "pod" else "")).partition("/")
+    if not pod:
+        return f"{one.name} (process {one.pid})"
+    return shlex.join(("kubectl", "delete", "pod", "-n", namespace, pod))
+
+
+def obstacles(
+    node: Node, plans: Sequence[GpuPlan], processes: Mapping[str, Sequence[MigProcess]], ours: frozenset[int]
+) -> tuple[Obstacle, ...]:
+    """What stands in the way of these plans. `processes` are NVML's by GPU UUID, `ours` our own process ids.
+
+    Files that this user may not read say nothing; only root sees everybody's.
+    """
+    caps = {number: name for name, number in mig_minors(_text(node.host, MIG_MINORS)).items()}
+    held: dict[int, tuple[Held, ...]] = {}
+    if any(_changes(plan) for plan in plans):
+        for process in node.processes:
+            if process.pid not in ours:
+                held[process.pid] = tuple(_held(node, process.pid, caps))
+    who = _Who(node)
+    found = [
+        one for plan in plans for one in _of(node, who, plan, held, processes.get(plan.gpu.uuid, ()), ours)
+    ]
+    named = {(one.gpu, one.pod) for one in found if one.pod}
+    return tuple(
+        one for one in found if one.kind != "pod" or (one.gpu, one.name) not in named - {(one.gpu, "")}
+    )
+
+
+def _changes(plan: GpuPlan) -> bool:
+    return bool(plan.lost) or plan.changes_mode
+
+
+def _of(
+    node: Node,
+    who: _Who,
+    plan: GpuPlan,
+    held: Mapping[int, Sequence[Held]],
+    processes: Sequence[MigProcess],
+    ours: frozenset[int],
+) -> Iterator[Obstacle]:
+    gpu = plan.gpu
+    users: dict[int, str] = {}
+    for process in processes:
+        what = _used(plan, process.gi, process.ci)
+        if what and process.pid not in ours:
+            users.setdefault(process.pid, what)
+    resets = plan.changes_mode and plan.reset != "none"
+    for pid, files in held.items():
+        for minor, gi, ci in files:
+            if minor != gpu.minor or (gi is None and not resets):
+                continue
+            what = _used(plan, gi, ci)
+            if what:
+                users.setdefault(pid, what)
+    yield from (who.is_(pid, gpu.index, what) for pid, what in sorted(users.items()))
+    if resets and _draws(node.host):
+        yield Obstacle("module", gpu.index, f"GPU {gpu.index}, which must be reset", DRM)
+    if _changes(plan):
+        yield from _pods(node, plan)
+
+
+def _used(plan: GpuPlan, gi: int | None, ci: int | None) -> str:
+    """What of that which goes is used by whoever has these instances open; empty for none of it."""
+    gpu = plan.gpu
+    if plan.changes_mode:
+        return f"GPU {gpu.index}" + (", which must be reset" if plan.reset != "none" else "")
+    stays = {one.gi for one in plan.kept}
+    for one in plan.lost:
+        if gi == one.gi and (ci == one.ci or (ci is None and one.gi not in stays)):
+            return _device(gpu, one)
+    return ""
+
+
+def _device(gpu: GpuLayout, device: Device) -> str:
+    return f"the {device.profile} at {device.at} of GPU {gpu.index}"
+
+
+def _pods(node: Node, plan: GpuPlan) -> Iterator[Obstacle]:
+    """Pods to which the kubelet has given what goes, whether they use it now or not. One that was given the
+    whole GPU sees its instances."""
+    if node.kubelet is None or not node.host.live:
+        return
+    try:
+        holdings = node.gpu_holdings
+    except GpunodeError:
+        return  # see `untold`
+    gone = {one.uuid: _device(plan.gpu, one) for one in plan.lost if one.uuid}
+    gone[plan.gpu.uuid] = f"GPU {plan.gpu.index}"
+    for holding in holdings:
+        for identifier in holding.ids:
+            what = gone.get(identifier.partition("::")[0])
+            if what:
+                yield Obstacle("pod", plan.gpu.index, what, f"{holding.namespace}/{holding.pod}")
+
+
+def untold(node: Node, plans: Sequence[GpuPlan]) -> str:
+    """Why it can't be told which pods hold what goes, in words; empty if it can, or nothing goes."""
+    if node.kubelet is None or not node.host.live or not any(_changes(plan) for plan in plans):
+        return ""
+    try:
+        list(node.gpu_holdings)
+    except GpunodeError as error:
+        return f"which pods hold what goes isn't known: {error.message}"
+    return ""
+
+
+def _draws(host: Host) -> bool:
+    """Whether nvidia_drm holds the GPUs: with modeset off it is loaded and has none open."""
+    if not host.is_dir(f"/sys/module/{DRM}"):
+        return False
+    return _text(host, f"/sys/module/{DRM}/parameters/modeset").strip() != "N"
+
+
+def _held(node: Node, pid: int, caps: Mapping[int, str]) -> Iterator[Held]:
+    """What a process has open of GPUs and their instances; `caps` is the driver's table by minor number."""
+    files = opened(node.host, pid, node.majors)
+    if files is None:
+        return  # not ours to see
+    yield from ((minor, None, None) for minor in sorted(files.gpus))
+    for number in sorted(files.caps):
+        if names := _INSTANCE.fullmatch(caps.get(number, "")):
+            yield int(names[1]), int(names[2]), int(names[3]) if names[3] else None
+
+
+def _text(host: Host, path: str) -> str:
+    try:
+        return host.read_text(path) or ""
+    except GpunodeError:
+        return ""
+
+
+class _Who:
+    """Names processes: program, systemd unit, container, pod."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._names = {process.pid: process.name for process in node.processes}
+        self._pods: Mapping[str, str] | None = None
+
+    def is_(self, pid: int, gpu: int, what: str) -> Obstacle:
+        """The process as an obstacle."""
+        host = self._node.host
+        container, group, v1 = container_of(host, pid)
+        engine = _ENGINE.search(f"{group} {v1}") if "user@" not in group else None
+        units = _UNIT.findall(_text(host, f"/proc/{pid}/cgroup").replace("\n", "/"))
+        unit = units[-1] if units and not container and not units[-1].startswith("user@") else ""
+        said = self._names.get(pid) or _text(host, f"/proc/{pid}/comm")
+        name = " ".join(said.split()) or "a process"  # a name may hold line breaks
+        pod = self._pod(container)
+        runs = {"docker": "docker", "libpod": "podman"}[engine[1]] if engine and not pod else ""
+        return Obstacle("process", gpu, what, name, pid, container, pod, unit, runs)
+
+    def _pod(self, container: str) -> str:
+        if not container:
+            return ""
+        if self._pods is None:
+            found = {one.id: f"{one.namespace}/{one.pod}" for one in self._node.cri_containers}
+            self._pods = found
+        return self._pods.get(container, "")
+
+
+# Stopping what the user names so that GPUs come free, and starting again what can be started.
+
+_STOP_SECONDS = 120.0
+_TERM_SECONDS = 30.0
+_CONTAINER = re.compile(r"(docker|podman):([0-9a-f]{12})", re.ASCII)
+_DRAIN_UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]{1,255}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Drained:
+    """What was stopped. Units, containers (ENGINE:ID) and nvidia_drm, if it was unloaded, are brought back;
+    processes are not."""
+
+    units: tuple[str, ...] = ()
+    module: bool = False
+    pids: tuple[int, ...] = ()
+    containers: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of it."""
+        return (
+            *self.units,
+            *((DRM,) if self.module else ()),
+            *map(str, self.pids),
+            *self.containers,
+        )
+
+    @property
+    def again(self) -> tuple[tuple[str, ...], ...]:
+        """The commands that bring it back."""
+        return tuple(argv for argv, _ in self.parts())
+
+    def parts(self) -> Iterator[tuple[tuple[str, ...], Drained]]:
+        """Each of these commands, with what it brings back."""
+        if self.module:
+            yield ("modprobe", DRM), Drained(module=True)
+        for unit in self.units:
+            yield ("systemctl", "start", unit), Drained(units=(unit,))
+        for container in self.containers:
+            engine, _, identifier = container.partition(":")
+            yield (engine, "start", identifier), Drained(containers=(container,))
+
+    def plus(self, other: Drained) -> Drained:
+        """Both."""
+        return Drained(
+            (*self.units, *other.units),
+            self.module or other.module,
+            (*self.pids, *other.pids),
+            (*self.containers, *other.containers),
+        )
+
+
+_NOTHING = Drained()
+
+
+def drain(
+    host: Host,
+    words: Sequence[str],
+    found: Sequence[Obstacle],
+    progress: Progress,
+    done: Drained = _NOTHING,
+    keep: Callable[[Drained], None] = lambda _: None,
+) -> Drained:
+    """Stop what `words` name: units, process ids, containers, or nvidia_drm. All are looked at before the
+    first. `done` stands still already; `keep` is told what will, each time before it is stopped.
+
+    `UsageError` for a process or container that isn't in the way: its number may be another's by now.
+    `PreconditionError` for what doesn't stop; what `keep` was told last is to be brought back then.
+    """
+    wanted = [word for word in dict.fromkeys(words) if not _rests(word, done, found)]
+    for word in wanted:
+        _check(word, found)
+    for word in wanted:
+        done = _stop(host, word, done, progress, keep)
+    return done
+
+
+def _rests(word: str, done: Drained, found: Sequence[Obstacle]) -> bool:
+    """What a run that was killed has stopped: it isn't in the way now, though it was."""
+    named = word in done.containers or word in map(str, done.pids)
+    return named and word not in {str(one.pid) for one in found if one.pid} | {one.drain for one in found}
+
+
+def _check(word: str, found: Sequence[Obstacle]) -> None:
+    if word.isascii() and word.isdigit():
+        pids = {one.pid for one in found if one.pid}
+        if int(word) not in pids:
+            known = ", ".join(map(str, sorted(pids))) or "none"
+            raise UsageError(f"process {word} isn't in the way", hint=f"processes that are: {known}")
+    elif word.startswith(("docker:", "podman:")):
+        containers = sorted({one.drain for one in found if one.engine})
+        if word not in containers:
+            known = ", ".join(containers) or "none"
+            raise UsageError(f"container {word} isn't in the way", hint=f"containers that are: {known}")
+    elif not _DRAIN_UNIT.fullmatch(word) or word.startswith("-"):
+        raise UsageError(
+            f"{word!r} can't be drained",
+            hint="name a systemd unit, a process id, a container (docker:ID), or nvidia_drm",
+        )
+
+
+def _stop(
+    host: Host, word: str, done: Drained, progress: Progress, keep: Callable[[Drained], None]
+) -> Drained:
+    if word.isdigit():
+        now = replace(done, pids=_with(done.pids, int(word)))
+        keep(now)
+        _end(host, int(word), progress)
+        return now
+    if container := _CONTAINER.fullmatch(word):
+        now = replace(done, containers=_with(done.containers, word))
+        argv: tuple[str, ...] = (container[1], "stop", "-t", f"{_TERM_SECONDS:g}", container[2])
+    elif word == DRM:
+        now, argv = replace(done, module=True), ("modprobe", "-r", DRM)
+    else:
+        unit = word if "." in word else f"{word}.service"
+        if not host.run(("systemctl", "is-active", "--quiet", unit), timeout=10.0).ok:
+            if unit not in done.units:
+                progress.note(f"{unit} isn't running")
+            return done
+        now, argv = replace(done, units=_with(done.units, unit)), ("systemctl", "stop", unit)
+    keep(now)
+    _call(host, argv, progress, refused=lambda: keep(done))
+    return now
+
+
+_Item = TypeVar("_Item")
+
+
+def _with(known: tuple[_Item, ...], one: _Item) -> tuple[_Item, ...]:
+    return known if one in known else (*known, one)
+
+
+def _end(host: Host, pid: int, progress: Progress) -> None:
+    with progress.step(f"end process {pid}"):
+        try:
+            host.signal(pid, "TERM")
+        except ProcessLookupError:
+            return
+        except PermissionError as error:
+            raise PreconditionError(
+                f"process {pid} can't be ended: {error}", hint="run it as root"
+            ) from error
+        if not host.wait_until(lambda: not _lives(host, pid), _TERM_SECONDS):
+            raise PreconditionError(
+                f"process {pid} hasn't ended within {_TERM_SECONDS:g} s of SIGTERM",
+                hint="end it yourself, then run this again",
+                code="mig-busy",
+            )
+
+
+def _lives(host: Host, pid: int) -> bool:
+    try:
+        status = host.read_text(f"/proc/{pid}/stat") or ""
+    except GpunodeError:
+        return True
+    state = status.rpartition(")")[2].split()[:1]
+    return bool(state) and state != ["Z"]  # a zombie has closed its files
+
+
+def _call(host: Host, argv: tuple[str, ...], progress: Progress, refused: Callable[[], None]) -> None:
+    """`refused` where it surely goes on; what took too long may still stop."""
+    with progress.step(" ".join(argv)):
+        answer = host.run(argv, timeout=_STOP_SECONDS)
+    if not answer.ok:
+        if not answer.timed_out:
+            refused()
+        said = (answer.stderr or answer.stdout).strip().splitlines()
+        reason = "took too long" if answer.timed_out else said[-1] if said else f"exit code {answer.code}"
+        raise PreconditionError(f"{' '.join(argv)}: {reason}", hint="look at it by hand", code="mig-busy")
+
+
+def bring_back(host: Host, done: Drained, progress: Progress) -> tuple[tuple[str, ...], Drained]:
+    """Start again what was stopped; gives what didn't start, in words and as it is. What no longer exists is
+    told once, and is no matter of ours any more."""
+    troubles, still = [], Drained()
+    for argv, one in done.parts():
+        with progress.step(" ".join(argv)):
+            answer = host.run(argv, timeout=_STOP_SECONDS)
+        if not answer.ok:
+            said = (answer.stderr or answer.stdout).strip().splitlines()
+            troubles.append(f"{' '.join(argv)} failed: {said[-1] if said else f'exit code {answer.code}'}")
+            if not _gone(argv, answer):
+                still = still.plus(one)
+    return tuple(troubles), still
+
+
+def _gone(argv: Sequence[str], answer: Completed) -> bool:
+    """A unit that isn't installed (LSB's exit code 5), a container that was removed when it stopped."""
+    return answer.code == 5 if argv[0] == "systemctl" else "no such container" in answer.stderr.lower()
+
+
+# gpunode's own services, which keep NVML open: they close it while GPUs are reset, and look again then.
+#
+# Both are requested by a signal (docs/health.md), in a pod as on the node: this node sees the processes of
+# all its containers. Any process can look like gpunode by its command line, so only one that is known by its
+# unit, or by the number and start time in its own status file, is signalled or expected to make room.
+
+_CLOSE_SECONDS = 20.0  # it takes two; more where the driver answers slowly
+_CHILD = "gpunode.gpu.sentinel"
+_SIGNALS = {"USR1": 10, "HUP": 1}  # signal(7)
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Process ids of those services, and of the children in which they ask NVML."""
+
+    services: tuple[int, ...] = ()
+    children: tuple[int, ...] = ()
+
+    @property
+    def all(self) -> frozenset[int]:
+        """Who isn't in the way: they make room."""
+        return frozenset((*self.services, *self.children))
+
+
+def clients(host: Host, processes: Sequence[Process]) -> Clients:
+    """The services that are known to be gpunode's and handle both signals, which end any other process."""
+    services = tuple(
+        one.pid
+        for one in processes
+        if keeps_nvml_open(one.argv) and _heeds(_field(host, one.pid, "Sig")) and _is_known(host, one)
+    )
+    children = tuple(
+        one.pid
+        for one in processes
+        if services and _CHILD in one.argv and _parent(_field(host, one.pid, "PPid:")) in services
+    )
+    return Clients(services, children)
+
+
+def _is_known(host: Host, process: Process) -> bool:
+    """Whether a process of root's (or of ours) is the main process of a unit that starts gpunode, or the one
+    that a status file of that user's names."""
+    trusted = {0, host.uid}
+    if host.owner(process.pid) not in trusted:
+        return False
+    if process_unit(host, process, "gpunode") is not None:
+        return True
+    state_dir = process.option("--state-dir") or PLUGIN_STATE
+    path = status_path(state_dir)
+    try:
+        seen = host.stat(path)
+        text = host.read_text(path) if seen is not None and seen.st_uid in trusted else None
+        return identifies(host, json.loads(text), process.pid) if text else False
+    except (GpunodeError, ValueError, RecursionError):
+        return False
+
+
+def _field(host: Host, pid: int, name: str) -> tuple[str, ...]:
+    """Lines of /proc/PID/status that begin so (proc_pid_status(5)); none if it is gone."""
+    try:
+        text = host.read_text(f"/proc/{pid}/status") or ""
+    except GpunodeError:
+        return ()
+    return tuple(line for line in text.splitlines() if line.startswith(name))
+
+
+def _parent(lines: Sequence[str]) -> int:
+    number = lines[0].split()[-1] if lines else ""
+    return int(number) if number.isdecimal() else 0
+
+
+def _heeds(lines: Sequence[str]) -> bool:
+    """Whether both signals are caught, or blocked until they will be."""
+    masks = [line.split()[-1] for line in lines if line.startswith(("SigCgt:", "SigBlk:"))]
+    caught = 0
+    for mask in masks:
+        caught |= int(mask, 16)
+    return all(caught >> (number - 1) & 1 for number in _SIGNALS.values())
+
+
+class Room:
+    """Keeps NVML closed in our own services for as long as it takes."""
+
+    def __init__(self, host: Host, progress: Progress) -> None:
+        self._host, self._progress = host, progress
+
+    @contextmanager
+    def made(self, closed: bool) -> Iterator[None]:
+        """`closed`: NVML is closed in them meanwhile. They look again at the end, however it comes."""
+        if closed:
+            self.close()
+        try:
+            yield
+        finally:
+            self._tell(self._clients().services, "HUP")
+
+    def close(self) -> None:
+        """Have NVML closed, for two minutes from now. `PreconditionError` if one of them doesn't."""
+        found = self._clients()
+        if not found.services:
+            return
+        names = ", ".join(map(str, found.services))
+        with self._progress.step(f"have gpunode's own services close NVML (process {names})"):
+            self._tell(found.services, "USR1")
+            closed = self._host.wait_until(lambda: not self._clients().children, _CLOSE_SECONDS, 0.2)
+        if not closed:
+            self._tell(found.services, "HUP")
+            raise PreconditionError(
+                f"process {names} has not closed NVML within {_CLOSE_SECONDS:g} s",
+                hint="look why, or have it stopped: --drain gpunode-device-plugin",
+                code="mig-busy",
+            )
+
+    def _clients(self) -> Clients:
+        return clients(self._host, running(self._host))
+
+    def _is_service(self, pid: int) -> bool:
+        return pid in self._clients().services
+
+    def _tell(self, services: Sequence[int], name: str) -> None:
+        for pid in services:
+            try:
+                self._host.signal(pid, name, partial(self._is_service, pid))
+            except OSError:
+                continue  # it has ended; one that lives and can't be signalled still holds the GPU's device

@@ -1,0 +1,397 @@
+"""A DoctorReport as one page for a browser: no file beside it, no request, nothing lost without JavaScript.
+
+The text is drawn here, escaped; the script (doctor.js) only filters and copies. A page that comes by mail is
+not trusted, so its own policy allows exactly this style and this script, by their hashes, and no connection.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+# The sections of the doctor's page as HTML, every value escaped; what a person needs first is on top.
+
+_ORDER = ("fail", "error", "warn", "note", "waits", "skip", "pass")
+_WORDS = {
+    "fail": "Error",
+    "error": "Broken check",
+    "warn": "Warning",
+    "note": "Note",
+    "waits": "Waits",
+    "skip": "Not judged",
+    "pass": "Passed",
+}
+_DISTURBS = {
+    "restart": "restarts a daemon",
+    "drain": "stops GPU work",
+    "reboot": "reboots the node",
+}
+
+
+def escaped(value: object) -> str:
+    """Text for an element or a quoted attribute; control characters and lone surrogates are shown."""
+    text = str(value).encode("utf-8", "backslashreplace").decode()
+    shown = "".join(
+        char if char in "\n\t" or char.isprintable() else char.encode("unicode_escape").decode()
+        for char in text
+    )
+    return escape(shown, quote=True)
+
+
+def state(finding: Mapping[str, Any]) -> str:
+    """One word for the filters: the status, with notes and what waits for a cause told apart."""
+    if finding["note"]:
+        return "note"
+    return "waits" if finding["blockedBy"] else str(finding["status"])
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the sections share."""
+
+    envelope: Mapping[str, Any]
+    findings: tuple[Mapping[str, Any], ...]
+    name: str
+    headline: str
+    mood: str
+
+    @classmethod
+    def of(cls, envelope: Mapping[str, Any]) -> Report:
+        findings = tuple(envelope["data"]["findings"])
+        name = envelope["data"]["node"]["name"] or "This node"
+        headline, mood = _headline(envelope, findings)
+        return cls(envelope, findings, name, headline, mood)
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.envelope["data"]
+        return found
+
+    def having(self, *states: str) -> tuple[Mapping[str, Any], ...]:
+        """Findings in one of these states, the worst state first."""
+        return tuple(one for wanted in states for one in self.findings if state(one) == wanted)
+
+
+def _headline(envelope: Mapping[str, Any], findings: tuple[Mapping[str, Any], ...]) -> tuple[str, str]:
+    """The verdict in a few words, and which colour it has."""
+    errors = sum(state(one) in ("fail", "error") for one in findings)
+    warnings = sum(state(one) == "warn" for one in findings)
+    parts = [_many(errors, "error")] if errors else []
+    parts += [_many(warnings, "warning")] if warnings else []
+    if parts:
+        return ", ".join(parts), "bad" if errors else "warn"
+    unexamined = envelope["data"].get("gpusNotExamined")  # reports of earlier versions don't say
+    if unexamined and envelope["data"]["counts"]["pass"]:
+        return f"No fault found; GPUs not examined: {unexamined}", "warn"
+    unread = sum(one["skipped"] == "unreadable" for one in findings)
+    if unread:
+        return f"No fault found, {_many(unread, 'check')} not judged", "warn"
+    if not envelope["data"]["counts"]["pass"]:
+        return "Nothing was judged", "warn"
+    chosen = envelope["data"].get("selection", {})  # reports of earlier versions don't tell
+    if any(chosen.values()):
+        return "No fault found by the checks that were asked", "good"
+    return "Ready: no check found a fault", "good"
+
+
+def body(report: Report) -> Iterator[str]:
+    """Header, what to do first, reboot, filters, problems, every check, footer."""
+    yield from _header(report)
+    yield '<main id="main">'
+    yield '<div class="cards">'
+    yield from _first(report)
+    yield from _reboot(report)
+    yield "</div>"
+    yield from _filters(report)
+    yield from _problems(report)
+    yield from _notes(report)
+    yield from _layers(report)
+    yield "</main>"
+    yield from _footer(report)
+
+
+def _header(report: Report) -> Iterator[str]:
+    node = report.data["node"]
+    when = datetime.fromtimestamp(report.data["at"], UTC)
+    yield '<a class="jump" href="#main">To the findings</a>'
+    yield f'<header class="top {report.mood}">'
+    yield f'<p class="where">gpunode doctor · <time datetime="{when:%Y-%m-%dT%H:%M:%SZ}">'
+    yield f"{when:%Y-%m-%d %H:%M} UTC</time></p>"
+    yield f"<h1>{escaped(report.name)}</h1>"
+    yield f'<p class="verdict">{escaped(report.headline)}</p>'
+    yield '<dl class="facts">'
+    for term, value in _facts(node):
+        if value:
+            yield f"<div><dt>{term}</dt><dd>{escaped(value)}</dd></div>"
+    yield "</dl></header>"
+
+
+def _facts(node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    models: dict[str, int] = {}
+    for gpu in node["gpus"]:
+        name = gpu["name"] or f"NVIDIA GPU {gpu['deviceId']}"
+        models[name] = models.get(name, 0) + 1
+    yield "GPUs", ", ".join(f"{number} × {name}" for name, number in models.items()) or "none on the bus"
+    yield "Driver", node["driver"] or "not loaded"
+    yield "Container toolkit", node["toolkit"]
+    yield "Engines", ", ".join(f"{one['name']} {one['version']}".strip() for one in node["engines"])
+    yield "System", (node["distro"] or {}).get("name", "")
+    yield "Kernel", node["kernel"]
+    yield "Kind of node", node["class"]
+
+
+def _first(report: Report) -> Iterator[str]:
+    """The root cause, with the one command that comes first."""
+    cause = next((one for one in report.findings if one["id"] == report.data["first"]), None)
+    if cause is None:
+        return
+    waiting = len(report.data["chains"].get(cause["id"], {}))
+    yield f'<section class="card first {state(cause)}" aria-labelledby="first">'
+    yield '<h2 id="first">Do this first</h2>'
+    yield f'<p><a href="#{escaped(cause["id"])}">{escaped(cause["id"])}</a>: {escaped(cause["summary"])}</p>'
+    yield from _fixes(cause)
+    if waiting:
+        verb = "waits" if waiting == 1 else "wait"
+        yield f'<p class="quiet">{_many(waiting, "check")} {verb} for this.</p>'
+    yield "</section>"
+
+
+def _reboot(report: Report) -> Iterator[str]:
+    verdict = report.data["reboot"]
+    mends, unjudged = verdict.get("mends", ()), verdict.get("unjudged", ())
+    if verdict["safe"] is None and not (mends or unjudged):
+        return
+    mood = "good" if verdict["safe"] else "warn"
+    yield f'<section class="card reboot {mood}" aria-labelledby="reboot">'
+    yield '<h2 id="reboot">Safe to reboot?</h2>'
+    if verdict["safe"]:
+        yield "<p>Yes: nothing was found that a reboot would break.</p>"
+    elif not verdict["findings"]:
+        unread = all(one["skipped"] for one in report.findings if one["id"] in unjudged)
+        doubt = f"{_many(len(unjudged), 'check')} could not tell{' without root' if unread else ''}"
+        yield f"<p>Nothing speaks against it, but {doubt}.</p>"
+    else:
+        yield "<p>No, mend this first:</p><ul>"
+        for one in report.findings:
+            if one["id"] in verdict["findings"]:
+                yield f'<li><a href="#{escaped(one["id"])}">{escaped(one["id"])}</a>: '
+                yield f"{escaped(one['summary'])}</li>"
+        yield "</ul>"
+    if mends:
+        yield f'<p class="quiet">A reboot fixes {escaped(", ".join(mends))}.</p>'
+    yield "</section>"
+
+
+def _filters(report: Report) -> Iterator[str]:
+    """Hidden until the script has made them work."""
+    layers = dict.fromkeys(one["layer"] for one in report.findings)
+    yield '<form class="filters" id="filters" hidden><h2 class="unseen">Filter the checks</h2>'
+    yield '<label class="text">Search <input type="search" id="text" autocomplete="off"></label>'
+    yield '<label>Layer <select id="layer"><option value="">all</option>'
+    yield from (f'<option value="{escaped(one)}">{escaped(one)}</option>' for one in layers)
+    yield '</select></label><fieldset><legend class="unseen">Status</legend>'
+    for one in _ORDER:
+        number = len(report.having(one))
+        if number:
+            yield f'<label class="tick {one}"><input type="checkbox" name="state" value="{one}" checked>'
+            yield f' {_WORDS[one]} <span class="count">{number}</span></label>'
+    yield '</fieldset><button type="button" id="reset" hidden>Show all</button>'
+    yield '<output id="shown" aria-live="polite"></output></form>'
+
+
+def _problems(report: Report) -> Iterator[str]:
+    problems = sorted(
+        report.having("fail", "error", "warn"), key=lambda one: one["id"] != report.data["first"]
+    )
+    if not problems:
+        return
+    yield '<section class="problems" aria-labelledby="found"><h2 id="found">What was found</h2>'
+    for one in problems:
+        yield from _problem(report, one)
+    yield "</section>"
+
+
+def _problem(report: Report, finding: Mapping[str, Any]) -> Iterator[str]:
+    name = escaped(finding["id"])
+    yield f'<article class="finding {state(finding)}" id="{name}" {_marks(finding)}>'
+    yield f'<header><span class="badge">{_WORDS[state(finding)]}</span>'
+    yield f"<h3>{escaped(finding['summary'])}</h3></header>"
+    yield f'<p class="id"><code>{name}</code> · {escaped(finding["layer"])} · {escaped(finding["title"])}</p>'
+    if finding["ignored"] is not None:
+        yield f'<p class="quiet">An error, but ignored: {escaped(finding["ignored"])}</p>'
+    yield from _evidence(finding)
+    if finding["why"]:
+        yield f"<p>{escaped(finding['why'])}</p>"
+    yield from _fixes(finding)
+    yield from _chain(report, finding["id"])
+    yield from _refs(finding)
+    yield "</article>"
+
+
+def _evidence(finding: Mapping[str, Any]) -> Iterator[str]:
+    if not finding["evidence"]:
+        return
+    yield '<dl class="evidence">'
+    for one in finding["evidence"]:
+        line = "" if one["line"] is None else f":{one['line']}"
+        yield f"<div><dt>{escaped(one['source'])}{line}</dt><dd>{escaped(one['value'])}</dd></div>"
+    yield "</dl>"
+
+
+def _fixes(finding: Mapping[str, Any]) -> Iterator[str]:
+    for fix in finding["fix"]:
+        notes = ["as root"] if fix["needsRoot"] else []
+        notes += [_DISTURBS[fix["disruptive"]]] if fix["disruptive"] in _DISTURBS else []
+        yield f'<div class="fix"><pre tabindex="0"><code>{escaped(fix["command"])}</code></pre>'
+        label = f"Copy the command of {finding['id']}"
+        yield f'<button type="button" class="copy" aria-label="{escaped(label)}" hidden>Copy</button>'
+        yield f'<p class="quiet">{escaped(", ".join(notes))}</p></div>' if notes else "</div>"
+
+
+def _chain(report: Report, cause: str) -> Iterator[str]:
+    """What waits for this, each below the check that it stands behind."""
+    parents: Mapping[str, str] = report.data["chains"].get(cause, {})
+    if not parents:
+        return
+    number = len(parents)
+    yield f'<details class="chain"><summary>{_many(number, "check")} '
+    yield f"{'waits' if number == 1 else 'wait'} for this</summary>"
+    yield from _below(report, cause, parents)
+    yield "</details>"
+
+
+def _below(report: Report, parent: str, parents: Mapping[str, str]) -> Iterator[str]:
+    here = [one for one, above in parents.items() if above == parent]
+    if here:
+        titles = {one["id"]: one["title"] for one in report.findings}
+        yield "<ul>"
+        for one in here:
+            yield f"<li><code>{escaped(one)}</code> {escaped(titles.get(one, ''))}"
+            yield from _below(report, one, parents)
+            yield "</li>"
+        yield "</ul>"
+
+
+def _refs(finding: Mapping[str, Any]) -> Iterator[str]:
+    """Only addresses that a browser opens as pages."""
+    shown = [one for one in finding["refs"] if str(one).startswith(("https://", "http://"))]
+    if shown:
+        links = (f'<a href="{escaped(one)}" rel="noreferrer noopener">{escaped(one)}</a>' for one in shown)
+        yield f'<p class="refs">Read on: {" · ".join(links)}</p>'
+
+
+def _notes(report: Report) -> Iterator[str]:
+    notes = report.having("note")
+    if not notes:
+        return
+    yield '<section aria-labelledby="notes"><h2 id="notes">Worth knowing</h2><ul class="rows">'
+    for one in notes:
+        yield f'<li class="row note" id="{escaped(one["id"])}" {_marks(one)}><span class="badge">Note</span>'
+        yield f"<span><code>{escaped(one['id'])}</code> {escaped(one['summary'])}</span></li>"
+    yield "</ul></section>"
+
+
+def _layers(report: Report) -> Iterator[str]:
+    """Everything else, layer by layer; open layers are those with something that waits."""
+    rest = "Every other check" if report.having("fail", "error", "warn", "note") else "Every check"
+    yield f'<section class="all" aria-labelledby="all"><h2 id="all">{rest}</h2>'
+    for layer in dict.fromkeys(one["layer"] for one in report.findings):
+        here = [one for one in report.having("waits", "pass", "skip") if one["layer"] == layer]
+        if not here:
+            continue
+        passed = sum(state(one) == "pass" for one in here)
+        waits = sum(state(one) == "waits" for one in here)
+        told = [f"{passed} passed"] if passed else []
+        told += [f"{waits} waiting"] if waits else []
+        unjudged = len(here) - passed - waits
+        told += [f"{unjudged} not judged"] if unjudged else []
+        yield f'<details class="layer"><summary><h3>{escaped(layer)}</h3> '
+        yield f'<span class="quiet">{", ".join(told)}</span></summary><ul class="rows">'
+        for one in here:
+            yield from _row(one)
+        yield "</ul></details>"
+    yield "</section>"
+
+
+def _row(finding: Mapping[str, Any]) -> Iterator[str]:
+    word = state(finding)
+    yield f'<li class="row {word}" id="{escaped(finding["id"])}" {_marks(finding)}>'
+    yield f'<span class="badge">{_WORDS[word]}</span><span><code>{escaped(finding["id"])}</code> '
+    yield f"{escaped(finding['summary'])}</span></li>"
+
+
+def _marks(finding: Mapping[str, Any]) -> str:
+    return f'data-state="{state(finding)}" data-layer="{escaped(finding["layer"])}"'
+
+
+def _footer(report: Report) -> Iterator[str]:
+    yield "<footer>"
+    tables = report.data["tables"]
+    if tables:
+        oldest = max(one["ageDays"] for one in tables)
+        yield f"<p>Judged by {_many(len(tables), 'reference table')}, the oldest of them "
+        yield f"{_many(oldest, 'day')} old: what was published since isn't known to it.</p>"
+    yield f"<p>gpunode {escaped(report.data['version'])} · {_many(len(report.findings), 'check')} in "
+    yield f"{report.data['seconds']:.1f} s · this page loads nothing and sends nothing</p>"
+    yield '<p><button type="button" class="copy" id="json" hidden>Copy the report as JSON</button></p>'
+    yield "</footer>"
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+_HERE = Path(__file__).parent
+_POLICY = (
+    "default-src 'none'; style-src '{style}'; script-src '{script}'; base-uri 'none'; form-action 'none'"
+)
+
+
+def page(envelope: Mapping[str, Any]) -> str:
+    """The whole document."""
+    style, script = _asset("doctor.css"), _asset("doctor.js")
+    report = Report.of(envelope)
+    parts = {
+        "policy": _POLICY.format(style=_hash(style), script=_hash(script)),
+        "title": escaped(f"{report.name}: {report.headline}"),
+        "style": style,
+        "body": "\n".join(body(report)),
+        "data": embedded(envelope),
+        "script": script,
+    }
+    return "".join(_filled(_asset("doctor.html"), parts))
+
+
+def embedded(envelope: Mapping[str, Any]) -> str:
+    """JSON that can stand inside a script element: nothing in it ends the element or a line of JavaScript."""
+    text = json.dumps(envelope, ensure_ascii=False, separators=(",", ":"))
+    text = text.encode("utf-8", "backslashreplace").decode()
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text
+
+
+def _asset(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """As a Content-Security-Policy names a source (CSP3, "hash-source")."""
+    import base64
+    import hashlib
+
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _filled(template: str, parts: Mapping[str, str]) -> Iterator[str]:
+    """The template with each ``{{name}}`` replaced, once: what is put in is never looked at again."""
+    pieces: Sequence[str] = template.split("{{")
+    yield pieces[0]
+    for piece in pieces[1:]:
+        name, _, rest = piece.partition("}}")
+        yield parts[name] + rest

@@ -1,0 +1,360 @@
+"""Results for people and programs. The only module that writes to stdout; imports rich only for a terminal.
+
+Data goes to stdout, everything else to stderr. Text that came from a file or a daemon is untrusted: control
+characters are shown as ``\\x1b`` and never reach the terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TextIO
+
+from gpunode.errors import ConfigError, GpunodeError
+from gpunode.output.result import Block, Cell, Diff, Result, Style, Table, Text
+
+# The two choices of how to print. A module of its own: the command line needs it before anything else.
+
+
+class Output(StrEnum):
+    """``-o``: how a result is written. Only some commands have a page and metrics (`Result.documents`)."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+    HTML = "html"
+    PROMETHEUS = "prometheus"
+
+
+class PlainOutput(StrEnum):
+    """``-o`` of a command whose result is neither a page nor metrics."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+ENVELOPES = (Output.JSON, Output.YAML)
+"""The forms that every command has for programs."""
+
+
+def output_for(path: str) -> Output | None:
+    """The form that a file's name asks for, None if it asks for none."""
+    ends = {".json": Output.JSON, ".yaml": Output.YAML, ".yml": Output.YAML, ".html": Output.HTML}
+    ends |= {".htm": Output.HTML, ".prom": Output.PROMETHEUS, ".txt": Output.TABLE}
+    return next((form for end, form in ends.items() if path.endswith(end)), None)
+
+
+class Color(StrEnum):
+    """``--color``: always beats NO_COLOR, NO_COLOR beats FORCE_COLOR, both beat the terminal."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+_RICH_STYLES = {
+    Style.PLAIN: "",
+    Style.GOOD: "green",
+    Style.WARN: "yellow",
+    Style.BAD: "bold red",
+    Style.DIM: "dim",
+    Style.HEADING: "bold",
+    Style.COMMAND: "cyan",
+}
+
+
+_UNSEEN = {
+    one: f"\\u{one:04x}"
+    for part in ((0x7F, 0xA0), (0x202A, 0x202F), (0x2066, 0x206A))
+    for one in range(*part)
+}
+"""What JSON may hold as it is and a terminal takes for commands: DEL, C1 controls, turns of direction."""
+_FIRST_COLUMN = 0.5  # of a terminal's width at most, if it is to stay whole
+_ALIVE_SECONDS = 20.0  # a log is not to fill, and nobody is to think that it hangs
+_ALIVE_WIDTH = 160
+
+
+def wants_color(color: Color, stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether to colour what goes to `stream` (no-color.org; TERM=dumb counts as no terminal)."""
+    if color is not Color.AUTO:
+        return color is Color.ALWAYS
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and environ.get("TERM") != "dumb"
+
+
+def render(result: Result, output: Output, color: Color) -> None:
+    """Write a result to stdout in the asked form, and its messages to stderr when people read it.
+
+    `ConfigError` where stdout takes no more, such as a file on a full disk.
+    """
+    try:
+        if output is Output.TABLE:
+            for message in result.messages:
+                _say(message)
+            sys.stdout.flush()
+            _render_blocks(result.blocks, wants_color(color, sys.stdout, os.environ))
+        else:
+            sys.stdout.write(document(result, output))
+        sys.stdout.flush()
+    except OSError as error:
+        failed = output_failed(error)
+        if failed is not None:
+            raise failed from error
+
+
+def output_failed(error: OSError) -> ConfigError | None:
+    """What to report of a failed write to stdout: nothing if its reader has seen enough (`| head`).
+
+    Nothing more is written to stdout, so that Python doesn't complain again at exit.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return None
+    return ConfigError(f"can't write to standard output: {error.strerror or error}", hint="send it elsewhere")
+
+
+def render_error(error: GpunodeError) -> None:
+    """``error: what`` and ``hint: what to do``, on stderr."""
+    _say(f"error: {error.message}")
+    if error.hint:
+        sys.stderr.write(
+            printable(f"hint: {error.hint}") + "\n"
+        )  # whole, so that a command in it can be copied
+
+
+def say(text: str) -> None:
+    """One line to stderr."""
+    _say(text)
+
+
+def document(result: Result, output: Output) -> str:
+    """The whole result as one text, ending in a newline, without colour; empty if it has no such form."""
+    if output is Output.TABLE:
+        lines = [printable(line) for block in result.blocks for line in plain_lines(block)]
+        return "".join(f"{line}\n" for line in lines)
+    if output not in ENVELOPES:
+        draw = result.documents.get(output)
+        return draw(result.envelope()) if draw else ""
+    if output is Output.JSON:
+        import json
+
+        text = json.dumps(result.envelope(), indent=2, ensure_ascii=False)
+        return text.translate(_UNSEEN) + "\n"
+    import yaml
+
+    return str(yaml.safe_dump(result.envelope(), sort_keys=False, allow_unicode=True, width=110))
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # whoever has gone can't be told; what is being done goes on
+        if sys.stderr.isatty():
+            width = _columns(sys.stderr)
+            text = "\n".join(_wrapped(Text(line), width) for line in text.split("\n"))
+        _LINE.clear()
+        sys.stderr.write(printable(text) + "\n")
+
+
+def _columns(stream: TextIO) -> int:
+    """A serial console doesn't tell its width, and says 0."""
+    return os.get_terminal_size(stream.fileno()).columns or 80
+
+
+class _ChangingLine:
+    """The last line of a terminal while it is written over and over; any other text takes its place."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    def show(self, text: str) -> None:
+        with suppress(OSError):
+            width = _columns(sys.stderr)
+            one = printable(text).replace("\t", " ")
+            sys.stderr.write(f"\r{one[: max(1, width - 1)]}\x1b[K")
+            sys.stderr.flush()
+            self._shown = True
+
+    def clear(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            self._shown = False
+
+
+_LINE = _ChangingLine()  # a terminal has one
+
+
+def _is_changing() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def printable(text: str) -> str:
+    """The text with control characters escaped; newlines and tabs stay, undecodable bytes are escaped."""
+    shown = text.encode("utf-8", "backslashreplace").decode()
+    return "".join(char if char in "\n\t" or char.isprintable() else ascii(char)[1:-1] for char in shown)
+
+
+# --- blocks ---------------------------------------------------------------------------------------------
+
+
+def _render_blocks(blocks: tuple[Block, ...], color: bool) -> None:
+    if color:
+        _render_rich(blocks)
+        return
+    # lines stay whole in a file or a pipe, where grep and diff want them
+    width = _columns(sys.stdout) if sys.stdout.isatty() else None
+    for block in blocks:
+        if width and isinstance(block, Text):
+            sys.stdout.write(_wrapped(block, width) + "\n")
+            continue
+        for line in plain_lines(block):
+            sys.stdout.write(printable(line) + "\n")
+
+
+def plain_lines(block: Block) -> list[str]:
+    """One block as lines without colour; table columns are padded, the last one is not."""
+    if isinstance(block, Text):
+        return [block.text]
+    if isinstance(block, Diff):
+        return block.text.splitlines()
+    rows = [tuple(_text(cell) for cell in row) for row in block.rows]
+    shown = [block.columns, *rows] if any(block.columns) else rows
+    widths = [max((len(row[column]) for row in shown), default=0) for column in range(len(block.columns))]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in shown
+    ]
+
+
+def _text(cell: Cell | str, narrow: bool = False) -> str:
+    if isinstance(cell, str):
+        return cell
+    return cell.short if narrow and cell.short else cell.text
+
+
+def _render_rich(blocks: tuple[Block, ...]) -> None:
+    from rich.console import Console
+
+    console = Console(force_terminal=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    for block in blocks:
+        if isinstance(block, Table):
+            console.print(_rich_table(block, console.width), soft_wrap=False)
+        elif isinstance(block, Diff):
+            for line in block.text.splitlines():
+                console.print(printable(line), style=_diff_style(line))
+        else:
+            console.print(_wrapped(block, console.width), style=_RICH_STYLES[block.style])
+
+
+def _wrapped(block: Text, width: int) -> str:
+    """Words stay whole and lines keep their indent; a command stays one line, so that it can be copied."""
+    import textwrap
+
+    text = printable(block.text)
+    if block.style is Style.COMMAND or len(text) <= width:
+        return text
+    indent = text[: len(text) - len(text.lstrip())]
+    return textwrap.fill(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _rich_table(block: Table, width: int) -> Any:
+    """Columns are folded where the terminal is too narrow; a short first one, which names the row, is not."""
+    from rich.table import Table as RichTable
+    from rich.text import Text as RichText
+
+    table = RichTable(box=None, show_header=any(block.columns), header_style="bold", pad_edge=False)
+    first = max((len(_text(row[0])) for row in block.rows), default=0)
+    narrow = max(map(len, plain_lines(block)), default=0) > width
+    for number, column in enumerate(block.columns):
+        whole = number == 0 and first <= width * _FIRST_COLUMN
+        table.add_column(column, overflow="fold", no_wrap=whole)
+    for row in block.rows:
+        styles = (cell.style if isinstance(cell, Cell) else Style.PLAIN for cell in row)
+        pairs = zip(row, styles, strict=True)
+        table.add_row(
+            *(RichText(printable(_text(cell, narrow)), _RICH_STYLES[style]) for cell, style in pairs)
+        )
+    return table
+
+
+def _diff_style(line: str) -> str:
+    if line.startswith(("+++", "---")):
+        return "bold"
+    return {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
+
+
+# --- progress -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StderrProgress:
+    """One line per finished step with its seconds; a step that fails says so and the error follows.
+
+    A terminal is told when it begins, too.
+    """
+
+    verbose: int = 0
+
+    @contextmanager
+    def step(self, text: str) -> Iterator[None]:
+        started = time.monotonic()
+        if _is_changing():
+            _LINE.show(f"  {text} ...")
+        try:
+            yield
+        except BaseException:
+            _say(f"  {text}: failed after {time.monotonic() - started:.1f} s")
+            raise
+        _say(f"  {text}: done in {time.monotonic() - started:.1f} s")
+
+    def note(self, text: str) -> None:
+        _say(f"  {text}")
+
+    @contextmanager
+    def following(self, text: str, name: str) -> Iterator[Callable[[str], None]]:
+        """On a terminal one line that changes, elsewhere a line every `_ALIVE_SECONDS`."""
+        started = told = time.monotonic()
+        changing = _is_changing()
+
+        def tell(last: str) -> None:
+            nonlocal told
+            now = time.monotonic()
+            going = f"  {name}, {now - started:.0f} s" + (f": {last}" if last else "")
+            if changing:
+                _LINE.show(going)
+            elif now - told >= _ALIVE_SECONDS:
+                told = now
+                _say(f"{going[:_ALIVE_WIDTH]}")
+
+        with self.step(text):
+            yield tell
+
+    def trace(self, command: str) -> None:
+        """With ``-v``, every command that gpunode runs."""
+        if self.verbose:
+            _say(f"  + {command}")
+
+
+@dataclass(frozen=True)
+class SilentProgress:
+    """For tests and for commands inside commands."""
+
+    @contextmanager
+    def step(self, text: str) -> Iterator[None]:
+        yield
+
+    def note(self, text: str) -> None:
+        """Nothing is said."""
+
+    @contextmanager
+    def following(self, text: str, name: str) -> Iterator[Callable[[str], None]]:
+        yield lambda _last: None

@@ -1,0 +1,290 @@
+"""Carrying out what installs or removes packages: files through the journal, commands under one lock.
+
+What fails takes the packages back as far as the manager can, then the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpunode.errors import GpunodeError, PreconditionError, RolledBackError
+from gpunode.host import Host
+from gpunode.host.journal import Entry, Journal, lock_path
+from gpunode.output.result import Block, Change, Diff, Progress, Style, Text
+from gpunode.packages.manager import (
+    LOCKED,
+    WAIT_SECONDS,
+    Command,
+    FileChange,
+    Manager,
+    PackagesError,
+    PackageState,
+    Wanted,
+    run_command,
+    wait_for_others,
+)
+from gpunode.packages.repository import SUFFIX
+from gpunode.runtime.apply import LOCK_SECONDS, change_files, uninterrupted
+from gpunode.runtime.engine import FileEdit
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be done. `watched` are the packages that go back if it fails, `before` what they were,
+    `held` those of them that were held.
+
+    `context` goes into the journal; `before` is added to it, so that a removal knows what was not there.
+    `stays` is whether the files stay if this is killed: the next run goes on from there.
+    """
+
+    host: Host
+    manager: Manager
+    operation: str
+    progress: Progress
+    watched: tuple[str, ...]
+    before: Mapping[str, str]
+    context: Mapping[str, Any] = field(default_factory=dict)
+    lock_seconds: float = WAIT_SECONDS
+    held: tuple[str, ...] = ()
+    stays: bool = True
+
+
+@dataclass(frozen=True)
+class CarriedOut:
+    """What was done. `journal` is the entry's id, `commands` those that ran, in order."""
+
+    changes: tuple[Change, ...]
+    commands: tuple[str, ...]
+    journal: str
+    notes: tuple[str, ...]
+
+
+Run = Callable[[Command], None]
+HALF_INSTALLED = "half-installed"
+_ARMOUR = "BEGIN PGP PUBLIC KEY BLOCK"
+
+
+def require_live(host: Host) -> None:
+    """`PreconditionError` for another root, and for a user who may not."""
+    if not host.live:
+        raise PreconditionError(
+            "packages are only installed and removed on the node itself", hint="leave --root out"
+        )
+    if not host.is_root:
+        raise PreconditionError("changing packages needs root", hint="run it again with sudo")
+
+
+def carry_out(
+    job: Job,
+    files: Callable[[], Sequence[FileChange]],
+    act: Callable[[Run], None],
+    give_up: Callable[[Run], None] = lambda _run: None,
+) -> CarriedOut:
+    """Write the files, then let `act` run its commands. `RolledBackError` if it fails and all is as before.
+
+    `give_up` takes back first what only the caller knows of. Ctrl-C lets the command at work end, and stops
+    before the next. An error that leaves packages changed says which. The journal tells before the first
+    command what is to be done, also where there are no files: a run that is killed leaves packages that
+    somebody must know of.
+    """
+    work = _Work(job, act, give_up)
+    wait_for_others(job.host, job.manager, job.progress, job.lock_seconds)  # before anything is written
+    done = change_files(
+        job.host,
+        job.operation,
+        lambda: edits_of(job.host, files()),
+        job.progress,
+        context=work.context,
+        activate=work.activate,
+    )
+    journal = done.journal
+    if not journal:
+        with job.host.lock(lock_path(job.host), LOCK_SECONDS):
+            journal = work.without_files()
+    return CarriedOut(tuple(edit.change() for edit in done.edits), tuple(work.ran), journal, done.notes)
+
+
+class _Work:
+    """The commands of one job: `ran` are those that succeeded, in order."""
+
+    def __init__(self, job: Job, act: Callable[[Run], None], give_up: Callable[[Run], None]) -> None:
+        self.job, self.act, self.give_up = job, act, give_up
+        self.ran: list[str] = []
+        self._started = self._ending = False
+        self._stopped_by = ""
+        self._journal = Journal.of(job.host)
+        self._entry: Entry | None = None
+        self._noting = False
+        self.context = {
+            **job.context,
+            "packageManager": job.manager.name,
+            "packages": dict(job.before),
+            "stays": job.stays,
+        }
+
+    def _run(self, command: Command) -> None:
+        if self._stopped_by and not self._ending:
+            raise KeyboardInterrupt(self._stopped_by)
+        if self._noting and self._entry is None:
+            self._entry = self._begin()
+        self._started = True
+        job = self.job
+        try:
+            run_command(
+                job.host,
+                job.manager,
+                command,
+                job.progress,
+                wait_seconds=job.lock_seconds,
+                whole=self._whole,
+            )
+        except PackagesError as error:
+            if not command.tolerated or error.code == LOCKED:
+                raise
+            job.progress.note(f"{error.message}; going on")
+        else:
+            self.ran.append(command.text)
+
+    def _begin(self) -> Entry:
+        context = {"engine": "", "units": [], **self.context}
+        return self._journal.begin(self.job.operation, (), context)
+
+    @contextmanager
+    def _whole(self, command: Command) -> Iterator[None]:
+        """It isn't interrupted, and whoever tries is told at once what comes of it."""
+
+        def tell(name: str) -> None:
+            then = "what was done is being taken back"
+            if not self._ending:
+                self._stopped_by = name
+                then = "if a step is left after it, that isn't begun, and what was done is taken back"
+            self._told(name, f"{command.name} is left to end, half of it would be worse; {then}")
+
+        with uninterrupted(tell):
+            yield
+
+    def _told(self, name: str, what: str) -> None:
+        with suppress(RuntimeError):  # it came while another line was being written
+            self.job.progress.note(f"{'Ctrl-C' if name == 'SIGINT' else name}: {what}")
+
+    def activate(self) -> None:
+        """All commands, or all packages as before."""
+        try:
+            self.act(self._run)
+        except BaseException as error:
+            self._ending = True
+            with uninterrupted(lambda name: self._told(name, "what was done is being taken back")):
+                self._take_back(error)
+            raise
+
+    def _take_back(self, error: BaseException) -> None:
+        if not self._started:
+            return
+        try:
+            self.give_up(self._run)
+        except GpunodeError as trouble:
+            self.job.progress.note(f"not taken back: {trouble.message}")
+        try:
+            _packages_back(self.job, self._run, error)
+        except PackagesError as left:
+            if left.code == HALF_INSTALLED and self._entry is None:
+                self._note_what_is_left()
+            raise
+
+    def _note_what_is_left(self) -> None:
+        """The files go back all the same, and their entry with them: a removal is to know of the packages."""
+        try:
+            self._journal.mark(self._begin(), "committed" if self.job.stays else "rolled-back")
+        except GpunodeError as trouble:
+            self.job.progress.note(f"the journal doesn't know what is left: {trouble.message}")
+
+    def without_files(self) -> str:
+        """The same with an entry of its own, whose id it gives; empty if nothing ran. Needs the lock."""
+        self._noting = True
+        try:
+            self.activate()
+        except BaseException as error:
+            left = isinstance(error, PackagesError) and error.code == HALF_INSTALLED
+            if self._entry is not None:
+                # a removal that failed has removed nothing that the next one need not know of
+                self._journal.mark(self._entry, "committed" if left and self.job.stays else "rolled-back")
+            raise
+        if self._entry is None:
+            return ""
+        self._journal.mark(self._entry, "committed")
+        self._journal.prune()
+        return self._entry.id
+
+
+def edits_of(host: Host, files: Sequence[FileChange]) -> tuple[FileEdit, ...]:
+    """As the journal takes them."""
+    return tuple(FileEdit(one.path, host.read_bytes(one.path), one.content) for one in files)
+
+
+def file_blocks(files: Sequence[FileChange], changes: Sequence[Change], *, dry_run: bool) -> list[Block]:
+    """Each file with what happens to it and why; with `dry_run` its diff."""
+    reasons = {one.path: one.reason for one in files}
+    aside = {path.partition(SUFFIX)[0]: path for path in reasons if SUFFIX in path}
+    mark = " (dry run)" if dry_run else ""
+    blocks: list[Block] = []
+    for change in changes:
+        why = f": {reasons[change.path]}" if reasons.get(change.path) else ""
+        if change.path in aside.values():
+            continue
+        if change.path in aside:
+            blocks.append(Text(f"{change.path} renamed to {aside[change.path]}{mark}{why}", Style.GOOD))
+            continue
+        blocks.append(Text(f"{change.path} {change.action}{mark}{why}", Style.GOOD))
+        if dry_run and change.diff and _ARMOUR not in change.diff:  # a key tells nobody anything
+            blocks.append(Diff(change.diff))
+    return blocks
+
+
+def _packages_back(job: Job, run: Run, error: BaseException) -> None:
+    """Bring every watched package back to its version. Raises in place of `error` what is known then."""
+    try:
+        now = job.manager.installed(job.watched)
+        for command in back(job.manager, now, job.before):
+            run(command)
+        free = [name for name, state in job.manager.installed(job.held).items() if not state.held]
+        if free:
+            run(job.manager.hold(free))
+        left = _different(job.manager.installed(job.watched), job.before)
+    except GpunodeError as trouble:
+        left = {"packages": trouble.message}
+    if left:
+        told = ", ".join(f"{name} {version}" for name, version in left.items())
+        raise PackagesError(
+            f"{error}; and these packages could not be put back: {told}",
+            hint=getattr(error, "hint", "") or "see what is there: gpunode toolkit status",
+            code=HALF_INSTALLED,
+        ) from error
+    if isinstance(error, KeyboardInterrupt):
+        job.progress.note("the packages are as before")
+    if isinstance(error, GpunodeError):
+        raise RolledBackError(
+            f"{error.message}; packages and files are as before", hint=error.hint, code=error.code
+        ) from error
+
+
+def back(manager: Manager, now: Mapping[str, PackageState], before: Mapping[str, str]) -> tuple[Command, ...]:
+    """The commands that undo a half-done transaction: out with what was not there, then the old versions."""
+    wrong = _different(now, before)
+    out = [name for name in wrong if not before.get(name)]
+    again = [Wanted(name, before[name]) for name in wrong if before.get(name)]
+    return (
+        *((manager.install(again, downgrade=True),) if again else ()),
+        *((manager.remove(out),) if out else ()),
+    )
+
+
+def _different(now: Mapping[str, PackageState], before: Mapping[str, str]) -> dict[str, str]:
+    """The packages that aren't as they were, with what they are now."""
+    return {
+        name: state.installed or "not installed"
+        for name, state in now.items()
+        if state.installed != before.get(name, "")
+    }

@@ -1,0 +1,644 @@
+"""The driver's plan: what these GPUs and this kernel need, why, where from, and the commands for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpunode.errors import PreconditionError
+from gpunode.facts.driver import branch
+from gpunode.facts.driver_targets import RUN_INSTALLER
+from gpunode.facts.fabric import UNIT
+from gpunode.facts.kernel_modules import INITRAMFS, NOUVEAU_FILE, NOUVEAU_TEXT, NOVA_FILE, NOVA_TEXT
+from gpunode.facts.system import CONTAINER, TEGRA, WSL2
+from gpunode.host import Host
+from gpunode.packages.driver_choice import Choice, choose, known_as_of
+from gpunode.packages.driver_model import OPEN, Decision, DriverPackage, DriverPlan, Refusal, Situation, Wish
+from gpunode.packages.driver_source import (
+    CUDA_RPM,
+    DKMS,
+    PACKAGES,
+    PREBUILT,
+    Name,
+    Resolved,
+    Route,
+    choose_route,
+    driver_version,
+    lacking_headers,
+    package_names,
+    resolve,
+    to_build,
+)
+from gpunode.packages.manager import (
+    Command,
+    FileChange,
+    Manager,
+    PackageChange,
+    PackagesError,
+    PackageState,
+    Trouble,
+    Wanted,
+)
+
+# The plan's files and commands, in the order in which they are carried out.
+
+_APT_LIST = "/etc/apt/sources.list.d/nvidia-driver.list"
+_APT_KEY = "/etc/apt/keyrings/nvidia-driver.asc"
+_RPM_KEY = "/etc/pki/rpm-gpg/RPM-GPG-KEY-nvidia-driver"
+_ARCHIVES = "/var/cache/apt/archives"
+_FABRIC_MANAGER = ("nvidia-fabricmanager", "nvidia-fabric-manager")
+_MODULE = "nvidia-driver"
+_UMAD_FILE = "/etc/modules-load.d/gpunode-nvlink.conf"
+_INITRAMFS_SECONDS = 900.0
+
+
+def repository_files(route: Route, family: str) -> tuple[FileChange, ...]:
+    """The file that names NVIDIA's repository, and its key's if that was given; none where a package brings
+    both."""
+    if not route.add or (family == "debian" and not route.key):
+        return ()
+    key_file = _APT_KEY if family == "debian" else _RPM_KEY
+    keys = (FileChange(key_file, route.key, "the mirror's key"),) if route.key else ()
+    if family == "debian":
+        text = f"deb [signed-by={key_file}] {route.base} /\n"
+        return (*keys, FileChange(_APT_LIST, text.encode(), "a mirror of NVIDIA's repository"))
+    alias = _alias(route)
+    directory = "/etc/zypp/repos.d" if family == "suse" else "/etc/yum.repos.d"
+    text = (
+        f"[{alias}]\nname={alias}\nbaseurl={route.base}\nenabled=1\ngpgcheck=1\n"
+        f"gpgkey={f'file://{key_file}' if route.key else f'{route.base}/{route.setup}'}\n"
+    )
+    return (*keys, FileChange(f"{directory}/{alias}.repo", text.encode(), "NVIDIA's repository"))
+
+
+def _alias(route: Route) -> str:
+    return f"cuda-{route.directory}-{route.base.rpartition('/')[2]}"
+
+
+def make_known(route: Route, manager: Manager) -> tuple[Command, ...]:
+    """What must run before the repository's versions can be told."""
+    if not route.add:
+        return ()
+    if manager.name != "apt":
+        return (manager.refresh(),)
+    if route.key:
+        return (manager.refresh(_APT_LIST),)
+    package = f"{_ARCHIVES}/{route.setup}"
+    fetch = ("/usr/lib/apt/apt-helper", "download-file", f"{route.base}/{route.setup}", package)
+    return (
+        Command(fetch, seconds=300.0, changes=False),
+        manager.install_files((package,)),
+        manager.refresh(),
+    )
+
+
+def files(situation: Situation, route: Route) -> tuple[FileChange, ...]:
+    """The repository, and what keeps nouveau out at the next boot."""
+    found = [*repository_files(route, situation.distribution.family)]
+    if not situation.nouveau_kept_out:
+        found.append(FileChange(NOUVEAU_FILE, NOUVEAU_TEXT.encode(), "nouveau stays away from the GPUs"))
+    if any(one.lower().startswith("nova") for one in situation.nouveau):
+        found.append(FileChange(NOVA_FILE, NOVA_TEXT.encode(), "nova stays away from the GPUs"))
+    if situation.switches and situation.nvlink5:
+        found.append(
+            FileChange(_UMAD_FILE, b"ib_umad\n", "the fabric manager talks to the switches through it")
+        )
+    return tuple(found)
+
+
+def changes_stream(situation: Situation, route: Route, choice: Choice) -> bool:
+    """Whether another stream of the dnf module must be enabled; until then its packages aren't seen."""
+    return route.modular and situation.stream != _stream(choice)
+
+
+def _stream(choice: Choice) -> str:
+    return f"{choice.branch}-{'open' if choice.flavour == OPEN else 'dkms'}"
+
+
+def streams(situation: Situation, route: Route, choice: Choice, manager: Manager) -> tuple[Command, ...]:
+    """The dnf module's stream for this branch and flavour, where branches are streams."""
+    if not changes_stream(situation, route, choice):
+        return ()
+    enable = _module(manager, "enable", f"{_MODULE}:{_stream(choice)}")
+    return (_module(manager, "reset", _MODULE), enable) if situation.stream else (enable,)
+
+
+def streams_back(situation: Situation, route: Route, choice: Choice, manager: Manager) -> tuple[Command, ...]:
+    """What takes that back."""
+    if not changes_stream(situation, route, choice):
+        return ()
+    reset = _module(manager, "reset", _MODULE)
+    again = (_module(manager, "enable", f"{_MODULE}:{situation.stream}"),) if situation.stream else ()
+    return (reset, *again)
+
+
+def _module(manager: Manager, verb: str, what: str) -> Command:
+    return Command((getattr(manager, "program", manager.name), "-y", "module", verb, what))
+
+
+def install_commands(
+    situation: Situation,
+    packages: Sequence[DriverPackage],
+    headers: Sequence[Wanted],
+    manager: Manager,
+    *,
+    branch: int,
+    switching: bool,
+) -> tuple[Command, ...]:
+    """Headers first, so that DKMS finds them; then what pins the branch; then all of the driver at once.
+
+    Packages whose version isn't known yet keep to the `branch`: a bare name would install the newest driver.
+    """
+    found = [manager.install(headers)] if headers else []
+    pins = [one for one in packages if is_pin(one.name) and (not one.version or one.installed != one.version)]
+    rest = [one for one in packages if not is_pin(one.name)]
+    found += [manager.install(_wanted(pins, branch))] if pins else []
+    older = any(one.installed and one.installed != one.version for one in rest)
+    install = manager.install(_wanted(rest, branch), downgrade=older and manager.name != "dnf")
+    found.append(_erasing(install, manager) if switching else install)
+    return tuple(found)
+
+
+def is_pin(name: str) -> bool:
+    """Whether this package of NVIDIA's keeps apt to one branch."""
+    return "-pinning-" in name
+
+
+def _wanted(packages: Sequence[DriverPackage], branch: int) -> tuple[Wanted, ...]:
+    return tuple(Wanted(one.name, one.version, branch if one.exact else 0) for one in packages)
+
+
+def _erasing(command: Command, manager: Manager) -> Command:
+    """Another branch or flavour pushes the old one out; apt does so for packages that conflict."""
+    words = {"dnf": "--allowerasing", "zypper": "--force-resolution"}
+    word = words.get(manager.name)
+    if word is None or "install" not in command.argv:
+        return command
+    at = command.argv.index("install") + 1
+    return replace(command, argv=(*command.argv[:at], word, *command.argv[at:]))
+
+
+def settling(situation: Situation) -> tuple[Command, ...]:
+    """What belongs to the install itself: an initramfs that keeps nouveau out as the file does."""
+    if situation.nouveau_kept_out:
+        return ()
+    family = INITRAMFS.get(situation.distribution.family, ())
+    return tuple(Command(argv, seconds=_INITRAMFS_SECONDS) for argv in family)
+
+
+def finishing_commands(
+    situation: Situation, packages: Sequence[DriverPackage], hold: Sequence[Command], *, reboot: bool
+) -> tuple[Command, ...]:
+    """What has the driver come up, now if nothing stands in the way, else with the next boot; then the hold
+    that was asked for."""
+    found: list[Command] = []
+    fabric = ("ib_umad",) if situation.switches and situation.nvlink5 else ()
+    if not reboot:
+        modules = ("nvidia", "nvidia-uvm", *fabric)
+        found += [Command(("modprobe", name), seconds=120.0, changes=False) for name in modules]
+    for unit in _units([one.name for one in packages]):
+        now = () if reboot else ("--now",)
+        found.append(Command(("systemctl", "enable", *now, unit), seconds=180.0, changes=False))
+    return (*found, *hold)
+
+
+def _units(names: Sequence[str]) -> tuple[str, ...]:
+    """The fabric manager before persistence, whose unit comes with every driver."""
+    fabric = any(name.startswith(_FABRIC_MANAGER) for name in names)
+    return (*((UNIT,) if fabric else ()), "nvidia-persistenced.service")
+
+
+# When a driver isn't installed by a tool: what would break running work, or not come up afterwards.
+
+_FEW = 3
+_OTHERWISE = "build it into the image (bootc, rpm-ostree), or take the GPU operator's driver container"
+_TRANSACTIONAL = (
+    "install it into the next snapshot and reboot: transactional-update pkg install"
+    " nvidia-open-driver-G07-signed-cuda-kmp-default, then nvidia-compute-utils-G07 at its version"
+    " (G06 in place of G07 for branch 580 and older)"
+)
+_INSTEAD = {
+    "talos": "put nvidia-open-gpu-kernel-modules and nvidia-container-toolkit into the image's schematic",
+    "bottlerocket": "boot one of its -nvidia variants, which have the driver",
+    "cos": "it has an installer of its own: cos-extensions install gpu",
+    "flatcar": "take its nvidia-drivers system extension, or the GPU operator's driver container",
+    "nixos": "set hardware.nvidia and services.xserver.videoDrivers, then nixos-rebuild switch",
+    **dict.fromkeys(("sle-micro", "sl-micro", "opensuse-microos"), _TRANSACTIONAL),
+    "guix": "declare the driver in the system configuration, then guix system reconfigure",
+}
+_MAKE_KEY = {  # dkms(8) and Ubuntu's shim-signed; each is imported under a password that the console asks for
+    True: "update-secureboot-policy --new-key && mokutil --import /var/lib/shim-signed/mok/MOK.der",
+    False: "dkms generate_mok && mokutil --import /var/lib/dkms/mok.pub",
+}
+_REFRESH = {"apt": "apt-get update", "dnf": "dnf makecache --refresh", "zypper": "zypper refresh"}
+
+
+def hint_of(code: str, manager: str, said: str) -> str:
+    """What to do about a package manager's trouble where a driver is installed; else what was `said`."""
+    refresh = _REFRESH.get(manager, "refresh its indexes")
+    return {
+        Trouble.SIGNATURE: "the repository's key is missing, expired or another: put the right one in place",
+        Trouble.CONFLICTING_SOURCES: "two files name NVIDIA's repository with different keys: keep one",
+        Trouble.NETWORK: "see the network and the proxy (sudo drops http_proxy: sudo -E), or name a mirror "
+        f"with --repository; old indexes too: {refresh}",
+        Trouble.NO_REPOSITORY: "there is nothing at that address: --repository takes the directory that "
+        "holds rhel9, ubuntu2404 and so on",
+        Trouble.NOT_FOUND: f"{manager}'s indexes are old: {refresh}, then gpunode driver plan",
+        "half-installed": "see what is there and what is wanted: gpunode driver plan",
+    }.get(code, said)
+
+
+def against_node(situation: Situation) -> tuple[Refusal, ...]:
+    """What makes every driver from packages the wrong thing on this node."""
+    return (*against_system(situation), *_in_use(situation))
+
+
+def against_system(situation: Situation) -> tuple[Refusal, ...]:
+    """The same without the work that runs on the GPUs now."""
+    return (*_kind(situation), *_other_ways(situation))
+
+
+def _kind(situation: Situation) -> Iterator[Refusal]:
+    if situation.kind == CONTAINER:
+        yield Refusal(
+            "container",
+            "this is a container: the kernel's driver belongs to its host",
+            "run gpunode on the host",
+        )
+    elif situation.kind == WSL2:
+        yield Refusal(
+            "wsl2", "in WSL 2 the driver is that of Windows", "install NVIDIA's driver for Windows, none here"
+        )
+    elif situation.kind == TEGRA:
+        yield Refusal("tegra", "on Jetson the driver comes with JetPack", "upgrade JetPack: apt upgrade")
+    elif not situation.gpus:
+        yield Refusal(
+            "no-gpu", "no NVIDIA GPU is on the PCI bus", "gpunode doctor says what it sees of the bus"
+        )
+    elif all(gpu.for_vms for gpu in situation.gpus):
+        yield Refusal(
+            "vfio",
+            "every GPU here is kept for virtual machines",
+            "the driver goes into the machines that get them",
+        )
+    if situation.vgpu_guest:
+        yield Refusal(
+            "vgpu-guest",
+            "the GPUs here are virtual (vGPU): their driver must fit that of the virtual machine's host",
+            "install the guest driver of the host's vGPU release, from NVIDIA's licensing portal",
+        )
+    if situation.distribution.immutable:
+        name = situation.distribution.name or situation.distribution.id
+        yield Refusal(
+            "immutable",
+            f"{name} is an image; packages can't be installed into it",
+            _INSTEAD.get(situation.distribution.id, _OTHERWISE),
+        )
+
+
+def _other_ways(situation: Situation) -> Iterator[Refusal]:
+    if situation.run_installed:
+        yield Refusal(
+            "run-installer",
+            "the driver here came with NVIDIA's .run installer, whose files packages would overwrite",
+            f"take it away first: {RUN_INSTALLER}, and reboot",
+        )
+    if situation.operator_driver:
+        yield Refusal(
+            "driver-container",
+            f"the GPU operator brings the driver to this node ({situation.operator_driver})",
+            "change it there (driver.version in the ClusterPolicy), or set driver.enabled=false first",
+        )
+
+
+def _in_use(situation: Situation) -> Iterator[Refusal]:
+    users = situation.users.users
+    if not users:
+        return
+    shown = ", ".join(str(one) for one in users[:_FEW])
+    more = f" and {len(users) - _FEW} more" if len(users) > _FEW else ""
+    yield Refusal(
+        "gpu-in-use",
+        f"the GPUs are in use: {shown}{more}",
+        "drain the node or end them first: new GPU programs fail from the exchange until the reboot",
+    )
+
+
+def against_module(situation: Situation, *, signed: bool) -> tuple[Refusal, ...]:
+    """Secure Boot: a module that this node builds itself is only loaded with a key that is enrolled."""
+    if not situation.secure_boot or signed or situation.key_enrolled:
+        return ()
+    if situation.key_waits:
+        return (
+            Refusal(
+                "secure-boot",
+                "Secure Boot is on, and the key for modules waits to be confirmed",
+                "reboot with the console open, choose Enroll MOK, then run this again",
+            ),
+        )
+    what = (
+        f"the key {situation.key} isn't enrolled" if situation.key else "no key is here to sign modules with"
+    )
+    if situation.key and situation.key_enrolled is None:
+        what = f"mokutil doesn't tell whether the key {situation.key} is enrolled"
+    make = _MAKE_KEY[situation.distribution.id == "ubuntu"]
+    first = f"mokutil --import {situation.key}" if situation.key else make
+    return (
+        Refusal(
+            "secure-boot",
+            f"Secure Boot is on, the module would be built on this node, and {what}",
+            f"{first}, reboot and choose Enroll MOK at the console; or take signed modules if there are any",
+        ),
+    )
+
+
+# What the package manager says that it would do, before anything is done.
+
+_DRIVERS = ("nvidia", "libnv", "cuda", "nvlsm", "xorg")  # what another driver of NVIDIA's may push out
+
+
+def previewed(
+    plan: DriverPlan, manager: Manager, install: Command
+) -> tuple[DriverPlan, tuple[PackageChange, ...]]:
+    """What the package manager would do, and a refusal where it can't, or takes what isn't the driver's."""
+    if not plan.resolved or plan.refusals:
+        return plan, ()
+    try:
+        changes = manager.preview(install)
+    except PackagesError as error:
+        hint = hint_of(error.code, manager.name, error.hint)
+        refusal = Refusal("package-manager", error.message, hint)
+        return replace(plan, refusals=(refusal,)), ()
+    gone = [one.name for one in changes if not one.after and not any(word in one.name for word in _DRIVERS)]
+    if gone:
+        refusal = Refusal(
+            "takes-others-out",
+            f"{manager.name} would take these packages out as well: {', '.join(gone)}",
+            "see why, and take them out yourself if nobody needs them; then run this again",
+        )
+        plan = replace(plan, refusals=(refusal,))
+    return plan, changes
+
+
+def unable_to_hold(manager: Manager) -> tuple[Refusal, ...]:
+    """Told beforehand: the hold comes last, when the driver is installed."""
+    try:
+        manager.require_holding()
+    except PackagesError as error:
+        return (Refusal(error.code, error.message, error.hint),)
+    return ()
+
+
+def to_hold(plan: DriverPlan, changes: Sequence[PackageChange]) -> list[str]:
+    """The driver's packages, and the libraries that come along: those must not move either."""
+    along = [one.name for one in changes if one.after and ("nvidia" in one.name or "libcuda" in one.name)]
+    return list(dict.fromkeys((*(one.name for one in plan.packages), *along)))
+
+
+_NO_NEW_KERNELS = (
+    "a held driver gets no modules for newer kernels: hold those too, or upgrade driver and kernel together"
+)
+
+States = Mapping[str, PackageState]
+
+
+def manager_of(host: Host, family: str) -> Manager:
+    """The node's own; on a recorded machine without programs that of its family."""
+    from gpunode.packages.find import find_manager
+
+    try:
+        return find_manager(host)
+    except PreconditionError as error:
+        if host.live or error.code != "no-package-manager":
+            raise
+    if family == "debian":
+        from gpunode.packages.apt import Apt
+
+        return Apt.of(host)
+    if family == "suse":
+        from gpunode.packages.zypper import Zypper
+
+        return Zypper(host)
+    from gpunode.packages.dnf import Dnf
+
+    return Dnf(host)
+
+
+def plan_driver(host: Host, situation: Situation, wish: Wish) -> DriverPlan:
+    """The whole plan, refusals and all. The package manager is asked, and nothing is changed."""
+    barred = against_node(situation)
+    choice = choose(situation, wish)
+    base = DriverPlan(
+        choice.branch,
+        choice.flavour,
+        installed=situation.version,
+        decisions=choice.decisions,
+        refusals=(*barred, *choice.refusals),
+        notes=(*choice.notes, *(f"not looked at: {what}" for what in situation.unread)),
+    )
+    if not situation.gpus or any(one.code in ("container", "wsl2", "tegra", "immutable") for one in barred):
+        return replace(base, branch=0, flavour="", decisions=(), notes=())
+    route = choose_route(situation, wish, choice)
+    base = replace(
+        base,
+        route=route.name,
+        decisions=(*base.decisions, *route.decisions),
+        refusals=(*base.refusals, *route.refusals),
+    )
+    if not route.name:
+        return base
+    return _with_packages(
+        base, situation, wish, choice, route, manager_of(host, situation.distribution.family)
+    )
+
+
+def _with_packages(
+    base: DriverPlan, situation: Situation, wish: Wish, choice: Choice, route: Route, manager: Manager
+) -> DriverPlan:
+    headers = lacking_headers(situation)
+    states, why = _look(manager, situation, route, choice, headers)
+    known = bool(states) and not route.add and not changes_stream(situation, route, choice)
+    way = _way(situation, route, choice, states, known)
+    names = package_names(situation, route, choice, way)
+    found = resolve(names, states, choice, route, wish) if known else _unresolved(names, situation, wish)
+    needs = to_build(situation, route, headers, states) if way == DKMS else ((), ())
+    signed = way == PREBUILT or (route.name == "suse" and choice.flavour == OPEN)
+    refusals = (*base.refusals, *found.refusals, *against_module(situation, signed=signed), *needs[1])
+    decisions = (*base.decisions, *_decisions(situation, way, found, headers, known=known))
+    notes = (*base.notes, *found.notes, *_fits(situation, base), *((why,) if why else ()))
+    if states and not known:
+        notes += ("exact versions are told once the package manager knows the repository and its stream",)
+    plan = replace(
+        base, version=found.version, packages=found.packages, decisions=decisions, refusals=refusals,
+        notes=notes, resolved=known and bool(found.version),
+        watched=_considered(situation, route, choice, headers),
+    )  # fmt: skip
+    end = manager.finish() if states else None
+    if end is None and _up_to_date(situation, plan):
+        if not situation.loaded:
+            notes += ("the driver is installed and not loaded; gpunode doctor says why",)
+        loose = [one.name for one in plan.packages if not states[one.name].held] if wish.hold else []
+        if loose:
+            return replace(plan, commands=(manager.hold(loose),), notes=notes)
+        return replace(plan, up_to_date=True, notes=notes)
+    work = _Work(manager, route, choice, way, needs[0], end)
+    return _with_commands(plan, situation, wish, work)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """How the plan comes about. `headers` are installed first; `end` finishes what was killed before us."""
+
+    manager: Manager
+    route: Route
+    choice: Choice
+    way: str
+    headers: Sequence[Wanted]
+    end: Command | None
+
+
+def _with_commands(plan: DriverPlan, situation: Situation, wish: Wish, work: _Work) -> DriverPlan:
+    if not plan.packages:
+        return plan
+    choice, route, manager = work.choice, work.route, work.manager
+    reboot = _reboot(situation, plan, work.way)
+    before = branch(situation.version)
+    here = {True: "open", False: "proprietary", None: choice.flavour}[situation.opened]
+    switching = bool(before) and (before != choice.branch or here != choice.flavour)
+    preparing = (
+        *make_known(route, manager),
+        *streams(situation, route, choice, manager),
+    )
+    installs = install_commands(
+        situation, plan.packages, work.headers, manager, branch=choice.branch, switching=switching
+    )
+    if wish.hold:
+        plan = replace(plan, refusals=(*plan.refusals, *unable_to_hold(manager)))
+    plan, changes = previewed(plan, manager, installs[-1])
+    hold = (manager.hold(to_hold(plan, changes)),) if wish.hold else ()
+    finishing = finishing_commands(situation, plan.packages, hold, reboot=bool(reboot))
+    steps = (
+        *((work.end,) if work.end else ()),
+        *preparing,
+        *installs,
+        *settling(situation),
+        *finishing,
+    )
+    if wish.hold and work.way == PREBUILT:
+        plan = replace(plan, notes=(*plan.notes, _NO_NEW_KERNELS))
+    return replace(
+        plan, files=files(situation, route), commands=steps,
+        preparing=len(preparing) and len(preparing) + bool(work.end),
+        finishing=len(finishing), changes=changes, reboot=reboot,
+        watched=tuple(dict.fromkeys((*plan.watched, *(one.name for one in changes), *_here(situation)))),
+        stream_back=streams_back(situation, route, choice, manager),
+    )  # fmt: skip
+
+
+def _here(situation: Situation) -> tuple[str, ...]:
+    """The driver's packages that are installed: a new one may push them out."""
+    found = situation.packages.containing("nvidia")
+    return tuple(one.name for one in found if "container" not in one.name)
+
+
+def _fits(situation: Situation, base: DriverPlan) -> tuple[str, ...]:
+    """That a driver which runs is all right as it is."""
+    same = branch(situation.version) == base.branch and (situation.opened is True) == (base.flavour == OPEN)
+    if not situation.loaded or not same or base.refusals:
+        return ()
+    return (
+        f"driver {situation.version} is loaded and fits: this is only needed for a newer one of its branch",
+    )
+
+
+def _considered(
+    situation: Situation, route: Route, choice: Choice, headers: Mapping[str, Wanted]
+) -> tuple[str, ...]:
+    """Every package that the plan may name, by whichever way the module comes."""
+    names = [one.name for way in route.ways for one in package_names(situation, route, choice, way)]
+    return tuple(dict.fromkeys((*names, *(one.name for one in headers.values()))))
+
+
+def _look(
+    manager: Manager, situation: Situation, route: Route, choice: Choice, headers: Mapping[str, Wanted]
+) -> tuple[States, str]:
+    """The states of all packages that the plan may name; none, and why, where nobody can be asked."""
+    names = _considered(situation, route, choice, headers)
+    try:
+        return manager.look((*names, *(("dkms",) if route.name == CUDA_RPM else ()))), ""
+    except PackagesError as error:
+        return {}, f"versions aren't known: {error.message}"
+
+
+def _way(situation: Situation, route: Route, choice: Choice, states: States, known: bool) -> str:
+    """Prebuilt modules where the archive has them for this kind of kernel, else DKMS."""
+    for way in route.ways[:-1]:
+        names = package_names(situation, route, choice, way)
+        if not known or all(states[one.name].available for one in names if one.must and not one.exact):
+            return way
+    return route.ways[-1]
+
+
+def _unresolved(names: Sequence[Name], situation: Situation, wish: Wish) -> Resolved:
+    here = situation.packages.installed
+    packages = tuple(
+        DriverPackage(one.name, "", here[one.name].version if one.name in here else "", "", one.exact)
+        for one in names
+        if one.must or one.name in here or is_pin(one.name)
+    )
+    return Resolved(wish.version, packages)
+
+
+def _decisions(
+    situation: Situation, way: str, found: Resolved, headers: Mapping[str, Wanted], *, known: bool
+) -> tuple[Decision, ...]:
+    decisions = []
+    if found.version:
+        decisions.append(
+            Decision("version", found.version, "the newest that every package here has", "package manager")
+        )
+    if way == PREBUILT:
+        reason = "the archive has modules for Ubuntu's kernels"
+        source = "package manager" if known else known_as_of(PACKAGES)
+        decisions.append(Decision("module comes", "built and signed", reason, source))
+    elif way == DKMS:
+        lacking = ", ".join(headers) or "none"
+        reason = f"kernels whose headers aren't here yet: {lacking}"
+        decisions.append(Decision("module comes", "built here by DKMS", reason, "/lib/modules/*/build"))
+    if situation.switches:
+        more = " and the NVLink subnet manager" if situation.nvlink5 else ""
+        reason = f"{situation.switches} NVSwitches; it ends at once beside a driver of another version"
+        decisions.append(
+            Decision("fabric manager", f"at the driver's version{more}", reason, "/sys/bus/pci/devices")
+        )
+    if situation.secure_boot:
+        signed = {True: "enrolled", False: "not enrolled", None: "not known"}[situation.key_enrolled]
+        reason = "the kernel loads signed modules alone" + (
+            f"; this node's key is {signed}" if way == DKMS else ""
+        )
+        decisions.append(Decision("Secure Boot", "on", reason, "efivar SecureBoot"))
+    return tuple(decisions)
+
+
+def _reboot(situation: Situation, plan: DriverPlan, way: str) -> str:
+    """Why this can't take effect without one; empty if it can."""
+    if situation.loaded and (not plan.version or plan.version != situation.version):
+        return f"driver {situation.version} is loaded: until the reboot module and libraries don't fit"
+    if (
+        situation.loaded
+        and {True: "open", False: "proprietary", None: plan.flavour}[situation.opened] != plan.flavour
+    ):
+        return "the module of the other kind is loaded"
+    if situation.nouveau:
+        return f"{situation.nouveau[0]}: it lets go of the GPUs with the next boot"
+    prebuilt = any(one.name.endswith(f"-{situation.kernel}") for one in plan.packages)
+    if way == PREBUILT and plan.resolved and not prebuilt:
+        return f"there is no module for the running kernel {situation.kernel}: a newer kernel comes along"
+    return ""
+
+
+def _up_to_date(situation: Situation, plan: DriverPlan) -> bool:
+    if not plan.resolved or any(one.code != "gpu-in-use" for one in plan.refusals):
+        return False
+    same = all(one.installed == one.version for one in plan.packages)
+    return same and (not situation.version or driver_version(situation.version) == plan.version)

@@ -1,0 +1,500 @@
+"""Where the driver comes from, and what its packages are called there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.facts.driver import branch, version_numbers
+from gpunode.facts.driver import flavour as kernel_flavour
+from gpunode.facts.driver_targets import REPOSITORY
+from gpunode.facts.kernel_modules import header_package
+from gpunode.facts.packages import upstream
+from gpunode.facts.tables import table
+from gpunode.packages.driver_choice import Choice, known_as_of
+from gpunode.packages.driver_model import (
+    DISTRIBUTION,
+    NVIDIA,
+    OPEN,
+    Decision,
+    DriverPackage,
+    Refusal,
+    Situation,
+    Wish,
+)
+from gpunode.packages.manager import Available, PackageState, Wanted, matches
+
+PACKAGES = "driver_packages"
+REPOSITORIES = "driver_repositories"
+UBUNTU, DEBIAN, SUSE = "ubuntu", "debian", "suse"
+CUDA_UBUNTU, CUDA_DEBIAN, CUDA_RPM = "cuda-ubuntu", "cuda-debian", "cuda-rpm"
+PREBUILT, DKMS, PLAIN = "prebuilt", "dkms", ""
+_ARCHIVE_RELEASE = "-0ubuntu0."  # NVIDIA's packages for Ubuntu are 580.95.05-0ubuntu1
+_FOREIGN = {"akmod-nvidia": "RPM Fusion", "xorg-x11-drv-nvidia": "RPM Fusion", "kmod-nvidia": "ELRepo"}
+
+
+@dataclass(frozen=True)
+class Route:
+    """`name` as the table of packages has it, empty if there is none. `directory` is NVIDIA's for this
+    distribution, empty where nothing comes from there; `base` the address of that repository; `add` whether
+    it must be added first; `modular` whether branches are streams of a dnf module; `ids` what the repository
+    is called here; `key` what a mirror is signed with, empty for NVIDIA's own. `said` is true where the
+    user chose."""
+
+    name: str
+    directory: str = ""
+    base: str = ""
+    setup: str = ""
+    add: bool = False
+    modular: bool = False
+    said: bool = False
+    ids: tuple[str, ...] = ()
+    key: bytes = b""
+    decisions: tuple[Decision, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """How the module may come, the better way first."""
+        if self.name == UBUNTU:
+            return (PREBUILT, DKMS)
+        return (PLAIN,) if self.name == SUSE else (DKMS,)
+
+
+@dataclass(frozen=True)
+class Name:
+    """A package by name: whether it must have the driver's version, and whether the plan can do without."""
+
+    name: str
+    exact: bool
+    must: bool
+
+
+def choose_route(situation: Situation, wish: Wish, choice: Choice) -> Route:
+    """By the distribution, what is installed and what was asked for."""
+    system = situation.distribution
+    own = {"ubuntu": UBUNTU, "debian": DEBIAN}.get(system.id, SUSE if system.family == "suse" else "")
+    foreign = next((who for name, who in _FOREIGN.items() if name in situation.packages.installed), "")
+    if foreign and wish.repository != NVIDIA:
+        message = f"the driver here comes from {foreign}"
+        return Route(
+            "",
+            refusals=(
+                Refusal("other-source", message, f"upgrade it from there, or remove {foreign}'s first"),
+            ),
+        )
+    if system.family not in ("debian", "rhel", "suse"):
+        return Route("", refusals=(_unknown(situation, choice),))
+    if wish.repository == DISTRIBUTION:
+        return _from_distribution(situation, own)
+    if not wish.repository and own in (UBUNTU, DEBIAN):
+        here, why, source = _prefers_own(situation, own)
+        if here:
+            return Route(own, decisions=(Decision("from", _WHERE[own], why, source),))
+    return _from_nvidia(situation, wish, choice, own)
+
+
+_NVIDIAS = "NVIDIA's repository"
+_WHERE = {
+    UBUNTU: "Ubuntu's archive",
+    DEBIAN: "Debian's archive (non-free)",
+    SUSE: "SUSE's signed module, libraries from NVIDIA's repository",
+}
+
+
+def _prefers_own(situation: Situation, own: str) -> tuple[bool, str, str]:
+    """Whether the distribution's own packages are the better ones here, and why."""
+    driver = [one for one in situation.packages.containing("nvidia") if "container" not in one.name]
+    if own == DEBIAN:
+        there = [one for one in driver if one.name in ("nvidia-kernel-dkms", "nvidia-open-kernel-dkms")]
+        mine = [one for one in there if "~deb" in one.version or not situation.nvidia_repository]
+        return bool(mine) or situation.debian_own, "the driver here is Debian's own", "package database"
+    if any(_ARCHIVE_RELEASE in one.version for one in driver):
+        return True, "the driver here is from it", "package database"
+    if situation.nvidia_repository:
+        return False, "", ""
+    if situation.nvlink5 and situation.switches:
+        return False, "", ""  # nvlsm is in NVIDIA's alone
+    why = "its modules are built and signed for each kernel, so that Secure Boot and upgrades are no matter"
+    return True, why, known_as_of(PACKAGES)
+
+
+def _from_distribution(situation: Situation, own: str) -> Route:
+    if own in (UBUNTU, DEBIAN):
+        decision = Decision("from", _WHERE[own], "you asked for it", "--repository distribution")
+        return Route(own, said=True, decisions=(decision,))
+    name = situation.distribution.name or situation.distribution.id
+    return Route(
+        "",
+        refusals=(
+            Refusal("no-repository", f"{name} has no driver of its own for computing", "--repository nvidia"),
+        ),
+    )
+
+
+def _from_nvidia(situation: Situation, wish: Wish, choice: Choice, own: str) -> Route:
+    row = _row(situation)
+    if row is None:
+        return Route("", refusals=(_unknown(situation, choice),))
+    own_mirror = wish.repository not in ("", NVIDIA)
+    mirror = wish.repository if own_mirror else f"https://{REPOSITORY}"
+    base = f"{mirror.rstrip('/')}/{row['directory']}/{situation.architecture}"
+    name = {UBUNTU: CUDA_UBUNTU, DEBIAN: CUDA_DEBIAN, SUSE: SUSE}.get(own, CUDA_RPM)
+    add = not situation.has(base if own_mirror else REPOSITORY)
+    if add and own_mirror and situation.distribution.family == "debian" and not wish.key:
+        return Route("", refusals=(_mirror(base),))
+    if wish.repository:
+        why, source = "you asked for it", f"--repository {wish.repository}"
+    elif situation.nvidia_repository:
+        why, source = "it is set up here", "package manager's repositories"
+    elif situation.nvlink5 and situation.switches:
+        why, source = "nvlsm, which these NVSwitches need, is there alone", known_as_of(PACKAGES)
+    else:
+        why = f"it has a driver for {situation.distribution.name or situation.distribution.id}"
+        source = known_as_of(REPOSITORIES)
+    signed = name == SUSE and choice.flavour == OPEN
+    where = f"{_WHERE[SUSE] if signed else _NVIDIAS} ({row['directory']})"
+    decision = Decision("from", where, why, source)
+    ids = situation.ids(base if own_mirror else REPOSITORY)
+    return Route(
+        name,
+        row["directory"],
+        base,
+        row["setup"],
+        add,
+        row["modular"],
+        bool(wish.repository),
+        ids,
+        wish.key,
+        (decision,),
+    )
+
+
+def _mirror(base: str) -> Refusal:
+    """NVIDIA's package that sets apt up names NVIDIA's own address, and a key must come from somebody."""
+    return Refusal(
+        "mirror-not-set-up",
+        f"apt doesn't know {base} yet, and its key has to come from you",
+        "give the key that the mirror is signed with: --key FILE",
+    )
+
+
+def _row(situation: Situation) -> dict[str, Any] | None:
+    system = situation.distribution
+    major = system.version.partition(".")[0]
+    spelt = system.id.partition("-")[0]
+    own = spelt in {row["like"] for row in table(REPOSITORIES).rows}
+    like = spelt if own else "rhel" if system.family == "rhel" else spelt
+    return next(
+        (
+            row
+            for row in table(REPOSITORIES).rows
+            if row["like"] == like and row["version"] in (system.version, major)
+        ),
+        None,
+    )
+
+
+def install_by_tdnf(situation: Situation, choice: Choice) -> str:
+    """NVIDIA's commands for Azure Linux, whose package manager gpunode doesn't drive; "" elsewhere, and for
+    GPUs that need the proprietary module, which NVIDIA's guide doesn't offer there."""
+    row = _row(situation)
+    if row is None or situation.distribution.id != "azurelinux" or choice.flavour != OPEN:
+        return ""
+    install = "tdnf install azurelinux-repos-extended && tdnf install nvidia-open"
+    if situation.nvidia_repository:
+        return install
+    name = f"cuda-{row['directory']}.repo"
+    address = f"https://{REPOSITORY}/{row['directory']}/{situation.architecture}/{name}"
+    return f"curl -fsSLo /etc/yum.repos.d/{name} {address} && {install}"
+
+
+def _unknown(situation: Situation, choice: Choice) -> Refusal:
+    name = situation.distribution.name or situation.distribution.id or "this distribution"
+    if command := install_by_tdnf(situation, choice):
+        return Refusal("no-repository", f"gpunode doesn't drive tdnf, the package manager of {name}", command)
+    return Refusal(
+        "no-repository",
+        f"no driver packages are known for {name}",
+        "see https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",
+    )
+
+
+def package_names(situation: Situation, route: Route, choice: Choice, way: str) -> tuple[Name, ...]:
+    """The driver's packages on this route, in the table's order; `way` is one of the route's."""
+    holds = {
+        "": True,
+        PREBUILT: way == PREBUILT,
+        DKMS: way == DKMS,
+        "switches": situation.switches > 0,
+        "switches-nvlink5": situation.switches > 0 and situation.nvlink5,
+        "imex": situation.rack,
+    }
+    words = {
+        "branch": str(choice.branch),
+        "open": "-open" if choice.flavour == OPEN else "",
+        "kernel": kernel_kind(situation),
+        "release": situation.kernel,
+    }
+    return tuple(
+        Name(row["name"].format(**words), row["exact"], row["need"] == "must")
+        for row in table(PACKAGES).rows
+        if row["route"] == route.name
+        and row["since"] <= choice.branch
+        and not (row["until"] and choice.branch > row["until"])
+        and row["module"] in ("", choice.flavour)
+        and holds[row["when"]]
+    )
+
+
+def kernel_kind(situation: Situation) -> str:
+    """The kernel's flavour as its packages are called: ``generic``, and ``generic-hwe-22.04`` where the
+    package that brings new kernels is that one."""
+    kind = kernel_flavour(situation.kernel)
+    if situation.distribution.id != "ubuntu":
+        return kind
+    tracks = [
+        one.name.removeprefix("linux-image-")
+        for one in situation.packages.starting(f"linux-image-{kind}")
+        if one.name.removeprefix("linux-image-").startswith((f"{kind}-hwe-", f"{kind}-lts-"))
+    ]
+    return tracks[-1] if tracks else kind
+
+
+# What a module that is built on this node needs: headers of its kernels, and DKMS.
+
+_EPEL = "https://dl.fedoraproject.org/pub/epel/epel-release-latest-{}.noarch.rpm"
+
+
+def lacking_headers(situation: Situation) -> dict[str, Wanted]:
+    """By kernel, the package that it needs for building modules; only for kernels that haven't got it."""
+    family = situation.distribution.family
+    found = {one: header_package(family, one) for one in situation.kernels if one not in situation.headers}
+    return {release: Wanted(*package) for release, package in found.items() if package[0]}
+
+
+def to_build(
+    situation: Situation, route: Route, headers: Mapping[str, Wanted], states: Mapping[str, PackageState]
+) -> tuple[tuple[Wanted, ...], tuple[Refusal, ...]]:
+    """Headers to install first, and what can't be had. Without `states` nothing is refused."""
+    if not states:
+        return tuple(headers.values()), ()
+    refusals: list[Refusal] = []
+    wanted: list[Wanted] = []
+    for release, package in headers.items():
+        version = _offered(states[package.name], package.version)
+        if version:
+            wanted.append(Wanted(package.name, version if package.version else ""))
+        else:
+            refusals.append(_no_headers(situation, release, package))
+    if route.name == CUDA_RPM and not states["dkms"].available:
+        refusals.append(_no_dkms(situation))
+    return tuple(wanted), tuple(refusals)
+
+
+def _offered(state: PackageState, version: str) -> str:
+    """The whole version that fits; empty if none is offered."""
+    fits = (
+        one.version
+        for one in state.available
+        if not version or matches(one.version, version) or one.version.startswith(f"{version}.")
+    )
+    return next(fits, "")
+
+
+def _no_headers(situation: Situation, release: str, package: Wanted) -> Refusal:
+    running = release == situation.kernel
+    first = "boot" if running else "install"
+    named = f"{package.name}-{package.version}" if package.version else package.name
+    return Refusal(
+        "headers-missing",
+        f"the headers of kernel {release} can't be had: nobody offers {named}",
+        f"{first} a kernel whose headers are offered, then run this again",
+    )
+
+
+def _no_dkms(situation: Situation) -> Refusal:
+    system = situation.distribution
+    if system.id in ("fedora", "amzn"):
+        hint = f"it is in {system.name}'s own repositories: see that they are enabled"
+    else:
+        hint = f"it is in EPEL: dnf install {_EPEL.format(system.version.partition('.')[0])}"
+    return Refusal("dkms-missing", "the module is built by DKMS, which no repository here offers", hint)
+
+
+# Exact versions: one that every package of the driver has, out of what the package manager offers.
+
+_NVIDIA, _OTHERS = "NVIDIA's repository", "the distribution's own"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The packages with their versions and the driver's own; what is in the way; what is worth knowing."""
+
+    version: str = ""
+    packages: tuple[DriverPackage, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def driver_version(version: str) -> str:
+    """``580.159.03`` of ``3:580.159.03-1.el9`` and of SUSE's ``580.159.03_k6.4.0_150600.21-1.1``."""
+    return upstream(version).partition("_")[0]
+
+
+def resolve(
+    names: Sequence[Name], states: Mapping[str, PackageState], choice: Choice, route: Route, wish: Wish
+) -> Resolved:
+    """The newest driver of the branch that all packages which must have it are offered in."""
+    offers = {one.name: _offers(states[one.name], route, one.exact) for one in names}
+    left_out = [one.name for one in names if not one.must and not offers[one.name]]
+    missing = [one.name for one in names if one.must and not offers[one.name]]
+    notes = [f"{name} is left out: nobody offers it here" for name in left_out]
+    if missing:
+        return Resolved(refusals=(_missing(missing, choice, route),), notes=tuple(notes))
+    wanted = [one for one in names if offers[one.name]]
+    exact = {one.name: offers[one.name] for one in wanted if one.exact}
+    jump = _transitional(exact, choice)
+    if jump is not None:
+        return Resolved(refusals=(jump,), notes=tuple(notes))
+    shared = _shared([offers for name, offers in exact.items()], choice, wish)
+    if not shared:
+        optional = {one.name for one in wanted if one.exact and not one.must}
+        needed = {name: offers for name, offers in exact.items() if name not in optional}
+        shared = _shared(list(needed.values()), choice, wish)
+        if not shared or not optional:
+            return Resolved(refusals=(_nothing_shared(needed, choice, wish),), notes=tuple(notes))
+        behind = [name for name in optional if shared not in map(_own, exact[name])]
+        notes += [f"{name} is left out: it isn't there in {shared}" for name in sorted(behind)]
+        wanted = [one for one in wanted if one.name not in behind]
+    packages = tuple(_package(one, states[one.name], offers[one.name], shared) for one in wanted)
+    refusals = (*_held(packages, states), *_disagreement(wanted, states, route))
+    return Resolved(shared, packages, refusals, tuple(notes))
+
+
+def _offers(state: PackageState, route: Route, exact: bool) -> tuple[Available, ...]:
+    """What can be had of a package from where the plan takes the driver; what is merely installed counts."""
+    if not exact or route.name == SUSE:
+        return state.available
+    wanted = _OTHERS if route.name in (UBUNTU, DEBIAN) else _NVIDIA
+    return tuple(
+        one
+        for one in state.available
+        if not one.origins or any(_vendor(origin, route) == wanted for origin in one.origins)
+    )
+
+
+def _vendor(origin: str, route: Route) -> str:
+    mine = (
+        REPOSITORY in origin
+        or origin.startswith("cuda-")
+        or origin in route.ids
+        or (route.base and origin.startswith(route.base))
+    )
+    return _NVIDIA if mine else _OTHERS
+
+
+def _own(offer: Available) -> str:
+    return driver_version(offer.version)
+
+
+def _shared(offers: Sequence[tuple[Available, ...]], choice: Choice, wish: Wish) -> str:
+    """The newest driver version that all have, of the branch or the one that was asked for; empty if none."""
+    sets = [{_own(one) for one in some} for some in offers]
+    common = set.intersection(*sets) if sets else set()
+    fit = [one for one in common if branch(one) == choice.branch and wish.version in ("", one)]
+    return max(fit, key=version_numbers, default="")
+
+
+def _transitional(exact: Mapping[str, tuple[Available, ...]], choice: Choice) -> Refusal | None:
+    """A package of one branch by its name that installs another: Ubuntu's lead on to the next one."""
+    for name, offers in exact.items():
+        found = {branch(_own(one)) for one in offers}
+        if str(choice.branch) in re.split(r"[^0-9]+", name) and found and choice.branch not in found:
+            newest = max(offers, key=lambda one: version_numbers(_own(one)))
+            number = branch(_own(newest))
+            return Refusal(
+                "transitional-package",
+                f"{name} is transitional: it installs {_own(newest)}, of branch {number}",
+                f"--branch {number}, or another one that is still kept",
+            )
+    return None
+
+
+def _missing(names: Sequence[str], choice: Choice, route: Route) -> Refusal:
+    where = "the package manager's repositories" if not route.directory else f"{route.directory}"
+    hints = {
+        UBUNTU: "enable restricted and multiverse if they aren't, apt-get update; or: --repository nvidia",
+        DEBIAN: "enable contrib and non-free if they aren't, apt-get update; or: --repository nvidia",
+        CUDA_UBUNTU: "read the indexes: apt-get update; or another --branch",
+        CUDA_DEBIAN: "read the indexes: apt-get update; or another --branch",
+        CUDA_RPM: "read the indexes: dnf makecache --refresh; or another --branch",
+        SUSE: "read the indexes: zypper refresh; or another --branch",
+    }
+    return Refusal(
+        "package-missing",
+        f"branch {choice.branch} can't be had here: {', '.join(names)} isn't offered by {where}",
+        hints[route.name],
+    )
+
+
+def _nothing_shared(exact: Mapping[str, tuple[Available, ...]], choice: Choice, wish: Wish) -> Refusal:
+    shown = ", ".join(f"{name} {_newest(offers, choice)}" for name, offers in exact.items())
+    what = f"version {wish.version}" if wish.version else f"one version of branch {choice.branch}"
+    return Refusal(
+        "no-common-version",
+        f"{what} isn't offered for all packages: {shown}",
+        "name a version that all have with --version, or wait until the repository has them",
+    )
+
+
+def _newest(offers: Sequence[Available], choice: Choice) -> str:
+    fit = [_own(one) for one in offers if branch(_own(one)) == choice.branch]
+    return max(fit, key=version_numbers, default="not at all")
+
+
+def _package(one: Name, state: PackageState, offers: Sequence[Available], version: str) -> DriverPackage:
+    chosen = offers[0]
+    if one.exact:
+        chosen = next(offer for offer in offers if _own(offer) == version)
+    elif state.candidate:
+        chosen = state.offered(state.candidate) or chosen
+    return DriverPackage(one.name, chosen.version, state.installed, next(iter(chosen.origins), ""), one.exact)
+
+
+def _held(packages: Sequence[DriverPackage], states: Mapping[str, PackageState]) -> Iterator[Refusal]:
+    names = [
+        one.name
+        for one in packages
+        if states[one.name].held and one.installed and one.installed != one.version
+    ]
+    if names:
+        here = next(one.installed for one in packages if one.name == names[0])
+        yield Refusal(
+            "held",
+            f"somebody holds {', '.join(names)} at {driver_version(here)}",
+            f"keep that one: --version {driver_version(here)}; or take the hold off yourself",
+        )
+
+
+def _disagreement(
+    names: Sequence[Name], states: Mapping[str, PackageState], route: Route
+) -> Iterator[Refusal]:
+    """Two repositories with packages of the same names and other versions: upgrades wander between them."""
+    if route.said or route.name == SUSE:
+        return
+    for one in names:
+        newest: dict[str, str] = {}
+        for offer in states[one.name].available:
+            for origin in offer.origins:
+                newest.setdefault(_vendor(origin, route), offer.version)
+        if one.exact and len(newest) > 1 and len(set(newest.values())) > 1:
+            shown = " and ".join(f"{version} ({vendor})" for vendor, version in sorted(newest.items()))
+            yield Refusal(
+                "two-repositories",
+                f"two repositories offer {one.name}: {shown}",
+                "say which: --repository distribution, or --repository nvidia; --hold keeps it there",
+            )
+            return

@@ -1,0 +1,306 @@
+"""The AMD backend: sysfs tells (watch.py), resources.py plans; a container gets device nodes and nothing
+else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from threading import Event
+
+from gpunode.gpu.amd import (
+    AmdGpu,
+    AmdPartition,
+    missing,
+    read_condition,
+    read_inventory,
+    read_nodes,
+    read_topology,
+    trace,
+)
+from gpunode.gpu.model import Inventory, Reading, Topology
+from gpunode.host import Host
+from gpunode.plugin.config.settings import Settings, resource_name_problem
+from gpunode.plugin.logfmt import Log, OnChange
+from gpunode.plugin.model import (
+    Answer,
+    Common,
+    Device,
+    DeviceNode,
+    LeftOut,
+    Plan,
+    Sink,
+    Snapshot,
+    Unit,
+    deselected,
+    idle_rules,
+    requested,
+    ruled_name,
+)
+from gpunode.plugin.placement.choose import prefer
+from gpunode.plugin.sharing import share
+
+# What AMD GPUs are advertised as: partitions, selection, naming strategy, sharing. Pure.
+#
+# As with NVIDIA's, one GPU never costs the others: what can't be advertised is left out with its reason.
+
+DOMAIN = "amd.com"
+KFD_NODE = "/dev/kfd"
+_OTHERS_NAME = "nvidia.com/gpu"  # what the settings hold where nobody named anything
+
+
+def plan(settings: Settings, inventory: Inventory) -> Plan:
+    """Resources and devices for this inventory. `ConfigError` if two entries of a sharing section name the
+    same device, or a name can't be one."""
+    known, left_out = _known(inventory)
+    units = [unit for gpu in known for unit in _units(gpu)]
+    reasons, warnings = deselected(settings, units)
+    left_out += [LeftOut(unit.index, unit.id, reasons[unit.id]) for unit in units if unit.id in reasons]
+    chosen = [unit for unit in units if unit.id not in reasons]
+    for kind in ("gpu", "mig"):
+        told = [_told(unit) for unit in chosen if _kind(unit) == kind]
+        warnings += idle_rules(settings.rules, kind, told)
+    named = _named(settings, chosen, {gpu.uuid: gpu.partition_type for gpu in known}, left_out)
+    shared = share(named, settings.sharing, lambda unit, entry: _refusal(settings))
+    resources = tuple(replace(resource, common=Common((KFD_NODE,))) for resource in shared.resources)
+    return Plan(resources, (*left_out, *shared.left_out), (*warnings, *shared.warnings))
+
+
+def _known(inventory: Inventory) -> tuple[list[AmdGpu], list[LeftOut]]:
+    """GPUs that have, or once had, device nodes; of one that never had there is nothing to hand out."""
+    known, left_out = [], []
+    for gpu in inventory.gpus:
+        if isinstance(gpu, AmdGpu) and gpu.paths and gpu.compute_capability:
+            known.append(gpu)
+        else:
+            left_out.append(LeftOut(str(gpu.index), gpu.uuid, gpu.error or "it has no device node"))
+    return known, left_out
+
+
+def _units(gpu: AmdGpu) -> Iterator[Unit]:
+    """The GPU, or its partitions. The first partition goes by the GPU's address, as in AMD's plugin."""
+    parts = [part for part in gpu.mig if isinstance(part, AmdPartition)]
+    if not parts:
+        yield _unit(gpu, gpu.uuid, str(gpu.index), gpu.memory_bytes, gpu.paths)
+    for part in parts:
+        yield _unit(gpu, part.uuid, f"{gpu.index}:{part.index}", part.memory_bytes, part.paths, part)
+
+
+def _unit(
+    gpu: AmdGpu,
+    unit_id: str,
+    index: str,
+    memory: int,
+    paths: tuple[str, ...],
+    part: AmdPartition | None = None,
+) -> Unit:
+    return Unit(
+        unit_id,
+        gpu.uuid,
+        index,
+        name=gpu.name,
+        pci=gpu.pci,
+        numa=gpu.numa,
+        profile=part.profile if part else "",
+        gi=part.gi if part else None,
+        minor=gpu.minor,
+        memory_bytes=memory,
+        compute_capability=gpu.compute_capability,
+        paths=paths,
+    )
+
+
+# --- names ----------------------------------------------------------------------------------------------
+
+
+def base_name(settings: Settings) -> str:
+    """The resource of whole GPUs: amd.com/gpu, unless another name was given."""
+    return f"{DOMAIN}/gpu" if settings.resource_name == _OTHERS_NAME else settings.resource_name
+
+
+def _named(
+    settings: Settings, units: Sequence[Unit], types: Mapping[str, str], left_out: list[LeftOut]
+) -> dict[str, list[Device]]:
+    """Devices by resource name. Under `single` only what can stand in for each other has one name."""
+    named: dict[str, list[Device]] = {}
+    standard: list[Unit] = []
+    for unit in units:
+        kind = types[unit.gpu]
+        name = ruled_name(settings.rules, _kind(unit), _told(unit))
+        if not name and settings.resource_naming_strategy == "mixed" and kind:
+            name = f"{DOMAIN}/{kind}"
+        problem = resource_name_problem(name) if name else ""
+        if problem:
+            left_out.append(LeftOut(unit.index, unit.id, problem))
+        elif name:
+            named.setdefault(name, []).append(Device(unit.id, unit))
+        else:
+            standard.append(unit)
+    kept = _alike(standard, types, base_name(settings), left_out)
+    if kept:
+        named.setdefault(base_name(settings), []).extend(Device(unit.id, unit) for unit in kept)
+    return named
+
+
+def _kind(unit: Unit) -> str:
+    return "mig" if unit.profile else "gpu"
+
+
+def _told(unit: Unit) -> str:
+    """What naming rules go by."""
+    return unit.profile or unit.name
+
+
+def _alike(
+    units: Sequence[Unit], types: Mapping[str, str], name: str, left_out: list[LeftOut]
+) -> Sequence[Unit]:
+    """The units of one partition type: of that which most GPUs have, the first GPU's among equals.
+
+    GPUs that can't be divided are of no type, and go with any.
+    """
+    votes: dict[str, set[str]] = {}
+    for unit in units:
+        votes.setdefault(types[unit.gpu], set()).add(unit.gpu)
+    kinds = [kind for kind in votes if kind]
+    if len(kinds) < 2:
+        return units
+    kept = max(kinds, key=lambda kind: len(votes[kind]))
+    for unit in units:
+        kind = types[unit.gpu]
+        if kind not in (kept, ""):
+            reason = (
+                f"resource-naming-strategy is single and {name} means {kept} here, this is {kind}; mixed "
+                "gives each partition type a name of its own"
+            )
+            left_out.append(LeftOut(unit.index, unit.id, reason))
+    return [unit for unit in units if types[unit.gpu] in (kept, "")]
+
+
+def _refusal(settings: Settings) -> str:
+    mps = settings.sharing is not None and settings.sharing.strategy == "mps"
+    return "MPS is NVIDIA's: share AMD GPUs with timeSlicing" if mps else ""
+
+
+# Looks at the AMD GPUs in sysfs, again and again: what is there, and in which condition.
+
+_TURN_SECONDS = 2.0
+
+
+class Watch:
+    """Tells the sink what sysfs says. `waiting` is empty once GPUs were seen."""
+
+    def __init__(self, host: Host, settings: Settings, log: Log) -> None:
+        self._host = host
+        self._settings = settings
+        self._say = OnChange(log)
+        self._soon = Event()
+        self._trace: object = None
+        self._inventory: Inventory | None = None
+        self._next_look = 0.0
+        self._next_reading = 0.0
+        self.waiting = "waiting for the amdgpu driver"
+
+    def run(self, sink: Sink, stop: Event) -> None:
+        """Traces are compared now and then; everything is read when they differ, and where something could
+        not be read."""
+        turn = min(_TURN_SECONDS, self._settings.rediscover_seconds)
+        while True:
+            self._soon.clear()  # before the look at `stop`, so that no hurry is missed
+            if stop.is_set():
+                return
+            self._turn(sink)
+            self._soon.wait(turn)
+
+    def hurry(self) -> None:
+        self._next_look = 0.0
+        self._soon.set()
+
+    def _turn(self, sink: Sink) -> None:
+        reason = missing(self._host)
+        if reason:
+            self.waiting = f"waiting for the AMD GPUs: {reason}"
+            self._say.warning(self.waiting, hint="modprobe amdgpu; gpunode doctor")
+            self._trace = self._inventory = None
+            sink.broken(reason, sure=True)
+            return
+        now, seen = self._host.monotonic(), trace(self._host)
+        if seen != self._trace or now >= self._next_look:
+            self._trace = seen
+            self._next_look = now + self._look(sink, now)
+        elif self._inventory is not None and now >= self._next_reading:
+            self._read(sink, self._conditions(self._inventory), now)
+
+    def _conditions(self, inventory: Inventory) -> list[Reading]:
+        return [read_condition(self._host, gpu) for gpu in inventory.gpus]
+
+    def _read(self, sink: Sink, readings: list[Reading], now: float) -> None:
+        self._next_reading = now + self._settings.health.poll_seconds
+        sink.readings(readings)
+
+    def _look(self, sink: Sink, now: float) -> float:
+        """In how many seconds to look again, if nothing changes meanwhile: news is looked at twice.
+
+        Errors are counted from what there was before the GPUs are advertised: none that a container meets is
+        passed over.
+        """
+        before, nodes = self._inventory, read_nodes(self._host)
+        seen = self._inventory = read_inventory(self._host, nodes)
+        conditions = self._conditions(seen)
+        sink.seen(seen, read_topology(seen, nodes))
+        self._read(sink, conditions, now)
+        self.waiting = ""
+        self._say.reset()
+        if seen != before:
+            return _TURN_SECONDS
+        return self._settings.rediscover_seconds if any(gpu.error for gpu in seen.gpus) else math.inf
+
+
+_MENDS = {
+    "reset": "; reset it: amd-smi reset --gpureset -g {0}",
+    "reboot": "; reboot the node",
+    "replace": "; the GPU has to be replaced",
+}
+
+
+class AmdBackend:
+    """See `gpunode.plugin.model.Backend`."""
+
+    def __init__(self, host: Host, settings: Settings, log: Log) -> None:
+        self._watch = Watch(host, settings, log)
+
+    @property
+    def waiting(self) -> str:
+        return self._watch.waiting
+
+    def run(self, sink: Sink, stop: Event) -> None:
+        self._watch.run(sink, stop)
+
+    def hurry(self) -> None:
+        self._watch.hurry()
+
+    def let_go(self) -> None:
+        """Nothing is held open."""
+
+    def plan(self, settings: Settings, inventory: Inventory) -> Plan:
+        return plan(settings, inventory)
+
+    def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
+        """Nothing: device nodes are all that a container needs."""
+
+    def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
+        """/dev/kfd once, and each unit's /dev/dri nodes. `AllocationError` for what can't be met."""
+        devices = requested(snapshot, ids, _MENDS)
+        own = (path for device in devices for path in device.unit.paths)
+        paths = dict.fromkeys((*snapshot.resource.common.nodes, *own))
+        return Answer(nodes=tuple(DeviceNode(path, path) for path in paths))
+
+    def prefer(
+        self,
+        settings: Settings,
+        snapshot: Snapshot,
+        topology: Topology,
+        available: Sequence[str],
+        must_include: Sequence[str],
+        size: int,
+    ) -> tuple[str, ...]:
+        return prefer(settings, snapshot, topology, available, must_include, size, together=True)

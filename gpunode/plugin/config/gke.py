@@ -1,0 +1,298 @@
+"""What the translations of other plugins' configurations share: the outcome, and reading the tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpunode.facts.located import EMPTY, DocumentError, Item, Notes, read_all
+
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_BOOLEANS = {"true": True, "false": False}
+TOP = ("version", "flags", "resources", "sharing", "imex", "health")
+"""The order of our file's sections."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """What has no counterpart in our file, or not quite. `key`: as the other file has it."""
+
+    key: str
+    why: str
+    hint: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.key}: {self.why}" + (f" ({self.hint})" if self.hint else "")
+
+
+@dataclass(frozen=True)
+class Translation:
+    """`config` is our file as a tree. With `problems` there is none: what is wrong with the other file."""
+
+    config: dict[str, Any] = field(default_factory=dict)
+    left: tuple[Left, ...] = ()
+    problems: tuple[str, ...] = ()
+    name: str = ""
+    """Which of several configurations it is."""
+
+
+class WrongInput(Exception):
+    """The other file can't be meant; the message says what is wrong, `hint` what to do."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message, self.hint = message, hint
+
+
+def documents(data: bytes) -> tuple[Item, ...]:
+    """The file's documents. `WrongInput` for what is no YAML or JSON."""
+    notes: Notes = []
+    try:
+        found = read_all(data, notes)
+    except DocumentError as error:
+        raise WrongInput(f"line {error.line}: {error.message}" if error.line else error.message) from error
+    if not found:
+        raise WrongInput("the file is empty")
+    return found
+
+
+def get(item: Item, *path: str, fold: bool = False) -> Item:
+    """The value below these keys, `EMPTY` where there is none; with `fold` in any case, as Go has it."""
+    for key in path:
+        exact = [value for name, _, value in item.pairs if name == key]
+        folded = [value for name, _, value in item.pairs if fold and name.lower() == key.lower()]
+        item = (exact or folded or [EMPTY])[-1]
+    return item
+
+
+def keys(item: Item) -> tuple[str, ...]:
+    return tuple(name for name, _, _ in item.pairs)
+
+
+def plain(item: Item) -> Any:
+    """Plain values. Quoted text isn't told from text without: to our reader a number is one in either."""
+    if item.kind == "map":
+        return {name: plain(value) for name, _, value in item.pairs}
+    if item.kind == "list":
+        return [plain(one) for one in item.items]
+    if item.kind == "null":
+        return None
+    if _NUMBER.fullmatch(item.text):
+        return int(item.text)
+    return _BOOLEANS.get(item.text, item.text)
+
+
+def put(config: dict[str, Any], key: str, value: Any) -> Any:
+    """Set a dotted key in whatever case it is written there, making what is above it; gives what stood there
+    before."""
+    *above, last = key.split(".")
+    for part in above:
+        part = _spelled(config, part)
+        inner = config.get(part)
+        if not isinstance(inner, dict):
+            inner = config[part] = {}
+        config = inner
+    last = _spelled(config, last)
+    before = config.get(last)
+    config[last] = value
+    return before
+
+
+def _spelled(config: dict[str, Any], key: str) -> str:
+    return next((name for name in config if name.lower() == key.lower()), key)
+
+
+def take(config: Any, path: str) -> bool:
+    """Take out what a path such as ``sharing.mps.resources[0].name`` names; False if nothing is there."""
+    steps = [int(one[1:-1]) if one[0] == "[" else one for one in re.findall(r"\[\d+\]|[^.\[\]]+", path)]
+    if not steps:
+        return False
+    for step in steps[:-1]:
+        config = _inner(config, step)
+    last = steps[-1]
+    if isinstance(config, dict) and last in config:
+        del config[last]
+        return True
+    return False
+
+
+def _inner(config: Any, step: int | str) -> Any:
+    if isinstance(config, list) and isinstance(step, int):
+        return config[step] if step < len(config) else None
+    if isinstance(config, dict) and isinstance(step, str):
+        return config.get(_spelled(config, step))
+    return None
+
+
+def ordered(config: dict[str, Any]) -> dict[str, Any]:
+    """With a version first, and the sections as people write them."""
+    whole = {"version": "v1", **config}
+    known = {name: whole[name] for name in TOP if name in whole}
+    return known | {name: value for name, value in whole.items() if name not in known}
+
+
+# GKE's gpu_config.json as our config file.
+#
+# Its format is that of GKE's device plugin (container-engine-accelerators, pkg/gpu/nvidia/manager.go): JSON
+# whose keys Go reads in any case. A file that is invalid there is passed over as a whole, with a line in a
+# log. Beside it may stand the ConfigMap xid-config, which the plugin gets as a variable and which beats the
+# file.
+
+RESOURCE = "nvidia.com/gpu"  # GKE's plugin knows no other name
+ALWAYS_CRITICAL = 48
+_KEYS = (
+    *("GPUPartitionSize", "MaxTimeSharedClientsPerGPU", "GPUSharingConfig", "HealthCriticalXid"),
+    "GPUFractionDivisor",
+)
+_SHARING_KEYS = ("GPUSharingStrategy", "MaxSharedClientsPerGPU")
+_PROFILE = re.compile(r"[1-9][0-9]*g\.[1-9][0-9]*gb(\+[a-z]+)?")
+_PASSED_OVER = "GKE's plugin passes over the whole file then"
+
+
+def translate(found: Sequence[Item], name: str) -> Translation:
+    """`WrongInput` for what GKE's plugin couldn't mean either."""
+    tree, from_map = _parts(found)
+    if name:
+        raise WrongInput("gpu_config.json holds one configuration", hint="leave out --name")
+    left = [
+        *_unknown(tree, _KEYS, ""),
+        *_unknown(_get(tree, "GPUSharingConfig"), _SHARING_KEYS, "GPUSharingConfig."),
+    ]
+    config: dict[str, Any] = {}
+    size = _text(tree, "GPUPartitionSize")
+    if size:
+        config["flags"] = {"migStrategy": "single"}
+        left.append(_partition(size))
+    strategy, clients = _sharing(tree, left)
+    if strategy == "mps":
+        config.setdefault("flags", {})["gpunode"] = {"mps": True}
+        left += _mps(size)
+    if strategy and (clients > 1 or strategy == "mps"):
+        section = "mps" if strategy == "mps" else "timeSlicing"
+        shared = {"name": RESOURCE, "replicas": clients}
+        config["sharing"] = {section: {"failRequestsGreaterThanOne": True, "resources": [shared]}}
+    elif strategy:
+        left.append(Left("GPUSharingConfig", "one client for each GPU is no sharing"))
+    if "GPUFractionDivisor" in {_known(key) for key in keys(tree)}:
+        why = "GKE's plugin takes it from /etc/nvidia/gpu-fraction-divisor.txt alone"
+        left.append(Left("GPUFractionDivisor", why))
+    if xids := from_map or _xids(tree):
+        config["health"] = {"disable": ["all"], "enable": sorted({ALWAYS_CRITICAL, *xids})}
+        why = "GKE's plugin never takes a device back before its restart; ours does once the cause is gone"
+        left.append(Left("HealthCriticalXid", why, "health.holdDown: infinite does as GKE's"))
+    return Translation(ordered(config), tuple(left))
+
+
+def _parts(found: Sequence[Item]) -> tuple[Item, list[int]]:
+    """(the file's object, the XIDs of the ConfigMap); either may be missing, not both."""
+    maps = [one for one in found if get(one, "kind").text == "ConfigMap"]
+    files = [one for one in found if one not in maps]
+    if len(files) > 1 or any(one.kind != "map" for one in files):
+        raise WrongInput("this is no gpu_config.json", hint="it is one JSON object, such as GPUPartitionSize")
+    texts = [get(one, "data", "HealthCriticalXid") for one in maps]
+    if any(one.kind == "null" for one in texts):
+        hint = "GKE's is xid-config in kube-system, with HealthCriticalXid"
+        raise WrongInput("this ConfigMap isn't of GKE's device plugin", hint=hint)
+    words = [word.strip() for one in texts for word in one.text.split(",")]
+    if wrong := [word for word in words if not word.isdecimal() or not int(word)]:
+        raise WrongInput(
+            f"HealthCriticalXid: {wrong[0]!r} is no XID", hint="GKE's plugin takes none of them then"
+        )
+    return files[0] if files else EMPTY, [int(word) for word in words]
+
+
+def _known(key: str) -> str:
+    return next((one for one in _KEYS if one.lower() == key.lower()), key)
+
+
+def _get(tree: Item, key: str) -> Item:
+    return get(tree, key, fold=True)
+
+
+def _unknown(tree: Item, known: tuple[str, ...], above: str) -> list[Left]:
+    folded = {key.lower() for key in known}
+    return [
+        Left(f"{above}{key}", "GKE's plugin has no such key, and passes it over")
+        for key in keys(tree)
+        if key.lower() not in folded
+    ]
+
+
+def _partition(size: str) -> Left:
+    if _PROFILE.fullmatch(size) is None:
+        raise WrongInput(f"GPUPartitionSize: {size!r} is no MIG profile such as 1g.5gb")
+    return Left(
+        "GPUPartitionSize",
+        f"cutting the GPUs into {size} isn't the plugin's work, only serving them so",
+        f"gpunode mig apply, with as many {size} on every GPU as fit",
+    )
+
+
+def _sharing(tree: Item, left: list[Left]) -> tuple[str, int]:
+    """(time-sharing, mps or nothing, clients for each GPU), by the rules of AddDefaultsAndValidate."""
+    older = _count(tree, "MaxTimeSharedClientsPerGPU", "")
+    section = _get(tree, "GPUSharingConfig")
+    strategy = _text(section, "GPUSharingStrategy", "GPUSharingConfig.")
+    clients = _count(section, "MaxSharedClientsPerGPU", "GPUSharingConfig.")
+    if older > 0:
+        if strategy or clients > 0:
+            left.append(Left("GPUSharingConfig", "MaxTimeSharedClientsPerGPU is given, and counts alone"))
+        return "time-sharing", older
+    if strategy not in ("", "time-sharing", "mps"):
+        known = f"known: time-sharing, mps; {_PASSED_OVER}"
+        raise WrongInput(f"GPUSharingConfig.GPUSharingStrategy: {strategy!r} is no strategy", hint=known)
+    if strategy and clients <= 0:
+        raise WrongInput(
+            f"GPUSharingConfig: {strategy} without a MaxSharedClientsPerGPU above 0", hint=_PASSED_OVER
+        )
+    if clients > 0 and not strategy:
+        raise WrongInput(
+            "GPUSharingConfig: MaxSharedClientsPerGPU without a GPUSharingStrategy", hint=_PASSED_OVER
+        )
+    return strategy, clients
+
+
+def _mps(size: str) -> list[Left]:
+    found = [
+        Left(
+            "GPUSharingConfig.GPUSharingStrategy",
+            "GKE's nodes run the MPS daemon; here the plugin does (flags.gpunode.mps)",
+        ),
+        Left(
+            "GPUSharingConfig",
+            "GKE's plugin gives several shares to a container where the node has a single GPU",
+            "failRequestsGreaterThanOne: false does so on any node",
+        ),
+    ]
+    if size:
+        found.append(Left("GPUSharingConfig", "MIG devices can't be shared with MPS: they will be left out"))
+    return found
+
+
+def _xids(tree: Item) -> list[int]:
+    item = _get(tree, "HealthCriticalXid")
+    found = plain(item)
+    if found is None:
+        return []
+    numbers = [one for one in found if type(one) is int and one > 0] if isinstance(found, list) else []
+    if not isinstance(found, list) or len(numbers) != len(found):
+        raise WrongInput(f"HealthCriticalXid: {item.what} is no list of XIDs", hint=_PASSED_OVER)
+    return numbers
+
+
+def _text(tree: Item, key: str, above: str = "") -> str:
+    item = _get(tree, key)
+    if item.kind not in ("scalar", "null"):
+        raise WrongInput(f"{above}{key}: expected a text; found {item.what}", hint=_PASSED_OVER)
+    return item.text
+
+
+def _count(tree: Item, key: str, above: str) -> int:
+    item = _get(tree, key)
+    found = plain(item)
+    if found is not None and type(found) is not int:
+        raise WrongInput(f"{above}{key}: expected a number; found {item.what}", hint=_PASSED_OVER)
+    return found or 0

@@ -1,0 +1,480 @@
+"""The judge: takes news of the GPUs and tells each unit's problem. docs/health.md has the rules for people.
+
+Beside marks (see marks.py) two things keep a GPU back: it is *lost* when it can't be asked, and the *driver*
+is broken when none can. Both are over when the GPU was seen whole twice running, or for some seconds, so that
+one that comes and goes doesn't flap; each further loss within an hour costs a longer time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpunode.facts.kernel_log import APPLICATION, BY_DRIVER, HARDWARE, IGNORE, REBOOT, RESET, RESTART_APP, xid
+from gpunode.gpu.model import Inventory, Reading
+from gpunode.gpu.nvml import GpuEvent
+from gpunode.plugin.config.settings import ALL_XIDS, HealthSettings
+from gpunode.plugin.logfmt import Log, Rarely
+from gpunode.plugin.model import Problem, Unit
+
+# What a GPU's reading says against it. Pure.
+
+FABRIC = "fabric"
+_ACTIONS = {
+    "reset": ("the driver asks for a reset of the GPU", "reset"),
+    "reboot": ("the driver asks for a reboot of the node", "reboot"),
+    "drain-p2p": ("the driver asks to end the programs that use this GPU from others", "restart-app"),
+    "drain-and-reset": ("the driver asks to drain and reset the GPU", "reset"),
+    "recover-imex": ("the driver asks to recover the IMEX domain", ""),
+    "bus-reset": ("the driver asks for a reset of the GPU's bus", "reset"),
+    "system-reboot": ("the driver asks for a reboot of the system", "reboot"),
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One trouble that stands as long as the reading shows it."""
+
+    code: str
+    reason: str
+    mend: str
+
+
+def conditions(reading: Reading) -> Iterator[Condition]:
+    """All of them. An uncorrectable ECC count that isn't 0 is none: what it left behind is told by others."""
+    if reading.remap_failed:
+        yield Condition("row-remap", "a row of memory could not be remapped", "replace")
+    elif reading.remap_pending:
+        yield Condition("row-remap", "a row of memory waits for a reset to be remapped", "reset")
+    if reading.retired_pending:
+        yield Condition("page-retirement", "a page of memory waits for a reset to be retired", "reset")
+    if reading.recovery_action not in (None, "none"):
+        action = str(reading.recovery_action)
+        reason, mend = _ACTIONS.get(action, (f"the driver asks for the recovery action {action}", ""))
+        yield Condition("recovery-action", reason, mend)
+    if reading.fabric_state == "in-progress":
+        yield Condition(FABRIC, "the GPU has not yet joined the NVLink fabric", "")
+    elif reading.fabric_error:
+        yield Condition(FABRIC, f"NVLink fabric: {reading.fabric_error}", "reset")
+
+
+# Marks: why a GPU, or some MIG instances of it, must not be handed out, and what must happen before they may
+# again. Pure.
+#
+# A mark heals when its cause is gone, what its class asks for has been seen, and the hold-down time is over:
+#
+# - restart-app: nothing more; the program that was hit has ended
+# - by-driver: the driver's recovery action reads none, or a reset was seen
+# - reset, reboot: a reset was seen (see `evidence`)
+# - hardware: the node was booted
+# - standing: a reading that shows the trouble; it is over when the reading no longer does
+
+STANDING = "standing"
+_MEND = {
+    **{APPLICATION: "restart-app", IGNORE: "restart-app", RESTART_APP: "restart-app"},
+    **{BY_DRIVER: "reset", RESET: "reset", REBOOT: "reboot", HARDWARE: "replace"},
+}
+_RESETS = frozenset({"reset", "reboot", "drain-and-reset", "bus-reset", "system-reboot"})
+_SEVERITY = {"replace": 4, "reboot": 3, "reset": 2, "restart-app": 1}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One reason against a GPU; with `gi`, and `ci`, against these MIG instances only.
+
+    `kind` is an XID's class or `STANDING`. `since` and `last` are when its cause was first and last seen,
+    `mended` when its class was satisfied (0: not yet). `generation` and `ecc` are the driver's and the count
+    of uncorrectable errors at that time, to be compared with later readings; `asked` is whether the driver
+    has asked for a reset meanwhile.
+    """
+
+    gpu: str
+    code: str
+    reason: str
+    kind: str
+    since: float
+    last: float
+    mend: str = ""
+    gi: int | None = None
+    ci: int | None = None
+    mended: float = 0.0
+    generation: str = ""
+    ecc: int | None = None
+    asked: bool = False
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (self.gpu, self.code, self.gi, self.ci)
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(self.code, self.reason, self.since, self.mend or _MEND.get(self.kind, ""))
+
+    def concerns(self, unit: Unit) -> bool:
+        """Whether this unit is, or holds, what failed."""
+        if unit.gpu != self.gpu:
+            return False
+        if not unit.partition or self.gi is None:
+            return True
+        return unit.gi == self.gi and (self.ci is None or unit.ci == self.ci)
+
+
+def worst(marks: Iterable[Mark]) -> Mark | None:
+    """The one to tell: what is hardest to mend, of those the oldest."""
+    return max(marks, key=lambda mark: (_SEVERITY.get(mark.problem.mend, 0), -mark.since), default=None)
+
+
+def asks_reset(reading: Reading) -> bool:
+    """Whether the driver asks for what resets the GPU, and not only for the end of some programs."""
+    return reading.recovery_action in _RESETS
+
+
+def with_reading(mark: Mark, reading: Reading, now: float) -> Mark:
+    """The mark after its GPU was read."""
+    if mark.kind == STANDING:
+        return mark
+    ecc, seen = mark.ecc, reading.ecc_volatile
+    if evidence(mark, reading):
+        return replace(mark, mended=mark.mended or now, ecc=seen, generation=reading.generation, asked=False)
+    if seen is not None and (ecc is None or seen > ecc):
+        mark = replace(mark, ecc=seen)
+    if reading.recovery_action not in (None, "none"):  # not over, whatever has been seen before
+        return replace(mark, mended=0.0, last=now, asked=mark.asked or asks_reset(reading))
+    return replace(mark, generation=mark.generation or reading.generation)
+
+
+def evidence(mark: Mark, reading: Reading) -> bool:
+    """Whether the GPU was reset since: its count of errors fell, its driver was loaded anew, or the driver
+    doesn't ask for it any more. Of `HARDWARE` only a boot tells that somebody has seen to it."""
+    fell = mark.ecc is not None and reading.ecc_volatile is not None and reading.ecc_volatile < mark.ecc
+    reloaded = bool(mark.generation and reading.generation) and mark.generation != reading.generation
+    if mark.kind == HARDWARE:
+        return reloaded and mark.generation.partition("/")[0] != reading.generation.partition("/")[0]
+    return fell or reloaded or (mark.asked and reading.recovery_action == "none")
+
+
+def healed(mark: Mark, reading: Reading | None, now: float, hold: float) -> bool:
+    """Whether the device may be handed out again; `reading` is the GPU's present one."""
+    if mark.kind in (RESTART_APP, APPLICATION, IGNORE):
+        return now - mark.last >= hold
+    told = reading.recovery_action if reading is not None else None
+    if mark.kind == BY_DRIVER and told == "none":
+        return now - mark.last >= hold
+    return bool(mark.mended) and now - max(mark.mended, mark.last) >= hold
+
+
+# Which events count, after NVIDIA's DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS. Pure.
+
+
+def counts(number: int, settings: HealthSettings) -> bool:
+    """Whether this XID makes a device unhealthy: enabled beats disabled beats its class."""
+    if settings.enabled & {number, ALL_XIDS}:
+        return True
+    if settings.disabled & {number, ALL_XIDS}:
+        return False
+    return xid(number).counts
+
+
+def readings_count(settings: HealthSettings) -> bool:
+    """Whether ECC, row remapping, the recovery action and the fabric do: all is off means these as well."""
+    return ALL_XIDS not in settings.disabled or ALL_XIDS in settings.enabled
+
+
+# What the judge knows of one GPU besides its marks: whether it was seen whole, and how often it failed.
+
+SIGHTINGS_TO_HEAL = 2
+SETTLED_SECONDS = 10.0  # whole for so long is as good as a second sighting, if nobody looks again
+_HOUR = 3600.0
+_VANISHED = ("lost:", "(NVML 15)")  # remember.NOT_LISTED and NVML_ERROR_GPU_IS_LOST: no passing trouble
+
+
+class GpuState:
+    """One GPU. Times are seconds since the epoch."""
+
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
+        self.reading: Reading | None = None
+        self.reading_at = 0.0
+        self.last_good: Reading | None = None  # the last reading without an error
+        self.problem: Problem | None = None  # lost, or the driver is broken
+        self._sightings = 0
+        self._whole_since = 0.0
+        self._episodes: list[float] = []
+        self._losses: list[float] = []
+        self._vanished = False
+        self._listed = False  # the inventory had nothing against it
+
+    def lose(self, reason: str, now: float) -> None:
+        """It can't be asked."""
+        self._vanished = self._vanished or any(sign in reason for sign in _VANISHED)
+        if self.problem is None or self.problem.code != "lost":
+            self._losses = [*(when for when in self._losses if now - when < _HOUR), now]
+            self.problem = Problem("lost", reason, now)
+        elif self.problem.reason != reason:
+            self.problem = Problem("lost", reason, self.problem.since)
+        self._sightings = 0
+        self._listed = False
+
+    def mute(self, reason: str, now: float) -> None:
+        """It is listed as whole, but can't be read."""
+        listed = self._listed
+        self.lose(reason, now)
+        self._listed = listed
+
+    def speaks(self, now: float) -> None:
+        """It can be read again: a first sighting, unless the inventory says otherwise."""
+        if self._listed:
+            self._sightings, self._whole_since = 1, now
+
+    def blind(self, problem: Problem) -> None:
+        """No GPU can be asked."""
+        if self.problem is None or self.problem.code != "lost":
+            self.problem = problem
+        self._sightings = 0
+
+    def whole(self, now: float) -> None:
+        """It was seen without an error."""
+        if self._sightings == 0:
+            self._whole_since = now
+        self._sightings += 1
+        self._listed = True
+
+    def settle(self, now: float, hold: float) -> bool:
+        """Let time pass; True if the GPU is back after it had vanished, which takes a reset."""
+        if self.problem is None or self._sightings == 0 or (self.reading is not None and self.reading.error):
+            return False
+        whole = now - self._whole_since
+        if self._sightings < SIGHTINGS_TO_HEAL and whole < SETTLED_SECONDS:
+            return False
+        lost = self.problem.code == "lost"
+        if lost and len(self._losses) > 1 and whole < self.longer(hold, len(self._losses) - 2):
+            return False
+        vanished, self._vanished = self._vanished, False
+        self.problem = None
+        return vanished
+
+    def episode(self, now: float) -> None:
+        """It got a mark and had none."""
+        self._episodes = [*self._episodes[-31:], now]
+
+    def recent(self, now: float) -> int:
+        """How often it was marked within the last hour."""
+        return sum(now - when < _HOUR for when in self._episodes)
+
+    def longer(self, hold: float, times: int) -> float:
+        """Twice as long each time, up to an hour."""
+        return max(hold, min(hold * 2.0 ** min(times, 16), _HOUR))
+
+
+_MOST_MARKS = 64  # of one GPU; a storm of different XIDs must not grow without end
+
+
+class HealthJudge:
+    """See `gpunode.plugin.ledger.Judge`. `kept` is what health memory writes, replaced as a whole."""
+
+    def __init__(
+        self, settings: HealthSettings, log: Log | None = None, remembered: Iterable[Mark] = ()
+    ) -> None:
+        self._settings = settings
+        self._log = log
+        self._rarely = Rarely()
+        self._gpus: dict[str, GpuState] = {}
+        self._marks: dict[str, tuple[Mark, ...]] = {}
+        self._driver: Problem | None = None
+        self.kept: tuple[Mark, ...] = ()
+        for mark in remembered:
+            self._put(mark.gpu, (*self._marks.get(mark.gpu, ()), mark))
+        self._lift()
+
+    # --- news ------------------------------------------------------------------------------------------
+
+    def configure(self, settings: HealthSettings) -> None:
+        """Marks that count no longer go; what was ignored before is not held against a GPU now."""
+        self._settings = settings
+        self._lift()
+        for state in self._gpus.values():
+            if state.last_good is not None:
+                self._stand(state, state.last_good, state.reading_at)
+
+    def seen(self, inventory: Inventory, now: float) -> None:
+        self._driver = None
+        for gpu in inventory.gpus:
+            if not gpu.uuid:
+                continue
+            state = self._gpus.get(gpu.uuid)
+            if state is None:
+                state = self._gpus[gpu.uuid] = GpuState(gpu.uuid)
+            if gpu.error:
+                state.lose(gpu.error, now)
+            else:
+                state.whole(now)
+                self._settle(state, now)
+
+    def readings(self, readings: Sequence[Reading], now: float) -> None:
+        for reading in readings:
+            state = self._gpus.get(reading.uuid)
+            if state is None:
+                state = self._gpus[reading.uuid] = GpuState(reading.uuid)
+            before = state.reading
+            if reading == before:
+                continue
+            state.reading, state.reading_at = reading, now
+            if reading.error:
+                state.mute(reading.error, now)
+                continue
+            if before is not None and before.error:
+                state.speaks(now)
+            last = state.last_good
+            self._grown(state, reading, last, now)
+            state.last_good = reading
+            self._stand(state, reading, now)
+            self._put(
+                reading.uuid,
+                [with_reading(mark, reading, now) for mark in self._marks.get(reading.uuid, ())],
+            )
+
+    def event(self, event: GpuEvent, now: float) -> None:
+        mark = self._mark_of(event, now)
+        if mark is None:
+            self._ignored(event)
+        elif event.uuid in self._gpus:
+            self._add(mark, now)
+        elif times := self._rarely.times(("unknown", mark.code, event.uuid)):
+            self._say("health event of an unknown GPU", device=event.uuid, reason=mark.reason, times=times)
+
+    def broken(self, reason: str, sure: bool, now: float) -> None:
+        if not sure:
+            return
+        since = self._driver.since if self._driver is not None else now
+        self._driver = Problem("driver", reason, since)
+        for state in self._gpus.values():
+            state.blind(self._driver)
+
+    def tick(self, now: float) -> None:
+        for state in self._gpus.values():
+            self._settle(state, now)
+        if self._driver is not None:
+            return  # nobody can tell whether a cause is gone
+        for gpu, marks in list(self._marks.items()):
+            known = self._gpus.get(gpu)
+            if known is not None and known.problem is None:
+                self._put(gpu, [mark for mark in marks if not self._healed(known, mark, now)])
+
+    def problem(self, unit: Unit) -> Problem | None:
+        marks = self._marks.get(unit.gpu)
+        if marks:
+            mark = worst(mark for mark in marks if mark.concerns(unit))
+            if mark is not None:
+                return mark.problem
+        state = self._gpus.get(unit.gpu)
+        return state.problem if state is not None else self._driver
+
+    # --- marks -----------------------------------------------------------------------------------------
+
+    def _mark_of(self, event: GpuEvent, now: float) -> Mark | None:
+        if event.kind == "ecc-double" and readings_count(self._settings):
+            return Mark(
+                event.uuid, "ecc", "double-bit ECC error", BY_DRIVER, now, now, gi=event.gi, ci=event.ci
+            )
+        if event.kind != "xid" or event.xid is None or not counts(event.xid, self._settings):
+            return None
+        found = xid(event.xid)
+        gi, ci = (None, None) if found.whole else (event.gi, event.ci)
+        return Mark(event.uuid, f"xid-{event.xid}", found.text, found.kind, now, now, gi=gi, ci=ci)
+
+    def _add(self, mark: Mark, now: float) -> None:
+        """Take a mark; of the same one that is there only what is newer."""
+        state = self._gpus[mark.gpu]
+        marks = self._marks.get(mark.gpu, ())
+        same = next((old for old in marks if old.key == mark.key), None)
+        if same is not None:
+            if mark.kind == STANDING and not same.mended and same.reason == mark.reason:
+                return
+            fresh = replace(same, last=now, mended=0.0, reason=mark.reason, mend=mark.mend)
+            self._put(mark.gpu, [fresh if old is same else old for old in marks])
+            return
+        if not marks:
+            state.episode(now)
+        good = state.last_good
+        if good is not None and mark.kind != STANDING:
+            mark = replace(mark, generation=good.generation, ecc=good.ecc_volatile, asked=asks_reset(good))
+        if len(marks) < _MOST_MARKS:
+            self._put(mark.gpu, [*marks, mark])
+
+    def _stand(self, state: GpuState, reading: Reading, now: float) -> None:
+        """Marks for what the reading shows, and the end of those that it doesn't show any more."""
+        found = {item.code: item for item in conditions(reading)} if readings_count(self._settings) else {}
+        marks = self._marks.get(state.uuid, ())
+        self._put(
+            state.uuid,
+            [
+                replace(mark, mended=mark.mended or now)
+                if mark.kind == STANDING and mark.code not in found
+                else mark
+                for mark in marks
+            ],
+        )
+        for item in found.values():
+            self._add(Mark(state.uuid, item.code, item.reason, STANDING, now, now, item.mend), now)
+
+    def _grown(self, state: GpuState, reading: Reading, last: Reading | None, now: float) -> None:
+        """More uncorrectable errors than before: as grave as the event that should have told it."""
+        if last is None or last.ecc_volatile is None or reading.ecc_volatile is None:
+            return
+        more = reading.ecc_volatile - last.ecc_volatile
+        if more > 0 and readings_count(self._settings):
+            reason = f"uncorrectable ECC errors ({reading.ecc_volatile} since the last reset)"
+            self._add(Mark(state.uuid, "ecc", reason, BY_DRIVER, now, now), now)
+
+    def _put(self, gpu: str, marks: Sequence[Mark]) -> None:
+        if tuple(marks) == self._marks.get(gpu, ()):
+            return
+        if marks:
+            self._marks[gpu] = tuple(marks)
+        else:
+            self._marks.pop(gpu, None)
+        self.kept = tuple(mark for found in self._marks.values() for mark in found)
+
+    def _lift(self) -> None:
+        """The end of marks that don't count by the settings of now, a restart's as well."""
+        for gpu, marks in list(self._marks.items()):
+            for mark in marks:
+                if not self._still_counts(mark) and self._log is not None:
+                    self._log.info("no longer held against this GPU", device=gpu, reason=mark.reason)
+            self._put(gpu, [mark for mark in marks if self._still_counts(mark)])
+
+    def _still_counts(self, mark: Mark) -> bool:
+        if mark.code.startswith("xid-"):
+            return counts(int(mark.code.removeprefix("xid-")), self._settings)
+        return readings_count(self._settings)
+
+    def _healed(self, state: GpuState, mark: Mark, now: float) -> bool:
+        return healed(mark, state.reading, now, self._hold(state, mark, now))
+
+    def _hold(self, state: GpuState, mark: Mark, now: float) -> float:
+        """Seconds; joining the fabric for the first time is a beginning, no failure."""
+        times = state.recent(now)
+        if mark.code == FABRIC and not mark.mend and times <= 1:
+            return 0.0
+        return state.longer(self._settings.hold_seconds, max(0, times - 1))
+
+    def _settle(self, state: GpuState, now: float) -> None:
+        if state.settle(now, self._settings.hold_seconds):
+            marks = self._marks.get(state.uuid, ())
+            untouched = (STANDING, HARDWARE)
+            fresh = [
+                mark if mark.kind in untouched else replace(mark, mended=mark.mended or now) for mark in marks
+            ]
+            self._put(state.uuid, fresh)
+
+    # --- saying it -------------------------------------------------------------------------------------
+
+    def _ignored(self, event: GpuEvent) -> None:
+        times = self._rarely.times((event.kind, event.uuid, event.xid))
+        if times and self._log is not None:
+            more = {"xid": event.xid, "meaning": xid(event.xid).meaning} if event.xid is not None else {}
+            self._log.info("ignored GPU event", kind=event.kind, device=event.uuid, times=times, **more)
+
+    def _say(self, message: str, **fields: object) -> None:
+        if self._log is not None:
+            self._log.error(message, **fields)

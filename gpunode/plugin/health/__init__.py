@@ -1,1 +1,0 @@
-"""Health: which news condemns a device, and what brings it back."""

@@ -1,0 +1,399 @@
+"""Where labels go: a feature file, a NodeFeature object, the Node itself. None writes what is so already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gpunode.errors import ConfigError, PreconditionError, UsageError
+from gpunode.host import Host
+from gpunode.output.result import Change, Progress
+from gpunode.plugin.config.options import OUTPUT_FILE
+from gpunode.plugin.config.settings import LabelSettings, Settings
+from gpunode.plugin.labels.model import TIMESTAMP, key_problem, settled
+
+if TYPE_CHECKING:
+    from gpunode.kubernetes.api import Cluster
+
+
+class Sink(Protocol):
+    """One place. `GpunodeError` says why it can't be had."""
+
+    def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
+        """Make these the labels there, or tell what that would change."""
+
+
+def chosen(settings: LabelSettings) -> tuple[str, ...]:
+    """Names of the sinks: those that were asked for, else what other options amount to, else stdout."""
+    if settings.to:
+        return settings.to
+    given = (("node-feature", settings.use_node_feature_api), ("file", bool(settings.output_file)))
+    return tuple(name for name, wanted in given if wanted) or ("stdout",)
+
+
+def make_sinks(host: Host, settings: Settings, progress: Progress) -> tuple[Sink, ...]:
+    """The sinks beside stdout; nothing is read or asked yet."""
+    wanted, names = settings.labels, chosen(settings.labels)
+    made: list[Sink] = []
+    if "file" in names:
+        made.append(FeatureFile(host, wanted.output_file or OUTPUT_FILE))
+    connect = _connector(host, wanted)
+    if "node-feature" in names:
+        made.append(NodeFeature(host, connect, progress, wanted, settings.vendor))
+    if "node" in names:
+        made.append(NodeLabels(host, connect, progress, wanted, settings.vendor))
+    return tuple(made)
+
+
+def _connector(host: Host, settings: LabelSettings) -> Callable[[], Cluster]:
+    """Connects once, when it is first needed: a token that ages is read again for each request."""
+    found: list[Cluster] = []
+
+    def connect() -> Cluster:
+        import sys
+
+        if not found:
+            from gpunode.kubernetes.access import Access, connect
+
+            if (
+                sys.modules.get("ssl", sys) is None
+            ):  # light.py keeps TLS out of services that speak to no server
+                del sys.modules["ssl"]
+            found.append(connect(host, Access(settings.kubeconfig, settings.kube_context, settings.server)))
+        return found[0]
+
+    return connect
+
+
+def lines(labels: Mapping[str, str]) -> str:
+    """``key=value``, a line each, sorted: what NFD reads, and people."""
+    return "".join(f"{key}={value}\n" for key, value in sorted(labels.items()))
+
+
+def change(where: str, before: Mapping[str, str] | None, after: Mapping[str, str]) -> Change:
+    """What becomes of the labels there; None: there is nothing yet, and without labels nothing is made."""
+    if dict(before or {}) == dict(after):
+        return Change(where, "unchanged")
+    from difflib import unified_diff
+
+    old = lines(before or {}).splitlines(keepends=True)
+    diff = "".join(unified_diff(old, lines(after).splitlines(keepends=True), where, where))
+    return Change(where, "created" if before is None else "updated", diff)
+
+
+# A feature file for Node Feature Discovery's local source: ``key=value`` lines.
+
+_ATTEMPTS = 5
+
+
+class FeatureFile:
+    """See `Sink`. It outlives us: labels that come and go with a restart would move pods."""
+
+    def __init__(self, host: Host, path: str) -> None:
+        self._host = host
+        self._path = path
+
+    def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
+        """`ConfigError` if something else than labels lies there, or a symlink; `GpunodeError` if it can't be
+        written.
+
+        Whoever else writes there meanwhile is taken note of: what is so already by then is left alone.
+        """
+        if self._host.is_symlink(self._path):  # whoever may write here could have any file overwritten
+            raise ConfigError(
+                f"{self._path} is a symlink to {self._host.readlink(self._path)}; it was left alone",
+                hint="name the file that it leads to, or remove the link",
+            )
+        for _ in range(_ATTEMPTS - 1):
+            data = self._host.read_bytes(self._path)
+            try:
+                return self._put(data, labels, dry_run)
+            except ConfigError:
+                if self._host.read_bytes(self._path) == data:  # nobody wrote: it is something else
+                    raise
+        return self._put(self._host.read_bytes(self._path), labels, dry_run)
+
+    def _put(self, data: bytes | None, labels: Mapping[str, str], dry_run: bool) -> Change:
+        before = None if data is None else _labels(self._path, data)
+        after = labels if before is None else settled(labels, before)
+        told = change(self._path, before, after)
+        if told.action != "unchanged" and not dry_run:
+            self._host.make_dirs(str(PurePosixPath(self._path).parent))
+            self._host.write_atomic(self._path, lines(after).encode(), expect=data, keep=False)
+        return told
+
+
+def _labels(path: str, data: bytes) -> dict[str, str]:
+    """What an earlier run, or GPU feature discovery, wrote there."""
+    found = {}
+    for line in data.decode("utf-8", "replace").splitlines():
+        key, equals, value = line.strip().partition("=")
+        if not key or key.startswith("#"):
+            continue
+        if not equals or "/" not in key or key_problem(key):
+            raise ConfigError(
+                f"{path} is no feature file: it holds {line.strip()[:60]!r}; it was left alone",
+                hint="name another file, or remove this one",
+            )
+        found[key] = value
+    return found
+
+
+# Labels straight onto the Node. Only keys that we set are ever changed or taken away again.
+#
+# Which those are stands in an annotation of the Node, ``gpunode/nvidia-labels``, as NFD keeps its own.
+
+_NFD = "nfd.node.kubernetes.io/feature-labels"
+_LABELS, _ANNOTATIONS = ("metadata", "labels"), ("metadata", "annotations")
+
+
+class NodeLabels:
+    """See `Sink`."""
+
+    def __init__(
+        self,
+        host: Host,
+        connect: Callable[[], Cluster],
+        progress: Progress,
+        settings: LabelSettings,
+        vendor: str,
+    ) -> None:
+        self._host = host
+        self._connect = connect
+        self._progress = progress
+        self._settings = settings
+        self._annotation = f"gpunode/{vendor}-labels"
+
+    def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
+        """One patch: all labels or none. `PreconditionError` if NFD keeps the same labels; `ClusterError`."""
+        from gpunode.kubernetes.access import node_name
+        from gpunode.kubernetes.changes import change as carry_out
+        from gpunode.kubernetes.changes import patiently
+
+        node_name(self._host, self._settings.node_name)  # what can't be a name needs nobody's answer
+        cluster = self._connect()
+        name, _ = node_name(self._host, self._settings.node_name, cluster.node)
+        where = f"node {name}"
+        if dry_run:
+            node = patiently(self._host, self._progress, lambda: cluster.get_node(name))
+            return _Plan(node, labels, self._annotation).change(where)
+        told: list[Change] = []
+
+        def plan(node: dict[str, Any]) -> list[dict[str, Any]]:
+            found = _Plan(node, labels, self._annotation)
+            told.append(found.change(where))
+            return found.patch()
+
+        carry_out(
+            self._host,
+            self._progress,
+            lambda: cluster.get_node(name),
+            plan,
+            lambda patch: cluster.patch_node(name, patch),
+        )
+        return told[0]
+
+
+class _Plan:
+    """What becomes of one Node. `PreconditionError` if NFD keeps the same labels there."""
+
+    def __init__(self, node: dict[str, Any], labels: Mapping[str, str], annotation: str) -> None:
+        from gpunode.kubernetes.changes import strings
+
+        there, notes = strings(node, _LABELS), strings(node, _ANNOTATIONS)
+        self._node = node
+        self._annotation = annotation
+        self._noted = notes.get(annotation, "")
+        self._keys = {key for key in self._noted.split(",") if key}
+        self._mine = {key: there[key] for key in self._keys if key in there}
+        self._there = {key: there[key] for key in self._keys | labels.keys() if key in there}
+        self._wanted = settled(labels, self._mine)
+        nfd = set(notes.get(_NFD, "").split(","))
+        theirs = sorted((nfd & self._wanted.keys()) - self._keys - {TIMESTAMP})
+        if theirs:
+            more = f" and {len(theirs) - 1} more of these labels" if len(theirs) > 1 else ""
+            raise PreconditionError(
+                f"Node Feature Discovery keeps {theirs[0]}{more} on this node",
+                hint="give them to it: --to node-feature or --to file; or end GPU feature discovery first",
+            )
+
+    def change(self, where: str) -> Change:
+        """Also of what somebody else set under these keys: it is replaced, and the plan has to show it."""
+        found = change(where, self._there, self._wanted)
+        if found.action != "unchanged":
+            return found
+        # labels that are so already become ours
+        return change(where, {self._annotation: self._noted}, {self._annotation: self._note()})
+
+    def patch(self) -> list[dict[str, Any]]:
+        from gpunode.kubernetes.changes import map_patch
+
+        gone: dict[str, str | None] = dict.fromkeys(self._keys - self._wanted.keys())
+        return [
+            *map_patch(self._node, _LABELS, {**self._wanted, **gone}),
+            *map_patch(self._node, _ANNOTATIONS, {self._annotation: self._note() or None}),
+        ]
+
+    def _note(self) -> str:
+        return ",".join(sorted(self._wanted))
+
+
+# A NodeFeature object (nfd.k8s-sigs.io/v1alpha1), from which NFD's master sets the labels.
+#
+# Name, label and owners are those of GPU feature discovery, so that one takes the other's place.
+
+_NODE = "nfd.node.kubernetes.io/node-name"
+
+
+class NodeFeature:
+    """See `Sink`."""
+
+    def __init__(
+        self,
+        host: Host,
+        connect: Callable[[], Cluster],
+        progress: Progress,
+        settings: LabelSettings,
+        vendor: str,
+    ) -> None:
+        self._host = host
+        self._connect = connect
+        self._progress = progress
+        self._settings = settings
+        self._vendor = vendor
+        self._owned: list[dict[str, Any]] | None = None
+
+    def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
+        """`ClusterError`, also where the cluster has no such kind: NFD isn't installed."""
+        from gpunode.kubernetes.access import node_name
+        from gpunode.kubernetes.api import Conflict, Unavailable, Unreachable
+
+        node_name(self._host, self._settings.node_name)  # what can't be a name needs nobody's answer
+        cluster = self._connect()
+        node, _ = node_name(self._host, self._settings.node_name, cluster.node)
+        space = self._settings.namespace or cluster.namespace
+        if not space:
+            raise UsageError("no namespace is given", hint="--namespace node-feature-discovery")
+        name = f"{self._vendor}-features-for-{node}"
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._put(cluster, space, name, node, labels, dry_run)
+            except (Conflict, Unavailable, Unreachable) as error:
+                # whatever became of it: the next look tells, and what is right by then is left alone
+                if attempt + 1 == _ATTEMPTS or (isinstance(error, Unreachable) and error.lasting):
+                    raise
+                self._host.sleep(0.2 * 2**attempt)
+        raise AssertionError("the last attempt raises")
+
+    def _put(
+        self,
+        cluster: Cluster,
+        space: str,
+        name: str,
+        node: str,
+        labels: Mapping[str, str],
+        dry_run: bool,
+    ) -> Change:
+        from gpunode.kubernetes.changes import strings
+
+        where = f"nodefeature {space}/{name}"
+        there = self._read(cluster, space, name)
+        before = None if there is None else strings(there, ("spec", "labels"))
+        after = labels if before is None else settled(labels, before)
+        told = change(where, before, after)
+        owners = self._owners(cluster, space)
+        if told.action == "unchanged" and there is not None:
+            has = (there.get("metadata") or {}).get("ownerReferences") or []
+            said = _about(strings(there, ("metadata", "labels")).get(_NODE), has)
+            told = change(where, said, _about(node, has if owners is None else owners))
+        if dry_run or told.action == "unchanged":
+            return told
+        if there is None:
+            self._create(cluster, space, _object(space, name, node, after, owners or ()))
+        else:
+            cluster.update_node_feature(space, _updated(there, node, after, owners))
+        return told
+
+    def _read(self, cluster: Cluster, space: str, name: str) -> dict[str, Any] | None:
+        from gpunode.kubernetes.api import NotFound
+
+        try:
+            return cluster.get_node_feature(space, name)
+        except NotFound:
+            return None
+
+    def _create(self, cluster: Cluster, space: str, feature: dict[str, Any]) -> None:
+        from gpunode.kubernetes.api import NotFound
+
+        try:
+            cluster.create_node_feature(space, feature)
+        except NotFound as error:
+            raise NotFound(
+                f"no NodeFeature can be made in the namespace {space}: {error.message}",
+                hint="install Node Feature Discovery, or label the node without it: --to node",
+                status=error.status,
+            ) from error
+
+    def _owners(self, cluster: Cluster, space: str) -> list[dict[str, Any]] | None:
+        """The DaemonSet of our pod and the pod: with the first the object goes when it is uninstalled.
+
+        None if that can't be told now; without a pod it has none, and nobody's end takes it away.
+        """
+        pod_name = self._settings.pod_name
+        if not pod_name:
+            return []
+        if self._owned is not None:
+            return self._owned
+        from gpunode.kubernetes.api import ClusterError
+
+        try:
+            pod = cluster.get_pod(space, pod_name)
+        except ClusterError as error:
+            self._progress.note(f"the NodeFeature object gets no owner: {error.message}")
+            return None
+        found = pod.get("metadata", {})
+        sets = [one for one in found.get("ownerReferences") or () if one.get("kind") == "DaemonSet"]
+        self._owned = []
+        if sets:
+            owner = {key: sets[0].get(key) for key in ("apiVersion", "kind", "name", "uid")}
+            mine = {"apiVersion": "v1", "kind": "Pod", "name": found.get("name"), "uid": found.get("uid")}
+            self._owned = [{**owner, "controller": True}, mine]
+        return self._owned
+
+
+def _object(
+    space: str, name: str, node: str, labels: Mapping[str, str], owners: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "apiVersion": "nfd.k8s-sigs.io/v1alpha1",
+        "kind": "NodeFeature",
+        "metadata": {
+            "name": name,
+            "namespace": space,
+            "labels": {_NODE: node},
+            **({"ownerReferences": list(owners)} if owners else {}),
+        },
+        "spec": {
+            "features": {"attributes": {}, "flags": {}, "instances": {}},
+            "labels": dict(labels),
+        },
+    }
+
+
+def _about(node: str | None, owners: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Whose it is: with owners that are gone it would be taken away, and every label with it."""
+    told = (" ".join(str(one.get(key)) for key in ("kind", "name", "uid")) for one in owners)
+    return {_NODE: node or "", "ownerReferences": ", ".join(sorted(told))}
+
+
+def _updated(
+    there: Mapping[str, Any], node: str, labels: Mapping[str, str], owners: Sequence[dict[str, Any]] | None
+) -> dict[str, Any]:
+    """The object with these labels and owners; everything else, its version above all, stays."""
+    metadata = dict(there.get("metadata") or {})
+    metadata["labels"] = {**(metadata.get("labels") or {}), _NODE: node}
+    if owners is not None:
+        metadata.pop("ownerReferences", None)
+        metadata |= {"ownerReferences": list(owners)} if owners else {}
+    return {**there, "metadata": metadata, "spec": {**(there.get("spec") or {}), "labels": dict(labels)}}

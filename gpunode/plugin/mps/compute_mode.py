@@ -1,0 +1,120 @@
+"""Compute modes: EXCLUSIVE_PROCESS while a daemon runs, and afterwards what it was before.
+
+NVIDIA recommends it for MPS: then nothing but the MPS server can open the GPU, and a process that misses the
+daemon fails instead of taking the GPU past its limits. What it was before is written down before it is
+changed, so that whoever comes after a crash still knows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Event
+
+from gpunode.errors import DaemonError, GpunodeError
+from gpunode.gpu.child import module_argv
+from gpunode.gpu.nvml import NO_PERMISSION
+from gpunode.host import Host
+from gpunode.host.process import LineChild
+
+DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS = 0, 2, 3  # nvmlComputeMode_t
+FILE = "compute-modes.json"
+_SECONDS = 20.0
+_HURRIED_SECONDS = 4.0  # what is left of systemd's patience when a daemon had to be killed before
+_LOOK_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Modes:
+    """Modes by UUID, and why a GPU has none."""
+
+    modes: Mapping[str, int] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
+
+
+class ComputeModes:
+    """The modes of one daemon's GPUs. `directory` is the daemon's; methods take seconds, and `make_exclusive`
+    gives up with `DaemonError` once `stop` is set."""
+
+    def __init__(self, host: Host, directory: str, stop: Event) -> None:
+        self._host = host
+        self._stop = stop
+        self._path = f"{directory}/{FILE}"
+
+    def make_exclusive(self, uuids: Sequence[str]) -> Mapping[str, str]:
+        """Why, by UUID, a GPU can't be used: it couldn't be set, or nobody may compute on it."""
+        wanted = self._stop.is_set
+        before = self._ask("get", uuids, _SECONDS, wanted)
+        usable = {uuid: mode for uuid, mode in before.modes.items() if mode != PROHIBITED}
+        refused = {
+            uuid: "its compute mode is PROHIBITED: nvidia-smi -i "
+            f"{uuid} -c DEFAULT lets processes use it again"
+            for uuid in before.modes.keys() - usable.keys()
+        }
+        self._remember({**usable, **self.remembered})
+        change = [f"{uuid}={EXCLUSIVE_PROCESS}" for uuid, mode in usable.items() if mode != EXCLUSIVE_PROCESS]
+        after = self._ask("set", change, _SECONDS, wanted) if change else Modes()
+        return {**before.errors, **refused, **after.errors}
+
+    def restore(self, *, hurry: bool = False) -> Mapping[str, str]:
+        """Put back what was written down, and forget it. Tells, by UUID, what failed and is still known."""
+        seconds = _HURRIED_SECONDS if hurry else _SECONDS
+        kept = self.remembered
+        if not kept:
+            return {}
+        done = self._ask("restore", [f"{uuid}={mode}" for uuid, mode in kept.items()], seconds)
+        left = {uuid: mode for uuid, mode in kept.items() if uuid in done.errors}
+        self._remember(left)
+        return done.errors
+
+    @property
+    def remembered(self) -> dict[str, int]:
+        """What was written down: mode by UUID. A file that isn't ours, or is damaged, tells nothing."""
+        try:
+            read = json.loads(self._host.read_text(self._path) or "{}")
+        except (ValueError, GpunodeError):
+            return {}
+        if not isinstance(read, dict):
+            return {}
+        return {uuid: mode for uuid, mode in read.items() if isinstance(mode, int) and 0 <= mode < 4}
+
+    def _remember(self, modes: Mapping[str, int]) -> None:
+        if modes:
+            self._host.write_atomic(self._path, (json.dumps(modes) + "\n").encode())
+        else:
+            self._host.remove(self._path)
+
+    def _ask(
+        self, action: str, gpus: Sequence[str], seconds: float, stopped: Callable[[], bool] = lambda: False
+    ) -> Modes:
+        argv = module_argv("gpunode.gpu.compute_mode", action, *gpus)
+        child = LineChild(argv, {**self._host.environ, "LC_ALL": "C.UTF-8"})
+        deadline = self._host.monotonic() + seconds
+        line = None
+        try:
+            while line is None and self._host.monotonic() < deadline and not stopped():
+                line = child.read_line(_LOOK_SECONDS)
+        finally:
+            code = child.end()
+        if line is None:
+            reason = "was asked to stop" if stopped() else f"NVML did not answer within {seconds:g} s"
+            raise DaemonError(reason, hint="gpunode doctor")
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            last = child.last_words or f"exit status {code}"
+            raise DaemonError(f"the compute mode can't be set: {last}", hint="gpunode doctor") from None
+        if "error" in answer:
+            raise DaemonError(f"the compute mode can't be set: {_reason(answer)}", hint="gpunode doctor")
+        seen: dict[str, dict[str, int | str]] = answer["gpus"]
+        return Modes(
+            {uuid: int(one["mode"]) for uuid, one in seen.items() if "mode" in one},
+            {uuid: _reason(one) for uuid, one in seen.items() if "error" in one},
+        )
+
+
+def _reason(answer: Mapping[str, int | str]) -> str:
+    if answer.get("code") == NO_PERMISSION:
+        return "only root may set the compute mode"
+    return str(answer["error"])

@@ -1,0 +1,364 @@
+"""What the CDI specifications for allocated containers hold: the advertised units, and what goes beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from threading import Lock
+
+from gpunode.cdi.build import INDEX, UUID, Form, build, feature_nodes, feature_spec, gds_mounts
+from gpunode.cdi.driver_files import SOCKETS, DriverFiles, daemon_sockets, read_driver_files
+from gpunode.cdi.hooks import HookProgram, ask_hooks, find_hooks
+from gpunode.cdi.nodes import read_nodes
+from gpunode.cdi.spec import UNKNOWN_ENGINE, Spec, encode
+from gpunode.errors import GpunodeError, PreconditionError
+from gpunode.facts.toolkit import hook_program
+from gpunode.gpu.model import Gpu, Inventory
+from gpunode.host import Host
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.errand import Errand
+from gpunode.plugin.logfmt import Log
+from gpunode.plugin.model import Common, Plan, Problem, Resource, Unit
+from gpunode.plugin.nvidia.platform import Roots, find_roots, imex_node, uses_cdi
+from gpunode.plugin.nvidia.response import CDI_VENDOR
+
+DIRECTORY = "/var/run/cdi"
+_NO_LIBCUDA = (
+    "find out why it is missing: gpunode doctor --only driver-lib-mismatch --only libcuda-missing; "
+    "say with --driver-root where a driver lies that isn't installed on the node itself"
+)
+
+
+@dataclass(frozen=True)
+class Content:
+    """Specifications by path. `missing` has, by its id, why a unit is in none of them."""
+
+    specs: Mapping[str, Spec]
+    missing: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def path_of(device_class: str) -> str:
+    """Where the specification of a class lies, as with NVIDIA's plugin."""
+    return f"{DIRECTORY}/{CDI_VENDOR}-{device_class}.json"
+
+
+def make_content(
+    host: Host,
+    settings: Settings,
+    inventory: Inventory,
+    plan: Plan,
+    roots: Roots,
+    hooks: HookProgram | None,
+) -> Content:
+    """Everything that `response.answer` may name. `GpunodeError` if no GPU can be described at all."""
+    if not inventory.driver_version:
+        raise GpunodeError("NVML doesn't tell the driver's version", hint="gpunode doctor")
+    units = {unit.id: unit for resource in plan.resources for unit in resource.units}
+    advertised = _advertised(inventory, units)
+    nodes = replace(read_nodes(host, advertised.gpus, roots.dev_here), dev_root=roots.dev)
+    by_index = settings.device_id_strategy == INDEX
+    whole = settings.mig_strategy == "none"
+    names = (INDEX,) if by_index else (UUID,)
+    # the engine is outside the plugin's container and may be old
+    form = Form(CDI_VENDOR, "gpu", names, UNKNOWN_ENGINE, every=False, whole=whole)
+    built = build(advertised, nodes, _driver_files(host, settings, inventory, roots), hooks, form)
+    described = {device.name for device in built.spec.devices}
+    missing = {
+        unit.id: _reason(unit, built.notes)
+        for unit in units.values()
+        if (unit.index if by_index else unit.id) not in described
+    }
+    others = dict(_others(host, _common(plan), roots))
+    return Content({path_of("gpu"): built.spec, **others}, missing, built.notes)
+
+
+def _advertised(inventory: Inventory, units: Mapping[str, Unit]) -> Inventory:
+    """Only what may be handed out: a pod may ask for any name in the file by an annotation of its own.
+
+    A GPU that can't be read just now stays described as far as it is known, for containers that have it.
+    """
+    return replace(inventory, gpus=tuple(_parts(inventory.gpus, units)))
+
+
+def _parts(gpus: tuple[Gpu, ...], units: Mapping[str, Unit]) -> Iterator[Gpu]:
+    for gpu in gpus:
+        mig = tuple(one for one in gpu.mig if one.uuid in units)
+        if gpu.uuid in units:
+            yield replace(gpu, error="")
+        elif mig:
+            yield replace(gpu, mig=mig, error="")
+
+
+def _common(plan: Plan) -> Common:
+    return plan.resources[0].common if plan.resources else Common()
+
+
+def _driver_files(host: Host, settings: Settings, inventory: Inventory, roots: Roots) -> DriverFiles:
+    """Looked for where this process sees them, named as the node does."""
+    try:
+        files = read_driver_files(host, inventory.driver_version, roots.driver_here)
+    except PreconditionError as error:
+        raise PreconditionError(error.message, hint=_NO_LIBCUDA, code=error.code) from error
+    sockets = files.sockets
+    if roots.mounted:  # /run of the plugin's own container isn't the node's
+        sockets = tuple(daemon_sockets(Host(host.path(roots.driver_here), {}), roots.driver))
+    if "disable-ipc-discoverer" in settings.cdi_feature_flags:
+        sockets = ()
+    return replace(files, root=roots.driver, sockets=sockets)
+
+
+def _others(host: Host, common: Common, roots: Roots) -> Iterator[tuple[str, Spec]]:
+    """The classes beside the GPUs that the plan found something for."""
+    found = feature_nodes(host, roots.dev_here) if common.cdi or common.channels else {}
+    if common.channels:
+        nodes = {node.path: node for node in found["imex-channel"]}
+        paths = {channel: imex_node(channel) for channel in common.channels}
+        channels = {str(channel): (nodes[path],) for channel, path in paths.items() if path in nodes}
+        yield (
+            path_of("imex-channel"),
+            feature_spec(f"{CDI_VENDOR}/imex-channel", channels, dev_root=roots.dev),
+        )
+    for name in common.cdi:
+        mounts = gds_mounts(host, roots.driver, roots.driver_here) if name == "gds" else ()
+        yield path_of(name), feature_spec(f"{CDI_VENDOR}/{name}", {"all": found[name]}, mounts, roots.dev)
+
+
+def _reason(unit: Unit, notes: tuple[str, ...]) -> str:
+    """What the builder says of this unit."""
+    places = (f"MIG device {unit.index} ", f"GPU {unit.index.partition(':')[0]} ")
+    said = next((note for note in notes if note.startswith(places)), "")
+    reason = said.partition(" is left out: ")[2]
+    return reason or "its name can't stand in a CDI specification; set device-id-strategy to index"
+
+
+# Which hook program the CDI specifications name, and with which of its hooks.
+
+_ASSUMED = frozenset(
+    ("create-symlinks", "enable-cuda-compat", "update-ldcache", "disable-device-node-modification")
+)
+
+
+class HookChoice:
+    """Asks a program for its hooks once, and again when it was replaced."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._asked: tuple[object, HookProgram | None] = ((), None)
+
+    def choose(self, settings: Settings, roots: Roots) -> HookProgram | None:
+        """None where there is no program, or all hooks are disabled: then mounts do without."""
+        disabled = frozenset(settings.cdi_disable_hooks)
+        if "all" in disabled:
+            return None
+        key = (settings.nvidia_cdi_hook_path, roots, self.programs(settings, roots))
+        if self._asked[0] != key:
+            self._asked = key, _find(self._host, settings, roots)
+        found = self._asked[1]
+        return replace(found, known=found.known - disabled) if found else None
+
+    def programs(self, settings: Settings, roots: Roots) -> tuple[object, ...]:
+        """Changes when one of them is installed, removed or replaced."""
+        names = (hook_program(self._host, name) for name in ("nvidia-cdi-hook", "nvidia-ctk"))
+        paths = (f"{_root(roots)}{settings.nvidia_cdi_hook_path}", *names)
+        stats = (self._host.stat(path) for path in paths if path)
+        return tuple((found.st_mtime_ns, found.st_size, found.st_ino) for found in stats if found)
+
+
+def _root(roots: Roots) -> str:
+    """Below which the node's programs can be looked at."""
+    return roots.driver_here if roots.mounted and not roots.driver else ""
+
+
+def _find(host: Host, settings: Settings, roots: Roots) -> HookProgram | None:
+    """The program that the settings name; else, on the node itself, whichever is installed.
+
+    From a container only what lies below the mounted root can be looked at. A path that was chosen there is
+    believed; the default isn't, as containers wouldn't start without the program.
+    """
+    path = settings.nvidia_cdi_hook_path
+    found = ask_hooks(host, path, _root(roots)) if path else None
+    if found is not None or not roots.mounted:
+        return found or find_hooks(host)
+    if not path or path == Settings().nvidia_cdi_hook_path:
+        return None
+    name = path.rpartition("/")[2]
+    return HookProgram(path, (name, "hook") if name == "nvidia-ctk" else (name,), _ASSUMED)
+
+
+# The CDI specifications that allocated containers name: written before a unit is advertised, kept true.
+#
+# They are never removed: the kubelet starts a container again without asking, and that names what it got.
+
+CHECK_SECONDS = 30.0
+RETRY_SECONDS = 5.0  # while something is missing: device files may come a moment after NVML
+_LD_CACHE = "/etc/ld.so.cache"
+_WATCHED = ("/dev", "/dev/nvidia-caps", "/dev/dri", "/dev/infiniband")
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    settings: Settings
+    inventory: Inventory
+    plan: Plan
+
+
+class CdiSpecs:
+    """Writes them, and writes them anew when what they are made of changes. Thread-safe.
+
+    It is a `Part`, which looks every half minute, and more often while something is missing; what is to be
+    written then is written beside it, as the hook program is asked, and may hang. It is a `Condemner`: a unit
+    that no specification describes can't be handed out.
+    """
+
+    def __init__(self, host: Host, log: Log, errand: Errand | None = None) -> None:
+        self._host = host
+        self._log = log
+        self._hooks = HookChoice(host)
+        self._lock = Lock()
+        self._wanted: _Wanted | None = None
+        self._written: object = None  # what the files were made of when they were last right
+        self._errand = errand or Errand("cdi")
+        self._looked = float("-inf")
+        self._told: tuple[str, ...] = ()
+        self._problems: Mapping[str, Problem] = {}  # by unit; replaced as a whole
+
+    def write(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
+        """Bring the files to what this plan needs, where a cdi-* strategy is on; a failure is a `problem`."""
+        with self._lock:
+            self._wanted = _Wanted(settings, inventory, plan) if uses_cdi(settings) else None
+            self._refresh()
+
+    def problem(self, resource: Resource, unit: Unit) -> Problem | None:
+        """Why this unit can't be injected."""
+        return self._problems.get(unit.id)
+
+    def tick(self, now: float) -> None:
+        """Look whether the files are still right."""
+        wanted = self._wanted
+        seconds = RETRY_SECONDS if self._problems else CHECK_SECONDS
+        if wanted is None or now < self._looked + seconds or self._errand.busy:
+            return
+        self._looked = now
+        if self._stale(wanted):
+            self._errand.start(self._look)
+
+    def _stale(self, wanted: _Wanted) -> bool:
+        try:
+            return self._signature(wanted, find_roots(self._host, wanted.settings)) != self._written
+        except GpunodeError:
+            return True
+
+    def _look(self) -> None:
+        with self._lock:
+            self._refresh()
+
+    def close(self) -> None:
+        """The files stay."""
+
+    # --- writing ---------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        wanted = self._wanted
+        if wanted is None or not wanted.plan.resources:
+            self._problems, self._written = {}, None
+            return
+        try:
+            roots = find_roots(self._host, wanted.settings)
+            made_of = self._signature(wanted, roots)
+            if made_of == self._written:
+                return
+            content = self._make(wanted, roots)
+            written = [path for path, spec in content.specs.items() if self._put(path, spec, roots)]
+            self._written = self._signature(wanted, roots)
+        except GpunodeError as error:
+            self._failed(wanted.plan, error)
+            return
+        self._succeeded(content, written)
+
+    def _make(self, wanted: _Wanted, roots: Roots) -> Content:
+        hooks = self._hooks.choose(wanted.settings, roots)
+        return make_content(self._host, wanted.settings, wanted.inventory, wanted.plan, roots, hooks)
+
+    def _put(self, path: str, spec: Spec, roots: Roots) -> bool:
+        """Replace the file in one step, unless it says the same already.
+
+        An engine remembers the numbers of device files until the file that names them changes, so one whose
+        device files were made anew is written again. A link is replaced: others may write in that directory,
+        and root must not write wherever they point.
+        """
+        data, host = encode(spec, "json"), self._host
+        if host.is_symlink(path):
+            host.remove(path)
+        elif host.read_bytes(path) == data and not self._older(path, spec, roots):
+            return False
+        host.make_dirs(DIRECTORY)
+        host.write_atomic(path, data, mode=0o644)
+        return True
+
+    def _older(self, path: str, spec: Spec, roots: Roots) -> bool:
+        edits = (spec.edits, *(device.edits for device in spec.devices))
+        nodes = {node.path for one in edits for node in one.nodes}
+        made = (self._host.stat(f"{roots.dev_here}{node}") for node in nodes)
+        latest = max((found.st_ctime_ns for found in made if found), default=0)
+        file = self._host.stat(path)
+        return file is not None and file.st_mtime_ns < latest
+
+    def _signature(self, wanted: _Wanted, roots: Roots) -> object:
+        """Changes with whatever the files are made of, and with the files; some forty stat calls."""
+        host = self._host
+        here = [f"{roots.dev_here}{place}" for place in _WATCHED]
+        devices = [
+            f"{place}/{name}"
+            for place in here
+            for name in host.listdir(place)
+            if place != here[0] or name.startswith(("nvidia", "gdrdrv"))
+        ]
+        common = wanted.plan.resources[0].common
+        classes = ("gpu", *(["imex-channel"] if common.channels else []), *common.cdi)
+        there = (f"{roots.driver_here}{path}" for path in (_LD_CACHE, *SOCKETS))
+        files = (*there, *(() if roots.mounted else SOCKETS), *map(path_of, classes))
+        hooks = self._hooks.programs(wanted.settings, roots)
+        return wanted, hooks, [_mark(host, path) for path in (*devices, *files)]
+
+    # --- saying it -------------------------------------------------------------------------------------
+
+    def _failed(self, plan: Plan, error: GpunodeError) -> None:
+        self._written = None
+        """Every unit is unhealthy for one reason, which the log has in one line."""
+        units = {unit.id: unit.index for resource in plan.resources for unit in resource.units}
+        told = (error.message, error.hint, *units)
+        if told != self._told:
+            self._told = told
+            self._log.error(
+                "GPUs are unhealthy: no CDI specification can be written",
+                code="cdi",
+                indexes=",".join(units.values()),
+                reason=error.message,
+                hint=error.hint,
+            )
+        self._condemn(dict.fromkeys(units, f"no CDI specification: {error.message}"), logged=True)
+
+    def _succeeded(self, content: Content, written: Iterable[str]) -> None:
+        for path in written:
+            self._log.info("CDI specification written", path=path, devices=len(content.specs[path].devices))
+        if content.notes != self._told:
+            for note in content.notes:
+                self._log.warning("CDI specification", note=note)
+            self._told = content.notes
+        self._condemn({unit: f"no CDI specification has it: {why}" for unit, why in content.missing.items()})
+
+    def _condemn(self, reasons: Mapping[str, str], logged: bool = False) -> None:
+        """One that lasts keeps the time when it began."""
+        now, before = self._host.now(), self._problems
+        self._problems = {
+            unit: before[unit]
+            if unit in before and before[unit].reason == reason
+            else Problem("cdi", reason, now, logged=logged)
+            for unit, reason in reasons.items()
+        }
+
+
+def _mark(host: Host, path: str) -> tuple[str, int, int]:
+    found = host.stat(path)
+    return (path, found.st_ctime_ns, found.st_ino) if found else (path, 0, 0)

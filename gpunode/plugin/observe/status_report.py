@@ -1,0 +1,303 @@
+"""What `plugin status` tells, put together from what the kubelet, the plugin and NVML each know. Pure.
+
+The kubelet names only devices that it could hand out, so another plugin's unhealthy device shows in two ways
+only: a container holds it although it isn't allocatable, or NVML lists a GPU that nobody offers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from gpunode.daemons.pod_resources import Holding
+from gpunode.facts.device_plugins import all_foreign, unit_of
+from gpunode.gpu.model import Inventory
+from gpunode.plugin.model import LeftOut, Problem
+from gpunode.plugin.observe.status_file import OwnResource, OwnStatus, OwnUnit
+
+_GPU_IDS = ("GPU-", "MIG-")
+_TAKEN = "registered, but the kubelet allocates another plugin's devices"
+_NONE_LISTED = "registered, but the kubelet lists none of its devices"
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A device's problem as it is told: `since` is a time such as 2026-05-01T12:00:00Z, or empty."""
+
+    code: str
+    reason: str
+    since: str = ""
+    mend: str = ""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A container that holds devices of one unit. `pod` is empty and `pod_uid` set where only that is
+    known."""
+
+    namespace: str
+    pod: str
+    container: str
+    pod_uid: str
+    devices: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """namespace/pod/container, for people."""
+        return f"{self.namespace}/{self.pod}/{self.container}" if self.pod else self._nameless
+
+    @property
+    def _nameless(self) -> str:
+        return f"pod {self.pod_uid}/{self.container}"
+
+
+@dataclass(frozen=True)
+class UnitStatus:
+    """A GPU or partition under one resource; under none (`resource` empty) if nobody offers it.
+
+    `devices` is 1 or the number of its shares, `allocatable` how many of them the kubelet could hand out,
+    None if it wasn't asked. `health` is healthy, unhealthy (`problem` says why), not-allocatable (the kubelet
+    doesn't count it and nobody says why), not-advertised or unknown.
+    """
+
+    resource: str
+    id: str
+    gpu: str
+    index: str
+    model: str
+    profile: str
+    devices: int
+    allocatable: int | None
+    health: str
+    problem: Trouble | None = None
+    holders: tuple[Holder, ...] = ()
+
+    @property
+    def held(self) -> int:
+        return len({device for holder in self.holders for device in holder.devices})
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        places = [int(part) if part.isdecimal() else 1 << 30 for part in self.index.split(":")]
+        return (places, self.resource, self.id)
+
+
+@dataclass(frozen=True)
+class ResourceStatus:
+    """`plugin` is gpunode, other or, of nobody who could be seen, empty.
+
+    `capacity` is None for another plugin's: the kubelet tells nobody. `registered` is whether the kubelet has
+    it, None if that could not be asked. `status` is our plugin's, or what the kubelet shows against it.
+    """
+
+    name: str
+    plugin: str
+    registered: bool | None
+    capacity: int | None
+    allocatable: int | None
+    held: int
+    sharing: str
+    status: str
+
+
+@dataclass(frozen=True)
+class Known:
+    """What could be found out. `allocatable` is None if the kubelet didn't tell."""
+
+    own: OwnStatus | None = None
+    allocatable: Mapping[str, Sequence[str]] | None = None
+    holdings: tuple[Holding, ...] = ()
+    inventory: Inventory | None = None
+    every_resource: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """Units are ordered as people count them."""
+
+    resources: tuple[ResourceStatus, ...]
+    units: tuple[UnitStatus, ...]
+    left_out: tuple[LeftOut, ...] = field(default_factory=tuple)
+
+
+def make_report(known: Known) -> Report:
+    """Everything in one."""
+    own = {one.name: one for one in known.own.resources} if known.own and known.own.current else {}
+    names = {*own, *(known.allocatable or {}), *(one.resource for one in known.holdings)}
+    shown = sorted(name for name in names if name in own or known.every_resource or _of_gpus(known, name))
+    places = _Places(known)
+    units = [unit for name in shown for unit in _units(known, name, own.get(name), places)]
+    left_out = known.own.left_out if known.own else ()
+    if known.inventory is not None:
+        units += places.unadvertised(units, left_out)
+    resources = tuple(_resource(known, name, own.get(name), units) for name in shown)
+    return Report(resources, tuple(sorted(units, key=lambda unit: unit.order)), left_out)
+
+
+def _of_gpus(known: Known, name: str) -> bool:
+    """By its name, or because its devices are called as GPUs are."""
+    if "gpu" in name or "/mig-" in name:
+        return True
+    return any(device.startswith(_GPU_IDS) for device in _devices(known, name))
+
+
+def _devices(known: Known, name: str) -> list[str]:
+    """What the kubelet knows of a resource: allocatable or held."""
+    allocatable = (known.allocatable or {}).get(name, ())
+    return [*allocatable, *(item for one in known.holdings if one.resource == name for item in one.ids)]
+
+
+def _resource(
+    known: Known, name: str, own: OwnResource | None, units: Iterable[UnitStatus]
+) -> ResourceStatus:
+    mine = [unit for unit in units if unit.resource == name]
+    told = known.allocatable
+    lost = _lost(own, told) if own else ""
+    registered = None if told is None else bool(told.get(name)) or bool(own and own.watched and not lost)
+    ours = own is not None and lost != _TAKEN
+    return ResourceStatus(
+        name,
+        "gpunode" if ours else "" if registered is False else "other",
+        registered,
+        sum(unit.devices for unit in own.units) if own and ours else None,
+        None if told is None else len(told.get(name, ())),
+        sum(unit.held for unit in mine),
+        own.sharing if own else _sharing(unit.devices for unit in mine),
+        lost or own.status if own else "",
+    )
+
+
+def _lost(own: OwnResource, told: Mapping[str, Sequence[str]] | None) -> str:
+    """How a kubelet that has our registration allocates none of our devices; empty if that isn't so.
+
+    The kubelet allocates from the plugin that registered last, and keeps our stream open.
+    """
+    if told is None:
+        return ""
+    listed = told.get(own.name, ())
+    if all_foreign(listed, (unit.id for unit in own.units)):
+        return _TAKEN
+    return _NONE_LISTED if not listed and own.watched and any(unit.healthy for unit in own.units) else ""
+
+
+def _sharing(devices: Iterable[int]) -> str:
+    return "shared" if any(count > 1 for count in devices) else "none"
+
+
+def _units(known: Known, name: str, own: OwnResource | None, places: _Places) -> Iterable[UnitStatus]:
+    """Each unit of a resource once: those our plugin tells of, else those the kubelet knows."""
+    allocatable: dict[str, set[str]] = {}
+    for device in (known.allocatable or {}).get(name, ()):
+        allocatable.setdefault(unit_of(device), set()).add(device)
+    holders = _holders(known.holdings, name)
+    told = {unit.id: unit for unit in own.units} if own else {}
+    every = {*told, *allocatable, *holders}
+    for unit_id in every:
+        free = None if known.allocatable is None else len(allocatable.get(unit_id, ()))
+        held = holders.get(unit_id, ())
+        unit = told.get(unit_id) or places.find(unit_id)
+        seen = {*allocatable.get(unit_id, ()), *(device for one in held for device in one.devices)}
+        health = _health(unit.problem, free)
+        yield UnitStatus(
+            name,
+            unit_id,
+            unit.gpu,
+            unit.index,
+            unit.name,
+            unit.profile,
+            unit.devices if unit_id in told else len(seen),
+            free,
+            health,
+            _told(unit.problem),
+            held,
+        )
+
+
+def _health(problem: Problem | None, allocatable: int | None) -> str:
+    if problem is not None:
+        return "unhealthy"
+    if allocatable is None:
+        return "unknown"
+    return "healthy" if allocatable else "not-allocatable"
+
+
+def _holders(holdings: Iterable[Holding], resource: str) -> dict[str, tuple[Holder, ...]]:
+    """By unit; a container is named once for each."""
+    found: dict[str, dict[tuple[str, str, str, str], list[str]]] = {}
+    for one in holdings:
+        if one.resource != resource:
+            continue
+        key = (one.namespace, one.pod, one.container, one.pod_uid)
+        for device in one.ids:
+            found.setdefault(unit_of(device), {}).setdefault(key, []).append(device)
+    return {
+        unit: tuple(Holder(*key, tuple(sorted(devices))) for key, devices in sorted(by.items()))
+        for unit, by in found.items()
+    }
+
+
+class _Places:
+    """Index and model of a unit that our plugin didn't tell of, from NVML's inventory."""
+
+    def __init__(self, known: Known) -> None:
+        self._gpus = known.inventory.gpus if known.inventory else ()
+        self._found: dict[str, OwnUnit] = {}
+        for gpu in self._gpus:
+            whole = OwnUnit(gpu.uuid, gpu.uuid, str(gpu.index), gpu.name, "", 1, 1, None)
+            for called in (gpu.uuid, gpu.pci, f"nvidia{gpu.minor}"):
+                self._found[called] = whole
+            for mig in gpu.mig:
+                place = f"{gpu.index}:{mig.index}"
+                part = OwnUnit(mig.uuid, gpu.uuid, place, gpu.name, mig.profile, 1, 1, None)
+                self._found[mig.uuid] = part
+                self._found[f"nvidia{gpu.minor}/gi{mig.gi}"] = part
+        for resource in known.own.resources if known.own else ():
+            for unit in resource.units:
+                self._found.setdefault(unit.id, OwnUnit(*_place(unit), 1, 1, None))
+
+    def find(self, unit_id: str) -> OwnUnit:
+        return self._found.get(unit_id) or OwnUnit(unit_id, unit_id, "", "", "", 1, 1, None)
+
+    def unadvertised(self, units: Iterable[UnitStatus], left_out: Iterable[LeftOut]) -> list[UnitStatus]:
+        """The GPUs that no plugin offers, nor a part of them."""
+        offered = {name for unit in units for name in (unit.id, unit.gpu, self.find(unit.id).gpu)}
+        reasons = {name: item.reason for item in left_out for name in (item.id, item.index) if name}
+        return [
+            UnitStatus(
+                "",
+                gpu.uuid,
+                gpu.uuid,
+                str(gpu.index),
+                gpu.name,
+                "",
+                0,
+                0,
+                "not-advertised",
+                _why(reasons.get(gpu.uuid) or reasons.get(str(gpu.index)) or gpu.error),
+            )
+            for gpu in self._gpus
+            if gpu.uuid not in offered
+        ]
+
+
+def _place(unit: OwnUnit) -> tuple[str, str, str, str, str]:
+    return unit.id, unit.gpu, unit.index, unit.name, unit.profile
+
+
+def _why(reason: str) -> Trouble | None:
+    return Trouble("left-out", reason) if reason else None
+
+
+def _told(problem: Problem | None) -> Trouble | None:
+    if problem is None:
+        return None
+    return Trouble(problem.code, problem.reason, told_time(problem.since), problem.mend)
+
+
+def told_time(seconds: float) -> str:
+    """2026-05-01T12:00:00Z; empty for a time that isn't known, or can't be one."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else ""
+    except (ValueError, OverflowError, OSError):
+        return ""

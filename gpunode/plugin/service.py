@@ -1,0 +1,87 @@
+"""READY, STATUS and the watchdog, as sd_notify(3) and sd_watchdog_enabled(3) have them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpunode.cdi.refresh import program
+from gpunode.host import Host
+from gpunode.plugin.logfmt import Log, OnChange
+
+
+class Systemd:
+    """The service manager, if there is one."""
+
+    def __init__(self, host: Host, log: Log) -> None:
+        self._host = host
+        self._say = OnChange(log)
+        self._status = ""
+        self._next_sign = 0.0
+        mine = host.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        limit = host.environ.get("WATCHDOG_USEC", "")
+        self._interval = int(limit) / 2e6 if mine and limit.isdecimal() else 0.0
+
+    def report(self, status: str) -> None:
+        """Called often; tells a new status, and that we live when it is time to."""
+        if status != self._status:
+            self._status = status
+            self.tell(f"STATUS={status}")
+        if self._interval and self._host.monotonic() >= self._next_sign:
+            self._next_sign = self._host.monotonic() + self._interval
+            self.tell("WATCHDOG=1")
+
+    def tell(self, message: str) -> None:
+        try:
+            self._host.notify(message)
+        except OSError as error:
+            self._say.warning("systemd can't be told", reason=error.strerror or str(error))
+
+
+# The plugin's systemd unit as it is written on a node: the packaged one, with that node's program in it.
+
+UNIT = "gpunode-device-plugin.service"
+UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+MARKER = "# Made by gpunode (gpunode setup --kubernetes). Settings go into /etc/gpunode/env, not in here."
+_PACKAGED = Path(__file__).parent / UNIT
+_START = "ExecStart=/usr/local/bin/gpunode plugin serve\n"
+# what ProtectHome=yes hides from a service (systemd.exec(5))
+_HIDDEN = ("/home/", "/root/", "/run/user/")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The unit's file on a node: None if there is none. `ours` if gpunode wrote it."""
+
+    content: bytes | None
+
+    @property
+    def ours(self) -> bool:
+        return self.content is not None and self.content.startswith(MARKER.encode())
+
+
+def find_unit(host: Host) -> Found:
+    """The file in /etc/systemd/system, whoever wrote it."""
+    return Found(host.read_bytes(UNIT_FILE))
+
+
+def unit_text(host: Host, arguments: Sequence[str] = ()) -> str:
+    """The whole unit; `arguments` are options of `plugin serve`, words that systemd takes as they are."""
+    _, _, body = _PACKAGED.read_text().partition("\n\n")  # the comment before it tells how to copy it by hand
+    words = " ".join((program(host), "plugin", "serve", *arguments))
+    before, found, after = body.partition(_START)
+    assert found, "the packaged unit starts something else"
+    return f"{MARKER}\n\n{before}ExecStart={words}\n{after}"
+
+
+def hidden_program(host: Host) -> str:
+    """Where this gpunode lies, if the service couldn't see it there; else empty."""
+    if not host.live:
+        return ""
+    import sys
+
+    own = (sys.executable, str(Path(sys.executable).resolve()), sys.prefix + "/")
+    return next((path for path in own if re.match("|".join(_HIDDEN), path)), "")

@@ -1,0 +1,397 @@
+"""What is known about a containerd's files before a change is planned."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.errors import ConfigError
+from gpunode.facts.containerd import (
+    BYTE_ORDER_MARK,
+    CRI_IDS,
+    CRI_PLUGINS,
+    ContainerdConfig,
+    covers,
+    dig,
+    parse_toml,
+)
+from gpunode.facts.located import line_of_key, line_of_text, place
+from gpunode.runtime import toml_edit
+from gpunode.runtime.engine import Handler
+from gpunode.runtime.trees import Tree
+
+DROP_IN_NAME = "conf.d/99-nvidia.toml"
+# where NVIDIA's tools have put their drop-in over the years, relative to the main file's directory
+NVIDIA_DROP_INS = (DROP_IN_NAME, "config.d/99-nvidia.toml")
+
+
+@dataclass(frozen=True)
+class State:
+    """`texts` has every file that may be edited. `effective` is containerd's merged view, None if unknown.
+
+    `drop_in` is the path for a drop-in, `drop_in_forced` whether the user named it. `systemd_cgroup` is what
+    a CRI that is switched on only now, or that had no file, should use. `neighbours` are TOML files beside
+    the drop-in, read by containerd or not.
+    """
+
+    config: ContainerdConfig
+    texts: Mapping[str, str]
+    release: tuple[int, ...]
+    effective: Tree | None = None
+    drop_in: str = ""
+    drop_in_forced: bool = False
+    systemd_cgroup: bool = False
+    neighbours: tuple[str, ...] = ()
+
+    @property
+    def deep(self) -> bool:
+        """Whether this containerd merges a drop-in key by key."""
+        return self.config.deep
+
+    @property
+    def release_text(self) -> str:
+        """The release for people."""
+        return ".".join(map(str, self.release)) or "(unknown release)"
+
+    @property
+    def newest_version(self) -> int:
+        """The file version that this release writes itself."""
+        return 4 if self.release >= (2, 3) else 3 if self.deep else 2
+
+
+# The tables of containerd's CRI configuration: what a runtime inherits, and what a file is about.
+
+RUNC_TYPE = "io.containerd.runc.v2"
+_RUNC_SHIMS = "io.containerd.runc."
+# settings of version 2's containerd table that moved to the images plugin
+_OF_IMAGES = ("snapshotter", "disable_snapshot_annotations", "discard_unpacked_layers")
+
+
+def cri_of(tree: Tree, plugin: str) -> Tree:
+    """The CRI table of a tree, made if it isn't there."""
+    table: Tree = tree.setdefault("plugins", {}).setdefault(plugin, {})
+    return table
+
+
+def runtime_table(
+    config: ContainerdConfig, effective: Tree | None, handler: Handler, systemd_cgroup: bool
+) -> Tree:
+    """The table of a wanted runtime: an existing one set right, else a copy of the runc it stands for."""
+    base = inherited(config, effective, handler.name)
+    present = config.runtimes.get(handler.name)
+    table = copy.deepcopy(present if isinstance(present, dict) else base)
+    if not _has_runc_shim(table, config.release):
+        table["runtime_type"] = RUNC_TYPE
+    options = table.setdefault("options", {})
+    options["BinaryName"] = handler.path
+    cgroup = True if systemd_cgroup else dig(base, "options", "SystemdCgroup")
+    if isinstance(dig(present, "options", "SystemdCgroup"), bool) and not _spelled_out(config, handler.name):
+        cgroup = (
+            None  # containerd's built-in runc knows nothing of this node's kubelet; who wrote the file did
+        )
+    if isinstance(cgroup, bool) and options.get("SystemdCgroup", False) != cgroup:
+        options["SystemdCgroup"] = cgroup
+    return table
+
+
+def inherited(config: ContainerdConfig, effective: Tree | None, heir: str) -> Tree:
+    """Options to start from: the default runtime's if it is a runc, else runc's, else crun's.
+
+    kata, gVisor and other NVIDIA runtimes are passed over: their options mean something else.
+    """
+    spelled_out = _spelled_out(config, heir)
+    if spelled_out:
+        return copy.deepcopy(spelled_out)
+    for name in _ancestors(config, heir):
+        entry = simple(effective, name)
+        if entry and _is_runc_like(entry):
+            return entry
+    return {"runtime_type": RUNC_TYPE}
+
+
+def _spelled_out(config: ContainerdConfig, heir: str) -> Tree:
+    """The runc to inherit from as a file spells it out; {} if none does."""
+    entries = (config.runtimes.get(name) for name in _ancestors(config, heir))
+    return next((entry for entry in entries if isinstance(entry, dict) and _is_runc_like(entry)), {})
+
+
+def _ancestors(config: ContainerdConfig, heir: str) -> tuple[str, ...]:
+    names = dict.fromkeys((config.default_runtime, "runc", "crun"))
+    return tuple(name for name in names if name != heir and not name.startswith("nvidia"))
+
+
+def simple(effective: Tree | None, name: str) -> Tree:
+    """A runtime from containerd's own merged view, without the empty values that the view spells out.
+
+    What isn't empty there must be repeated: 1.7 sets `sandbox_mode` for its built-in runc, for example.
+    """
+    for plugin in CRI_PLUGINS.values():
+        entry = dig(effective, "plugins", plugin, "containerd", "runtimes", name)
+        if isinstance(entry, dict):
+            found = {key: value for key, value in entry.items() if value and key != "options"}
+            found.setdefault("runtime_type", RUNC_TYPE)
+            given = entry.get("options")
+            options = given if isinstance(given, dict) else {}
+            kept = {key: value for key, value in options.items() if value or key == "SystemdCgroup"}
+            return {**found, "options": kept} if kept else found
+    return {"runtime_type": RUNC_TYPE} if name == "runc" else {}
+
+
+def _is_runc_like(entry: Tree) -> bool:
+    kind = entry.get("runtime_type") or RUNC_TYPE
+    binary = str(dig(entry, "options", "BinaryName") or "")
+    return isinstance(kind, str) and kind.startswith(_RUNC_SHIMS) and "nvidia" not in binary
+
+
+def _has_runc_shim(entry: Tree, release: tuple[int, ...]) -> bool:
+    """Whether the runtime names a shim for runc that this containerd has; 2.0 removed all but v2."""
+    kind = str(entry.get("runtime_type"))
+    return kind == RUNC_TYPE or (kind.startswith(_RUNC_SHIMS) and release < (2,))
+
+
+def snapshotter_without_runtimes(config: ContainerdConfig) -> bool:
+    """Whether version 2 files have image settings beside no runtimes, which containerd 2 then passes over."""
+    merged = dig(config.merged, "plugins", CRI_PLUGINS[2], "containerd")
+    return isinstance(merged, dict) and "runtimes" not in merged and has_image_settings(merged)
+
+
+def has_image_settings(containerd: Tree) -> bool:
+    """Whether version 2's containerd table has settings that moved to the images plugin since."""
+    return not containerd.keys().isdisjoint(_OF_IMAGES)
+
+
+def of_runtimes_only(tree: Tree, names: Collection[str]) -> bool:
+    """Whether a file has nothing but these runtimes, the default among them, and the CDI switch."""
+    rest = copy.deepcopy(tree)
+    rest.pop("version", None)
+    for plugin in CRI_PLUGINS.values():
+        cri = dig(rest, "plugins", plugin)
+        if isinstance(cri, dict):
+            cri.pop("enable_cdi", None)
+            containerd = cri.get("containerd")
+            if isinstance(containerd, dict):
+                if containerd.get("default_runtime_name") in names:
+                    del containerd["default_runtime_name"]
+                runtimes = containerd.get("runtimes")
+                if isinstance(runtimes, dict):
+                    for name in names:
+                        runtimes.pop(name, None)
+    return not without_empty(rest)
+
+
+def without_empty(tree: Any) -> Any:
+    """The tree without tables that hold nothing, which mean nothing to containerd."""
+    if not isinstance(tree, dict):
+        return tree
+    found = {key: without_empty(value) for key, value in tree.items()}
+    return {key: value for key, value in found.items() if value != {}}
+
+
+# Entries of containerd's `imports`: adding the one that a drop-in needs, and taking it out again.
+
+
+def imported(config: ContainerdConfig, path: str) -> bool:
+    """Whether containerd's files import `path`, which need not exist."""
+    return any(
+        covers(importer, pattern, path, config.release)
+        for importer, tree in config.trees.items()
+        for pattern in _patterns(tree)
+    )
+
+
+def entry(state: State) -> str:
+    """The import for the drop-in: its directory's ``*.toml``, as nvidia-ctk writes it, or the file alone.
+
+    The file alone where the directory has files that containerd doesn't read: they would come into force.
+    """
+    directory = state.drop_in.rpartition("/")[0]
+    unread = [
+        path
+        for path in state.neighbours
+        if path.rpartition("/")[0] == directory and path not in (*state.config.files, state.drop_in)
+    ]
+    return state.drop_in if unread else whole_directory(state.drop_in)
+
+
+def whole_directory(path: str) -> str:
+    """The glob for a drop-in's directory; the file itself if its name doesn't end as the glob wants it."""
+    return f"{path.rpartition('/')[0]}/*.toml" if path.endswith(".toml") else path
+
+
+def add(tree: Tree, pattern: str) -> None:
+    """Put an entry behind the others."""
+    tree["imports"] = [*tree.get("imports", []), pattern]
+
+
+def forgotten(
+    config: ContainerdConfig, gone: Iterable[str], there: Iterable[str]
+) -> Mapping[str, tuple[str, ...]]:
+    """Entries made for the files in `gone` that none of the files `there` needs, by importer."""
+    gone, there = tuple(gone), tuple(there)
+    found: dict[str, tuple[str, ...]] = {}
+    for importer, tree in config.trees.items():
+        ours = tuple(
+            pattern
+            for pattern in _patterns(tree)
+            if any(pattern in (path, whole_directory(path)) for path in gone)
+            and not any(covers(importer, pattern, path, config.release) for path in there)
+        )
+        if ours:
+            found[importer] = ours
+    return found
+
+
+def take_out(tree: Tree, patterns: Iterable[str]) -> None:
+    """Remove entries, and `imports` itself if none is left."""
+    kept = [one for one in tree.get("imports", []) if one not in tuple(patterns)]
+    if kept:
+        tree["imports"] = kept
+    else:
+        tree.pop("imports", None)
+
+
+def _patterns(tree: Tree) -> tuple[str, ...]:
+    listed = tree.get("imports")
+    return tuple(one for one in listed if isinstance(one, str)) if isinstance(listed, list) else ()
+
+
+def without(text: str, patterns: Iterable[str], path: str) -> str:
+    """A file's text without these entries."""
+    return toml_edit.edit(text, lambda tree: take_out(tree, patterns), path)
+
+
+# What is wrong with containerd's files before anything is changed: the file, the line and the way out.
+
+# from 2.3 every file is migrated by itself; before, all of them are read in the version of the last
+EACH_FILE_MIGRATED = (2, 3)
+
+
+def refuse(state: State) -> None:
+    """`ConfigError` for the first thing that containerd can't load, or would take otherwise than it looks."""
+    for path in state.config.files:
+        refuse_wrong_types(state.config.trees[path], path, state.texts[path])
+    _refuse_byte_order_mark(state)
+    _refuse_unread_version(state)
+    _refuse_mixed_versions(state)
+
+
+def refuse_wrong_types(tree: Tree, path: str, text: str) -> None:
+    """`ConfigError` for what containerd can't load: a number where a table belongs and the like."""
+    for key in ("imports", "disabled_plugins", "required_plugins"):
+        value = tree.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise _wrong(path, text, (key,), "an array of strings")
+    _expect(tree, ("plugins",), path, text, dict, "a table")
+    for plugin in CRI_PLUGINS.values():
+        below = ("plugins", plugin)
+        containerd = (*below, "containerd")
+        runtimes = (*containerd, "runtimes")
+        for keys in (below, containerd, runtimes):
+            _expect(tree, keys, path, text, dict, "a table")
+        for name in dig(tree, *runtimes) or {}:
+            _expect(tree, (*runtimes, name), path, text, dict, "a table")
+            _expect(tree, (*runtimes, name, "options"), path, text, dict, "a table")
+        _expect(tree, (*containerd, "default_runtime_name"), path, text, str, "a string")
+        _expect(tree, (*below, "enable_cdi"), path, text, bool, "true or false")
+
+
+def _expect(tree: Tree, keys: tuple[str, ...], path: str, text: str, kind: type, name: str) -> None:
+    value: Any = dig(tree, *keys)
+    if value is not None and not isinstance(value, kind):
+        raise _wrong(path, text, keys, name)
+
+
+def _wrong(path: str, text: str, keys: tuple[str, ...], name: str) -> ConfigError:
+    line = line_of_key(text, keys)
+    return ConfigError(
+        f"{place(path, line)}: {'.'.join(keys)} is not {name}, so containerd can't start with it",
+        hint=f"correct it: ${{EDITOR:-vi}} +{max(line, 1)} {path}",
+    )
+
+
+def _refuse_byte_order_mark(state: State) -> None:
+    """containerd 1 skips one, 2 takes it for the first key's first character."""
+    marked = [path for path in state.config.files if state.texts[path].startswith(BYTE_ORDER_MARK)]
+    if marked and state.release >= (2,):
+        raise ConfigError(
+            f"{marked[0]}:1: begins with a byte order mark, which containerd {state.release_text} can't read",
+            hint=f"take it out: sed -i '1s/^\\xef\\xbb\\xbf//' {marked[0]}",
+        )
+
+
+def _refuse_unread_version(state: State) -> None:
+    """A version that this containerd can't read; 1.6 would take it without a word and ignore the tables."""
+    newest = 4 if state.release >= (2, 3) else 3 if state.release >= (2,) else 2
+    if not state.release or state.release >= (3,):
+        return
+    for path in state.config.files:
+        version = state.config.versions[path]
+        if version > newest:
+            line = line_of_key(state.texts[path], ("version",))
+            raise ConfigError(
+                f"{place(path, line)}: version = {version},"
+                f" containerd {state.release_text} reads up to {newest}",
+                hint="bring file and containerd together: containerd config default shows what it wants",
+            )
+
+
+def refuse_missing_import(state: State, texts: Mapping[str, str | None]) -> None:
+    """`ConfigError` if a file still imports, by its exact name, a file that is missing after the change.
+
+    `texts` are the new texts of the files that the change writes (None: removed). containerd does not start
+    with such an import. Its `config dump` of 2.0 and later prints what it has read until then and exits 0.
+    """
+    for missing in state.config.missing_imports:
+        text = texts.get(missing.importer, state.texts[missing.importer]) or ""
+        imports = parse_toml(text, missing.importer).get("imports", [])
+        if texts.get(missing.path) is not None or missing.pattern not in imports:
+            continue
+        line = line_of_text(state.texts[missing.importer], missing.pattern)
+        raise ConfigError(
+            f"{place(missing.importer, line)}: imports {missing.path}, which does not exist:"
+            " containerd does not start with this import",
+            hint=f"create that file or remove the import: ${{EDITOR:-vi}} +{max(line, 1)} {missing.importer}",
+        )
+
+
+def _refuse_mixed_versions(state: State) -> None:
+    """Files of several versions that are read in the version of the last: tables of the others are lost."""
+    config = state.config
+    if not state.release or state.release >= EACH_FILE_MIGRATED or not config.exists:
+        return
+    for path in config.files[1:]:
+        given = config.trees[path].get("version")
+        if given and given != config.version and path != state.drop_in and config.trees[path].get("plugins"):
+            line = line_of_key(state.texts[path], ("version",))
+            raise ConfigError(
+                f"{place(path, line)}: version = {given}, but {config.path} has version {config.version};"
+                f" containerd {state.release_text} then ignores the tables of one of them",
+                hint=f"give both the same version: containerd --config {path} config migrate prints that file"
+                " in the newest",
+            )
+
+
+def short_names(config_main: Tree) -> list[str]:
+    """Plugin names that only version 1 reads, the CRI's own aside."""
+    return [
+        one
+        for key in ("disabled_plugins", "required_plugins")
+        for one in config_main.get(key, [])
+        if one not in CRI_IDS and not one.startswith("io.containerd.")
+    ]
+
+
+def refuse_ignored_version_1(state: State, what: str) -> ConfigError:
+    """containerd 2.0 to 2.2 read a file of version 1 without its CRI settings, and so does their migrate."""
+    path = state.config.path
+    line = line_of_key(state.texts.get(path, ""), ("version",)) or 1
+    return ConfigError(
+        f"{path}:{line}: has no version (or version 1) and {what}: containerd {state.release_text} ignores"
+        " its CRI settings, and what its own config migrate prints lacks them too",
+        hint="make it version 2, which brings those settings into force: "
+        "sed -i.bak -e '/^version *=/d' -e '1i version = 2'"
+        ' -e \'s/^\\( *\\[plugins\\.\\)"\\?cri"\\?\\([].]\\)/\\1"io.containerd.grpc.v1.cri"\\2/\''
+        f' -e \'/_plugins *=/s/"cri"/"io.containerd.grpc.v1.cri"/\' {path}',
+    )

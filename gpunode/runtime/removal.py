@@ -1,0 +1,129 @@
+"""Going back: the files as they were before a runtime was configured, taken from the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.host.journal import Entry, Journal, digest
+from gpunode.runtime.engine import Active, Engine, FileEdit, Plan
+from gpunode.runtime.find import name_of
+
+OPERATION = "configure-runtime"
+REMOVAL = "unconfigure-runtime"
+
+
+@dataclass(frozen=True)
+class Original:
+    """Edits that restore files byte for byte, the systemd units among them, and the entries walked back."""
+
+    edits: tuple[FileEdit, ...] = ()
+    units: tuple[str, ...] = ()
+    entries: tuple[Entry, ...] = ()
+
+    def plan(self, engine: Engine, names: tuple[str, ...], active: Active | None) -> Plan:
+        """The engine's plan around the edits of its own files, with the others beside them."""
+        own = tuple(edit for edit in self.edits if not edit.beside)
+        others = tuple(edit for edit in self.edits if edit.beside)
+        return engine.restoring(own, names, active).with_beside(others, self.units)
+
+
+def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> Original:
+    """The files as they were without `names`; no edits if gpunode did not write what they hold now.
+
+    Several runs may have written, so it goes back entry by entry until the files don't know a runtime of it.
+    """
+    now: dict[str, bytes | None] = {}
+    then: dict[str, bytes | None] = {}
+    kinds: dict[str, tuple[bool, bool]] = {}
+    units: list[str] = []
+    walked: list[Entry] = []
+    for entry in reversed(_entries(engine, journal, names)):
+        walked.append(entry)
+        files = [file for file in entry.files if not _outlived(engine, file)]
+        for file in files:
+            path = file["path"]
+            now.setdefault(path, engine.host.read_bytes(path))
+            if not file.get("generated") and digest(then.get(path, now[path])) != file["after"]:
+                return Original()
+        then |= {file["path"]: journal.original(entry, file) for file in files}
+        kinds |= {file["path"]: kinds_of(file) for file in files}
+        units += entry.units
+        if not entry.manifest.get("hadRuntime"):
+            edits = tuple(
+                FileEdit(path, now[path], old, generated=kinds[path][0], beside=kinds[path][1])
+                for path, old in then.items()
+            )
+            return Original(edits, tuple(dict.fromkeys(units)), tuple(walked))
+    return Original()
+
+
+def kinds_of(file: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether an entry's file is generated, and whether it lies beside the engine's own; see `FileEdit`."""
+    return bool(file.get("generated")), bool(file.get("beside"))
+
+
+def _outlived(engine: Engine, file: Mapping[str, Any]) -> bool:
+    """Whether a generated file was written anew since: what it was before would describe another node."""
+    if not file.get("generated") or not file["existed"]:
+        return False
+    return bool(digest(engine.host.read_bytes(file["path"])) != file["after"])
+
+
+def previous_default(engine: Engine, journal: Journal, names: tuple[str, ...]) -> str:
+    """The default runtime that the last run which made one of `names` the default has replaced, or ""."""
+    found = [_text(entry.manifest.get("previousDefault")) for entry in _entries(engine, journal, names)]
+    return next((value for value in reversed(found) if value), "")
+
+
+def switched_cdi(engine: Engine, journal: Journal, names: tuple[str, ...]) -> bool:
+    """Whether it was gpunode that turned this engine's CDI on."""
+    return any(entry.manifest.get("switchedCdi") is True for entry in _entries(engine, journal, names))
+
+
+def cdi_users(journal: Journal) -> tuple[str, ...]:
+    """The engines that were made ready for CDI and not unconfigured since, so far as the journal tells.
+
+    Whatever takes the specification away ends that for all of them.
+    """
+    users: list[str] = []
+    for entry in journal.entries():
+        if entry.state != "committed":
+            continue
+        name = name_of(entry.manifest)
+        if entry.manifest.get("operation") == REMOVAL:
+            gone = any(file.get("generated") and not file["after"] for file in entry.files)
+            users = [] if gone else [user for user in users if user != name]
+        users += entry.manifest.get("cdi", ())
+    return tuple(dict.fromkeys(users))
+
+
+def _entries(engine: Engine, journal: Journal, names: tuple[str, ...]) -> tuple[Entry, ...]:
+    """Configurations of this engine's file that are in force and registered nothing but `names`."""
+    wanted = {"operation": OPERATION, "config": engine.daemon.config_path}
+    entries = [entry for entry in journal.entries() if entry.state == "committed"]
+    undone = [
+        entry.sequence
+        for entry in entries
+        if entry.manifest.get("operation") == REMOVAL
+        and entry.manifest.get("config") == engine.daemon.config_path
+    ]
+    return tuple(
+        entry
+        for entry in entries
+        if entry.sequence > max(undone, default=0)
+        and all(entry.manifest.get(key) == value for key, value in wanted.items())
+        and set(runtimes_of(entry.manifest)) <= set(names)
+    )
+
+
+def runtimes_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """The runtimes that an operation was about; journals of the first release name a single one."""
+    if "runtimes" in manifest:
+        return tuple(manifest["runtimes"])
+    return tuple(filter(None, [_text(manifest.get("runtime"))]))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,158 @@
+"""What the containerds of k3s, rke2, k0s and microk8s have in common: planning around files they render.
+
+None of their rendered files is ever edited; each family has a place of its own for what should be added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpunode.facts.containerd import ContainerdConfig, dig, load_config, merge, parse_toml
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.writers import nvidia_handlers, nvidia_writer
+from gpunode.host import Host
+from gpunode.runtime import containerd_check, toml_edit
+from gpunode.runtime.containerd import ContainerdEngine
+from gpunode.runtime.containerd_files import refuse_wrong_types, runtime_table
+from gpunode.runtime.containerd_plan import take_out
+from gpunode.runtime.engine import Active, FileEdit, Handler, Plan, Unwanted, Wanted, decode
+from gpunode.runtime.trees import Tree
+
+PROGRAM = "/usr/bin/nvidia-container-runtime"
+DROP_IN_NAME = "99-nvidia.toml"
+MERGES_DEEPLY = (2,)  # the first containerd that merges a drop-in key by key
+
+
+def ask(host: Host, daemon: Daemon) -> Active:
+    """What the CRI at the distribution's socket says; `DaemonError` if it doesn't answer."""
+    return ContainerdEngine(host, daemon).ask()
+
+
+def load(host: Host, path: str, release: tuple[int, ...]) -> ContainerdConfig:
+    """A containerd's file with what it imports; `ConfigError` for what that containerd can't load either."""
+    config = load_config(host, path, release)
+    for name in config.files:
+        refuse_wrong_types(config.trees[name], name, decode(host.read_bytes(name), name))
+    return config
+
+
+def edited(host: Host, config: ContainerdConfig, path: str, wanted: Wanted) -> tuple[FileEdit, ...]:
+    """The edit that puts `wanted` into the one file `path`; none if `config` means all that already."""
+    tables = {one.name: runtime_table(config, None, one, False) for one in wanted.handlers}
+    default = wanted.default in ("", config.default_runtime)
+    cdi = has_cdi(config) or not wanted.cdi
+    before = host.read_bytes(path)
+    old = decode(before, path)
+    kept = _of_a_copy(old, path, config.plugin) if wanted.replace and path != config.path else None
+    there = all(config.runtimes.get(name) == table for name, table in tables.items())
+    if default and cdi and there and kept is None:
+        return ()
+    tables = {**(kept or {}), **tables}
+    containerd: Tree = {"runtimes": tables} if tables else {}
+    if wanted.default:
+        containerd["default_runtime_name"] = wanted.default
+    cri: Tree = {"containerd": containerd} if containerd else {}
+    if not cdi:
+        cri["enable_cdi"] = True
+    version = None if path == config.path else config.version
+    text = laid_over(old if kept is None else "", {"plugins": {config.plugin: cri}}, path, version)
+    return (edit_of(path, before, text),)
+
+
+def _of_a_copy(text: str, path: str, plugin: str) -> Tree | None:
+    """NVIDIA's runtimes in a copy of the whole section that NVIDIA's tools generated; else None."""
+    tree = parse_toml(text, path)
+    section = dig(tree, "plugins", plugin)
+    if not nvidia_writer(text, tree) or not isinstance(section, dict):
+        return None
+    return {name: dig(section, "containerd", "runtimes", name) for name in nvidia_handlers(section)}
+
+
+def away(daemon: Daemon) -> str:
+    """What a restart of the distribution's service takes from its users."""
+    servers = ("k3s.service", "rke2-server.service", "k0scontroller.service")
+    return "pods keep running" + (", this server's API is away meanwhile" if daemon.unit in servers else "")
+
+
+def has_cdi(config: ContainerdConfig) -> bool:
+    """Whether this containerd's CDI is on; from 2.0 on it is unless a file says otherwise."""
+    return config.cri.get("enable_cdi", config.release >= MERGES_DEEPLY) is True
+
+
+def laid_over(text: str, patch: Tree, path: str, version: int | None = None) -> str:
+    """A TOML text with the patch merged into it key by key.
+
+    With `version` it is a drop-in that must have this very version: one of another version starts afresh.
+    """
+
+    def mutate(tree: Tree) -> None:
+        old = {} if version is not None and tree.get("version", version) != version else dict(tree)
+        tree.clear()
+        tree.update({"version": version} if version is not None else {})
+        tree.update(merge(old, patch, deep=True))
+
+    return toml_edit.edit(text, mutate, path)
+
+
+def taken_out(host: Host, paths: Iterable[str], unwanted: Unwanted) -> tuple[FileEdit, ...]:
+    """Edits that take the runtimes out of these drop-ins, whoever put them in; emptied ones go.
+
+    A default that one of them chose needs none in its place: the file that it was laid over names its own.
+    """
+    edits = []
+    plain = replace(unwanted, previous_default="")
+    for path in paths:
+        before = host.read_bytes(path)
+        text = decode(before, path)
+        after = toml_edit.edit(text, lambda tree: take_out(tree, plain), path)
+        emptied = after != text and parse_toml(after, path).keys() <= {"version"}
+        if after != text:
+            edits.append(edit_of(path, before, None if emptied else after))
+    return tuple(edits)
+
+
+def edit_of(path: str, before: bytes | None, text: str | None) -> FileEdit:
+    """A file's edit to this text; None removes it."""
+    return FileEdit(path, before, None if text is None else text.encode())
+
+
+def plan_of(
+    daemon: Daemon, edits: tuple[FileEdit, ...], config: ContainerdConfig, verb: str, reason: str
+) -> Plan:
+    """A plan that shows the file in force as unchanged where there is nothing to write."""
+    shown = edits or (untouched(config),)
+    return Plan(daemon.manager, shown, verb, reason, config_version=config.version)
+
+
+def untouched(config: ContainerdConfig) -> FileEdit:
+    """The main file as it is."""
+    content = config.main_text.encode() if config.exists else None
+    return FileEdit(config.path, content, content)
+
+
+def validate(
+    host: Host,
+    daemon: Daemon,
+    config: ContainerdConfig,
+    rendered: tuple[FileEdit, ...],
+    expected: Wanted | None,
+    found: tuple[Handler, ...] = (),
+) -> tuple[str, ...]:
+    """Let containerd read `rendered`, what the distribution would make of a plan; gives notes.
+
+    `found` are runtimes that the distribution registers by itself, as they will be.
+    """
+    if daemon.binary is None or not host.live:
+        return (f"{daemon.manager}'s containerd did not check the new configuration: none is at hand here",)
+    judge = containerd_check.Judge(host, daemon.binary, config.path)
+    before = judge.in_force(exists=config.exists)
+    texts: dict[str, str | None] = {name: decode(host.read_bytes(name), name) for name in config.files}
+    texts |= {edit.path: None if edit.after is None else decode(edit.after, edit.path) for edit in rendered}
+    merged = judge.staged(texts)
+    if expected is not None:
+        containerd_check.must_have(merged, expected, config.path)
+        if before is not None and not expected.replace:  # what a copy hid comes into force
+            ours = replace(expected, handlers=(*expected.handlers, *found))
+            containerd_check.must_keep(before, merged, ours, config.path)
+    return ()

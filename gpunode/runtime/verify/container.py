@@ -1,0 +1,274 @@
+"""How a container is given its GPUs: by a runtime handler, or by devices that a CDI specification names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from gpunode.cdi.locations import STANDARD
+from gpunode.errors import DaemonError, GpunodeError, PreconditionError
+from gpunode.facts.cdi import DIRECTORIES, CdiSpec, nvidia_specs
+from gpunode.host import Host
+from gpunode.output.result import ExitCode, Progress
+
+KIND = "nvidia.com/gpu"
+ALL = f"{KIND}=all"
+DEFAULT_HANDLER = "nvidia"
+_NAMES = {"containerd": "containerd", "crio": "CRI-O", "docker": "Docker", "podman": "podman"}
+# the first release of each engine that a container can be given CDI devices by
+_SINCE = {"containerd": (1, 7), "crio": (1, 24), "docker": (25,), "podman": (4, 1)}
+
+
+@dataclass(frozen=True)
+class CdiReading:
+    """What an engine, as it runs now, makes of CDI. `enabled` is None where it doesn't say.
+
+    `version` is the engine's own release, () if it isn't known; `directories` are where it looks. `manager`
+    is the distribution whose containerd it is, if any.
+    """
+
+    engine: str
+    version: tuple[int, ...] = ()
+    enabled: bool | None = None
+    directories: tuple[str, ...] = DIRECTORIES
+    manager: str = ""
+
+    @property
+    def option(self) -> str:
+        """The name by which ``--runtime`` and ``--on`` mean it."""
+        return self.manager or self.engine
+
+    @property
+    def title(self) -> str:
+        """As people write it."""
+        return f"{self.manager}'s containerd" if self.manager else _NAMES.get(self.engine, self.engine)
+
+
+@dataclass(frozen=True)
+class Way:
+    """The handler to run with, or the engine's own default one ("") and CDI devices; never both."""
+
+    reading: CdiReading
+    handler: str = ""
+    devices: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"cdi {', '.join(self.devices)}" if self.devices else f"handler {self.handler}"
+
+
+def choose(host: Host, wanted: str, cdi: bool, handlers: tuple[str, ...] | None, reading: CdiReading) -> Way:
+    """The handler `wanted` if the engine has it, else CDI; CDI alone if the caller says `cdi`.
+
+    `handlers` is None for an engine that doesn't tell them. A handler that the caller chose by another name
+    than the usual one is never replaced by CDI. The error names both ways out.
+    """
+    if cdi:
+        _require(host, reading)
+        return Way(reading, devices=(ALL,))
+    if handlers is None or wanted in handlers:
+        return Way(reading, wanted)
+    if wanted == DEFAULT_HANDLER and _reads(reading) and gpu_specs(host, reading):
+        return Way(reading, devices=(ALL,))
+    raise missing_handler(reading, wanted, handlers)
+
+
+def missing_handler(reading: CdiReading, wanted: str, known: Sequence[str]) -> DaemonError:
+    """The running engine doesn't list the handler: asked before anything is made."""
+    cure = f"gpunode configure-runtime --runtime {reading.option}"
+    if wanted in ("nvidia-cdi", "nvidia-legacy"):
+        cure += f" --also {wanted.removeprefix('nvidia-')}"
+    elif wanted != DEFAULT_HANDLER:
+        cure += f" --nvidia-runtime-name {wanted}"
+    return DaemonError(
+        f'{reading.title} as it runs now has no runtime "{wanted}"; it knows {", ".join(known) or "none"}',
+        hint=cure if _too_old(reading) else f"{cure}; or, without a runtime: {cure} --cdi",
+        code="handler-missing",
+    )
+
+
+def gpu_specs(host: Host, reading: CdiReading) -> tuple[CdiSpec, ...]:
+    """Specifications of NVIDIA's GPUs in the engine's directories, broken ones included."""
+    specs = nvidia_specs(host, reading.directories)
+    return tuple(spec for spec in specs if spec.kind == KIND or (spec.problem and not spec.kind))
+
+
+def _too_old(reading: CdiReading) -> bool:
+    since = _SINCE.get(reading.engine, ())
+    return bool(reading.version) and reading.version < since
+
+
+def _reads(reading: CdiReading) -> bool:
+    return reading.enabled is not False and not _too_old(reading)
+
+
+def _require(host: Host, reading: CdiReading) -> None:
+    """`PreconditionError` where the engine can't take a CDI device, or nothing describes one."""
+    name, since = reading.title, _SINCE.get(reading.engine, ())
+    if _too_old(reading):
+        have, need = (".".join(map(str, one)) for one in (reading.version, since))
+        raise PreconditionError(
+            f"{name} {have} knows no CDI; {need} is the first that does",
+            hint="upgrade it, or use the runtime handler:"
+            f" gpunode configure-runtime --runtime {reading.option}",
+            code="cdi-unknown",
+        )
+    if reading.enabled is False:
+        raise PreconditionError(
+            f"{name} as it runs now has CDI switched off",
+            hint=f"gpunode configure-runtime --runtime {reading.option} --cdi",
+            code="cdi-disabled",
+        )
+    if not gpu_specs(host, reading):
+        raise no_specification(reading)
+
+
+def no_specification(reading: CdiReading) -> PreconditionError:
+    """No file describes the GPUs."""
+    return PreconditionError(
+        f"no CDI specification of kind {KIND} is in {' or '.join(reading.directories)}",
+        hint=rewriting(f"{reading.directories[-1]}/nvidia.yaml"),
+        code="cdi-no-specification",
+    )
+
+
+def rewriting(path: str) -> str:
+    """The command that writes this specification anew; what refreshes by itself has one place only."""
+    return "gpunode cdi refresh" if path == STANDARD else f"gpunode cdi generate --output {path}"
+
+
+# Who made a container or an image of ours, so that a later run can clear up after one that was killed.
+#
+# Everything made for a verification carries its maker: boot, PID namespace, pid and start time. Only what
+# this very kernel says is dead counts as left over; a maker in another PID namespace can't be judged from
+# here.
+
+RUN_LABEL = "gpunode.run"
+MAKER_LABEL = "gpunode.maker"
+OURS: Mapping[str, str] = {RUN_LABEL: "verify"}
+VERIFICATION = "gpunode.local/verify"
+STAND_IN = "gpunode.local/stand-in"
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_MAKER = r"[0-9a-f]{8}-\d+-\d+-\d+"
+
+
+def maker(host: Host) -> str:
+    """This process: ``BOOT-NAMESPACE-PID-START``, START in clock ticks since the boot (proc(5))."""
+    pid, _, rest = (host.read_text("/proc/self/stat") or "").partition(" ")
+    return f"{_boot(host)}-{_namespace(host)}-{pid}-{_start(rest)}"
+
+
+def labels(host: Host) -> dict[str, str]:
+    """What a container or an image of this run carries."""
+    return {**OURS, MAKER_LABEL: maker(host)}
+
+
+def maker_of_image(reference: str) -> str:
+    """The maker in the name of an image of ours, ``gpunode.local/WHAT:...MAKER-TOKEN``; "" for any other."""
+    names = "|".join(map(re.escape, (VERIFICATION, STAND_IN)))
+    found = re.fullmatch(rf"(?:{names}):(?:[0-9a-f]+-)?({_MAKER})-[0-9a-f]+", reference, re.ASCII)
+    return found[1] if found else ""
+
+
+def is_dead(host: Host, who: str) -> bool:
+    """Whether that maker surely runs no more."""
+    if not re.fullmatch(_MAKER, who, re.ASCII):
+        return False
+    boot, namespace, pid, start = who.split("-")
+    if namespace != _namespace(host):
+        return False  # another namespace's pids; it may even show a boot id of its own (systemd-nspawn does)
+    if boot != _boot(host):
+        return True
+    if not host.exists("/proc/1/stat"):
+        return False  # a /proc that hides other users' processes (hidepid)
+    try:
+        stat = host.read_text(f"/proc/{pid}/stat")
+    except GpunodeError:
+        return False
+    return stat is None or _start(stat) != start
+
+
+def _boot(host: Host) -> str:
+    return (host.read_text(_BOOT_ID) or "").strip()[:8] or "0" * 8
+
+
+def _namespace(host: Host) -> str:
+    """The number in ``pid:[4026531836]``."""
+    return re.sub(r"\D", "", host.readlink("/proc/self/ns/pid") or "") or "0"
+
+
+def _start(stat: str) -> str:
+    """The 22nd field; counting starts behind the name, which may hold spaces and brackets."""
+    fields = stat.rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 else "0"
+
+
+_UNREACHABLE = ("absent", "refused", "denied", "not-a-socket", "cri-disabled")
+
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class ContainerRequest:
+    """What to run and where. Without `image` it is the vector-add program, in an image made from this node.
+
+    `engine` is one of `ENGINES`; a distribution's name means the containerd that it brings.
+
+    `argv` replaces the image's command and keeps its entry point, which for the image made here is Python.
+    An `image` must be on the node. `timeout` counts seconds from the program's start. `socket` and `config`
+    say which daemon, if not the system's own. With `cdi` the GPUs come by CDI even where the engine has the
+    handler `runtime_name`.
+    """
+
+    engine: str
+    runtime_name: str = "nvidia"
+    image: str = ""
+    argv: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout: float = 60.0
+    socket: str = ""
+    config: str = ""
+    cdi: bool = False
+
+
+@dataclass(frozen=True)
+class ContainerOutcome:
+    """How the program ended; `seconds` is from the request to the end, image and clean-up included.
+
+    `way` is how the container was given its GPUs.
+    """
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    seconds: float
+    way: Way
+
+
+def first_contact(question: Callable[[], _Answer]) -> _Answer:
+    """Ask the daemon for the first time: one that can't be reached is a missing precondition."""
+    try:
+        return question()
+    except DaemonError as error:
+        if error.code not in _UNREACHABLE:
+            raise
+        raise DaemonError(
+            error.message, hint=error.hint, code=error.code, exit_code=ExitCode.PRECONDITION
+        ) from error
+
+
+def clean_up(progress: Progress, what: str, remove: Callable[[], None]) -> None:
+    """Remove something on the way out; a failure is told and hides no earlier one."""
+    try:
+        remove()
+    except GpunodeError as error:
+        progress.note(f"{what} is still there: {error.message}")
+
+
+def new_token() -> str:
+    """What tells this run's containers and images from another's that runs at the same time."""
+    import secrets
+
+    return secrets.token_hex(4)

@@ -1,0 +1,492 @@
+"""Run a program through the CRI, as the kubelet would: images in, one pod, all removed.
+
+The pod has the node's network, so it needs no CNI plugin. Its sandbox needs the configured pause image; where
+that is missing, a stand-in is imported under its name and removed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from gpunode.daemons import cri as cri_pods
+from gpunode.daemons.cri import Cri, CriStatus
+from gpunode.daemons.crio import CrioApi
+from gpunode.errors import DaemonError, GpunodeError, PreconditionError
+from gpunode.facts.cdi import DIRECTORIES
+from gpunode.facts.containerd import dig
+from gpunode.facts.crio import DEFAULT_SOCKET, compiled_default, drop_in_directory, find_crio, load_crio
+from gpunode.facts.daemons import Daemon, parse_version
+from gpunode.host import Host
+from gpunode.output.result import Progress
+from gpunode.runtime.find import FINDERS
+from gpunode.runtime.verify.container import (
+    MAKER_LABEL,
+    OURS,
+    CdiReading,
+    ContainerOutcome,
+    ContainerRequest,
+    Way,
+    choose,
+    clean_up,
+    first_contact,
+    is_dead,
+    labels,
+    maker,
+    maker_of_image,
+    new_token,
+)
+from gpunode.runtime.verify.failures import explain, timed_out
+from gpunode.runtime.verify.podman import Podman
+
+if TYPE_CHECKING:
+    from gpunode.runtime.verify.image import HostFiles, Names
+
+
+_SEEN_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class CriEngine:
+    """What differs between the engines that speak the CRI.
+
+    `bring_in` imports an archive and `take_out` removes a name from where the CRI sees images; both give what
+    they complained of, "" if nothing. `cgroup_parent` is for `cri_pods.Pod`. `pull` says how a person brings
+    an image in, with ``{image}``.
+    """
+
+    cri: Cri
+    way: Way
+    pause: str
+    cgroup_parent: str
+    bring_in: Callable[[bytes], str]
+    take_out: Callable[[str], str]
+    pull: str
+
+    @property
+    def name(self) -> str:
+        """As people write it."""
+        return self.way.reading.title
+
+
+def run_on(
+    host: Host, engine: CriEngine, request: ContainerRequest, progress: Progress, begun: float
+) -> ContainerOutcome:
+    """Run the program; `begun` is when the request came, on the host's monotonic clock."""
+    remove_leftovers(host, engine.cri, progress)
+    with ExitStack() as cleanup:
+        token = new_token()
+        images = _Images(host, engine, progress, cleanup, f"{maker(host)}-{token}")
+        reference = images.require(request.image) if request.image else images.make()
+        images.stand_in(engine.pause)
+        logs = cleanup.enter_context(host.temporary_directory())
+        pod = cri_pods.Pod(
+            token=token,
+            handler=engine.way.handler,
+            image=reference,
+            log_directory=str(logs),
+            arguments=request.argv,
+            cgroup_parent=engine.cgroup_parent,
+            env=request.env,
+            devices=engine.way.devices,
+            labels=labels(host),
+        )
+        # by label, and before it exists: an interrupt may come between the request and its answer
+        cleanup.callback(clean_up, progress, "the sandbox", partial(_remove_pods, engine.cri, pod))
+        with progress.step(f"run it through {engine.name}, {engine.way}"):
+            code = _run_pod(host, engine, pod, request.timeout)
+        out, err = cri_pods.read_log(host.read_text(f"{logs}/{cri_pods.LOG_NAME}") or "")
+    return ContainerOutcome(code, out, err, host.monotonic() - begun, engine.way)
+
+
+def remove_leftovers(host: Host, cri: Cri, progress: Progress) -> None:
+    """Remove what runs left that were killed: their sandboxes, then their images with all names."""
+
+    def remove() -> None:
+        for sandbox, found in cri_pods.labelled_sandboxes(cri, OURS).items():
+            if is_dead(host, found.get(MAKER_LABEL, "")):
+                cri_pods.remove_sandbox(cri, sandbox)
+        for name in cri_pods.image_names(cri):
+            if is_dead(host, maker_of_image(name)):
+                cri_pods.remove_image(cri, name)
+
+    clean_up(progress, "what an earlier run left", remove)
+
+
+def _run_pod(host: Host, engine: CriEngine, pod: cri_pods.Pod, timeout: float) -> int:
+    cri = engine.cri
+    try:
+        container = cri_pods.start_pod(cri, pod)
+    except DaemonError as error:
+        raise explain(host, error, engine.way) from error
+    ended: list[cri_pods.Exit] = []
+
+    def has_ended() -> bool:
+        seen = cri_pods.container_exit(cri, container)
+        ended.extend([seen] if seen else [])
+        return bool(ended)
+
+    if not host.wait_until(has_ended, timeout):
+        raise timed_out(timeout)
+    if ended[0].reason in ("StartError", "ContainerCannotRun"):
+        raise explain(host, DaemonError(ended[0].message), engine.way)
+    return ended[0].code
+
+
+def _remove_pods(cri: Cri, pod: cri_pods.Pod) -> None:
+    for sandbox in cri_pods.sandboxes(cri, pod.label):
+        cri_pods.remove_sandbox(cri, sandbox)
+
+
+class _Images:
+    """Brings images in and takes them out again when `cleanup` closes."""
+
+    def __init__(
+        self, host: Host, engine: CriEngine, progress: Progress, cleanup: ExitStack, tag: str
+    ) -> None:
+        self.host = host
+        self.engine = engine
+        self.progress = progress
+        self.cleanup = cleanup
+        self.tag = tag
+
+    def require(self, reference: str) -> str:
+        """The caller's image, which must be here."""
+        if not cri_pods.has_image(self.engine.cri, reference):
+            raise PreconditionError(
+                f"{self.engine.name} holds no image {reference}, and gpunode pulls none",
+                hint=self.engine.pull.format(image=reference),
+            )
+        return reference
+
+    def make(self) -> str:
+        """An image from this node's files."""
+        from gpunode.runtime.verify.image import verification_image
+
+        with self.progress.step("make an image from this node's own files"):
+            by_handler = not self.engine.way.devices
+            reference, archive = verification_image(self.files, self.names, by_handler=by_handler)
+            self.bring_in(reference, archive)
+        return reference
+
+    def stand_in(self, reference: str) -> None:
+        """Something that sleeps, where the sandbox image is missing. A digest can't be stood in for."""
+        from gpunode.runtime.verify.container import STAND_IN
+        from gpunode.runtime.verify.image import pause_image
+
+        if not reference or "@" in reference or cri_pods.has_image(self.engine.cri, reference):
+            return
+        self.progress.note(
+            f"the sandbox image {reference} is missing: a stand-in takes its place for this run"
+        )
+        self.cleanup.callback(self.take_out, f"{STAND_IN}:{self.tag}")
+        self.bring_in(reference, pause_image(self.files, reference, self.names))
+
+    @cached_property
+    def files(self) -> HostFiles:
+        """This node's files, gathered once for both images."""
+        from gpunode.runtime.verify.image import assemble
+
+        return assemble(self.host)
+
+    @cached_property
+    def names(self) -> Names:
+        """What marks both images as this run's."""
+        from gpunode.runtime.verify.image import Names
+
+        return Names(self.tag, labels(self.host))
+
+    def bring_in(self, reference: str, archive: bytes) -> None:
+        """Import and wait until the CRI, which may learn of it by an event, knows it."""
+        self.cleanup.callback(self.take_out, reference)
+        failed = self.engine.bring_in(archive)
+        log = f"journalctl -u {self.engine.way.reading.option} -n 50"
+        if failed:
+            raise DaemonError(f"{self.engine.name} can't be given an image: {failed}", hint=log)
+        seen = partial(cri_pods.has_image, self.engine.cri, reference)
+        if not self.host.wait_until(seen, _SEEN_SECONDS):
+            raise DaemonError(
+                f"{self.engine.name} was given {reference} and its CRI doesn't see it", hint=log
+            )
+
+    def take_out(self, reference: str) -> None:
+        """Remove a name and, if it was the last one, the image."""
+        failed = self.engine.take_out(reference)
+        if failed:
+            self.progress.note(f"{reference} is still there: {failed}")
+
+
+# Run a program through containerd's CRI: images come in by ctr.
+
+_IMPORT_SECONDS = 120.0
+_CLIENTS = {"microk8s": ("/snap/bin/microk8s.ctr",)}  # others have it as their own subcommand
+
+
+def run_on_containerd(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
+    """See `container_run.run_program`."""
+    begun = host.monotonic()
+    daemon = FINDERS[request.engine](host, request.config or None)
+    socket = request.socket or (daemon.socket if daemon else "")
+    if not socket:
+        name = request.engine
+        install = (
+            "apt install containerd" if name == "containerd" else f"install {name}, or name another engine"
+        )
+        host.refuse_unsafe(name)
+        raise PreconditionError(f"{name} is not on this node", hint=install)
+    unit = daemon.unit if daemon and daemon.unit else request.engine
+    with Cri(host, socket, service=unit.removesuffix(".service")) as cri:
+        status = first_contact(cri.status)
+        reading = _reading(cri, status, "" if request.engine == "containerd" else request.engine)
+        way = choose(host, request.runtime_name, request.cdi, status.handlers, reading)
+        snapshotter = _text(_table(status.config.get("containerd")).get("snapshotter"))
+        ctr = _Ctr(host, _client(host, daemon), socket, snapshotter)
+        # runc refuses a cgroup that is no slice where systemd makes the cgroups
+        systemd = status.systemd_cgroup(way.handler or status.default_handler)
+        engine = CriEngine(
+            cri,
+            way,
+            pause=_pause_name(host, status, daemon),
+            cgroup_parent="system.slice" if systemd else "",
+            bring_in=ctr.bring_in,
+            take_out=ctr.take_out,
+            pull=f"{' '.join(ctr.client)} -n k8s.io images pull {{image}}",
+        )
+        return run_on(host, engine, request, progress, begun)
+
+
+def _client(host: Host, daemon: Daemon | None) -> tuple[str, ...]:
+    """How ctr is started: the one beside the daemon, else the node's, else what a distribution has for it."""
+    beside = (daemon.binary or "").rpartition("/")[0] if daemon else ""
+    manager = daemon.manager if daemon else ""
+    own = _CLIENTS.get(manager, (manager, "ctr"))
+    candidates = ((f"{beside}/ctr",), ("ctr",), own) if beside else (("ctr",), own)
+    found = (one for one in candidates if one[0] and host.which(one[0]) is not None)
+    return next(found, ("ctr",))
+
+
+def _reading(cri: Cri, status: CriStatus, manager: str) -> CdiReading:
+    """containerd 1.6 says nothing of CDI; 1.7 to 2.2 have a switch, which later ones may leave out."""
+    enabled = status.config.get("enableCDI")
+    directories = status.config.get("cdiSpecDirs")
+    found = tuple(filter(None, map(_text, directories))) if isinstance(directories, list) else ()
+    version = parse_version(cri.version()[1])
+    switch = enabled if isinstance(enabled, bool) else None
+    return CdiReading("containerd", version, switch, found or DIRECTORIES, manager)
+
+
+def _pause_name(host: Host, status: CriStatus, daemon: Daemon | None) -> str:
+    """The sandbox image's name: containerd 1.x tells it in its status, 2.x only in its configuration."""
+    told = _text(status.config.get("sandboxImage"))
+    if told or daemon is None or daemon.binary is None:
+        return told
+    import tomllib
+
+    done = host.run((daemon.binary, "--config", daemon.config_path, "config", "dump"))
+    try:
+        tree: Any = tomllib.loads(done.stdout) if done.ok else {}
+    except tomllib.TOMLDecodeError:
+        return ""
+    for key in ("plugins", "io.containerd.cri.v1.images", "pinned_images", "sandbox"):
+        tree = _table(tree).get(key)
+    return _text(tree)
+
+
+@dataclass(frozen=True)
+class _Ctr:
+    """containerd's own client, in the namespace of the CRI."""
+
+    host: Host
+    client: tuple[str, ...]
+    socket: str
+    snapshotter: str
+
+    def bring_in(self, archive: bytes) -> str:
+        """What it complained of."""
+        extra = ("--snapshotter", self.snapshotter) if self.snapshotter else ()
+        return self._images("import", *extra, "-", stdin=archive)
+
+    def take_out(self, reference: str) -> str:
+        """Remove the name and, with ``--sync``, what nothing else refers to."""
+        failed = self._images("rm", "--sync", reference)
+        gone = not failed or "not found" in failed
+        return "" if gone else f"{' '.join(self.client)} -n k8s.io images rm {reference} ({failed})"
+
+    def _images(self, *arguments: str, stdin: bytes | None = None) -> str:
+        argv = (*self.client, "--address", self.socket, "--namespace", "k8s.io", "images", *arguments)
+        done = self.host.run(argv, timeout=_IMPORT_SECONDS, stdin=stdin)
+        if done.timed_out:
+            return f"it did not end within {_IMPORT_SECONDS:g} s"
+        return "" if done.ok else f"ctr: {done.stderr.strip() or f'exit code {done.code}'}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+# Run a program through CRI-O's CRI: images come in by podman or skopeo, which share its storage.
+
+_CRIO_IMPORT_SECONDS = 120.0
+
+
+def run_on_crio(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
+    """See `container_run.run_program`."""
+    begun = host.monotonic()
+    daemon = find_crio(host, request.config or None)
+    socket = request.socket or (daemon.socket if daemon else DEFAULT_SOCKET)
+    if not request.socket and daemon is None:
+        host.refuse_unsafe("crio")
+        raise PreconditionError("CRI-O is not on this node", hint="install cri-o, or use another engine")
+    with Cri(host, socket, service="crio") as cri:
+        status = first_contact(cri.status)
+        settings = _settings(host, socket, daemon)
+        version = parse_version(cri.version()[1])
+        reading = CdiReading("crio", version, True, settings.directories)
+        way = choose(host, request.runtime_name, request.cdi, _handlers(status, settings, version), reading)
+        storage = _storage(host, settings)
+        if storage is None and not request.image:
+            raise PreconditionError(
+                "CRI-O takes no image in by itself, and neither podman nor skopeo is here to do it",
+                hint="apt install skopeo, or name an image that CRI-O has:"
+                " gpunode verify --on crio --image REF",
+            )
+        importer = storage or _Storage(host)
+        engine = CriEngine(
+            cri,
+            way,
+            # without an importer nothing can stand in for a missing one; CRI-O then pulls it
+            pause=settings.pause if storage else "",
+            cgroup_parent="",  # CRI-O has a parent of its own for either cgroup manager
+            bring_in=importer.bring_in,
+            take_out=importer.take_out,
+            pull="crictl pull {image}",
+        )
+        return run_on(host, engine, request, progress, begun)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What of CRI-O's configuration a run needs; its own defaults where it doesn't tell."""
+
+    handlers: tuple[str, ...] | None = None
+    directories: tuple[str, ...] = DIRECTORIES
+    pause: str = ""
+    root: str = ""
+    runroot: str = ""
+    driver: str = ""
+
+
+def _settings(host: Host, socket: str, daemon: Daemon | None) -> _Settings:
+    """As the running daemon has them; from its files if it doesn't answer that question."""
+    try:
+        tree = CrioApi(host, socket).config()
+    except DaemonError:
+        return _from_files(host, daemon)
+    runtimes = dig(tree, "crio", "runtime", "runtimes")
+    return _Settings(
+        tuple(runtimes) if isinstance(runtimes, dict) else None,
+        _strings(dig(tree, "crio", "runtime", "cdi_spec_dirs")) or DIRECTORIES,
+        _crio_text(dig(tree, "crio", "image", "pause_image")),
+        _crio_text(dig(tree, "crio", "root")),
+        _crio_text(dig(tree, "crio", "runroot")),
+        _crio_text(dig(tree, "crio", "storage_driver")),
+    )
+
+
+def _from_files(host: Host, daemon: Daemon | None) -> _Settings:
+    if daemon is None:
+        return _Settings()
+    try:
+        config = load_crio(host, daemon.config_path, drop_in_directory(daemon))
+    except GpunodeError:
+        return (
+            _Settings()
+        )  # configure-runtime says what is wrong with a file; here only defaults are at stake
+    handlers = dict.fromkeys((compiled_default(daemon.version), *config.handlers))
+    directories = _strings(config.setting("runtime", "cdi_spec_dirs")) or DIRECTORIES
+    return _Settings(tuple(handlers), directories, _crio_text(config.setting("image", "pause_image")))
+
+
+def _handlers(status: CriStatus, settings: _Settings, version: tuple[int, ...]) -> tuple[str, ...] | None:
+    """From the status (CRI-O 1.31 on), else from its configuration; None if neither tells."""
+    if status.handlers:
+        return status.handlers
+    return settings.handlers
+
+
+@dataclass(frozen=True)
+class _Storage:
+    """containers-storage as CRI-O keeps it, filled by podman or, without it, by skopeo."""
+
+    host: Host
+    podman: Podman | None = None
+    skopeo: str = ""
+    place: str = ""
+
+    def bring_in(self, archive: bytes) -> str:
+        """What the program complained of."""
+        if self.podman is not None:
+            return self.podman.load(archive)
+        names = _names_of(archive)
+        with self.host.temporary_directory() as directory:
+            path = f"{directory}/image.tar"
+            self.host.write_atomic(path, archive, mode=0o600)
+            failures = (self._copy(path, name) for name in names)
+            return next(filter(None, failures), "")
+
+    def take_out(self, reference: str) -> str:
+        """Remove a name; what the program complained of."""
+        if self.podman is not None:
+            return self.podman.remove_image(reference)
+        done = self.host.run((self.skopeo, "delete", f"containers-storage:{self.place}{reference}"))
+        gone = done.ok or "does not resolve to an image" in done.stderr or "not known" in done.stderr
+        return "" if gone else done.stderr.strip()
+
+    def _copy(self, path: str, name: str) -> str:
+        target = f"containers-storage:{self.place}{name}"
+        argv = (self.skopeo, "--insecure-policy", "copy", f"docker-archive:{path}:{name}", target)
+        done = self.host.run(argv, timeout=_CRIO_IMPORT_SECONDS)
+        return "" if done.ok else done.stderr.strip() or f"exit code {done.code}"
+
+
+def _storage(host: Host, settings: _Settings) -> _Storage | None:
+    """What can put images into CRI-O's storage on this node; None if nothing can."""
+    named = (("--root", settings.root), ("--runroot", settings.runroot))
+    options = [part for name, value in named if value for part in (name, value)]
+    options += ["--storage-driver", settings.driver] if settings.driver else []
+    podman = host.which("podman")
+    if podman is not None:
+        return _Storage(host, Podman(host, podman, tuple(options)))
+    skopeo = host.which("skopeo")
+    if skopeo is None:
+        return None
+    whole = settings.driver and settings.root and settings.runroot
+    place = f"[{settings.driver}@{settings.root}+{settings.runroot}]" if whole else ""
+    return _Storage(host, None, skopeo, place)
+
+
+def _names_of(archive: bytes) -> tuple[str, ...]:
+    """The names in an archive of ours."""
+    import io
+    import json
+    import tarfile
+
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        member = tar.extractfile("manifest.json")
+        manifest = json.loads(member.read()) if member else []
+    return tuple(name for image in manifest for name in image["RepoTags"])
+
+
+def _crio_text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    return tuple(filter(None, map(_crio_text, value))) if isinstance(value, list) else ()

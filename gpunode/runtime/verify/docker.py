@@ -1,0 +1,153 @@
+"""Run a program through Docker: load the image, one container with GPUs, its output, all removed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any
+
+from gpunode.daemons.docker import DEFAULT_SOCKET, DockerApi
+from gpunode.errors import DaemonError, PreconditionError
+from gpunode.facts.daemons import parse_version
+from gpunode.host import Host
+from gpunode.output.result import Progress
+from gpunode.runtime.verify.container import (
+    MAKER_LABEL,
+    OURS,
+    VERIFICATION,
+    CdiReading,
+    ContainerOutcome,
+    ContainerRequest,
+    Way,
+    choose,
+    clean_up,
+    first_contact,
+    is_dead,
+    labels,
+    maker,
+    maker_of_image,
+    new_token,
+)
+from gpunode.runtime.verify.failures import explain, timed_out
+
+_START_SECONDS = 60.0
+
+
+def run_on_docker(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
+    """See `container_run.run_program`."""
+    begun = host.monotonic()
+    api = DockerApi(host, _socket(host, request))
+    way = _way(host, api, request)
+    remove_leftovers(host, api, progress)
+    token = new_token()
+    with ExitStack() as cleanup:
+        image = request.image or _image(host, api, way, token, progress, cleanup)
+        name = f"gpunode-verify-{token}"
+        # by name, and before it exists: an interrupt may come between the request and its answer
+        cleanup.callback(clean_up, progress, f"container {name}", partial(api.remove_container, name))
+        with progress.step(f"run it through Docker, {way}"):
+            code = _run_container(host, api, request, way, image, name)
+        out, err = api.logs(name)
+    return ContainerOutcome(code, out, err, host.monotonic() - begun, way)
+
+
+def _socket(host: Host, request: ContainerRequest) -> str:
+    if request.socket:
+        return request.socket
+    from gpunode.facts.docker import find_docker
+
+    daemon = find_docker(host, request.config or None)
+    if daemon is None:
+        host.refuse_unsafe("dockerd")
+        raise PreconditionError("Docker is not on this node", hint="apt install docker.io, or use containerd")
+    return daemon.socket or DEFAULT_SOCKET
+
+
+def _way(host: Host, api: DockerApi, request: ContainerRequest) -> Way:
+    """How the container gets its GPUs; asked before anything is made, as is for the caller's image."""
+    info = first_contact(api.info)
+    runtimes = info.get("Runtimes")
+    known = tuple(sorted(runtimes)) if isinstance(runtimes, dict) else ()
+    way = choose(host, request.runtime_name, request.cdi, known, _reading(info))
+    if request.image and not api.has_image(request.image):
+        raise PreconditionError(
+            f"Docker holds no image {request.image}, and gpunode pulls none",
+            hint=f"docker pull {request.image}",
+        )
+    return way
+
+
+def _reading(info: Mapping[str, Any]) -> CdiReading:
+    """Docker tells its CDI directories from 25 on, an empty list where CDI is off."""
+    version = parse_version(str(info.get("ServerVersion", "")))
+    told = info.get("CDISpecDirs")
+    if not isinstance(told, list):
+        return CdiReading("docker", version)
+    found = tuple(one for one in told if isinstance(one, str))
+    return CdiReading("docker", version, bool(found), found)
+
+
+def remove_leftovers(host: Host, api: DockerApi, progress: Progress) -> None:
+    """Remove what runs left that were killed: their containers, then their images."""
+
+    def remove() -> None:
+        for container, found in api.labelled_containers(OURS).items():
+            if is_dead(host, found.get(MAKER_LABEL, "")):
+                api.remove_container(container)
+        for name in api.image_names(VERIFICATION):
+            if is_dead(host, maker_of_image(name)):
+                api.remove_image(name)
+
+    clean_up(progress, "what an earlier run left", remove)
+
+
+def _image(host: Host, api: DockerApi, way: Way, token: str, progress: Progress, cleanup: ExitStack) -> str:
+    """An image from this node, removed on the way out."""
+    from gpunode.runtime.verify.image import Names, assemble, verification_image
+
+    with progress.step("make an image from this node's own files"):
+        names = Names(f"{maker(host)}-{token}", labels(host))
+        reference, archive = verification_image(assemble(host), names, by_handler=not way.devices)
+        cleanup.callback(clean_up, progress, f"image {reference}", partial(api.remove_image, reference))
+        api.load_image(archive)
+    return reference
+
+
+def _run_container(
+    host: Host, api: DockerApi, request: ContainerRequest, way: Way, image: str, name: str
+) -> int:
+    try:
+        api.create_container(specification(request, way, image, labels(host)), name)
+        api.start_container(name, _START_SECONDS)
+    except DaemonError as error:
+        raise explain(host, error, way) from error
+    try:
+        return api.wait_container(name, request.timeout)
+    except DaemonError as error:
+        with suppress(DaemonError):
+            api.kill_container(name)
+        raise timed_out(request.timeout) if error.code == "timeout" else error from error
+
+
+def specification(
+    request: ContainerRequest, way: Way, image: str, marks: Mapping[str, str]
+) -> dict[str, Any]:
+    """The body of ``POST /containers/create``; `marks` are its labels."""
+    settings: dict[str, Any] = {
+        "NetworkMode": "none",
+        "LogConfig": {"Type": "json-file"},  # the daemon's own default may be one that can't be read
+    }
+    if way.devices:
+        settings["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": list(way.devices)}]
+    else:
+        settings["Runtime"] = way.handler
+    body: dict[str, Any] = {
+        "Image": image,
+        "Env": [f"{name}={value}" for name, value in request.env.items()],
+        "Labels": dict(marks),
+        "HostConfig": settings,
+    }
+    if request.argv:
+        body["Cmd"] = list(request.argv)
+    return body
