@@ -21,7 +21,6 @@ from gpunode.cli_mps import mps_app
 from gpunode.cli_node import node_app
 from gpunode.cli_plugin import plugin_app
 from gpunode.cli_plugin_inject import plugin_inject  # noqa: F401
-from gpunode.cli_plugin_placement import plugin_explain_placement  # noqa: F401
 from gpunode.cli_plugin_status import plugin_status  # noqa: F401
 from gpunode.cli_runtime import runtime_app
 from gpunode.cli_setup import setup_app

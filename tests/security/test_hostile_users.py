@@ -65,7 +65,6 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "mig apply": (("--selected-config", "all-disabled", *_DRY),),
     "mig assert": (("--selected-config", "all-disabled"),),
     "plugin check-config": ((),),
-    "plugin explain-placement": (("--size", "1"),),
     "plugin status": ((), ("-o", "json"), ("--all",)),
     "labels": ((), ("--output-file", "OUT/labels"), _DRY),
     "node advertise": (("--resource", "nvidia.com/gpu", "--count", "1", *_CLUSTER, *_DRY),),

@@ -14,22 +14,14 @@ from gpunode.plugin.model import Backend
 
 def look(host: Host, settings: Settings, backend: Backend) -> tuple[Inventory | None, str]:
     """The inventory, or None and why there is none. `ConfigError` for a malformed recording."""
-    inventory, _, why = look_with_links(host, settings, backend, links=False)
-    return inventory, why
-
-
-def look_with_links(
-    host: Host, settings: Settings, backend: Backend, links: bool = True
-) -> tuple[Inventory | None, Topology, str]:
-    """The same, and how the GPUs hang together, which takes NVML longer."""
     if settings.vendor == "nvidia" and not settings.simulate:
         from gpunode.gpu.probe import probe
         from gpunode.plugin.nvidia.platform import TEGRA, nvml_library
 
         if settings.device_discovery_strategy == TEGRA:  # one device, and no NVML to ask
-            return Inventory(""), Topology(), ""
-        seen = probe(host, settings.probe_seconds, links, nvml_library(host, settings))
-        return seen.inventory, seen.topology or Topology(), seen.message
+            return Inventory(""), ""
+        seen = probe(host, settings.probe_seconds, library=nvml_library(host, settings))
+        return seen.inventory, seen.message
     first = _First()
     thread = Thread(target=backend.run, args=(first, first.stop), name="look", daemon=True)
     thread.start()
@@ -37,7 +29,7 @@ def look_with_links(
     first.stop.set()
     backend.hurry()
     thread.join(1.0)
-    return first.inventory, first.topology, first.reason or "no answer"
+    return first.inventory, first.reason or "no answer"
 
 
 class _First:
@@ -46,12 +38,11 @@ class _First:
     def __init__(self) -> None:
         self.stop = Event()
         self.inventory: Inventory | None = None
-        self.topology = Topology()
         self.reason = ""
 
     def seen(self, inventory: Inventory, topology: Topology) -> None:
         if self.inventory is None:
-            self.inventory, self.topology = inventory, topology
+            self.inventory = inventory
         self.stop.set()
 
     def readings(self, readings: Sequence[Reading]) -> None:

@@ -39,11 +39,11 @@ class Machine:
                 matrix[at][before] = matrix[before][at] = self._nearness(other, one)
         return Divider(matrix)
 
-    def choose(self, available: Sequence[int], must: Sequence[int], size: int, later: bool = True) -> Choice:
+    def choose(self, available: Sequence[int], must: Sequence[int], size: int) -> Choice:
         """Positions; see `Divider.choose`. A question that was asked before is answered from memory.
 
         Nobody waits longer than a quick search takes: if that isn't enough, the best that it has found is
-        the answer, and with `later` the whole search is made meanwhile, for whoever asks the same again.
+        the answer, and the whole search is made meanwhile, for when the same is asked again.
         """
         if len(self.units) > _MOST_UNITS:
             rest = sorted(set(available) - set(must))
@@ -53,10 +53,10 @@ class Machine:
         if found is None:
             found = self.divider.choose(available, must, size, quick=True)
             self._remember(key, found)
-            if later and not self._warm:
+            if not self._warm:
                 self._warm = True
                 _later.put((id(self), "warm"), self._warm_up)
-            if later and not found.exact:
+            if not found.exact:
                 asked = (tuple(available), tuple(must), size)
                 _later.put((id(self), key), lambda: self._remember(key, self.divider.choose(*asked)))
         return found

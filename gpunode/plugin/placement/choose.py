@@ -27,14 +27,13 @@ def prefer(
     size: int,
     nearness: Callable[[Topology], Nearness] = by_links,
     together: bool = False,
-    later: bool = True,
 ) -> tuple[str, ...]:
     """At most `size` ids: all of `must_include` first (as many as fit), then some of `available`.
 
     Of `available`, unknown ids and unhealthy devices are passed over; an unknown id that must be included is
     given back. `nearness` is another vendor's view of the links; pass the same function every time, as what
     is worked out for a machine is kept by it. With `together` partitions come from as few GPUs as will do,
-    whatever the policy. `later`: see `Machine.choose`.
+    whatever the policy.
     """
     known = snapshot.by_id
     must = set(must_include)
@@ -63,7 +62,6 @@ def prefer(
             [places[device.unit.id] for device in (*fixed, *free)],
             [places[device.unit.id] for device in fixed],
             len(fixed) + need,
-            later,
         )
         here = {machine.units[position].id for position in found.group}
         chosen = sorted((device for device in free if device.unit.id in here), key=_order)

@@ -50,9 +50,9 @@ class Divider:
         if len(matrix) > _MOST_GPUS:
             raise ValueError(f"{len(matrix)} GPUs")
         # what every pair has in common decides nothing: all divisions have equally many pairs
-        self.least = min((w for a, row in enumerate(matrix) for b, w in enumerate(row) if a != b), default=0)
+        least = min((w for a, row in enumerate(matrix) for b, w in enumerate(row) if a != b), default=0)
         self.matrix = [
-            [0 if a == b else w - self.least for b, w in enumerate(row)] for a, row in enumerate(matrix)
+            [0 if a == b else w - least for b, w in enumerate(row)] for a, row in enumerate(matrix)
         ]
         self._most_steps = most_steps
         self.classes: Classes = classes_of(self.matrix)
@@ -119,24 +119,6 @@ class Divider:
             return Choice((*fixed, *chosen), self.worth(nearest), best[0], steps.taken, exact=False)
         chosen = min(self._lowest(group, held, free) for group in ties)
         return Choice((*fixed, *chosen), best[1], best[0], steps.taken, not steps.over())
-
-    def candidates(
-        self, best: Choice, available: Sequence[int], must: Sequence[int], size: int, most: int
-    ) -> list[Choice]:
-        """The groups that are nearest to being chosen, `best` first, one for all that can be exchanged for
-        each other.
-        """
-        fixed, free = tuple(sorted(set(must))), sorted(set(available) - set(must))
-        if not len(fixed) < size < len(fixed) + len(free):
-            return [best]
-        steps, worths = self._steps(len(fixed) + len(free), quick=True), self._worths(size)
-        found = []
-        options = worths.options(self.classes.counts(free), self.classes.counts(fixed), steps)
-        for _, worth, rest, group in options[: 4 * most]:
-            total = worth + worths.best(rest, -1, steps)
-            found.append(Choice((*fixed, *self._realised(group, free)), worth, total, 0, not steps.over()))
-        found.sort(key=lambda choice: (-choice.total, -choice.worth, choice.group))
-        return [best, *(choice for choice in found if choice.group != best.group)][:most]
 
     def _steps(self, gpus: int, quick: bool) -> Steps:
         if self._most_steps:

@@ -1,4 +1,4 @@
-"""How near two GPUs are, as a number that adds up, and as the word that nvidia-smi has for it.
+"""Score of how near two GPUs are, as a number that adds up.
 
 NVLink counts most, through an NVSwitch as much as direct; then what the two have in common on the PCIe side.
 NVIDIA's plugin has the same scale, but gives links to switches nothing. NVML's level already tells whether
@@ -8,7 +8,6 @@ two GPUs are on the same NUMA node: a bonus for that would make groups win that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gpunode.gpu.model import Pair, Topology
 from gpunode.plugin.model import Unit
@@ -19,41 +18,7 @@ Nearness = Callable[[Unit, Unit], int]
 PER_LINK = 100
 SAME_GPU = 10_000
 _FURTHEST = 60
-_WORDS = {
-    0: "INT",
-    10: "PIX",
-    20: "PXB",
-    30: "PHB",
-    40: "NODE",
-    50: "SYS",
-}  # NVML's levels, nvidia-smi's words
 _WITHIN_NODE, _ACROSS = 40, 50
-
-
-@dataclass(frozen=True)
-class Near:
-    """Two GPUs: NVML's `level` (None if neither NVML nor NUMA tell), NVLinks from one to the other `direct`
-    and through `switch`, and whether they are partitions of one GPU.
-    """
-
-    level: int | None
-    direct: int
-    switch: int
-    same_gpu: bool = False
-
-    @property
-    def score(self) -> int:
-        """Per link 100, by ancestor from 60 (one board) to 10 (another socket)."""
-        if self.same_gpu:
-            return SAME_GPU
-        near = 0 if self.level is None else max(_FURTHEST - self.level, 0)
-        return PER_LINK * (self.direct + self.switch) + near
-
-    @property
-    def word(self) -> str:
-        """NV12, PIX, PXB, PHB, NODE, SYS as in ``nvidia-smi topo -m``."""
-        links = self.direct + self.switch
-        return f"NV{links}" if links else _WORDS.get(-1 if self.level is None else self.level, "?")
 
 
 class Links:
@@ -63,19 +28,19 @@ class Links:
         self._pairs = {(pair.first, pair.second): pair for pair in topology.pairs}
         self._switch = topology.switch_links
 
-    def near(self, a: Unit, b: Unit) -> Near:
-        """How near they are; where NVML's ancestor is missing the NUMA nodes stand in for it."""
-        pair = self._pairs.get((min(a.gpu, b.gpu), max(a.gpu, b.gpu))) or Pair(a.gpu, b.gpu)
+    def score(self, a: Unit, b: Unit) -> int:
+        """100 per link, and by NVML's common ancestor from 60 (one board) to 10 (another socket). Where NVML
+        reports no ancestor the NUMA nodes decide.
+        """
         if a.gpu == b.gpu:
-            return Near(0, 0, 0, same_gpu=True)
+            return SAME_GPU
+        pair = self._pairs.get((min(a.gpu, b.gpu), max(a.gpu, b.gpu))) or Pair(a.gpu, b.gpu)
         level = pair.level
         if level is None and a.numa is not None and b.numa is not None:
             level = _WITHIN_NODE if a.numa == b.numa else _ACROSS
+        near = 0 if level is None else max(_FURTHEST - level, 0)
         switch = min(self._switch.get(a.gpu, 0), self._switch.get(b.gpu, 0))
-        return Near(level, pair.nvlinks, switch)
-
-    def score(self, a: Unit, b: Unit) -> int:
-        return self.near(a, b).score
+        return PER_LINK * (pair.nvlinks + switch) + near
 
 
 def by_links(topology: Topology) -> Nearness:

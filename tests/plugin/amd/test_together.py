@@ -11,7 +11,6 @@ from gpunode.gpu.model import Pair, Topology
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.model import Device, Resource, Snapshot, Unit
 from gpunode.plugin.placement.choose import prefer
-from gpunode.plugin.placement.explain import explain
 from gpunode.plugin.placement.scores import Nearness
 
 AMD = Settings(vendor="amd")
@@ -93,12 +92,3 @@ def test_many_gpus_are_no_long_search() -> None:
     found = prefer(AMD, snapshot, Topology(), list(parent), (), 10, nearness, together=True)
     assert len(found) == 10 and len({parent[one] for one in found}) == 5
     assert len(asked) <= 10 * 1000
-
-
-def test_the_explanation_is_of_what_is_served() -> None:
-    snapshot, parent = node(4, numa=1)
-    available = [one for one, gpu in parent.items() if gpu != "gpu0"]
-    told = explain(AMD, snapshot, hives(4, 2), available, (), 12)
-    assert told.chosen == prefer(AMD, snapshot, hives(4, 2), available, (), 12, together=True)
-    assert told.policy == "together"
-    assert told.reasons[0].startswith("together: as few GPUs")

@@ -10,7 +10,6 @@ from tests.cli import gpunode
 @pytest.mark.parametrize(
     ("verb", "first"),
     [
-        (["plugin", "explain-placement"], "--size"),
         (["mps", "serve"], "--resource"),
         (["plugin", "serve"], "--mig-strategy"),
     ],
