@@ -5,8 +5,6 @@ import os
 import signal
 import sys
 
-from gpunode import quick
-
 
 def main() -> None:
     """Run the command line in `sys.argv`, and exit as docs/exit-codes.md says."""
@@ -16,17 +14,11 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some leave it, no child's end is told
     try:
-        code = quick.run(sys.argv[1:])
-    except KeyboardInterrupt:
-        code = 128 + signal.SIGINT
-    if code is not None:
-        quick.leave_at_once(code)
-    try:
         from gpunode.cli import main as parse_and_run
-    except KeyboardInterrupt:  # Ctrl-C in the tenth of a second before commands handle it themselves
-        quick.leave_at_once(128 + signal.SIGINT)
 
-    parse_and_run()
+        parse_and_run()
+    except KeyboardInterrupt:  # Ctrl-C in the tenth of a second before commands handle it themselves
+        sys.exit(128 + signal.SIGINT)
 
 
 def fill_closed() -> None:

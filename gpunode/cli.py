@@ -31,7 +31,6 @@ from gpunode.cli_toolkit_packages import toolkit_install  # noqa: F401
 from gpunode.cli_verify import verify_app
 from gpunode.commands.outcome import Session
 from gpunode.commands.session import run_app, takes_globals, verb
-from gpunode.quick import leave
 
 if TYPE_CHECKING:
     from gpunode.output.result import Result
@@ -130,4 +129,4 @@ def demo(session: Session) -> "Result":
 
 def main() -> NoReturn:
     """Parse `sys.argv`, run it and exit."""
-    leave(run_app(app, sys.argv[1:]))
+    sys.exit(run_app(app, sys.argv[1:]))

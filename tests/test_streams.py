@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -102,3 +103,31 @@ main()
 def test_ctrl_c_while_commands_are_imported_prints_no_traceback() -> None:
     done = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_a_command_on_a_full_disk_or_a_closed_pipe_ends_as_documented() -> None:
+    words = ("labels", "--simulate", "h100")
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            command(*words),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=clean_environment(),
+            text=True,
+            check=False,
+        )
+    assert ran.returncode == 1
+    assert "error: can't write to standard output: No space left on device\n" in ran.stderr
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        ran = subprocess.run(
+            command(*words),
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            env=clean_environment(),
+            text=True,
+            check=False,
+        )
+    assert "Traceback" not in ran.stderr and "Exception ignored" not in ran.stderr
+    assert ran.returncode == 0

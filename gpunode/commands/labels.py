@@ -59,7 +59,7 @@ def _rows() -> Iterator[Option]:
 
 @cache
 def options() -> tuple[Option, ...]:
-    """What the command line may say; a line without options needs none of it."""
+    """What the command line may say."""
     return tuple(_rows())
 
 
