@@ -1,13 +1,14 @@
-"""The runs that the pages on MIG, Kubernetes and labels show, made again: on stubs, recorded machines and a
-test API server.
+"""The names on the architecture page exist. The runs that the pages on MIG, Kubernetes and labels show are
+repeated on stubs, recorded machines and a test API server.
 
-What `make docs` writes by itself is held in test_docs.py, and what takes an apt of its own in
-packages/test_pages.py. Here every run that such a page shows must be made:
-one that nobody makes is a difference like any other.
+test_docs.py covers what `make docs` generates, and packages/test_pages.py the pages that need their own apt.
+Every run that a page shows must be repeated here: one that is not repeated fails the comparison.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import re
 import shlex
 import tomllib
@@ -37,6 +38,41 @@ def said(ran: Ran) -> str:
     """What a page shows of a run: its output, and the error with its hint."""
     errors = (one for one in ran.err.splitlines(True) if one.startswith(("error:", "hint:")))
     return ran.out + "".join(errors)
+
+
+# --- the architecture -----------------------------------------------------------------------------------
+
+
+def exists(name: str) -> bool:
+    """Whether gpunode has this module, or this function, class or attribute of a module."""
+    module, attributes = "gpunode", name.split(".")
+    while attributes and (spec := importlib.util.find_spec(f"{module}.{attributes[0]}")):
+        module = f"{module}.{attributes.pop(0)}"
+        if spec.submodule_search_locations is None:
+            break
+    found = importlib.import_module(module)
+    for attribute in attributes:
+        if not hasattr(found, attribute):
+            return False
+        found = getattr(found, attribute)
+    return module != "gpunode"
+
+
+def test_the_architecture_page_names_what_exists() -> None:
+    text = (REPOSITORY / "docs/architecture.md").read_text()
+    names = re.findall(r"`([\w.]+\.\w+)`", text)
+    assert [name for name in dict.fromkeys(names) if not exists(name)] == []
+    walks = dict(re.findall(r"^## Walk: (\S+)\n(.*?)(?=^## )", text, re.M | re.S))
+    counts = {walk: len(re.findall(r"`\w+(?:\.\w+)+`", steps)) for walk, steps in walks.items()}
+    assert set(counts) == {"doctor", "configure-runtime", "Allocate"} and min(counts.values()) > 10
+
+
+def test_the_architecture_page_lists_every_package() -> None:
+    text = (REPOSITORY / "docs/architecture.md").read_text()
+    listed = set(re.findall(r"^\| `(\w+)`", text, re.M))
+    package = REPOSITORY / "gpunode"
+    assert {path.parent.name for path in package.glob("*/__init__.py")} <= listed
+    assert [name for name in listed if not exists(name)] == []
 
 
 # --- MIG ------------------------------------------------------------------------------------------------
