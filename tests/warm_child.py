@@ -92,6 +92,6 @@ def _be_the_child(
 class WarmChild(LineChild):
     """A `LineChild` that is there at once."""
 
-    def __init__(self, argv: tuple[str, ...], env: Mapping[str, str]) -> None:
+    def __init__(self, argv: tuple[str, ...], env: Mapping[str, str], noting: bool = False) -> None:
         with patch("subprocess.Popen", ForkedPopen):
-            super().__init__(argv, env)
+            super().__init__(argv, env, noting)

@@ -88,7 +88,7 @@ def test_every_method_of_the_host_is_known_to_read_or_to_write() -> None:
     reading = {
         *("run", "connect_unix", "socket_state", "listener", "waiter", "now", "monotonic", "sleep"),
         *("wait_until", "writable", "forkable", "is_dead_socket"),
-        *("as_user", "refuse_output"),
+        *("as_user", "refuse_output", "refuse_unsafe"),
     }
     own = {
         name

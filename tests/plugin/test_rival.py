@@ -87,7 +87,6 @@ def test_one_look_at_another_plugins_devices_is_enough(node: Node, monkeypatch: 
     host, stub, made = node
     with other_plugin(host.path(DIRECTORY), OTHER, RESOURCE, "X-0"):
         assert eventually(lambda: ours_again(stub)), made.log.text()
-    assert eventually(lambda: ours_again(stub)), made.log.text()
 
 
 def test_devices_with_new_ids_are_no_loss_while_the_kubelet_lists_the_old_ones(node: Node) -> None:

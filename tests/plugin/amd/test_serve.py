@@ -20,6 +20,7 @@ AMD = ("--vendor", "amd", "--rediscover-seconds", "0.2", "--health-hold-down", "
 @pytest.fixture
 def node(short: Path) -> Iterator[tuple[Path, KubeletStub, Start]]:
     root = short / "r"
+    root.mkdir()
     with kubelet(short, root) as (stub, start):
         yield root, stub, start
 
