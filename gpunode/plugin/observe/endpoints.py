@@ -13,7 +13,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from gpunode.errors import PreconditionError, install_command
-from gpunode.plugin.observe.metrics import Counters
 
 if TYPE_CHECKING:
     from gpunode.plugin.observe.http import Page
@@ -32,6 +31,10 @@ class Endpoints:
                 "--listen needs the package prometheus-client, which is not installed",
                 hint=f"install it beside gpunode: {install_command('metrics', 'prometheus-client')}",
             )
+        allow_tls()
+        from gpunode.plugin.observe.http import WebServer
+        from gpunode.plugin.observe.metrics import Counters
+
         address, port = listen_address(service.settings.listen)
         listening = service.host.listen_tcp(address, port)
         self.port = int(listening.getsockname()[1])
@@ -45,9 +48,6 @@ class Endpoints:
         self._settings = service.settings
         self._began = self._configured = service.host.now()
         self._started = False
-        allow_tls()
-        from gpunode.plugin.observe.http import WebServer
-
         routes = {"/metrics": self.metrics, "/healthz": self.healthz, "/readyz": self.readyz}
         self._server = WebServer(listening, routes, service.log)
 
