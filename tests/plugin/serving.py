@@ -23,15 +23,20 @@ DIRECTORY = "/dp"
 class Serving:
     """One running process. `given` stands behind ``plugin serve``; with a root it sees that one."""
 
-    def __init__(self, place: Path, given: Iterable[str], root: Path | None = None) -> None:
+    def __init__(
+        self,
+        place: Path,
+        given: Iterable[str],
+        root: Path | None = None,
+        program: tuple[str, ...] = ("-m", "gpunode"),
+    ) -> None:
         self.place = place
         self.directory = (root or place) / "dp"
         seen = DIRECTORY if root else str(place / "dp")
         self.state = str(place / "state")
         before = [
             sys.executable,
-            "-m",
-            "gpunode",
+            *program,
             *(["--root", str(root)] if root else []),
             "plugin",
             "serve",
@@ -79,15 +84,17 @@ Start = Callable[..., Serving]
 
 
 @contextmanager
-def kubelet(place: Path, root: Path | None = None) -> Iterator[tuple[KubeletStub, Start]]:
-    """A kubelet, and what starts plugins beside it; all of them end."""
+def kubelet(
+    place: Path, root: Path | None = None, program: tuple[str, ...] = ("-m", "gpunode")
+) -> Iterator[tuple[KubeletStub, Start]]:
+    """A kubelet, and what starts plugins beside it; all of them end. Python runs `program`."""
     directory = DIRECTORY if root else str(place / "dp")
     stub = KubeletStub(Host(root, {}) if root else Host(), directory)
     stub.start()
     started: list[Serving] = []
 
     def start(*given: str) -> Serving:
-        started.append(Serving(place, given, root))
+        started.append(Serving(place, given, root, program))
         return started[-1]
 
     try:

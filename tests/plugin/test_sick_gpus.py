@@ -76,6 +76,23 @@ sys.stdout.flush()
 os._exit(0)
 """
 
+IMPATIENT = """
+import sys
+from dataclasses import replace
+from gpunode.commands import plugin_serve
+from gpunode.host import Host
+from gpunode.output.render import SilentProgress
+from gpunode.plugin import compose
+make_service = compose.make_service
+def impatient(host, settings, *rest):
+    return make_service(host, replace(settings, probe_seconds=1.0), *rest)
+compose.make_service = impatient
+flags = sys.argv[3:]
+given = {name[2:].replace("-", "_"): value for name, value in zip(flags[::2], flags[1::2])}
+plugin_serve.run(Host(), plugin_serve.Options(given), SilentProgress())
+"""
+"""`plugin serve` that gives NVML one second to answer instead of 15."""
+
 
 def scenario() -> Scenario:
     """Four GPUs; about the sick one NVML is asked everything that the plugin may ask it."""
@@ -167,15 +184,25 @@ def test_a_question_that_fails_affects_its_gpu_only(
         assert [text for text in problems if text] == []
 
 
-def test_a_served_node_loses_only_the_gpus_whose_questions_crash_nvml(tmp_path: Path, short: Path) -> None:
-    """`plugin serve` as a whole: each question crashes for a GPU of its own, and the kubelet counts."""
+@pytest.mark.parametrize(
+    ("fault", "program"),
+    [
+        (Fault("", abort=True), ("-m", "gpunode")),
+        pytest.param(Fault("", hang=600.0), ("-c", IMPATIENT), marks=pytest.mark.slow),
+    ],
+    ids=["crash", "hang"],
+)
+def test_a_served_node_loses_only_the_gpus_whose_questions_stop_nvml(
+    tmp_path: Path, short: Path, fault: Fault, program: tuple[str, ...]
+) -> None:
+    """`plugin serve` as a whole: each question fails for a GPU of its own, and the kubelet counts."""
     asked, _ = questions(stub_node(tmp_path, with_nvswitch(machine(GPUS)), libraries="nvml"))
     sick = {function: gpu_uuid(index) for index, function in enumerate(sorted(asked - PAIRS))}
     left_out = {uuid for name, uuid in sick.items() if name not in LINK_QUESTIONS | EVENT_QUESTIONS}
-    faults = [Fault(name, uuid=uuid, abort=True) for name, uuid in sick.items()]
+    faults = [replace(fault, call=name, uuid=uuid) for name, uuid in sick.items()]
     healthy = with_nvswitch(machine(len(sick) + 2))
     node = stub_node(short, healthy, libraries="nvml")
-    with kubelet(short) as (stub, start), pytest.MonkeyPatch.context() as patch:
+    with kubelet(short, program=program) as (stub, start), pytest.MonkeyPatch.context() as patch:
         for name, value in node.env.items():
             patch.setenv(name, value)
         serving = start("--rediscover-seconds", "0.3", "--listen", "127.0.0.1:0")
