@@ -88,7 +88,6 @@ def test_what_this_user_may_not_read_is_kept_as_that(monkeypatch):
 def test_nvml_is_kept_in_its_own_section(monkeypatch):
     gpu = '{"inventory": {"driverVersion": "580.1", "cudaVersion": "13.0", "gpus": []}}\n'
     answer = Completed((), 0, gpu, "")
-    monkeypatch.setattr(Host, "forkable", lambda self: False)
     monkeypatch.setattr(Host, "run", lambda self, argv, **more: answer)
     host = RecordingHost()
     found = probe(host, condition=True)

@@ -10,11 +10,8 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-
-TYPE_CHECKING = False  # `typing` itself can wait until the child is on its way
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 AT_ONCE = 16
 _GRACE_SECONDS = 1.0
@@ -28,7 +25,7 @@ class Outcome:
         self.output, self.code, self.timed_out = output, code, timed_out
 
 
-class Child:
+class _Child:
     """One that runs, and what came of it so far. `deadline` is on the monotonic clock."""
 
     def __init__(self, pid: int, pipe: int, deadline: float) -> None:
@@ -43,28 +40,23 @@ def run_each(jobs: Sequence[Callable[[], bytes]], timeout: float) -> list[Outcom
     """
     outcomes: dict[int, Outcome] = {}
     waiting = list(enumerate(jobs))
-    running: dict[int, Child] = {}
+    running: dict[int, _Child] = {}
     try:
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
                 number, job = waiting.pop(0)
-                running[number] = start(job, timeout)
+                running[number] = _start(job, timeout)
             for number in _ended(running):
                 outcomes[number] = _finish(running.pop(number))
     finally:
         for child in running.values():  # only after an exception, Ctrl-C for example
-            end(child)
+            os.kill(child.pid, signal.SIGKILL)
+            _finish(child)
     return [outcomes[number] for number in range(len(jobs))]
 
 
-def start(
-    job: Callable[[], bytes], timeout: float, *, given: int | None = None, errors: int | None = None
-) -> Child:
-    """A child that does the job; as for `run_each`, we must have one thread.
-
-    It reads from the file descriptor `given`, and what it says beside its answer goes to `errors`; without
-    these they are ours. No other file of ours is open in it.
-    """
+def _start(job: Callable[[], bytes], timeout: float) -> _Child:
+    """A child that does the job. No file of ours but the standard ones is open in it."""
     read_end, write_end = os.pipe()
     try:
         pid = os.fork()
@@ -73,39 +65,15 @@ def start(
         os.close(write_end)
         raise
     if pid == 0:
-        _be_child(job, write_end, {0: given, 2: errors})
+        _be_child(job, write_end)
     os.close(write_end)
-    return Child(pid, read_end, time.monotonic() + timeout)
+    return _Child(pid, read_end, time.monotonic() + timeout)
 
 
-def finish(child: Child, timeout: float, meanwhile: Callable[[], None] | None = None) -> Outcome:
-    """How it ends, within `timeout` seconds from now. `meanwhile` is called first, and takes none of them."""
-    running = {0: child}
-    try:
-        if meanwhile is not None:
-            meanwhile()
-        child.deadline = time.monotonic() + timeout
-        while not _ended(running):
-            pass  # it waits for more output
-        return _finish(running.pop(0))
-    finally:
-        for left in running.values():  # only after an exception, Ctrl-C for example
-            end(left)
-
-
-def end(child: Child) -> None:
-    """Kill a child that nobody waits for any more."""
-    os.kill(child.pid, signal.SIGKILL)
-    _finish(child)
-
-
-def _be_child(job: Callable[[], bytes], write_end: int, files: dict[int, int | None]) -> None:
+def _be_child(job: Callable[[], bytes], write_end: int) -> None:
     """Run the job and leave the process, without the parent's exit handlers and unflushed output."""
     code = _FAILED
     try:
-        for number, file in files.items():
-            if file is not None:
-                os.dup2(file, number)
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a library's chatter must not mix with the answer
         _close_all_but(write_end)
         with os.fdopen(write_end, "wb") as pipe:
@@ -128,7 +96,7 @@ def _close_all_but(write_end: int) -> None:
                     os.close(int(name))
 
 
-def _ended(running: dict[int, Child]) -> list[int]:
+def _ended(running: dict[int, _Child]) -> list[int]:
     """Wait for output; the numbers of the children that closed their pipe or ran out of time."""
     poller = select.poll()
     numbers = {child.pipe: number for number, child in running.items()}
@@ -146,7 +114,7 @@ def _ended(running: dict[int, Child]) -> list[int]:
     return ended + late
 
 
-def _finish(child: Child) -> Outcome:
+def _finish(child: _Child) -> Outcome:
     """Collect a child, killing it if it doesn't leave by itself; one stuck in the kernel is left behind."""
     os.close(child.pipe)
     late = child.deadline <= time.monotonic()

@@ -15,14 +15,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from gpunode.errors import ConfigError
-from gpunode.gpu.child import end_with_parent, module_argv, run_module, signal_name
+from gpunode.gpu.child import end_with_parent, module_argv, signal_name
 from gpunode.gpu.discover import discover
 from gpunode.gpu.model import Inventory, Topology, inventory_from_json, topology_from_json
 from gpunode.gpu.nvml import NO_PERMISSION, Nvml, NvmlError, load_bindings
@@ -69,32 +69,24 @@ def probe(
     *,
     condition: bool = False,
     root: str = "",
-    started: Callable[[], None] | None = None,
 ) -> NvmlProbe:
     """The inventory of this node, within `timeout` seconds; never raises for NVML's failure.
 
     With persistence mode off, eight GPUs may well take ten seconds. With `topology` NVML is also asked how
     they hang together, with `condition` how each of them is. `library` is where NVML is loaded from, if not
     from where the dynamic loader finds it; `root` is the root directory of a driver container, which the
-    child then enters. `started` is called while NVML has its turn, or before.
-    `ConfigError` for a malformed recording.
+    child then enters. `ConfigError` for a malformed recording.
     """
     if not host.live:
-        if started is not None:
-            started()
         return _recorded(host)
     start = host.monotonic()
     words = (
+        *(("--condition",) if condition else ()),  # lines, as what comes before a hang counts
         *(("--topology",) if topology else ()),
         *(("--library", library) if library else ()),
         *(("--root", root) if root else ()),
     )
-    if condition:  # what was told before a hang counts: not one answer, but lines
-        if started is not None:
-            started()
-        done = host.run(module_argv("gpunode.gpu.probe", "--condition", *words), timeout=timeout)
-    else:
-        done = run_module(host, "gpunode.gpu.probe", *words, timeout=timeout, started=started)
+    done = host.run(module_argv("gpunode.gpu.probe", *words), timeout=timeout)
     found = _read(done, timeout, host.monotonic() - start, condition)
     _heard(host, done, found)
     return found
@@ -197,6 +189,8 @@ def _recorded(host: Host) -> NvmlProbe:
 def main() -> int:
     """Print the inventory or NVML's error; always 0, so that anything else means a crash."""
     end_with_parent()
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints must not mix with the answer
     try:
         _enter(_value("--root"))
         with Nvml.open(_value("--library"), _Asking) as nvml:

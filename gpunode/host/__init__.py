@@ -29,7 +29,6 @@ from gpunode.host.files import (
     restrict_umask,
     socket_state_of,
 )
-from gpunode.host.forkable import forkable
 from gpunode.host.process import COMMAND_NOT_FOUND, Completed, run_process
 from gpunode.host.reading import DeviceNode, FileSystem, ReadingHost
 from gpunode.host.recording import RECORDING
@@ -104,11 +103,6 @@ class Host(ReadingHost):
         """This host for paths that another user names: they are read as that user could read them, sockets
         must be that user's, and nothing is run. The host itself for root and for our own user."""
         return self if not self.live or uid in (0, self.uid) else replace(self, behalf=uid)
-
-    def forkable(self) -> bool:
-        """Whether a fork of this process can stand for a child of `run`: it has one thread and `environ`, and
-        was started with what the dynamic loader and Python take from that."""
-        return self.live and forkable(self.environ)
 
     def _replay(self, argv: Sequence[str]) -> Completed:
         import shlex

@@ -87,7 +87,7 @@ def test_every_method_of_the_host_is_known_to_read_or_to_write() -> None:
     """A new one that writes has to be named above."""
     reading = {
         *("run", "connect_unix", "socket_state", "listener", "waiter", "now", "monotonic", "sleep"),
-        *("wait_until", "writable", "forkable", "is_dead_socket"),
+        *("wait_until", "writable", "is_dead_socket"),
         *("as_user", "refuse_output", "refuse_unsafe"),
     }
     own = {

@@ -1,7 +1,11 @@
 """The NVML probe: real children, the real pynvml, stand-in libraries that answer, refuse, hang and crash."""
 
+import errno
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,25 +19,6 @@ from gpunode.output.result import plain
 from tests.gpu.children import run_python
 from tests.gpu.conftest import host_of
 from tests.waiting import eventually, has_ended
-
-# a process that was started for this node, and has one thread: it is forked, not started again
-FORKED = """
-import json, os, sys
-from gpunode.gpu.probe import probe
-from gpunode.host import Host
-from gpunode.output.result import plain
-order, said = [], []
-host = Host(environ=dict(os.environ), trace=said.append)
-assert host.forkable()
-answer = probe(host, timeout=float(sys.argv[1]), topology=True, started=lambda: order.append(1))
-assert order == [1] and len(said) == 1
-try:
-    os.waitpid(-1, os.WNOHANG)
-    left = True
-except ChildProcessError:
-    left = False
-print(json.dumps({**plain(answer), "left": left}))
-"""
 
 
 @pytest.mark.parametrize("count", [0, 1, 8, 16])
@@ -149,21 +134,9 @@ def test_output_that_is_no_answer_is_told_apart(tmp_path, junk):
     assert "no usable answer" in answer.message
 
 
-def forked(node, seconds=20.0):
-    found = run_python(FORKED, node.env, str(seconds))
-    assert found.pop("left") is False, "a child was left behind"
-    return found
-
-
-def test_a_fork_tells_the_same_as_a_new_process(make_node):
-    node = make_node(with_mig(machine(3), 1, mixed_layout(1)))
-    found, fresh = forked(node), plain(probe(host_of(node), topology=True))
-    assert found.pop("seconds") and fresh.pop("seconds")
-    assert found == fresh
-
-
+@pytest.mark.parametrize("topology", [False, True])
 @pytest.mark.parametrize(
-    ("fault", "seconds", "timed_out", "word"),
+    ("fault", "seconds", "timed_out", "words"),
     [
         (Fault("nvmlInitWithFlags", hang=60), 4.0, True, "4 s (nvmlInit)"),
         (Fault("nvmlDeviceGetUUID", hang=60), 4.0, True, "4 s (nvmlDeviceGetUUID of GPU 0)"),
@@ -171,116 +144,69 @@ def test_a_fork_tells_the_same_as_a_new_process(make_node):
     ],
     ids=["hang", "later", "crash"],
 )
-def test_a_fork_that_hangs_or_crashes_is_told_the_same_way(make_node, fault, seconds, timed_out, word):
-    found = forked(make_node(machine(1).with_faults(fault)), seconds)
-    assert (found["inventory"], found["code"], found["timedOut"]) == (None, None, timed_out)
-    assert word in found["message"]
-
-
-def test_a_fork_has_nothing_open_that_somebody_else_waits_for(tmp_path):
+def test_a_hang_or_crash_names_the_question_and_leaves_no_child(
+    make_node, fault, seconds, timed_out, words, topology
+):
     script = """
 import json, os, sys
-from gpunode.gpu.child import run_module
-from gpunode.host import Host
-sys.path.insert(0, sys.argv[1])
-kept = os.memfd_create("kept", 0)
-done = run_module(Host(environ=dict(os.environ)), "told", "word", timeout=20)
-print(json.dumps([json.loads(done.stdout), done.stderr.splitlines(), done.code, os.getsid(0)]))
-"""
-    (tmp_path / "told.py").write_text(
-        "import json, os, signal, sys\n"
-        "def main():\n"
-        "    os.write(1, b'chatter\\n')\n"
-        "    os.write(2, b'trouble\\n')\n"
-        "    numbers = [n for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fdinfo/{n}')]\n"
-        "    links = [os.readlink(f'/proc/self/fd/{n}') for n in numbers]\n"
-        "    print(json.dumps([sys.argv[1:], sorted(links), os.getsid(0), sys.stdin.read()]))\n"
-    )
-    (words, links, session, read), errors, code, ours = run_python(script, {}, str(tmp_path))
-    assert (words, read, code, errors) == (["word"], "", 0, ["chatter", "trouble"])
-    assert session != ours
-    assert [link.split(":")[0] for link in links] == ["/dev/null", *["/memfd"] * 2, "pipe"]
-
-
-BEGUN = """
-import json, os, subprocess, sys
-from gpunode.gpu import child
 from gpunode.gpu.probe import probe
 from gpunode.host import Host
-host = Host(environ=dict(os.environ))
-child.begin("gpunode.gpu.probe")
-pid = child._begun["gpunode.gpu.probe"].child.pid
-{then}
-child.end_begun()
+from gpunode.output.result import plain
+said = []
+host = Host(environ=dict(os.environ), trace=said.append)
+answer = probe(host, timeout=float(sys.argv[1]), topology=sys.argv[2] == "True")
+assert len(said) == 1
 try:
-    os.kill(pid, 0)
+    os.waitpid(-1, os.WNOHANG)
     left = True
-except ProcessLookupError:
+except ChildProcessError:
     left = False
-print(json.dumps([left, sys.argv[1:], len(os.listdir("/proc/self/fd"))]))
+print(json.dumps({**plain(answer), "left": left}))
 """
+    env = make_node(machine(1).with_faults(fault)).env
+    answer = run_python(script, env, str(seconds), str(topology))
+    assert answer["left"] is False
+    assert (answer["inventory"], answer["code"], answer["timedOut"]) == (None, None, timed_out)
+    assert words in answer["message"]
 
 
-def test_a_child_that_was_begun_has_the_answer_or_is_ended(make_node):
-    node = make_node(machine(2))
-    asked = "answer = probe(host); assert len(answer.inventory.gpus) == 2 and not child._begun"
-    other = "answer = probe(host, topology=True); assert len(answer.topology.pairs) == 1"
-    for then in (asked, other, ""):
-        assert run_python(BEGUN.format(then=then), node.env) == [False, [], 4]  # three, and the list of them
+def test_a_process_that_can_not_be_started_is_reported(make_node, monkeypatch):
+    def refuse(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    answer = probe(host_of(make_node(machine(1))))
+    assert answer.inventory is None
+    assert "Resource temporarily unavailable" in answer.message
 
 
-def test_where_no_process_is_to_be_had_that_is_told(make_node):
-    script = """
-import errno, json, os
-from gpunode.gpu import child
-from gpunode.gpu.probe import probe
-from gpunode.host import Host
-def fork():
-    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-os.fork = fork
-before = len(os.listdir("/proc/self/fd"))
-child.begin("gpunode.gpu.probe")
-answer = probe(Host(environ=dict(os.environ)))
-print(json.dumps([child._begun, answer.message, len(os.listdir("/proc/self/fd")) - before]))
-"""
-    begun, message, left = run_python(script, make_node(machine(1)).env)
-    assert (begun, left) == ({}, 0)
-    assert "Resource temporarily unavailable" in message
-
-
-def test_one_that_hangs_is_ended(make_node):
+def test_a_child_in_a_hanging_nvml_ends_with_its_parent(make_node):
     node = make_node(machine(1).with_faults(Fault("nvmlInitWithFlags", hang=60.0)))
-    then = "import time; time.sleep(0.5)"  # it is in NVML by then, or on the way
-    assert run_python(BEGUN.format(then=then), node.env) == [False, [], 4]
+    script = "from gpunode.gpu.probe import probe; from gpunode.host import Host; probe(Host(), timeout=60.0)"
+    with subprocess.Popen([sys.executable, "-c", script], env={**os.environ, **node.env}) as parent:
+        assert eventually(lambda: any(map(in_nvml, children(parent.pid))))
+        (child,) = children(parent.pid)
+        parent.kill()
+    assert eventually(lambda: has_ended(child))
 
 
-@pytest.mark.parametrize("faults", [(), (Fault("nvmlInitWithFlags", hang=60.0),)], ids=["answers", "hangs"])
-@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.2])
-def test_nobody_s_child_ends_by_itself(make_node, faults, seconds):
-    """Whenever who asked is gone: before the child has started, while it loads, in NVML."""
-    then = f"import time; time.sleep({seconds}); os.write(1, b'%d' % pid); os._exit(0)"
-    pid = run_python(BEGUN.format(then=then), make_node(machine(1).with_faults(*faults)).env)
-    assert eventually(lambda: has_ended(pid))
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.mark.parametrize(
-    "spoilt",
-    [
-        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
-        "environ['LD_LIBRARY_PATH'] = '/elsewhere'",
-        "os.environ['LD_LIBRARY_PATH'] = environ['LD_LIBRARY_PATH'] = '/since'",
-        "environ['ANY'] = 'other'",
-    ],
-)
-def test_no_fork_where_it_would_be_another_thing_than_a_new_process(spoilt):
-    script = f"""
-import json, os, threading, time
-from gpunode.host import Host
-environ = dict(os.environ)
-{spoilt}
-print(json.dumps(Host(environ=environ).forkable()))
+def in_nvml(pid):
+    return "libnvidia-ml" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_what_a_library_prints_is_kept_out_of_the_answer(make_node):
+    script = """
+import os, sys
+from gpunode.gpu import probe
+discover = probe.discover
+probe.discover = lambda nvml: os.write(1, b"noise") and discover(nvml)
+sys.exit(probe.main())
 """
-    assert run_python(script, {}) is False
+    assert len(run_python(script, make_node(machine(2)).env)["inventory"]["gpus"]) == 2
 
 
 def recorded(tmp_path, nvml):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Inventory
@@ -13,9 +11,6 @@ from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.labels.model import Labels, Machine
 from gpunode.plugin.labels.nvidia import is_tegra, tegra_inventory
 from gpunode.plugin.model import Device, Plan, Resource, Unit
-
-if TYPE_CHECKING:
-    from gpunode.facts.vgpu import VirtualGpu
 
 VFIO = "vfio"
 _PATIENCE_SECONDS = 30.0  # NVML wakes GPUs one by one where nothing keeps them awake
@@ -35,36 +30,16 @@ def label(host: Host, settings: Settings) -> Labels:
     off."""
     if settings.vendor == "amd":
         return label_amd(host, settings)
-    if not host.live:
-        return label_seen(host, see(host, settings))
-    vgpus: list[tuple[VirtualGpu, ...] | None] = []
-
-    def meanwhile() -> None:
-        """What needs no GPU, while NVML takes its time in another process: the PCI bus, and modules."""
-        from gpunode.plugin.labels import nvidia  # noqa: F401
-        from gpunode.plugin.labels.nvidia import find_vgpus
-        from gpunode.plugin.nvidia import resources  # noqa: F401
-
-        vgpus.append(find_vgpus(host))
-
-    seen = see(host, settings, meanwhile)
-    if not vgpus:
-        meanwhile()
-    return label_seen(host, seen, *(_machine(host, seen, found) for found in vgpus))
-
-
-def _machine(host: Host, seen: Seen, vgpus: tuple[VirtualGpu, ...] | None) -> Machine:
-    from gpunode.plugin.labels.nvidia import read_machine
-
-    gpus = seen.inventory.gpus if seen.inventory else ()
-    return read_machine(host, seen.settings.labels, gpus, vgpus)
+    return label_seen(host, see(host, settings))
 
 
 def label_seen(host: Host, seen: Seen, machine: Machine | None = None) -> Labels:
     """The labels of GPUs that were seen already; only files of the machine are read, if it isn't known."""
-    from gpunode.plugin.labels.nvidia import find_vgpus, nvidia_labels
+    from gpunode.plugin.labels.nvidia import find_vgpus, nvidia_labels, read_machine
 
-    machine = machine or _machine(host, seen, find_vgpus(host))
+    if machine is None:
+        gpus = seen.inventory.gpus if seen.inventory else ()
+        machine = read_machine(host, seen.settings.labels, gpus, find_vgpus(host))
     return nvidia_labels(seen.settings, seen.inventory, seen.plan, machine, host.now())
 
 
@@ -77,9 +52,9 @@ def label_amd(host: Host, settings: Settings) -> Labels:
     return replace(labels, warnings=(*labels.warnings, *((reason,) if reason else ())))
 
 
-def see(host: Host, settings: Settings, started: Callable[[], None] | None = None) -> Seen:
-    """Look once. `GpunodeError` as `label` has it. `started` is called once NVML is asked, if it is."""
-    inventory, why = _look(host, settings, started)
+def see(host: Host, settings: Settings) -> Seen:
+    """Look once. `GpunodeError` as `label` has it."""
+    inventory, why = _look(host, settings)
     if inventory is None:
         tegra = settings.device_discovery_strategy == "tegra"  # whose GPU is on no bus
         if not settings.fail_on_init_error or (none_there(host) and not tegra):
@@ -111,7 +86,7 @@ def plan_seen(host: Host, settings: Settings, inventory: Inventory | None) -> Se
     return Seen(settings, inventory, plan(host, bare, inventory))
 
 
-def _look(host: Host, settings: Settings, started: Callable[[], None] | None) -> tuple[Inventory | None, str]:
+def _look(host: Host, settings: Settings) -> tuple[Inventory | None, str]:
     if settings.device_discovery_strategy == VFIO:
         from gpunode.plugin.labels.nvidia import vfio_inventory
 
@@ -128,7 +103,7 @@ def _look(host: Host, settings: Settings, started: Callable[[], None] | None) ->
     from gpunode.plugin.nvidia.platform import nvml_library
 
     library = nvml_library(host, settings)
-    seen = probe(host, _patience(settings), library=library, started=started)
+    seen = probe(host, _patience(settings), library=library)
     if is_tegra(host, settings, seen.inventory):
         return ask_tegra(host, settings, seen.inventory)
     return seen.inventory, seen.message
