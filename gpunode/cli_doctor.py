@@ -92,11 +92,6 @@ FileOption = Annotated[
 CompareOption = Annotated[
     bool, typer.Option("--compare", help="Show where the nodes of these reports or bundles differ.")
 ]
-ListOption = Annotated[
-    bool,
-    # its parameter can't be called `list`, and the variable would be named after that
-    typer.Option("--list", envvar="GPUNODE_DOCTOR_LIST", help="List every check and look at nothing."),
-]
 
 
 @verb(doctor_app, "doctor", "DoctorReport")
@@ -113,7 +108,6 @@ def doctor(
     image: ImageOption = "",
     deep: DeepOption = False,
     explain: ExplainOption = False,
-    list_: ListOption = False,
     fix: FixOption = False,
     apply: ApplyOption = False,
     allow: AllowOption = None,
@@ -138,9 +132,7 @@ def doctor(
     """
     from gpunode.commands import doctor as command
 
-    _only_whole(session, output_file, list_=list_, compare=compare, fix=fix)
-    if list_:
-        return _explain(session, "")
+    _only_whole(session, output_file, compare=compare, fix=fix)
     options = command.Options(
         strict=strict,
         only=tuple(only or ()) if compare else (*(checks or ()), *(only or ())),
@@ -172,7 +164,7 @@ def _only_whole(session: Session, path: str, **verbs: bool) -> None:
     from gpunode.output.render import ENVELOPES, Output
 
     output = session.chosen["output"] or Output.TABLE
-    asked = [f"--{name.rstrip('_')}" for name, given in verbs.items() if given]
+    asked = [f"--{name}" for name, given in verbs.items() if given]
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(asked)} are different things", hint="ask for one of them")
     if asked and output not in (Output.TABLE, *ENVELOPES):
@@ -226,10 +218,6 @@ def explain(
 
     gpunode explain driver-lib-mismatch
     """
-    return _explain(session, check)
-
-
-def _explain(session: Session, check: str) -> "Result":
     from gpunode.commands import explain as command
 
     return command.run(session.host, command.Options(id=check), session.progress)

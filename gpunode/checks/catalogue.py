@@ -189,6 +189,6 @@ def find_check(identifier: str) -> Check:
 
         begun = [known for known in BY_ID if identifier and known.startswith(identifier)]
         near = (begun or get_close_matches(identifier, BY_ID, n=3, cutoff=0.4))[:3]
-        hint = f"did you mean {' or '.join(near)}?" if near else "gpunode doctor --list shows all of them"
+        hint = f"did you mean {' or '.join(near)}?" if near else "gpunode explain lists them all"
         raise UsageError(f"there is no check {identifier!r}", hint=hint)
     return check

@@ -47,15 +47,9 @@ def test_the_beginning_of_an_id_names_the_check_that_begins_so():
     assert raised.value.hint == "did you mean driver-lib-mismatch?"
 
 
-def test_the_variable_of_list_is_called_as_the_option_is():
-    shown = gpunode("doctor", "--help").out.split()
-    assert "GPUNODE_DOCTOR_LIST]" in shown
-
-
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        (["--list", "--compare"], 2, "--list and --compare are different things"),
         (["--compare", "--fix"], 2, "--compare and --fix are different things"),
         (
             ["--preflight", "docker", "driver-cve", "cdi-spec-stale"],
