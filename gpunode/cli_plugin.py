@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 
 class Foreign(StrEnum):
-    """Whose configuration can be translated."""
+    """Device plugins with a configuration that can be translated."""
 
     GKE = "gke"
-    GPU_OPERATOR = "gpu-operator"
 
 
 plugin_app = typer.Typer(help="Serve GPUs to Kubernetes.", no_args_is_help=True, rich_markup_mode=None)
@@ -47,11 +46,8 @@ def plugin_check_config(
     session: Session,
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="The config file, as --config-file.")] = "",
     source: Annotated[
-        Foreign | None, typer.Option("--from", help="FILE is theirs: print it as a config file of ours.")
+        Foreign | None, typer.Option("--from", help="FILE is GKE's: print it as a config file of gpunode.")
     ] = None,
-    name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="With --from: which of several configurations.")
-    ] = "",
     **given: Any,
 ) -> "Result":
     """Check a config file. Shows each value with where it comes from, and the devices that would be served.
@@ -64,5 +60,5 @@ def plugin_check_config(
     """
     from gpunode.commands import plugin_check_config as command
 
-    asked = command.Options(given, file, source.value if source else "", name)
+    asked = command.Options(given, file, source.value if source else "")
     return command.run(session.host, asked, session.progress)

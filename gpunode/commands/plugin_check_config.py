@@ -27,13 +27,12 @@ _KIND = "PluginConfig"
 class Options:
     """What the command line says, as for `plugin serve`; `file` stands for --config-file.
 
-    With `source` (gke, gpu-operator) it is theirs, and is translated; `name`: which configuration in it.
+    With `source` (gke) it is that plugin's, and is translated.
     """
 
     given: Mapping[str, Any] = field(default_factory=dict)
     file: str = ""
     source: str = ""
-    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class _Seen:
 def run(host: Host, options: Options, progress: Progress) -> Result:
     """Exit 1 with every problem of a file, 2 where only the command line or the environment is wrong."""
     given = dict(options.given)
-    if options.source or options.name:
+    if options.source:
         return _translated(host, options, given)
     if options.file:
         if given.get("config_file") is not None:
@@ -78,14 +77,12 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 def _translated(host: Host, options: Options, given: Mapping[str, Any]) -> Result:
     from gpunode.commands import plugin_translate
 
-    if not options.source:
-        raise UsageError("--name chooses from another plugin's configurations", hint="give --from, too")
     if any(value not in (None, (), []) for value in given.values()):
         raise UsageError(
             "--from only translates a file: options of the plugin have no place beside it",
             hint="translate it, then check the outcome: gpunode plugin check-config FILE",
         )
-    return plugin_translate.run(host, options.source, options.file, options.name)
+    return plugin_translate.run(host, options.source, options.file)
 
 
 def _messages(warnings: tuple[Problem, ...]) -> tuple[str, ...]:

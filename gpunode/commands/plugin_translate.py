@@ -1,68 +1,51 @@
-"""`gpunode plugin check-config --from gke|gpu-operator`: another plugin's configuration as ours."""
+"""`gpunode plugin check-config --from gke`: the configuration of GKE's device plugin as gpunode's."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpunode.errors import ConfigError, UsageError
-from gpunode.facts.located import MAX_STREAM_BYTES, Item
+from gpunode.facts.located import MAX_STREAM_BYTES
 from gpunode.host import Host
 from gpunode.output.result import ErrorInfo, ExitCode, Result, Style, Text
-from gpunode.plugin.config.gke import Left, Translation, WrongInput, documents
+from gpunode.plugin.config.gke import Left, WrongInput, documents, translate
+from gpunode.plugin.config.resolve import settled
 
 KIND = "PluginConfigTranslation"
-_FORMS = {
-    "gke": "it is gpu_config.json of a GKE node, or the ConfigMap of GKE's device plugin",
-    "gpu-operator": "it is the operator's ClusterPolicy and ConfigMaps, or a config file of NVIDIA's plugin",
-}
+_FORM = "it is gpu_config.json of a GKE node, or the ConfigMap of GKE's device plugin"
 _STDIN_BYTES = MAX_STREAM_BYTES + 1  # more is refused by the reader, and not cut off
 
 
 @dataclass(frozen=True)
 class PluginConfigTranslation:
-    """`data` of the envelope: our config file as a tree and as text, and what has no place in it.
-
-    `name` is which of several configurations was taken, empty where there is one.
-    """
+    """`data` of the envelope: our config file as a tree and as text, and what has no place in it."""
 
     source: str
     file: str
-    name: str
     config: dict[str, Any]
     text: str
     left: tuple[Left, ...]
 
 
-def run(host: Host, source: str, file: str, name: str) -> Result:
+def run(host: Host, source: str, file: str) -> Result:
     """Exit 1 where the file can't be meant, or what it says is wrong in any plugin."""
     if not file:
         raise UsageError("--from needs a file", hint=f"gpunode plugin check-config --from {source} FILE")
     shown = "standard input" if file == "-" else file
     content = _read(host, file)
     try:
-        found, text = _settled(source, documents(content), name)
+        found, text = settled(translate(documents(content)))
     except WrongInput as error:
-        raise ConfigError(f"{shown}: {error.message}", hint=error.hint or _FORMS[source]) from error
-    data = PluginConfigTranslation(source, file, found.name, found.config, text, found.left)
+        raise ConfigError(f"{shown}: {error.message}", hint=error.hint or _FORM) from error
+    data = PluginConfigTranslation(source, file, found.config, text, found.left)
     if found.problems:
         errors = tuple(ErrorInfo("config", f"{shown}: {one}") for one in found.problems)
         return Result(KIND, data, "error", ExitCode.FAILED, _messages(found.left), errors)
     lines = tuple(Text(line, Style.COMMAND) for line in text.splitlines())
     return Result(KIND, data, "warn" if found.left else "ok", messages=_messages(found.left), blocks=lines)
-
-
-def _settled(source: str, found: Sequence[Item], name: str) -> tuple[Translation, str]:
-    from gpunode.plugin.config.resolve import settled
-
-    if source == "gke":
-        from gpunode.plugin.config.gke import translate
-    else:
-        from gpunode.plugin.config.translate_operator import translate
-    return settled(translate(found, name))
 
 
 def _messages(left: tuple[Left, ...]) -> tuple[str, ...]:

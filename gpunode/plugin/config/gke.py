@@ -1,4 +1,4 @@
-"""What the translations of other plugins' configurations share: the outcome, and reading the tree."""
+"""Translation of the configuration of GKE's device plugin into a config file of gpunode."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ class Translation:
     config: dict[str, Any] = field(default_factory=dict)
     left: tuple[Left, ...] = ()
     problems: tuple[str, ...] = ()
-    name: str = ""
-    """Which of several configurations it is."""
 
 
 class WrongInput(Exception):
@@ -85,48 +83,6 @@ def plain(item: Item) -> Any:
     return _BOOLEANS.get(item.text, item.text)
 
 
-def put(config: dict[str, Any], key: str, value: Any) -> Any:
-    """Set a dotted key in whatever case it is written there, making what is above it; gives what stood there
-    before."""
-    *above, last = key.split(".")
-    for part in above:
-        part = _spelled(config, part)
-        inner = config.get(part)
-        if not isinstance(inner, dict):
-            inner = config[part] = {}
-        config = inner
-    last = _spelled(config, last)
-    before = config.get(last)
-    config[last] = value
-    return before
-
-
-def _spelled(config: dict[str, Any], key: str) -> str:
-    return next((name for name in config if name.lower() == key.lower()), key)
-
-
-def take(config: Any, path: str) -> bool:
-    """Take out what a path such as ``sharing.mps.resources[0].name`` names; False if nothing is there."""
-    steps = [int(one[1:-1]) if one[0] == "[" else one for one in re.findall(r"\[\d+\]|[^.\[\]]+", path)]
-    if not steps:
-        return False
-    for step in steps[:-1]:
-        config = _inner(config, step)
-    last = steps[-1]
-    if isinstance(config, dict) and last in config:
-        del config[last]
-        return True
-    return False
-
-
-def _inner(config: Any, step: int | str) -> Any:
-    if isinstance(config, list) and isinstance(step, int):
-        return config[step] if step < len(config) else None
-    if isinstance(config, dict) and isinstance(step, str):
-        return config.get(_spelled(config, step))
-    return None
-
-
 def ordered(config: dict[str, Any]) -> dict[str, Any]:
     """With a version first, and the sections as people write them."""
     whole = {"version": "v1", **config}
@@ -152,11 +108,9 @@ _PROFILE = re.compile(r"[1-9][0-9]*g\.[1-9][0-9]*gb(\+[a-z]+)?")
 _PASSED_OVER = "GKE's plugin passes over the whole file then"
 
 
-def translate(found: Sequence[Item], name: str) -> Translation:
+def translate(found: Sequence[Item]) -> Translation:
     """`WrongInput` for what GKE's plugin couldn't mean either."""
     tree, from_map = _parts(found)
-    if name:
-        raise WrongInput("gpu_config.json holds one configuration", hint="leave out --name")
     left = [
         *_unknown(tree, _KEYS, ""),
         *_unknown(_get(tree, "GPUSharingConfig"), _SHARING_KEYS, "GPUSharingConfig."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -11,7 +10,7 @@ from typing import Any
 
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
-from gpunode.plugin.config.gke import Left, Translation, take
+from gpunode.plugin.config.gke import Left, Translation
 from gpunode.plugin.config.options import BY_FIELD, OPTIONS, Option
 from gpunode.plugin.config.settings import HealthSettings, LabelSettings, Settings
 from gpunode.plugin.config.values import TRUE, InvalidConfig, Problem, nearest, parse, split
@@ -308,23 +307,15 @@ def told(settings: Settings, option: Option) -> Any:
 # A translated configuration as a file's text, held against our own reader before anybody gets it.
 
 _NOWHERE = "/translated"  # is never opened: the bytes are given
-_UNKNOWN = "unknown key"
 
 
 def settled(found: Translation) -> tuple[Translation, str]:
-    """The translation without keys that nobody knows, and its text; `problems` if that is no config file."""
-    config, left = copy.deepcopy(found.config), list(found.left)
-    while True:
-        text = _text(config)
-        resolved = _resolved(text)
-        unknown = [one for one in resolved.problems if one.message.startswith(_UNKNOWN)]
-        taken = [one.key for one in unknown if take(config, one.key)]
-        left += [Left(key, "no device plugin knows this key, and NVIDIA's passes it over") for key in taken]
-        if not taken:
-            break
+    """The translation and its text; `problems` if that is no config file."""
+    text = _text(found.config)
+    resolved = _resolved(text)
     problems = tuple(map(_told, resolved.problems))
-    left += [Left(one.key or "the whole", one.message, one.hint) for one in resolved.warnings]
-    return replace(found, config=config, left=tuple(left), problems=problems), text
+    warnings = (Left(one.key or "the whole", one.message, one.hint) for one in resolved.warnings)
+    return replace(found, left=(*found.left, *warnings), problems=problems), text
 
 
 def _text(config: object) -> str:

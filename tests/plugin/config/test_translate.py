@@ -1,4 +1,4 @@
-"""`plugin check-config --from gke|gpu-operator`: what becomes of their configurations, and what doesn't."""
+"""`plugin check-config --from gke`: what becomes of GKE's configuration, and what doesn't."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.plugin.config import gke, translate_operator
-from gpunode.plugin.config.gke import Translation, WrongInput, documents
+from gpunode.plugin.config.gke import Translation, WrongInput, documents, translate
 from gpunode.plugin.config.resolve import settled
 from tests.cli import Ran, clean_environment, command, gpunode
 from tests.plugin.config.resolving import resolve_text
-from tests.plugin.config.test_translate_operator import CONFIG_MAP, POLICY, told
 
 RESOURCE = "nvidia.com/gpu"
 
 
-def translate(source: str, file: Path, *argv: str) -> Ran:
-    return gpunode("plugin", "check-config", "--from", source, str(file), *argv)
+def check_config(file: Path, *argv: str) -> Ran:
+    return gpunode("plugin", "check-config", "--from", "gke", str(file), *argv)
 
 
 def from_gke(tree: Any) -> Translation:
-    return settled(gke.translate(documents(json.dumps(tree).encode()), ""))[0]
+    return settled(translate(documents(json.dumps(tree).encode())))[0]
 
 
 # --- GKE ------------------------------------------------------------------------------------------------
@@ -93,7 +91,7 @@ def from_gke(tree: Any) -> Translation:
 def test_what_gkes_file_becomes(theirs: dict[str, Any], ours: dict[str, Any], left: set[str]) -> None:
     found = from_gke(theirs)
     assert found.config == {"version": "v1", **ours}
-    assert (set(told(found)), found.problems) == (left, ())
+    assert ({one.key for one in found.left}, found.problems) == (left, ())
 
 
 @pytest.mark.parametrize(
@@ -121,7 +119,7 @@ def xid_map(xids: str) -> dict[str, Any]:
 
 def test_the_xids_of_gkes_config_map_beat_those_of_the_file() -> None:
     stream = (json.dumps({"HealthCriticalXid": [61]}), json.dumps(xid_map("32, 79,74")))
-    found = settled(gke.translate(documents("\n---\n".join(stream).encode()), ""))[0]
+    found = settled(translate(documents("\n---\n".join(stream).encode())))[0]
     assert found.config["health"] == {"disable": ["all"], "enable": [32, 48, 74, 79]}
     assert from_gke(xid_map("31")).config["health"]["enable"] == [31, 48]
     for wrong, said in ((xid_map("31,x"), "'x' is no XID"), ({"kind": "ConfigMap"}, "isn't of GKE's")):
@@ -148,10 +146,10 @@ def test_every_valid_file_of_gkes_becomes_one_that_the_plugin_takes(
 
 
 keys = st.sampled_from(
-    ["devicePlugin", "mig", "cdi", "kind", "data", "env", "args", "config", "flags", "sharing"]
+    ["GPUPartitionSize", "GPUSharingConfig", "HealthCriticalXid", "kind", "data", "flags", "sharing"]
 )
 trees = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["x", "a\nb", "true", "ClusterPolicy"]),
+    st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["x", "a\nb", "true", "ConfigMap"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4),
     max_leaves=15,
 )
@@ -159,12 +157,11 @@ trees = st.recursive(
 
 @given(trees)
 def test_no_file_is_too_strange(tree: Any) -> None:
-    for translator in (gke.translate, translate_operator.translate):
-        try:
-            found, text = settled(translator(documents(yaml.safe_dump(tree).encode()), ""))
-        except WrongInput:
-            continue
-        assert yaml.safe_load(text) == found.config
+    try:
+        found, text = settled(translate(documents(yaml.safe_dump(tree).encode())))
+    except WrongInput:
+        return
+    assert yaml.safe_load(text) == found.config
 
 
 # --- as a user meets it ---------------------------------------------------------------------------------
@@ -174,7 +171,7 @@ def test_the_outcome_is_a_file_that_plugin_serve_takes(tmp_path: Path) -> None:
     theirs, ours = tmp_path / "gpu_config.json", tmp_path / "plugin.yaml"
     config = {"GPUPartitionSize": "1g.10gb", "MaxTimeSharedClientsPerGPU": 3, "HealthCriticalXid": [79]}
     theirs.write_text(json.dumps(config))
-    ran = translate("gke", theirs)
+    ran = check_config(theirs)
     assert ran.code == 0
     assert "left: GPUPartitionSize: " in ran.err and "gpunode mig apply" in ran.err
     resolved = resolve_text(ran.out, ours)
@@ -185,27 +182,27 @@ def test_the_outcome_is_a_file_that_plugin_serve_takes(tmp_path: Path) -> None:
 
 
 def test_json_holds_the_tree_the_text_and_what_is_left(tmp_path: Path) -> None:
-    file = tmp_path / "operator.yaml"
-    file.write_text(f"{CONFIG_MAP}---\n{POLICY}")
-    ran = translate("gpu-operator", file, "-o", "json")
+    file = tmp_path / "gpu_config.json"
+    file.write_text('{"GPUPartitionSize": "1g.5gb"}')
+    ran = check_config(file, "-o", "json")
     assert (ran.code, ran.document["kind"], ran.document["status"]) == (0, "PluginConfigTranslation", "warn")
     data = ran.document["data"]
-    assert (data["source"], data["name"], data["file"]) == ("gpu-operator", "a100", str(file))
+    assert (data["source"], data["file"]) == ("gke", str(file))
     assert yaml.safe_load(data["text"]) == data["config"]
-    assert {one["key"] for one in data["left"]} == {"t4", "devicePlugin.image"}
+    assert {one["key"] for one in data["left"]} == {"GPUPartitionSize"}
 
 
 def test_a_stream_from_kubectl_is_taken_from_stdin() -> None:
     done = subprocess.run(
-        command("plugin", "check-config", "--from", "gpu-operator", "-", "--name", "a100"),
-        input=CONFIG_MAP,
+        command("plugin", "check-config", "--from", "gke", "-"),
+        input=json.dumps(xid_map("79")),
         env=clean_environment(),
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0 and "replicas: 4" in done.stdout
+    assert done.returncode == 0 and "- 79" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -214,10 +211,9 @@ def test_a_stream_from_kubectl_is_taken_from_stdin() -> None:
         (("--from", "gke"), 2, "--from needs a file"),
         (("--from", "aws", "FILE"), 2, "aws"),
         (("--from", "gke", "FILE", "--mig-strategy", "single"), 2, "options of the plugin have no place"),
-        (("--name", "x", "FILE"), 2, "give --from"),
-        (("--from", "gke", "FILE", "--name", "x"), 1, "leave out --name"),
+        (("--from", "gpu-operator", "FILE"), 2, "gpu-operator"),
+        (("--from", "gke", "FILE", "--name", "x"), 2, "no such option"),
         (("--from", "gke", "/nowhere/gpu_config.json"), 1, "is no file"),
-        (("--from", "gpu-operator", "FILE"), 1, "nothing of the GPU operator's"),
     ],
 )
 def test_what_cant_be_meant(argv: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
@@ -230,17 +226,16 @@ def test_what_cant_be_meant(argv: tuple[str, ...], code: int, said: str, tmp_pat
 
 def test_a_stream_that_is_too_long_is_not_cut_off(tmp_path: Path) -> None:
     file = tmp_path / "all.yaml"
-    file.write_text(f"{CONFIG_MAP}{'#' * (4 << 20)}\n")
-    ran = translate("gpu-operator", file)
+    file.write_text(f"{json.dumps(xid_map('79'))}\n{'#' * (4 << 20)}\n")
+    ran = check_config(file)
     assert (ran.code, ran.out) == (1, "") and "are more than the" in ran.err
 
 
-@pytest.mark.parametrize("source", ["gke", "gpu-operator"])
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00"], ids=["empty", "binary"])
-def test_a_file_that_is_none_says_what_belongs_there(tmp_path: Path, source: str, content: bytes) -> None:
+def test_a_file_that_is_none_says_what_belongs_there(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "config"
     file.write_bytes(content)
-    ran = gpunode("plugin", "check-config", "--from", source, str(file))
+    ran = check_config(file)
     assert (ran.code, ran.out) == (1, "")
     error, hint = ran.err.splitlines()
     assert error.startswith(f"error: {file}: ")
