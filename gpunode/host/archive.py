@@ -1,168 +1,164 @@
-"""`Host`'s drawer for support bundles: the entries of a tar stream that a stranger made.
+"""Reader for an untrusted tar archive: `tarfile` with limits.
 
-The standard library's reader takes minutes for a kilobyte of odd extended headers, and recurses from one to
-the next. This one knows what such a bundle is made of (POSIX ustar and pax, GNU's long names), each with a
-limit, and refuses all else.
+tarfile alone takes minutes for a kilobyte of crafted extended headers: its cost grows with the square of a
+header's size, it recurses from one header to the next, and it reads the map of a sparse file into memory.
+So every header is checked before tarfile reads what belongs to it. Nothing is extracted by tarfile: the
+caller decides about each path, which is stricter than tarfile's filter "data".
 """
 
 from __future__ import annotations
 
+import re
+import tarfile
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any, cast
 
-_BLOCK = 512
-_MOST_HEADER = 64 << 10
-_MOST_HEADERS = 4  # extended ones before one entry
-_PIECE = 1 << 20
-_FILE, _DIRECTORY, _LONG_NAME, _PAX, _PAX_FOR_ALL = b"0", b"5", b"L", b"x", b"g"
-_KINDS = {b"1": "a link", b"2": "a link", b"3": "a device", b"4": "a device", b"6": "a device"}
+_MAX_HEADER_BYTES = 4 << 10  # of one extended header; a path takes up to 2 KiB
+_LONG_NUMBER = re.compile(rb"[0-9]{256}")  # longer than any file name
+_MAX_EXTENDED_HEADERS = 4  # before one member
+_CHUNK_BYTES = 1 << 20
+_EXTENDED = (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_REFUSED = (tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_SPARSE)
+_ACCEPTED = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE)
+_KINDS = {
+    tarfile.LNKTYPE: "a link",
+    tarfile.SYMTYPE: "a link",
+    tarfile.CHRTYPE: "a device",
+    tarfile.BLKTYPE: "a device",
+    tarfile.FIFOTYPE: "a device",
+    tarfile.GNUTYPE_SPARSE: "a sparse file",
+    tarfile.XGLTYPE: "a header for the whole archive",
+}
 
 
 class Refused(Exception):
-    """Why this can't be a bundle."""
+    """Why an archive is not read."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One file (`directory` is False) or directory. `read` gives the next piece of it, empty at its end; what
-    isn't read before the next entry is asked for is passed over."""
+class Limits:
+    """What an archive may come to: bytes and members in all, bytes of one file, seconds to read it."""
 
-    name: str
-    directory: bool
-    executable: bool
-    changed: float
-    size: int
-    read: Any
+    total_bytes: int
+    file_bytes: int
+    members: int
+    seconds: float
 
 
-class _Reader:
-    """Bytes of the stream: as many as asked for, or `Refused`."""
+def members(stream: IO[bytes], limits: Limits) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+    """Each file with its content, and each directory with None. Content is read before the next member.
 
-    def __init__(self, stream: Any, most: int) -> None:
-        self._stream = stream
-        self._left = self._most = most
-        self.rest = 0  # of the entry that is being read
+    `Refused` or `tarfile.TarError` for any other kind of member, a damaged archive, and beyond `limits`.
+    """
+    source = _Stream(stream, limits)
 
-    def take(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            piece = self._stream.read(min(size - len(data), self._left + 1))
-            if not piece:
-                raise Refused("it ends in the middle")
-            self._left -= len(piece)
-            if self._left < 0:
-                raise Refused(f"it unpacks to more than {self._most >> 20} MiB")
-            data += piece
-        return data
+    class Member(tarfile.TarInfo):
+        """A header that is checked before tarfile acts on it."""
 
-    def piece(self) -> bytes:
-        data = self.take(min(_PIECE, self.rest))
-        self.rest -= len(data)
-        return data
+        @classmethod
+        def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Member:
+            member = _parsed(super().frombuf, buf, encoding, errors)
+            source.check(member)
+            return cast("Member", member)
 
-    def drain(self) -> None:
-        """To the end of the compressed stream, whose check sum is compared there."""
-        while piece := self._stream.read(_PIECE):
-            self._left -= len(piece)
-            if self._left < 0:
-                raise Refused(f"it unpacks to more than {self._most >> 20} MiB")
-
-
-def entries(stream: Any, most_bytes: int, most_file: int, most_entries: int) -> Iterator[Entry]:
-    """Each file and directory; `Refused` for anything else, for a damaged one, and beyond these limits."""
-    reader = _Reader(stream, most_bytes)
-    told: dict[str, str] = {}
-    headers = number = 0
-    while any(block := reader.take(_BLOCK)):
-        kind, size = _kind(block), _number(block[124:136])
-        if kind in (_LONG_NAME, _PAX, _PAX_FOR_ALL):
-            headers += 1
-            if size > _MOST_HEADER or headers > _MOST_HEADERS:
-                raise Refused("its headers are too long")
-            text = reader.take(_padded(size))[:size]
-            if kind != _PAX_FOR_ALL:  # such a one tells of the archive, not of an entry
-                told |= _pax(text) if kind == _PAX else {"path": _text(text)}
-            continue
+    with _damaged():  # which reads the first member
+        archive = tarfile.TarFile(
+            fileobj=cast("IO[bytes]", source), tarinfo=Member, encoding="utf-8", errors="surrogateescape"
+        )
+    number = 0
+    while True:
+        with _damaged():
+            member = archive.next()
+        if member is None:
+            break
+        cast("Any", archive).members.clear()  # each keeps its extended headers
         number += 1
-        if number > most_entries:
-            raise Refused(f"it has more than {most_entries} entries")
-        entry = _entry(block, kind, size, told, reader)
-        if entry.size > most_file:
-            raise Refused(f"{entry.name[:100]!a} is larger than {most_file >> 20} MiB")
-        reader.rest = entry.size
-        yield entry
-        while reader.rest:
-            reader.piece()
-        reader.take(_padded(entry.size) - entry.size)
-        told, headers = {}, 0
-    reader.drain()
+        if number > limits.members:
+            raise Refused(f"it has more than {limits.members} entries")
+        if member.type not in _ACCEPTED:
+            raise _unwanted(member)
+        if member.isreg() and not 0 <= member.size <= limits.file_bytes:
+            raise Refused(f"{member.name[:100]!a} is larger than {limits.file_bytes >> 20} MiB")
+        yield member, archive.extractfile(member)
+    while source.read(_CHUNK_BYTES):  # to the end of the compressed stream, where its check sum is compared
+        continue
 
 
-def _kind(block: bytes) -> bytes:
-    """The type of the entry behind this header, whose check sum is compared first."""
-    wanted = _number(block[148:156])
-    if sum(block) - sum(block[148:156]) + 8 * ord(" ") != wanted:
-        raise Refused("it is no tar archive, or damaged")
-    return block[156:157]
-
-
-def _entry(block: bytes, kind: bytes, size: int, told: dict[str, str], reader: _Reader) -> Entry:
-    prefix = _text(block[345:500]) if block[257:263] == b"ustar\0" else ""
-    name = told.get("path") or (f"{prefix}/" if prefix else "") + _text(block[:100])
-    if any(key.startswith("GNU.sparse") for key in told):
-        raise Refused(f"{name[:100]!a} is a sparse file, and a bundle holds files and directories only")
-    if kind not in (_FILE, b"\0", _DIRECTORY):
-        what = _KINDS.get(kind, "of an unknown kind")
-        raise Refused(f"{name[:100]!a} is {what}, and a bundle holds files and directories only")
-    directory = kind == _DIRECTORY or (kind == b"\0" and name.endswith("/"))
-    if "size" in told:
-        size = _decimal(told["size"])
+@contextmanager
+def _damaged() -> Iterator[None]:
+    """tarfile doesn't catch everything that a crafted number in a header makes int() and re raise."""
     try:
-        changed = float(told.get("mtime") or _number(block[136:148]))
-    except ValueError as error:
-        raise Refused(f"{name[:100]!a} was changed at no time") from error
-    executable = _number(block[100:108]) & 0o111 != 0
-    return Entry(name, directory, executable, changed, 0 if directory else size, reader.piece)
+        yield
+    except (ArithmeticError, LookupError, ValueError) as error:
+        raise Refused("its headers are damaged") from error
 
 
-def _pax(text: bytes) -> dict[str, str]:
-    """The records ``LENGTH KEY=VALUE`` of an extended header, as far as anything is done with them."""
-    found = {}
-    while text:
-        length, blank, _ = text[:20].partition(b" ")
-        end = _decimal(length.decode("latin-1")) if blank else 0
-        record = text[len(length) + 1 : end]
-        key, equals, value = record.partition(b"=")
-        if not equals or end > len(text) or record[-1:] != b"\n":
-            raise Refused("its headers are damaged")
-        if key in (b"path", b"size", b"mtime") or key.startswith(b"GNU.sparse"):
-            found[_text(key)] = value[:-1].decode("utf-8", "surrogateescape")
-        text = text[end:]
-    return found
+def _parsed(parse: Any, block: bytes | bytearray, encoding: str, errors: str) -> tarfile.TarInfo:
+    """`TarInfo.frombuf`, where tarfile would take a damaged header for the end of the archive."""
+    if len(block) != tarfile.BLOCKSIZE:
+        raise Refused("it ends in the middle")
+    try:
+        return cast("tarfile.TarInfo", parse(block, encoding, errors))
+    except tarfile.HeaderError as error:
+        if any(block):
+            raise Refused("it is no tar archive, or damaged") from error
+        raise
 
 
-def _decimal(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise Refused("its headers hold a number that is none")
-    return int(text)
+def _unwanted(member: tarfile.TarInfo) -> Refused:
+    what = _KINDS.get(member.type, "of an unknown kind")
+    return Refused(f"{member.name[:100]!a} is {what}, and a bundle holds files and directories only")
 
 
-def _number(field: bytes) -> int:
-    """Octal digits, or a binary number behind a first bit that is set; none is negative."""
-    if field[0] & 0x80:
-        if field[0] != 0x80:
+class _Stream:
+    """The decompressed archive as a file that is read forward only, within `limits`."""
+
+    def __init__(self, stream: IO[bytes], limits: Limits) -> None:
+        self._stream = stream
+        self._limits = limits
+        self._deadline = time.monotonic() + limits.seconds
+        self._position = 0
+        self._extended = 0  # headers since the last member
+        self._pax = False  # the next bytes are a PAX header
+
+    def check(self, member: tarfile.TarInfo) -> None:
+        """`Refused` for a header of which tarfile must not read what belongs to it."""
+        self._pax = member.type == tarfile.XHDTYPE
+        if member.size < 0:
             raise Refused("its headers hold a negative number")
-        return int.from_bytes(field[1:], "big")
-    digits = field.partition(b"\0")[0].strip()
-    if digits.strip(b"01234567"):
-        raise Refused("it is no tar archive, or damaged")
-    return int(digits or b"0", 8)
+        if member.type in _REFUSED:
+            raise _unwanted(member)
+        if member.type in _EXTENDED:
+            self._extended += 1
+            if member.size > _MAX_HEADER_BYTES or self._extended > _MAX_EXTENDED_HEADERS:
+                raise Refused("its headers are too long")
+        else:
+            self._extended = 0
 
+    def read(self, size: int) -> bytes:
+        if time.monotonic() > self._deadline:
+            raise Refused(f"reading it takes more than {self._limits.seconds:g} s")
+        data = self._stream.read(min(size, self._limits.total_bytes - self._position + 1))
+        self._position += len(data)
+        if self._position > self._limits.total_bytes:
+            raise Refused(f"it unpacks to more than {self._limits.total_bytes >> 20} MiB")
+        if self._pax:
+            self._pax = False
+            if b"GNU.sparse" in data:
+                raise Refused("it holds a sparse file, and a bundle holds files and directories only")
+            if _LONG_NUMBER.search(data):
+                raise Refused("its headers hold a number that is too long")
+        return data
 
-def _text(field: bytes) -> str:
-    return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+    def tell(self) -> int:
+        return self._position
 
-
-def _padded(size: int) -> int:
-    return -(-size // _BLOCK) * _BLOCK
+    def seek(self, position: int) -> None:
+        if position < self._position:
+            raise Refused("its headers lead backwards")
+        while self._position < position:
+            if not self.read(min(_CHUNK_BYTES, position - self._position)):
+                raise Refused("it ends in the middle")

@@ -10,14 +10,15 @@ import io
 import json
 import os
 import re
+import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from gpunode.errors import ConfigError, Unreadable
 from gpunode.host import Host
-from gpunode.host.archive import Entry, Refused, entries
+from gpunode.host.archive import Limits, Refused, members
 from gpunode.host.recorder import Kept, programs_as_files
 from gpunode.host.recording import RECORDING
 from gpunode.host.redact import Redaction, known_variable, runs_known_program, shown_arguments, shown_variable
@@ -27,6 +28,7 @@ MOST_BYTES = 256 << 20
 MOST_FILE = 32 << 20
 MOST_ENTRIES = 50_000
 MOST_DIRECTORIES = 10_000
+MOST_SECONDS = 30.0  # to unpack one; the largest takes a few
 _MOST_DEPTH = 64
 _MOST_NAME = 2048
 _LATEST = 1 << 33  # the year 2242; beyond it some file systems refuse a time
@@ -40,12 +42,12 @@ def unpacked(archive: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="gpunode-bundle-") as name:
         place = _Place(Path(name) / MACHINE)
         links: dict[str, str] = {}
-        for parts, entry in _entries(archive):
+        for parts, member, content in _members(archive):
             with _refusing(archive):
                 if parts[:1] == (MACHINE,):
-                    place.write(parts[1:], entry)
+                    place.write(parts[1:], member, content)
                 elif parts == (LINKS,):
-                    links = _links(_whole(entry))
+                    links = _links(content.read() if content else b"")
         with _refusing(archive):
             for path, target in links.items():
                 place.link(path, target)
@@ -57,10 +59,10 @@ def unpacked(archive: Path) -> Iterator[Path]:
 def report_in(archive: Path) -> bytes:
     """The DoctorReport that a bundle carries, as JSON; `ConfigError` if it has none."""
     found = None
-    for parts, entry in _entries(archive):
-        if parts == (REPORT,) and not entry.directory:
+    for parts, _, content in _members(archive):
+        if parts == (REPORT,) and content is not None:
             with _refusing(archive):
-                found = _whole(entry)
+                found = content.read()
     if found is None:
         raise ConfigError(f"{archive} is no support bundle: it has no {REPORT}", hint="see gpunode report")
     return found
@@ -75,24 +77,21 @@ def _refusing(archive: Path) -> Iterator[None]:
         yield
     except PermissionError as error:
         raise Unreadable(f"can't read {archive}: {error.strerror}", hint="run as root") from error
-    except (Refused, zlib.error, EOFError, OSError, ValueError) as error:
+    except (Refused, tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
         told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(
             f"{archive} is no support bundle: {told}", hint="one is made by gpunode report"
         ) from error
 
 
-def _entries(archive: Path) -> Iterator[tuple[tuple[str, ...], Entry]]:
-    """Each entry with its path below the bundle's one directory."""
+def _members(archive: Path) -> Iterator[tuple[tuple[str, ...], tarfile.TarInfo, IO[bytes] | None]]:
+    """Each member with its path below the bundle's one directory, and a file's content."""
     import gzip
 
+    limits = Limits(MOST_BYTES, MOST_FILE, MOST_ENTRIES, MOST_SECONDS)
     with _refusing(archive), gzip.open(archive) as packed:
-        for entry in entries(packed, MOST_BYTES, MOST_FILE, MOST_ENTRIES):
-            yield _inside(entry.name.removesuffix("/"))[1:], entry
-
-
-def _whole(entry: Entry) -> bytes:
-    return b"".join(iter(entry.read, b""))
+        for member, content in members(cast("IO[bytes]", packed), limits):
+            yield _inside(member.name.removesuffix("/"))[1:], member, content
 
 
 def _inside(name: str) -> tuple[str, ...]:
@@ -115,17 +114,17 @@ class _Place:
         self._made: set[tuple[str, ...]] = set()
         root.mkdir()
 
-    def write(self, parts: tuple[str, ...], entry: Entry) -> None:
+    def write(self, parts: tuple[str, ...], member: tarfile.TarInfo, content: IO[bytes] | None) -> None:
         """No link was made yet; a second file of a name is refused."""
-        if entry.directory:
+        if content is None:
             self._directory(parts)
             return
         target = self._directory(parts[:-1]).joinpath(*parts[-1:])
         with target.open("xb") as out:
-            while piece := entry.read():
+            while piece := content.read(1 << 20):
                 out.write(piece)
-        target.chmod(0o755 if entry.executable else 0o644)
-        moment = min(max(entry.changed, 0.0), float(_LATEST))
+        target.chmod(0o755 if member.mode & 0o111 else 0o644)
+        moment = min(max(float(member.mtime), 0.0), float(_LATEST))
         os.utime(target, (moment, moment))
 
     def link(self, path: str, target: str) -> None:
@@ -263,8 +262,6 @@ def packed(
     top: str, inside: Mapping[str, bytes], kept: Kept, beside: Mapping[str, bytes], now: float
 ) -> bytes:
     """The archive: `beside` first, so that a person finds the report on top, then the machine."""
-    import tarfile
-
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz", compresslevel=6) as archive:
         for name, data in beside.items():
@@ -282,8 +279,6 @@ def packed(
 
 
 def _add(archive: Any, name: str, data: bytes | None, moment: float, mode: int) -> None:
-    import tarfile
-
     entry = tarfile.TarInfo(name)
     entry.mtime, entry.mode = moment, mode
     if data is None:

@@ -266,6 +266,17 @@ HEADERS = {
     "a chain of long names": extended(b"L", b"abc\0") * 5000 + header(b"0", "t/machine/f"),
     "a chain of pax headers": extended(b"x", b"13 path=abcd\n") * 5000 + header(b"0", "t/machine/f"),
     "a sparse file": sparse(),
+    "a map of a sparse file that is a bomb": extended(b"x", b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n")
+    + header(b"0", "t/machine/f", 512)
+    + b"99999999\n"
+    + b"1\n" * (16 << 20),
+    "headers of which each is long to read": (
+        extended(b"x", b"1 " * 2000 + b"=") + header(b"0", "t/machine/f")
+    )
+    * 2,
+    "a number that is too long": extended(b"x", b"1" * 400 + b" path=a\n") + header(b"0", "t/machine/f"),
+    "a length that fits no integer": extended(b"x", b"9" * 200 + b" path=a\n") + header(b"0", "t/machine/f"),
+    "a header for all members": extended(b"g", b"13 path=abcd\n") + header(b"0", "t/machine/f"),
     "a negative size in pax": extended(b"x", b"11 size=-5\n") + header(b"0", "t/machine/f"),
     "a size of pax that is a bomb": extended(b"x", b"19 size=9999999999\n") + header(b"0", "t/machine/f"),
     "a path of pax that leads out": extended(b"x", b"19 path=t/m/../evil\n") + header(b"0", "t/machine/f"),
@@ -276,12 +287,32 @@ HEADERS = {
 }
 
 
+@pytest.mark.parametrize("before", [header(b"5", "t/machine/etc"), b""], ids=["later", "first"])
 @pytest.mark.parametrize("name", HEADERS)
-def test_headers_that_no_tar_writes_are_refused_at_once(name, tmp_path):
+def test_headers_that_no_tar_writes_are_refused_at_once(name, before, tmp_path):
     path = tmp_path / "odd.tar.gz"
-    path.write_bytes(gzip.compress(header(b"5", "t/machine/etc") + HEADERS[name] + bytes(1024), 1))
+    path.write_bytes(gzip.compress(before + HEADERS[name] + bytes(1024), 1))
     started = time.monotonic()
     with pytest.raises(ConfigError, match=r"odd\.tar\.gz is no support bundle"), bundle.unpacked(path):
+        pass
+    assert time.monotonic() - started < 10
+
+
+def test_a_bundle_that_takes_too_long_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundle, "MOST_SECONDS", 0.0)
+    path = archive(tmp_path / "slow.tar.gz", FINE)
+    with pytest.raises(ConfigError, match=r"slow\.tar\.gz .* takes more than 0 s"), bundle.unpacked(path):
+        pass
+
+
+def test_headers_that_are_long_to_read_end_with_the_time_limit(tmp_path, monkeypatch):
+    """A kilobyte for each second that tarfile alone would take."""
+    monkeypatch.setattr(bundle, "MOST_SECONDS", 1.0)
+    records = b"1 " * 2000 + b"="
+    path = tmp_path / "slow.tar.gz"
+    path.write_bytes(gzip.compress((extended(b"x", records) + header(b"5", "t/machine/etc")) * 4000, 1))
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=r"slow\.tar\.gz is no support bundle"), bundle.unpacked(path):
         pass
     assert time.monotonic() - started < 10
 
