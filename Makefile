@@ -2,49 +2,52 @@
 VENV ?= .venv
 export VENV
 
-.PHONY: demo test test-machine bench bench-plugin lint format corpus docs clean
+.PHONY: demo test test-machine bench bench-plugin lint format corpus docs clean help
 
-demo: ## the whole way on a simulated node, touching nothing
+demo: ## run the whole program on a simulated node; changes nothing on this machine
 	@scripts/make-venv
 	@$(VENV)/bin/gpunode demo
 
-test: ## linters, types, unit and integration tests with real engines
+test: ## linters, types, unit tests, and integration tests with real engines
 	@scripts/make-venv dev
 	@scripts/install-engines
 	@scripts/run-tests
 
-test-machine: ## gpunode on booted Debian machines with systemd; needs root, apt and Linux namespaces
+test-machine: ## tests on booted Debian machines with systemd; needs root, apt and Linux namespaces
 	@scripts/make-venv dev
 	@scripts/install-engines
 	@scripts/run-tests --machine
 
-bench: ## start times of the commands, as ratios to `python -c pass`
+bench: ## measure the start times of commands, as ratios to `python -c pass`
 	@scripts/make-venv dev
 	@$(VENV)/bin/python -m scripts.bench
 
-bench-plugin: ## the device plugin against its limits; BENCH='--peer COMMAND' measures another one beside it
+bench-plugin: ## measure the device plugin against its limits; BENCH='--peer COMMAND' compares another plugin
 	@scripts/make-venv dev
 	@$(VENV)/bin/python -m scripts.bench_plugin $(BENCH)
 
-lint: ## what `make test` checks first
+lint: ## ruff and mypy, as `make test` runs them first
 	@scripts/make-venv dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-format:
+format: ## fix what ruff can fix, and format the code
 	@scripts/make-venv dev
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-corpus: ## record what configure-runtime does with every file of the corpus on the engines at hand
+corpus: ## record what configure-runtime does with each file of the corpus on the installed engines
 	@scripts/make-venv dev
 	@scripts/install-engines
 	PATH="$$PATH:/usr/sbin:/sbin" GPUNODE_RECORD_CORPUS=1 $(VENV)/bin/python -m pytest -q -k corpus tests/integration
 
-docs: ## write the generated pages and the README's transcripts again
+docs: ## write the generated pages and README's transcripts
 	@scripts/make-venv dev
 	$(VENV)/bin/python scripts/generate_docs.py
 
-clean:
+clean: ## remove the virtual environment, build output and caches
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+help: ## list the targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-13s %s\n", $$1, $$2 }'
