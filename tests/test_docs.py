@@ -35,10 +35,19 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert missing == []
 
 
-def test_the_readme_leads_to_every_page() -> None:
-    text = (REPOSITORY / "README.md").read_text()
-    pages = [path.name for path in PAGES if path.parent.name == "docs"]
-    assert [name for name in pages if f"(docs/{name})" not in text] == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_named_source_files_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return  # it names files of its time
+    names = re.findall(r"(?<![\w/])(?:gpunode|tests|fixtures|scripts)/[\w/]+\.py\b", page.read_text())
+    assert [name for name in names if not (REPOSITORY / name).exists()] == []
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (REPOSITORY / "docs/README.md").read_text()
+    pages = [path.name for path in (REPOSITORY / "docs").iterdir() if path.name != "README.md"]
+    assert [name for name in pages if f"]({name})" not in index] == []
+    assert "(docs/README.md)" in (REPOSITORY / "README.md").read_text()
 
 
 def test_every_exit_code_is_explained() -> None:
