@@ -236,22 +236,6 @@ def manifests_rbac(
     return command.rbac(namespace, tuple(uses or ("plugin",)), name)
 
 
-@verb(manifests_app, "node", "Manifests")
-def manifests_node(
-    session: Session,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The node, as kubectl get nodes has it.")],
-    vendor: VendorOption = Vendor.NVIDIA,
-    taint: TaintOption = False,
-) -> "Result":
-    """Print a GPU node's label and taint. gpunode node label and node taint set them.
-
-    gpunode manifests node gpu-1 --taint
-    """
-    from gpunode.commands import manifests as command
-
-    return command.node(name, vendor.value, taint)
-
-
 @verb(manifests_app, "vector-add", "Manifests")
 def manifests_vector_add(
     session: Session,

@@ -97,15 +97,6 @@ def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
     return printed(found, tuple(messages))
 
 
-def node(name: str, vendor: str, taint: bool) -> Result:
-    """A GPU node's label and, if asked for, its taint."""
-    marked = manifests.gpu_node(checked_subdomain(name, "a node's name"), vendor, taint=taint)
-    replaces = (
-        "kubectl apply puts this taint in the place of all that the node has; gpunode node taint adds one",
-    )
-    return printed((marked,), replaces if taint else ())
-
-
 def vector_add(options: PodOptions) -> Result:
     """The pod that `verify --on kubernetes` runs, under a fixed name."""
     from gpunode.kubernetes.manifests import vector_add as pod

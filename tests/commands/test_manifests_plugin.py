@@ -329,7 +329,7 @@ def test_a_wrong_config_file_is_refused_with_its_line(tmp_path: Path) -> None:
         (("daemon-set", "--kubelet-root", "kubelet"), "no absolute path"),
         (("daemon-set", "--mps", "2", "--config-file", "x"), "--config-file names one"),
         (("rbac", "--for", "everything"), "known: plugin, labels"),
-        (("node", "gpu_1"), "can't be a node's name"),
+        (("all", "--node", "gpu_1"), "can't be a node's name"),
         (("vector-add", "--resource", "gpu"), "DOMAIN/NAME"),
         (("all", "--taint"), "--taint needs a node"),
     ],
@@ -371,7 +371,10 @@ def test_an_image_is_one_that_a_kubelet_can_read(image: str, good: bool) -> None
     assert (ran.code, "can't be an image's name" in ran.err) == ((0, False) if good else (2, True))
 
 
-def test_a_taint_is_only_printed_when_asked_for_and_says_what_applying_it_does() -> None:
-    assert "spec" not in objects("node", "gpu-1")[0]
-    ran = manifests("node", "gpu-1", "--taint")
-    assert "effect: NoSchedule" in ran.out and "in the place of all that the node has" in ran.err
+def test_a_taint_is_only_printed_when_asked_for() -> None:
+    def node(*argv: str) -> dict[str, Any]:
+        return next(one for one in objects("all", *IMAGE, "--node", "gpu-1", *argv) if one["kind"] == "Node")
+
+    assert "spec" not in node()
+    taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    assert node("--taint")["spec"] == {"taints": [taint]}

@@ -74,7 +74,6 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "manifests runtime-class": ((),),
     "manifests daemon-set": ((),),
     "manifests rbac": (("--for", "verify"),),
-    "manifests node": (("node",),),
     "manifests vector-add": ((),),
     "demo": ((),),
     "completion": (("bash",),),
