@@ -150,11 +150,12 @@ def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
 
 def unreadable(error: ConfigError) -> tuple[Evidence, Fix]:
     """Where a file can't be read (``path:line:column: reason``), and how to get there."""
-    path, _, rest = error.message.partition(":")
+    message = error.message.removeprefix("can't read ")
+    path, _, rest = message.partition(":")
     number, _, reason = rest.partition(":")
     if not number.strip().isdecimal():
         path = path.partition(" ")[0]
-        return seen(path, error.message.removeprefix(path).strip()), edit(path, None)
+        return seen(path, message.removeprefix(path).strip(": ")), edit(path, None)
     line = int(number)
     return seen(path, reason.strip(), line), edit(path, line)
 

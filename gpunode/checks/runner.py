@@ -58,12 +58,14 @@ def _run(walk: _Walk, selection: Selection) -> tuple[Finding, ...]:
 @dataclass(frozen=True)
 class _Walk:
     """One run; `done` remembers findings, so that every check runs once. `failed` are those that explain what
-    waits, ignored ones included; a check that broke explains nothing."""
+    waits, ignored ones included. A check that ended in an error explains only the checks that end in the same
+    one: `errors` has the first check of each message, so that a file that can't be read is reported once."""
 
     node: Node
     selection: Selection
     done: dict[str, Finding] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
+    errors: dict[str, str] = field(default_factory=dict)
     patience: Patience = field(default_factory=Patience)
 
     def finding(self, check: Check) -> Finding:
@@ -95,6 +97,10 @@ class _Walk:
             if cause is not None:
                 return _finding(check, skip(f"waits for {cause}", "blocked"), blocked_by=cause)
             verdict = self._verdict(check)
+        if verdict.status is FindingStatus.ERROR:
+            first = self.errors.setdefault(verdict.summary, check.id)
+            if first != check.id:
+                return _finding(check, skip(verdict.summary, "blocked"), blocked_by=first)
         finding = _finding(check, verdict, self._family())
         finding = replace(finding, fix=self._fitting(finding.fix))
         milliseconds = round((self.node.host.monotonic() - started) * 1000, 1)
@@ -129,7 +135,7 @@ class _Walk:
             before = self.finding(BY_ID[blocker])
             if before.id in self.failed:
                 return before.id
-            if before.blocked_by is not None:
+            if before.blocked_by in self.failed:
                 return before.blocked_by
             if before.skipped in ("not-applicable", "left-out"):
                 cause = self._root_cause(BY_ID[blocker])

@@ -575,7 +575,7 @@ def toolkit_config_invalid(node: Node) -> Verdict:
     try:
         settings = node.toolkit_settings
     except ConfigError as error:
-        path, _, rest = error.message.partition(":")
+        path, _, rest = error.message.removeprefix("can't read ").partition(":")
         line = rest.partition(":")[0]
         number = int(line) if line.isdigit() else None
         where = f"+{number} {path}" if number else path

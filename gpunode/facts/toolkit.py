@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunode.errors import GpunodeError, UsageError
+from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.daemons import parse_version
 from gpunode.facts.tables import gate
@@ -199,7 +200,9 @@ def locate(host: Host, given: str = "") -> tuple[str, str]:
 
 def keys_for(host: Host) -> tuple[Key, ...]:
     """`KEYS` with the defaults that depend on the distribution, as the toolkit derives them."""
-    release = host.read_text("/etc/os-release") or host.read_text("/usr/lib/os-release") or ""
+    release = ""
+    with suppress(ConfigError):  # a file that can't be read is no fault of the toolkit's settings
+        release = host.read_text("/etc/os-release") or host.read_text("/usr/lib/os-release") or ""
     own: dict[str, str] = {}
     if host.exists("/sbin/ldconfig.real"):
         own[f"{_CLI}.ldconfig"] = "@/sbin/ldconfig.real"  # Ubuntu's /sbin/ldconfig is a wrapper script

@@ -8,19 +8,23 @@ from typing import Any
 
 import pytest
 
-from fixtures.machines import machine
+from fixtures.machines import machine, options
+from gpunode.checks.runner import run_checks
 from gpunode.commands.demo import build_machine
 from gpunode.errors import ConfigError
+from gpunode.facts.node import Node, Questions
 from gpunode.facts.packages import parse_apt_conf
 from gpunode.host import Host
 from gpunode.host.files import LARGE_BYTES, READ_BYTES, SMALL_BYTES
+from gpunode.output.result import FindingStatus
 from tests.cli import gpunode
 
+KUBELET = "/var/lib/kubelet/kubeadm-flags.env"
 FILES = {
     "/etc/os-release": 'ID=ubuntu\nVERSION_ID="22.04"\nNAME="',
     "/etc/apt/apt.conf.d/20auto-upgrades": 'APT::Periodic::Unattended-Upgrade "1";\nX "',
     "/etc/apt/apt.conf.d/50unattended-upgrades": "Unattended-Upgrade::Package-Blacklist {\n",
-    "/var/lib/kubelet/kubeadm-flags.env": 'KUBELET_KUBEADM_ARGS="',
+    KUBELET: 'KUBELET_KUBEADM_ARGS="',
     "/etc/environment": 'NVIDIA_VISIBLE_DEVICES="',
     "/etc/docker/daemon.json": '{"runtimes": {}, "x": "',
 }
@@ -61,6 +65,30 @@ def test_the_doctor_names_the_file_and_reads_no_more_than_the_limit(
     assert "this is a bug" not in ran.err and "the check broke" not in ran.out
     if path in REPORTED:
         assert f"{path}: larger than 64 KiB" in ran.out
+    headline = ran.out.splitlines()[0]
+    assert "errors" not in headline and (
+        path != KUBELET or headline.startswith(f"1 error: can't read {path}")
+    )
+
+
+@pytest.mark.parametrize("name", ["healthy-h100", "healthy-crio", "healthy-suse-kubelet", "healthy-k3s"])
+def test_any_file_that_is_too_large_is_one_finding_that_names_it(tmp_path: Path, name: str) -> None:
+    """Checks that need the file are skipped, whichever of the machine's files it is."""
+    root = build_machine(machine(name), tmp_path / "m")
+    for file in (one for one in sorted(root.rglob("*")) if one.is_file() and not one.is_symlink()):
+        path, size = f"/{file.relative_to(root)}", file.stat().st_size
+        if path.startswith(("/.gpunode/", "/proc/1", "/proc/2", "/proc/8", "/proc/9")):
+            continue  # the recording itself, and processes, which are absent then
+        os.truncate(file, LARGE_BYTES + 1)
+        findings = run_checks(Node(Host(root, environ={}), Questions(**options(name))))
+        os.truncate(file, size)
+        bad = [one for one in findings if one.status not in (FindingStatus.PASS, FindingStatus.SKIP)]
+        errors = [one for one in bad if one.status is FindingStatus.ERROR]
+        assert len(bad) <= 1, (path, bad)
+        assert all(one.summary == f"can't read {path}: {one.summary.rpartition(': ')[2]}" for one in errors)
+        assert all(one.blocked_by in {each.id for each in bad} for one in findings if one.blocked_by), path
+        assert all(path in f"{one.summary} {one.evidence}" for one in bad), (path, bad)
+        assert all("can't" not in fix.command for one in bad for fix in one.fix), (path, bad)
 
 
 def test_no_more_than_the_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
