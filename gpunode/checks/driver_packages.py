@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
@@ -340,8 +341,15 @@ def _run_file(node: Node, version: str, option: str) -> str:
 
 
 def reinstall_libraries(node: Node) -> Fix:
-    """The libraries again, in the version that the repositories have with the module."""
-    return install_libraries(node) or fixes.INSTALL_LIBRARIES.for_family(node.distribution.family)
+    """The libraries again, in the version that the repositories have with the module.
+
+    apt leaves a package alone that is installed in the newest version, whatever replaced its files.
+    """
+    fix = install_libraries(node) or fixes.INSTALL_LIBRARIES.for_family(node.distribution.family)
+    words = fix.command.split(" && ")[0].split()
+    if words[:2] != ["apt", "install"] or not any(name in node.packages.installed for name in words[2:]):
+        return fix
+    return replace(fix, command=fix.command.replace("apt install", "apt install --reinstall", 1))
 
 
 _FIRMWARE = ("nvidia-firmware", "firmware-nvidia-gsp", "kernel-firmware-nvidia-gsp")

@@ -6,6 +6,7 @@ import pytest
 
 from fixtures.machines import expected, machine, options, overlay, recorded_host
 from gpunode.checks import driver_packages, fixes
+from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.preconditions import fitting
 from gpunode.checks.runner import Selection, run_checks
 from gpunode.commands.demo import build_machine
@@ -236,3 +237,18 @@ def test_libraries_that_are_held_keep_what_depends_on_them(held, tmp_path):
 def test_headers_come_in_the_package_of_the_kernels_kind(release, package):
     assert kernel_devel(release) == package
     assert package in fixes.build_module_for(release).rhel.command
+
+
+@pytest.mark.parametrize(
+    ("installed", "command"), [((), "apt install"), (("nvidia-utils-580",), "apt install --reinstall")]
+)
+def test_apt_reinstalls_libraries_whose_package_is_installed(tmp_path, installed, command):
+    """Without --reinstall apt leaves the newest version alone, whatever replaced its files."""
+    spec = machine("driver-libs-mixed")
+    for path, text in dpkg(*installed, version="580.159.03-0ubuntu0.22.04.1").items():
+        spec["files"][path] = "\n\n".join(
+            part for part in (spec["files"].get(path, "").strip(), text) if part
+        )
+    verdict = BY_ID["driver-libs-mixed"].run(Node(Host(build_machine(spec, tmp_path / "m"), environ={})))
+    assert verdict.fix is not None
+    assert verdict.fix.command == f"{command} libnvidia-compute-580 nvidia-utils-580 && ldconfig"
