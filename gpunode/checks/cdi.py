@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts.containerd import dig
 from gpunode.facts.daemons import parse_version
@@ -511,8 +512,8 @@ def cdi_refresh_inactive(node: Node) -> Verdict:
     if ours is not None and ours.runs:
         return ok(f"{_OURS} keeps the specification true")
     if service.active == "failed":
-        fix = Fix(f"systemctl restart {_SERVICE}")
-        return warn(f"{_SERVICE} failed: no specification was written", seen(_SERVICE, str(service)), fix=fix)
+        fix = after_reading_log(_SERVICE, f"systemctl restart {_SERVICE}")
+        return warn(f"{_SERVICE} failed: no specification was written", *seen_unit(node, _SERVICE), fix=fix)
     if service.at_boot and path is not None and path.installed and not path.runs:
         return warn(f"{_PATH} isn't on", seen(_PATH, str(path)), seen(_SERVICE, str(service)))
     return ok(f"{_SERVICE}: {service}")

@@ -8,7 +8,7 @@ from typing import Any
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere, per_family
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, ok, seen, skip, warn
-from gpunode.checks.units import seen_unit
+from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.daemons import Daemon, systemd_runs
@@ -24,6 +24,7 @@ from gpunode.facts.docker import (
 )
 from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
+from gpunode.facts.services import UnitState
 from gpunode.facts.system import TEGRA, WSL2
 from gpunode.host.redact import shown_arguments
 from gpunode.output.result import Evidence, Fix
@@ -306,6 +307,11 @@ def docker_not_running(node: Node) -> Verdict:
             seen("dockerd", " ".join(shown_arguments(node.docker.argv))),
         )
     if node.docker.process is None and _activated_by_systemd(node, socket):
+        unit = _system_unit(node, node.docker)
+        if unit is not None and unit.has_failed:
+            summary = "Docker failed; docker.socket still listens and starts it again for its next user"
+            fix = after_reading_log(unit.name, _restart(node).command, "restart")
+            return fail(summary, *seen_unit(node, unit.name), fix=fix)
         return skip("Docker is started by its first user (docker.socket listens); not started for this check")
     state = node.host.socket_state(socket)
     if state == "listening":
@@ -315,8 +321,13 @@ def docker_not_running(node: Node) -> Verdict:
     return _stopped(node, node.docker, seen(socket, state))
 
 
+def _system_unit(node: Node, docker: Daemon) -> UnitState | None:
+    """docker.service, where this Docker is the system's own."""
+    return None if docker.manager or docker.user else node.units.get("docker.service")
+
+
 def _stopped(node: Node, docker: Daemon, evidence: Evidence) -> Verdict:
-    unit = None if docker.manager or docker.user else node.units.get("docker.service")
+    unit = _system_unit(node, docker)
     if unit is not None and unit.load == "masked":
         return skip("Docker is switched off on purpose: docker.service is masked")
     if unit is None or not unit.installed:
@@ -474,7 +485,8 @@ DAEMON_CHECKS = (
         looks_at=(
             "Docker's socket and whether the daemon answers within 3 seconds, where Docker is this node's "
             "engine. A stopped Docker beside a kubelet that uses another engine is fine, and one whose unit "
-            "is masked; a docker.socket of systemd is left asleep."
+            "is masked; a docker.socket of systemd is left asleep, and docker.service must not have failed "
+            "behind it."
         ),
         why="Containers can't start while the daemon is down or hangs.",
         remedy=fixes.START_DOCKER,

@@ -18,6 +18,7 @@ from gpunode.checks.model import (
     skip,
     warn,
 )
+from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.facts import fabric
 from gpunode.facts import fabric as manager
 from gpunode.facts.driver import version_numbers
@@ -33,6 +34,7 @@ from gpunode.output.result import Evidence, Fix
 # GPUs beside network cards and disks: GPUDirect RDMA, GPUDirect Storage, GDRCopy.
 
 _INVALID = r"nvidia[-_]peermem .*detected invalid context"
+_LOADER = "systemd-modules-load.service"
 _RDMA_GUIDE = "https://docs.nvidia.com/cuda/gpudirect-rdma/"
 
 
@@ -56,7 +58,12 @@ def peermem(node: Node) -> Verdict:
     if listed and (not shared or listed[0].startswith("/etc/")):
         path, line = listed
         wanted = seen(path, "nvidia-peermem", line)
-        return warn("nvidia_peermem is to be loaded at boot and isn't there", wanted, *evidence)
+        summary = "nvidia_peermem is to be loaded at boot and isn't there"
+        loader = node.units.get(_LOADER)
+        if loader is None or not loader.has_failed:
+            return warn(summary, wanted, *evidence)
+        fix = after_reading_log(_LOADER, "modprobe nvidia-peermem")
+        return warn(summary, wanted, *evidence, *seen_unit(node, _LOADER), fix=fix)
     if shared:
         return ok("the open modules and this kernel share GPU memory by DMA-BUF")
     if not fabric.infiniband_ports(node.host, cards):

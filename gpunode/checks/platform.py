@@ -24,6 +24,7 @@ from gpunode.checks.model import (
     warn,
 )
 from gpunode.checks.toolkit import toolkit_missing
+from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.facts import system
 from gpunode.facts.daemons import parse_version
 from gpunode.facts.driver import newer_kernels, version_key
@@ -351,8 +352,8 @@ def clock_skew(node: Node) -> Verdict:
         return ok(f"the clock says {day}, and a time service runs")
     failed = next((state for state in states if state.active == "failed"), None)
     if failed is not None:
-        shown = seen(f"systemctl status {failed.name}", str(failed))
-        return warn(f"{failed.name} has failed", shown, fix=Fix(f"systemctl restart {failed.name}"))
+        fix = after_reading_log(failed.name, f"systemctl restart {failed.name}")
+        return warn(f"{failed.name} has failed", *seen_unit(node, failed.name), fix=fix)
     return ok(f"the clock says {day}")
 
 

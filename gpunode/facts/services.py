@@ -20,6 +20,7 @@ UNITS = (
     *("docker.service", "docker.socket", "containerd.service", "crio.service", "kubelet.service"),
     *("apt-daily-upgrade.timer", "unattended-upgrades.service", "dnf-automatic.timer"),
     *("chrony.service", "chronyd.service", "systemd-timesyncd.service", "ntpd.service", "ntpsec.service"),
+    "systemd-modules-load.service",
 )
 _PROPERTIES = "Id,Names,LoadState,ActiveState,SubState,UnitFileState,Result"
 COMMAND = ("systemctl", "show", f"--property={_PROPERTIES}")
