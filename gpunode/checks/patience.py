@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 from gpunode.facts.topic import Stuck
 
-CHECK_SECONDS = 25.0  # NVML alone may take 20 (facts/about.py), and a daemon 3 on the way
+CHECK_SECONDS = 25.0  # NVML alone may take 20 (facts/node.py), and a daemon 3 on the way
 DEEP_SECONDS = 90.0  # a container is started, and ended after half of that
 _AFTER_ONE_SECONDS = 5.0  # once something has hung, so that ten such don't take minutes
 

@@ -1,6 +1,6 @@
 """`gpunode setup --kubernetes`: from the driver to a pod that computes. `steps` is the whole way.
 
-Each is a command of gpunode's own; setup_steps.py says what a step is, setup_way.py what all work with.
+Each is one of gpunode's own commands; setup_steps.py says what a step is, `setup.Way` what all of them share.
 """
 
 from __future__ import annotations

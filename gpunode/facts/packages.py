@@ -21,8 +21,8 @@ SECONDS = 10.0  # rpm needs less than one; one that waits for a lock must not ho
 
 @dataclass(frozen=True)
 class Package:
-    """`version` is the manager's: ``3:550.90.07-1.el9``. `held` as dpkg knows it (other locks are
-    package_locks.py's); `installed_at` in seconds since the epoch, None where the manager doesn't keep it."""
+    """`version` is the manager's: ``3:550.90.07-1.el9``. `held` as dpkg knows it (`locked` knows
+    other locks); `installed_at` in seconds since the epoch, None where the manager doesn't keep it."""
 
     name: str
     version: str

@@ -1,7 +1,7 @@
 """What NVML says of one GPU's condition, settings and use; all that the doctor judges GPUs by.
 
 Every item is None where this GPU, its driver or this user's rights don't tell. The words are nvml.h's own,
-spelled with hyphens. condition_reader.py asks NVML, a recording holds the same under ``nvml.conditions``.
+spelled with hyphens. `read_conditions` queries NVML; a recording has the same under ``nvml.conditions``.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It begins with ``{"ready": true}``, or ``{"error": "...", "code": 9}`` if NVML d
 ``{"do": "layouts"}``, ``{"do": "set-mode", "uuid": U, "on": true}``, ``{"do": "create-gpu-instance", "uuid":
 U, "profile": ID, "at": [START, SIZE]}`` (without `at` the driver chooses), and so on as `_ACTIONS` has them.
 Answers are ``{"done": {...}}`` or ``{"error": ..., "code": ..., "what": "GPU 0, GPU instance 3"}``. It ends
-with its input. ``--note`` is the descriptor of the note (note.py): which question to which GPU has no answer.
+with its input. ``--note`` is the descriptor of the `probe.Note`: which question to which GPU has no answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The child of `isolated.probe`: asks NVML for the inventory and prints it as one JSON document.
+"""`probe`, and the child that it starts, which queries NVML for the inventory and prints it as JSON.
 
 ``{"inventory": {...}}`` as `gpunode gpus -o json` has it under `data`, with ``"topology"`` beside it if the
 argument --topology asks for it, or

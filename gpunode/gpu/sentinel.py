@@ -9,7 +9,7 @@ It ends by itself with ``{"error": {"code": 18, "message": "..."}}`` when NVML f
 ``{"again": "..."}`` when NVML must be opened by a fresh process: the driver's traces have changed, and with
 ``{"stuck": "..."}`` when NVML doesn't return to the thread that waits for events. A line on its stdin makes
 it look at once; the end of its stdin, or of its parent, ends it. Which question to which GPU has no answer
-yet is in the note (note.py), so that a hang or a crash has a name; ``--without`` is what was given up then.
+yet is in the `probe.Note`, so that a hang or a crash has a name; ``--without`` is what was given up then.
 """
 
 from __future__ import annotations

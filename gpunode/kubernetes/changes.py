@@ -1,6 +1,6 @@
 """Changing an object by one patch until it holds, whatever happens on the way.
 
-A patch tests what it replaces (`patches.py`), so it may be sent again: had the first one been carried out and
+A patch tests what it replaces (`map_patch`), so it may be sent again: had the first one been carried out and
 only its answer been lost, the second look finds nothing left to do.
 """
 

@@ -465,8 +465,8 @@ def end(host: Host, unasked: Sequence[GpuLayout] = ()) -> None:
 
 # A run of `mig apply` while it lasts: since when, by which command, and what it has stopped meanwhile.
 #
-# It is on disk before the first thing is stopped, so whoever finds it after a kill -9 knows what still stands
-# still, and what goes on. The layouts themselves are in `snapshot.py`.
+# It is on disk before the first thing is stopped, so the next run after a kill -9 knows what is still
+# stopped, and what to continue. `save` writes the layouts themselves.
 
 
 @dataclass(frozen=True)

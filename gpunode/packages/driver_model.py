@@ -195,7 +195,7 @@ class DriverPlan:
 
 _ARM_LOADER = "/lib/ld-linux-aarch64.so.1"
 _KERNELS_OWN = ("nouveau", "nova_core")
-# device ids of Blackwell's baseboards and superchips: their NVLink is managed over InfiniBand (nvswitch.py)
+# device ids of Blackwell's baseboards and superchips: their NVLink is managed over InfiniBand (fabric.py)
 _NVLINK5 = ("0x29", "0x31")
 _OPERATOR_PODS = "nvidia-driver-daemonset"
 

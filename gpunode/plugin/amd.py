@@ -1,5 +1,4 @@
-"""The AMD backend: sysfs tells (watch.py), resources.py plans; a container gets device nodes and nothing
-else."""
+"""The AMD backend: sysfs says which GPUs there are; a container gets device nodes and nothing else."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The judge: takes news of the GPUs and tells each unit's problem. docs/health.md has the rules for people.
 
-Beside marks (see marks.py) two things keep a GPU back: it is *lost* when it can't be asked, and the *driver*
+Beside marks (see `Mark`) two things keep a GPU back: it is *lost* when it can't be asked, and the *driver*
 is broken when none can. Both are over when the GPU was seen whole twice running, or for some seconds, so that
 one that comes and goes doesn't flap; each further loss within an hour costs a longer time.
 """

@@ -1,6 +1,6 @@
 """The plugin and the kubelet's stand-in, over real gRPC and real sockets in a recorded node's root.
 
-The stand-in is one because Debian has no kubelet; kubelet_stub.py says what of the real one it keeps.
+Debian has no kubelet package; plugin/simulate/kubelet.py lists what the stand-in has of the real one.
 """
 
 from __future__ import annotations

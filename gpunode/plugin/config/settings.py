@@ -63,7 +63,7 @@ class HealthSettings:
     """Which events count. Numbers are XIDs; `ALL_XIDS` in a set stands for every one.
 
     An XID in `enabled` counts whatever else is said; one in `disabled` doesn't; the others go by their class
-    in facts/xids.py. `hold_seconds` is how long the cause must be gone before a device returns.
+    in facts/kernel_log.py. `hold_seconds` is how long the cause must be gone before a device returns.
     """
 
     disabled: frozenset[int] = frozenset()

@@ -1,5 +1,4 @@
-"""The NVIDIA backend: NVML tells (watch.py), resources.py plans, cdi_specs.py prepares, response.py
-answers."""
+"""The NVIDIA backend: watch.py queries NVML, resources.py plans, cdi.py prepares, response.py answers."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ class Counters:
             )
 
 
-# The present values of the metrics in families.py, gathered from the service, in no exposition format yet.
+# The present values of the metrics in `FAMILIES`, gathered from the service, in no exposition format yet.
 #
 # What can't be attributed isn't invented: a shared GPU's use is nobody's in particular, and NVML doesn't tell
 # how busy a MIG device is.
@@ -454,7 +454,7 @@ class Metrics:
 
 
 class ServiceCollector(Collector):
-    """See families.py and samples.py."""
+    """The service's metrics for prometheus_client: `FAMILIES` with their present values."""
 
     def __init__(self, service: PluginService, counters: Counters, times: Callable[[], Times]) -> None:
         self._service = service
@@ -481,7 +481,7 @@ class ServiceCollector(Collector):
 
 
 def _families(samples: Iterable[Sample]) -> Iterator[Metric]:
-    """In the order of families.py; one without a sample is left out, and of twins the last one counts."""
+    """In the order of `FAMILIES`; one without a sample is left out, and of twins the last one counts."""
     by_name: dict[str, dict[tuple[str, ...], float]] = {}
     for sample in samples:
         by_name.setdefault(sample.name, {})[sample.labels] = float(sample.value)

@@ -1,6 +1,6 @@
 """The serving plugin's own account of itself, a file: what it advertises, who is unhealthy and why.
 
-`plugin status` reads it (see own_status.py). It is written when something changed, at most once a second, and
+`plugin status` reads it (`read_own_status`). It is written when something changed, at most once a second, and
 by a thread that lives only for that: a disk that is busy must not hold up the registration with the kubelet.
 """
 
