@@ -132,6 +132,10 @@ def tables_of(text: str) -> str:
     return found[0].strip().removeprefix(BEGIN).removesuffix(END).strip() if found else ""
 
 
+def _program(runtime: Tree) -> object:
+    return dig(runtime, "options", "BinaryName")
+
+
 def without_tables(text: str) -> str | None:
     """The template without gpunode's own tables; None for one that gpunode made, which has nothing else."""
     if not _BLOCK.search(text):
@@ -248,9 +252,16 @@ class K3sFiles:
         if self.template_text is not None and not registers_found(self.template_text):
             return {}
         runtimes = dig(self.config.main, "plugins", self.config.plugin, "containerd", "runtimes") or {}
-        template = self.template_text or ""
-        ours = {name for name in runtimes if line_of_handler(tables_of(template), name)}
+        own = self._own_runtimes()
+        ours = {
+            name for name in runtimes if name in own and _program(own[name]) == _program(runtimes[name])
+        }  # another program under the same name is what the base template renders in place of ours
         return found_at_start(self.host, self.daemon, runtimes.keys() - ours)
+
+    def _own_runtimes(self) -> Tree:
+        """The runtimes in gpunode's own tables of the template, by name."""
+        tree = parse_toml(tables_of(self.template_text or ""), self.template_path)
+        return dig(tree, "plugins", CRI_PLUGINS[self.version], "containerd", "runtimes") or {}
 
     def drop_ins(self) -> tuple[str, ...]:
         """The drop-ins that are there, read by containerd or not."""
