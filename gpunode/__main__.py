@@ -13,6 +13,8 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some leave it, no child's end is told
+    # a service must not die of these before it has its handlers; any other command unblocks them (outcome.py)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP, signal.SIGUSR1))
     try:
         from gpunode.cli import main as parse_and_run
 

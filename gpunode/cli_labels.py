@@ -32,7 +32,14 @@ class LabelsCommand(SettingsCommand):
         return super().parse_args(ctx, words)
 
 
-@verb(labels_app, "labels", "NodeLabels", cls=LabelsCommand, own_output=True)
+@verb(
+    labels_app,
+    "labels",
+    "NodeLabels",
+    cls=LabelsCommand,
+    own_output=True,
+    service=lambda given: given["watch"] and not given["dry_run"],
+)
 def labels(
     session: Session,
     watch: Annotated[
@@ -62,10 +69,8 @@ def labels(
 
     gpunode labels --watch --to node-feature --namespace node-feature-discovery
     """
-    if watch and not dry_run:
-        from gpunode.light import hand_over
-
-        hand_over(session, "labels", {**given, "oneshot": "false"})
     from gpunode.commands import labels as command
 
+    if watch and not dry_run:
+        given["oneshot"] = "false"
     return command.run(session.host, command.Options(given, dry_run), session.progress)

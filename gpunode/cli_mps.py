@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 mps_app = typer.Typer(help="Share GPUs between processes.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@verb(mps_app, "serve", "MpsRun", cls=SettingsCommand)
+@verb(mps_app, "serve", "MpsRun", cls=SettingsCommand, service=lambda given: True)
 def mps_serve(
     session: Session,
     resource: Annotated[

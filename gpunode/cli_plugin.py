@@ -24,7 +24,7 @@ class Foreign(StrEnum):
 plugin_app = typer.Typer(help="Serve GPUs to Kubernetes.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@verb(plugin_app, "serve", "PluginRun", cls=SettingsCommand)
+@verb(plugin_app, "serve", "PluginRun", cls=SettingsCommand, service=lambda given: True)
 def plugin_serve(session: Session, **given: Any) -> "Result":
     """Serve the GPUs to the kubelet. Stays in the foreground until SIGTERM or Ctrl-C.
 
@@ -36,9 +36,9 @@ def plugin_serve(session: Session, **given: Any) -> "Result":
 
     gpunode plugin serve --config-file /etc/gpunode/plugin.yaml --device-list-strategy cdi-cri
     """
-    from gpunode.light import hand_over
+    from gpunode.commands import plugin_serve as command
 
-    hand_over(session, "plugin_serve", given)
+    return command.run(session.host, command.Options(given), session.progress)
 
 
 @verb(plugin_app, "check-config", "PluginConfig", cls=SettingsCommand)

@@ -152,7 +152,7 @@ def _starts(how: Measure, place: Path) -> list[Row]:
             finally:
                 plugin.end()
     return [
-        _row("start to registered, 8 GPUs, p50", "ms", 400, starts, _median),
+        _row("start to registered, 8 GPUs, p50", "ms", 600, starts, _median),
         _row("XID to unhealthy on the stream, p99", "ms", 100, late, _p99),
     ]
 
@@ -174,7 +174,7 @@ def _xids(plugin: Plugin) -> list[float]:
 def _eight(how: Measure, place: Path) -> list[Row]:
     with ExitStack() as ends:
         plugins = _plugins(how, place, hgx(8), ends)
-        rows = _memory(plugins, "8 GPUs", 40)
+        rows = _memory(plugins, "8 GPUs", 48)
         rows.append(_idle(plugins, how.idle_seconds))
         chance = random.Random(8)
         allocated: dict[str, list[float]] = {}
@@ -188,7 +188,7 @@ def _eight(how: Measure, place: Path) -> list[Row]:
         rows.append(Row("empty RPC, p50", "ms", None, *_each(empty, lambda some: _median(some) * 1000)))
         rows.append(Row("Allocate, p50, over the empty RPC", "x", 1.3, *_each(ratio, _median)))
         rows.append(
-            _prefer(plugins, how.rounds, "8 GPUs, any size", 1, list(plugins[0].kubelet.seen.devices))
+            _prefer(plugins, how.rounds, "8 GPUs, any size", 20, list(plugins[0].kubelet.seen.devices))
         )
     return rows
 
@@ -197,16 +197,16 @@ def _sixteen(how: Measure, place: Path) -> list[Row]:
     with ExitStack() as ends:
         plugins = _plugins(how, place, hgx(16), ends)
         ids = list(plugins[0].kubelet.seen.devices)
-        return [_prefer(plugins, how.rounds, "16 GPUs with NVSwitch, any size", 5, ids)]
+        return [_prefer(plugins, how.rounds, "16 GPUs with NVSwitch, any size", 20, ids)]
 
 
 def _shares(how: Measure, place: Path) -> list[Row]:
     with ExitStack() as ends:
         plugins = _plugins(how, place, hgx(8), ends, shared(_SHARES))
         time.sleep(min(_SETTLE_SECONDS, how.idle_seconds))
-        rows = _memory(plugins, "1024 shares", 44)
+        rows = _memory(plugins, "1024 shares", 52)
         ids = list(plugins[0].kubelet.seen.devices)
-        rows.append(_prefer(plugins, how.rounds, "64 of 1024 shares", 5, ids, 64))
+        rows.append(_prefer(plugins, how.rounds, "64 of 1024 shares", 20, ids, 64))
     return rows
 
 

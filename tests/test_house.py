@@ -77,7 +77,7 @@ def for_types(path: Path) -> set[ast.AST]:
 def position(module: str) -> int | None:
     """Where a module stands in the order; None for errors and what else all may import."""
     top = module.partition(".")[0]
-    if top in ("__main__", "light", "quick") or top.startswith("cli"):
+    if top in ("__main__",) or top.startswith("cli"):
         return ORDER.index("cli")
     return ORDER.index(top) if top in ORDER else None
 

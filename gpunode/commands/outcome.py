@@ -1,7 +1,4 @@
-"""From a command to its outcome: the machine it runs on, signals, errors, the exit code.
-
-Nothing of the command line's parser is needed for it: a command that stays (light.py) runs without one.
-"""
+"""From a command to its outcome: the machine it runs on, signals, errors, the exit code."""
 
 from __future__ import annotations
 
@@ -32,6 +29,11 @@ READING = (
 """Kinds of result for which a support bundle may stand for a machine: nothing is changed for them."""
 
 
+HELD = (signal.SIGHUP, signal.SIGUSR1)
+"""Blocked since the process started (__main__.py): they must not end a service before it has its handlers."""
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+
+
 @dataclass(frozen=True)
 class Session:
     """What the global options amount to for one command: `chosen` are they, `kind` is the result's."""
@@ -60,15 +62,34 @@ class Form:
     debug: bool
 
 
-def run_command(kind: str, chosen: dict[str, Any], command: Callable[[Session], Result]) -> int:
-    """Run one command; whatever happens ends as a rendered result and an exit code."""
+def run_command(
+    kind: str, chosen: dict[str, Any], command: Callable[[Session], Result], service: bool = False
+) -> int:
+    """Run one command; whatever happens ends as a rendered result and an exit code.
+
+    SIGTERM and SIGHUP interrupt a command as Ctrl-C does. A `service` gets each signal that comes while it
+    starts once it has its handlers (`until_signal`), and none can spoil its outcome after that.
+    """
+    if not service:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _interrupt)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+        return _run(kind, chosen, command)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*_ENDING, *HELD))
+    for number in (*_ENDING, *HELD):
+        signal.signal(number, lambda *_: None)  # SIG_IGN would drop those that are pending
+    code = _run(kind, chosen, command)
+    for number in (*_ENDING, *HELD):
+        signal.signal(number, signal.SIG_IGN)  # as it ends Python restores the default of its own handlers
+    return code
+
+
+def _run(kind: str, chosen: dict[str, Any], command: Callable[[Session], Result]) -> int:
     from gpunode.errors import GpunodeError
     from gpunode.output.render import render_error
     from gpunode.output.result import ExitCode
 
     form = Form(kind, chosen["output"] or Output.TABLE, chosen["color"] or Color.AUTO, bool(chosen["debug"]))
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
     try:
         _refuse(kind, form.output)
         with _session(kind, chosen) as session:

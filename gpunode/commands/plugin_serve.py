@@ -168,7 +168,7 @@ def until_signal(hangup: Hangup) -> Iterator[_Asked]:
     before = {number: signal.signal(number, end) for number in ends}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, look_again)
     before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, let_go)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, before)  # light.py has kept those that came
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, before)  # those that came before are delivered now
     try:
         yield asked
     finally:

@@ -70,12 +70,19 @@ def takes_globals(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def verb(
-    app: typer.Typer, name: str, kind: str, *, own_output: bool = False, cls: Any = None
+    app: typer.Typer,
+    name: str,
+    kind: str,
+    *,
+    own_output: bool = False,
+    cls: Any = None,
+    service: Callable[[dict[str, Any]], bool] = lambda given: False,
 ) -> Callable[[Command], Command]:
     """Register a command: `function(session, ...) -> Result` gains the global options and loses `session`.
 
     With `own_output` the command has an ``--output`` of its own, as nvidia-ctk's does; ours is ``-o`` then.
     A command class `cls` may have options that the signature doesn't name; they come as keywords.
+    `service` says whether the command, with these options, runs until a signal ends it (`until_signal`).
     """
     documented = list(_GLOBALS.values())
     globals_ = documented if kind in DOCUMENTED else _with_output(_SHORT if own_output else _PLAIN)
@@ -90,7 +97,9 @@ def verb(
             outer = context.find_root().obj or {}
             chosen = {option: local[option] or outer.get(option) for option in _GLOBALS}
             chosen["output"] = Output(chosen["output"]) if chosen["output"] else None
-            raise SystemExit(run_command(kind, chosen, lambda session: function(session, **given)))
+            raise SystemExit(
+                run_command(kind, chosen, lambda session: function(session, **given), service(given))
+            )
 
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         _sign(call, [context, *own, *globals_])

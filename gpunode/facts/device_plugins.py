@@ -35,7 +35,7 @@ def nri_plugin(host: Host, processes: Sequence[Process]) -> Process | None:
 
 _DEVICE_PLUGINS_PROGRAMS = ("nvidia-device-plugin", "nvidia_gpu_device_plugin", "nvidia-gpu-device-plugin")
 _PODS = ("nvidia-device-plugin", "nvidia-gpu-device-plugin", "gpunode-device-plugin")
-_OURS = ("gpunode", "gpunode.light")
+_OURS = ("gpunode", "gpunode.light")  # earlier versions ran services as the second
 POD_LOGS = "/var/log/pods"
 _LOG_BYTES = 64 << 10
 _OPTIONS = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
@@ -103,7 +103,7 @@ def keeps_nvml_open(argv: tuple[str, ...]) -> bool:
 
 
 def _runs_ours(argv: tuple[str, ...], *words: str) -> bool:
-    """Whether gpunode is told to do this; what stays has replaced its program by gpunode.light (light.py)."""
+    """Whether gpunode runs this command."""
     named = any(argument.rpartition("/")[2] in _OURS for argument in argv)
     return named and any(argv[start:][: len(words)] == words for start in range(len(argv)))
 

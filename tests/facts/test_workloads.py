@@ -91,10 +91,11 @@ def test_device_plugins_are_known_by_their_programs(tmp_path):
         ("/usr/bin/python3", "/usr/bin/gpunode", "plugin", "serve"),
         ("/usr/bin/python3", "/usr/bin/gpunode", "plugin", "status"),
         ("gpu-feature-discovery",),
-        ("/opt/gpunode/bin/python3", "-P", "-m", "gpunode.light", "3", "plugin", "serve"),
+        ("/opt/gpunode/bin/python3", "-P", "-m", "gpunode.light", "3", "plugin", "serve"),  # earlier versions
+        ("/opt/gpunode/bin/python3", "-P", "-m", "gpunode", "plugin", "serve"),
     ]
     processes = [Process(number, argv, 0.0) for number, argv in enumerate(ran, 1)]
     found = plugin_processes(Host(tmp_path, environ={}), processes)
-    assert [one.name for one in found] == ["nvidia-device-plugin", "gpunode", "gpunode"]
+    assert [one.name for one in found] == ["nvidia-device-plugin", "gpunode", "gpunode", "gpunode"]
     assert found[0].switched("--pass-device-specs", "PASS_DEVICE_SPECS")
     assert not found[1].switched("--pass-device-specs", "PASS_DEVICE_SPECS")

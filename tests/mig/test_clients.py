@@ -28,7 +28,7 @@ from tests.plugin.serving import kubelet
 from tests.waiting import PATIENCE, eventually
 
 BOTH = 1 << (signal.SIGUSR1 - 1) | 1 << (signal.SIGHUP - 1)
-SERVE = ("/usr/bin/python3", "-P", "-m", "gpunode.light", "3", "plugin", "serve")
+SERVE = ("/usr/bin/python3", "/usr/local/bin/gpunode", "plugin", "serve")
 CHILD = ("/usr/bin/python3", "-P", "-m", "gpunode.gpu.sentinel", "--poll", "1")
 
 
@@ -52,6 +52,8 @@ def processes(root: Path, *ran: tuple[int, int, int, tuple[str, ...]]) -> tuple[
     ("argv", "caught", "counts"),
     [
         (SERVE, BOTH, True),
+        (("/usr/bin/python3", "-m", "gpunode", "plugin", "serve"), BOTH, True),
+        (("/usr/bin/python3", "-P", "-m", "gpunode.light", "3", "plugin", "serve"), BOTH, True),
         (("python3", "/usr/local/bin/gpunode", "labels", "--watch"), BOTH, True),
         (("python3", "/usr/local/bin/gpunode", "labels"), BOTH, False),
         (SERVE, 1 << (signal.SIGHUP - 1), False),  # it would die of the other

@@ -51,15 +51,9 @@ def _connector(host: Host, settings: LabelSettings) -> Callable[[], Cluster]:
     found: list[Cluster] = []
 
     def connect() -> Cluster:
-        import sys
-
         if not found:
             from gpunode.kubernetes.access import Access, connect
 
-            if (
-                sys.modules.get("ssl", sys) is None
-            ):  # light.py keeps TLS out of services that speak to no server
-                del sys.modules["ssl"]
             found.append(connect(host, Access(settings.kubeconfig, settings.kube_context, settings.server)))
         return found[0]
 

@@ -6,10 +6,8 @@ only the monitoring can reach it.
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 from threading import Lock
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from gpunode.errors import PreconditionError, install_command
@@ -31,7 +29,6 @@ class Endpoints:
                 "--listen needs the package prometheus-client, which is not installed",
                 hint=f"install it beside gpunode: {install_command('metrics', 'prometheus-client')}",
             )
-        allow_tls()
         from gpunode.plugin.observe.http import WebServer
         from gpunode.plugin.observe.metrics import Counters
 
@@ -90,14 +87,6 @@ class Endpoints:
         from gpunode.plugin.observe.http import text
 
         return text(200 if self._service.ready else 503, self._service.status)
-
-
-def allow_tls() -> None:
-    """Let ssl be imported, which light.py keeps out: Prometheus' library can't be imported without it, nor
-    with an http.client that was. So this comes before either."""
-    modules: dict[str, ModuleType | None] = {**sys.modules}
-    if "ssl" in modules and modules["ssl"] is None:
-        del sys.modules["ssl"]
 
 
 def listen_address(given: str) -> tuple[str, int]:
