@@ -222,14 +222,14 @@ def manifests_rbac(
         typer.Option(
             "--for",
             metavar="USE",
-            help="plugin, labels, node-feature, mig, advertise, node, verify (repeatable).",
+            help="plugin, labels, node-feature, mig, advertise, verify (repeatable).",
         ),
     ] = None,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="What the account is called.")] = "",
 ) -> "Result":
     """Print a service account and its rights. The plugin needs none; other uses only theirs.
 
-    gpunode manifests rbac --for verify --for node
+    gpunode manifests rbac --for verify --for advertise
     """
     from gpunode.commands import manifests as command
 

@@ -140,7 +140,7 @@ def test_the_page_on_kubernetes(api: ApiServer, run: Gpunode, tmp_path: Path) ->
     (tmp_path / ".kube").mkdir()
     (tmp_path / "kubeconfig").rename(tmp_path / ".kube/config")  # where kubectl has its own
     page = {line: _any_pod(text) for line, text in runs("docs/kubernetes.md").items()}
-    assert len(page) == 7
+    assert len(page) == 5
     api.pod_life, api.logs = [*_POD_LIFE], {"": _LOG}
     # in the page's order: one sees what another did
     told = {line: run(*shlex.split(line), KUBECONFIG="") for line in page}

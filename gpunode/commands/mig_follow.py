@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from gpunode.commands import mig_apply, mig_plan
-from gpunode.commands.mig_labels import BesideAnother, MigLabels, refuse_another
+from gpunode.commands.mig_labels import BesideAnother, MigLabels, label_command, refuse_another
 from gpunode.commands.plugin_serve import until_signal
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.gpu.mig import MigError
@@ -256,7 +256,7 @@ def watch(host: Host, options: mig_apply.Options) -> Result:
     `UsageError` for options that make no sense with it; `PreconditionError` where MIG can't be changed, or
     another follows the label; what `access.connect` raises. A server that doesn't answer is waited for.
     """
-    _refuse(options)
+    _refuse(host, options)
     mig_apply.require(host)
     refuse_another(host, "LABEL")
     labels = node_labels.connected(host, options.access, options.node, follows=True)
@@ -304,7 +304,7 @@ def watch(host: Host, options: mig_apply.Options) -> Result:
     return Result("MigApplication", data, blocks=(Text(f"a layout was looked after {times}"),))
 
 
-def _refuse(options: mig_apply.Options) -> None:
+def _refuse(host: Host, options: mig_apply.Options) -> None:
     if not options.config_file:
         raise UsageError("no configuration file was given", hint="name it: --config-file FILE")
     if options.config_file == "-":
@@ -313,7 +313,7 @@ def _refuse(options: mig_apply.Options) -> None:
         raise UsageError(
             f"with --watch the Node's label {node_labels.CONFIG} says which configuration",
             hint="leave --selected-config and its variables out, and set the label:"
-            f" gpunode node label {node_labels.CONFIG}={options.label}",
+            f" {label_command(host, options.label, options.node)}",
         )
     if options.persist:
         raise UsageError("--watch applies the layout when it starts", hint="leave --persist out")

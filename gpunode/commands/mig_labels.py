@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,13 +22,19 @@ class BesideAnother(PreconditionError):
     default_code = "mig-keeper"
 
 
+def label_command(host: Host, label: str, node: str = "") -> str:
+    """The command by which an administrator asks for a configuration."""
+    name = node or host.environ.get("NODE_NAME") or "NAME"
+    return shlex.join(("kubectl", "label", "--overwrite", "node", name, f"{node_labels.CONFIG}={label}"))
+
+
 def refuse_another(host: Host, label: str) -> None:
     """`BesideAnother` where one runs."""
     other = manager(Node(host))
     if other:
         raise BesideAnother(
             f"{other}, acts on {node_labels.CONFIG} itself: the two would cut these GPUs at once",
-            hint=f"let it do it: gpunode node label {node_labels.CONFIG}={label}",
+            hint=f"let it do it: {label_command(host, label)}",
         )
 
 

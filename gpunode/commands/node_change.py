@@ -1,4 +1,4 @@
-"""What `gpunode node advertise|label|taint` share: one node, one patch, and the way back."""
+"""Change of a Node by one patch, with the undo: for `node advertise` and `setup --kubernetes`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpunode.kubernetes.changes import Changed
 from gpunode.output.result import Block, Progress, Style, Text
 
 __all__ = ["KIND", "Access", "KeyChange", "NodeChange", "Place", "Target", "blocks", "carry_out"]
-__all__ += ["checked_key", "checked_value", "place", "told"]
+__all__ += ["checked_key", "place", "place_in", "told"]
 
 KIND = "NodeChange"
 _PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -37,7 +37,7 @@ class Target:
 
 @dataclass(frozen=True)
 class KeyChange:
-    """One label, taint (``KEY:EFFECT``) or resource; None where there is none."""
+    """One label or resource; None where there is none."""
 
     key: str
     before: str | None
@@ -79,10 +79,14 @@ class Place:
 def place(host: Host, target: Target) -> Place:
     """Errors as `access.connect` and `access.node_name` have them."""
     node_name(host, target.node)  # what can't be a name needs nobody's answer
-    cluster = connect(host, target.access)
-    name, source = node_name(host, target.node, cluster.node)
+    return place_in(connect(host, target.access), host, target.node, target.dry_run)
+
+
+def place_in(cluster: Cluster, host: Host, node: str, dry_run: bool) -> Place:
+    """The same in a cluster that is known; an empty `node` is found."""
+    name, source = node_name(host, node, cluster.node)
     own, _ = node_name(host, "", cluster.node)
-    return Place(cluster, name, source, name == own, target.dry_run)
+    return Place(cluster, name, source, name == own, dry_run)
 
 
 def carry_out(
@@ -144,16 +148,10 @@ def blocks(data: NodeChange) -> tuple[Block, ...]:
 
 def _line(one: KeyChange) -> str:
     if one.after is None:
-        return f"- {_written(one.key, one.before or '')}"
+        return f"- {one.key}={one.before or ''}"
     if one.before is None:
-        return f"+ {_written(one.key, one.after)}"
-    return f"~ {_written(one.key, one.after)} (was {one.before or 'empty'})"
-
-
-def _written(key: str, value: str) -> str:
-    """As it is given on the command line; only a taint's key has a colon."""
-    name, colon, effect = key.partition(":")
-    return f"{name}{f'={value}' if value or not colon else ''}{colon}{effect}"
+        return f"+ {one.key}={one.after}"
+    return f"~ {one.key}={one.after} (was {one.before or 'empty'})"
 
 
 def checked_key(key: str, what: str) -> str:
@@ -168,13 +166,3 @@ def checked_key(key: str, what: str) -> str:
             hint=f"such as example.com/name: at most {_MAX} letters, digits, '-', '_' or '.' after a slash",
         )
     return key
-
-
-def checked_value(value: str, key: str) -> str:
-    """A label's or a taint's value. `UsageError`."""
-    if value and (_NAME.fullmatch(value) is None or len(value) > _MAX):
-        raise UsageError(
-            f"{key}: {value!r} can't be its value",
-            hint=f"empty, or at most {_MAX} letters, digits, '-', '_' and '.', none of these three at an end",
-        )
-    return value

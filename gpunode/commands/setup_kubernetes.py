@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from gpunode.commands import node_change
 from gpunode.commands.setup import (
     KubernetesOptions,
     Way,
@@ -319,27 +320,42 @@ def _runtime_class(way: Way) -> Step:
 
 def _gpu_label(way: Way) -> Step:
     """The DaemonSet comes to nodes that are known to have GPUs: by NFD's labels, or by this one."""
-    from gpunode.commands import node_label
-    from gpunode.commands.node_change import Target
-    from gpunode.kubernetes.access import node_name
+    from gpunode.kubernetes.access import kubectl, node_name
     from gpunode.kubernetes.manifests import present
 
-    options, word = way.options, f"{present('nvidia')}=true"
+    options, key = way.options, present("nvidia")
+    if way.cluster is not None:
+        name, _ = node_name(way.host, options.node, way.cluster.node)
+        words = way.cluster.words
+    else:
+        name, words = options.node or way.host.environ.get("NODE_NAME") or "NAME", ()
+    command = kubectl(way.host, words, "label", "node", name, f"{key}=true")
 
     def look() -> State:
         if way.cluster is None:
-            name = options.node or way.host.environ.get("NODE_NAME") or "NAME"
-            return State(f"where kubectl works: kubectl label node {name} {word}", left=True)
-        name, _ = node_name(way.host, options.node, way.cluster.node)
+            return State(f"where kubectl works: {command}", left=True)
         found = gpu_labels(way.cluster.get_node(name))
         return State(f"{name} has {found[0]}", right=True) if found else State(f"{name} isn't marked as one")
 
     def label(dry_run: bool) -> Result:
-        target = Target(options.access, options.node, dry_run)
-        return node_label.run(way.host, node_label.Options((word,), target), way.progress)
+        assert way.cluster is not None  # `look` has left it
+        at = node_change.place_in(way.cluster, way.host, options.node, dry_run)
+        return set_label(way.host, at, key, "true", way.progress)
 
-    command = shlex.join(("gpunode", "node", "label", *way.words, word))
     return Step("node-label", command, look, lambda: label(True), lambda: label(False))
+
+
+def set_label(host: Host, at: node_change.Place, key: str, value: str, progress: Progress) -> Result:
+    """Set one label of the node; kind NodeChange. `ClusterError`."""
+    from gpunode.kubernetes.access import kubectl
+    from gpunode.kubernetes.changes import label_patch, labels_of
+
+    done = node_change.carry_out(host, progress, at, lambda node: label_patch(node, {key: value}))
+    before = labels_of(done.before).get(key)
+    back = (f"{key}-",) if before is None else ("--overwrite", f"{key}={before}")
+    undo = kubectl(host, at.cluster.words, "label", "node", at.node, *back)
+    data = node_change.told(at, done, [node_change.KeyChange(key, before, value)], undo)
+    return Result(node_change.KIND, data, blocks=node_change.blocks(data))
 
 
 def _manifest(way: Way) -> manifests.PluginOptions:

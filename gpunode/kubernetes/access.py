@@ -53,6 +53,20 @@ class Access:
     timeout: float = 10.0
 
 
+def kubectl(host: Host, words: tuple[str, ...], *command: str) -> str:
+    """A kubectl command line for the cluster that `Cluster.words` lead to."""
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    files = options.get("--kubeconfig", "")
+    if files == KUBELET:
+        options["--kubeconfig"] = _kubelets(host)[0]
+    prefix = ""
+    if ":" in files and not host.exists(files):  # --kubeconfig of kubectl takes one file
+        del options["--kubeconfig"]
+        prefix = f"KUBECONFIG={shlex.quote(files)} "
+    argv = ("kubectl", *(word for option in options.items() for word in option), *command)
+    return f"{prefix}{shlex.join(argv)}"
+
+
 def connect(host: Host, access: Access) -> Cluster:
     """The cluster that the options, the environment or the files lead to; nothing is asked of it yet.
 

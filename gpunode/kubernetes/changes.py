@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ ATTEMPTS = 5
 _PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds, after the first, second, ... attempt
 _LONGEST_PAUSE = 10.0
 _RETRY_SECONDS = 30.0  # no attempt starts later than this; one that is slow may use all of it
-_LONGEST_VALUE = 500  # characters; taints are one value
+_LONGEST_VALUE = 500  # characters
 _UNKNOWN = "whether the change was made can't be told: all of it or none; run this again to find out"
 _Answer = TypeVar("_Answer")
 
@@ -155,18 +155,6 @@ def _short(value: Any) -> str:
 _QUANTITY = re.compile(r"([0-9]{1,18})(|k|Ki|[MGTPE]i?|[eE][0-9]{1,2})")
 
 
-@dataclass(frozen=True)
-class Taint:
-    """A node's taint; one key may have one taint of each effect."""
-
-    key: str
-    value: str
-    effect: str
-
-    def __str__(self) -> str:
-        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
-
-
 def pointer(*parts: str) -> str:
     """A JSON pointer: ``~`` is written ~0 and ``/`` is ~1 (RFC 6901)."""
     return "".join(f"/{part.replace('~', '~0').replace('/', '~1')}" for part in parts)
@@ -224,49 +212,6 @@ def map_patch(node: Json, at: tuple[str, ...], wanted: Mapping[str, str | None])
     return [*(_version_test(node) if adds else ()), *tests, *steps]
 
 
-def taint_patch(node: Json, wanted: Sequence[Taint]) -> list[dict[str, Any]]:
-    """The whole list of taints in place of the one that was seen; `wanted` from `with_taints`."""
-    there = _at(node, ("spec", "taints"))
-    if not there:
-        there = None  # the server leaves an empty list out
-    kept = {_identity(one): one for one in there or ()}
-    after = [_written(one, kept.get((one.key, one.effect))) for one in wanted]
-    if after == (there or []):
-        return []
-    path = pointer("spec", "taints")
-    if there is None:
-        return [*_version_test(node), {"op": "add", "path": path, "value": after}]
-    test = {"op": "test", "path": path, "value": there}
-    if not after:
-        return [test, {"op": "remove", "path": path}]
-    return [test, {"op": "replace", "path": path, "value": after}]
-
-
-def with_taints(there: Sequence[Taint], add: Sequence[Taint], remove: Sequence[Taint]) -> tuple[Taint, ...]:
-    """The taints of a node after a change: `add` replaces those of the same key and effect.
-
-    In `remove` an empty effect or value stands for all.
-    """
-
-    def goes(one: Taint) -> bool:
-        return any(
-            one.key == gone.key and gone.effect in ("", one.effect) and gone.value in ("", one.value)
-            for gone in remove
-        )
-
-    new = {(one.key, one.effect): one for one in add}
-    kept = [new.pop((one.key, one.effect), one) for one in there if not goes(one)]
-    return (*kept, *new.values())
-
-
-def taints_of(node: Json) -> tuple[Taint, ...]:
-    """A node's taints. `ClusterError` for what is no list of taints."""
-    found = _at(node, ("spec", "taints")) or []
-    if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
-        raise ClusterError("the node's taints are no list: not an API server's answer")
-    return tuple(Taint(*(str(one.get(name) or "") for name in ("key", "value", "effect"))) for one in found)
-
-
 def labels_of(node: Json) -> dict[str, str]:
     return strings(node, ("metadata", "labels"))
 
@@ -297,18 +242,6 @@ def _version_test(node: Json) -> list[dict[str, Any]]:
     if not version:
         return []
     return [{"op": "test", "path": pointer("metadata", "resourceVersion"), "value": version}]
-
-
-def _identity(taint: Mapping[str, Any]) -> tuple[str, str]:
-    return str(taint.get("key") or ""), str(taint.get("effect") or "")
-
-
-def _written(taint: Taint, before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """As the API has it; a taint that stays keeps all of its fields (timeAdded)."""
-    if before is not None and str(before.get("value") or "") == taint.value:
-        return dict(before)
-    value = {"value": taint.value} if taint.value else {}
-    return {"effect": taint.effect, "key": taint.key, **value}
 
 
 def _at(node: Any, path: tuple[str, ...]) -> Any:

@@ -395,7 +395,6 @@ USES = {
     "advertise": Use(
         "gpunode node advertise", (_rule("", "nodes", "get"), _rule("", "nodes/status", "patch"))
     ),
-    "node": Use("gpunode node label, gpunode node taint", (_rule("", "nodes", "get patch"),)),
     "verify": Use(
         "gpunode verify --on kubernetes",
         (_rule("", "nodes", "get"), _rule("node.k8s.io", "runtimeclasses", "get")),

@@ -81,7 +81,7 @@ def test_the_check_itself_can_fail() -> None:
 
 
 def test_all_uses_of_the_api_server_are_of_the_schema() -> None:
-    uses = ("plugin", "labels", "node-feature", "mig", "advertise", "node", "verify")
+    uses = ("plugin", "labels", "node-feature", "mig", "advertise", "verify")
     found = objects("rbac", *(word for use in uses for word in ("--for", use)))
     for one in found:
         checked(one)
@@ -93,7 +93,7 @@ def test_all_uses_of_the_api_server_are_of_the_schema() -> None:
 @pytest.mark.parametrize("options", [(), COMBINATIONS[6], COMBINATIONS[9]], ids=" ".join)
 def test_kubectl_takes_the_stream(options: tuple[str, ...], tmp_path: Path) -> None:
     text = manifests("all", *IMAGE, "--node", "gpu-1", *options).out
-    text += "---\n" + manifests("rbac", "--for", "verify", "--for", "node").out
+    text += "---\n" + manifests("rbac", "--for", "verify", "--for", "mig").out
     want = ("create", "--dry-run=client", "--validate=false", "-o", "name", "-f", "-")
     with discovery() as server:
         done = kubectl(*want, stdin=text, home=str(tmp_path), server=server)
@@ -101,7 +101,7 @@ def test_kubectl_takes_the_stream(options: tuple[str, ...], tmp_path: Path) -> N
     named = done.stdout.split()
     assert len(named) == len(list(yaml.safe_load_all(text)))
     assert "daemonset.apps/gpunode-device-plugin" in named and "pod/gpunode-vector-add" in named
-    assert "clusterrole.rbac.authorization.k8s.io/gpunode:node-verify" in named
+    assert "clusterrole.rbac.authorization.k8s.io/gpunode:mig-verify" in named
 
 
 def test_kubectl_reads_the_pods_as_they_are_meant(tmp_path: Path) -> None:
@@ -213,10 +213,10 @@ def test_two_accounts_never_share_a_role_or_a_binding() -> None:
     everywhere: dict[tuple[str, str], Any] = {}
     for options in (
         ("--for", "verify", "--namespace", "one"),
-        ("--for", "node", "--namespace", "two"),
-        ("--for", "node", "--namespace", "three"),
-        ("--for", "node", "--namespace", "three", "--name", "other"),
+        ("--for", "advertise", "--namespace", "two"),
+        ("--for", "advertise", "--namespace", "three"),
         ("--for", "advertise", "--namespace", "three", "--name", "other"),
+        ("--for", "mig", "--namespace", "three", "--name", "other"),
         ("--for", "labels"),
     ):
         for one in objects("rbac", *options):
@@ -249,7 +249,7 @@ def test_the_plugins_account_has_no_role_and_each_use_only_its_verbs() -> None:
         {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
     ]
     assert "Role" not in found
-    both = {one["kind"]: one for one in objects("rbac", "--for", "verify", "--for", "node")}
+    both = {one["kind"]: one for one in objects("rbac", "--for", "verify", "--for", "mig")}
     nodes = [rule for rule in both["ClusterRole"]["rules"] if rule["resources"] == ["nodes"]]
     assert [rule["verbs"] for rule in nodes] == [["get", "patch"]]
     pods = next(rule for rule in both["Role"]["rules"] if rule["resources"] == ["pods"])

@@ -11,6 +11,8 @@ from fixtures.api_server import ApiServer, Listening, kubeconfig, make_certifica
 from tests.cli import Ran, gpunode
 
 NODE = "gpu-1"
+ADVERTISE = ("node", "advertise", "--resource", "a.b/c", "--count", "1")
+"""A change of the Node for tests of what leads to the API server."""
 Gpunode = Callable[..., Ran]
 QUICK = {
     "gpunode.kubernetes.changes:_PAUSES": [0.01, 0.02, 0.03, 0.04],
@@ -19,6 +21,12 @@ QUICK = {
     "gpunode.commands.verify_kubernetes:_PAUSES": [0.02],
 }
 """The same ways with shorter pauses: how often is tried, and for how long a pod is followed, stays."""
+
+
+def capacity(api: ApiServer) -> str | None:
+    """What `ADVERTISE` sets."""
+    found: str | None = api.node(NODE)["status"]["capacity"].get("a.b/c")
+    return found
 
 
 @pytest.fixture(scope="session")

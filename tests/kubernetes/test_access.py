@@ -17,12 +17,8 @@ from fixtures.api_server import ADMIN, ApiServer, Fault, Listening, kubeconfig
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.kubernetes.access import ACCOUNT, Access, find, node_name
-from tests.kubernetes.conftest import Gpunode
-from tests.kubernetes.test_node_label import labels
+from tests.kubernetes.conftest import ADVERTISE, Gpunode, capacity
 from tests.waiting import PATIENCE
-
-LABEL = ("node", "label", "x=1")
-DONE = {"pool": "a", "x": "1"}
 
 
 def edited(text: str, **parts: Any) -> str:
@@ -38,12 +34,12 @@ def edited(text: str, **parts: Any) -> str:
 
 @pytest.fixture
 def given(run: Gpunode, tmp_path: Path) -> Any:
-    """Run `LABEL` with this text as --kubeconfig."""
+    """Run `ADVERTISE` with this text as --kubeconfig."""
 
     def call(text: str, *more: str, **env: str) -> Any:
         path = tmp_path / "given.yaml"
         path.write_text(text)
-        return run(*LABEL, "--kubeconfig", str(path), *more, **env)
+        return run(*ADVERTISE, "--kubeconfig", str(path), *more, **env)
 
     return call
 
@@ -52,7 +48,7 @@ def test_certificates_and_tokens_within_the_file(api: ApiServer, given: Any) -> 
     data = base64.b64encode(Path(api.ca).read_bytes()).decode()
     text = edited(kubeconfig(api), cluster={"certificate-authority": "", "certificate-authority-data": data})
     assert given(text).code == 0
-    assert labels(api) == DONE
+    assert capacity(api) == "1"
 
 
 def test_paths_are_relative_to_their_file(api: ApiServer, given: Any, tmp_path: Path) -> None:
@@ -106,7 +102,7 @@ def test_a_user_who_is_not_in_the_user_database_is_no_bug(
 ) -> None:
     values = {"KUBECONFIG": "", "HOME": str(tmp_path), "KUBERNETES_SERVICE_HOST": ""}
     named = {"SUDO_USER": "nosuchuser", "KUBECONFIG": "~nosuchuser/config"}
-    done = run(*LABEL, **{**values, variable: named[variable]})
+    done = run(*ADVERTISE, **{**values, variable: named[variable]})
     assert done.code == 3
     assert "this is a bug" not in done.err
 
@@ -163,14 +159,14 @@ def test_several_kubeconfigs_are_one(api: ApiServer, run: Gpunode, tmp_path: Pat
     (tmp_path / "one").write_text(json.dumps({"current-context": "test", "contexts": tree["contexts"]}))
     (tmp_path / "two").write_text(json.dumps({**tree, "current-context": "other", "contexts": []}))
     paths = f"{tmp_path / 'one'}:{tmp_path / 'missing'}:{tmp_path / 'two'}"
-    done = run(*LABEL, "-o", "json", KUBECONFIG=paths)
+    done = run(*ADVERTISE, "-o", "json", KUBECONFIG=paths)
     assert done.code == 0, done.err
     # the undo goes to the same cluster, whatever KUBECONFIG and the current context are by then
     undo = shlex.split(done.document["data"]["undo"])[1:]
-    assert f"{tmp_path / 'one'}:{tmp_path / 'two'}" in undo and undo[-3:-1] == ["--context", "test"]
+    assert f"{tmp_path / 'one'}:{tmp_path / 'two'}" in undo and undo[-5:-3] == ["--context", "test"]
     (tmp_path / "one").write_text(json.dumps({"current-context": "gone", "contexts": tree["contexts"]}))
     assert run(*undo, KUBECONFIG="").code == 0
-    assert labels(api) == {"pool": "a"}
+    assert capacity(api) is None
 
 
 def test_a_kubectl_proxy_needs_nothing_else(run: Gpunode, tmp_path: Path, certificates: Path) -> None:
@@ -178,11 +174,11 @@ def test_a_kubectl_proxy_needs_nothing_else(run: Gpunode, tmp_path: Path, certif
     plain.add_node("gpu-1", labels={"pool": "a"})
     with Listening(plain, None):
         # a proxy of the environment isn't asked for what is on this machine
-        done = run(*LABEL, "--server", plain.url, KUBECONFIG="", HTTP_PROXY="http://127.0.0.1:1")
+        done = run(*ADVERTISE, "--server", plain.url, KUBECONFIG="", HTTP_PROXY="http://127.0.0.1:1")
         assert done.code == 0, done.err
-        assert f"--server {plain.url} x-" in done.out
-    assert labels(plain) == DONE
-    refused = run(*LABEL, "--server", plain.url, "--context", "test")
+        assert f"--server {plain.url} --resource a.b/c --remove" in done.out
+    assert capacity(plain) == "1"
+    refused = run(*ADVERTISE, "--server", plain.url, "--context", "test")
     assert refused.code == 2
 
 
@@ -209,7 +205,7 @@ def test_a_real_kubectl_proxy(api: ApiServer, run: Gpunode, tmp_path: Path) -> N
 def test_nothing_at_all_says_what_there_could_be(run: Gpunode, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    done = run(*LABEL, KUBECONFIG="", HOME=str(empty), KUBERNETES_SERVICE_HOST="")
+    done = run(*ADVERTISE, KUBECONFIG="", HOME=str(empty), KUBERNETES_SERVICE_HOST="")
     assert done.code == 3
     assert "no way to an API server" in done.err
     assert "kubectl proxy" in done.err
@@ -219,11 +215,11 @@ def test_home_is_looked_at_last(api: ApiServer, run: Gpunode, tmp_path: Path) ->
     own = tmp_path / "home" / ".kube"
     own.mkdir(parents=True)
     (own / "config").write_text(kubeconfig(api))
-    assert run(*LABEL, KUBECONFIG="", HOME=str(own.parent), KUBERNETES_SERVICE_HOST="").code == 0
+    assert run(*ADVERTISE, KUBECONFIG="", HOME=str(own.parent), KUBERNETES_SERVICE_HOST="").code == 0
 
 
 def test_under_another_root_nothing_is_asked(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
-    done = run("--root", str(tmp_path), *LABEL)
+    done = run("--root", str(tmp_path), *ADVERTISE)
     assert (done.code, api.asked) == (3, [])
 
 
@@ -231,7 +227,7 @@ def test_without_the_library_the_error_says_how_to_get_it(
     api: ApiServer, run: Gpunode, tmp_path: Path
 ) -> None:
     (tmp_path / "lightkube.py").write_text("raise ImportError('No module named lightkube')\n")
-    done = run(*LABEL, "-o", "json", PYTHONPATH=str(tmp_path))
+    done = run(*ADVERTISE, "-o", "json", PYTHONPATH=str(tmp_path))
     assert done.code == 3
     (error,) = done.document["errors"]
     assert error["code"] == "kubernetes-extra-missing"
@@ -245,12 +241,12 @@ def test_a_right_that_is_missing(api: ApiServer, given: Any) -> None:
     done = given(kubeconfig(api, "reader-token"))
     assert done.code == 3
     assert 'User "reader" cannot patch' in done.err
-    assert labels(api) == {"pool": "a"}
+    assert capacity(api) is None
 
 
 def test_a_page_of_somebody_else(api: ApiServer, run: Gpunode) -> None:
     api.faults.append(Fault("", "", "html"))
-    done = run(*LABEL)
+    done = run(*ADVERTISE)
     assert (done.code, "no API server's answer" in done.err) == (1, True)
 
 
@@ -285,7 +281,7 @@ def test_the_kubelets_own(tmp_path: Path, path: str) -> None:
 
 
 def test_a_server_that_is_no_proxy(api: ApiServer, run: Gpunode) -> None:
-    done = run(*LABEL, "--server", api.url)
+    done = run(*ADVERTISE, "--server", api.url)
     assert (done.code, "--server is for a kubectl proxy" in done.err) == (1, True)
 
 
@@ -310,7 +306,7 @@ def test_the_nodes_name(tmp_path: Path, given: str, environ: dict[str, str], nam
 
 
 def test_a_directory_is_no_kubeconfig(run: Gpunode, tmp_path: Path) -> None:
-    done = run(*LABEL, "--kubeconfig", str(tmp_path))
+    done = run(*ADVERTISE, "--kubeconfig", str(tmp_path))
     assert done.code == 3, "as any other file that is no kubeconfig"
     assert done.err.splitlines() == [
         f"error: {tmp_path} is a directory",

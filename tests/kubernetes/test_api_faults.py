@@ -1,4 +1,4 @@
-"""An API server that fails in every way it can: a clear error, and all labels or none."""
+"""An API server that fails in every way it can: a clear error, and the whole change or none of it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from fixtures.api_server import ApiServer, Fault, kubeconfig
 from gpunode.host import Host
 from gpunode.kubernetes.changes import change
 from gpunode.output.render import SilentProgress
-from tests.kubernetes.conftest import Gpunode
-from tests.kubernetes.test_node_label import labels
+from tests.kubernetes.conftest import ADVERTISE, Gpunode, capacity
 
-LABEL = ("node", "label", "x=1", "y=2", "pool-")
-BEFORE, AFTER = {"pool": "a"}, {"x": "1", "y": "2"}
+UNDO = " --resource a.b/c --remove"
 
 
 @pytest.mark.parametrize(
@@ -37,48 +35,45 @@ BEFORE, AFTER = {"pool": "a"}, {"x": "1", "y": "2"}
 )
 def test_what_passes_is_tried_again(api: ApiServer, run: Gpunode, fault: Fault) -> None:
     api.faults.append(fault)
-    done = run(*LABEL, "-o", "json")
+    done = run(*ADVERTISE, "-o", "json")
     assert done.code == 0, done.err
-    assert labels(api) == AFTER
-    assert done.document["data"]["undo"].endswith(" pool=a x- y-")
+    assert capacity(api) == "1"
+    assert done.document["data"]["undo"].endswith(UNDO)
     assert "trying again" in done.err
 
 
 @pytest.mark.parametrize(
-    ("fault", "code", "says", "left"),
+    ("fault", "code", "says"),
     [
-        (Fault("PATCH", "", "cut", 99), "kubernetes-unreachable", "can't be told: all of it or none", BEFORE),
-        (Fault("", "", "status", 99), "kubernetes-unavailable", "nothing was changed", BEFORE),
+        (Fault("PATCH", "", "cut", 99), "kubernetes-unreachable", "can't be told: all of it or none"),
+        (Fault("", "", "status", 99), "kubernetes-unavailable", "nothing was changed"),
         (
             Fault("PATCH", "", "status", 99, 409, "Conflict"),
             "kubernetes-conflict",
             "nothing was changed",
-            BEFORE,
         ),
-        (Fault("", "", "html", 99), "kubernetes-no-api-server", "no API server's answer", BEFORE),
+        (Fault("", "", "html", 99), "kubernetes-no-api-server", "no API server's answer"),
     ],
     ids=lambda value: value.kind if isinstance(value, Fault) else None,
 )
-def test_what_does_not_pass_is_said(
-    api: ApiServer, run: Gpunode, fault: Fault, code: str, says: str, left: dict[str, str]
-) -> None:
+def test_what_does_not_pass_is_said(api: ApiServer, run: Gpunode, fault: Fault, code: str, says: str) -> None:
     api.faults.append(fault)
-    done = run(*LABEL, "-o", "json")
+    done = run(*ADVERTISE, "-o", "json")
     assert done.code == 1
     (error,) = done.document["errors"]
     assert error["code"] == code
     assert says in f"{error['message']}; {error['hint']}"
-    assert labels(api) == left
+    assert capacity(api) is None
 
 
 def test_a_server_that_goes_away_for_good_after_it_took_the_change(api: ApiServer, run: Gpunode) -> None:
     api.faults += [Fault("PATCH", "", "cut-after"), Fault("GET", "", "cut", 99, after=1)]
-    done = run(*LABEL)
+    done = run(*ADVERTISE)
     assert done.code == 1
     assert "can't be told: all of it or none; run this again" in done.err
-    assert labels(api) == AFTER
+    assert capacity(api) == "1"
     api.faults.clear()
-    assert run(*LABEL).out == "node gpu-1 unchanged\n"
+    assert run(*ADVERTISE).out.startswith("node gpu-1 unchanged\n")
 
 
 def jwt(ends: float) -> str:
@@ -89,27 +84,27 @@ def jwt(ends: float) -> str:
 def test_an_expired_token_is_called_one(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
     path = tmp_path / "expired"
     path.write_text(kubeconfig(api, jwt(1_700_000_000)))
-    done = run(*LABEL, KUBECONFIG=str(path))
+    done = run(*ADVERTISE, KUBECONFIG=str(path))
     assert done.code == 3
     assert "doesn't know who we are (401)" in done.err
     assert "the token expired at 2023-11-14 22:13 UTC" in done.err
     assert jwt(1_700_000_000) not in done.err + done.out
-    assert labels(api) == BEFORE
+    assert capacity(api) is None
 
     path.write_text(kubeconfig(api, jwt(time.time() + 3600)))
-    refused = run(*LABEL, KUBECONFIG=str(path))
+    refused = run(*ADVERTISE, KUBECONFIG=str(path))
     assert "sign in again" in refused.err
 
 
 def test_a_token_that_expires_midway(api: ApiServer, run: Gpunode) -> None:
     api.faults.append(Fault("PATCH", "", "status", 9, 401, "Unauthorized"))
-    done = run(*LABEL)
+    done = run(*ADVERTISE)
     assert (done.code, "nothing was changed" in done.err) == (3, True)
-    assert labels(api) == BEFORE
+    assert capacity(api) is None
 
 
 def test_a_node_that_does_not_exist(api: ApiServer, run: Gpunode) -> None:
-    done = run(*LABEL, "--node", "nowhere", "-o", "json")
+    done = run(*ADVERTISE, "--node", "nowhere", "-o", "json")
     assert done.code == 3
     (error,) = done.document["errors"]
     assert error["code"] == "kubernetes-not-found"
@@ -119,20 +114,20 @@ def test_a_node_that_does_not_exist(api: ApiServer, run: Gpunode) -> None:
 
 @pytest.mark.parametrize("name", ["../pods", "a/b", "A", "-a", "a?x=1", "a..b"])
 def test_a_name_leads_nowhere_else(api: ApiServer, run: Gpunode, name: str) -> None:
-    done = run(*LABEL, f"--node={name}")
+    done = run(*ADVERTISE, f"--node={name}")
     assert (done.code, api.asked) == (2, [])
 
 
 def test_a_value_that_the_server_refuses_is_not_tried_again(api: ApiServer, run: Gpunode) -> None:
     api.faults.append(Fault("PATCH", "", "status", 9, 422, "Invalid"))
-    done = run(*LABEL)
+    done = run(*ADVERTISE)
     assert done.code == 1
     assert api.faults[0].times == 8
 
 
 def test_a_slow_server_is_waited_for(api: ApiServer, run: Gpunode) -> None:
     api.faults.append(Fault("GET", "", "slow", seconds=0.3))
-    assert run(*LABEL).code == 0
+    assert run(*ADVERTISE).code == 0
 
 
 def test_a_change_behind_a_gateways_error_is_told_with_its_undo(api: ApiServer, run: Gpunode) -> None:
@@ -140,27 +135,26 @@ def test_a_change_behind_a_gateways_error_is_told_with_its_undo(api: ApiServer, 
 
     def carried_out() -> None:
         node = api.node("gpu-1")
-        node["metadata"]["labels"] |= {"x": "1", "y": "2"}
-        del node["metadata"]["labels"]["pool"]
+        node["status"]["capacity"]["a.b/c"] = node["status"]["allocatable"]["a.b/c"] = "1"
         api.store.put("Node", node)
 
     api.faults += [Fault("PATCH", "", "status", code=504, act=carried_out)]
-    done = run(*LABEL, "-o", "json")
+    done = run(*ADVERTISE, "-o", "json")
     assert done.code == 0, done.err
-    assert done.document["data"]["undo"].endswith(" pool=a x- y-")
+    assert done.document["data"]["undo"].endswith(UNDO)
     assert len(api.changes()) == 0  # the fault answered; nothing was sent again
 
 
 def test_the_undo_has_what_was_there_right_before(api: ApiServer, run: Gpunode) -> None:
     def other() -> None:
         node = api.node("gpu-1")
-        node["metadata"]["labels"]["pool"] = "theirs"
+        node["status"]["capacity"]["a.b/c"] = "7"
         api.store.put("Node", node)
 
     api.faults.append(Fault("PATCH", "/nodes/", "meanwhile", act=other))
-    done = run("node", "label", "pool=b", "-o", "json")
-    assert done.document["data"]["undo"].endswith(" pool=theirs")
-    assert done.document["data"]["changes"] == [{"key": "pool", "before": "theirs", "after": "b"}]
+    done = run(*ADVERTISE, "--force", "-o", "json")
+    assert done.document["data"]["undo"].endswith(" --resource a.b/c --count 7 --force")
+    assert done.document["data"]["changes"] == [{"key": "a.b/c", "before": "7", "after": "1"}]
 
 
 def test_ctrl_c_while_the_answer_is_waited_for_says_what_may_be() -> None:
@@ -184,7 +178,7 @@ def test_ctrl_c_while_the_answer_is_waited_for_says_what_may_be() -> None:
 
 
 def test_nobody_listening(run: Gpunode) -> None:
-    done = run(*LABEL, "--server", "http://127.0.0.1:1")
+    done = run(*ADVERTISE, "--server", "http://127.0.0.1:1")
     assert done.code == 1
     assert "Connection refused" in done.err
     assert "nothing was changed" in done.err

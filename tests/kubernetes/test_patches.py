@@ -11,25 +11,15 @@ from hypothesis import strategies as st
 
 from fixtures.api_objects import record_writer
 from fixtures.json_patch import PatchFailed, apply
-from gpunode.errors import GpunodeError
 from gpunode.kubernetes.changes import (
-    Taint,
     capacity_patch,
     label_patch,
     pointer,
-    taint_patch,
-    taints_of,
-    with_taints,
     writer_of,
 )
 
 KEYS = st.text("ab/~.01", min_size=1, max_size=4)
 LABELS = st.dictionaries(KEYS, st.text("xyz", max_size=2), max_size=4)
-TAINTS = st.lists(
-    st.builds(Taint, st.sampled_from("ab"), st.sampled_from(["", "v", "w"]), st.sampled_from(["E", "F"])),
-    max_size=4,
-    unique_by=lambda one: (one.key, one.effect),
-)
 
 
 def node(**parts: Any) -> dict[str, Any]:
@@ -86,28 +76,6 @@ def test_a_node_that_changed_meanwhile_refuses_or_keeps_the_change(
     assert after["metadata"]["labels"][at] == "theirs"
 
 
-@given(there=TAINTS, add=TAINTS, remove=TAINTS)
-def test_taints_become_what_was_asked_for(there: list[Taint], add: list[Taint], remove: list[Taint]) -> None:
-    before = node()
-    if there:
-        before["spec"]["taints"] = [
-            {"key": one.key, "value": one.value, "effect": one.effect, "timeAdded": "t"} for one in there
-        ]
-    wanted = with_taints(there, add, remove)
-    patch = taint_patch(before, wanted)
-    after = apply(before, patch)
-    assert taints_of(after) == wanted
-    assert taint_patch(after, with_taints(taints_of(after), add, [])) == taint_patch(
-        after, with_taints(wanted, add, [])
-    )
-    assert {(one.key, one.effect): one for one in wanted}.keys() >= {(one.key, one.effect) for one in add}
-    kept = {(one.key, one.effect) for one in there if one in wanted}
-    for one in after["spec"].get("taints", []):
-        assert ("timeAdded" in one) == ((one["key"], one["effect"]) in kept)
-    if wanted == tuple(there):
-        assert patch == []
-
-
 @pytest.mark.parametrize(
     "status", [{}, {"capacity": {}}, {"capacity": {"cpu": "4"}}, {"capacity": {"a.b/c": "1"}}]
 )
@@ -138,9 +106,3 @@ def test_who_wrote_a_capacity() -> None:
 )
 def test_a_record_that_makes_no_sense_says_nothing(managed: Any) -> None:
     assert writer_of({"metadata": {"managedFields": managed}}, "a.b/c") == ""
-
-
-@pytest.mark.parametrize("taints", ["x", {"a": 1}, [1]])
-def test_taints_that_are_none(taints: Any) -> None:
-    with pytest.raises(GpunodeError):
-        taints_of(node(spec={"taints": taints}))

@@ -18,9 +18,8 @@ from gpunode.kubernetes.access import Access, connect
 from gpunode.kubernetes.api import Cluster, Forbidden, Invalid, NoAccess, Unauthorized, Unreachable
 from gpunode.kubernetes.certificate import first_in
 from gpunode.kubernetes.proxies import proxy_for
-from tests.kubernetes.conftest import Gpunode
+from tests.kubernetes.conftest import ADVERTISE, Gpunode, capacity
 from tests.kubernetes.test_access import edited
-from tests.kubernetes.test_node_label import labels
 
 Open = Callable[..., Cluster]
 
@@ -155,33 +154,27 @@ def test_the_kubelets_certificate_names_the_node(
     """The machine's own name is another one."""
     path = tmp_path / "kubelet.conf"
     path.write_text(kubelets[1])
-    done = run("node", "label", "nvidia.com/x=1", "--kubeconfig", str(path), NODE_NAME="")
+    done = run(*ADVERTISE, "--kubeconfig", str(path), NODE_NAME="")
     assert done.code == 0, done.err
-    assert labels(api) == {"pool": "a", "nvidia.com/x": "1"}
+    assert capacity(api) == "1"
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("path", "value", "says"),
     [
-        (("label", "x.kubernetes.io/a=1"), "not allowed to modify labels: x.kubernetes.io/a"),
-        (("label", "node-restriction.kubernetes.io/a=1"), "not allowed to modify labels"),
-        (("taint", "a=b:NoSchedule"), "not allowed to modify taints"),
+        ("/metadata/labels/x.kubernetes.io~1a", "1", "not allowed to modify labels: x.kubernetes.io/a"),
+        ("/metadata/labels/node-restriction.kubernetes.io~1a", "1", "not allowed to modify labels"),
+        ("/spec/taints", [{"key": "a", "effect": "NoSchedule"}], "not allowed to modify taints"),
     ],
 )
 def test_what_a_kubelet_may_not_do_is_explained(
-    api: ApiServer,
-    run: Gpunode,
-    kubelets: tuple[Path, str],
-    tmp_path: Path,
-    words: tuple[str, ...],
-    says: str,
+    api: ApiServer, opened: Open, kubelets: tuple[Path, str], path: str, value: Any, says: str
 ) -> None:
-    path = tmp_path / "kubelet.conf"
-    path.write_text(kubelets[1])
-    done = run("node", *words, "--kubeconfig", str(path))
-    assert done.code == 3
-    assert says in done.err and "(NodeRestriction)" in done.err
-    assert labels(api) == {"pool": "a"}
+    before = api.node("gpu-1")
+    with pytest.raises(Forbidden, match=says) as caught:
+        opened(kubelets[1]).patch_node("gpu-1", [{"op": "add", "path": path, "value": value}])
+    assert "(NodeRestriction)" in caught.value.hint
+    assert api.node("gpu-1") == before
 
 
 def test_an_expired_certificate_is_called_one(
@@ -278,7 +271,7 @@ def test_a_machine_whose_node_has_another_name_is_told_it(api: ApiServer, run: G
     if not own:
         pytest.skip("this machine has no machine-id")
     api.node("gpu-1")["status"]["nodeInfo"] = {"machineID": own}
-    done = run("node", "label", "x=1", NODE_NAME="nowhere")
+    done = run(*ADVERTISE, NODE_NAME="nowhere")
     assert (done.code, "this machine is the node gpu-1: add --node gpu-1" in done.err) == (3, True)
     api.faults.append(Fault("GET", "/nodes", "status", 99, 403, "Forbidden", after=1))
-    assert "kubectl get nodes" in run("node", "label", "x=1", NODE_NAME="nowhere").err
+    assert "kubectl get nodes" in run(*ADVERTISE, NODE_NAME="nowhere").err

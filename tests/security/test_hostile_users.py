@@ -68,8 +68,6 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "plugin status": ((), ("-o", "json"), ("--all",)),
     "labels": ((), ("--output-file", "OUT/labels"), _DRY),
     "node advertise": (("--resource", "nvidia.com/gpu", "--count", "1", *_CLUSTER, *_DRY),),
-    "node label": (("a=b", *_CLUSTER, *_DRY),),
-    "node taint": (("nvidia.com/gpu=present:NoSchedule", *_CLUSTER, *_DRY),),
     "manifests all": ((),),
     "manifests runtime-class": ((),),
     "manifests daemon-set": ((),),
