@@ -40,11 +40,7 @@ class Selection:
 def run_checks(node: Node, selection: Selection | None = None) -> tuple[Finding, ...]:
     """Findings in the catalogue's order."""
     selection = selection or Selection()
-    walk = _Walk(node, selection)
-    return walk.patience.through(lambda: _run(walk, selection))
-
-
-def _run(walk: _Walk, selection: Selection) -> tuple[Finding, ...]:
+    walk = _Walk(node, selection, Patience(node.host))
     wanted = [check for check in ALL_CHECKS if not selection.only or check.id in selection.only]
     if selection.preflight:
         wanted = [check for check in wanted if selection.preflight in check.preflight]
@@ -63,10 +59,10 @@ class _Walk:
 
     node: Node
     selection: Selection
+    patience: Patience
     done: dict[str, Finding] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     errors: dict[str, str] = field(default_factory=dict)
-    patience: Patience = field(default_factory=Patience)
 
     def finding(self, check: Check) -> Finding:
         if check.id not in self.done:
@@ -108,7 +104,7 @@ class _Walk:
 
     def _not_here(self, check: Check) -> Verdict | None:
         """Why this check doesn't apply to this node, None if it does."""
-        return self._guarded(f"where {check.id}", lambda: self._applies(check))
+        return self._guarded(lambda: self._applies(check))
 
     def _applies(self, check: Check) -> Verdict | None:
         node = self.node
@@ -145,15 +141,13 @@ class _Walk:
 
     def _verdict(self, check: Check) -> Verdict:
         least = DEEP_SECONDS if check.deep else 0.0
-        found = self._guarded(check.id, lambda: check.run(self.node), least)
+        found = self._guarded(lambda: check.run(self.node), least)
         assert found is not None  # a check always has a verdict
         return found
 
-    def _guarded(
-        self, name: str, question: Callable[[], Verdict | None], least: float = 0.0
-    ) -> Verdict | None:
+    def _guarded(self, question: Callable[[], Verdict | None], least: float = 0.0) -> Verdict | None:
         try:
-            return self.patience.ask(name, question, least)
+            return self.patience.ask(question, least)
         except Stuck as error:
             return (
                 Verdict(FindingStatus.ERROR, error.message) if error.first else skip(error.message, "hangs")

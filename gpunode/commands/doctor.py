@@ -44,43 +44,43 @@ if TYPE_CHECKING:
 
 _MODEL = "/proc/device-tree/model"  # what the device tree calls the module
 
-Ask = Callable[[str, Callable[[], Any]], Any]
+Ask = Callable[[Callable[[], Any]], Any]
 
 
-def _at_once(_name: str, read: Callable[[], Any]) -> Any:
+def _at_once(read: Callable[[], Any]) -> Any:
     return read()
 
 
 def describe(node: Node, ask: Ask = _at_once) -> dict[str, Any]:
     """Name, class, distro, kernel, driver, toolkit, engines, gpus. What can't be read is left empty.
 
-    Every reading goes through `ask`, by a name for it; what that raises is one more that can't be read.
+    Every reading goes through `ask`; what that raises is one more that can't be read.
     """
 
-    def known(name: str, read: Callable[[], Any], otherwise: Any = None) -> Any:
+    def known(read: Callable[[], Any], otherwise: Any = None) -> Any:
         """A topic of a damaged recording or an unreadable machine must not take the report with it."""
         try:
-            return ask(name, read)
+            return ask(read)
         except (GpunodeError, OSError, ValueError, TypeError, AttributeError, LookupError):
             return otherwise
 
     # CRI-O, podman and the toolkit only if a check asked: a report adds few questions to a hanging machine
     asked = node.__dict__
     daemons = (
-        known("docker", lambda: node.docker),
-        known("containerd", lambda: node.containerd),
+        known(lambda: node.docker),
+        known(lambda: node.containerd),
         asked.get("crio"),
         asked.get("podman"),
     )
     return {
-        "name": known("name", lambda: _line(node.host.read_text("/proc/sys/kernel/hostname") or ""), ""),
-        "class": known("class", lambda: node.kind, "unknown"),
-        "distro": known("distro", lambda: node.distribution),
-        "kernel": known("kernel", lambda: _line(node.kernel), ""),
-        "driver": known("driver", lambda: _driver(node)),
-        "toolkit": known("toolkit", lambda: ".".join(map(str, asked["toolkit"].version))),
+        "name": known(lambda: _line(node.host.read_text("/proc/sys/kernel/hostname") or ""), ""),
+        "class": known(lambda: node.kind, "unknown"),
+        "distro": known(lambda: node.distribution),
+        "kernel": known(lambda: _line(node.kernel), ""),
+        "driver": known(lambda: _driver(node)),
+        "toolkit": known(lambda: ".".join(map(str, asked["toolkit"].version))),
         "engines": [_engine(daemon) for daemon in daemons if daemon is not None],
-        "gpus": known("gpus", lambda: _gpus(node), []),
+        "gpus": known(lambda: _gpus(node), []),
     }
 
 
@@ -248,8 +248,7 @@ def _lacks(host: Host, directory: str) -> bool:
 
 def _about(node: Node) -> dict[str, Any]:
     """Of the node itself. Checks that weren't wanted haven't asked for all of it, and any of it may hang."""
-    patience = Patience(_ABOUT_SECONDS)
-    return patience.through(lambda: describe(node, patience.ask))
+    return describe(node, Patience(node.host, _ABOUT_SECONDS).ask)
 
 
 def _page(envelope: dict[str, Any]) -> str:

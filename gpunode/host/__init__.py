@@ -70,6 +70,7 @@ class Host(ReadingHost):
         """
         if self.trace is not None:
             self.trace(" ".join(argv))
+        self.note(f"running {' '.join(argv)}")
         if not self.live:
             return self._replay(argv)
         full = {**self.environ, "LC_ALL": "C.UTF-8", **(env or {})}
@@ -137,6 +138,7 @@ class Host(ReadingHost):
         """A connected stream socket. `DaemonError` says why not: absent, refused, denied."""
         from gpunode.host.sockets import connect_unix
 
+        self.note(f"reading {path}")
         if not self.live:
             raise DaemonError(f"no socket is contacted under --root {self.root}", code="not-live")
         if self.behalf is not None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from gpunode.errors import GpunodeError, Unreadable
@@ -102,12 +103,16 @@ def _list_for(word: tuple[int, str, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ReadingHost:
-    """See `Host`. `behalf` is the user on whose word paths are read; None for ours."""
+    """See `Host`. `behalf` is the user on whose word paths are read; None for ours.
+
+    `asked` is what each thread, by its identifier, asked for last: the doctor names it if no answer comes.
+    """
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     trace: Callable[[str], None] | None = None
     behalf: int | None = None
+    asked: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def live(self) -> bool:
@@ -130,6 +135,7 @@ class ReadingHost:
         if self.live:
             word = self._word(str(path))
             return Path(path) if word is None else self._resolved_for(*word, follow)
+        self.note(f"reading {path}")
         if str(path) in self._unreadable:
             raise Unreadable(self._unreadable[str(path)])
         return resolve_in_root(self.root, path, follow)
@@ -137,11 +143,17 @@ class ReadingHost:
     def _word(self, path: str) -> tuple[int, str, str] | None:
         """On whose word a path of the live node is read: the user, the root directory, and the path below it.
         None for ours."""
+        word: tuple[int, str, str] | None = None
         if self.behalf is not None:
-            return self.behalf, "/", path  # also where it leads through the root directory of a process
-        if path.startswith("/proc/") and (inside := _INSIDE.fullmatch(path)):
-            return self.owner(int(inside[2])), inside[1], inside[3]
-        return None
+            word = self.behalf, "/", path  # also where it leads through the root directory of a process
+        elif path.startswith("/proc/") and (inside := _INSIDE.fullmatch(path)):
+            word = self.owner(int(inside[2])), inside[1], inside[3]
+        self.note(f"reading {path}")
+        return word
+
+    def note(self, request: str) -> None:
+        """Remember what this thread is about to ask the machine for."""
+        self.asked[get_ident()] = request
 
     def _resolved_for(self, uid: int, root: str, path: str, follow: bool) -> Path:
         from gpunode.host.trust import opened_as

@@ -129,6 +129,7 @@ class StuckMount(Host):
     let_go = threading.Event()
 
     def file_system(self, path):
+        self.path(path)  # which is where Host notes it
         self.let_go.wait()
         return super().file_system(path)
 

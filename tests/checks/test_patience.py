@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,7 @@ class Stalled(Host):
 
     def read_bytes(self, path: str, limit: int = LARGE_BYTES) -> bytes | None:
         if path.startswith(self.place):
+            self.path(path)  # which is where Host notes it
             self.let_go.wait(PATIENCE)
         return super().read_bytes(path, limit)
 
@@ -67,48 +68,68 @@ def test_what_hangs_is_waited_for_once() -> None:
             self.let_go.wait()
             return 1
 
-    thing, patience, raised = Thing(), Patience(1.0), []
+    thing, patience, raised = Thing(), Patience(Host(), 1.0), []
 
-    def work() -> str:
-        for name in ("first", "second"):
-            try:
-                patience.ask(name, lambda: thing.slow)
-            except Stuck as error:
-                raised.append((error.message, error.first))
-        return "done"
-
-    assert patience.through(work) == "done"
+    for _ in range(2):
+        try:
+            patience.ask(lambda: thing.slow)
+        except Stuck as error:
+            raised.append((error.message, error.first))
     (waited, first), (known, again) = raised
     assert re.match(r"gave no answer within 1 s: ", waited) and first
     assert known == "waits for what hangs: slow" and not again
     Thing.let_go.set()
 
 
-def test_a_thread_that_was_left_behind_does_nothing_more_when_it_comes_back() -> None:
-    let_go, patience, went_on = threading.Event(), Patience(0.1), []
-
-    def work() -> None:
-        try:
-            patience.ask("slow", let_go.wait)
-        except Stuck:
-            return
-        went_on.append("after the answer")  # pragma: no cover
-
-    patience.through(work)
+def test_a_late_answer_is_ignored_and_its_thread_ends() -> None:
+    let_go, patience = threading.Event(), Patience(Host(), 0.1)
+    with pytest.raises(Stuck):
+        patience.ask(let_go.wait)
     let_go.set()
     assert eventually(lambda: not any(one.name == "checks" for one in threading.enumerate()))
-    assert went_on == []
+    assert patience.ask(lambda: "next") == "next"
+
+
+@pytest.mark.parametrize(
+    ("question", "place", "request_"),
+    [
+        (lambda host: host.read_text("/proc/1/comm"), "read_regular", "reading /proc/1/comm"),
+        (lambda host: host.file_system("/tmp"), "os.statvfs", "reading /tmp"),
+        (lambda host: host.listdir("/sys"), "os.listdir", "reading /sys"),
+    ],
+)
+def test_the_finding_names_what_the_live_host_waits_for(
+    question: Callable[[Host], object], place: str, request_: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, let_go = Host(), threading.Event()
+    monkeypatch.setattr(f"gpunode.host.reading.{place}", lambda *_args, **_named: let_go.wait(PATIENCE))
+    with pytest.raises(Stuck) as caught:
+        Patience(host, 0.2).ask(lambda: question(host))
+    let_go.set()
+    monkeypatch.undo()
+    assert caught.value.message == f"gave no answer within 0.2 s: {request_}"
+
+
+def test_the_finding_names_the_command_that_hangs() -> None:
+    host, let_go = Host(), threading.Event()
+
+    def question() -> None:
+        host.run(("true",))
+        let_go.wait(PATIENCE)
+
+    with pytest.raises(Stuck, match="gave no answer within 1 s: running true"):
+        Patience(host, 1.0).ask(question)
+    let_go.set()
 
 
 def test_what_the_work_raises_is_raised_where_it_was_asked_for() -> None:
-    patience = Patience(1.0)
     with pytest.raises(ZeroDivisionError):
-        patience.through(lambda: patience.ask("x", lambda: 1 // 0))
+        Patience(Host(), 1.0).ask(lambda: 1 // 0)
 
 
 def test_one_check_may_take_longer_than_the_others() -> None:
-    patience, never = Patience(0.05), threading.Event()
-    assert patience.through(lambda: patience.ask("deep", lambda: never.wait(0.2), least=PATIENCE)) is False
+    never = threading.Event()
+    assert Patience(Host(), 0.05).ask(lambda: never.wait(0.2), least=PATIENCE) is False
 
 
 def test_a_topic_that_fails_is_read_again_by_whoever_asks_next() -> None:
