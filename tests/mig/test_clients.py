@@ -88,7 +88,7 @@ def test_one_that_does_not_close_nvml_is_told_to_go_on(
 ) -> None:
     told.clear()
     ran = processes(tmp_path, (7, 1, BOTH, SERVE), (8, 7, 0, CHILD))
-    monkeypatch.setattr("gpunode.facts.processes.running", lambda _host: ran)
+    monkeypatch.setattr("gpunode.mig.users.running", lambda _host: ran)
     with pytest.raises(PreconditionError, match="process 7 has not closed NVML") as caught:
         Room(Deaf(root=tmp_path), SilentProgress()).close()
     assert "--drain gpunode-device-plugin" in caught.value.hint

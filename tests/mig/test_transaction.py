@@ -41,7 +41,7 @@ CALLS = (
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine without other processes: those of other tests are nobody to wait for, nor to signal."""
     monkeypatch.setattr("gpunode.gpu.mig.LineChild", WarmChild)
-    for place in ("gpunode.facts.processes.running", "gpunode.facts.processes.running"):
+    for place in ("gpunode.facts.processes.running", "gpunode.mig.users.running"):
         monkeypatch.setattr(place, lambda *_: ())
 
 
