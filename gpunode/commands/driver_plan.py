@@ -59,13 +59,13 @@ def wish(
     """What the command line's words mean; `key` is a file. `ConfigError` for what is no key."""
     data = b""
     if key:
-        from gpunode.packages.openpgp import armored, read_keys
+        from gpunode.packages.openpgp import armored, fingerprints
 
         found = host.read_bytes(str(Path(key).absolute()))
         if found is None:
             raise UsageError(f"there is no file {key}", hint="--key takes the mirror's public key")
         data = armored(found)
-        read_keys(data)
+        fingerprints(data)  # raises for what is no key
     return Wish(branch, version, flavour, repository.rstrip("/"), hold, data)
 
 

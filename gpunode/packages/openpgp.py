@@ -1,7 +1,8 @@
-"""OpenPGP public keys as a repository's key file has them (RFC 4880): armour, fingerprints, expiry.
+"""Fingerprints and armor of the OpenPGP public keys in a repository's key file (RFC 4880).
 
-No signature is verified here; that is apt's, dnf's and zypper's. A fingerprint is what tells one key from
-another before any of them is told to trust it.
+No signature is verified here, nor whether a key has expired: apt, dnf and zypper do that. The fingerprint
+identifies a key before one of them is configured to trust it. gpg isn't asked, since Debian's and Ubuntu's
+minimal installations lack it.
 """
 
 from __future__ import annotations
@@ -9,25 +10,13 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpunode.errors import ConfigError
 
 _BEGIN = "-----BEGIN PGP PUBLIC KEY BLOCK-----"
 _END = "-----END PGP PUBLIC KEY BLOCK-----"
-_SIGNATURE, _PUBLIC_KEY = 2, 6
-_SELF_SIGNATURES = (0x10, 0x11, 0x12, 0x13, 0x1F)
+_PUBLIC_KEY = 6
 _MAX_BYTES = 1 << 20  # keyrings of whole distributions have some hundred KiB
-_CREATED, _EXPIRES = 2, 9  # subpackets of a signature
-
-
-@dataclass(frozen=True)
-class Key:
-    """A primary key: its fingerprint, 40 hex digits in capitals, and when it expires, in seconds since the
-    epoch; None if it never does."""
-
-    fingerprint: str
-    expires: float | None = None
 
 
 def binary(data: bytes) -> bytes:
@@ -62,37 +51,24 @@ def armored(data: bytes) -> bytes:
     return "\n".join([_BEGIN, "", *lines, f"={total}", _END, ""]).encode()
 
 
-def read_keys(data: bytes) -> tuple[Key, ...]:
-    """The primary keys of a file, with the expiry that their newest own signature gives them.
+def fingerprints(data: bytes) -> tuple[str, ...]:
+    """The fingerprints of the primary keys in a file: 40 hex digits in capitals each.
 
-    `ConfigError` if it is damaged, or has none of version 4.
+    `ConfigError` if it is damaged, or has no key of version 4.
     """
     import hashlib
 
-    found: list[tuple[str, int, tuple[int, float | None]]] = []
     try:
-        for tag, body in _packets(binary(data)):
-            if tag == _PUBLIC_KEY and body[0] == 4:
-                # the fingerprint is by its definition SHA-1 (RFC 4880, 12.2)
-                sha1 = hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body, usedforsecurity=False)
-                found.append((sha1.hexdigest().upper(), int.from_bytes(body[1:5], "big"), (-1, None)))
-            elif tag == _SIGNATURE and found and body[0] == 4 and body[1] in _SELF_SIGNATURES:
-                name, made, newest = found[-1]
-                found[-1] = (name, made, max(newest, _validity(body, made), key=lambda one: one[0]))
+        keys = [body for tag, body in _packets(binary(data)) if tag == _PUBLIC_KEY and body[0] == 4]
     except (IndexError, ValueError) as error:
         raise ConfigError("the OpenPGP key is damaged", hint="fetch it again") from error
-    if not found:
+    if not keys:
         raise ConfigError("there is no OpenPGP key of version 4 in it", hint="give the repository's own key")
-    return tuple(Key(name, expires) for name, _, (_, expires) in found)
-
-
-def _validity(signature: bytes, key_made: int) -> tuple[int, float | None]:
-    """When the signature was made, and until when it says that the key is valid."""
-    length = int.from_bytes(signature[4:6], "big")
-    subpackets = dict(_subpackets(signature[6 : 6 + length]))
-    created = int.from_bytes(subpackets.get(_CREATED, b""), "big")
-    seconds = int.from_bytes(subpackets.get(_EXPIRES, b""), "big")
-    return created, float(key_made + seconds) if seconds else None
+    # SHA-1 by definition (RFC 4880, 12.2)
+    hashes = (
+        hashlib.sha1(b"\x99" + len(key).to_bytes(2, "big") + key, usedforsecurity=False) for key in keys
+    )
+    return tuple(one.hexdigest().upper() for one in hashes)
 
 
 def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -112,14 +88,6 @@ def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:
             raise ValueError("cut off")
         yield tag, data[at : at + length]
         at += length
-
-
-def _subpackets(data: bytes) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at < len(data):
-        length, at = _new_length(data, at)
-        yield data[at] & 0x7F, data[at + 1 : at + length]
-        at += max(1, length)
 
 
 def _new_length(data: bytes, at: int) -> tuple[int, int]:

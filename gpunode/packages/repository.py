@@ -19,7 +19,7 @@ from gpunode.facts.tables import table
 from gpunode.host import Host
 from gpunode.packages.apt import Apt
 from gpunode.packages.manager import FileChange, Manager
-from gpunode.packages.openpgp import armored, read_keys
+from gpunode.packages.openpgp import armored, fingerprints
 
 SUFFIX = ".disabled-by-gpunode"
 NAME = "nvidia-container-toolkit"
@@ -140,10 +140,10 @@ def wanted_repository(base: str = "", key: bytes | None = None) -> Wanted:
             hint="put it where apt (auth.conf) or dnf (the .repo file's username) keep it",
         )
     data = armored(known.key if key is None else key)
-    found = read_keys(data)
-    if key is None and found[0].fingerprint != known.fingerprint:
+    fingerprint = fingerprints(data)[0]
+    if key is None and fingerprint != known.fingerprint:
         raise PreconditionError("the key that gpunode brings isn't NVIDIA's", hint="reinstall gpunode")
-    return Wanted(base.rstrip("/") or known.base, data, found[0].fingerprint, bool(base) or key is not None)
+    return Wanted(base.rstrip("/") or known.base, data, fingerprint, bool(base) or key is not None)
 
 
 def facts() -> Facts:
@@ -416,6 +416,6 @@ def _holds(host: Host, path: str, wanted: Wanted) -> bool | None:
         return None if not path else wanted.fingerprint in path.upper().replace(" ", "")
     try:
         data = host.read_bytes(path)
-        return data is not None and wanted.fingerprint in {key.fingerprint for key in read_keys(data)}
+        return data is not None and wanted.fingerprint in fingerprints(data)
     except GpunodeError:
         return False
