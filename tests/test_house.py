@@ -30,7 +30,7 @@ ONLY_HERE = {
     "tomlkit": {"runtime.toml_edit"},
     "rich": {"output.render"},
     "lightkube": {"kubernetes.client", "kubernetes.wire"},
-    "httpx2": {"kubernetes.client", "kubernetes.api", "kubernetes.wire"},
+    "httpx2": {"kubernetes.client", "kubernetes.refusals", "kubernetes.wire"},
 }
 GRPC_PACKAGES = {"plugin", "daemons"}
 HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "ctypes", "lightkube", "httpx2"}

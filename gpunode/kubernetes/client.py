@@ -238,7 +238,7 @@ class _LightkubeCluster:
     @contextmanager
     def _told(self, what: str, *, changes: bool = False) -> Iterator[None]:
         """The library's exceptions as `ClusterError`s."""
-        from gpunode.kubernetes.api import Asked, explained
+        from gpunode.kubernetes.refusals import Asked, explained
 
         asked = Asked(what, self._connection.server, self._connection.source, self._refused, changes)
         try:
