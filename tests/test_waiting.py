@@ -1,4 +1,4 @@
-"""`_waiting.Waiter` on real directories: a word or a change ends the wait, and nothing else does."""
+"""`waiting.Waiter` on real directories: a word or a change ends the wait, and nothing else does."""
 
 from __future__ import annotations
 

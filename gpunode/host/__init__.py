@@ -194,7 +194,7 @@ class Host(ReadingHost):
         return listen_unix(self.path(path, follow=False))
 
     def waiter(self) -> Waiter:
-        """What a thread can wait with until there is news; see `_waiting.Waiter`. To be closed."""
+        """What a thread can wait with until there is news; see `waiting.Waiter`. To be closed."""
         from gpunode.host.waiting import Waiter
 
         return Waiter()
