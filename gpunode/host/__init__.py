@@ -237,6 +237,7 @@ class Host(ReadingHost):
         expect: bytes | None = None,
         keep: bool = True,
         above: bool = False,
+        owner: tuple[int, int] | None = None,
     ) -> None:
         """Replace a file in one step: temporary file beside it, fsync, rename, fsync of the directory.
 
@@ -245,17 +246,35 @@ class Host(ReadingHost):
         `keep` nothing of what was there is kept, a symlink included: for files that are ours alone, where
         whatever else lies in their place was planted. `above` is for directories of which a program reads
         every file (CRI-O: hidden ones too): the temporary file is in the directory above, where that can be.
-        In a directory of another user, or in which others may make files, nothing is kept either.
-        `PreconditionError` for a path through another user's symlink.
+        In a directory of another user, or in which others may make files, nothing is kept either, but a file
+        that fewer may read stays so. With `owner` (uid, gid) the file gets this owner and `mode`, whatever
+        was there; in such a directory without setuid and setgid bits.
+        `PreconditionError` for a path through another user's symlink, and with `expect` for a symlink in such
+        a directory.
         """
         from gpunode.host.files import write_atomic
 
         try:
             with self._held(path, follow=keep) as place:
-                keep = keep and not (self.live and trust.is_shared(os.fstat(place.directory)))
-                write_atomic(place, data, mode, expect, keep=keep, above=above)
+                if keep and self.live and trust.is_shared(os.fstat(place.directory)):
+                    keep, mode = False, self._mode_in_shared(path, place, mode, expect, owner is not None)
+                write_atomic(place, data, mode, expect, keep=keep, above=above, owner=owner)
         except OSError as error:
             raise explain_os_error(error, path, "write") from error
+
+    def _mode_in_shared(
+        self, path: str, place: Place, mode: int, expect: bytes | None, restored: bool
+    ) -> int:
+        """The mode of a file that is written to a directory in which others may exchange it."""
+        before = None if place.descriptor is None else os.fstat(place.descriptor).st_mode
+        if expect and before is not None and stat.S_ISLNK(before):
+            raise PreconditionError(
+                f"can't write {path}: it is a symlink in a directory that other users can write",
+                hint=f"look where it leads, then put the file itself there: ls -l {path}",
+                code="planted-link",
+            )
+        narrow = before is not None and stat.S_ISREG(before) and not restored
+        return mode & 0o777 & (before if narrow and before is not None else 0o777)
 
     def remove_leftovers(self, path: str) -> tuple[str, ...]:
         """Remove the temporary files of a killed `write_atomic` of `path`; gives their node paths.
@@ -341,8 +360,8 @@ class Host(ReadingHost):
         return True
 
     def set_owner(self, path: str, uid: int, gid: int, mode: int) -> None:
-        """Owner and permission bits of a file that was put back; nothing in a directory in which others may
-        exchange it, as for `write_atomic`."""
+        """Owner and permission bits of an existing file; nothing in a directory in which others may exchange
+        it."""
         try:
             with self._held(path, follow=True) as place:
                 if not (self.live and trust.is_shared(os.fstat(place.directory))):

@@ -88,27 +88,36 @@ def named(descriptor: int) -> str:
 
 
 def write_atomic(
-    place: Place, data: bytes, mode: int, expect: bytes | None, *, keep: bool, above: bool
+    place: Place,
+    data: bytes,
+    mode: int,
+    expect: bytes | None,
+    *,
+    keep: bool,
+    above: bool,
+    owner: tuple[int, int] | None = None,
 ) -> None:
     """Write `data` through a temporary file. Raises OSError, what was there untouched.
 
-    With `keep` mode, owner and attributes stay as they are. With `above` the temporary file is in the
-    directory above, if that can be.
+    With `keep` attributes stay as they are, also mode and owner unless `owner` is given. With `above` the
+    temporary file is in the directory above, if that can be.
     """
     before = None if place.descriptor is None else os.fstat(place.descriptor)
     if before is not None and stat.S_ISDIR(before.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), place.path)
     kept = place.descriptor if keep else None
+    if keep and before is not None and owner is None:
+        mode, owner = before.st_mode & 0o7777, (before.st_uid, before.st_gid)
     if above and place.above is not None and _can_stage(place.above, place.directory):
         try:
-            _replace(place, place.above, data, mode, expect, kept)
+            _replace(place, place.above, data, mode, owner, expect, kept)
         except OSError as error:
             # read-only around a mounted directory, or a mount point between the two
             if error.errno not in (errno.EROFS, errno.EXDEV, errno.EACCES, errno.EPERM):
                 raise
         else:
             return
-    _replace(place, place.directory, data, mode, expect, kept)
+    _replace(place, place.directory, data, mode, owner, expect, kept)
 
 
 def _can_stage(above: int, directory: int) -> bool:
@@ -118,7 +127,13 @@ def _can_stage(above: int, directory: int) -> bool:
 
 
 def _replace(
-    place: Place, staging: int, data: bytes, mode: int, expect: bytes | None, kept: int | None
+    place: Place,
+    staging: int,
+    data: bytes,
+    mode: int,
+    owner: tuple[int, int] | None,
+    expect: bytes | None,
+    kept: int | None,
 ) -> None:
     temporary = f".{place.name}.{os.urandom(4).hex()}{_LEFTOVER}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -127,13 +142,13 @@ def _replace(
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)
             stream.flush()
-            before = None if kept is None else os.fstat(kept)
-            os.fchmod(descriptor, mode if before is None else before.st_mode & 0o7777)
-            if before is not None and kept is not None:
-                _keep_owner(descriptor, before)
+            if kept is not None:
                 _keep_attributes(named(kept), descriptor)
             elif staging != place.directory:
                 _take_label(named(place.directory), descriptor)
+            if owner is not None:
+                _set_owner(descriptor, owner)
+            os.fchmod(descriptor, mode)
             os.fsync(descriptor)
         if expect is not None and _content(place) != expect:
             raise ConfigError(
@@ -149,8 +164,9 @@ def _replace(
         os.fsync(directory)
 
 
-def _content(place: Place) -> bytes:
-    """What is there now; nothing if there is no file, or a symlink."""
+def _content(place: Place) -> bytes | None:
+    """What is there now; nothing if there is no file, or a symlink. None if it isn't the file that was
+    checked."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(place.name, flags, dir_fd=place.directory)
@@ -159,6 +175,8 @@ def _content(place: Place) -> bytes:
             raise
         return b""
     with os.fdopen(descriptor, "rb") as stream:
+        if place.descriptor is not None and not os.path.sameopenfile(descriptor, place.descriptor):
+            return None
         return stream.read()
 
 
@@ -195,10 +213,10 @@ def _take_label(directory: str, target: int) -> None:
         os.setxattr(target, _SELINUX, os.getxattr(directory, _SELINUX))
 
 
-def _keep_owner(descriptor: int, before: os.stat_result) -> None:
+def _set_owner(descriptor: int, owner: tuple[int, int]) -> None:
     now = os.fstat(descriptor)
-    if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
-        os.fchown(descriptor, before.st_uid, before.st_gid)
+    if (now.st_uid, now.st_gid) != owner:
+        os.fchown(descriptor, *owner)
 
 
 def _keep_attributes(source: str, target: int) -> None:

@@ -308,8 +308,7 @@ class Journal:
             if data is None:
                 self.host.remove(path)
             else:
-                self.host.write_atomic(path, data, mode=file["mode"], above=True)
-                self.host.set_owner(path, file["uid"], file["gid"], file["mode"])
+                self._put_back(file, data)
             changes.append(Change(path, "removed" if data is None else "restored"))
         self.tidy(entry)
         return tuple(changes)
@@ -317,8 +316,22 @@ class Journal:
     def own(self, entry: Entry) -> None:
         """Give restored files the owner and mode they had."""
         for file in entry.files:
-            if file["existed"] and self.host.exists(file["path"]):
-                self.host.set_owner(file["path"], file["uid"], file["gid"], file["mode"])
+            found = self.host.stat(file["path"])
+            then = (file["uid"], file["gid"], file["mode"])
+            if not file["existed"] or found is None:
+                continue
+            if (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == then:
+                continue
+            data = self.host.read_bytes(file["path"])
+            if data is not None and digest(data) == file["before"]:
+                self._put_back(file, data, expect=data)
+            else:
+                self.host.set_owner(file["path"], *then)
+
+    def _put_back(self, file: Mapping[str, Any], data: bytes, expect: bytes | None = None) -> None:
+        """Write the original content with the owner and mode that it had."""
+        owner = (file["uid"], file["gid"])
+        self.host.write_atomic(file["path"], data, mode=file["mode"], expect=expect, above=True, owner=owner)
 
     def prune(self, keep: int = KEEP) -> None:
         """Forget finished entries beyond `keep`, and what never became one. Needs the lock.

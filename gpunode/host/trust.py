@@ -221,9 +221,9 @@ def walk(root: str, path: str, check: Check, make: int = 0) -> Iterator[Place]:
             around, step = os.fstat(stack[-1]), "/".join((root.rstrip("/"), *names, part))
             descriptor, made = _open_step(stack[-1], part, bool(todo)), 0
             if descriptor is None and make:
-                made = 0o755 if todo else make
                 with suppress(FileExistsError):
-                    os.mkdir(part, made, dir_fd=stack[-1])
+                    os.mkdir(part, 0o755 if todo else make, dir_fd=stack[-1])
+                    made = 0o755 if todo else make
                 descriptor = _open_step(stack[-1], part, bool(todo))
             if descriptor is None:
                 check(around, step, None, not todo)
@@ -244,7 +244,9 @@ def walk(root: str, path: str, check: Check, make: int = 0) -> Iterator[Place]:
                 todo += _parts(target)
                 continue
             names.append(part)
-            if made and not _replaceable(around, found):
+            # another user may have put something else there since
+            ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+            if made and ours and not _replaceable(around, found):
                 os.chmod(named(descriptor), made)  # noqa: PTH101
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
     finally:

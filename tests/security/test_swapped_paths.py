@@ -13,6 +13,10 @@ import pytest
 
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.host import Host
+from gpunode.host.journal import Journal
+from gpunode.output.render import SilentProgress
+from gpunode.runtime import apply
+from gpunode.runtime.engine import FileEdit
 
 OTHER = 61001
 # the system calls of Python between which another process can act
@@ -23,6 +27,7 @@ CALLS = (
 CHANGES: dict[str, Callable[[str], object]] = {
     "write": lambda path: Host().write_atomic(path, b"ours"),
     "write and forget": lambda path: Host().write_atomic(path, b"ours", keep=False),
+    "write with an owner": lambda path: Host().write_atomic(path, b"ours", owner=(0, 0)),
     "write from above": lambda path: Host().write_atomic(path, b"ours", above=True),
     "make directories": lambda path: Host().make_dirs(f"{os.path.dirname(path)}/new/deeper"),
     "make a link": lambda path: Host().make_link(f"{os.path.dirname(path)}/new", "/nowhere"),
@@ -169,3 +174,78 @@ def test_a_link_of_roots_that_another_user_can_move_is_not_followed(place: Path)
     with pytest.raises(PreconditionError, match="is a symlink that another user can have made"):
         Host().write_atomic(f"{shared}/link/way/dir/file", b"ours")
     assert (outside / "way/dir/file").read_text() == "precious"
+
+
+def test_a_directory_that_another_user_put_there_keeps_its_mode(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between finding nothing and making the directory, a user moves what root owns to the same name."""
+    sticky, theirs_ = place / "sticky", place / "theirs"
+    for directory in (sticky, theirs_):
+        directory.mkdir()
+    sticky.chmod(0o1777)
+    (theirs_ / "report").write_text("secret")
+    (theirs_ / "report").chmod(0o600)
+    os.chown(theirs_, OTHER, OTHER)
+    make = os.mkdir
+
+    def moved_first(name: str, *args: Any, **options: Any) -> None:
+        (theirs_ / "report").rename(sticky / "cdi")
+        make(name, *args, **options)
+
+    monkeypatch.setattr(os, "mkdir", moved_first)
+    with pytest.raises(GpunodeError):
+        Host().make_dirs(f"{sticky}/cdi")
+    assert (sticky / "cdi").stat().st_mode & 0o7777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("directory", "file"),
+    [((0, 999, 0o2775), (0, 999, 0o640)), ((OTHER, OTHER, 0o755), (OTHER, OTHER, 0o600))],
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_private_file_in_a_shared_directory_stays_private_and_is_restored(
+    place: Path, directory: tuple[int, int, int], file: tuple[int, int, int], fails: bool
+) -> None:
+    shared, path = place / "shared", place / "shared/daemon.json"
+    shared.mkdir()
+    path.write_text("before")
+    for one, (uid, gid, mode) in ((shared, directory), (path, file)):
+        os.chown(one, uid, gid)
+        one.chmod(mode)
+    host = Host(environ={"GPUNODE_STATE_DIR": f"{place}/state"})
+    journal, edit = Journal.of(host), FileEdit(str(path), b"before", b"after")
+    seen: list[tuple[int, str]] = []
+
+    def look() -> None:
+        seen.append((path.stat().st_mode & 0o777, path.read_text()))
+        if fails:
+            raise PreconditionError("refused")
+
+    with suppress(PreconditionError):
+        apply.change_files(host, "test", lambda: [edit], SilentProgress(), activate=look)
+    assert seen == [(file[2], "after")]
+    if not fails:
+        past = apply.past(host, journal, journal.committed())
+        apply.change_files(
+            host, "rollback", lambda: past.edits, SilentProgress(), done=lambda: past.finish(journal)
+        )
+    found = path.stat()
+    assert (path.read_text(), found.st_uid, found.st_gid, found.st_mode & 0o7777) == ("before", *file)
+
+
+def test_a_restored_file_gets_no_setuid_bit_where_others_can_exchange_it(place: Path) -> None:
+    shared = theirs(place)
+    Host().write_atomic(f"{shared}/file", b"ours", mode=0o4755, owner=(0, 0))
+    assert (shared / "file").stat().st_mode & 0o7777 == 0o755
+
+
+def test_a_file_that_was_read_through_a_link_in_a_shared_directory_is_not_replaced(place: Path) -> None:
+    shared = place / "shared"
+    shared.mkdir()
+    (place / "real").write_text("content")
+    (shared / "link").symlink_to(place / "real")
+    shared.chmod(0o2775)
+    with pytest.raises(PreconditionError, match="it is a symlink in a directory") as caught:
+        Host().write_atomic(f"{shared}/link", b"new", expect=b"content")
+    assert (caught.value.code, (shared / "link").is_symlink()) == ("planted-link", True)
