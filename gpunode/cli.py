@@ -1,60 +1,93 @@
-"""The command line: which commands and options there are. Everything heavy is imported inside a command."""
+"""The command line: a table of the commands, whose modules are imported when they are called."""
 
 # no `from __future__ import annotations`: Typer reads these annotations as objects
 
 import sys
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 import typer.core
+import typer.main
 
 from gpunode import __version__
-from gpunode.cli_cdi import cdi_app
-from gpunode.cli_completion import completion_app
-from gpunode.cli_doctor import doctor_app
-from gpunode.cli_driver import driver_app
-from gpunode.cli_labels import labels_app
-from gpunode.cli_manifests import manifests_app
-from gpunode.cli_mig import mig_app
-from gpunode.cli_mig_change import mig_apply, mig_assert, mig_plan  # noqa: F401
-from gpunode.cli_mps import mps_app
-from gpunode.cli_node import node_app
-from gpunode.cli_plugin import plugin_app
-from gpunode.cli_plugin_inject import plugin_inject  # noqa: F401
-from gpunode.cli_plugin_status import plugin_status  # noqa: F401
-from gpunode.cli_runtime import runtime_app
-from gpunode.cli_setup import setup_app
-from gpunode.cli_state import journal_app
-from gpunode.cli_status import status_app
-from gpunode.cli_toolkit import toolkit_app
-from gpunode.cli_toolkit_packages import toolkit_install  # noqa: F401
-from gpunode.cli_verify import verify_app
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import run_app, takes_globals, verb
-
-if TYPE_CHECKING:
-    from gpunode.output.result import Result
-
-# from looking to changing to undoing; what isn't named here follows
-ORDER = (
-    *("doctor", "explain", "report", "status", "setup", "configure-runtime", "verify", "unconfigure-runtime"),
-    *("rollback", "journal", "gpus", "cdi", "driver", "toolkit", "mig", "plugin", "labels"),
-    *("mps", "node", "manifests", "demo", "completion"),
-)
+from gpunode.commands.session import run_app, takes_globals
 
 
-class InOrder(typer.core.TyperGroup):
-    """Lists commands in `ORDER` instead of the order in which modules define them."""
+class Row(NamedTuple):
+    """A command or a group: the modules of gpunode.commands that define it, the name of its `typer.Typer` in
+    the first of them, and its line in `gpunode --help`."""
+
+    modules: tuple[str, ...]
+    app: str
+    help: str
+
+
+# from diagnosis to changes to undoing them: the order of `gpunode --help`
+COMMANDS = {
+    "doctor": Row(("doctor",), "doctor_app", "Find out why GPUs don't work on this node."),
+    "explain": Row(("explain",), "explain_app", "Explain one check, or list them all."),
+    "report": Row(("report",), "report_app", "Pack a support bundle."),
+    "status": Row(("status",), "status_app", "What is in force on this node."),
+    "setup": Row(("setup",), "setup_app", "Run every step up to a proof."),
+    "configure-runtime": Row(
+        ("configure_runtime",), "runtime_app", "Register the nvidia runtime with the engine."
+    ),
+    "verify": Row(("verify",), "verify_app", "Prove it: compute on every GPU."),
+    "unconfigure-runtime": Row(("configure_runtime",), "runtime_app", "Take the nvidia runtime out again."),
+    "rollback": Row(("journal",), "rollback_app", "Restore the files of a journal entry."),
+    "journal": Row(("journal",), "journal_app", "What gpunode changed on this node."),
+    "gpus": Row(("gpus",), "gpus_app", "List the GPUs and MIG devices."),
+    "cdi": Row(("cdi",), "cdi_app", "Name the GPUs to engines by CDI specifications."),
+    "driver": Row(("driver",), "driver_app", "Plan and install the driver that the GPUs need."),
+    "toolkit": Row(
+        ("toolkit_config", "toolkit"), "toolkit_app", "Install and configure the NVIDIA Container Toolkit."
+    ),
+    "mig": Row(("mig",), "mig_app", "Cut GPUs into MIG devices."),
+    "plugin": Row(("plugin", "plugin_status"), "plugin_app", "Serve GPUs to Kubernetes."),
+    "labels": Row(("labels",), "labels_app", "Label the node by its GPUs."),
+    "mps": Row(("mps",), "mps_app", "Share GPUs between processes."),
+    "node": Row(("node",), "node_app", "Change this machine's Node object in Kubernetes."),
+    "manifests": Row(("manifests",), "manifests_app", "Print Kubernetes objects."),
+    "demo": Row(("demo",), "demo_app", "Show the whole way on a simulated node."),
+    "completion": Row(("completion",), "completion_app", "Print shell completion."),
+}
+GROUPS = ("status", "journal", "cdi", "driver", "toolkit", "mig", "plugin", "mps", "node", "manifests")
+"""Rows that are groups; the others are commands of their app."""
+
+
+class CommandTable(typer.core.TyperGroup):
+    """The commands of `COMMANDS`, each imported when a command line names it."""
+
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        self.commands = {name: typer.core.TyperCommand(name=name) for name in COMMANDS}
 
     def list_commands(self, ctx: object) -> list[str]:
         """Names for the help."""
-        known = [name for name in ORDER if name in self.commands]
-        return known + [name for name in self.commands if name not in ORDER]
+        return list(COMMANDS)
+
+    def get_command(self, ctx: object, cmd_name: str) -> Any:
+        """The command of this name with its options; None if there is none."""
+        row = COMMANDS.get(cmd_name)
+        if row is None:
+            return None
+        first, *_ = [import_module(f"gpunode.commands.{module}") for module in row.modules]
+        group = typer.main.get_group(getattr(first, row.app))
+        if cmd_name in GROUPS:
+            group.name = cmd_name
+            return group
+        return group.commands[cmd_name]
+
+    def format_commands(self, ctx: object, formatter: Any) -> None:
+        """The list in the help, which needs no command's module."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, row.help) for name, row in COMMANDS.items()])
 
 
 app = typer.Typer(
     name="gpunode",
-    cls=InOrder,
+    cls=CommandTable,
     help='From "driver installed" to proven GPU containers and pods, on one Linux node.',
     epilog="Start with: gpunode doctor. Every exit code is explained in docs/exit-codes.md.",
     add_completion=False,
@@ -63,16 +96,6 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "GPUNODE"},
 )
-app.add_typer(plugin_app, name="plugin")
-app.add_typer(mig_app, name="mig")
-app.add_typer(mps_app, name="mps")
-app.add_typer(status_app, name="status")
-app.add_typer(toolkit_app, name="toolkit")
-app.add_typer(driver_app, name="driver")
-app.add_typer(cdi_app, name="cdi")
-app.add_typer(journal_app, name="journal")
-app.add_typer(node_app, name="node")
-app.add_typer(manifests_app, name="manifests")
 
 
 def _version(wanted: bool) -> None:
@@ -98,33 +121,6 @@ def _main(
 
 
 app.callback()(takes_globals(_main))
-
-
-app.add_typer(doctor_app)
-app.add_typer(runtime_app)
-app.add_typer(labels_app)
-app.add_typer(setup_app)
-app.add_typer(verify_app)
-app.add_typer(completion_app)
-
-
-@verb(app, "gpus", "GpuInventory")
-def gpus(session: Session) -> "Result":
-    """List the GPUs and MIG devices. What NVML, the driver's own library, tells of them.
-
-    gpunode gpus -o json
-    """
-    from gpunode.commands import gpus as command
-
-    return command.run(session.host, command.Options(), session.progress)
-
-
-@verb(app, "demo", "Demo")
-def demo(session: Session) -> "Result":
-    """Show the whole way on a simulated node. 8 x H100 in a temporary directory; nothing else is touched."""
-    from gpunode.commands import demo as command
-
-    return command.run(session.host, command.Options(), session.progress)
 
 
 def main() -> NoReturn:

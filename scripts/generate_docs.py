@@ -114,7 +114,7 @@ def _of_every_command(path: str, option: Any) -> bool:
 
 def walk(command: Any, path: str) -> list[tuple[str, Any]]:
     """The commands that do something, with their full names; groups are only walked through."""
-    children = getattr(command, "commands", {})
+    children = {name: command.get_command(None, name) for name in getattr(command, "commands", {})}
     if not children:
         return [(path, command)]
     return [found for name, child in children.items() for found in walk(child, f"{path} {name}")]

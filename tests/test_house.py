@@ -33,7 +33,7 @@ ONLY_HERE = {
     "httpx2": {"kubernetes.client", "kubernetes.refusals", "kubernetes.wire"},
 }
 GRPC_PACKAGES = {"plugin", "daemons"}
-HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "ctypes", "lightkube", "httpx2"}
+HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "lightkube", "httpx2"}
 LONGEST = 800
 
 

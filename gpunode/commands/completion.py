@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
 
+import typer
+
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 from gpunode.output.result import Result, Text
 
 VARIABLE = "_GPUNODE_COMPLETE"
@@ -25,3 +31,30 @@ def run(shell: str) -> Result:
     script = get_completion_script(prog_name="gpunode", complete_var=VARIABLE, shell=shell)
     lines = tuple(Text(line) for line in script.splitlines())
     return Result("Completion", Completion(shell, script), blocks=lines)
+
+
+# `gpunode completion`.
+
+completion_app = typer.Typer(rich_markup_mode=None)
+
+
+class Shell(StrEnum):
+    """Whose completion there is."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+@verb(completion_app, "completion", "Completion")
+def completion(
+    session: Session,
+    shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.", show_envvar=False)],
+) -> Result:
+    """Print shell completion. Commands, options and their values at Tab.
+
+    gpunode completion bash > /etc/bash_completion.d/gpunode
+
+    gpunode completion fish > ~/.config/fish/completions/gpunode.fish
+    """
+    return run(shell.value)

@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import typer
+
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.facts.containerd import load_config
 from gpunode.facts.docker import parse_daemon_json
@@ -396,9 +400,9 @@ def _gpus(transcript: Transcript, node: Host, progress: Progress) -> None:
 
 
 def _verify(transcript: Transcript, node: Host, progress: Progress) -> Result:
-    from gpunode.commands import verify
+    from gpunode.commands import verify_node
 
-    return transcript.type("gpunode verify", lambda: verify.run(node, verify.Options(), progress))
+    return transcript.type("gpunode verify", lambda: verify_node.run(node, verify_node.Options(), progress))
 
 
 def _plugin(transcript: Transcript, node: Host) -> int:
@@ -470,3 +474,14 @@ def _report(transcript: Transcript, allocatable: int, proven: bool) -> Result:
         exit_code=ExitCode.OK if good else ExitCode.FAILED,
         blocks=(*transcript.blocks, closing),
     )
+
+
+# `gpunode demo`.
+
+demo_app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(demo_app, "demo", "Demo")
+def demo(session: Session) -> Result:
+    """Show the whole way on a simulated node. 8 x H100 in a temporary directory; nothing else is touched."""
+    return run(session.host, Options(), session.progress)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from gpunode.checks.catalogue import ALL_CHECKS, find_check
 from gpunode.checks.fixes import FAMILIES
 from gpunode.checks.model import Check
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 from gpunode.host import Host
 from gpunode.output.result import Block, Cell, Progress, Result, Style, Table, Text
 
@@ -97,3 +101,20 @@ def _section(heading: str, *lines: str) -> Iterator[Block]:
     yield Text(heading, Style.HEADING)
     for line in lines:
         yield Text(f"  {line}")
+
+
+# `gpunode explain`.
+
+explain_app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(explain_app, "explain", "CheckExplanation")
+def explain(
+    session: Session,
+    check: Annotated[str, typer.Argument(metavar="[ID]", help="A check's id; all are listed without.")] = "",
+) -> Result:
+    """Explain one check, or list them all. What it looks at, why, how to mend it on each distribution.
+
+    gpunode explain driver-lib-mismatch
+    """
+    return run(session.host, Options(id=check), session.progress)

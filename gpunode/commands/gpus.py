@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import typer
+
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.gpu.probe import NvmlProbe, probe
@@ -90,3 +94,17 @@ def _mig_state(gpu: Gpu) -> str:
 
 def _gib(size: int) -> str:
     return f"{size / (1 << 30):.1f} GiB" if size else "-"
+
+
+# `gpunode gpus`.
+
+gpus_app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(gpus_app, "gpus", "GpuInventory")
+def gpus(session: Session) -> Result:
+    """List the GPUs and MIG devices. What NVML, the driver's own library, tells of them.
+
+    gpunode gpus -o json
+    """
+    return run(session.host, Options(), session.progress)

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpunode.cdi.locations import NVIDIA_UNITS, STANDARD, nvidia_refreshes
 from gpunode.cdi.nodes import MIG_MINORS, mig_minors
 from gpunode.cdi.refresh import program
-from gpunode.commands import cdi_refresh, mig_plan
+from gpunode.commands import cdi, mig_plan
 from gpunode.commands.mig_labels import MigLabels
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.daemons import systemd_runs
@@ -124,7 +124,7 @@ def _describe(host: Host, progress: Progress) -> str:
         return f"{service} was started"
     if host.read_bytes(STANDARD) is None:
         return ""
-    result = cdi_refresh.run(host, cdi_refresh.Options(), progress)
+    result = cdi.refresh_specification(host, cdi.RefreshOptions(), progress)
     changes = result.data.changes
     return f"{changes[0].path} {changes[0].action}" if changes else ""
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 
 from gpunode.commands import mig_apply, mig_plan
 from gpunode.commands.mig_labels import BesideAnother, MigLabels, label_command, refuse_another
-from gpunode.commands.plugin_serve import until_signal
+from gpunode.commands.plugin import until_signal
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.gpu.mig import MigError
 from gpunode.host import Host

@@ -11,8 +11,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+import typer
+
+from gpunode.commands.outcome import Session
+from gpunode.commands.plugin import plugin_app
+from gpunode.commands.session import verb
 from gpunode.daemons.pod_resources import Holding, allocatable, list_pods
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
 from gpunode.facts.device_plugins import status_path
@@ -444,3 +449,43 @@ def troubles(units: tuple[UnitStatus, ...]) -> dict[tuple[Trouble, str], list[Un
 
 def _socket(one: PluginSocket) -> Text:
     return Text(f"{one.path}: {_DEAD if one.state == 'refused' else one.state}", Style.WARN)
+
+
+# `gpunode plugin status`.
+
+
+@verb(plugin_app, "status", "PluginStatus")
+def plugin_status(
+    session: Session,
+    kubelet_socket: Annotated[
+        str, typer.Option("--kubelet-socket", metavar="PATH", help="Where the kubelet listens.")
+    ] = "",
+    pod_resources_socket: Annotated[
+        str,
+        typer.Option("--pod-resources-socket", metavar="PATH", help="Where it tells what pods hold."),
+    ] = "",
+    state_dir: Annotated[
+        str, typer.Option("--state-dir", metavar="DIR", help="Where gpunode's plugin tells of itself.")
+    ] = "/var/lib/gpunode/plugin",
+    nvml: Annotated[
+        bool, typer.Option("--nvml/--no-nvml", help="Ask NVML where the plugin doesn't tell everything.")
+    ] = True,
+    every: Annotated[
+        bool,
+        # its parameter can't be called `all`, and the variable would be named after that
+        typer.Option(
+            "--all", envvar="GPUNODE_PLUGIN_STATUS_ALL", help="Show resources that aren't GPUs, too."
+        ),
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="For each question.")
+    ] = 5.0,
+) -> Result:
+    """Show which pod holds which GPU. What is registered, and which GPUs are unhealthy and why.
+
+    Works with any device plugin; changes nothing.
+
+    gpunode plugin status
+    """
+    options = Options(kubelet_socket, pod_resources_socket, state_dir, nvml, every, timeout)
+    return run(session.host, options, session.progress)

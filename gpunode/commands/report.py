@@ -6,10 +6,15 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from gpunode import __version__
 from gpunode.commands import doctor
+from gpunode.commands.options import Strings
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.host.bundle import daemon_logs, described, files_of, links_of, packed
@@ -141,3 +146,38 @@ def _blocks(told: dict[str, Any]) -> list[Block]:
     if "hostnames" not in told["redacted"]:
         lines.append(Text("without host names and UUIDs: gpunode report --redact all", Style.DIM))
     return [*lines, Text(f"look at it anywhere: gpunode doctor --root {told['path']}", Style.DIM)]
+
+
+# `gpunode report`.
+
+report_app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(report_app, "report", "SupportBundle")
+def report(
+    session: Session,
+    output_file: Annotated[
+        str,
+        typer.Option(
+            "--output-file",
+            metavar="PATH",
+            help="Where to write it; here under the node's name if not given.",
+        ),
+    ] = "",
+    redact: Annotated[
+        Strings,
+        typer.Option(
+            "--redact",
+            metavar="hostnames|uuids|all",
+            help="Also take these out (repeatable). Secrets never stay in.",
+        ),
+    ] = None,
+) -> Result:
+    """Pack a support bundle. What the doctor saw and found and what daemons logged, without secrets.
+
+    gpunode report --redact all
+
+    gpunode doctor --root gpunode-report-node7-20260812-031500.tar.gz
+    """
+    words = tuple(one.strip() for given in redact or () for one in given.split(","))
+    return run(session.host, Options(output_file, words), session.progress)

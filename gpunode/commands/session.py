@@ -1,6 +1,5 @@
 """From a command line to an exit code: global options, signals, errors. `cli.py` says which options exist."""
 
-import copy
 import functools
 import inspect
 import os
@@ -8,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -88,7 +87,10 @@ def verb(
     globals_ = documented if kind in DOCUMENTED else _with_output(_SHORT if own_output else _PLAIN)
 
     def register(function: Command) -> Command:
-        named = list(inspect.signature(function).parameters.values())[1:]
+        function.__annotations__.pop("return", None)  # a name that only type checkers have
+        hints = get_type_hints(function, include_extras=True)
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        named = [one.replace(annotation=hints[one.name]) for one in parameters]
         own = [one for one in named if one.kind is not inspect.Parameter.VAR_KEYWORD]
 
         @functools.wraps(function)
@@ -138,7 +140,7 @@ def run_app(app: typer.Typer, argv: Sequence[str]) -> int:
 
 def _parsed(app: typer.Typer, argv: Sequence[str]) -> int:
     try:
-        code = _named_only(app, argv)(list(argv), standalone_mode=False, prog_name="gpunode")
+        code = app(list(argv), standalone_mode=False, prog_name="gpunode")
         return int(code or 0)
     except SystemExit as stop:
         return int(stop.code or 0)
@@ -149,26 +151,6 @@ def _parsed(app: typer.Typer, argv: Sequence[str]) -> int:
         if not hasattr(error, "format_message"):
             raise
         return _usage(error, argv)
-
-
-def _named_only(app: typer.Typer, argv: Sequence[str]) -> typer.Typer:
-    """The app with only the commands that this line could mean, for Typer builds every one at each start.
-
-    All of them where no word is a command's name: help and usage errors list them.
-    """
-    words = set(argv)
-    found = copy.copy(app)
-    found.registered_commands = [one for one in app.registered_commands if one.name in words]
-    found.registered_groups = [one for one in app.registered_groups if words & _names(one)]
-    named = found.registered_commands or found.registered_groups or words == {"--version"}
-    return found if named else app
-
-
-def _names(group: Any) -> set[str]:
-    """The words that lead into a group: its name, or its commands' where it has none of its own."""
-    if isinstance(group.name, str):
-        return {group.name}
-    return {one.name for one in group.typer_instance.registered_commands}
 
 
 def _usage(error: Any, argv: Sequence[str]) -> int:

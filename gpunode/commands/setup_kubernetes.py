@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpunode.commands import node_change
-from gpunode.commands.setup import (
+from gpunode.commands import node
+from gpunode.commands.setup_containers import (
     KubernetesOptions,
     Way,
     command_line,
@@ -94,18 +94,23 @@ def gpu_labels(node: Json) -> tuple[str, ...]:
 
 def node_steps(way: Way) -> tuple[Step, ...]:
     """Without a cluster: the host and, on a live node, a container of the kubelet's engine."""
-    from gpunode.commands import verify
+    from gpunode.commands import verify_node
 
     options, host = way.options, way.host
-    in_engine = verify.Options(
+    in_engine = verify_node.Options(
         on=way.engine, config=options.engine.config, socket=options.engine.socket, cdi=options.engine.cdi
     )
     by_cdi = " --cdi" if options.engine.cdi else ""
-    first = _proof("verify-host", "gpunode verify", lambda: verify.run(host, verify.Options(), way.progress))
+    first = _proof(
+        "verify-host", "gpunode verify", lambda: verify_node.run(host, verify_node.Options(), way.progress)
+    )
     if not host.live:
         return (first,)  # nothing can be started under --root
     command = f"gpunode verify --on {way.engine}{by_cdi}"
-    return (first, _proof("verify-container", command, lambda: verify.run(host, in_engine, way.progress)))
+    return (
+        first,
+        _proof("verify-container", command, lambda: verify_node.run(host, in_engine, way.progress)),
+    )
 
 
 def pod_step(way: Way) -> Step:
@@ -222,7 +227,7 @@ def _doctor(way: Way) -> Step:
 
 
 def _toolkit(way: Way) -> Step:
-    from gpunode.commands import toolkit_install
+    from gpunode.commands import toolkit
 
     def look() -> State:
         from gpunode.facts.toolkit import find_toolkit
@@ -235,7 +240,7 @@ def _toolkit(way: Way) -> Step:
         return State(f"{path} is there{f', toolkit {version}' if version else ''}", right=True)
 
     def install(dry_run: bool) -> Result:
-        return toolkit_install.run(way.host, toolkit_install.Options(dry_run=dry_run), way.progress)
+        return toolkit.install(way.host, toolkit.InstallOptions(dry_run=dry_run), way.progress)
 
     return Step("toolkit", "gpunode toolkit install", look, lambda: install(True), lambda: install(False))
 
@@ -339,23 +344,23 @@ def _gpu_label(way: Way) -> Step:
 
     def label(dry_run: bool) -> Result:
         assert way.cluster is not None  # `look` has left it
-        at = node_change.place_in(way.cluster, way.host, options.node, dry_run)
+        at = node.place_in(way.cluster, way.host, options.node, dry_run)
         return set_label(way.host, at, key, "true", way.progress)
 
     return Step("node-label", command, look, lambda: label(True), lambda: label(False))
 
 
-def set_label(host: Host, at: node_change.Place, key: str, value: str, progress: Progress) -> Result:
+def set_label(host: Host, at: node.Place, key: str, value: str, progress: Progress) -> Result:
     """Set one label of the node; kind NodeChange. `ClusterError`."""
     from gpunode.kubernetes.access import kubectl
     from gpunode.kubernetes.changes import label_patch, labels_of
 
-    done = node_change.carry_out(host, progress, at, lambda node: label_patch(node, {key: value}))
+    done = node.carry_out(host, progress, at, lambda node: label_patch(node, {key: value}))
     before = labels_of(done.before).get(key)
     back = (f"{key}-",) if before is None else ("--overwrite", f"{key}={before}")
     undo = kubectl(host, at.cluster.words, "label", "node", at.node, *back)
-    data = node_change.told(at, done, [node_change.KeyChange(key, before, value)], undo)
-    return Result(node_change.KIND, data, blocks=node_change.blocks(data))
+    data = node.told(at, done, [node.KeyChange(key, before, value)], undo)
+    return Result(node.KIND, data, blocks=node.blocks(data))
 
 
 def _manifest(way: Way) -> manifests.PluginOptions:

@@ -6,6 +6,11 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import typer
+
+from gpunode.commands.options import ConfigOption, RestartCommandOption, RuntimesOption, SocketOption
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.cdi import nvidia_specs
 from gpunode.facts.crio import load_crio
@@ -454,3 +459,26 @@ def _cdi(host: Host) -> tuple[CdiDevices, ...]:
         CdiDevices(one.path, one.kind, tuple(device.name for device in one.devices), one.problem)
         for one in found
     )
+
+
+# `gpunode status`.
+
+status_app = typer.Typer(help="What is in force on this node.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@verb(status_app, "runtime", "RuntimeStatus")
+def status_runtime(
+    session: Session,
+    runtime: RuntimesOption = None,
+    config: ConfigOption = "",
+    socket: SocketOption = "",
+    restart_command: RestartCommandOption = "",
+) -> Result:
+    """Show the container engines. Their files, who wrote them, their handlers, and what isn't in force yet.
+
+    Changes nothing.
+
+    gpunode status runtime
+    """
+    options = Options(tuple(runtime or ()), config, socket, restart_command)
+    return run(session.host, options, session.progress)

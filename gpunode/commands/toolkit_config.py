@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.facts import toolkit as facts
 from gpunode.facts.containerd import dig, parse_toml
@@ -278,3 +282,70 @@ def _blocks(data: ToolkitConfig, dry_run: bool) -> tuple[Block, ...]:
     if data.journal:
         blocks.append(Text(f"undo it with: gpunode rollback {data.journal}", Style.DIM))
     return tuple(blocks)
+
+
+# `gpunode toolkit`.
+
+toolkit_app = typer.Typer(
+    help="Install and configure the NVIDIA Container Toolkit.", no_args_is_help=True, rich_markup_mode=None
+)
+config_app = typer.Typer(help="Read and edit its config.toml.", no_args_is_help=True, rich_markup_mode=None)
+toolkit_app.add_typer(config_app, name="config")
+
+FileOption = Annotated[
+    str,
+    typer.Option(
+        "--config",
+        metavar="PATH",
+        help="The file; without it the one that the toolkit's own programs would read.",
+    ),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the diff; change nothing.")]
+
+
+@verb(config_app, "get", "ToolkitConfig")
+def toolkit_config_get(
+    session: Session,
+    key: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY]...", help="Keys or tables; everything without.")
+    ] = None,
+    config: FileOption = "",
+) -> Result:
+    """Show settings and where each value comes from. Exit 1 if the file holds what the toolkit doesn't take.
+
+    gpunode toolkit config get nvidia-container-runtime.mode
+    """
+    return run(session.host, Options(tuple(key or ()), config), session.progress)
+
+
+@verb(config_app, "set", "ToolkitConfig")
+def toolkit_config_set(
+    session: Session,
+    setting: Annotated[
+        list[str], typer.Argument(metavar="KEY=VALUE...", help="A list is written with commas.")
+    ],
+    config: FileOption = "",
+    create: Annotated[bool, typer.Option("--create", help="Make the file if it isn't there.")] = False,
+    dry_run: DryRunOption = False,
+) -> Result:
+    """Change settings; comments are kept and values checked. `gpunode rollback` takes it back.
+
+    gpunode toolkit config set nvidia-container-runtime.mode=cdi
+    """
+    options = SetOptions(tuple(setting), config, create, dry_run)
+    return run_set(session.host, options, session.progress)
+
+
+@verb(config_app, "unset", "ToolkitConfig")
+def toolkit_config_unset(
+    session: Session,
+    key: Annotated[list[str], typer.Argument(metavar="KEY...", help="What gets its default back.")],
+    config: FileOption = "",
+    dry_run: DryRunOption = False,
+) -> Result:
+    """Take settings out, so that the toolkit's own defaults hold again.
+
+    gpunode toolkit config unset features.allow-ldconfig-from-container
+    """
+    options = SetOptions(tuple(key), config, dry_run=dry_run)
+    return unset(session.host, options, session.progress)

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from gpunode.commands import verify
+from gpunode.commands import verify_node
 from gpunode.commands.manifests import PodOptions, wanted_pod
-from gpunode.commands.verify import PodRun, Verification
+from gpunode.commands.verify_node import PodRun, Verification
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.gpu.vectoradd import DeviceResult
 from gpunode.host import Host
@@ -224,7 +224,7 @@ class _Case:
     timeout: float
 
 
-def asked(options: verify.Options) -> Options:
+def asked(options: verify_node.Options) -> Options:
     """The options of `verify` as this command has them."""
     pod = options.pod
     return Options(

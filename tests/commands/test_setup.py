@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fixtures.machines import recorded_host
-from gpunode.commands import configure_runtime, setup, verify
+from gpunode.commands import configure_runtime, setup_containers, verify_node
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress
 from gpunode.output.result import Block, ExitCode, Result, Style, Text
@@ -154,10 +154,13 @@ def test_an_interrupted_set_up_says_what_it_changed_and_how_to_undo_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = recorded_host("fresh-node-with-driver", tmp_path / "node")
-    monkeypatch.setattr(verify, "run", interrupted)
+    monkeypatch.setattr(verify_node, "run", interrupted)
     printed: list[Block] = []
-    result = setup.run(
-        host, setup.Options(runtime="containerd"), SilentProgress(), lambda *blocks: printed.extend(blocks)
+    result = setup_containers.run(
+        host,
+        setup_containers.Options(runtime="containerd"),
+        SilentProgress(),
+        lambda *blocks: printed.extend(blocks),
     )
     assert result.exit_code is ExitCode.INTERRUPTED
     assert [stage.name for stage in result.data.stages] == ["doctor", "configure-runtime"]
@@ -171,7 +174,7 @@ def test_an_interrupted_set_up_says_what_it_changed_and_how_to_undo_it(
 def test_an_interrupt_before_any_change_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = recorded_host("fresh-node-with-driver", tmp_path / "node")
     monkeypatch.setattr(configure_runtime, "run", interrupted)
-    result = setup.run(host, setup.Options(runtime="containerd"), SilentProgress())
+    result = setup_containers.run(host, setup_containers.Options(runtime="containerd"), SilentProgress())
     (error,) = result.errors
     assert error.message == (
         "interrupted during gpunode configure-runtime --runtime containerd; nothing was left changed"

@@ -8,7 +8,7 @@ import pytest
 
 from fixtures.scenario import Fault, gpu_uuid, machine, mig_uuid, mixed_layout, with_mig
 from fixtures.stubs import stub_node
-from gpunode.commands import verify
+from gpunode.commands import verify_node
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
@@ -147,13 +147,13 @@ def test_a_file_in_the_current_directory_is_not_run(make_node, tmp_path, monkeyp
     (tmp_path / "array.py").write_text("raise SystemExit('hijacked')")
     monkeypatch.chdir(tmp_path)
     node = make_node(machine(1))
-    answer = verify.run(host_of(node), verify.Options(), SilentProgress())
+    answer = verify_node.run(host_of(node), verify_node.Options(), SilentProgress())
     assert answer.exit_code == 0
 
 
 def test_an_image_on_the_host_is_a_usage_error():
     with pytest.raises(UsageError):
-        verify.run(Host(), verify.Options(image="cuda"), SilentProgress())
+        verify_node.run(Host(), verify_node.Options(image="cuda"), SilentProgress())
 
 
 def recorded(tmp_path, nvml):
@@ -193,7 +193,9 @@ def test_an_images_own_vectoradd_is_believed_only_with_its_words(monkeypatch):
         (replace(passed, exit_code=1, stdout="", stderr="no CUDA-capable device"), 1),
     ):
         monkeypatch.setattr(run, "run_program", lambda *_, given=outcome: given)
-        result = verify.run(Host(), verify.Options(on="docker", image="cuda-sample"), SilentProgress())
+        result = verify_node.run(
+            Host(), verify_node.Options(on="docker", image="cuda-sample"), SilentProgress()
+        )
         assert (int(result.exit_code), result.data.image) == (code, "cuda-sample")
 
 
@@ -215,7 +217,9 @@ def test_in_a_container_the_hosts_devices_are_named_to_the_program(make_node, mo
         )
 
     monkeypatch.setattr(run, "run_program", run_here)
-    result = verify.run(host_of(node), verify.Options(on="containerd", timeout=PATIENCE), SilentProgress())
+    result = verify_node.run(
+        host_of(node), verify_node.Options(on="containerd", timeout=PATIENCE), SilentProgress()
+    )
     assert [one.uuid for one in result.data.devices] == [mig_uuid(0, i) for i in range(4)]
     assert (int(result.exit_code), result.data.on, requests[0].engine) == (0, "containerd", "containerd")
 
@@ -247,9 +251,9 @@ def test_a_container_that_gets_less_than_the_host_has_fails_and_says_what(
     host = host_of(make_node(machine(2)))
     if not shown:
         with pytest.raises(GpunodeError, match=named) as caught:
-            verify.run(host, verify.Options(on="docker", timeout=PATIENCE), SilentProgress())
+            verify_node.run(host, verify_node.Options(on="docker", timeout=PATIENCE), SilentProgress())
         assert "accept-nvidia-visible-devices" in caught.value.hint
         return
-    result = verify.run(host, verify.Options(on="docker", timeout=PATIENCE), SilentProgress())
+    result = verify_node.run(host, verify_node.Options(on="docker", timeout=PATIENCE), SilentProgress())
     assert [one.status for one in result.data.devices] == ["ok", "fail"]
     assert (int(result.exit_code), named in result.errors[0].message) == (1, True)

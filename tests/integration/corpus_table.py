@@ -24,7 +24,7 @@ from tests.integration.conftest import path_of, refuse_for, require
 from tests.integration.corpus_cells import Cell, Judge, explain
 from tests.integration.forked_cli import ForkedCli
 
-_BOTH = ("gpunode.commands.configure_runtime", "gpunode.commands.unconfigure_runtime", "gpunode.facts.cdi")
+_BOTH = ("gpunode.commands.configure_runtime", "gpunode.commands.configure_runtime", "gpunode.facts.cdi")
 MODULES = {
     "containerd": (*_BOTH, "gpunode.runtime.containerd", "gpunode.runtime.toml_edit"),
     "docker": (*_BOTH, "gpunode.runtime.docker"),

@@ -17,7 +17,7 @@ Gpunode = Callable[..., Ran]
 QUICK = {
     "gpunode.kubernetes.changes:_PAUSES": [0.01, 0.02, 0.03, 0.04],
     "gpunode.kubernetes.changes:_LONGEST_PAUSE": 0.05,
-    "gpunode.commands.node_advertise:_INTERVAL": 0.02,
+    "gpunode.commands.node:_INTERVAL": 0.02,
     "gpunode.commands.verify_kubernetes:_PAUSES": [0.02],
 }
 """The same ways with shorter pauses: how often is tried, and for how long a pod is followed, stays."""

@@ -15,7 +15,7 @@ from fixtures.api_objects import record_writer
 from fixtures.api_server import ApiServer, Fault, kubeconfig
 from fixtures.scenario import machine
 from fixtures.stubs import stub_node
-from gpunode.commands.node_advertise import served
+from gpunode.commands.node import served
 from gpunode.host import Host
 from tests.cli import clean_environment, command
 from tests.kubernetes.conftest import Gpunode

@@ -14,7 +14,7 @@ import pytest
 from fixtures.machines import machine, overlay
 from fixtures.package_answers import UBUNTU, Shelf, record
 from gpunode.commands.demo import build_machine
-from gpunode.commands.driver_plan import made
+from gpunode.commands.driver import made
 from gpunode.facts.driver import flavour
 from gpunode.facts.kernel_modules import header_package
 from gpunode.packages.driver_model import Wish

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from fixtures.package_answers import record
-from gpunode.commands.driver_plan import made
+from gpunode.commands.driver import made
 from gpunode.packages.driver_model import Wish
 from tests.cli import Ran, gpunode
 from tests.packages.apt_root import AptRoot, Repository

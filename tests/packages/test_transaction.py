@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from gpunode.commands import driver_install
+from gpunode.commands import driver
 from gpunode.host import Host
 from gpunode.output import render
 from gpunode.output.render import StderrProgress
@@ -109,7 +109,7 @@ def test_ctrl_c_after_the_packages_tells_what_is_left_to_do(tmp_path, capsys):
     host = Stopped(tmp_path, environ={})
     job = Job(host, Zypper(host), "driver-install", StderrProgress(), (), {})
     with pytest.raises(KeyboardInterrupt):
-        driver_install._finish(job, [Command(("modprobe", "nvidia")), Command(("modprobe", "nvidia-uvm"))])
+        driver._finish(job, [Command(("modprobe", "nvidia")), Command(("modprobe", "nvidia-uvm"))])
     told = "the driver is installed; left to do: modprobe nvidia; modprobe nvidia-uvm"
     assert told in capsys.readouterr().err
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.commands import configure_runtime, rollback, toolkit_config, unconfigure_runtime
+from gpunode.commands import configure_runtime, journal, toolkit_config
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.host.journal import KEEP, Journal
@@ -111,7 +111,9 @@ def test_default_and_cdi_only_when_asked(root: Path, configure: Configure) -> No
     configure("docker", set_as_default=True)
     assert json.loads((root / DOCKER).read_text())["default-runtime"] == "nvidia"
     host = Host(root, environ={})
-    unconfigure_runtime.run(host, unconfigure_runtime.Options(Request(("docker",))), SilentProgress())
+    configure_runtime.unconfigure(
+        host, configure_runtime.UnconfigureOptions(Request(("docker",))), SilentProgress()
+    )
     assert json.loads((root / DOCKER).read_text())["default-runtime"] == "crun"
 
 
@@ -126,7 +128,9 @@ def test_previous_default_comes_back_although_the_file_was_edited_since(
     with (root / CONTAINERD).open("a") as stream:
         stream.write("\n[grpc]\nuid = 1\n")
     host = Host(root, environ={})
-    unconfigure_runtime.run(host, unconfigure_runtime.Options(Request(("containerd",))), SilentProgress())
+    configure_runtime.unconfigure(
+        host, configure_runtime.UnconfigureOptions(Request(("containerd",))), SilentProgress()
+    )
     tree = tomllib.loads((root / CONTAINERD).read_text())
     containerd = tree["plugins"][P2]["containerd"]
     assert containerd["default_runtime_name"] == "crun" and set(containerd["runtimes"]) == {"crun"}
@@ -183,7 +187,9 @@ def test_containerd_2_gets_a_drop_in_of_the_main_files_version(
     ]
     assert data(configure("containerd")).changes[0].action == "unchanged"
     host = Host(root, environ={})
-    unconfigure_runtime.run(host, unconfigure_runtime.Options(Request(("containerd",))), SilentProgress())
+    configure_runtime.unconfigure(
+        host, configure_runtime.UnconfigureOptions(Request(("containerd",))), SilentProgress()
+    )
     assert (root / CONTAINERD).read_text() == before
     assert not (root / "etc/containerd/conf.d/99-nvidia.toml").exists()
 
@@ -223,18 +229,18 @@ def test_rollback_restores_and_then_has_nothing_left(root: Path, configure: Conf
     (root / DOCKER).write_text('{"debug":true}')
     configure("docker")
     host = Host(root, environ={})
-    result = rollback.run(host, rollback.Options(), SilentProgress())
+    result = journal.roll_back(host, journal.RollbackOptions(), SilentProgress())
     assert result.kind == "Rollback" and data(result).changes[0].action == "restored"
     assert (root / DOCKER).read_text() == '{"debug":true}'
     with pytest.raises(UsageError):
-        rollback.run(host, rollback.Options(), SilentProgress())
+        journal.roll_back(host, journal.RollbackOptions(), SilentProgress())
 
 
 def test_rollback_of_a_file_changed_since_is_refused(root: Path, configure: Configure) -> None:
     configure("docker")
     (root / DOCKER).write_text("{}")
     with pytest.raises(ConfigError, match="changed after"):
-        rollback.run(Host(root, environ={}), rollback.Options(), SilentProgress())
+        journal.roll_back(Host(root, environ={}), journal.RollbackOptions(), SilentProgress())
     assert (root / DOCKER).read_text() == "{}"
 
 
@@ -243,14 +249,14 @@ def test_rollback_of_an_earlier_entry_takes_the_later_ones_back_too(root: Path, 
     host = Host(root, environ={})
     entries = [data(configure("docker")).journal, data(configure("docker", set_as_default=True)).journal]
     entries.append(data(configure("docker", nvidia_runtime_name="other")).journal)
-    shown = rollback.run(host, rollback.Options(entries[1], dry_run=True), SilentProgress())
+    shown = journal.roll_back(host, journal.RollbackOptions(entries[1], dry_run=True), SilentProgress())
     assert any(entries[2] in message for message in shown.messages)
     assert "other" in (root / DOCKER).read_text()
-    rollback.run(host, rollback.Options(entries[1]), SilentProgress())
+    journal.roll_back(host, journal.RollbackOptions(entries[1]), SilentProgress())
     assert '"nvidia"' in (root / DOCKER).read_text() and "default-runtime" not in (root / DOCKER).read_text()
     with pytest.raises(UsageError, match="rolled-back"):
-        rollback.run(host, rollback.Options(entries[2]), SilentProgress())
-    rollback.run(host, rollback.Options(entries[0]), SilentProgress())
+        journal.roll_back(host, journal.RollbackOptions(entries[2]), SilentProgress())
+    journal.roll_back(host, journal.RollbackOptions(entries[0]), SilentProgress())
     assert (root / DOCKER).read_text() == '{"debug":true}'
 
 
@@ -260,9 +266,9 @@ def test_edit_between_two_entries_stops_the_way_back(root: Path, configure: Conf
     second = data(configure("docker", set_as_default=True)).journal
     before = (root / DOCKER).read_bytes()
     with pytest.raises(ConfigError, match="changed after"):
-        rollback.run(Host(root, environ={}), rollback.Options(first), SilentProgress())
+        journal.roll_back(Host(root, environ={}), journal.RollbackOptions(first), SilentProgress())
     assert (root / DOCKER).read_bytes() == before
-    rollback.run(Host(root, environ={}), rollback.Options(second), SilentProgress())
+    journal.roll_back(Host(root, environ={}), journal.RollbackOptions(second), SilentProgress())
     assert "debug" in (root / DOCKER).read_text()
 
 
@@ -273,9 +279,9 @@ def test_directories_that_were_made_go_again_unless_something_lies_in_them(
     host = Host(root, environ={})
     directory = root / "etc/containerd/conf.d"
     for undo in (
-        lambda: rollback.run(host, rollback.Options(), SilentProgress()),
-        lambda: unconfigure_runtime.run(
-            host, unconfigure_runtime.Options(Request(("containerd",))), SilentProgress()
+        lambda: journal.roll_back(host, journal.RollbackOptions(), SilentProgress()),
+        lambda: configure_runtime.unconfigure(
+            host, configure_runtime.UnconfigureOptions(Request(("containerd",))), SilentProgress()
         ),
     ):
         configure("containerd")
@@ -284,7 +290,7 @@ def test_directories_that_were_made_go_again_unless_something_lies_in_them(
         assert not directory.exists()
     entry = data(configure("containerd")).journal
     (directory / "mine.toml").write_text("version = 3\n")
-    rollback.run(host, rollback.Options(entry), SilentProgress())
+    journal.roll_back(host, journal.RollbackOptions(entry), SilentProgress())
     assert [path.name for path in directory.iterdir()] == ["mine.toml"]
 
 
@@ -294,10 +300,10 @@ def test_cdi_switched_on_after_an_undone_run_is_nobody_elses_to_remove(
     entry = data(configure("docker")).journal
     manifest = root / f"var/lib/gpunode/journal/{entry}/manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "switchedCdi": True}))
-    options = unconfigure_runtime.Options(Request(("docker",)))
-    unconfigure_runtime.run(Host(root, environ={}), options, SilentProgress())
+    options = configure_runtime.UnconfigureOptions(Request(("docker",)))
+    configure_runtime.unconfigure(Host(root, environ={}), options, SilentProgress())
     (root / DOCKER).write_text('{"features": {"cdi": true}, "runtimes": {"nvidia": {"path": "x"}}}')
-    unconfigure_runtime.run(Host(root, environ={}), options, SilentProgress())
+    configure_runtime.unconfigure(Host(root, environ={}), options, SilentProgress())
     assert json.loads((root / DOCKER).read_text()) == {"features": {"cdi": True}}
 
 
@@ -309,8 +315,8 @@ def test_previous_default_outlives_many_other_changes(root: Path, configure: Con
         settings = (f"nvidia-container-cli.debug=/{number}",)
         toolkit_config.run_set(host, toolkit_config.SetOptions(settings, create=True), SilentProgress())
     assert len(Journal.of(host).entries()) == KEEP
-    options = unconfigure_runtime.Options(Request(("docker",)))
-    unconfigure_runtime.run(host, options, SilentProgress())
+    options = configure_runtime.UnconfigureOptions(Request(("docker",)))
+    configure_runtime.unconfigure(host, options, SilentProgress())
     assert json.loads((root / DOCKER).read_text())["default-runtime"] == "other"
 
 
@@ -467,9 +473,9 @@ def test_the_name_of_the_engines_own_runtime_is_refused(
     before = snapshot(root)
     with pytest.raises(UsageError, match="low-level runtime"):
         configure(runtime, nvidia_runtime_name=name)
-    wanted = unconfigure_runtime.Options(Request((runtime,)), nvidia_runtime_name=name)
+    wanted = configure_runtime.UnconfigureOptions(Request((runtime,)), nvidia_runtime_name=name)
     with pytest.raises(UsageError, match="low-level runtime"):
-        unconfigure_runtime.run(Host(root, environ={}), wanted, SilentProgress())
+        configure_runtime.unconfigure(Host(root, environ={}), wanted, SilentProgress())
     assert snapshot(root) == before
 
 
@@ -499,7 +505,9 @@ def test_implicit_default_of_containerd_stays_implicit(root: Path, configure: Co
     before = tomllib.loads(file.read_text())
     configure("containerd", set_as_default=True)
     file.write_text("# edited since\n" + file.read_text())
-    unconfigure_runtime.run(
-        Host(root, environ={}), unconfigure_runtime.Options(Request(("containerd",))), SilentProgress()
+    configure_runtime.unconfigure(
+        Host(root, environ={}),
+        configure_runtime.UnconfigureOptions(Request(("containerd",))),
+        SilentProgress(),
     )
     assert tomllib.loads(file.read_text()) == before

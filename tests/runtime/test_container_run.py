@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.crio import start_crio
 from fixtures.stubs import have_compiler
-from gpunode.commands import verify
+from gpunode.commands import verify_node
 from gpunode.errors import DaemonError, UsageError
 from gpunode.facts.cdi import DIRECTORIES
 from gpunode.facts.daemons import Daemon
@@ -57,7 +57,7 @@ def test_what_docker_says_of_cdi(
 
 def test_cdi_needs_a_container() -> None:
     with pytest.raises(UsageError) as caught:
-        verify.run(Host(), verify.Options(cdi=True), SilentProgress())
+        verify_node.run(Host(), verify_node.Options(cdi=True), SilentProgress())
     assert caught.value.hint == "gpunode verify --on docker --cdi"
 
 

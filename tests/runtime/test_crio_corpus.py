@@ -13,7 +13,7 @@ import pytest
 
 from fixtures.crio import case_names, make_node
 from fixtures.crio_stub import effective
-from gpunode.commands import configure_runtime, unconfigure_runtime
+from gpunode.commands import configure_runtime
 from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress
@@ -44,8 +44,8 @@ def configure(root: Path, **options: Any) -> Result:
 
 
 def unconfigure(root: Path) -> Result:
-    options = unconfigure_runtime.Options(Request(("crio",)))
-    return unconfigure_runtime.run(Host(root, environ={}), options, SilentProgress())
+    options = configure_runtime.UnconfigureOptions(Request(("crio",)))
+    return configure_runtime.unconfigure(Host(root, environ={}), options, SilentProgress())
 
 
 def meaning(root: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.commands import rollback
+from gpunode.commands import journal as rollback
 from gpunode.errors import DaemonError, PreconditionError, RolledBackError
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress
@@ -43,7 +43,7 @@ def test_a_file_is_written_before_programs_run_and_a_rollback_takes_it_back(
         "nouveau-loaded",
         [f"cp {path} {copy}"],
     )
-    rollback.run(host, rollback.Options(id=did.journal), QUIET)
+    rollback.roll_back(host, rollback.RollbackOptions(id=did.journal), QUIET)
     assert not path.parent.exists()
 
 
@@ -67,7 +67,7 @@ def test_programs_alone_are_told_by_the_journal_but_not_rolled_back(host: Host, 
     assert (did.commands, did.journal) == (("true",), "")
     assert [entry["commands"] for entry in journal(tmp_path)] == [["true"]]
     with pytest.raises(Exception, match="nothing to roll back"):
-        rollback.run(host, rollback.Options(), QUIET)
+        rollback.roll_back(host, rollback.RollbackOptions(), QUIET)
 
 
 def test_a_failed_program_leaves_no_entry(host: Host, tmp_path: Path) -> None:

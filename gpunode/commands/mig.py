@@ -1,16 +1,30 @@
-"""`gpunode mig list`: how every GPU is cut, slot by slot, and with --profiles what it could be cut into."""
+"""`gpunode mig`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from gpunode.commands import mig_plan
+import typer
+
+from gpunode.commands import mig_plan as commands_mig_plan
+from gpunode.commands.options import (
+    ContextOption,
+    DryRunOption,
+    KubeconfigOption,
+    NodeOption,
+    ServerOption,
+    Strings,
+)
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
+from gpunode.errors import GpunodeError, UsageError
 from gpunode.gpu.mig import read_layouts
 from gpunode.gpu.mig_model import GpuInstance, GpuLayout, Layouts, Profile
 from gpunode.host import Host
+from gpunode.mig.config import as_json, as_yaml, export
 from gpunode.output.result import (
     Block,
     Cell,
@@ -24,6 +38,181 @@ from gpunode.output.result import (
     plain,
 )
 
+mig_app = typer.Typer(help="Cut GPUs into MIG devices.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@verb(mig_app, "list", "MigLayout")
+def mig_list(
+    session: Session,
+    profiles: Annotated[
+        bool, typer.Option("--profiles", help="Show what each GPU can be cut into, and where that may lie.")
+    ] = False,
+) -> Result:
+    """List how the GPUs are cut. Modes, instances with their places, and the UUIDs of the MIG devices.
+
+    Reading instances needs root, or the capability mig/monitor.
+
+    gpunode mig list
+
+    gpunode mig list --profiles
+    """
+    return list_layouts(session.host, ListOptions(profiles), session.progress)
+
+
+@verb(mig_app, "export", "MigExport")
+def mig_export(
+    session: Session,
+    label: Annotated[
+        str, typer.Option("-l", "--config-label", metavar="LABEL", help="The configuration's name.")
+    ] = "current",
+    format_name: Annotated[str, typer.Option("--format", metavar="FORMAT", help="yaml or json.")] = "yaml",
+) -> Result:
+    """Print the present layout as a configuration. In mig-parted's form, as `mig apply` takes it.
+
+    gpunode mig export --config-label today > mig.yaml
+    """
+    return export_layouts(session.host, ExportOptions(label, format_name), session.progress)
+
+
+# `gpunode mig plan|apply|assert`.
+
+
+def _option(*names: str, env: str, text: str, **more: Any) -> Any:
+    """An option of mig-parted's, which its variable sets as well as ours does."""
+    return typer.Option(*names, envvar=[f"GPUNODE_MIG_{env}", f"MIG_PARTED_{env}"], help=text, **more)
+
+
+ConfigFileOption = Annotated[
+    str,
+    _option(
+        "-f",
+        "--config-file",
+        env="CONFIG_FILE",
+        metavar="FILE",
+        text="In mig-parted's form, YAML or JSON; - is standard input.",
+    ),
+]
+LabelOption = Annotated[
+    str,
+    _option(
+        "-c",
+        "--selected-config",
+        env="SELECTED_CONFIG",
+        metavar="LABEL",
+        text="Which of the file's configurations; not needed if there is one.",
+    ),
+]
+ModeOnlyOption = Annotated[
+    bool,
+    _option("-m", "--mode-only", env="MODE_CHANGE_ONLY", text="Only whether MIG is on, not the instances."),
+]
+
+
+@verb(mig_app, "plan", "MigPlan")
+def mig_plan(
+    session: Session,
+    config_file: ConfigFileOption = "",
+    selected_config: LabelOption = "",
+    mode_only: ModeOnlyOption = False,
+) -> Result:
+    """Show what apply would do. Today's layout beside the wanted one, what goes, and who is in the way.
+
+    gpunode mig plan -f mig.yaml -c all-balanced
+    """
+    from gpunode.commands import mig_plan as command
+
+    options = command.Options(config_file, selected_config, mode_only)
+    return command.run(session.host, options, session.progress)
+
+
+@verb(mig_app, "apply", "MigApplication")
+def mig_apply(
+    session: Session,
+    config_file: ConfigFileOption = "",
+    selected_config: LabelOption = "",
+    mode_only: ModeOnlyOption = False,
+    skip_reset: Annotated[
+        bool, _option("-s", "--skip-reset", env="SKIP_RESET", text="Reset no GPU: a mode may stay pending.")
+    ] = False,
+    drain: Annotated[
+        Strings,
+        typer.Option(
+            "--drain",
+            metavar="UNIT|CONTAINER|PID",
+            help="Stop this first: a unit of systemd's or a container that is in the way (docker:ID), which"
+            " start again afterwards, a process that is in the way, or nvidia_drm (repeatable).",
+        ),
+    ] = None,
+    persist: Annotated[
+        bool, typer.Option("--persist", help="Apply it at each boot too, by a unit before the engines.")
+    ] = False,
+    node_labels: Annotated[
+        bool, typer.Option("--node-labels", help="Keep the Node's mig.config labels; in a pod always.")
+    ] = False,
+    kubeconfig: KubeconfigOption = "",
+    kube_context: ContextOption = "",
+    server: ServerOption = "",
+    node: NodeOption = "",
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Stay, and apply what the Node's label mig.config says when it changes."
+        ),
+    ] = False,
+    dry_run: DryRunOption = False,
+) -> Result:
+    """Cut the GPUs as a configuration says. Refuses while they are in use; puts back what it can't finish.
+
+    gpunode mig apply -f mig.yaml -c all-balanced --dry-run
+
+    gpunode mig apply -f mig.yaml -c all-balanced --drain nvidia-dcgm --persist
+
+    gpunode mig apply -f mig.yaml --watch --kubeconfig kubelet
+    """
+    from gpunode.commands import mig_apply as command
+
+    options = command.Options(
+        config_file,
+        selected_config,
+        mode_only,
+        skip_reset,
+        tuple(drain or ()),
+        persist,
+        dry_run,
+        node_labels or bool(kubeconfig or kube_context or server or node),
+        command.Access(kubeconfig, kube_context, server),
+        node,
+        watch,
+    )
+    if watch and not dry_run:
+        from gpunode.commands import mig_follow
+
+        return mig_follow.watch(session.host, options)
+    return command.run(session.host, options, session.progress)
+
+
+@verb(mig_app, "assert", "MigAssertion")
+def mig_assert(
+    session: Session,
+    config_file: ConfigFileOption = "",
+    selected_config: LabelOption = "",
+    mode_only: ModeOnlyOption = False,
+    valid_config: Annotated[
+        bool, _option("-a", "--valid-config", env="VALID_CONFIG", text="Only read the file; ask no GPU.")
+    ] = False,
+) -> Result:
+    """Tell whether the GPUs are cut as a configuration says. Exit 5 if they are not.
+
+    gpunode mig assert -f mig.yaml -c all-balanced
+    """
+    from gpunode.commands import mig_plan as command
+
+    options = command.AssertOptions(config_file, selected_config, mode_only, valid_config)
+    return command.assert_layout(session.host, options, session.progress)
+
+
+# `gpunode mig list`: how every GPU is cut, slot by slot, and with --profiles what it could be cut into.
+
 _INSTANCES = ("  GI", "CI", "PROFILE", "SLOTS", "MEMORY", "UUID")
 _PROFILES = ("  PROFILE", "ID", "MEMORY", "SMS", "MAX", "FREE", "STARTS:SIZE", "PARTS")
 _ROW = 76  # columns; a longer row would be folded on a usual terminal
@@ -31,13 +220,13 @@ _LINE = 80
 
 
 @dataclass(frozen=True)
-class Options:
+class ListOptions:
     """`profiles`: show what each GPU offers instead of what it holds."""
 
     profiles: bool = False
 
 
-def run(host: Host, options: Options, progress: Progress) -> Result:
+def list_layouts(host: Host, options: ListOptions, progress: Progress) -> Result:
     """List the layouts; kind MigLayout. `MigError` if NVML doesn't answer; exit 1 if a GPU can't be read, 3
     if rights are missing to read its instances."""
     layouts = look(host, progress)
@@ -45,7 +234,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     heading = Text(f"driver {layouts.driver_version}", Style.HEADING)
     blocks = (heading, *shown) if layouts.gpus else (heading, Text("NVML lists no GPU.", Style.WARN))
     errors = tuple(unreadable(layouts, placements=options.profiles))
-    left = mig_plan.told(host, layouts)
+    left = commands_mig_plan.told(host, layouts)
     if not errors:
         return Result("MigLayout", _data(layouts), messages=left, blocks=blocks)
     return Result("MigLayout", _data(layouts), "fail", exit_code(errors), left, errors, blocks)
@@ -216,3 +405,59 @@ def _runs(numbers: Sequence[int]) -> str:
     first, last = ordered[:1], ordered[-1:]
     whole = len(ordered) > 2 and ordered == list(range(first[0], last[0] + 1))
     return f"{first[0]}-{last[0]}" if whole else ",".join(map(str, ordered))
+
+
+# `gpunode mig export`: the present layouts as a configuration that `mig apply`, and mig-parted, take.
+
+FORMATS = ("yaml", "json")
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # it may become a node label's value
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """`label` is the configuration's name; `format` is yaml or json."""
+
+    label: str = "current"
+    format: str = "yaml"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """`data` of kind MigExport: the label and the document as it is printed."""
+
+    label: str
+    config: dict[str, Any]
+
+
+def export_layouts(host: Host, options: ExportOptions, progress: Progress) -> Result:
+    """Print the configuration; kind MigExport. `GpunodeError` if a GPU can't be told: half a configuration
+    would be worse than none."""
+    if options.format not in FORMATS:
+        raise UsageError(f"unknown format {options.format!r}", hint=f"known: {', '.join(FORMATS)}")
+    if _LABEL.fullmatch(options.label) is None:
+        raise UsageError(
+            f"{options.label!r} can't be a configuration's label",
+            hint="use at most 63 letters, digits, '-', '_' and '.', no sign first or last",
+        )
+    layouts = look(host, progress)
+    for error in unreadable(layouts, placements=False):
+        raise GpunodeError(error.message, hint=error.hint, code=error.code, exit_code=exit_code((error,)))
+    document = export(layouts, options.label)
+    text = as_json(document) if options.format == "json" else as_yaml(document)
+    # a terminal wraps other text, and a copied document must stay what it is
+    lines = tuple(Text(line, Style.COMMAND) for line in text.splitlines())
+    return Result(
+        "MigExport", Exported(options.label, document), messages=tuple(_notes(layouts)), blocks=lines
+    )
+
+
+def _notes(layouts: Layouts) -> Iterator[str]:
+    for gpu in layouts.gpus:
+        empty = [str(gi.id) for gi in gpu.instances if not gi.compute]
+        if empty:
+            yield (
+                f"GPU {gpu.index}: GPU instance {', '.join(empty)} holds no compute instance and is left out:"
+                " a configuration can't say it"
+            )
+        if gpu.mode_pending:
+            yield f"GPU {gpu.index}: its mode changes with the next reset; the current one is written"

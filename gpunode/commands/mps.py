@@ -1,4 +1,4 @@
-"""`gpunode mps serve`: MPS control daemons in the foreground, without a device plugin."""
+"""`gpunode mps`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from gpunode.commands.plugin_options import sources
-from gpunode.commands.plugin_serve import refused, until_signal
+import typer
+
+from gpunode.commands.outcome import Session
+from gpunode.commands.plugin import refused, until_signal
+from gpunode.commands.plugin_options import SettingsCommand, sources
+from gpunode.commands.session import verb
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
 from gpunode.output.result import Progress, Result, Text
@@ -21,6 +25,44 @@ if TYPE_CHECKING:
     from gpunode.plugin.config.settings import Settings
     from gpunode.plugin.logfmt import Log
     from gpunode.plugin.model import Plan
+
+
+mps_app = typer.Typer(help="Share GPUs between processes.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@verb(mps_app, "serve", "MpsRun", cls=SettingsCommand, service=lambda given: True)
+def mps_serve(
+    session: Session,
+    resource: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--resource",
+            metavar="NAME",
+            envvar="GPUNODE_MPS_RESOURCE",
+            help="Only daemons of this resource; any number. All that sharing.mps names by default.",
+        ),
+    ] = None,
+    container_limits: Annotated[
+        bool,
+        typer.Option(
+            "--container-limits",
+            envvar="GPUNODE_MPS_CONTAINER_LIMITS",
+            help="Leave limits to the containers, where the plugin is gpunode's and gives several shares.",
+        ),
+    ] = False,
+    **given: Any,
+) -> Result:
+    """Run the MPS control daemons alone. For a node whose plugin is NVIDIA's, or another service.
+
+    Takes the config file and the options of `plugin serve`. Stays in the foreground until SIGTERM or Ctrl-C.
+
+    gpunode mps serve --config-file /etc/gpunode/plugin.yaml
+    """
+    options = Options(given=given, resources=tuple(resource or ()), container_limits=container_limits)
+    return run(session.host, options, session.progress)
+
+
+# `gpunode mps serve`: MPS control daemons in the foreground, without a device plugin.
 
 _POLL_SECONDS = 0.25
 _SOON_SECONDS = 2.0  # while there is no driver yet

@@ -1,0 +1,646 @@
+"""`gpunode cdi`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import typer
+
+from gpunode.cdi import refresh
+from gpunode.cdi.build import STRATEGIES, Built, Form, Sources
+from gpunode.cdi.build import generate as build_generate
+from gpunode.cdi.engines import installed, kept_elsewhere, newest_used, readable
+from gpunode.cdi.hooks import HOOK_NAMES
+from gpunode.cdi.locations import (
+    NVIDIA_UNITS,
+    STANDARD,
+    FileState,
+    ListedDevice,
+    files,
+    listed,
+    nvidia_keeps,
+    nvidia_refreshes,
+    refuse_conflict,
+    remarks,
+    rivals,
+)
+from gpunode.cdi.spec import FORMATS, NEWEST, Spec, as_tree, encode, format_of, made_by_gpunode, text
+from gpunode.commands.options import DryRunOption, Strings
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
+from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
+from gpunode.facts.cdi import DIRECTORIES, vendor_specs
+from gpunode.facts.daemons import systemd_runs
+from gpunode.facts.driver import loaded_module
+from gpunode.host import Host
+from gpunode.output.result import Block, Cell, Change, Diff, Progress, Result, Style, Table, Text
+from gpunode.runtime import apply
+from gpunode.runtime.apply import change_files
+from gpunode.runtime.engine import FileEdit
+
+cdi_app = typer.Typer(
+    help="Name the GPUs to engines by CDI specifications.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+DriverRootOption = Annotated[
+    str, typer.Option("--driver-root", metavar="DIR", help="Where the driver is installed.")
+]
+DevRootOption = Annotated[
+    str, typer.Option("--dev-root", metavar="DIR", help="Above its dev/; the driver root if not given.")
+]
+LibraryPathOption = Annotated[
+    Strings,
+    typer.Option(
+        "--library-path",
+        "--library-search-path",
+        metavar="DIR",
+        help="Look for libraries here first (repeatable).",
+    ),
+]
+HooksOption = Annotated[
+    str,
+    typer.Option(
+        "--hooks", metavar="WHICH", help="auto: NVIDIA's hooks where nvidia-cdi-hook is; none: without."
+    ),
+]
+VendorOption = Annotated[str, typer.Option("--vendor", help="Vendor in the devices' names.")]
+ClassOption = Annotated[str, typer.Option("--class", help="Class in the devices' names.")]
+NameOption = Annotated[
+    Strings,
+    typer.Option(
+        "--device-name",
+        "--device-name-strategy",
+        metavar="KIND",
+        help="index, uuid or type-index (repeatable); index and uuid without.",
+    ),
+]
+
+
+DeviceIdOption = Annotated[
+    Strings,
+    typer.Option(
+        "--device-id",
+        "--device-ids",
+        metavar="ID",
+        help="Only this GPU or MIG device, by index, UUID or GPU:MIG index (repeatable).",
+    ),
+]
+DisableHookOption = Annotated[
+    Strings,
+    typer.Option(
+        "--disable-hook",
+        "--disable-hooks",
+        metavar="NAME",
+        help="Leave this hook out; all: as --hooks none (repeatable).",
+    ),
+]
+EnableHookOption = Annotated[
+    Strings,
+    typer.Option(
+        "--enable-hook",
+        "--enable-hooks",
+        metavar="NAME",
+        help="Keep this hook although --disable-hook names it (repeatable).",
+    ),
+]
+HookPathOption = Annotated[
+    str,
+    typer.Option(
+        "--nvidia-cdi-hook-path",
+        "--nvidia-ctk-path",
+        metavar="PATH",
+        help="NVIDIA's hook program; found if not given.",
+    ),
+]
+LdconfigOption = Annotated[
+    str, typer.Option("--ldconfig-path", metavar="PATH", help="The ldconfig that the hooks run.")
+]
+FeatureFlagOption = Annotated[
+    Strings,
+    typer.Option(
+        "--feature-flag",
+        "--feature-flags",
+        metavar="FLAG",
+        help="disable-ipc-discoverer or no-additional-gids-for-device-nodes (repeatable).",
+    ),
+]
+
+
+@verb(cdi_app, "generate", "CdiSpec", own_output=True)
+def cdi_generate(
+    session: Session,
+    output_path: Annotated[
+        str, typer.Option("--output", metavar="PATH", help="Write this file instead of stdout.")
+    ] = "",
+    format_name: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="yaml or json; else by the file's name.")
+    ] = "",
+    driver_root: DriverRootOption = "/",
+    dev_root: DevRootOption = "",
+    library_path: LibraryPathOption = None,
+    hooks: HooksOption = "auto",
+    vendor: VendorOption = "nvidia.com",
+    device_class: ClassOption = "gpu",
+    device_name: NameOption = None,
+    device_id: DeviceIdOption = None,
+    no_all_device: Annotated[bool, typer.Option("--no-all-device", help="Add no device named all.")] = False,
+    disable_hook: DisableHookOption = None,
+    enable_hook: EnableHookOption = None,
+    nvidia_cdi_hook_path: HookPathOption = "",
+    ldconfig_path: LdconfigOption = "",
+    feature_flag: FeatureFlagOption = None,
+    mode: Annotated[str, typer.Option("--mode", "--discovery-mode", hidden=True)] = "auto",
+) -> Result:
+    """Print a CDI specification of the GPUs. Every engine on this node can read it.
+
+    gpunode cdi generate --output /var/run/cdi/nvidia.yaml
+    """
+    from dataclasses import replace
+
+    from gpunode.commands.nvidia_ctk_options import refuse_mode
+
+    refuse_mode(mode)
+    content = replace(
+        _content(driver_root, dev_root, library_path, hooks, vendor, device_class, device_name),
+        device_ids=tuple(device_id or ()),
+        every=not no_all_device,
+        disabled_hooks=tuple(disable_hook or ()),
+        enabled_hooks=tuple(enable_hook or ()),
+        hook_path=nvidia_cdi_hook_path,
+        ldconfig=ldconfig_path,
+        feature_flags=tuple(feature_flag or ()),
+    )
+    return generate(session.host, GenerateOptions(output_path, format_name, content), session.progress)
+
+
+@verb(cdi_app, "list", "CdiDevices")
+def cdi_list(
+    session: Session,
+    spec_dir: Annotated[
+        Strings,
+        typer.Option(
+            "--spec-dir",
+            metavar="DIR",
+            help="Read specifications here, later ones win (repeatable); else /etc/cdi and /var/run/cdi.",
+        ),
+    ] = None,
+) -> Result:
+    """List NVIDIA's CDI devices. Each with its file, and whether an engine can use it.
+
+    gpunode cdi list
+    """
+    options = ListOptions(tuple(spec_dir)) if spec_dir else ListOptions()
+    return list_devices(session.host, options, session.progress)
+
+
+@verb(cdi_app, "refresh", "CdiRefresh")
+def cdi_refresh(
+    session: Session,
+    driver_root: DriverRootOption = "/",
+    dev_root: DevRootOption = "",
+    library_path: LibraryPathOption = None,
+    hooks: HooksOption = "auto",
+    device_name: NameOption = None,
+    install: Annotated[
+        bool, typer.Option("--install", help="Let systemd and udev do it whenever the GPUs change.")
+    ] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Take those units away again.")] = False,
+    dry_run: DryRunOption = False,
+) -> Result:
+    """Write /var/run/cdi/nvidia.yaml if the GPUs changed. Takes it away if the driver is gone.
+
+    gpunode cdi refresh --install
+    """
+    if install or remove:
+        return change_units(session.host, UnitsOptions(install, remove, dry_run), session.progress)
+    content = _content(driver_root, dev_root, library_path, hooks, "nvidia.com", "gpu", device_name)
+    return refresh_specification(session.host, RefreshOptions(content, dry_run), session.progress)
+
+
+def _content(
+    driver_root: str,
+    dev_root: str,
+    library_path: Strings,
+    hooks: str,
+    vendor: str,
+    device_class: str,
+    device_name: Strings,
+) -> Content:
+    names = tuple(device_name or ("index", "uuid"))
+    paths = tuple(library_path or ())
+    return Content(driver_root, dev_root, paths, hooks, vendor, device_class, names)
+
+
+# `gpunode cdi list`: which CDI devices there are, from which file, and which of them an engine can use.
+
+_STYLES = {"usable": Style.GOOD, "hidden": Style.DIM}
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """`directories` in the engines' order."""
+
+    directories: tuple[str, ...] = DIRECTORIES
+
+
+@dataclass(frozen=True)
+class CdiDevices:
+    """`data` of the envelope. `devices` are in the engines' order; a later directory wins."""
+
+    directories: tuple[str, ...]
+    files: tuple[FileState, ...]
+    devices: tuple[ListedDevice, ...]
+
+
+def list_devices(host: Host, options: ListOptions, _progress: Progress) -> Result:
+    """List NVIDIA's devices; kind CdiDevices. Status warn if one of them can't be used."""
+    specs, module = vendor_specs(host, options.directories), loaded_module(host)
+    devices = listed(host, specs, module.version if module else "", options.directories)
+    data = CdiDevices(options.directories, files(host, specs, installed(host)), devices)
+    wrong = any(device.state not in _STYLES for device in data.devices)
+    bad = wrong or any(file.problem for file in data.files)
+    return Result("CdiDevices", data, "warn" if bad else "ok", blocks=_blocks(data))
+
+
+def _blocks(data: CdiDevices) -> tuple[Block, ...]:
+    if not data.files:
+        empty = f"no CDI specification of NVIDIA's in {' or '.join(data.directories)}"
+        return Text(empty, Style.WARN), Text("make one: gpunode cdi refresh", Style.COMMAND)
+    found: list[Block] = []
+    if data.devices:
+        rows = tuple(
+            (one.name, one.path, Cell(one.state, _STYLES.get(one.state, Style.BAD)), one.reason)
+            for one in data.devices
+        )
+        found.append(Table(("DEVICE", "FILE", "STATE", ""), rows))
+    found += [Text(f"{file.path}: {file.problem}", Style.BAD) for file in data.files if file.problem]
+    if any(one.state == "stale" for one in data.devices):
+        found.append(Text("describe the node as it is now: gpunode cdi refresh", Style.COMMAND))
+    return tuple(found)
+
+
+# What `cdi generate` and `cdi refresh` have in common: options, and making the specification they name.
+
+HOOKS = ("auto", "none")
+_NO_GIDS, _NO_SOCKETS = "no-additional-gids-for-device-nodes", "disable-ipc-discoverer"
+_FLAGS = (_NO_GIDS, _NO_SOCKETS)
+_NO_EFFECT = ("disable-nvsandboxutils",)  # gpunode doesn't use that library
+
+
+@dataclass(frozen=True)
+class Content:
+    """What goes into a specification; names and defaults are nvidia-ctk's where it has them."""
+
+    driver_root: str = "/"
+    dev_root: str = ""
+    library_path: tuple[str, ...] = ()
+    hooks: str = "auto"
+    vendor: str = "nvidia.com"
+    device_class: str = "gpu"
+    names: tuple[str, ...] = ("index", "uuid")
+    device_ids: tuple[str, ...] = ()
+    every: bool = True
+    disabled_hooks: tuple[str, ...] = ()
+    enabled_hooks: tuple[str, ...] = ()
+    hook_path: str = ""
+    ldconfig: str = ""
+    feature_flags: tuple[str, ...] = ()
+
+
+def check(content: Content) -> None:
+    """`UsageError` for what CDI or gpunode doesn't know; names by CDI's own rules (its parser.go)."""
+    if content.hooks not in HOOKS:
+        raise UsageError(f"--hooks {content.hooks}: unknown", hint=f"known: {', '.join(HOOKS)}")
+    for name in content.names:
+        if name not in STRATEGIES:
+            raise UsageError(f"--device-name {name}: unknown", hint=f"known: {', '.join(STRATEGIES)}")
+    _check_nvidia_ctk(content)
+    for option, value, pattern in (
+        ("--vendor", content.vendor, r"[A-Za-z]([\w.-]*[A-Za-z0-9])?"),
+        ("--class", content.device_class, r"[A-Za-z]([\w.-]*[A-Za-z0-9])?"),
+    ):
+        if not re.fullmatch(pattern, value, re.ASCII):
+            raise UsageError(
+                f"{option} {value!r} can't be part of a device's name",
+                hint="letters, digits, '-', '_' and '.'; a letter first, a letter or digit last",
+            )
+    for option, path in (
+        ("--driver-root", content.driver_root),
+        ("--dev-root", content.dev_root or "/"),
+        *(("--library-path", path) for path in content.library_path),
+        ("--nvidia-cdi-hook-path", content.hook_path or "/"),
+        ("--ldconfig-path", content.ldconfig or "/"),
+    ):
+        if not path.startswith("/"):
+            raise UsageError(f"{option} {path!r} is no absolute path", hint=f"{option} /PATH")
+
+
+def _check_nvidia_ctk(content: Content) -> None:
+    """Words of nvidia-ctk's that mean nothing here."""
+    for option, words, known in (
+        ("--disable-hook", content.disabled_hooks, (*HOOK_NAMES, "chmod", "all")),
+        ("--enable-hook", content.enabled_hooks, HOOK_NAMES),
+        ("--feature-flag", content.feature_flags, (*_FLAGS, *_NO_EFFECT)),
+    ):
+        for word in words:
+            if word not in known:
+                raise UsageError(
+                    f"{option} {word} has no counterpart: gpunode never writes that",
+                    hint=f"known: {', '.join(known)}",
+                )
+
+
+def make(host: Host, content: Content, progress: Progress) -> Built:
+    """Ask the node and build the specification that every engine on it reads."""
+    check(content)
+    dev_root = content.dev_root or content.driver_root
+    limit = readable(host, newest_used(host, dev_root, dots="." in content.device_class))
+    groups = _NO_GIDS not in content.feature_flags
+    form = Form(
+        content.vendor, content.device_class, content.names, limit, every=content.every, groups=groups
+    )
+    disabled = frozenset(content.disabled_hooks) - frozenset(content.enabled_hooks)
+    sources = Sources(
+        content.driver_root,
+        content.dev_root,
+        content.library_path,
+        "none" if "all" in disabled and not content.enabled_hooks else content.hooks,
+        hook_path=content.hook_path,
+        ldconfig=content.ldconfig,
+        disabled_hooks=frozenset(HOOK_NAMES) - frozenset(content.enabled_hooks)
+        if "all" in disabled
+        else disabled,
+        sockets=_NO_SOCKETS not in content.feature_flags,
+        device_ids=content.device_ids,
+    )
+    with progress.step("asking NVML and looking for the driver's files"):
+        return build_generate(host, sources, form)
+
+
+# `gpunode cdi generate`: a CDI specification of this node's GPUs, on stdout or in a file.
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """`output` is a file, empty or ``-`` for stdout. `format` is yaml or json, else by the file's name."""
+
+    output: str = ""
+    format: str = ""
+    content: Content = field(default_factory=Content)
+
+
+@dataclass(frozen=True)
+class CdiSpec:
+    """`data` of the envelope. `path` is empty for stdout, where `action` is empty too; `spec` is the content.
+
+    `hooks` tells whether the specification needs NVIDIA's hook program when a container starts.
+    """
+
+    path: str
+    action: str
+    format: str
+    cdi_version: str
+    kind: str
+    devices: tuple[str, ...]
+    hooks: bool
+    spec: dict[str, Any]
+
+
+def generate(host: Host, options: GenerateOptions, progress: Progress) -> Result:
+    """Make it; kind CdiSpec. A file is written in one step, and left alone if it holds the same already.
+
+    `GpunodeError` if the GPUs can't be described, or the file would make another one's devices unusable.
+    """
+    path, form = destination(options)
+    built = make(host, options.content, progress)
+    data = encode(built.spec, form)
+    if not path:
+        shown = Text(data.decode().removesuffix("\n"), Style.COMMAND)  # long lines stay whole
+        return Result("CdiSpec", _data("", "", form, built.spec), messages=built.notes, blocks=(shown,))
+    found = rivals(host, path, built.spec)
+    refuse_conflict(found)
+    action = write(host, path, data)
+    notes = (*built.notes, *remarks(found))
+    blocks = (Text(f"{path} {action}", Style.PLAIN if action == "unchanged" else Style.GOOD), told(built))
+    return Result("CdiSpec", _data(path, action, form, built.spec), messages=notes, blocks=blocks)
+
+
+def destination(options: GenerateOptions) -> tuple[str, str]:
+    """Path (empty for stdout) and format. `UsageError` for names that engines wouldn't read."""
+    path = "" if options.output == "-" else options.output
+    if options.format and options.format not in FORMATS:
+        raise UsageError(f"--format {options.format}: unknown", hint=f"known: {', '.join(FORMATS)}")
+    if not path:
+        return "", options.format or "yaml"
+    if path in ("table", "json", "yaml"):
+        raise UsageError(
+            f"--output {path}: here --output names the file to write",
+            hint=f"for the result as {path}: -o {path}; for a file of that name: --output ./{path}",
+        )
+    named = format_of(path)
+    if named is None:
+        form = options.format or "yaml"
+        return f"{path}.{form}", form  # nvidia-ctk does so too
+    if options.format and options.format != named:
+        raise UsageError(
+            f"--format {options.format} contradicts the name {path}: engines go by the extension",
+            hint=f"--output {path.removesuffix(named)}{options.format}",
+        )
+    return path, named
+
+
+def write(host: Host, path: str, data: bytes) -> str:
+    """created, updated or unchanged."""
+    from pathlib import PurePosixPath
+
+    if not path.startswith("/") and not host.live:
+        raise UsageError(f"--output {path!r} is no absolute path", hint="--output /PATH")
+    before = host.read_bytes(path)
+    if before == data:
+        return "unchanged"
+    host.make_dirs(str(PurePosixPath(path).parent))
+    host.write_atomic(path, data)
+    return "created" if before is None else "updated"
+
+
+def told(built: Built) -> Text:
+    """The devices in a line."""
+    spec = built.spec
+    given = [device.name for device in spec.devices if device.name != "all"]
+    short = [name for name in given if name[0].isdigit()]
+    names = short or given
+    every = " and all" if any(device.name == "all" for device in spec.devices) else ""
+    also = ", also by UUID" if short and len(short) < len(given) else ""
+    hooks = "NVIDIA's hooks" if spec.edits.hooks else "no hooks"
+    return Text(f"{spec.kind}: {', '.join(names)}{every}{also}; CDI {text(spec.version)}, {hooks}", Style.DIM)
+
+
+def _data(path: str, action: str, form: str, spec: Spec) -> CdiSpec:
+    names = tuple(device.name for device in spec.devices)
+    return CdiSpec(
+        path, action, form, text(spec.version), spec.kind, names, bool(spec.edits.hooks), as_tree(spec)
+    )
+
+
+# `gpunode cdi refresh`: make the standard specification true, or take it away with the driver.
+
+_GONE = "the driver isn't loaded: there is nothing to describe"
+
+
+@dataclass(frozen=True)
+class RefreshOptions:
+    """`dry_run` shows what would be written and writes nothing."""
+
+    content: Content = field(default_factory=Content)
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class CdiRefresh:
+    """`data` of the envelope: what happened to each file, and the units that were enabled or disabled."""
+
+    changes: tuple[Change, ...]
+    units: tuple[str, ...] = ()
+    journal: str = ""
+    dry_run: bool = False
+
+
+def refresh_specification(host: Host, options: RefreshOptions, progress: Progress) -> Result:
+    """Write `STANDARD` if it isn't what the node is now; kind CdiRefresh.
+
+    Without a driver our own file is removed, and that is success: a unit that runs at every change must not
+    fail before the driver's turn. `GpunodeError` if a loaded driver can't be described.
+    """
+    check(options.content)
+    before = host.read_bytes(STANDARD)
+    module = loaded_module(host)
+    if module is not None and not module.live:
+        raise GpunodeError(
+            "the driver is just being loaded or unloaded",
+            hint="run this again in a moment",
+            code="driver-busy",
+        )
+    elsewhere = {path: host.read_bytes(path) for path in kept_elsewhere(host)}
+    if module is None:
+        ours = {**({STANDARD: before} if made_by_gpunode(before) else {}), **elsewhere}
+        if not options.dry_run:
+            for path in ours:
+                host.remove(path)
+        edits = [FileEdit(path, content, None) for path, content in ours.items()]
+        return _result(options, edits or [FileEdit(STANDARD, before, before)], (_GONE,))
+    built = make(host, options.content, progress)
+    conflicts = rivals(host, STANDARD, built.spec)
+    refuse_conflict(conflicts)
+    notes = (*built.notes, *remarks(conflicts))
+    data = encode(built.spec, "yaml")
+    edits = [FileEdit(path, content, data) for path, content in ({STANDARD: before} | elsewhere).items()]
+    if nvidia_keeps(host, built, NEWEST):
+        notes = (*notes, f"nvidia-cdi-refresh.service keeps {STANDARD}, which has all devices")
+        edits[0] = FileEdit(STANDARD, before, before)
+    for edit in edits if not options.dry_run else ():
+        if edit.after != edit.before:
+            write(host, edit.path, data)
+    changed = any(edit.after is data for edit in edits)
+    return _result(options, edits, notes, *((told(built),) if changed else ()))
+
+
+def _result(
+    options: RefreshOptions, edits: Sequence[FileEdit], notes: tuple[str, ...], *more: Block
+) -> Result:
+    changes = tuple(edit.change() for edit in edits if (edit.before, edit.after) != (None, None))
+    data = CdiRefresh(changes, dry_run=options.dry_run)
+    return Result("CdiRefresh", data, messages=notes, blocks=(*blocks(data.changes, options.dry_run), *more))
+
+
+def blocks(changes: tuple[Change, ...], dry_run: bool) -> tuple[Block, ...]:
+    """One line for each file, with the diff if nothing was written."""
+    found: list[Block] = []
+    for change in changes:
+        same = change.action == "unchanged"
+        mark = " (dry run)" if dry_run and not same else ""
+        found.append(Text(f"{change.path} {change.action}{mark}", Style.PLAIN if same else Style.GOOD))
+        if dry_run and change.diff:
+            found.append(Diff(change.diff))
+    return tuple(found)
+
+
+# `gpunode cdi refresh --install|--remove`: the units and the udev rule that keep the specification true.
+
+OPERATION = "cdi-refresh"
+
+
+@dataclass(frozen=True)
+class UnitsOptions:
+    """Exactly one of `install` and `remove`, which takes the files away again."""
+
+    install: bool = True
+    remove: bool = False
+    dry_run: bool = False
+
+
+def change_units(host: Host, options: UnitsOptions, progress: Progress) -> Result:
+    """Install or remove; kind CdiRefresh. `PreconditionError` where systemd doesn't run or NVIDIA's own units
+    do the work already; `ConfigError` for a file of that name which isn't ours.
+    """
+    if options.install == options.remove:
+        raise UsageError("--install and --remove exclude each other", hint="give one of them")
+    if options.install:
+        _refuse(host)
+
+    directories = [path.rpartition("/")[0] for path in kept_elsewhere(host)]
+
+    def plan() -> tuple[FileEdit, ...]:
+        return tuple(
+            _edit(host, path, None if options.remove else data)
+            for path, data in refresh.files(host, directories)
+        )
+
+    there = tuple(unit for unit in refresh.UNITS if host.is_file(f"/etc/systemd/system/{unit}"))
+    done = change_files(host, OPERATION, plan, progress, named_units=refresh.UNITS, dry_run=options.dry_run)
+    if not options.dry_run:
+        _settle(host, not options.remove and not done.journal)
+    changes = tuple(edit.change() for edit in done.edits)
+    named = there if options.remove else refresh.UNITS
+    data = CdiRefresh(changes, named, done.journal, options.dry_run)
+    shown = blocks(changes, options.dry_run)
+    if done.journal:
+        shown += (Text(f"undo it with: gpunode rollback {done.journal}", Style.DIM),)
+    return Result("CdiRefresh", data, messages=done.notes, blocks=shown)
+
+
+def _refuse(host: Host) -> None:
+    if not systemd_runs(host):
+        raise PreconditionError(
+            "systemd doesn't run on this node, so it can't refresh the specification",
+            hint="run `gpunode cdi refresh` from whatever starts services here, after the driver is loaded",
+            code="no-systemd",
+        )
+    if nvidia_refreshes(host):
+        raise PreconditionError(
+            f"{NVIDIA_UNITS[1]} is enabled and writes the same file: the two would take turns",
+            hint=f"keep that one, or: systemctl disable --now {' '.join(NVIDIA_UNITS)}",
+            code="nvidia-cdi-refresh",
+        )
+
+
+def _edit(host: Host, path: str, after: bytes | None) -> FileEdit:
+    before = host.read_bytes(path)
+    if before is not None and not before.startswith(refresh.MARKER.encode()):
+        raise ConfigError(
+            f"{path} is there and gpunode didn't make it",
+            hint=f"look at it, and move it away if nobody needs it: cat {path}",
+        )
+    return FileEdit(path, before, after)
+
+
+def _settle(host: Host, again: bool) -> None:
+    """Let udev read what is there now; with `again` enable units whose files were there already."""
+    if again:
+        apply.Moves(coming=refresh.UNITS).settle(host)
+    if host.live and host.which("udevadm"):
+        host.run(("udevadm", "control", "--reload"), timeout=30.0)

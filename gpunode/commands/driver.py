@@ -1,0 +1,562 @@
+"""`gpunode driver`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
+from gpunode.errors import GpunodeError, PreconditionError, UsageError
+from gpunode.facts import driver
+from gpunode.facts.kernel_modules import failed_build
+from gpunode.facts.node import Node
+from gpunode.facts.packages import read_packages
+from gpunode.host import Host
+from gpunode.output.result import Block, Change, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.packages.apply import CarriedOut, Job, Run, back, carry_out, edits_of, file_blocks, require_live
+from gpunode.packages.driver_model import DISTRIBUTION, FLAVOURS, NVIDIA, DriverPlan, Situation, Wish
+from gpunode.packages.driver_plan import hint_of
+from gpunode.packages.manager import (
+    WAIT_SECONDS,
+    Command,
+    Manager,
+    PackagesError,
+    holder,
+    run_command,
+    wait_for_others,
+)
+
+driver_app = typer.Typer(
+    help="Plan and install the driver that the GPUs need.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+BranchOption = Annotated[
+    int,
+    typer.Option(
+        "--branch", metavar="N", min=0, max=9999, help="A driver branch, such as 580; chosen if not given."
+    ),
+]
+VersionOption = Annotated[
+    str,
+    typer.Option(
+        "--version", metavar="X.Y.Z", help="Exactly this version; the branch's newest if not given."
+    ),
+]
+FlavourOption = Annotated[
+    str, typer.Option("--flavour", metavar="KIND", help="The kernel module: open or proprietary.")
+]
+RepositoryOption = Annotated[
+    str,
+    typer.Option(
+        "--repository",
+        metavar="WHERE",
+        help="distribution, nvidia, or the address of a mirror of NVIDIA's repository.",
+    ),
+]
+KeyOption = Annotated[
+    str,
+    typer.Option("--key", metavar="FILE", help="The key that such a mirror is signed with, if not NVIDIA's."),
+]
+HoldOption = Annotated[
+    bool, typer.Option("--hold", help="Keep the packages at their version afterwards, from upgrades too.")
+]
+
+
+@verb(driver_app, "plan", "DriverPlan")
+def driver_plan(
+    session: Session,
+    branch: BranchOption = 0,
+    version: VersionOption = "",
+    flavour: FlavourOption = "",
+    repository: RepositoryOption = "",
+    key: KeyOption = "",
+    hold: HoldOption = False,
+) -> Result:
+    """Say which driver these GPUs and this kernel need. Each choice with its reason; nothing is changed.
+
+    gpunode driver plan
+
+    gpunode driver plan --branch 580 --flavour open
+    """
+    wish = build_wish(session.host, branch, version, flavour, repository, key, hold=hold)
+    return show_plan(session.host, PlanOptions(wish), session.progress)
+
+
+@verb(driver_app, "install", "DriverInstallation")
+def driver_install(
+    session: Session,
+    branch: BranchOption = 0,
+    version: VersionOption = "",
+    flavour: FlavourOption = "",
+    repository: RepositoryOption = "",
+    key: KeyOption = "",
+    hold: HoldOption = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; change nothing.")] = False,
+    yes: Annotated[
+        bool, typer.Option("-y", "--yes", help="Carry out the plan that is shown without it.")
+    ] = False,
+    plan: Annotated[
+        str,
+        typer.Option(
+            "--plan", metavar="ID", help="Only if the plan is still the one that was shown with ID."
+        ),
+    ] = "",
+    lock_timeout: Annotated[
+        float,
+        typer.Option(
+            "--lock-timeout", metavar="SECONDS", min=0, help="How long to wait for another package manager."
+        ),
+    ] = 600.0,
+) -> Result:
+    """Install the driver as planned. Refuses what would break running work; never reboots.
+
+    gpunode driver install --dry-run
+
+    gpunode driver install --yes
+
+    gpunode driver install --yes --plan 3f9c01d2ab47
+    """
+    wanted = build_wish(session.host, branch, version, flavour, repository, key, hold=hold)
+    options = InstallOptions(wanted, dry_run, yes, lock_timeout, plan)
+    return install(session.host, options, session.progress)
+
+
+# `gpunode driver plan`: which driver these GPUs and this kernel need, why, and what would bring it.
+
+PLAN = "DriverPlan"
+_NUMERALS = frozenset("0123456789.")
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The command line's wishes; empty and 0 leave it to the plan."""
+
+    wish: Wish = Wish()
+
+
+@dataclass(frozen=True)
+class FileLine:
+    """A file that the plan writes."""
+
+    path: str
+    reason: str
+    content: str
+
+
+@dataclass(frozen=True)
+class PlanData:
+    """`data` of the envelope: the plan as programs read it, commands as a person would type them."""
+
+    id: str
+    branch: int
+    flavour: str
+    version: str
+    route: str
+    installed: str
+    up_to_date: bool
+    resolved: bool
+    decisions: tuple[object, ...]
+    packages: tuple[object, ...]
+    files: tuple[FileLine, ...]
+    commands: tuple[str, ...]
+    changes: tuple[object, ...]
+    refusals: tuple[object, ...]
+    reboot: str
+
+
+def build_wish(
+    host: Host, branch: int, version: str, flavour: str, repository: str, key: str, *, hold: bool
+) -> Wish:
+    """What the command line's words mean; `key` is a file. `ConfigError` for what is no key."""
+    data = b""
+    if key:
+        from gpunode.packages.openpgp import armored, fingerprints
+
+        found = host.read_bytes(str(Path(key).absolute()))
+        if found is None:
+            raise UsageError(f"there is no file {key}", hint="--key takes the mirror's public key")
+        data = armored(found)
+        fingerprints(data)  # raises for what is no key
+    return Wish(branch, version, flavour, repository.rstrip("/"), hold, data)
+
+
+def show_plan(host: Host, options: PlanOptions, progress: Progress) -> Result:
+    """Plan and change nothing; kind DriverPlan. What stands in the way is part of it, and no error."""
+    check(options.wish)  # before anything is said to be looked at
+    with progress.step("looking at the GPUs, the kernel and the packages"):
+        plan = made(host, options.wish)[1]
+    blocked = bool(plan.refusals) and not plan.up_to_date
+    status = "warn" if blocked else "ok"
+    return Result(PLAN, data_of(plan), status=status, messages=plan.notes, blocks=tuple(blocks(plan)))
+
+
+def made(host: Host, wish: Wish, before: Situation | None = None) -> tuple[Situation, DriverPlan]:
+    """The node as it is now and its plan. `UsageError` for a wish that can't be meant.
+
+    With `before`, what our own files have changed since then counts as still to be done.
+    """
+    from gpunode.packages.driver_model import read_situation
+    from gpunode.packages.driver_plan import plan_driver
+
+    check(wish)
+    situation = read_situation(Node(host))
+    if before is not None:
+        situation = replace(situation, nouveau_kept_out=before.nouveau_kept_out)
+    return situation, plan_driver(host, situation, wish)
+
+
+def check(wish: Wish) -> None:
+    """A branch, a version, a flavour and a repository, each on its own and together."""
+    if wish.flavour not in ("", *FLAVOURS):
+        raise UsageError(f"no kernel module is called {wish.flavour!r}", hint=f"known: {', '.join(FLAVOURS)}")
+    numbers = wish.version.split(".")
+    if wish.version and not (set(wish.version) <= _NUMERALS and len(numbers) in (2, 3) and all(numbers)):
+        raise UsageError(f"{wish.version!r} is no driver's version", hint="as in --version 580.159.03")
+    if wish.version and wish.branch and numbers[0] != str(wish.branch):
+        raise UsageError(
+            f"version {wish.version} isn't of branch {wish.branch}", hint="leave out --branch or --version"
+        )
+    known = ("", DISTRIBUTION, NVIDIA)
+    if wish.key and wish.repository in known:
+        raise UsageError("a key is for a mirror of NVIDIA's repository", hint="name it: --repository URL")
+    if "@" in wish.repository.partition("//")[2].partition("/")[0]:
+        raise UsageError(
+            "a password in the repository's address could be read by everybody on this node",
+            hint="put it where apt (auth.conf) or dnf (the .repo file's username) keep it",
+        )
+    if wish.repository not in known and not wish.repository.startswith(("https://", "file:/")):
+        raise UsageError(
+            f"{wish.repository!r} is no repository",
+            hint="distribution, nvidia, or the https address of a mirror of NVIDIA's",
+        )
+    if any(not one.isprintable() or one in ' "[]' for one in wish.repository):
+        raise UsageError(
+            "a repository's address has no blanks or quotes", hint="give it as a browser takes it"
+        )
+
+
+def data_of(plan: DriverPlan) -> PlanData:
+    """The plan for programs."""
+    return PlanData(
+        plan.id,
+        plan.branch,
+        plan.flavour,
+        plan.version,
+        plan.route,
+        plan.installed,
+        plan.up_to_date,
+        plan.resolved,
+        plan.decisions,
+        plan.packages,
+        tuple(FileLine(one.path, one.reason, (one.content or b"").decode()) for one in plan.files),
+        tuple(one.text for one in plan.commands),
+        plan.changes,
+        plan.refusals,
+        plan.reboot,
+    )
+
+
+def blocks(plan: DriverPlan, *, refusals: bool = True) -> Iterator[Block]:
+    """The plan for people; without `refusals` where errors tell them."""
+    if plan.decisions:
+        shown = plan.version or f"branch {plan.branch}"
+        yield Text(f"driver {shown}, {plan.flavour} kernel module", Style.HEADING)
+        width = max(len(one.subject) for one in plan.decisions) + 2
+        for one in plan.decisions:
+            yield Text(f"  {one.subject:<{width}}{one.choice}")
+            yield Text(f"  {'':<{width}}{one.because} ({one.source})", Style.DIM)
+    if plan.up_to_date:
+        yield Text(f"driver {plan.version} is installed: nothing to do", Style.GOOD)
+    if plan.packages and not plan.up_to_date:
+        yield Text("")
+        lines = tuple(
+            (one.name, one.installed or "-", one.version or "newest of the branch", one.origin or "-")
+            for one in plan.packages
+        )
+        yield Table(("PACKAGE", "NOW", "THEN", "FROM"), lines)
+    yield from _work(plan)
+    if refusals and plan.refusals and not plan.up_to_date:
+        if plan.decisions or plan.commands:
+            yield Text("")
+        yield Text("not to be run as it is:", Style.BAD)
+        for refusal in plan.refusals:
+            yield Text(f"  {refusal.message}", Style.BAD)
+            yield Text(f"    {refusal.hint}", Style.DIM)
+
+
+def _work(plan: DriverPlan) -> Iterator[Block]:
+    if not plan.commands:
+        return
+    yield Text("")
+    for file in plan.files:
+        yield Text(f"write {file.path}: {file.reason}")
+    for command in plan.commands:
+        yield Text(f"$ {command.text}", Style.COMMAND)
+    gone = [one.name for one in plan.changes if not one.after]
+    if gone:
+        yield Text(f"goes away: {', '.join(gone)}", Style.WARN)
+    reboot = f"reboot needed: {plan.reboot}" if plan.reboot else "no reboot is needed"
+    yield Text(reboot, Style.WARN if plan.reboot else Style.GOOD)
+    yield Text(f"plan {plan.id}", Style.DIM)
+
+
+# `gpunode driver install`: carry out the driver's plan, or say why not. It never reboots.
+
+INSTALLATION = "DriverInstallation"
+OPERATION = "driver-install"
+_KEYRING = "cuda-keyring"
+_OURS = ("nvidia", "libcuda", "libnv", "nvlsm", "dkms")  # what a driver may bring along
+_DIGITS = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True)
+class InstallOptions:
+    """`dry_run` only shows the plan; without `yes` nothing is done either, and that is an error. With `plan`,
+    an id, nothing but that plan is done."""
+
+    wish: Wish = Wish()
+    dry_run: bool = False
+    yes: bool = False
+    lock_seconds: float = WAIT_SECONDS
+    plan: str = ""
+
+
+@dataclass(frozen=True)
+class DriverInstallation:
+    """`data` of the envelope: the plan, and what was done of it. `pending` are finishing commands that
+    failed: the driver is installed, and they are left to do. `undo` are the commands that bring the packages
+    of before back, as far as the repositories still have them."""
+
+    plan: PlanData
+    changes: tuple[Change, ...]
+    commands: tuple[str, ...]
+    pending: tuple[str, ...]
+    undo: tuple[str, ...]
+    journal: str
+    reboot: str
+    dry_run: bool
+
+
+def install(host: Host, options: InstallOptions, progress: Progress) -> Result:
+    """Install as planned; kind DriverInstallation. `PreconditionError` for what the plan refuses."""
+    if not set(options.plan) <= _DIGITS:
+        raise UsageError(f"{options.plan!r} is no plan's id", hint="gpunode driver plan shows it at its end")
+    with progress.step("looking at the GPUs, the kernel and the packages"):
+        situation, plan = made(host, options.wish)
+    if options.yes and not options.dry_run and plan.commands and not plan.refusals:
+        require_live(host)
+        situation, plan = _undisturbed(host, situation, plan, options, progress)
+    if plan.up_to_date:
+        return _result(plan, CarriedOut((), (), "", ()), options)
+    if options.plan not in ("", plan.id):
+        return _refused(plan, options)
+    if options.dry_run:
+        changes = tuple(edit.change() for edit in edits_of(host, plan.files))
+        return _result(plan, CarriedOut(changes, (), "", ()), options)
+    if plan.refusals or not options.yes:
+        return _refused(plan, options)
+    require_live(host)
+    return _install(host, situation, plan, options, progress)
+
+
+def _undisturbed(
+    host: Host, situation: Situation, plan: DriverPlan, options: InstallOptions, progress: Progress
+) -> tuple[Situation, DriverPlan]:
+    """The plan once no other package manager is at work: what that one has changed counts."""
+    from gpunode.packages.driver_plan import manager_of
+
+    manager = manager_of(host, situation.distribution.family)
+    if holder(host, manager.lock_files) is None:
+        return situation, plan
+    wait_for_others(host, manager, progress, options.lock_seconds)
+    return made(host, options.wish)
+
+
+def _refused(plan: DriverPlan, options: InstallOptions) -> Result:
+    """The plan is shown all the same: who reads it knows what to change."""
+    errors = [ErrorInfo(one.code, one.message, one.hint) for one in plan.refusals]
+    if not errors:
+        hint = f"read the plan, then run this with --yes --plan {plan.id}"
+        what = ("not-confirmed", "nothing was changed: the plan wasn't confirmed")
+        if options.plan not in ("", plan.id):
+            what = (
+                "plan-changed",
+                f"nothing was changed: {options.plan} isn't this node's plan, {plan.id} is",
+            )
+        errors = [ErrorInfo(*what, hint)]
+    data = DriverInstallation(data_of(plan), (), (), (), (), "", plan.reboot, options.dry_run)
+    shown = tuple(blocks(plan, refusals=False))
+    return Result(INSTALLATION, data, "error", ExitCode.PRECONDITION, plan.notes, tuple(errors), shown)
+
+
+def _install(
+    host: Host, situation: Situation, plan: DriverPlan, options: InstallOptions, progress: Progress
+) -> Result:
+    from gpunode.packages.driver_plan import manager_of
+
+    if not plan.preparing:
+        _require(plan)
+    manager = manager_of(host, situation.distribution.family)
+    watched = (*plan.watched, *((_KEYRING,) if plan.preparing and manager.name == "apt" else ()))
+    before = {name: state.installed for name, state in manager.installed(watched).items()}
+    context = {"branch": plan.branch, "flavour": plan.flavour, "driver": plan.version}
+    job = Job(host, manager, OPERATION, progress, watched, before, context, options.lock_seconds)
+    latest, present = [plan], frozenset(read_packages(host).installed)
+
+    def again() -> DriverPlan:
+        latest[0] = made(host, options.wish, situation)[1]
+        return latest[0]
+
+    try:
+        done = carry_out(
+            job,
+            lambda: plan.files,
+            lambda run: _act(job, plan, again, run),
+            lambda run: _give_up(job, latest[0], plan, present, run),
+        )
+    except GpunodeError as error:
+        error.hint = hint_of(error.code, manager.name, error.hint)
+        raise
+    final = latest[0]
+    undo = _way_back(job, final, plan, present)
+    ran, pending, why = _finish(job, final.commands[len(final.commands) - final.finishing :])
+    shown = CarriedOut(done.changes, (*done.commands, *ran), done.journal, (*done.notes, *why))
+    return _result(final, shown, options, pending, undo)
+
+
+def _came(host: Host, present: frozenset[str], plan: DriverPlan) -> tuple[str, ...]:
+    """The packages that are new since `present` by this plan; a driver's, where the manager tells no more."""
+    listed = {one.name for one in plan.changes}
+    new = sorted(frozenset(read_packages(host).installed) - present)
+    return tuple(one for one in new if one in listed or (not listed and any(word in one for word in _OURS)))
+
+
+def _way_back(job: Job, final: DriverPlan, first: DriverPlan, present: frozenset[str]) -> tuple[str, ...]:
+    """Commands to type; files stay as they are, and so does the journal that has what they were."""
+    names = tuple(dict.fromkeys((*job.watched, *_came(job.host, present, final))))
+    commands = back(job.manager, job.manager.installed(names), job.before)
+    return tuple(one.text for one in (*commands, *first.stream_back))
+
+
+def _act(job: Job, plan: DriverPlan, again: Callable[[], DriverPlan], run: Run) -> None:
+    """Make the repository known and plan again with what it has, then install and look at the outcome."""
+    for command in plan.commands[: plan.preparing]:
+        run(command)
+    if plan.preparing:
+        plan = again()
+        _require(plan)
+        job.progress.note(f"the repository has driver {plan.version}")
+    for command in plan.commands[plan.preparing : len(plan.commands) - plan.finishing]:
+        run(command)
+    _prove(job.host, job.manager, plan)
+
+
+def _give_up(job: Job, plan: DriverPlan, first: DriverPlan, present: frozenset[str], run: Run) -> None:
+    """What `carry_out` doesn't know of goes: packages that came along, and the stream."""
+    node = Node(job.host)
+    for release in dict.fromkeys((node.kernel, node.next_kernel)):
+        build = failed_build(job.host, release)
+        if build is not None:  # its log goes with the packages
+            job.progress.note(f"kernel {release}: {build.text}")
+    try:
+        came = _came(job.host, present, plan)
+        if came:
+            run(job.manager.remove(came))
+    except GpunodeError as error:
+        job.progress.note(f"what came along isn't gone: {error.message}")
+    for command in first.stream_back:
+        run(command)
+
+
+def _require(plan: DriverPlan) -> None:
+    """What only shows once the repository has been read."""
+    if plan.refusals:
+        first = plan.refusals[0]
+        raise PreconditionError(first.message, hint=first.hint, code=first.code)
+    if not plan.resolved:
+        raise PackagesError(
+            "the package manager doesn't tell which versions there are",
+            hint="see what it says: gpunode driver plan",
+        )
+
+
+def _prove(host: Host, manager: Manager, plan: DriverPlan) -> None:
+    """That the packages are at their versions, and that a kernel of this node has a module."""
+    states = manager.look([one.name for one in plan.packages])
+    wrong = [
+        f"{one.name} {states[one.name].installed or 'not installed'}"
+        for one in plan.packages
+        if one.version and (states[one.name].installed != one.version or states[one.name].unfinished)
+    ]
+    if wrong:
+        raise PackagesError(
+            f"{manager.name} said that it was done, and isn't: {', '.join(wrong)}",
+            hint="see what holds them back: gpunode driver plan",
+        )
+    node = Node(host)
+    boots = (node.kernel, node.next_kernel)
+    if not any(one.has_module for one in driver.installed_kernels(host) if one.release in boots):
+        raise PackagesError(
+            f"the packages are installed, and kernel {node.next_kernel} has got no module",
+            hint="see whether its headers are whole and DKMS has a compiler: gpunode doctor --only driver",
+        )
+
+
+def _finish(
+    job: Job, commands: Sequence[Command]
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Those that ran, those that are left to do, and why: what is installed stays installed."""
+    ran: list[str] = []
+    for number, command in enumerate(commands):
+        try:
+            run_command(job.host, job.manager, command, job.progress, wait_seconds=job.lock_seconds)
+        except GpunodeError as error:
+            left = tuple(one.text for one in commands[number:])
+            return tuple(ran), left, (f"{command.text} failed: {error.message}",)
+        except KeyboardInterrupt:
+            left = tuple(one.text for one in commands[number:])
+            job.progress.note(f"the driver is installed; left to do: {'; '.join(left)}")
+            raise
+        ran.append(command.text)
+    return tuple(ran), (), ()
+
+
+def _result(
+    plan: DriverPlan,
+    done: CarriedOut,
+    options: InstallOptions,
+    pending: tuple[str, ...] = (),
+    undo: tuple[str, ...] = (),
+) -> Result:
+    data = DriverInstallation(
+        data_of(plan), done.changes, done.commands, pending, undo, done.journal, plan.reboot, options.dry_run
+    )
+    notes = (*plan.notes, *done.notes)
+    if options.dry_run or plan.up_to_date:
+        status = "warn" if plan.refusals and not plan.up_to_date else "ok"
+        return Result(INSTALLATION, data, status, messages=notes, blocks=tuple(blocks(plan)))
+    shown: list[Block] = file_blocks(plan.files, done.changes, dry_run=False)
+    shown += [Text(f"ran: {command}", Style.COMMAND) for command in done.commands]
+    shown.append(Text(f"driver {plan.version}, {plan.flavour} kernel module, is installed", Style.GOOD))
+    shown += [Text(f"left to do: {command}", Style.WARN) for command in pending]
+    if plan.reboot:
+        shown.append(Text(f"reboot needed: {plan.reboot}", Style.WARN))
+    shown.append(Text("next: gpunode doctor", Style.COMMAND))
+    shown += [Text(f"to take it back: {command}", Style.DIM) for command in undo]
+    code = ExitCode.FAILED if pending else ExitCode.OK
+    errors = (
+        (
+            ErrorInfo(
+                "not-loaded", "the driver is installed and doesn't come up yet", "gpunode doctor says why"
+            ),
+        )
+        if pending
+        else ()
+    )
+    return Result(INSTALLATION, data, "fail" if pending else "ok", code, notes, errors, tuple(shown))

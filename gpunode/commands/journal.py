@@ -1,0 +1,462 @@
+"""`gpunode journal`."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import typer
+
+from gpunode.commands.options import DryRunOption, NoRestartOption, RestartCommandOption, YesOption
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
+from gpunode.errors import ConfigError, GpunodeError, PreconditionError, Unreadable, UsageError
+from gpunode.host import Host
+from gpunode.host.journal import LIST_HINT, OPEN_STATES, Entry, Journal, digest, lock_path
+from gpunode.output.result import Block, Cell, Change, Diff, Progress, Result, Style, Table, Text
+from gpunode.runtime import find
+from gpunode.runtime.apply import Past, change_files, past, take_back
+from gpunode.runtime.engine import Active, Engine, FileEdit, Plan, Request
+from gpunode.runtime.removal import Original, cdi_users
+from gpunode.runtime.workflow import LOCK_SECONDS, Intent, RestartReport, RuntimeConfiguration, change, shown
+
+journal_app = typer.Typer(
+    help="What gpunode changed on this node.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@verb(journal_app, "list", "Journal")
+def journal_list(session: Session) -> Result:
+    """List the changes, oldest first. Whether each can be rolled back now, and if not, why.
+
+    gpunode journal list
+    """
+    return list_entries(session.host, ListOptions(), session.progress)
+
+
+@verb(journal_app, "show", "JournalEntry")
+def journal_show(
+    session: Session,
+    entry: Annotated[
+        str, typer.Argument(metavar="[ID]", help="A journal entry; the last one if not given.")
+    ] = "",
+) -> Result:
+    """Show one change. When, what for, and the diff of every file.
+
+    gpunode journal show
+    """
+    return show_entry(session.host, ShowOptions(entry), session.progress)
+
+
+rollback_app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(rollback_app, "rollback", "Rollback")
+def rollback(
+    session: Session,
+    entry: Annotated[
+        str, typer.Argument(metavar="[ID]", help="A journal entry; the last one if not given.")
+    ] = "",
+    dry_run: DryRunOption = False,
+    no_restart: NoRestartOption = False,
+    restart_command: RestartCommandOption = "",
+    yes: YesOption = False,
+) -> Result:
+    """Restore the files of a journal entry. Byte for byte; then the engine is restarted or reloaded.
+
+    gpunode rollback
+    """
+    options = RollbackOptions(
+        id=entry, dry_run=dry_run, no_restart=no_restart, restart_command=restart_command, yes=yes
+    )
+    return roll_back(session.host, options, session.progress)
+
+
+# `gpunode journal list`: what gpunode changed on this node, and what of it can be taken back now.
+
+_NAME = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z-")
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """There are none."""
+
+
+@dataclass(frozen=True)
+class EntryLine:
+    """One entry. `when` is UTC; `engine` is empty for a change that no engine reads.
+
+    `rollback` is whether `gpunode rollback ID` would work now, `reason` why not.
+    """
+
+    id: str
+    when: str
+    operation: str
+    engine: str
+    state: str
+    files: tuple[str, ...]
+    rollback: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class JournalList:
+    """`data` of the envelope: the entries, oldest first, and directories that hold no readable manifest."""
+
+    directory: str
+    entries: tuple[EntryLine, ...]
+    damaged: tuple[str, ...]
+
+
+def list_entries(host: Host, options: ListOptions, progress: Progress) -> Result:
+    """List the journal; kind Journal. `PreconditionError` if this user may not read it."""
+    journal, entries = load(host)
+    lines = tuple(line(journal, entry) for entry in entries)
+    known = {entry.id for entry in entries}
+    damaged = tuple(name for name in host.listdir(journal.directory) if name not in known)
+    data = JournalList(journal.directory, lines, damaged)
+    notes = tuple(
+        f"{journal.directory}/{name} is no journal entry, or its manifest is damaged" for name in damaged
+    )
+    if not lines and journal.elsewhere():
+        notes = (*notes, journal.elsewhere())
+    return Result("Journal", data, messages=notes, blocks=(_block(lines, journal.directory),))
+
+
+def load(host: Host) -> tuple[Journal, tuple[Entry, ...]]:
+    """The journal and all its entries, oldest first."""
+    journal = Journal.of(host)
+    try:
+        return journal, journal.entries()
+    except Unreadable as error:
+        raise PreconditionError(
+            f"only root may read the journal: {error.message}", hint="run it again with sudo"
+        ) from error
+
+
+def line(journal: Journal, entry: Entry) -> EntryLine:
+    """What the list shows of an entry."""
+    reason = obstacle(journal, entry)
+    return EntryLine(
+        id=entry.id,
+        when=when(entry.id),
+        operation=str(entry.manifest.get("operation", "")),
+        engine=str(entry.manifest.get("manager") or entry.manifest.get("engine") or ""),
+        state=entry.state,
+        files=tuple(str(file["path"]) for file in entry.files),
+        rollback=not reason,
+        reason=reason,
+    )
+
+
+def when(name: str) -> str:
+    """The time in an entry's name as ISO 8601; empty for a name that bears none."""
+    found = _NAME.match(name)
+    return "{}-{}-{}T{}:{}:{}Z".format(*found.groups()) if found else ""
+
+
+def obstacle(journal: Journal, entry: Entry) -> str:
+    """Why `gpunode rollback` would refuse this entry now; empty if it wouldn't."""
+    if entry.of_packages:
+        return "it changed packages: their own command takes it back"
+    if not entry.undoable:
+        return "a rollback is not rolled back"
+    if entry.state in OPEN_STATES:
+        return "it runs now, or was killed half-way: the next run takes it back"
+    if entry.state != "committed":
+        return "it is rolled back already" if entry.state == "rolled-back" else f"it is {entry.state}"
+    try:
+        past(journal.host, journal, entry)
+    except GpunodeError as error:
+        return error.message.removesuffix("; nothing was restored")
+    return ""
+
+
+def _block(lines: tuple[EntryLine, ...], directory: str) -> Text | Table:
+    if not lines:
+        return Text(f"nothing was changed yet: {directory} has no entries")
+    rows = tuple(
+        (
+            one.id,  # which tells when and what
+            one.engine or "-",
+            ", ".join(one.files),
+            Cell("yes", Style.GOOD) if one.rollback else Cell(f"no: {one.reason}", Style.DIM),
+        )
+        for one in lines
+    )
+    return Table(("ID", "ENGINE", "FILES", "ROLLBACK"), rows)
+
+
+# `gpunode journal show [ID]`: one change, file by file.
+
+# what a person wants to know of a manifest, and how it is called
+_FACTS = (
+    ("config", "configuration"), ("runtimes", "runtimes"), ("runtime", "runtimes"), ("settings", "settings"),
+    ("previousDefault", "default before"), ("verb", "the engine was told to"), ("units", "systemd units"),
+    ("restartCommand", "restart command"), ("socket", "socket"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    """`id` empty is the last entry."""
+
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class JournalFile:
+    """One file of an entry. `now` is ours, before, changed or unreadable: what it holds at present.
+
+    `action` is created, updated or removed; `diff` is empty where either side isn't known any more, and
+    `problem` then says why.
+    """
+
+    path: str
+    action: str
+    now: str
+    diff: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """`data` of the envelope; `details` are the manifest's own facts as the operation wrote them."""
+
+    entry: EntryLine
+    files: tuple[JournalFile, ...]
+    details: Mapping[str, Any]
+
+
+def show_entry(host: Host, options: ShowOptions, progress: Progress) -> Result:
+    """Show one entry; kind JournalEntry. `UsageError` for one that isn't there."""
+    journal, entries = load(host)
+    entry = _chosen(journal, entries, options.id)
+    files = tuple(_file(host, journal, entry, file, entries) for file in entry.files)
+    details = {key: value for key, value in entry.manifest.items() if key != "files"}
+    data = JournalEntry(line(journal, entry), files, details)
+    return Result("JournalEntry", data, blocks=_blocks(data))
+
+
+def _chosen(journal: Journal, entries: Sequence[Entry], name: str) -> Entry:
+    found = [entry for entry in entries if entry.id == name] if name else list(entries[-1:])
+    if not found:
+        raise UsageError(
+            f"no such journal entry: {name}" if name else f"the journal has no entries: {journal.directory}",
+            hint="list them: gpunode journal list" if entries else journal.elsewhere() or LIST_HINT,
+        )
+    return found[0]
+
+
+def _file(
+    host: Host, journal: Journal, entry: Entry, file: Mapping[str, Any], entries: Sequence[Entry]
+) -> JournalFile:
+    path = str(file["path"])
+    action = "removed" if not file["after"] else "updated" if file["existed"] else "created"
+    try:
+        present = host.read_bytes(path)
+    except GpunodeError as error:
+        return JournalFile(path, action, "unreadable", "", error.message)
+    current = digest(present)
+    now = "ours" if current == file["after"] else "before" if current == file["before"] else "changed"
+    try:
+        before = journal.original(entry, file)
+        after = present if now == "ours" else _written(journal, entry, file, entries)
+    except ConfigError as error:
+        return JournalFile(path, action, now, "", error.message)
+    if digest(after) != file["after"]:
+        return JournalFile(
+            path, action, now, "", "what was written then is not kept, and the file has changed"
+        )
+    return JournalFile(path, action, now, FileEdit(path, before, after).diff(), "")
+
+
+def _written(
+    journal: Journal, entry: Entry, file: Mapping[str, Any], entries: Sequence[Entry]
+) -> bytes | None:
+    """What this entry had written, from the copy that a later entry made of it; None if there is none."""
+    for later in entries:
+        for other in later.files if later.sequence > entry.sequence else ():
+            if other["path"] == file["path"] and other["before"] == file["after"]:
+                return journal.original(later, other)
+    return None
+
+
+def _blocks(data: JournalEntry) -> tuple[Block, ...]:
+    one = data.entry
+    rows = [("operation", one.operation), ("when", one.when), ("state", one.state)]
+    rows += [("engine", one.engine)] if one.engine else []
+    for key, name in _FACTS:
+        value = data.details.get(key)
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+        if isinstance(shown, str) and shown not in ("", "none", "wait"):
+            rows.append((name, shown))
+    rows.append(("can be rolled back", "yes" if one.rollback else f"no: {one.reason}"))
+    blocks: list[Block] = [Text(one.id, Style.HEADING), Table(("", ""), tuple(rows))]
+    for file in data.files:
+        state = {"before": "is as before again", "changed": "has changed since"}.get(file.now, "")
+        blocks.append(Text(f"{file.path} {file.action}{f'; it {state}' if state else ''}", Style.HEADING))
+        blocks.append(
+            Diff(file.diff) if file.diff else Text(f"  {file.problem or 'no difference'}", Style.DIM)
+        )
+    return tuple(blocks)
+
+
+# `gpunode rollback [ID]`: restore the files of a journal entry and restart the engine.
+
+
+@dataclass(frozen=True)
+class RollbackOptions:
+    """The command line's options under their own names; `id` empty is the last entry."""
+
+    id: str = ""
+    dry_run: bool = False
+    no_restart: bool = False
+    restart_command: str = ""
+    no_verify: bool = False
+    yes: bool = False
+
+
+def roll_back(host: Host, options: RollbackOptions, progress: Progress) -> Result:
+    """Restore one entry's files with mode and owner; kind Rollback, data as for RuntimeConfiguration.
+
+    `ConfigError` if someone changed one of them since: nothing is restored then.
+    """
+    if not options.dry_run and _killed(Journal.of(host), options.id):
+        done = _finish(host, options, progress)
+        if done is not None:
+            return done
+    entry = Journal.of(host).committed(options.id)
+    manifest = entry.manifest
+    if not manifest.get("engine"):
+        return _files_only(host, options, entry, progress)
+
+    def prepare(engines: tuple[Engine, ...], journal: Journal) -> tuple[Intent, ...]:
+        back = past(host, journal, entry)
+
+        def plan(active: Active | None) -> Plan:
+            return Original(back.edits, back.units).plan(engines[0], back.names, active)
+
+        def in_force(active: Active) -> bool:
+            return all(_is_as_before(active, manifest, name) for name in back.names)
+
+        intent = Intent(
+            "rollback",
+            back.names,
+            plan,
+            in_force,
+            kind="Rollback",
+            done=lambda: back.finish(journal),
+            notes=(*_also(back), *_bereft(back, journal)),
+        )
+        return (intent,)
+
+    request = Request(
+        runtimes=(find.name_of(manifest),),
+        config=str(manifest.get("config", "")),
+        socket=str(manifest.get("socket", "")),
+        restart_command=options.restart_command or str(manifest.get("restartCommand", "")),
+        dry_run=options.dry_run,
+        no_restart=options.no_restart,
+        no_verify=options.no_verify,
+        yes=options.yes,
+    )
+    return change(host, request, prepare, progress)
+
+
+def _killed(journal: Journal, name: str) -> tuple[Entry, ...]:
+    """The operations that began and did not end, if `name` is one of them or empty."""
+    found = journal.unfinished()
+    return found if not name or name in {entry.id for entry in found} else ()
+
+
+def _finish(host: Host, options: RollbackOptions, progress: Progress) -> Result | None:
+    """Take a killed run back, which is what a rollback of it means; None if it only was still running."""
+    journal = Journal.of(host)
+    with host.lock(lock_path(host), LOCK_SECONDS):
+        killed = _killed(journal, options.id)
+        if not killed:
+            return None
+        notes = take_back(host, options.restart_command, journal, progress)
+    changes = tuple(
+        Change(path, "restored" if host.exists(path) else "removed")
+        for path in dict.fromkeys(file["path"] for entry in killed for file in entry.files)
+    )
+    data = _of_files(killed[-1].manifest, changes)
+    blocks = tuple(Text(f"{change.path} {change.action}", Style.GOOD) for change in changes)
+    return Result("Rollback", data, messages=notes, blocks=blocks)
+
+
+def _files_only(host: Host, options: RollbackOptions, entry: Entry, progress: Progress) -> Result:
+    """Restore an entry of no engine: nobody has to be asked or restarted."""
+    journal = Journal.of(host)
+    back = functools.cache(lambda: past(host, journal, entry))  # looked at once, under the lock
+    did = change_files(
+        host,
+        "rollback",
+        lambda: back().edits,
+        progress,
+        context={"config": str(entry.manifest.get("config", ""))},
+        named_units=entry.units,
+        done=lambda: back().finish(journal),
+        dry_run=options.dry_run,
+    )
+    changes = tuple(shown(edit, "Rollback") for edit in did.edits)
+    data = replace(_of_files(entry.manifest, changes), journal=did.journal, dry_run=options.dry_run)
+    mark = " (dry run)" if options.dry_run else ""
+    blocks: list[Block] = []
+    for restored in changes:
+        blocks.append(Text(f"{restored.path} {restored.action}{mark}", Style.GOOD))
+        blocks += [Diff(restored.diff)] if options.dry_run and restored.diff else []
+    return Result("Rollback", data, messages=(*did.notes, *_also(back())), blocks=tuple(blocks))
+
+
+def _of_files(manifest: Mapping[str, Any], changes: tuple[Change, ...]) -> RuntimeConfiguration:
+    return RuntimeConfiguration(
+        engine=str(manifest.get("engine", "")),
+        engine_version="",
+        config_version=None,
+        config=str(manifest.get("config", "")),
+        config_source="the journal",
+        changes=changes,
+        restart=RestartReport("none", performed=False, seconds=0.0, command="", reason=""),
+        active=None,
+        journal="",
+        dry_run=False,
+    )
+
+
+def _is_as_before(active: Active, manifest: Mapping[str, Any], name: str) -> bool:
+    """Whether the daemon has the runtime, and it as default, just as it did then.
+
+    A daemon that had not read its files then may also have become what they say. True if nobody could ask
+    it then.
+    """
+    before = manifest.get("activeBefore")
+    if not isinstance(before, dict):
+        return True
+    has, had = name in active.handlers, name in before.get("handlers", ())
+    was_default = before.get("default") == name
+    if has == had:
+        return (active.default == name) == was_default
+    return has == manifest.get("hadRuntime") and (has or active.default != name)
+
+
+def _also(back: Past) -> tuple[str, ...]:
+    """Says which later changes of the same files go as well."""
+    later = [entry.id for entry in back.entries if entry is not back.entry]
+    return (f"this takes back what came later as well: {', '.join(later)}",) if later else ()
+
+
+def _bereft(back: Past, journal: Journal) -> tuple[str, ...]:
+    """Says which other engines use the CDI specification that goes."""
+    own = find.name_of(back.entry.manifest)
+    users = [name for name in cdi_users(journal) if name != own]
+    gone = [edit.path for edit in back.edits if edit.generated and edit.after is None]
+    if not users or not gone:
+        return ()
+    names = ", ".join(users)
+    return (f"{gone[0]} goes, needed by {names} as well; to write it again: gpunode cdi refresh",)

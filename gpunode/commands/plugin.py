@@ -1,0 +1,625 @@
+"""`gpunode plugin`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from threading import Event, Thread, current_thread, main_thread
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpunode import __version__
+from gpunode.commands.outcome import Session
+from gpunode.commands.plugin_options import SettingsCommand, sources, value_text
+from gpunode.commands.session import verb
+from gpunode.errors import ConfigError, GpunodeError, UsageError
+from gpunode.facts.located import MAX_STREAM_BYTES
+from gpunode.gpu.model import Inventory, Reading, Topology
+from gpunode.gpu.nvml import GpuEvent
+from gpunode.host import Host
+from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.plugin.config.gke import Left, WrongInput, documents
+from gpunode.plugin.config.gke import translate as gke_translate
+from gpunode.plugin.config.options import OPTIONS
+from gpunode.plugin.config.resolve import DEFAULT, Resolved, settled, told
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.config.watch import ConfigWatch, Hangup
+from gpunode.plugin.model import Backend
+from gpunode.plugin.simulate.faults import ALL, Client, Fault, make_fault, parse_script
+
+if TYPE_CHECKING:
+    from gpunode.plugin.config.values import Problem
+    from gpunode.plugin.model import Device, Plan
+    from gpunode.plugin.serve import PluginService
+
+
+class Foreign(StrEnum):
+    """Device plugins with a configuration that can be translated."""
+
+    GKE = "gke"
+
+
+plugin_app = typer.Typer(help="Serve GPUs to Kubernetes.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@verb(plugin_app, "serve", "PluginRun", cls=SettingsCommand, service=lambda given: True)
+def plugin_serve(session: Session, **given: Any) -> Result:
+    """Serve the GPUs to the kubelet. Stays in the foreground until SIGTERM or Ctrl-C.
+
+    Takes the flags, variables and config file of NVIDIA's device plugin. SIGHUP reads the file again.
+
+    Every option is also a variable of its own: --mig-strategy is GPUNODE_PLUGIN_SERVE_MIG_STRATEGY.
+
+    gpunode plugin serve
+
+    gpunode plugin serve --config-file /etc/gpunode/plugin.yaml --device-list-strategy cdi-cri
+    """
+    return serve(session.host, ServeOptions(given), session.progress)
+
+
+@verb(plugin_app, "check-config", "PluginConfig", cls=SettingsCommand)
+def plugin_check_config(
+    session: Session,
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="The config file, as --config-file.")] = "",
+    source: Annotated[
+        Foreign | None, typer.Option("--from", help="FILE is GKE's: print it as a config file of gpunode.")
+    ] = None,
+    **given: Any,
+) -> Result:
+    """Check a config file. Shows each value with where it comes from, and the devices that would be served.
+
+    Takes what `plugin serve` takes; serves nothing.
+
+    gpunode plugin check-config /etc/gpunode/plugin.yaml
+
+    gpunode plugin check-config --from gke /etc/nvidia/gpu_config.json > plugin.yaml
+    """
+    asked = CheckOptions(given, file, source.value if source else "")
+    return check_config(session.host, asked, session.progress)
+
+
+# `gpunode plugin inject`.
+
+_FAULTS = "xid, ecc, lost, return, unplug, plug, remap, recovery, fabric, mig, reset, heal, driver"
+
+
+@verb(plugin_app, "inject", "InjectedFault")
+def plugin_inject(
+    session: Session,
+    fault: Annotated[str, typer.Argument(metavar="[FAULT]", help=f"What happens: {_FAULTS}.")] = "",
+    value: Annotated[str, typer.Argument(metavar="[VALUE]", help="A number, a word or a MIG layout.")] = "",
+    gpu: Annotated[str, typer.Option("--gpu", metavar="GPU", help="An index, a UUID or all.")] = "",
+    gi: Annotated[
+        int | None, typer.Option("--gi", metavar="ID", help="The GPU instance that an XID names.")
+    ] = None,
+    ci: Annotated[
+        int | None, typer.Option("--ci", metavar="ID", help="The compute instance that an XID names.")
+    ] = None,
+    script: Annotated[
+        str, typer.Option("--script", metavar="FILE", help="Play these timed faults, one JSON line each.")
+    ] = "",
+    state_dir: Annotated[
+        str, typer.Option("--state-dir", metavar="DIR", help="What the plugin was given.")
+    ] = "/var/lib/gpunode/plugin",
+) -> Result:
+    """Let something happen to a simulated GPU. Only a plugin that runs with --simulate can be told so.
+
+    gpunode plugin inject xid 79 --gpu 3
+
+    gpunode plugin inject reset --gpu 3
+
+    gpunode plugin inject --script faults.jsonl
+    """
+    options = InjectOptions(
+        fault=fault, value=value, gpu=gpu, gi=gi, ci=ci, script=script, state_dir=state_dir
+    )
+    return inject(session.host, options, session.progress)
+
+
+# `gpunode plugin serve`: the device plugin in the foreground, until SIGTERM, Ctrl-C or `stop`.
+
+_POLL_SECONDS = 0.25
+_LOOK_SECONDS = 30.0  # signals and the end of the service wake us
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What the command line says, by field of `gpunode.plugin.config.options`; the rest is resolved."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+
+def serve(host: Host, options: ServeOptions, progress: Progress, stop: Event | None = None) -> Result:
+    """Serve until told to stop. Logs go to stderr, one logfmt line each; `progress` has nothing to add.
+
+    Exit 2 or 1 with every problem of the command line or the config file. `PreconditionError` if it can't
+    serve at all: not root, or another plugin is on the same socket. A missing driver, GPU or kubelet is
+    waited for.
+    """
+    host.restrict_umask()
+    hangup = Hangup()
+    with until_signal(hangup) as asked:
+        given = sources(host, options.given)
+        resolved = given.resolve()
+        if resolved.problems:
+            return refused("PluginRun", resolved.problems)
+        from gpunode.plugin.compose import make_service
+        from gpunode.plugin.logfmt import LogfmtLog
+
+        log = LogfmtLog(sys.stderr, host.environ)
+        log.info("starting", version=__version__, **dict(_chosen(resolved)))
+        for warning in resolved.warnings:
+            log.warning(warning.text, **warning.fields)
+
+        def watch(service: PluginService) -> ConfigWatch:
+            return ConfigWatch(service, given, hangup, resolved.content)
+
+        service = make_service(host, resolved.settings, log, [watch])
+        _serve(service, asked, stop)
+    if asked:  # who sends a signal to a whole process group may send it twice
+        log.info("stopped", signal=asked[0])
+    return _result(resolved.settings, service)
+
+
+def _chosen(resolved: Resolved) -> Iterator[tuple[str, str]]:
+    """What isn't the default; `check-config` tells all, and where it comes from."""
+    settings = resolved.settings
+    for option in OPTIONS:
+        if option.field in resolved.origins and (settings.labels.to or not option.part):
+            yield option.flags[0].removeprefix("--"), value_text(option, settings)
+    if settings.rules:
+        yield "rules", ", ".join(f"{rule.pattern} {rule.name}" for rule in settings.rules)
+    if settings.sharing is not None:
+        shares = (f"{entry.name} by {entry.replicas}" for entry in settings.sharing.resources)
+        yield settings.sharing.strategy, ", ".join(shares)
+
+
+def refused(kind: str, problems: tuple[Problem, ...], data: Mapping[str, Any] | None = None) -> Result:
+    """Every problem at once; usage (2) if all of them stand on the command line or in the environment."""
+    usage = all(problem.usage for problem in problems)
+    code = ExitCode.USAGE if usage else ExitCode.FAILED
+    errors = tuple(problem.info() for problem in problems)
+    return Result(kind, data or {}, status="error", exit_code=code, errors=errors)
+
+
+def _serve(service: PluginService, asked: _Asked, stop: Event | None) -> None:
+    with closing(service.host.waiter()) as waiter:
+        waiter.hear_signals()
+        asked.wake = service.at_end = waiter.wake
+        asked.let_go = service.backend.let_go
+        asked.look = service.wake
+        service.start()
+        while service.running and not asked and not (stop is not None and stop.is_set()):
+            waiter.wait(_LOOK_SECONDS if stop is None else _POLL_SECONDS)
+        service.stop()
+        service.join()
+
+
+def _result(settings: Settings, service: PluginService) -> Result:
+    snapshots = service.snapshots
+    return Result(
+        "PluginRun",
+        {
+            "resource": settings.resource_name,
+            "devices": [_told(device) for one in snapshots.values() for device in one.devices],
+            "resources": [
+                {"name": name, "devices": [_told(device) for device in one.devices]}
+                for name, one in snapshots.items()
+            ],
+            "registrations": service.registrations,
+        },
+        blocks=tuple(Text(_served(service, name, len(one.devices))) for name, one in snapshots.items()),
+    )
+
+
+def _served(service: PluginService, name: str, count: int) -> str:
+    link = service.links.get(name)
+    if link is not None and (link.registrations or not service.settings.kubelet_socket):
+        return f"served {count} {name}"
+    return f"served none of {count} {name}: {link.status if link else 'no socket was created'}"
+
+
+def _told(device: Device) -> dict[str, object]:
+    return {
+        "id": device.id,
+        "index": device.unit.index,
+        "healthy": device.healthy,
+        "problem": device.problem.reason if device.problem else "",
+    }
+
+
+class _Asked(list[str]):
+    """The signals that came. What handlers call takes no lock: they interrupt whoever may hold it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wake: Callable[[], None] = lambda: None
+        self.let_go: Callable[[], None] = lambda: None
+        self.look: Callable[[], None] = lambda: None
+
+
+@contextmanager
+def until_signal(hangup: Hangup) -> Iterator[_Asked]:
+    """Collect the signals that end us, and SIGHUP, instead of dying of them; only the main thread can."""
+    asked = _Asked()
+    if current_thread() is not main_thread():
+        yield asked
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        asked.append(signal.Signals(number).name)
+        asked.wake()
+
+    def let_go(number: int, frame: FrameType | None) -> None:
+        asked.let_go()
+
+    def look_again(number: int, frame: FrameType | None) -> None:
+        hangup.asked = True
+        asked.look()
+
+    ends = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+    before = {number: signal.signal(number, end) for number in ends}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, look_again)
+    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, let_go)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, before)  # those that came before are delivered now
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# `gpunode plugin inject`: something happens to a GPU of a simulated node; nothing else can be told so.
+
+
+@dataclass(frozen=True)
+class InjectOptions:
+    """A fault, or the file of a script."""
+
+    fault: str = ""
+    value: str = ""
+    gpu: str = ""
+    gi: int | None = None
+    ci: int | None = None
+    script: str = ""
+    state_dir: str = "/var/lib/gpunode/plugin"
+
+
+def inject(host: Host, options: InjectOptions, progress: Progress) -> Result:
+    """Back when all of it has happened. `PreconditionError` where no simulated plugin listens."""
+    faults = _faults(host, options)
+    client = Client(host, options.state_dir)
+    started = host.monotonic()
+    try:
+        for fault in faults:
+            host.sleep(max(0.0, started + fault.at - host.monotonic()))
+            client.send(fault)
+            if options.script:
+                progress.note(f"{host.monotonic() - started:.1f} s: {_words(fault)}")
+    finally:
+        client.close()
+    told = [
+        {key: getattr(fault, key) for key in ("name", "value", "gpu", "gi", "ci", "at")} for fault in faults
+    ]
+    return Result(
+        "InjectedFault", {"faults": told}, blocks=tuple(Text(f"injected {_words(one)}") for one in faults)
+    )
+
+
+def _words(fault: Fault) -> str:
+    """xid 79, GPU 3, GPU instance 1"""
+    parts = [f"{fault.name} {fault.value}".strip()]
+    parts += ["all GPUs" if fault.gpu == ALL else f"GPU {fault.gpu}"] if fault.gpu else []
+    parts += [f"GPU instance {fault.gi}"] if fault.gi is not None else []
+    parts += [f"compute instance {fault.ci}"] if fault.ci is not None else []
+    return ", ".join(parts)
+
+
+def _faults(host: Host, options: InjectOptions) -> tuple[Fault, ...]:
+    if bool(options.script) == bool(options.fault):
+        raise UsageError("give a fault or a --script", hint="gpunode plugin inject xid 79 --gpu 3")
+    if not options.script:
+        return (make_fault(options.fault, options.value, options.gpu, options.gi, options.ci),)
+    text = host.read_text(options.script)
+    if text is None:
+        raise ConfigError(f"{options.script} is not there")
+    return parse_script(text, options.script)
+
+
+# `gpunode plugin check-config`: the effective configuration and what it would advertise, without serving.
+
+_KIND = "PluginConfig"
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """What the command line says, as for `plugin serve`; `file` stands for --config-file.
+
+    With `source` (gke) it is that plugin's, and is translated.
+    """
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    file: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What this node would advertise, or why that can't be told."""
+
+    plan: Plan | None = None
+    unknown: str = ""
+    problem: GpunodeError | None = None
+
+
+def check_config(host: Host, options: CheckOptions, progress: Progress) -> Result:
+    """Exit 1 with every problem of a file, 2 where only the command line or the environment is wrong."""
+    given = dict(options.given)
+    if options.source:
+        return _translated(host, options, given)
+    if options.file:
+        if given.get("config_file") is not None:
+            raise UsageError("both FILE and --config-file are given", hint="name the file once")
+        given["config_file"] = options.file
+    source = sources(host, given)
+    resolved = source.resolve()
+    data = _data(source.file, resolved)
+    if resolved.problems:
+        return replace(refused(_KIND, resolved.problems, data), messages=_messages(resolved.warnings))
+    seen = _look(host, resolved.settings)
+    if seen.problem is not None:
+        return Result(
+            *(_KIND, data, "error", seen.problem.exit_code, _messages(resolved.warnings)),
+            errors=(resolved.refused(seen.problem).info(),),
+        )
+    warnings = (*_messages(resolved.warnings), *(seen.plan.warnings if seen.plan else ()))
+    return Result(
+        _KIND,
+        data | _planned(seen),
+        status="warn" if warnings else "ok",
+        messages=tuple(f"warning: {one}" for one in warnings),
+        blocks=tuple(_blocks(source.file, resolved, seen)),
+    )
+
+
+def _translated(host: Host, options: CheckOptions, given: Mapping[str, Any]) -> Result:
+    if any(value not in (None, (), []) for value in given.values()):
+        raise UsageError(
+            "--from only translates a file: options of the plugin have no place beside it",
+            hint="translate it, then check the outcome: gpunode plugin check-config FILE",
+        )
+    return translate(host, options.source, options.file)
+
+
+def _messages(warnings: tuple[Problem, ...]) -> tuple[str, ...]:
+    return tuple(one.text + (f" ({one.hint})" if one.hint else "") for one in warnings)
+
+
+# --- the node -------------------------------------------------------------------------------------------
+
+
+def _look(host: Host, settings: Settings) -> _Seen:
+    from gpunode.plugin.compose import make_backend
+    from gpunode.plugin.logfmt import NoLog
+
+    try:
+        backend = make_backend(host, settings, NoLog())
+        inventory, why = look(host, settings, backend)
+        if inventory is None:
+            return _Seen(unknown=why)
+        return _Seen(backend.plan(settings, inventory))
+    except GpunodeError as error:
+        return _Seen(problem=error)
+
+
+# --- telling it -----------------------------------------------------------------------------------------
+
+
+def _data(file: str, resolved: Resolved) -> dict[str, Any]:
+    settings, origins = resolved.settings, resolved.origins
+    return {
+        "file": file,
+        "valid": not resolved.problems,
+        "settings": [
+            {
+                "option": option.flags[0],
+                "key": option.key,
+                "value": told(settings, option),
+                "from": origins.get(option.field, DEFAULT),
+            }
+            for option in OPTIONS
+            if option.field != "lenient" and (option.field in origins or not option.part)
+        ],
+        "rules": settings.rules,
+        "rulesFrom": origins.get("rules", DEFAULT),
+        "sharing": settings.sharing,
+        "sharingFrom": origins.get("sharing", DEFAULT),
+        "resources": [],
+        "leftOut": [],
+        "unknown": "",
+    }
+
+
+def _planned(seen: _Seen) -> dict[str, Any]:
+    if seen.plan is None:
+        return {"unknown": seen.unknown}
+    return {
+        "resources": [
+            {
+                "name": resource.name,
+                "sharing": resource.sharing,
+                "devices": [
+                    {
+                        "id": device.id,
+                        "index": device.unit.index,
+                        "model": device.unit.name,
+                        "profile": device.unit.profile,
+                        "problem": device.problem.reason if device.problem else "",
+                    }
+                    for device in resource.devices
+                ],
+            }
+            for resource in seen.plan.resources
+        ],
+        "leftOut": seen.plan.left_out,
+    }
+
+
+def _blocks(file: str, resolved: Resolved, seen: _Seen) -> Iterator[Block]:
+    yield Text(f"{file or 'without a config file'}: valid", Style.GOOD)
+    yield Text("")
+    yield Table(("option", "value", "from"), tuple(_rows(resolved)))
+    yield Text("")
+    if seen.plan is None:
+        yield Text(f"which devices would be advertised can't be told: {seen.unknown}", Style.WARN)
+        return
+    if not seen.plan.resources:
+        yield Text("nothing would be advertised", Style.WARN)
+    else:
+        columns = ("resource", "devices", "index", "id", "model", "shares", "")
+        yield Table(columns, tuple(_devices(seen.plan)))
+    for item in seen.plan.left_out:
+        yield Text(f"left out: {item.index} {item.id}: {item.reason}", Style.WARN)
+
+
+def _rows(resolved: Resolved) -> Iterator[tuple[Cell | str, ...]]:
+    for option in OPTIONS:
+        if option.field == "lenient" or (option.part and option.field not in resolved.origins):
+            continue
+        origin = resolved.origins.get(option.field, DEFAULT)
+        text = value_text(option, resolved.settings)
+        yield option.flags[0], text, Cell(origin, Style.DIM if origin == DEFAULT else Style.PLAIN)
+    for rule in resolved.settings.rules:
+        yield f"resources: {rule.kind} {rule.pattern}", rule.name, resolved.origins["rules"]
+    sharing = resolved.settings.sharing
+    for shared in sharing.resources if sharing else ():
+        chosen = "all" if shared.devices is None else shared.devices
+        devices = ",".join(chosen) if isinstance(chosen, tuple) else str(chosen)
+        name = f" as {shared.rename}" if shared.rename else ""
+        assert sharing is not None
+        yield (
+            f"sharing: {sharing.strategy}",
+            f"{shared.name}{name}: {shared.replicas} of {devices}",
+            resolved.origins["sharing"],
+        )
+
+
+def _devices(plan: Plan) -> Iterator[tuple[Cell | str, ...]]:
+    for resource in plan.resources:
+        shares = Counter(device.unit.id for device in resource.devices if device.id != device.unit.id)
+        problems = {device.unit.id: device.problem for device in resource.devices}
+        for number, unit in enumerate(resource.units):
+            first = (resource.name, str(len(resource.devices))) if number == 0 else ("", "")
+            problem = problems[unit.id]
+            model = f"{unit.name} {unit.profile}".strip()
+            count = f"{shares[unit.id]} by {resource.sharing}" if unit.id in shares else ""
+            yield *first, unit.index, unit.id, model, count, f"unhealthy: {problem.reason}" if problem else ""
+
+
+# `gpunode plugin check-config --from gke`: the configuration of GKE's device plugin as gpunode's.
+
+KIND = "PluginConfigTranslation"
+_FORM = "it is gpu_config.json of a GKE node, or the ConfigMap of GKE's device plugin"
+_STDIN_BYTES = MAX_STREAM_BYTES + 1  # more is refused by the reader, and not cut off
+
+
+@dataclass(frozen=True)
+class PluginConfigTranslation:
+    """`data` of the envelope: our config file as a tree and as text, and what has no place in it."""
+
+    source: str
+    file: str
+    config: dict[str, Any]
+    text: str
+    left: tuple[Left, ...]
+
+
+def translate(host: Host, source: str, file: str) -> Result:
+    """Exit 1 where the file can't be meant, or what it says is wrong in any plugin."""
+    if not file:
+        raise UsageError("--from needs a file", hint=f"gpunode plugin check-config --from {source} FILE")
+    shown = "standard input" if file == "-" else file
+    content = _read(host, file)
+    try:
+        found, text = settled(gke_translate(documents(content)))
+    except WrongInput as error:
+        raise ConfigError(f"{shown}: {error.message}", hint=error.hint or _FORM) from error
+    data = PluginConfigTranslation(source, file, found.config, text, found.left)
+    if found.problems:
+        errors = tuple(ErrorInfo("config", f"{shown}: {one}") for one in found.problems)
+        return Result(KIND, data, "error", ExitCode.FAILED, _translation_messages(found.left), errors)
+    lines = tuple(Text(line, Style.COMMAND) for line in text.splitlines())
+    return Result(
+        KIND, data, "warn" if found.left else "ok", messages=_translation_messages(found.left), blocks=lines
+    )
+
+
+def _translation_messages(left: tuple[Left, ...]) -> tuple[str, ...]:
+    return tuple(f"left: {one.text}" for one in left)
+
+
+def _read(host: Host, file: str) -> bytes:
+    """The file lies on the node, or here if the path is relative, as with --config-file; - is stdin."""
+    if file == "-":
+        return sys.stdin.buffer.read(_STDIN_BYTES)
+    reader = host if file.startswith("/") else Host(Path("/"), host.environ)
+    path = str(Path(file).absolute())
+    data = None if reader.is_dir(path) else reader.read_bytes(path)
+    if data is None:
+        raise ConfigError(f"{file} is no file", hint="name a file, or - for standard input")
+    return data
+
+
+# One look at the node's GPUs, as `plugin serve` would see them, without serving.
+
+
+def look(host: Host, settings: Settings, backend: Backend) -> tuple[Inventory | None, str]:
+    """The inventory, or None and why there is none. `ConfigError` for a malformed recording."""
+    if settings.vendor == "nvidia" and not settings.simulate:
+        from gpunode.gpu.probe import probe
+        from gpunode.plugin.nvidia.platform import TEGRA, nvml_library
+
+        if settings.device_discovery_strategy == TEGRA:  # one device, and no NVML to ask
+            return Inventory(""), ""
+        seen = probe(host, settings.probe_seconds, library=nvml_library(host, settings))
+        return seen.inventory, seen.message
+    first = _First()
+    thread = Thread(target=backend.run, args=(first, first.stop), name="look", daemon=True)
+    thread.start()
+    first.stop.wait(settings.probe_seconds)
+    first.stop.set()
+    backend.hurry()
+    thread.join(1.0)
+    return first.inventory, first.reason or "no answer"
+
+
+class _First:
+    """A `Sink` that wants the first news only."""
+
+    def __init__(self) -> None:
+        self.stop = Event()
+        self.inventory: Inventory | None = None
+        self.reason = ""
+
+    def seen(self, inventory: Inventory, topology: Topology) -> None:
+        if self.inventory is None:
+            self.inventory = inventory
+        self.stop.set()
+
+    def readings(self, readings: Sequence[Reading]) -> None:
+        """Not asked for."""
+
+    def event(self, event: GpuEvent) -> None:
+        """Not asked for."""
+
+    def broken(self, reason: str, sure: bool) -> None:
+        self.reason = reason
+        self.stop.set()

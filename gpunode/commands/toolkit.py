@@ -1,0 +1,735 @@
+"""`gpunode toolkit install|status|remove`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpunode.commands import status
+from gpunode.commands.outcome import Session
+from gpunode.commands.session import verb
+from gpunode.commands.toolkit_config import toolkit_app
+from gpunode.errors import PreconditionError, Unreadable, UsageError
+from gpunode.facts.packages import locked
+from gpunode.facts.writers import is_nvidia_program
+from gpunode.host import Host
+from gpunode.host.journal import OPEN_STATES, Entry, Journal, state_of
+from gpunode.output.result import Block, Cell, Change, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.packages import toolkit
+from gpunode.packages.apply import CarriedOut, Job, Run, carry_out, edits_of, file_blocks, require_live
+from gpunode.packages.find import find_manager, recorded_states
+from gpunode.packages.manager import (
+    WAIT_SECONDS,
+    Command,
+    FileChange,
+    Manager,
+    PackagesError,
+    PackageState,
+    Trouble,
+)
+from gpunode.packages.repository import (
+    SUFFIX,
+    Judged,
+    RepositoryPlan,
+    State,
+    Wanted,
+    judge,
+    plan_repository,
+    shelf_of,
+    wanted_repository,
+)
+from gpunode.packages.toolkit import PACKAGES, Goal, Steps, common_version
+from gpunode.runtime.apply import half_done
+from gpunode.runtime.find import FINDERS
+
+LockOption = Annotated[
+    float,
+    typer.Option(
+        "--lock-timeout",
+        metavar="SECONDS",
+        min=0,
+        help="How long another process's package manager is waited for.",
+    ),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show the files and the commands; change nothing.")
+]
+
+
+@verb(toolkit_app, "install", "ToolkitInstallation")
+def toolkit_install(
+    session: Session,
+    version: Annotated[
+        str, typer.Option("--version", metavar="VERSION", help="All four packages at this one, as 1.20.0.")
+    ] = "",
+    upgrade: Annotated[
+        bool, typer.Option("--upgrade", help="Take the newest version, also where one is installed.")
+    ] = False,
+    hold: Annotated[
+        bool, typer.Option("--hold", help="Keep the four at their version from then on.")
+    ] = False,
+    repository: Annotated[
+        str,
+        typer.Option("--repository", metavar="URL", help="A mirror: the address that holds 'stable'."),
+    ] = "",
+    key: Annotated[
+        str, typer.Option("--key", metavar="FILE", help="The mirror's own key, if it isn't NVIDIA's.")
+    ] = "",
+    from_directory: Annotated[
+        str,
+        typer.Option("--from", metavar="DIR", help="Take the packages out of this directory; no network."),
+    ] = "",
+    lock_timeout: LockOption = 600.0,
+    dry_run: DryRunOption = False,
+) -> Result:
+    """Install the toolkit. Repository and key once, four packages at one version, old repositories put aside.
+
+    gpunode toolkit install
+
+    gpunode toolkit install --version 1.20.0 --hold
+
+    gpunode toolkit install --from /media/packages
+    """
+    options = InstallOptions(
+        version=version,
+        repository=repository,
+        key=key,
+        directory=from_directory,
+        upgrade=upgrade,
+        hold=hold,
+        dry_run=dry_run,
+        lock_seconds=lock_timeout,
+    )
+    return install(session.host, options, session.progress)
+
+
+@verb(toolkit_app, "status", "ToolkitStatus")
+def toolkit_status(session: Session) -> Result:
+    """Show the four packages, where they come from, and what disagrees. Exit 1 if something does.
+
+    gpunode toolkit status -o json
+    """
+    return show_status(session.host, StatusOptions(), session.progress)
+
+
+@verb(toolkit_app, "remove", "ToolkitRemoval")
+def toolkit_remove(
+    session: Session, lock_timeout: LockOption = 600.0, dry_run: DryRunOption = False
+) -> Result:
+    """Remove what `toolkit install` brought. Refused while an engine still has the runtime.
+
+    gpunode toolkit remove --dry-run
+    """
+    options = RemoveOptions(dry_run=dry_run, lock_seconds=lock_timeout)
+    return remove(session.host, options, session.progress)
+
+
+# `gpunode toolkit install`: the NVIDIA Container Toolkit through the node's own package manager.
+
+INSTALLATION = "ToolkitInstallation"
+OPERATION = "toolkit-install"
+NEXT = "gpunode configure-runtime"
+_FAMILY = ("nvidia-container-", "nvidia-docker", "libnvidia-container")
+_UNCHECKED = "no signature is checked for packages out of a directory: it is as good as the way they came"
+_UNREAD = "the versions are the repository's newest; which that is shows when it has been read"
+
+
+@dataclass(frozen=True)
+class InstallOptions:
+    """The command line's options. `key` is a file; `directory` is --from, `lock_seconds` --lock-timeout."""
+
+    version: str = ""
+    repository: str = ""
+    key: str = ""
+    directory: str = ""
+    upgrade: bool = False
+    hold: bool = False
+    dry_run: bool = False
+    lock_seconds: float = WAIT_SECONDS
+
+
+@dataclass(frozen=True)
+class PackageLine:
+    """One package before and after, empty where it isn't installed; `after` also where nobody knows yet."""
+
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class ToolkitInstallation:
+    """`data` of the envelope. `version` is what all four are at, empty if that isn't known yet; `commands`
+    those that ran, or would. `repositories` are the entries that were found, each with its state."""
+
+    manager: str
+    version: str
+    packages: tuple[PackageLine, ...]
+    repositories: tuple[Judged, ...]
+    changes: tuple[Change, ...]
+    commands: tuple[str, ...]
+    journal: str
+    dry_run: bool
+    next: str = NEXT
+
+
+@dataclass(frozen=True)
+class Intent:
+    """What was found and what is to be done about it; `steps` are planned again once the indexes are read.
+
+    `killed` says that an earlier run was, and has left its journal open.
+    """
+
+    manager: Manager
+    states: Mapping[str, PackageState]
+    goal: Goal
+    files: tuple[toolkit.PackageFile, ...]
+    repository: RepositoryPlan | None
+    refresh: Command | None
+    steps: Steps
+    killed: bool = False
+
+    @property
+    def file_changes(self) -> tuple[FileChange, ...]:
+        return self.repository.files if self.repository else ()
+
+
+def install(host: Host, options: InstallOptions, progress: Progress) -> Result:
+    """Install, or say what would be done; kind ToolkitInstallation."""
+    wanted = _check(host, options)
+    manager = find_manager(host)
+    if not options.dry_run:
+        require_live(host)
+    if options.hold:
+        manager.require_holding()
+    with progress.step(f"asking {manager.name} what is here and what is offered"):
+        intent = _intend(host, manager, options, wanted)
+    if options.dry_run:
+        commands = tuple(one.text for one in (*_refreshing(intent), *intent.steps.commands))
+        changes = tuple(edit.change() for edit in edits_of(host, intent.file_changes))
+        notes = half_done(host, Journal.of(host))
+        if intent.steps.install and not all(intent.steps.versions.values()):
+            notes = (*notes, _UNREAD)
+        return _report(intent, CarriedOut(changes, commands, "", notes), intent.steps.versions, dry_run=True)
+    before = {name: intent.states[name].installed for name in PACKAGES}
+    context = {"version": options.version, "from": options.directory, "held": options.hold}
+    held = tuple(name for name in PACKAGES if intent.states[name].held)
+    job = Job(host, manager, OPERATION, progress, PACKAGES, before, context, options.lock_seconds, held)
+    if not intent.file_changes and not intent.steps.commands and not intent.killed:
+        return _report(intent, CarriedOut((), (), "", ()), before, dry_run=False)
+    done = carry_out(job, lambda: intent.file_changes, lambda run: _act(intent, run))
+    after = manager.installed(PACKAGES)
+    return _report(intent, done, {name: after[name].installed for name in PACKAGES}, dry_run=False)
+
+
+def _check(host: Host, options: InstallOptions) -> Wanted:
+    if options.directory and (options.repository or options.key):
+        raise UsageError(
+            "--from takes the packages out of a directory, and no repository is added then",
+            hint="leave out --repository and --key, or --from",
+        )
+    plain = all(char.isascii() and (char.isalnum() or char in ".-~+:") for char in options.version)
+    if options.version and not (plain and options.version[0].isdigit()):
+        raise UsageError(f"{options.version!r} is no version", hint="as in --version 1.20.0")
+    key = None
+    if options.key:
+        key = host.read_bytes(str(Path(options.key).absolute()))
+        if key is None:
+            raise UsageError(
+                f"there is no file {options.key}", hint="--key takes the repository's public key"
+            )
+    return wanted_repository(options.repository, key)
+
+
+def _intend(host: Host, manager: Manager, options: InstallOptions, wanted: Wanted) -> Intent:
+    goal = Goal(options.version, options.upgrade, options.hold)
+    shelf = shelf_of(host, manager)
+    repository = plan_repository(host, shelf, wanted)
+    states = _states(host, manager, repository)
+    killed = bool(killed_runs(host))
+    if options.directory:
+        return _from_directory(host, manager, options, goal, states, killed=killed)
+    steps = toolkit.plan(manager, states, goal, killed=killed)
+    if steps.install is None and not wanted.asked and not repository.judged:  # it came by another way
+        return Intent(manager, states, goal, (), None, None, steps, killed)
+    only = repository.file if manager.name == "apt" else repository.id
+    refresh = manager.refresh(only) if steps.install or repository.files else None
+    return Intent(manager, states, goal, (), repository, refresh, steps, killed)
+
+
+def killed_runs(host: Host) -> tuple[str, ...]:
+    """The journal's entries of installs that run now or were killed; none if this user may not look."""
+    try:
+        found = Journal.of(host).unfinished()
+    except Unreadable:
+        return ()
+    return tuple(entry.id for entry in found if entry.manifest.get("operation") == OPERATION)
+
+
+def _states(host: Host, manager: Manager, repository: RepositoryPlan) -> Mapping[str, PackageState]:
+    try:
+        return manager.look(PACKAGES)
+    except PackagesError as error:
+        if not host.live:
+            return recorded_states(host, PACKAGES)
+        if error.code != Trouble.CONFLICTING_SOURCES or not repository.files:
+            raise
+        return manager.installed(PACKAGES)  # apt answers nothing until the files are right
+
+
+def _from_directory(
+    host: Host,
+    manager: Manager,
+    options: InstallOptions,
+    goal: Goal,
+    states: Mapping[str, PackageState],
+    *,
+    killed: bool,
+) -> Intent:
+    directory = str(Path(options.directory).absolute())
+    files = toolkit.chosen(host, manager, toolkit.read_directory(host, manager, directory), options.version)
+    goal = Goal(files[0].version, hold=goal.hold)
+    if toolkit.settled(states, goal):
+        steps = toolkit.plan(manager, states, goal, killed=killed)
+        return Intent(manager, states, goal, files, None, None, steps, killed)
+    downgrade = toolkit.is_downgrade(manager, states, files)
+    install = manager.install_files([one.path for one in files], downgrade=downgrade)
+    versions = {one.name: one.version for one in files}
+    steps = toolkit.around(manager, states, goal, install, versions, killed=killed)
+    return Intent(manager, states, goal, files, None, None, steps, killed)
+
+
+def _refreshing(intent: Intent) -> tuple[Command, ...]:
+    return (intent.refresh,) if intent.refresh else ()
+
+
+def _act(intent: Intent, run: Run) -> None:
+    """Read the indexes, plan with what they say, install, and see that the four are at one version."""
+    manager, steps = intent.manager, intent.steps
+    for command in _refreshing(intent):
+        run(command)
+    if intent.refresh and steps.install:
+        states = manager.look(PACKAGES)
+        steps = toolkit.plan(manager, states, intent.goal, killed=intent.killed)
+        toolkit.require_offered(states, steps.versions)
+    for command in steps.commands:
+        if command is steps.install:
+            _require_nothing_lost(manager, command)
+        run(command)
+    if steps.install is None:
+        return
+    after = manager.installed(PACKAGES)
+    wrong = {
+        name: "not configured" if state.unfinished else state.installed or "not installed"
+        for name, state in after.items()
+        if state.installed != steps.versions[name] or state.unfinished
+    }
+    if wrong:
+        told = ", ".join(f"{name} {version}" for name, version in wrong.items())
+        raise PackagesError(
+            f"{manager.name} said that it was done, and the packages aren't at one version: {told}",
+            hint="see where each comes from: gpunode toolkit status",
+        )
+
+
+def _require_nothing_lost(manager: Manager, install: Command) -> None:
+    """What the toolkit itself replaces may go (nvidia-container-runtime before 3.6); nothing else."""
+    gone = [
+        one.name for one in manager.preview(install) if not one.after and not one.name.startswith(_FAMILY)
+    ]
+    if gone:
+        raise PackagesError(
+            f"the install would take these packages out: {', '.join(gone)}",
+            hint="see why: apt-get --simulate install nvidia-container-toolkit",
+            code=str(Trouble.DEPENDENCIES),
+        )
+
+
+def _report(intent: Intent, done: CarriedOut, after: Mapping[str, str], *, dry_run: bool) -> Result:
+    lines = tuple(PackageLine(name, intent.states[name].installed, after.get(name, "")) for name in PACKAGES)
+    versions = set(after.values())
+    version = versions.pop() if len(versions) == 1 else ""
+    judged = intent.repository.judged if intent.repository else ()
+    data = ToolkitInstallation(
+        intent.manager.name, version, lines, judged, done.changes, done.commands, done.journal, dry_run
+    )
+    newer = _newer(intent)
+    notes = (*done.notes, *((_UNCHECKED,) if intent.files and intent.steps.install else ()), *newer)
+    return Result(INSTALLATION, data, messages=notes, blocks=tuple(_blocks(intent, data, dry_run=dry_run)))
+
+
+def _newer(intent: Intent) -> tuple[str, ...]:
+    version = toolkit.common_version(intent.states)
+    newest = {intent.states[name].candidate for name in PACKAGES}
+    if intent.steps.install or not version or newest <= {version, ""}:
+        return ()
+    shown = ", ".join(sorted(newest - {version, ""}))
+    return (f"{shown} is offered; to take it: gpunode toolkit install --upgrade",)
+
+
+def _blocks(intent: Intent, data: ToolkitInstallation, *, dry_run: bool) -> list[Block]:
+    files: Sequence[FileChange] = intent.file_changes
+    blocks = file_blocks(files, data.changes, dry_run=dry_run)
+    for command in data.commands:
+        blocks.append(Text(f"{'would run' if dry_run else 'ran'}: {command}", Style.COMMAND))
+    if not data.commands and not data.changes:
+        blocks.append(Text(f"the toolkit is installed: {data.version}, nothing to do", Style.GOOD))
+    else:
+        rows = tuple(
+            (one.name, one.before or "-", one.after or ("newest" if dry_run else "-"))
+            for one in data.packages
+        )
+        blocks.append(Table(("PACKAGE", "BEFORE", "AFTER"), rows))
+    blocks.append(Text(f"next: {NEXT}", Style.COMMAND))
+    if data.journal:
+        blocks.append(Text("undo it with: gpunode toolkit remove", Style.DIM))
+    return blocks
+
+
+# `gpunode toolkit remove`: take out what `toolkit install` brought, once no engine needs it.
+
+REMOVAL_KIND = "ToolkitRemoval"
+REMOVAL = "toolkit-remove"
+LEFTOVERS = (
+    "/etc/nvidia-container-runtime/config.toml",
+    "/etc/nvidia-container-toolkit",
+    "/var/run/cdi/nvidia.yaml",
+    "/etc/cdi/nvidia.yaml",
+)
+
+
+@dataclass(frozen=True)
+class RemoveOptions:
+    """The command line's options; `lock_seconds` is --lock-timeout."""
+
+    dry_run: bool = False
+    lock_seconds: float = WAIT_SECONDS
+
+
+@dataclass(frozen=True)
+class ToolkitRemoval:
+    """`data` of the envelope. `packages` go or went; `kept` are those that gpunode didn't bring, `left` files
+    that stay and what they are, `by_hand` the command for what is kept."""
+
+    manager: str
+    packages: tuple[str, ...]
+    kept: tuple[str, ...]
+    changes: tuple[Change, ...]
+    commands: tuple[str, ...]
+    left: tuple[str, ...]
+    by_hand: str
+    dry_run: bool
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What the journal says that gpunode brought: packages that were not there, whether it held them, and
+    files that were not there and are as it wrote them; `changed` are those that somebody edited since,
+    `aside` the new names of files that were switched off."""
+
+    packages: tuple[str, ...]
+    held: bool
+    files: tuple[str, ...]
+    changed: tuple[str, ...]
+    aside: tuple[str, ...]
+
+
+def remove(host: Host, options: RemoveOptions, progress: Progress) -> Result:
+    """Remove, or say what would be; kind ToolkitRemoval. `PreconditionError` while an engine uses it."""
+    manager = find_manager(host)
+    if not options.dry_run:
+        require_live(host)
+    brought = _brought(host, Journal.of(host).entries())
+    states = manager.installed(PACKAGES)
+    going = tuple(name for name in brought.packages if states[name].installed)
+    kept = tuple(name for name in PACKAGES if states[name].installed and name not in going)
+    if going:
+        _require_unused(host, progress)
+    commands = _commands(manager, states, going, brought)
+    if commands:
+        with progress.step(f"asking {manager.name} what would go along"):
+            _require_alone(manager, commands, going)
+    files = tuple(FileChange(path, None, "") for path in brought.files)
+    changes = tuple(edit.change() for edit in edits_of(host, files))
+    if not options.dry_run:
+        _carry_out(host, manager, states, commands, files, options, progress)
+    data = ToolkitRemoval(
+        manager.name,
+        going,
+        kept,
+        changes,
+        tuple(one.text for one in commands),
+        tuple(_left(host, brought)),
+        manager.remove(kept).text if kept else "",
+        options.dry_run,
+    )
+    return Result(REMOVAL_KIND, data, blocks=tuple(_removal_blocks(data, files)))
+
+
+def _carry_out(
+    host: Host,
+    manager: Manager,
+    states: Mapping[str, PackageState],
+    commands: Sequence[Command],
+    files: Sequence[FileChange],
+    options: RemoveOptions,
+    progress: Progress,
+) -> None:
+    """Packages first: while the repository is there, they can be put back."""
+    before = {name: states[name].installed for name in PACKAGES}
+    # killed between the two, the next run must still know of the files
+    context = {"filesLeft": [one.path for one in files]}
+    job = Job(host, manager, REMOVAL, progress, PACKAGES, before, context, options.lock_seconds, stays=False)
+
+    def act(run: Run) -> None:
+        for command in commands:
+            run(command)
+
+    carry_out(job, lambda: (), act)
+    now = {name: state.installed for name, state in manager.installed(PACKAGES).items()}
+    rest = Job(host, manager, REMOVAL, progress, PACKAGES, now, stays=False)
+    carry_out(rest, lambda: files, lambda _run: None)
+
+
+def _brought(host: Host, entries: Sequence[Entry]) -> Brought:
+    """Since the last removal: what went then isn't ours any more."""
+    installs: list[Entry] = []
+    for entry in entries:
+        operation = entry.manifest.get("operation")
+        if entry.state == "committed" and operation == REMOVAL and not entry.manifest.get("filesLeft"):
+            installs = []
+        elif entry.state in (*OPEN_STATES, "committed") and operation == OPERATION:
+            installs.append(entry)  # one that was killed has brought what is there
+    first: dict[str, str] = {}
+    for entry in installs:
+        packages = entry.manifest.get("packages")
+        for name, version in packages.items() if isinstance(packages, dict) else ():
+            first.setdefault(name, version)
+    files: dict[str, str] = {}
+    for entry in installs:
+        for file in entry.files:
+            if not file["existed"] and SUFFIX not in file["path"]:
+                files[file["path"]] = ""
+            if file["path"] in files and file["after"]:
+                files[file["path"]] = state_of(file, host.read_bytes(file["path"]))
+    return Brought(
+        tuple(name for name in PACKAGES if first.get(name) == ""),
+        any(entry.manifest.get("held") for entry in installs),
+        tuple(path for path, state in files.items() if state == "ours"),
+        tuple(path for path, state in files.items() if state == "foreign"),
+        tuple(file["path"] for entry in installs for file in entry.files if SUFFIX in file["path"]),
+    )
+
+
+def _commands(
+    manager: Manager, states: Mapping[str, PackageState], going: Sequence[str], brought: Brought
+) -> tuple[Command, ...]:
+    held = [name for name in going if states[name].held]
+    if held and not brought.held:
+        raise PreconditionError(
+            f"held at their version, and not by gpunode: {', '.join(held)}", hint=manager.release(held).text
+        )
+    release = (manager.release(held),) if held else ()
+    return (*release, manager.remove(going)) if going else ()
+
+
+def _require_alone(manager: Manager, commands: Sequence[Command], going: Sequence[str]) -> None:
+    if not commands or len(commands) > 1:
+        return  # apt says nothing of held packages before they are released
+    others = [one.name for one in manager.preview(commands[-1]) if not one.after and one.name not in going]
+    if others:
+        raise PreconditionError(
+            f"with the toolkit these would go, which gpunode didn't bring: {', '.join(others)}",
+            hint=manager.remove(others).text,
+            code="needed",
+        )
+
+
+def _require_unused(host: Host, progress: Progress) -> None:
+    """An engine whose default runtime is gone starts no container at all."""
+    try:
+        data = status.run(host, status.Options(), progress).data
+    except PreconditionError:
+        return  # no engine
+    users: dict[str, str] = {}
+    for engine in data.engines:
+        for handler in engine.handlers:
+            if is_nvidia_program(handler.path):
+                name = engine.manager if engine.manager in FINDERS else engine.name
+                where = handler.file or "the running daemon"
+                users.setdefault(name, f"{name} has the runtime {handler.name} ({where})")
+    if users:
+        flags = " ".join(f"--runtime {name}" for name in users)
+        raise PreconditionError(
+            f"still in use: {'; '.join(users.values())}",
+            hint=f"take it out first: gpunode unconfigure-runtime {flags}",
+            code="in-use",
+        )
+
+
+def _left(host: Host, brought: Brought) -> Iterator[str]:
+    for path in brought.changed:
+        yield f"{path}: changed since gpunode wrote it"
+    for path in brought.aside:
+        if host.exists(path):
+            yield f"{path}: put aside by gpunode; rename it to have it back"
+    for path in LEFTOVERS:
+        if host.exists(path):
+            yield f"{path}: configuration; the packages don't remove it"
+
+
+def _removal_blocks(data: ToolkitRemoval, files: Sequence[FileChange]) -> Iterator[Block]:
+    yield from file_blocks(files, data.changes, dry_run=data.dry_run)
+    for command in data.commands:
+        yield Text(f"{'would run' if data.dry_run else 'ran'}: {command}", Style.COMMAND)
+    if not data.commands and not data.changes:
+        yield Text("there is nothing here that gpunode toolkit install brought", Style.GOOD)
+    for left in data.left:
+        yield Text(f"left alone: {left}", Style.DIM)
+    if data.kept:
+        yield Text(f"left alone, installed by others: {', '.join(data.kept)}", Style.DIM)
+        yield Text(f"to remove them: {data.by_hand}", Style.COMMAND)
+
+
+# `gpunode toolkit status`: the four packages, where they come from, and what disagrees.
+
+STATUS = "ToolkitStatus"
+_INSTALL = "gpunode toolkit install"
+_STATUS_FAMILY = {"apt": "debian", "dnf": "rhel", "zypper": "suse"}
+_SAID = {
+    State.RETIRED: "is retired: NVIDIA no longer serves it",
+    State.DUPLICATE: "names the repository a second time",
+    State.OTHER_KEY: "is to be signed by a key that is missing or isn't NVIDIA's",
+}
+
+
+@dataclass(frozen=True)
+class StatusOptions:
+    """There are none."""
+
+
+@dataclass(frozen=True)
+class ToolkitPackage:
+    """One of the four; empty where it isn't installed or offered. `origins` are those of what is installed,
+    `pinned` is by a hold, a preference or a lock."""
+
+    name: str
+    installed: str
+    candidate: str
+    origins: tuple[str, ...]
+    candidate_origins: tuple[str, ...]
+    pinned: bool
+
+
+@dataclass(frozen=True)
+class ToolkitStatus:
+    """`data` of the envelope. `version` is what all four are at, empty if they aren't; `next` a command."""
+
+    manager: str
+    version: str
+    packages: tuple[ToolkitPackage, ...]
+    repositories: tuple[Judged, ...]
+    problems: tuple[str, ...]
+    next: str
+
+
+def show_status(host: Host, options: StatusOptions, progress: Progress) -> Result:
+    """Look, change nothing; kind ToolkitStatus. Exit 1 if something is to be put right."""
+    manager = find_manager(host)
+    shelf = shelf_of(host, manager)
+    wanted = wanted_repository()
+    judged = judge(shelf.entries(wanted), wanted, shelf.address(wanted), shelf.file)
+    with progress.step(f"asking {manager.name} what is here and what is offered"):
+        states, trouble = _installed_states(host, manager)
+    packages = tuple(_package(host, manager, states[name]) for name in PACKAGES)
+    killed = tuple(f"an install runs now or was killed half-way: {name}" for name in killed_runs(host))
+    problems = (*trouble, *killed, *_problems(states, judged))
+    version = common_version(states)
+    installed = any(state.installed for state in states.values())
+    data = ToolkitStatus(
+        manager.name, version, packages, judged, problems, _next(version, problems, installed=installed)
+    )
+    return Result(
+        STATUS,
+        data,
+        status="warn" if problems else "ok",
+        exit_code=ExitCode.FAILED if problems else ExitCode.OK,
+        messages=_remarks(packages),
+        blocks=tuple(_status_blocks(data)),
+    )
+
+
+def _installed_states(host: Host, manager: Manager) -> tuple[Mapping[str, PackageState], tuple[str, ...]]:
+    """All that is known, and why it isn't more."""
+    try:
+        return manager.look(PACKAGES), ()
+    except PackagesError as error:
+        if host.live:
+            return manager.installed(PACKAGES), (error.message,)
+    return recorded_states(host, PACKAGES), ()
+
+
+def _package(host: Host, manager: Manager, state: PackageState) -> ToolkitPackage:
+    return ToolkitPackage(
+        state.name,
+        state.installed,
+        state.candidate,
+        state.origins(state.installed) if state.installed else (),
+        state.origins(state.candidate) if state.candidate else (),
+        state.held or locked(host, _STATUS_FAMILY[manager.name], state.name),
+    )
+
+
+def _problems(states: Mapping[str, PackageState], judged: tuple[Judged, ...]) -> Iterator[str]:
+    installed = {name: state.installed for name, state in states.items() if state.installed}
+    if len(set(installed.values())) > 1:
+        told = ", ".join(f"{name} {version}" for name, version in installed.items())
+        yield f"the packages are at different versions: {told}"
+    if installed and len(installed) < len(PACKAGES):
+        yield f"not installed: {', '.join(name for name in PACKAGES if name not in installed)}"
+    if half := [name for name, state in states.items() if state.unfinished]:
+        yield f"unpacked and not configured: {', '.join(half)}"
+    held = [name for name, state in states.items() if state.held]
+    if held and len(held) < len(PACKAGES):
+        yield f"held without the others, so that an upgrade takes them apart: {', '.join(held)}"
+    for one in judged:
+        if one.state in _SAID:
+            yield f"{one.entry.path}, line {one.entry.line}: {one.entry.address} {_SAID[one.state]}"
+
+
+def _remarks(packages: tuple[ToolkitPackage, ...]) -> tuple[str, ...]:
+    origins = dict.fromkeys(origin for one in packages for origin in one.candidate_origins)
+    if len(origins) < 2:
+        return ()
+    return (f"more than one repository has the toolkit, and the newest wins: {', '.join(origins)}",)
+
+
+def _next(version: str, problems: tuple[str, ...], *, installed: bool) -> str:
+    if problems or not installed:
+        return _INSTALL
+    return NEXT if version else _INSTALL
+
+
+def _status_blocks(data: ToolkitStatus) -> Iterator[Block]:
+    rows = tuple(
+        (
+            one.name,
+            Cell(one.installed or "-", Style.PLAIN if one.installed else Style.DIM),
+            one.candidate or "-",
+            ", ".join(one.origins or one.candidate_origins) or "-",
+            "yes" if one.pinned else "no",
+        )
+        for one in data.packages
+    )
+    yield Table(("PACKAGE", "INSTALLED", "NEWEST", "FROM", "PINNED"), rows)
+    good = (State.USED, State.CHANNEL, State.REPLACED)
+    for one in data.repositories:
+        style = Style.GOOD if one.state in good else Style.WARN
+        yield Text(f"{one.entry.path}:{one.entry.line}  {one.entry.address}  {one.state}", style)
+    for problem in data.problems:
+        yield Text(problem, Style.WARN)
+    yield Text(f"next: {data.next}", Style.COMMAND)
