@@ -182,6 +182,7 @@ def _acts(host: Host) -> bool:
 
 _ANSWER_SECONDS = 30.0
 _RELOAD_SECONDS = 0.5  # a reload gives no sign when it is done and no runtime that would show it
+_UNRESTORED = "not-restored"  # the code of a file that still holds what it held for a reload
 WITHOUT_CRI = "cri-disabled"  # the code of a containerd that runs and has no CRI
 _SETTLE_SECONDS = 8.0  # a daemon that answers but lacks the runtime may still be reading its files
 
@@ -379,6 +380,8 @@ def _bring_back(job: Job) -> str:
             job.restarter.perform("restart")
         wait_until_up(job.host, job.engine)
     except GpunodeError as error:
+        if error.code == _UNRESTORED:
+            return error.message
         state = "did not read them again" if _answers(job.engine) else "does not run"
         return f"the files are as before, but {job.plan.engine} {state}: {error.message}"
     return ""
@@ -403,13 +406,28 @@ def reload_undo(host: Host, edits: tuple[FileEdit, ...], restarter: Restarter) -
     for edit in edits:
         if edit.undo is not None:
             write(host, edit, edit.undo, edit.before)
+    reload_error = ""
     try:
         restarter.perform("reload")
         host.sleep(_RELOAD_SECONDS)
+    except GpunodeError as error:
+        reload_error = f"; {error.message}"
+        raise
     finally:  # also where the reload fails
         for edit in edits:
             if edit.undo is not None:
-                write(host, edit, edit.before, edit.undo)
+                _restore_after_reload(host, edit, reload_error)
+
+
+def _restore_after_reload(host: Host, edit: FileEdit, reload_error: str) -> None:
+    try:
+        write(host, edit, edit.before, edit.undo)
+    except GpunodeError as error:
+        raise ConfigError(
+            f"{edit.path} was not restored after the reload: {error.message}{reload_error}",
+            hint=error.hint,
+            code=_UNRESTORED,
+        ) from error
 
 
 def _answers(engine: Engine) -> bool:

@@ -280,3 +280,28 @@ def test_daemon_that_fails_without_any_change_says_where_to_look(host: Host, qui
     with pytest.raises(DaemonError, match="can't connect") as caught:
         apply(made, Journal.of(host))
     assert "log of docker" in caught.value.hint and states(host) == []
+
+
+def test_a_file_that_is_not_restored_after_a_failed_reload_is_named_with_both_errors(
+    host: Host, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit = FileEdit("/etc/docker/daemon.json", b"old", b"new", undo=b"forget")
+    write = apply_module.write
+
+    def full(host: Host, edit: FileEdit, content: bytes | None, expect: bytes | None) -> None:
+        if expect == b"forget":
+            raise ConfigError("no space left on device")
+        write(host, edit, content, expect)
+
+    def fails(number: int) -> None:
+        raise DaemonError(f"reload {number} failed")
+
+    monkeypatch.setattr(apply_module, "write", full)
+    made = dataclasses.replace(job(host, [BEFORE], fails), plan=Plan("docker", (edit,), "reload"))
+    with pytest.raises(RolledBackError) as caught:
+        apply(made, Journal.of(host))
+    message = caught.value.message
+    assert (
+        "daemon.json was not restored after the reload: no space left on device; reload 2 failed" in message
+    )
+    assert "the files are as before" not in message
