@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.errors import ConfigError, DaemonError, GpunodeError, PreconditionError
+from gpunode.errors import ConfigError, DaemonError, GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.host.files import explain_os_error
 from tests.waiting import eventually, has_ended
@@ -331,3 +331,41 @@ def test_root_is_not_told_to_become_root(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
         assert said in explain_os_error(PermissionError(errno.EPERM, "no"), "/etc/a", "write").hint
     assert "findmnt /etc/a" in explain_os_error(OSError(errno.EBUSY, "busy"), "/etc/a", "write").hint
+
+
+def test_directories_are_not_made_where_a_link_leads(tmp_path: Path) -> None:
+    (tmp_path / "cdi").symlink_to(tmp_path / "mnt/cdi")
+    for path, text in (("cdi", "it"), ("cdi/more", f"{tmp_path}/cdi")):
+        with pytest.raises(ConfigError) as caught:
+            Host().make_dirs(f"{tmp_path}/{path}")
+        assert f": {text} is a symlink to {tmp_path}/mnt/cdi, which does not exist" in caught.value.message
+        assert caught.value.hint == f"create its target or remove the link: rm {tmp_path}/cdi"
+    assert not (tmp_path / "mnt").exists()
+    (tmp_path / "mnt/cdi").mkdir(parents=True)
+    Host().make_dirs(f"{tmp_path}/cdi/more/deeper")
+    assert (tmp_path / "mnt/cdi/more/deeper").is_dir()
+
+
+def test_a_dangling_link_in_place_of_a_file_has_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "file").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match="it is a symlink to nowhere, which does not exist") as caught:
+        Host().write_atomic(f"{tmp_path}/file", b"")
+    assert caught.value.hint == f"create its target or remove the link: rm {tmp_path}/file"
+
+
+def test_a_pipe_takes_no_output_file(tmp_path: Path) -> None:
+    """As /dev/stdout is one in a pipeline; the link of /proc has no path as its text."""
+    reader, writer = os.pipe()
+    try:
+        with pytest.raises(UsageError, match="is not a file"):
+            Host().refuse_output(f"/dev/fd/{writer}")
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_huge_file_is_not_read_for_the_comparison(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as stream:
+        stream.truncate(1 << 33)
+    with pytest.raises(ConfigError, match="larger than 16 MiB"):
+        Host().write_atomic(f"{tmp_path}/file", b"new", expect=b"old")

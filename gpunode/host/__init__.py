@@ -294,12 +294,14 @@ class Host(ReadingHost):
     def refuse_output(self, path: str) -> None:
         """An error if `path`, on this machine whatever the root, can't take an output file."""
         whole = Path(path).absolute()
+        with suppress(OSError):
+            if not stat.S_ISREG(whole.stat().st_mode):
+                raise UsageError(f"--output-file {path} is not a file", hint="name another one")
         try:
             with trust.held("/", str(whole), follow=True, live=True) as place:
-                kind = stat.S_IFREG if place.descriptor is None else os.fstat(place.descriptor).st_mode
-                allowed = os.access(".", os.W_OK, dir_fd=place.directory)
+                allowed = os.access(".", os.W_OK, dir_fd=place.directory) and not self._kept_from_us(place)
         except PermissionError:
-            kind, allowed = stat.S_IFREG, False
+            allowed = False
         except OSError as error:
             if whole.is_symlink() or error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 raise explain_os_error(error, path, "write") from error
@@ -307,13 +309,18 @@ class Host(ReadingHost):
                 f"--output-file {path}: there is no such directory",
                 hint=f"make it first: mkdir -p {whole.parent}",
             ) from error
-        if not stat.S_ISREG(kind) and not stat.S_ISLNK(kind):
-            raise UsageError(f"--output-file {path} is not a file", hint="name another one")
         if not allowed:
             raise PreconditionError(
                 f"--output-file {path}: this user may not write there",
                 hint="name another directory, or use sudo",
             )
+
+    def _kept_from_us(self, place: Place) -> bool:
+        """Whether the directory's sticky bit keeps this user from replacing the entry."""
+        directory = os.fstat(place.directory)
+        if place.descriptor is None or self.is_root or not directory.st_mode & stat.S_ISVTX:
+            return False
+        return os.geteuid() not in (directory.st_uid, os.fstat(place.descriptor).st_uid)
 
     @contextmanager
     def _held(self, path: str, *, follow: bool = False, make: int = 0) -> Iterator[Place]:

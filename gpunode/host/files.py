@@ -34,12 +34,16 @@ def read_regular(path: Path, limit: int = READ_BYTES) -> bytes:
     O_NONBLOCK lets open(2) of a FIFO without a writer return at once; on regular files it changes nothing.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    return _read_all(descriptor, str(path), limit)
+
+
+def _read_all(descriptor: int, path: str, limit: int) -> bytes:
     with os.fdopen(descriptor, "rb") as stream:
         found = os.fstat(descriptor)
         if stat.S_ISDIR(found.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
+            raise OSError(errno.EINVAL, "not a regular file", path)
         data, size = bytearray(), found.st_size  # which is 0 in /proc
         # in pieces: for files of /proc/sys the kernel allocates as much as is asked for
         while size <= limit and (piece := stream.read(_PIECE)):
@@ -47,7 +51,7 @@ def read_regular(path: Path, limit: int = READ_BYTES) -> bytes:
             size = max(size, len(data))
         if size > limit:
             shown = f"{limit >> 20} MiB" if limit >> 20 else f"{limit >> 10} KiB"
-            raise OSError(errno.EFBIG, f"larger than {shown}", str(path))
+            raise OSError(errno.EFBIG, f"larger than {shown}", path)
         return bytes(data)
 
 
@@ -60,6 +64,10 @@ def read_end(path: Path, limit: int) -> bytes:
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         stream.seek(max(0, found.st_size - limit))
         return stream.read(limit)
+
+
+class DanglingLink(FileNotFoundError):
+    """A symlink, the `filename`, leads to nothing."""
 
 
 class Place(NamedTuple):
@@ -84,6 +92,8 @@ class Place(NamedTuple):
 
 def named(descriptor: int) -> str:
     """A path to what an O_PATH descriptor holds, for calls that take no such descriptor (proc_pid_fd(5))."""
+    if not os.path.exists("/proc/self/fd"):  # noqa: PTH110
+        raise OSError(errno.ENOSYS, "/proc is not mounted")
     return f"/proc/self/fd/{descriptor}"
 
 
@@ -143,9 +153,9 @@ def _replace(
             stream.write(data)
             stream.flush()
             if kept is not None:
-                _keep_attributes(named(kept), descriptor)
+                _keep_attributes(place, descriptor)
             elif staging != place.directory:
-                _take_label(named(place.directory), descriptor)
+                _take_label(place.directory, descriptor)
             if owner is not None:
                 _set_owner(descriptor, owner)
             os.fchmod(descriptor, mode)
@@ -160,7 +170,7 @@ def _replace(
         with suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=staging)
         raise
-    with _listable(place.directory) as directory:  # the entry is what must reach the disk
+    with listable(place.directory) as directory:  # the entry is what must reach the disk
         os.fsync(directory)
 
 
@@ -174,14 +184,14 @@ def _content(place: Place) -> bytes | None:
         if error.errno not in (errno.ENOENT, errno.ELOOP):
             raise
         return b""
-    with os.fdopen(descriptor, "rb") as stream:
-        if place.descriptor is not None and not os.path.sameopenfile(descriptor, place.descriptor):
-            return None
-        return stream.read()
+    if place.descriptor is not None and not os.path.sameopenfile(descriptor, place.descriptor):
+        os.close(descriptor)
+        return None
+    return _read_all(descriptor, place.path, READ_BYTES)
 
 
 @contextmanager
-def _listable(directory: int) -> Iterator[int]:
+def listable(directory: int) -> Iterator[int]:
     """The same directory by a descriptor that can be listed and synced."""
     descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     try:
@@ -198,7 +208,7 @@ def remove_leftovers(place: Place) -> list[str]:
     for descriptor, path in ((place.directory, directory), (place.above, os.path.dirname(directory))):  # noqa: PTH120
         if descriptor is None:
             continue
-        with _listable(descriptor) as listed:
+        with listable(descriptor) as listed:
             for name in filter(pattern.fullmatch, os.listdir(listed)):  # noqa: PTH208
                 found = os.stat(name, dir_fd=listed, follow_symlinks=False)
                 if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
@@ -207,10 +217,10 @@ def remove_leftovers(place: Place) -> list[str]:
     return removed
 
 
-def _take_label(directory: str, target: int) -> None:
+def _take_label(directory: int, target: int) -> None:
     """The SELinux label that a file made in `directory` would have."""
-    with suppress(OSError):
-        os.setxattr(target, _SELINUX, os.getxattr(directory, _SELINUX))
+    with suppress(OSError), listable(directory) as source:
+        os.setxattr(target, _SELINUX, os.getxattr(source, _SELINUX))
 
 
 def _set_owner(descriptor: int, owner: tuple[int, int]) -> None:
@@ -219,11 +229,12 @@ def _set_owner(descriptor: int, owner: tuple[int, int]) -> None:
         os.fchown(descriptor, *owner)
 
 
-def _keep_attributes(source: str, target: int) -> None:
+def _keep_attributes(place: Place, target: int) -> None:
     """Copy SELinux label, ACLs and the like where the file system has them and we may."""
-    with suppress(OSError):
-        for name in os.listxattr(source):
-            os.setxattr(target, name, os.getxattr(source, name))
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with suppress(OSError), os.fdopen(os.open(place.name, flags, dir_fd=place.directory), "rb") as stream:
+        for name in os.listxattr(stream.fileno()):
+            os.setxattr(target, name, os.getxattr(stream.fileno(), name))
 
 
 def restrict_umask() -> None:
@@ -345,6 +356,8 @@ def explain_os_error(error: OSError, path: str, verb: str) -> GpunodeError:
         errno.EFBIG: f"look at what filled it: ls -lh {path}",
         errno.ELOOP: f"the symlinks lead in a circle: namei -l {path}",
     }
+    if isinstance(error, DanglingLink):
+        hints[number] = f"create its target or remove the link: rm {error.filename}"
     kind = PreconditionError if number == errno.EROFS else ConfigError
     return kind(f"can't {verb} {path}: {reason}", hint=hints.get(number, f"look at it: ls -ld {path}"))
 

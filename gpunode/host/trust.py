@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpunode.errors import PreconditionError
-from gpunode.host.files import Place, named
+from gpunode.host.files import DanglingLink, Place, listable, named
 
 _MAX_STEPS = 400
 _UNMAPPED = "is not mapped in this user namespace"
@@ -198,13 +198,14 @@ def walk(root: str, path: str, check: Check, make: int = 0) -> Iterator[Place]:
     `check` gets the directory, the path and the stat of each step (None: nothing is there), and whether it is
     the last one; it raises, or returns whether a symlink is followed. No link leads out of `root`; those of
     /proc count by their text. The end may be missing. With `make` every missing step becomes a directory: the
-    end with this mode, those before with 0755, whatever the umask.
+    end with this mode, those before with 0755, whatever the umask. Where a link leads nothing is made: the
+    file system that holds its target may not be mounted.
     """
     stack = [os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
     try:
         names: list[str] = []
         todo = _parts(path)
-        link = ""  # where the end leads
+        link, target, after = "", "", 0  # a link that is being followed, and how many steps come after it
         for _ in range(_MAX_STEPS):
             if not todo:
                 end = "/".join((root.rstrip("/"), *names)) or "/"
@@ -213,6 +214,7 @@ def walk(root: str, path: str, check: Check, make: int = 0) -> Iterator[Place]:
                 yield Place(above, directory, names[-1] if names else ".", stack[-1], end)
                 return
             part = todo.pop()
+            link = link if len(todo) >= after else ""
             if part == "..":
                 if names:
                     os.close(stack.pop())
@@ -220,34 +222,38 @@ def walk(root: str, path: str, check: Check, make: int = 0) -> Iterator[Place]:
                 continue
             around, step = os.fstat(stack[-1]), "/".join((root.rstrip("/"), *names, part))
             descriptor, made = _open_step(stack[-1], part, bool(todo)), 0
-            if descriptor is None and make:
+            if descriptor is None and make and not link:
                 with suppress(FileExistsError):
                     os.mkdir(part, 0o755 if todo else make, dir_fd=stack[-1])
                     made = 0o755 if todo else make
                 descriptor = _open_step(stack[-1], part, bool(todo))
             if descriptor is None:
                 check(around, step, None, not todo)
-                if todo or link:
-                    text = f"it is a symlink to {link}, which does not exist"
-                    raise FileNotFoundError(errno.ENOENT, text if link else os.strerror(errno.ENOENT), path)
+                if link:
+                    text = f"{link if after else 'it'} is a symlink to {target}, which does not exist"
+                    raise DanglingLink(errno.ENOENT, text, link)
+                if todo:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
                 yield Place(stack[-2] if len(stack) > 1 else None, stack[-1], part, None, step)
                 return
             stack.append(descriptor)
             found = os.fstat(descriptor)
             if check(around, step, found, not todo) and stat.S_ISLNK(found.st_mode):
-                target = os.readlink("", dir_fd=descriptor)
-                link = link or (target if not todo else "")
-                keep = 1 if target.startswith("/") else len(names) + 1
+                text = os.readlink("", dir_fd=descriptor)
+                link, target, after = (link, target, after) if link else (step, text, len(todo))
+                keep = 1 if text.startswith("/") else len(names) + 1
                 for one in stack[keep:]:
                     os.close(one)
                 del stack[keep:], names[keep - 1 :]
-                todo += _parts(target)
+                todo += _parts(text)
                 continue
             names.append(part)
-            # another user may have put something else there since
+            # another user may have put something else of ours there since; an empty directory reveals nothing
             ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-            if made and ours and not _replaceable(around, found):
-                os.chmod(named(descriptor), made)  # noqa: PTH101
+            if made and ours:
+                with listable(descriptor) as directory:
+                    if not _replaceable(around, found) or not os.listdir(directory):  # noqa: PTH208
+                        os.fchmod(directory, made)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
     finally:
         for one in stack:

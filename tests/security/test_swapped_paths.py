@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +251,62 @@ def test_a_file_that_was_read_through_a_link_in_a_shared_directory_is_not_replac
     with pytest.raises(PreconditionError, match="it is a symlink in a directory") as caught:
         Host().write_atomic(f"{shared}/link", b"new", expect=b"content")
     assert (caught.value.code, (shared / "link").is_symlink()) == ("planted-link", True)
+
+
+def in_child(change: Callable[[], object]) -> None:
+    """Call `change` in a process that may give up its root directory and its user."""
+    child = os.fork()
+    if child == 0:
+        try:
+            change()
+            os._exit(0)
+        except BaseException as error:  # noqa: BLE001 - the child must end here
+            os.write(2, f"{error!r}\n".encode())
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_without_proc_directories_are_made_and_files_are_replaced(place: Path) -> None:
+    (place / "proc").mkdir()
+    (place / "file").write_text("old")
+    (place / "file").chmod(0o640)
+    with suppress(OSError):  # not every file system has user attributes
+        os.setxattr(place / "file", "user.label", b"kept")
+    labels = os.listxattr(place / "file")
+    import_module("gpunode.host.files")  # the child can't import anything
+
+    def change() -> None:
+        os.chroot(place)
+        os.umask(0o077)
+        Host().make_dirs("/run/gpunode")
+        Host().write_atomic("/file", b"new", expect=b"old", above=True)
+        with pytest.raises(GpunodeError, match="/proc is not mounted"):
+            Host().set_mode("/file", 0o600)
+
+    in_child(change)
+    assert stat.S_IMODE((place / "run/gpunode").stat().st_mode) == 0o755
+    assert ((place / "file").read_text(), stat.S_IMODE((place / "file").stat().st_mode)) == ("new", 0o640)
+    assert os.listxattr(place / "file") == labels
+
+
+def test_a_directory_below_a_group_writable_one_gets_its_mode_whatever_the_umask(place: Path) -> None:
+    place.chmod(0o2775)
+    before = os.umask(0o077)
+    try:
+        Host().make_dirs(f"{place}/etc/cdi")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE((place / path).stat().st_mode) & 0o777 for path in ("etc", "etc/cdi")] == [0o755] * 2
+
+
+def test_an_output_file_of_root_in_a_sticky_directory_is_refused_at_once(place: Path) -> None:
+    (place / "out").write_text("")
+    place.chmod(0o1777)
+
+    def change() -> None:
+        os.setuid(OTHER)
+        Host().refuse_output(f"{place}/new")
+        with pytest.raises(PreconditionError, match="may not write there"):
+            Host().refuse_output(f"{place}/out")
+
+    in_child(change)
