@@ -122,7 +122,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-_PACKAGE = Path(__file__).parent.parent
+_PACKAGE = Path(__file__).parent.parent.parent
 _PROGRAM_ROOT = "/opt/gpunode"
 _ELF = b"\x7fELF"
 _PROBE_SECONDS = 20.0
