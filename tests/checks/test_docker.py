@@ -150,3 +150,15 @@ def test_a_users_process_called_dockerd_does_not_hide_that_the_service_has_stopp
         unit["stdout"] = unit["stdout"].replace("disabled", state)
 
     assert judged(tmp_path, "docker-not-running", "docker-rootless", switched).status.value == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"), [("", "skip"), ("/etc/init.d/docker", "fail"), ("/run/systemd/system/x", "fail")]
+)
+def test_a_node_without_systemd_and_docker_service_has_only_a_users_docker(tmp_path, path, expected):
+    def changed(spec):
+        spec["recording"]["commands"] = {}
+        spec["dirs"] = [one for one in spec["dirs"] if one != "/run/systemd/system"]
+        spec["files"] |= {path: ""} if path else {}
+
+    assert judged(tmp_path, "docker-not-running", "docker-rootless", changed).status.value == expected
