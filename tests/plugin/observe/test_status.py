@@ -40,6 +40,11 @@ def units(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {unit["index"]: unit for unit in found["data"]["units"]}
 
 
+def reported(place: Path) -> bool:
+    """Wait until the plugin's own status says that the kubelet follows its devices."""
+    return eventually(lambda: '"watched": true' in content(place / "state/status.json"))
+
+
 def holders(unit: dict[str, Any]) -> list[str]:
     return [f"{one['namespace']}/{one['pod']}/{one['container']}" for one in unit["holders"]]
 
@@ -48,6 +53,7 @@ def test_who_holds_what_and_who_is_ill(node) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:4", *QUICK)
     assert stub.wait_allocatable(GPU, 4, 60), serving.log()
+    assert reported(place), serving.log()
     held = stub.admit("ml/train-0", "main", {GPU: 2})
     inject(serving, "xid", "79", "--gpu", "3")
     assert stub.wait_allocatable(GPU, 3, 30), serving.log()
@@ -82,6 +88,7 @@ def test_the_table_says_it_for_people(node) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:2", *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
+    assert reported(place), serving.log()
     held = stub.admit("ml/train-0", "main", {GPU: 1})
     inject(serving, "xid", "79", "--gpu", "all")
     assert stub.wait_allocatable(GPU, 0, 30), serving.log()
@@ -100,6 +107,7 @@ def test_a_narrow_terminal_has_room_for_a_line_each(node, monkeypatch) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:4", *QUICK)
     assert stub.wait_allocatable(GPU, 4, 60), serving.log()
+    assert reported(place), serving.log()
     stub.admit("ml/train-0", "main", {GPU: 2})
     monkeypatch.setenv("COLUMNS", "60")
     given = ("--kubelet-socket", f"{place}/dp/kubelet.sock", "--state-dir", serving.state, "--no-nvml")
@@ -146,6 +154,7 @@ def test_shares_are_counted_on_their_gpu(node) -> None:
     name = f"{GPU}.shared"
     serving = start("--simulate", "h100:2", "--config-file", str(config), *QUICK)
     assert stub.wait_allocatable(name, 8, 60), serving.log()
+    assert reported(place), serving.log()
     for number in range(3):
         stub.admit(f"ml/pod-{number}", "main", {name: 1})
     found = status(place)
@@ -162,6 +171,7 @@ def test_mig_devices_stand_under_their_gpu(node) -> None:
     place, stub, start = node
     serving = start("--simulate", "a100:2,mig=3g.20gb*2", "--mig-strategy", "mixed", *QUICK)
     assert stub.wait_allocatable("nvidia.com/mig-3g.20gb", 4, 60), serving.log()
+    assert reported(place), serving.log()
     stub.admit("ml/small", "main", {"nvidia.com/mig-3g.20gb": 1})
     found = status(place)
     assert list(units(found)) == ["0:0", "0:1", "1:0", "1:1"]
@@ -198,7 +208,7 @@ def test_a_resource_that_another_plugin_has_registered_is_not_reported_as_ours(n
     place, stub, start = node
     serving = start("--simulate", "h100:2", *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
-    assert eventually(lambda: '"watched": true' in content(place / "state/status.json"))
+    assert reported(place), serving.log()
     serving.process.send_signal(signal.SIGSTOP)
     shares = [f"{nodes.uuid(7)}::{number}" for number in range(3)]
     with another_plugin(place / "dp", "other-gpu.sock", GPU, shares):
@@ -240,6 +250,7 @@ def test_a_plugin_that_died_is_recognised(node) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:2", *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
+    assert reported(place), serving.log()
     assert eventually((place / "state/status.json").exists)
     serving.process.kill()
     serving.process.wait()
@@ -257,6 +268,7 @@ def test_an_orderly_end_is_told_as_such(node) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:2", *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
+    assert reported(place), serving.log()
     assert serving.end() == 0
     data = status(place)["data"]
     assert (data["plugin"]["state"], data["plugin"]["ready"]) == ("ended", False)
@@ -267,6 +279,7 @@ def test_without_pod_resources_the_checkpoint_tells(node) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:2", *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
+    assert reported(place), serving.log()
     stub.admit("ml/train-0", "main", {GPU: 2})
     absent = str(place / "none.sock")
     found = status(place, "--pod-resources-socket", absent)
