@@ -40,7 +40,7 @@ def cdi_directories(cli: Cli) -> Any:
 def without_specification(cli: Cli, verb: str, *options: str) -> Any:
     """`data` of a run for which the CDI specification is somebody else's: no GPU is here to describe."""
     program = (
-        "import sys; from gpunode.cdi import companions as c; c.companions = lambda *a, **k: c.Companions();"
+        "import sys; from gpunode.cdi import engines as c; c.companions = lambda *a, **k: c.Companions();"
         " from gpunode.cli import main; sys.argv[0] = 'gpunode'; main()"
     )
     argv = cli.argv(verb, *options, "-o", "json")

@@ -69,7 +69,8 @@ sentinel.turn(time.monotonic())
 while not any("watching" in document for document in told):
     time.sleep(0.01)
 modules = [module for name, module in sys.modules.items() if name.startswith("gpunode.gpu.")]
-sources = [Path(module.__file__).read_text() for module in modules if module.__name__ != "gpunode.gpu.probe"]
+others = {"gpunode.gpu.probe", "gpunode.gpu.condition"}  # what the doctor asks
+sources = [Path(module.__file__).read_text() for module in modules if module.__name__ not in others]
 named = {name for source in sources for name in re.findall('"(nvml[A-Z][A-Za-z0-9]+)"', source)}
 print(json.dumps([sorted(function for function, gpu in asked if gpu == int(sys.argv[1])), sorted(named)]))
 sys.stdout.flush()
@@ -79,7 +80,7 @@ os._exit(0)
 IMPATIENT = """
 import sys
 from dataclasses import replace
-from gpunode.commands import plugin_serve
+from gpunode.commands import plugin
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress
 from gpunode.plugin import compose
@@ -89,7 +90,7 @@ def impatient(host, settings, *rest):
 compose.make_service = impatient
 flags = sys.argv[3:]
 given = {name[2:].replace("-", "_"): value for name, value in zip(flags[::2], flags[1::2])}
-plugin_serve.run(Host(), plugin_serve.Options(given), SilentProgress())
+plugin.serve(Host(), plugin.ServeOptions(given), SilentProgress())
 """
 """`plugin serve` that gives NVML one second to answer instead of 15."""
 
