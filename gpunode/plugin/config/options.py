@@ -1,7 +1,7 @@
 """Every option of `plugin serve`, once: flags, variables, config key, kind, what is allowed, help.
 
 The command line, the environment, the config file's schema, the provenance of each value and the table in
-docs/device-plugin.md all come from `OPTIONS`. Defaults are those of `gpunode.plugin.config.settings.Settings`.
+docs/device-plugin.md all come from `OPTIONS`. Defaults are those of `plugin.config.settings.Settings`.
 """
 
 from __future__ import annotations
