@@ -101,8 +101,8 @@ def commands(group: Any, *path: str) -> Iterator[tuple[str, Any]]:
     if not hasattr(group, "commands"):
         yield " ".join(path), group
         return
-    for name, command in group.commands.items():
-        yield from commands(command, *path, name)
+    for name in group.commands:
+        yield from commands(group.get_command(None, name), *path, name)
 
 
 def test_no_command_is_forgotten_here() -> None:
