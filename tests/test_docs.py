@@ -69,6 +69,8 @@ def test_the_changelog_has_a_section_for_this_version() -> None:
 
 
 def test_make_help_lists_every_target() -> None:
-    done = subprocess.run(["make", "help"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
     (phony,) = re.findall(r"^\.PHONY: (.*)$", (REPOSITORY / "Makefile").read_text(), re.M)
     assert {line.split()[0] for line in done.stdout.splitlines()} == set(phony.split())
