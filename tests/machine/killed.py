@@ -15,7 +15,15 @@ from typing import Any
 from gpunode.__main__ import main
 
 _PLACES = ("/etc/", "/run/gpunode", "/var/lib/gpunode")
-_NAMES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink")
+_NAMES = {
+    "os.mkdir": ((0, 2),),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.remove": ((0, 1),),
+    "os.rmdir": ((0, 1),),
+    "os.link": ((0, 2), (1, 3)),
+    "os.symlink": ((1, 2),),
+}
+"""Where each event has a name, and the descriptor of the directory that the name is relative to."""
 
 
 def _is_change(event: str, args: tuple[Any, ...]) -> bool:
@@ -23,9 +31,15 @@ def _is_change(event: str, args: tuple[Any, ...]) -> bool:
     if event == "subprocess.Popen":
         program, *words = args[1]
         return PurePath(program).name == "systemctl" and "show" not in words
-    if event == "open":
-        return str(args[0]).startswith(_PLACES) and bool(args[2] & (os.O_WRONLY | os.O_RDWR))
-    return event in _NAMES and any(str(path).startswith(_PLACES) for path in args)
+    if event == "open" and isinstance(args[0], str) and args[2] & (os.O_WRONLY | os.O_RDWR):
+        # gpunode opens by a directory's descriptor, which this event doesn't have
+        return not args[0].startswith("/") or args[0].startswith(_PLACES)
+    return any(_path(args[name], args[fd]).startswith(_PLACES) for name, fd in _NAMES.get(event, ()))
+
+
+def _path(name: Any, directory: int) -> str:
+    above = os.readlink(f"/proc/self/fd/{directory}") if directory >= 0 else ""
+    return str(PurePath(above, os.fsdecode(name)))
 
 
 def _kill_before(number: int) -> None:
