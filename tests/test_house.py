@@ -150,4 +150,5 @@ def test_starting_loads_nothing_heavy(argv: tuple[str, ...]) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     code, names = json.loads(done.stdout)
     assert code in (0, None), done.stderr
-    assert set(names) & HEAVY == set()
+    heavy = HEAVY if argv[0] == "doctor" else HEAVY | {"ctypes"}  # the doctor's module loads what asks NVML
+    assert set(names) & heavy == set()
