@@ -20,7 +20,7 @@ from fixtures.api_server import ApiServer
 from fixtures.machines import recorded_host
 from fixtures.scenario import Process, StubGpuInstance, mig_machine, mixed_layout, with_mig
 from tests.cli import REPOSITORY, Ran, gpunode
-from tests.kubernetes.conftest import Gpunode, api, certificates, run
+from tests.cluster import Gpunode, api, certificates, run
 from tests.mig.conftest import EXAMPLES, MigNode, mig_node
 
 __all__ = ["api", "certificates", "mig_node", "run"]

@@ -14,7 +14,7 @@ from gpunode.facts.node import Node
 from gpunode.facts.processes import Process
 from gpunode.host import Host
 from gpunode.output.result import FindingStatus
-from tests.checks.test_hanging import silent_socket
+from tests.checks.test_patience_hanging_daemons import silent_socket
 
 POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"
 K3S = "/var/lib/rancher/k3s/agent/etc/containerd"

@@ -10,7 +10,7 @@ from gpunode.gpu.probe import probe
 from gpunode.host import Host
 from gpunode.host.recording import RECORDING
 from gpunode.output.result import plain
-from tests.gpu.conftest import host_of
+from tests.gpu_node import host_of
 
 TOLD = {
     **{"persistence": 1, "slowdowns": 0x1, "temperature": 41, "temperature_slowdown": 87},

@@ -24,7 +24,7 @@ from gpunode.gpu.mig import MigError, MigProcess, MigSession, ModeChange, read_l
 from gpunode.gpu.mig_model import GpuLayout, Placement
 from gpunode.gpu.mig_wire import layouts_from_json
 from gpunode.output.result import ExitCode, plain
-from tests.gpu.conftest import NodeMaker, host_of
+from tests.gpu_node import NodeMaker, host_of
 from tests.sure import sure
 
 U0 = gpu_uuid(0)

@@ -11,7 +11,7 @@ from fixtures.scenario import Fault, Scenario, gpu_uuid, machine, with_nvswitch
 from gpunode.gpu.model import Pair, Topology, topology_from_json
 from gpunode.gpu.probe import probe
 from gpunode.output.result import plain
-from tests.gpu.conftest import host_of
+from tests.gpu_node import host_of
 
 NOT_SUPPORTED, UNKNOWN = 3, 999
 

@@ -17,7 +17,7 @@ from fixtures.api_server import ADMIN, ApiServer, Fault, Listening, kubeconfig
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.kubernetes.access import ACCOUNT, Access, find, node_name
-from tests.kubernetes.conftest import ADVERTISE, Gpunode, capacity
+from tests.cluster import ADVERTISE, Gpunode, capacity
 from tests.waiting import PATIENCE
 
 

@@ -14,7 +14,7 @@ from fixtures.api_server import ApiServer, Fault, kubeconfig
 from gpunode.host import Host
 from gpunode.kubernetes.changes import change
 from gpunode.output.render import SilentProgress
-from tests.kubernetes.conftest import ADVERTISE, Gpunode, capacity
+from tests.cluster import ADVERTISE, Gpunode, capacity
 
 UNDO = " --resource a.b/c --remove"
 

@@ -18,7 +18,7 @@ from gpunode.kubernetes.access import Access, connect
 from gpunode.kubernetes.api import Cluster, Forbidden, Invalid, NoAccess, Unauthorized, Unreachable
 from gpunode.kubernetes.certificate import first_in
 from gpunode.kubernetes.proxies import proxy_for
-from tests.kubernetes.conftest import ADVERTISE, Gpunode, capacity
+from tests.cluster import ADVERTISE, Gpunode, capacity
 from tests.kubernetes.test_access import edited
 
 Open = Callable[..., Cluster]

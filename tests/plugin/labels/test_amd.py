@@ -9,7 +9,7 @@ import pytest
 from fixtures.amd import amd_machine
 from gpunode.plugin.labels.amd import Card, Driver, amd_labels
 from tests.cli import gpunode
-from tests.plugin.labels.test_command import values
+from tests.plugin.labels.test_make_command import values
 
 
 def test_amd(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from gpunode.plugin.observe.metrics import FAMILIES
 from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin.nodes import MemoryLog, eventually
 from tests.plugin.observe.node import GPU, LISTEN, QUICK, get, inject, parsed, port_of, scrape, value
-from tests.plugin.observe.test_status import SHARED
+from tests.plugin.observe.test_status_report import SHARED
 from tests.plugin.serving import Start, kubelet
 
 

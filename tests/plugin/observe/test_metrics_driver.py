@@ -15,7 +15,7 @@ from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin.mps.conftest import MpsNode
 from tests.plugin.mps.conftest import node as mps_node  # noqa: F401 - a fixture
-from tests.plugin.mps.test_serve import pid_of, serve
+from tests.plugin.mps.test_supervisor_serve import pid_of, serve
 from tests.plugin.nodes import children, eventually, texts
 from tests.plugin.observe.node import GPU, LISTEN, QUICK, port_of, scrape, value
 from tests.plugin.serving import Serving, Start, kubelet

@@ -13,7 +13,7 @@ import pytest
 from fixtures.mps_control import fetch_real_program
 from gpunode.plugin.mps.daemon import Control, taken
 from tests.plugin.mps.conftest import MpsNode
-from tests.plugin.mps.test_keeper import kept, spec, up
+from tests.plugin.mps.test_supervisor import kept, spec, up
 from tests.plugin.nodes import MemoryLog, eventually
 
 

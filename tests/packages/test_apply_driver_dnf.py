@@ -11,7 +11,7 @@ import json
 import pytest
 
 from tests.packages.driver_node import LOG, MODULES, DriverNode
-from tests.packages.test_driver_install import _cannot
+from tests.packages.test_apply_driver_apt import _cannot
 
 REPO = "/etc/yum.repos.d/cuda-rhel9-x86_64.repo"
 STREAM = "/etc/dnf/modules.d/nvidia-driver.module"

@@ -123,7 +123,7 @@ def test_a_real_daemon_answers_the_same_from_the_bundle(tmp_path):
 def test_a_daemon_that_hangs_hangs_in_the_bundle_too(tmp_path):
     from gpunode.daemons.docker import DockerApi
     from gpunode.errors import DaemonError
-    from tests.checks.test_hanging import silent_socket
+    from tests.checks.test_patience_hanging_daemons import silent_socket
 
     with silent_socket(tmp_path / "s") as address:
         host = RecordingHost()

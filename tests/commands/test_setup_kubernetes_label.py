@@ -15,7 +15,7 @@ from gpunode.host import Host
 from gpunode.kubernetes.access import KUBELETS_OWN, Access, connect, kubectl
 from gpunode.kubernetes.api import Forbidden
 from gpunode.output.render import SilentProgress
-from tests.kubernetes.conftest import NODE
+from tests.cluster import NODE
 
 SetLabel = Callable[..., NodeChange]
 

@@ -1,7 +1,8 @@
 """A fact that is missing is no fault: healthy machines of which facts are dropped, cut off and garbled.
 
 Each case has a number; the same number damages the same facts. Some numbers are new in each run, but not with
-CI=true, and stand in the test's name. `python -m tests.checks.test_missing_facts FIRST LAST` tries a range.
+CI=true, and are part of the test's name. `python -m tests.checks.test_runner_missing_facts FIRST LAST` tries
+a range.
 """
 
 from __future__ import annotations

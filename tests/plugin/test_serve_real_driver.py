@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.test_real_libraries import libraries  # noqa: F401 - a fixture
+from tests.gpu.test_nvml_real_libraries import libraries  # noqa: F401 - a fixture
 from tests.plugin.serving import kubelet
 
 

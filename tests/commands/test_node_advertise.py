@@ -18,7 +18,7 @@ from fixtures.stubs import stub_node
 from gpunode.commands.node import served
 from gpunode.host import Host
 from tests.cli import clean_environment, command
-from tests.kubernetes.conftest import Gpunode
+from tests.cluster import Gpunode
 from tests.waiting import PATIENCE, eventually
 
 GPU = ("node", "advertise", "--resource", "nvidia.com/gpu")

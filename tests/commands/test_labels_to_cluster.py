@@ -15,7 +15,7 @@ import pytest
 
 from fixtures.api_server import ADMIN, ApiServer, Fault, Listening, kubeconfig, make_client
 from tests.cli import clean_environment
-from tests.kubernetes.conftest import NODE, Gpunode
+from tests.cluster import NODE, Gpunode
 from tests.waiting import PATIENCE, eventually
 
 ANNOTATION = "gpunode/nvidia-labels"

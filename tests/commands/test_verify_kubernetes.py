@@ -15,7 +15,7 @@ import yaml
 
 from fixtures.api_server import ADMIN, ApiServer, Fault, kubeconfig
 from tests.cli import Ran, clean_environment, command
-from tests.kubernetes.conftest import QUICK, Gpunode
+from tests.cluster import QUICK, Gpunode
 from tests.kubernetes.pods import EVENTS, FAILED, GPU, PENDING, RUNNING, SUCCEEDED, unscheduled, waiting
 from tests.waiting import PATIENCE, eventually
 

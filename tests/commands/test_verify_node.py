@@ -17,7 +17,7 @@ from gpunode.output.render import SilentProgress
 from gpunode.output.result import plain
 from gpunode.runtime.verify.container import CdiReading, Way
 from tests.cli import gpunode
-from tests.gpu.conftest import host_of
+from tests.gpu_node import host_of
 from tests.waiting import PATIENCE
 
 

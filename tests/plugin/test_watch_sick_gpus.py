@@ -28,7 +28,7 @@ from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.nvidia.watch import Watch
 from tests.plugin.nodes import RESOURCE, MemoryLog, eventually
 from tests.plugin.serving import kubelet
-from tests.plugin.test_discovery import Sink
+from tests.plugin.test_watch_discovery import Sink
 from tests.warm_child import ForkedPopen
 
 pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")

@@ -17,7 +17,7 @@ from gpunode.host import Host
 from gpunode.host.recording import RECORDING
 from gpunode.output.result import plain
 from tests.gpu.children import run_python
-from tests.gpu.conftest import host_of
+from tests.gpu_node import host_of
 from tests.waiting import eventually, has_ended
 
 

@@ -13,7 +13,7 @@ from gpunode.plugin.config.settings import ALL_XIDS, HealthSettings
 from gpunode.plugin.health import counts, readings_count
 
 NVIDIAS_SIX = {13, 31, 43, 45, 68, 109}
-PAGE = Path(__file__).parents[3] / "docs/health.md"
+PAGE = Path(__file__).parents[2] / "docs/health.md"
 
 
 def settings(disabled: set[int] | None = None, enabled: set[int] | None = None) -> HealthSettings:

@@ -20,7 +20,7 @@ from fixtures.scenario import Fault as NvmlFault
 from fixtures.scenario import Process, mig_machine
 from tests.cli import clean_environment, command
 from tests.mig.conftest import MigMaker, MigNode
-from tests.mig.test_half_way import changing, systemctl
+from tests.mig.test_apply_interrupted import changing, systemctl
 from tests.waiting import PATIENCE, eventually
 
 CONFIG, STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"

@@ -15,7 +15,7 @@ from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin.fakes import FakeBackend
 from tests.plugin.nodes import DIRECTORY, RESOURCE, eventually
 from tests.plugin.other_plugin import other_plugin
-from tests.plugin.test_links import Running, running
+from tests.plugin.test_registration_links import Running, running
 
 OTHER = "theirs.sock"
 BACK_SECONDS = 15.0  # it takes two looks, of which the first comes half a second after the kubelet's news

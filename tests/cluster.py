@@ -1,0 +1,56 @@
+"""A test API server with one node, and gpunode on its command line against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from fixtures.api_server import ApiServer, Listening, kubeconfig, make_certificates
+from tests.cli import Ran, gpunode
+
+NODE = "gpu-1"
+ADVERTISE = ("node", "advertise", "--resource", "a.b/c", "--count", "1")
+"""A change of the Node for tests of what leads to the API server."""
+Gpunode = Callable[..., Ran]
+QUICK = {
+    "gpunode.kubernetes.changes:_PAUSES": [0.01, 0.02, 0.03, 0.04],
+    "gpunode.kubernetes.changes:_LONGEST_PAUSE": 0.05,
+    "gpunode.commands.node:_INTERVAL": 0.02,
+    "gpunode.commands.verify_kubernetes:_PAUSES": [0.02],
+}
+"""The same ways with shorter pauses: how often is tried, and for how long a pod is followed, stays."""
+
+
+def capacity(api: ApiServer) -> str | None:
+    """What `ADVERTISE` sets."""
+    found: str | None = api.node(NODE)["status"]["capacity"].get("a.b/c")
+    return found
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def api(certificates: Path) -> Iterator[ApiServer]:
+    """Listening, with the node gpu-1."""
+    server = ApiServer()
+    server.add_node(NODE, labels={"pool": "a"})
+    with Listening(server, certificates):
+        yield server
+
+
+@pytest.fixture
+def run(api: ApiServer, tmp_path: Path) -> Gpunode:
+    """gpunode with a kubeconfig for `api`; HOME and KUBECONFIG are the test's, NODE_NAME is gpu-1."""
+    path = tmp_path / "kubeconfig"
+    path.write_text(kubeconfig(api))
+
+    def call(*argv: str, constants: Mapping[str, object] = {}, **env: str) -> Ran:
+        own = {"HOME": str(tmp_path), "KUBECONFIG": str(path), "NODE_NAME": NODE, **env}
+        return gpunode(*argv, env=own, constants={**QUICK, **constants})
+
+    return call
