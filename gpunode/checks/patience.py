@@ -1,15 +1,17 @@
 """Time limit for one check: a file system, the process table or a driver may never answer.
 
-Each question runs in a thread of its own. A thread that takes too long is left behind, since nothing can
-end it, and its late answer is ignored. The finding names what that thread asked `Host` for last. A topic of
-`Node` that it was reading is known to hang and isn't waited for again.
+A worker thread answers one question after another. A thread that takes too long is left behind, since nothing
+can end it: its late answer is ignored, and the next question gets a new thread. The finding names the last
+request that the thread made to `Host`. The topic of `Node` that it was reading is known to hang, and no later
+check waits for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from gpunode.facts.topic import Stuck
 from gpunode.host import Host
@@ -22,43 +24,61 @@ _Answer = TypeVar("_Answer")
 
 
 class Patience:
-    """Asks questions that may hang, one at a time."""
+    """Asks questions that may hang, one at a time. As a context manager it ends its thread."""
 
     def __init__(self, host: Host, seconds: float = 0.0) -> None:
         self._host = host
         self._seconds = seconds or CHECK_SECONDS
+        self._worker: _Worker | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._dismiss()
 
     def ask(self, question: Callable[[], _Answer], least: float = 0.0) -> _Answer:
         """The answer, or what `question` raises; `Stuck` if there is none in time.
 
-        It is waited for `least` seconds, whatever has hung before.
+        The limit is at least `least` seconds, even after another question has hung.
         """
         seconds = max(self._seconds, least)
-        worker = _Worker(question)
-        worker.start()
-        worker.join(seconds)
-        if worker.is_alive():
+        if self._worker is None:
+            self._worker = _Worker()
+            self._worker.start()
+        thread = self._worker.ident or 0
+        self._worker.questions.put(question)
+        try:
+            answer, error = self._worker.answers.get(timeout=seconds)
+        except Empty:
+            self._dismiss()
             self._seconds = min(self._seconds, _AFTER_ONE_SECONDS)
-            doing = self._host.asked.get(worker.ident or 0, "it is not known what it waits for")
-            raise Stuck(f"gave no answer within {seconds:g} s: {doing}", first=True)
-        self._host.asked.pop(worker.ident or 0, None)
-        if worker.error is not None:
-            raise worker.error
-        answer: _Answer = worker.answer
-        return answer
+            doing = self._host.asked.get(thread, "it is not known what it waits for")
+            raise Stuck(f"gave no answer within {seconds:g} s: {doing}", first=True) from None
+        self._host.asked.pop(thread, None)
+        if error is not None:
+            raise error
+        result: _Answer = answer
+        return result
+
+    def _dismiss(self) -> None:
+        """Have the thread end as soon as it can."""
+        if self._worker is not None:
+            self._worker.questions.put(None)
+            self._worker = None
 
 
 class _Worker(Thread):
-    """The thread of one question."""
+    """Answers questions from a queue until it receives None."""
 
-    def __init__(self, question: Callable[[], Any]) -> None:
+    def __init__(self) -> None:
         super().__init__(name="checks", daemon=True)
-        self._question = question
-        self.answer: Any = None
-        self.error: BaseException | None = None
+        self.questions: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self.answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
 
     def run(self) -> None:
-        try:
-            self.answer = self._question()
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-            self.error = error
+        while (question := self.questions.get()) is not None:
+            try:
+                self.answers.put((question(), None))
+            except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+                self.answers.put((None, error))

@@ -40,14 +40,15 @@ class Selection:
 def run_checks(node: Node, selection: Selection | None = None) -> tuple[Finding, ...]:
     """Findings in the catalogue's order."""
     selection = selection or Selection()
-    walk = _Walk(node, selection, Patience(node.host))
-    wanted = [check for check in ALL_CHECKS if not selection.only or check.id in selection.only]
+    selected = [check for check in ALL_CHECKS if not selection.only or check.id in selection.only]
     if selection.preflight:
-        wanted = [check for check in wanted if selection.preflight in check.preflight]
-    findings = {check.id: walk.finding(check) for check in wanted}
-    for finding in tuple(findings.values()):
-        if finding.blocked_by is not None:
-            findings.setdefault(finding.blocked_by, walk.finding(BY_ID[finding.blocked_by]))
+        selected = [check for check in selected if selection.preflight in check.preflight]
+    with Patience(node.host) as patience:
+        walk = _Walk(node, selection, patience)
+        findings = {check.id: walk.finding(check) for check in selected}
+        for finding in tuple(findings.values()):
+            if finding.blocked_by is not None:
+                findings.setdefault(finding.blocked_by, walk.finding(BY_ID[finding.blocked_by]))
     return tuple(findings[check.id] for check in ALL_CHECKS if check.id in findings)
 
 

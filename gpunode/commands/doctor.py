@@ -254,7 +254,8 @@ def _lacks(host: Host, directory: str) -> bool:
 
 def _about(node: Node) -> dict[str, Any]:
     """Of the node itself. Checks that weren't wanted haven't asked for all of it, and any of it may hang."""
-    return describe(node, Patience(node.host, _ABOUT_SECONDS).ask)
+    with Patience(node.host, _ABOUT_SECONDS) as patience:
+        return describe(node, patience.ask)
 
 
 def _page(envelope: dict[str, Any]) -> str:

@@ -68,13 +68,14 @@ def test_what_hangs_is_waited_for_once() -> None:
             self.let_go.wait()
             return 1
 
-    thing, patience, raised = Thing(), Patience(Host(), 1.0), []
+    thing, raised = Thing(), []
 
-    for _ in range(2):
-        try:
-            patience.ask(lambda: thing.slow)
-        except Stuck as error:
-            raised.append((error.message, error.first))
+    with Patience(Host(), 1.0) as patience:
+        for _ in range(2):
+            try:
+                patience.ask(lambda: thing.slow)
+            except Stuck as error:
+                raised.append((error.message, error.first))
     (waited, first), (known, again) = raised
     assert re.match(r"gave no answer within 1 s: ", waited) and first
     assert known == "waits for what hangs: slow" and not again
@@ -82,12 +83,25 @@ def test_what_hangs_is_waited_for_once() -> None:
 
 
 def test_a_late_answer_is_ignored_and_its_thread_ends() -> None:
-    let_go, patience = threading.Event(), Patience(Host(), 0.1)
-    with pytest.raises(Stuck):
-        patience.ask(let_go.wait)
-    let_go.set()
-    assert eventually(lambda: not any(one.name == "checks" for one in threading.enumerate()))
-    assert patience.ask(lambda: "next") == "next"
+    let_go = threading.Event()
+    with Patience(Host(), 0.1) as patience:
+        with pytest.raises(Stuck):
+            patience.ask(let_go.wait)
+        let_go.set()
+        assert eventually(lambda: not any(one.name == "checks" for one in threading.enumerate()))
+        assert patience.ask(lambda: "next") == "next"
+
+
+def test_one_thread_answers_until_a_question_hangs() -> None:
+    let_go = threading.Event()
+    with Patience(Host(), 0.5) as patience:
+        first = [patience.ask(threading.get_ident) for _ in range(3)]
+        with pytest.raises(Stuck):
+            patience.ask(let_go.wait)
+        second = patience.ask(threading.get_ident)
+        let_go.set()
+    assert len(set(first)) == 1
+    assert second not in first
 
 
 @pytest.mark.parametrize(
@@ -103,8 +117,8 @@ def test_the_finding_names_what_the_live_host_waits_for(
 ) -> None:
     host, let_go = Host(), threading.Event()
     monkeypatch.setattr(f"gpunode.host.reading.{place}", lambda *_args, **_named: let_go.wait(PATIENCE))
-    with pytest.raises(Stuck) as caught:
-        Patience(host, 0.2).ask(lambda: question(host))
+    with Patience(host, 0.2) as patience, pytest.raises(Stuck) as caught:
+        patience.ask(lambda: question(host))
     let_go.set()
     monkeypatch.undo()
     assert caught.value.message == f"gave no answer within 0.2 s: {request_}"
@@ -117,19 +131,21 @@ def test_the_finding_names_the_command_that_hangs() -> None:
         host.run(("true",))
         let_go.wait(PATIENCE)
 
-    with pytest.raises(Stuck, match="gave no answer within 1 s: running true"):
-        Patience(host, 1.0).ask(question)
+    message = "gave no answer within 1 s: running true"
+    with Patience(host, 1.0) as patience, pytest.raises(Stuck, match=message):
+        patience.ask(question)
     let_go.set()
 
 
 def test_what_the_work_raises_is_raised_where_it_was_asked_for() -> None:
-    with pytest.raises(ZeroDivisionError):
-        Patience(Host(), 1.0).ask(lambda: 1 // 0)
+    with Patience(Host(), 1.0) as patience, pytest.raises(ZeroDivisionError):
+        patience.ask(lambda: 1 // 0)
 
 
 def test_one_check_may_take_longer_than_the_others() -> None:
     never = threading.Event()
-    assert Patience(Host(), 0.05).ask(lambda: never.wait(0.2), least=PATIENCE) is False
+    with Patience(Host(), 0.05) as patience:
+        assert patience.ask(lambda: never.wait(0.2), least=PATIENCE) is False
 
 
 def test_a_topic_that_fails_is_read_again_by_whoever_asks_next() -> None:
