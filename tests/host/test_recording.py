@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fixtures.machines import machine, names
+from fixtures.machines import HEALTHY, as_yaml, machine, names
 from gpunode.checks.runner import run_checks
 from gpunode.commands.demo import build_machine
 from gpunode.errors import ConfigError
@@ -51,6 +52,29 @@ def changed(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
 @pytest.mark.parametrize("name", names())
 def test_every_recorded_machine_is_accepted(name: str) -> None:
     parse_recording(json.dumps(machine(name).get("recording", {})))
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_tree_is_printed_as_the_file_that_it_is_built_from(tmp_path: Path, name: str) -> None:
+    tree = build_machine(machine(name), tmp_path / "first")
+    log = tree / ".gpunode/kernel.log"
+    spec = yaml.safe_load(as_yaml(tree))
+    assert spec.pop("expected") == {}
+    if log.exists():
+        spec["files"]["/.gpunode/kernel.log"] = spec.pop("kernel_log")
+    copy = build_machine(spec, tmp_path / "second")
+    assert entries(copy) == entries(tree)
+
+
+def entries(root: Path) -> dict[str, object]:
+    """Each path of the tree, with where a link leads, a file's mode and content, and None for a directory."""
+
+    def entry(path: Path) -> object:
+        if path.is_symlink():
+            return str(path.readlink())
+        return (path.stat().st_mode, path.read_bytes()) if path.is_file() else None
+
+    return {str(path.relative_to(root)): entry(path) for path in root.rglob("*")}
 
 
 KNOWN = [name for name in MACHINES if name in names()]
