@@ -31,7 +31,7 @@ from gpunode.cdi.spec import (
 from gpunode.errors import GpunodeError
 from gpunode.facts.containerd import find_containerd
 from gpunode.facts.crio import find_crio
-from gpunode.facts.daemons import Daemon, systemd_runs
+from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker import find_docker
 from gpunode.facts.effective import configured
 from gpunode.facts.podman import find_podman
@@ -142,7 +142,7 @@ def companions(host: Host, engines: tuple[Daemon, ...], *, units: bool) -> Compa
             f"{NVIDIA_UNITS[1]} will write {STANDARD} again, as it was: not every engine can use that; "
             f"systemctl disable --now {' '.join(NVIDIA_UNITS)} && gpunode cdi refresh --install"
         )
-    elif units and systemd_runs(host):
+    elif units and host.systemd_runs():
         files += refresh.files(host, [_directory(path) for path in paths[1:]])
         wanted = refresh.UNITS
     elif units:

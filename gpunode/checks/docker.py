@@ -11,7 +11,7 @@ from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, 
 from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
-from gpunode.facts.daemons import Daemon, systemd_runs
+from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker import (
     TABLE,
     flag_conflicts,
@@ -356,7 +356,7 @@ def _restart(node: Node) -> Fix:
 
 def _by_init(node: Node, command: str) -> str:
     """WSL may go without systemd."""
-    if node.kind == WSL2 and not systemd_runs(node.host):
+    if node.kind == WSL2 and not node.host.systemd_runs():
         return re.sub(r"^systemctl (\w+) docker$", r"service docker \1", command)
     return command
 

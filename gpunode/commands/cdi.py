@@ -33,13 +33,12 @@ from gpunode.commands.outcome import Session
 from gpunode.commands.session import verb
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.cdi import DIRECTORIES, vendor_specs
-from gpunode.facts.daemons import systemd_runs
 from gpunode.facts.driver import loaded_module
 from gpunode.host import Host
+from gpunode.host.journal import FileEdit
 from gpunode.output.result import Block, Cell, Change, Diff, Progress, Result, Style, Table, Text
 from gpunode.runtime import apply
 from gpunode.runtime.apply import change_files
-from gpunode.runtime.engine import FileEdit
 
 cdi_app = typer.Typer(
     help="Name the GPUs to engines by CDI specifications.",
@@ -614,7 +613,7 @@ def change_units(host: Host, options: UnitsOptions, progress: Progress) -> Resul
 
 
 def _refuse(host: Host) -> None:
-    if not systemd_runs(host):
+    if not host.systemd_runs():
         raise PreconditionError(
             "systemd doesn't run on this node, so it can't refresh the specification",
             hint="run `gpunode cdi refresh` from whatever starts services here, after the driver is loaded",

@@ -40,9 +40,9 @@ from gpunode.commands.outcome import Session
 from gpunode.commands.session import verb
 from gpunode.errors import PreconditionError, UsageError, ValidationError
 from gpunode.host import Host
-from gpunode.host.journal import Journal
+from gpunode.host.journal import FileEdit, Journal
 from gpunode.output.result import Progress, Result
-from gpunode.runtime.engine import Active, Engine, FileEdit, Handler, Plan, Request, Unwanted, Wanted
+from gpunode.runtime.engine import Active, Engine, Handler, Plan, Request, Unwanted, Wanted
 from gpunode.runtime.find import name_of_daemon
 from gpunode.runtime.removal import (
     OPERATION,

@@ -15,11 +15,11 @@ from gpunode.commands.outcome import Session
 from gpunode.commands.session import verb
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, Unreadable, UsageError
 from gpunode.host import Host
-from gpunode.host.journal import LIST_HINT, OPEN_STATES, Entry, Journal, digest, lock_path
+from gpunode.host.journal import LIST_HINT, OPEN_STATES, Entry, FileEdit, Journal, digest, lock_path
 from gpunode.output.result import Block, Cell, Change, Diff, Progress, Result, Style, Table, Text
 from gpunode.runtime import find
 from gpunode.runtime.apply import Past, change_files, past, take_back
-from gpunode.runtime.engine import Active, Engine, FileEdit, Plan, Request
+from gpunode.runtime.engine import Active, Engine, Plan, Request
 from gpunode.runtime.removal import Original, cdi_users
 from gpunode.runtime.workflow import LOCK_SECONDS, Intent, RestartReport, RuntimeConfiguration, change, shown
 

@@ -13,13 +13,12 @@ from gpunode.cdi.refresh import program
 from gpunode.commands import cdi, mig_plan
 from gpunode.commands.mig_labels import MigLabels
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
-from gpunode.facts.daemons import systemd_runs
 from gpunode.facts.mig import keeper
 from gpunode.facts.node import Node
 from gpunode.gpu.mig import MigSession
 from gpunode.gpu.mig_model import GpuLayout, Layouts
 from gpunode.host import Host
-from gpunode.host.journal import lock_path
+from gpunode.host.journal import FileEdit, lock_path
 from gpunode.kubernetes.access import Access
 from gpunode.mig import apply, node_labels
 from gpunode.mig.apply import HalfDone, Tools, carry_out
@@ -27,7 +26,6 @@ from gpunode.mig.plan import Device, devices_of
 from gpunode.mig.users import Drained, InUse, Obstacle, Room, bring_back, drain
 from gpunode.output.result import Block, Diff, ErrorInfo, ExitCode, Progress, Result, Style, Text
 from gpunode.runtime.apply import LOCK_SECONDS, FilesChanged, change_files, uninterrupted
-from gpunode.runtime.engine import FileEdit
 
 # After a MIG layout has changed: device files, CDI, the unit that applies it at boot, and what to tell.
 
@@ -136,7 +134,7 @@ def refuse_persist(host: Host, chosen: mig_plan.Chosen) -> None:
     """Before anything is changed: `PreconditionError` where no unit can do it, or another does already;
     `ConfigError` where one of its name is somebody else's."""
     _edits(host, chosen)
-    if not systemd_runs(host):
+    if not host.systemd_runs():
         raise PreconditionError(
             "systemd doesn't run on this node, so it can't apply the layout at boot",
             hint="run `gpunode mig apply` from whatever starts services here, before the engines",

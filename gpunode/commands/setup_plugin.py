@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 from gpunode.commands import setup_steps
 from gpunode.commands.setup_steps import State, Step
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError, RolledBackError
-from gpunode.facts.daemons import systemd_runs
 from gpunode.facts.node import Node
 from gpunode.facts.services import UnitState, read_unit_states
 from gpunode.host import Host
+from gpunode.host.journal import FileEdit
 from gpunode.output.result import Block, Change, Diff, Progress, Result, Style, Text
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.observe.status_file import OwnStatus, read_own_status
 from gpunode.plugin.service import UNIT, UNIT_FILE, find_unit, hidden_program, unit_text
 from gpunode.runtime import apply
 from gpunode.runtime.apply import FilesChanged, change_files, uninterrupted
-from gpunode.runtime.engine import FileEdit
 
 if TYPE_CHECKING:
     from gpunode.commands.manifests import PluginOptions as Manifest
@@ -97,7 +96,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 
 
 def _refuse(host: Host) -> None:
-    if not systemd_runs(host):
+    if not host.systemd_runs():
         raise PreconditionError(
             "systemd doesn't run on this node, so it can't start the device plugin",
             hint="use --plugin daemonset, or start gpunode plugin serve from whatever starts services here",

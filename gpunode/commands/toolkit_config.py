@@ -15,6 +15,7 @@ from gpunode.facts import toolkit as facts
 from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.toolkit import Key
 from gpunode.host import Host
+from gpunode.host.journal import FileEdit
 from gpunode.output.result import (
     Block,
     Cell,
@@ -29,7 +30,7 @@ from gpunode.output.result import (
     Text,
 )
 from gpunode.runtime.apply import FilesChanged, change_files
-from gpunode.runtime.engine import FileEdit, decode
+from gpunode.runtime.engine import decode
 from gpunode.runtime.toolkit_file import with_settings, without_settings
 
 KIND = "ToolkitConfig"

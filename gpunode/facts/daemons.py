@@ -103,11 +103,6 @@ def process_unit(host: Host, process: Process, name: str) -> Unit | None:
     return None
 
 
-def systemd_runs(host: Host) -> bool:
-    """Whether systemd is this node's init; sd_booted(3) tests the same directory."""
-    return host.is_dir("/run/systemd/system")
-
-
 def same_file(host: Host, one: str, other: str) -> bool:
     """Whether two node paths lead to the same file."""
     return one == other or host.realpath(one) == host.realpath(other)
@@ -179,7 +174,7 @@ def _of_process(host: Host, kind: Kind, process: Process, packaged: Unit | None)
         f"started with {kind.flags[0]} {given}" if given else "default path"
     )
     unit = process_unit(host, process, kind.name)
-    if unit is None and packaged is not None and systemd_runs(host) and packaged.argv == process.argv:
+    if unit is None and packaged is not None and host.systemd_runs() and packaged.argv == process.argv:
         unit = packaged  # the control group may be hidden, or missing in a recording
     return Found(process, unit, process.argv, config, source)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpunode.errors import GpunodeError
-from gpunode.facts.daemons import systemd_runs
 from gpunode.facts.docker import rootless_docker
 from gpunode.facts.node import Node
 
@@ -48,7 +47,7 @@ def _docker_is_off(node: Node) -> bool:
     except GpunodeError:
         return False  # systemd hangs
     known = [unit for unit in units if unit is not None]
-    if not known and not systemd_runs(node.host):
+    if not known and not node.host.systemd_runs():
         return not node.host.exists("/etc/init.d/docker")  # sysvinit and OpenRC
     return bool(known) and not any(unit.installed and unit.file not in _OFF for unit in known)
 

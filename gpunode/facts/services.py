@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gpunode.facts.daemons import systemd_runs
 from gpunode.facts.topic import Stuck
 from gpunode.host import Host
 
@@ -73,7 +72,7 @@ def read_unit_states(host: Host) -> Mapping[str, UnitState]:
     says nothing. `Stuck` if it hangs. A recorded machine answers with whatever of the command it holds."""
     if not host.live:
         return parse_unit_states("\n\n".join(_recorded(host)))
-    if not systemd_runs(host):
+    if not host.systemd_runs():
         return {}
     done = host.run([*COMMAND, *UNITS], timeout=_SECONDS)
     if done.timed_out:

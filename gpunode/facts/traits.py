@@ -73,9 +73,8 @@ def _lxc(node: Node) -> bool:
 
 def _application_container(node: Node) -> bool:
     """A container without an init system, unlike one of LXC or kind: engines that it sees are the host's."""
-    from gpunode.facts.daemons import systemd_runs
 
-    return node.kind == CONTAINER and not systemd_runs(node.host)
+    return node.kind == CONTAINER and not node.host.systemd_runs()
 
 
 def _kubelet(node: Node) -> bool:

@@ -8,13 +8,14 @@ of a process that was killed. Back-ups never lie beside the files: containerd an
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import stat
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from gpunode.errors import ConfigError, UsageError
 from gpunode.host import Host
@@ -69,27 +70,51 @@ LIST_HINT = "see what there is: gpunode journal list"
 OPEN_STATES = ("begun", "applied")
 
 
-class Edit(Protocol):
-    """A file before and after; `interim` and `undo` are what it holds for a moment on the way.
+@dataclass(frozen=True)
+class FileEdit:
+    """One file before and after, None where it doesn't exist.
 
-    A `generated` file is written anew whenever the node changes, so a later content is no stranger's. One
-    `beside` is no configuration of the engine.
+    `interim` is what the daemon must read when it reloads, where reading `after` would not undo what it
+    remembers (dockerd keeps a runtime whose key is gone from its file); `undo` is the same for the way back.
+    `generated` marks a file that is written anew whenever the node changes, such as a CDI specification: on
+    the way back a newer one is no stranger's. `beside` marks a file that no engine reads as configuration:
+    the specification, and the systemd units that keep it fresh.
     """
 
+    path: str
+    before: bytes | None
+    after: bytes | None
+    interim: bytes | None = None
+    undo: bytes | None = None
+    generated: bool = False
+    beside: bool = False
+
     @property
-    def path(self) -> str: ...
-    @property
-    def before(self) -> bytes | None: ...
-    @property
-    def after(self) -> bytes | None: ...
-    @property
-    def interim(self) -> bytes | None: ...
-    @property
-    def undo(self) -> bytes | None: ...
-    @property
-    def generated(self) -> bool: ...
-    @property
-    def beside(self) -> bool: ...
+    def action(self) -> str:
+        """created, updated, removed or unchanged."""
+        if self.before == self.after:
+            return "unchanged"
+        if self.before is None:
+            return "created"
+        return "removed" if self.after is None else "updated"
+
+    def change(self) -> Change:
+        """The edit as it is shown, with a unified diff."""
+        return Change(self.path, self.action, self.diff())
+
+    def diff(self) -> str:
+        """Unified diff; empty if nothing changes."""
+        before, after = (_text(data).splitlines(keepends=True) for data in (self.before, self.after))
+        old, new = (self.path if data is not None else "/dev/null" for data in (self.before, self.after))
+        lines = difflib.unified_diff(before, after, old, new)
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+        )
+
+
+def _text(data: bytes | None) -> str:
+    """File content for showing; never fails."""
+    return (data or b"").decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
@@ -158,7 +183,7 @@ class Journal:
         """The node's journal, an ordinary user's own for what that user may change; see `state_directory`."""
         return cls(host, f"{state_directory(host)}/journal")
 
-    def begin(self, operation: str, edits: Sequence[Edit], context: Mapping[str, Any]) -> Entry:
+    def begin(self, operation: str, edits: Sequence[FileEdit], context: Mapping[str, Any]) -> Entry:
         """Copy every file, then write the manifest; nothing else has happened when this returns."""
         self.host.make_dirs(self.directory, mode=0o700)
         name = self._new_name(operation)
@@ -180,7 +205,7 @@ class Journal:
             name for name in (base, *(f"{base}-{n}" for n in range(2, len(taken) + 3))) if name not in taken
         )
 
-    def _back_up(self, directory: str, number: int, edit: Edit) -> dict[str, Any]:
+    def _back_up(self, directory: str, number: int, edit: FileEdit) -> dict[str, Any]:
         found = self.host.stat(edit.path)
         backup = ""
         if edit.before is not None:

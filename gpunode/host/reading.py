@@ -265,6 +265,10 @@ class ReadingHost:
     def is_dir(self, path: str) -> bool:
         return stat.S_ISDIR(self._mode(path))
 
+    def systemd_runs(self) -> bool:
+        """Whether systemd is this node's init; sd_booted(3) tests the same directory."""
+        return self.is_dir("/run/systemd/system")
+
     def is_symlink(self, path: str) -> bool:
         return stat.S_ISLNK(self._mode(path, follow=False))
 

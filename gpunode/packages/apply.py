@@ -12,7 +12,7 @@ from typing import Any
 
 from gpunode.errors import GpunodeError, PreconditionError, RolledBackError
 from gpunode.host import Host
-from gpunode.host.journal import Entry, Journal, lock_path
+from gpunode.host.journal import Entry, FileEdit, Journal, lock_path
 from gpunode.output.result import Block, Change, Diff, Progress, Style, Text
 from gpunode.packages.manager import (
     LOCKED,
@@ -28,7 +28,6 @@ from gpunode.packages.manager import (
 )
 from gpunode.packages.repository import SUFFIX
 from gpunode.runtime.apply import LOCK_SECONDS, change_files, uninterrupted
-from gpunode.runtime.engine import FileEdit
 
 
 @dataclass(frozen=True)

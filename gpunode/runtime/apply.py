@@ -17,12 +17,11 @@ from gpunode.errors import (
     RolledBackError,
     Unreadable,
 )
-from gpunode.facts.daemons import systemd_runs
 from gpunode.host import Host
-from gpunode.host.journal import Entry, Journal, lock_path, state_of
+from gpunode.host.journal import Entry, FileEdit, Journal, lock_path, state_of
 from gpunode.output.result import Progress
 from gpunode.runtime import find
-from gpunode.runtime.engine import Active, Engine, FileEdit, Plan, decode
+from gpunode.runtime.engine import Active, Engine, Plan, decode
 from gpunode.runtime.removal import kinds_of, runtimes_of
 from gpunode.runtime.restart import Restarter
 
@@ -177,7 +176,7 @@ def back(entry: Entry) -> Moves:
 
 
 def _acts(host: Host) -> bool:
-    return host.live and systemd_runs(host)
+    return host.live and host.systemd_runs()
 
 
 _ANSWER_SECONDS = 30.0

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 
 from gpunode.errors import GpunodeError, PreconditionError, ValidationError
 from gpunode.facts.containerd import ContainerdConfig, dig, load_config, parse_toml
-from gpunode.facts.daemons import Daemon, systemd_runs
+from gpunode.facts.daemons import Daemon
 from gpunode.facts.kubelet import CONFIG, setting
 from gpunode.host import Host
+from gpunode.host.journal import FileEdit
 from gpunode.runtime import containerd_check, containerd_plan
 from gpunode.runtime.containerd_check import Judge, Texts
 from gpunode.runtime.containerd_files import DROP_IN_NAME, NVIDIA_DROP_INS, State, refuse_missing_import
 from gpunode.runtime.containerd_plan import Copies, Outcome, Replacement, configured
-from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
+from gpunode.runtime.engine import Active, Plan, Unwanted, Wanted, decode
 from gpunode.runtime.trees import Tree, same
 
 _HAS_CDI = (1, 7)
@@ -220,7 +221,7 @@ class ContainerdEngine:
             driver = None
         if driver:
             return driver == "systemd"
-        return systemd_runs(self.host) and self.host.exists("/sys/fs/cgroup/cgroup.controllers")
+        return self.host.systemd_runs() and self.host.exists("/sys/fs/cgroup/cgroup.controllers")
 
     def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
         """Let containerd merge staged copies and compare with its view of the files as they are."""

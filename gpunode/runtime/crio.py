@@ -42,19 +42,10 @@ from gpunode.facts.daemons import Daemon, same_file
 from gpunode.facts.processes import option_value, option_values
 from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.host import Host
+from gpunode.host.journal import FileEdit
 from gpunode.host.process import COMMAND_NOT_FOUND
 from gpunode.runtime import toml_edit
-from gpunode.runtime.engine import (
-    Active,
-    FileEdit,
-    Handler,
-    Plan,
-    Unwanted,
-    Wanted,
-    decode,
-    refuse_untrusted,
-    text,
-)
+from gpunode.runtime.engine import Active, Handler, Plan, Unwanted, Wanted, decode, refuse_untrusted
 from gpunode.runtime.podman import hook_removals, injects_twice, reads_none
 from gpunode.runtime.toolkit_file import with_settings
 from gpunode.runtime.trees import Mutation, Tree, same
@@ -353,7 +344,7 @@ def after_restart(config: CrioConfig, edits: Iterable[FileEdit], directory: str)
             continue
         files.pop(edit.path, None)
         if edit.after is not None:
-            content = text(edit.after)
+            content = (edit.after or b"").decode(errors="replace")
             files[edit.path] = CrioFile(edit.path, content, parse_toml(content, edit.path))
     drop_ins = sorted(
         (file for path, file in files.items() if path != config.path), key=lambda f: order(f.path)

@@ -31,10 +31,11 @@ from gpunode.facts.processes import environment, running
 from gpunode.facts.systemd import read_unit
 from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.host import Host
+from gpunode.host.journal import FileEdit
 from gpunode.host.process import COMMAND_NOT_FOUND
 from gpunode.runtime import docker_rootless, json_edit
 from gpunode.runtime.docker_rootless import beside_another_users
-from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode, refuse_untrusted
+from gpunode.runtime.engine import Active, Plan, Unwanted, Wanted, decode, refuse_untrusted
 from gpunode.runtime.trees import Tree
 
 # What a person should know about Docker on this node that no file tells: pods, containers, the snap.

@@ -17,7 +17,8 @@ from gpunode.facts.processes import Process, environment, running
 from gpunode.facts.systemd import read_unit
 from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.host import Host
-from gpunode.runtime.engine import FileEdit, Unwanted, Wanted, decode
+from gpunode.host.journal import FileEdit
+from gpunode.runtime.engine import Unwanted, Wanted, decode
 
 DROP_IN = "gpunode.conf"
 _SETTING: dict[tuple[str, ...], bool] = {("nvidia-container-cli", "no-cgroups"): True}

@@ -6,16 +6,15 @@ apply.py is the only code that carries one out.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gpunode.errors import ConfigError, PreconditionError
 from gpunode.facts.daemons import Daemon
 from gpunode.host import NOT_TRUSTED, Host
+from gpunode.host.journal import FileEdit
 from gpunode.host.process import Completed
 from gpunode.host.trust import advice
-from gpunode.output.result import Change
 from gpunode.runtime.restart import Restarter
 
 
@@ -61,53 +60,6 @@ class Unwanted:
     names: tuple[str, ...]
     previous_default: str = ""
     cdi: bool = False
-
-
-@dataclass(frozen=True)
-class FileEdit:
-    """One file before and after, None where it doesn't exist.
-
-    `interim` is what the daemon must read when it reloads, where reading `after` would not undo what it
-    remembers (dockerd keeps a runtime whose key is gone from its file); `undo` is the same for the way back.
-    `generated` marks a file that is written anew whenever the node changes, such as a CDI specification: on
-    the way back a newer one is no stranger's. `beside` marks a file that no engine reads as configuration:
-    the specification, and the systemd units that keep it fresh.
-    """
-
-    path: str
-    before: bytes | None
-    after: bytes | None
-    interim: bytes | None = None
-    undo: bytes | None = None
-    generated: bool = False
-    beside: bool = False
-
-    @property
-    def action(self) -> str:
-        """created, updated, removed or unchanged."""
-        if self.before == self.after:
-            return "unchanged"
-        if self.before is None:
-            return "created"
-        return "removed" if self.after is None else "updated"
-
-    def change(self) -> Change:
-        """The edit as it is shown, with a unified diff."""
-        return Change(self.path, self.action, self.diff())
-
-    def diff(self) -> str:
-        """Unified diff; empty if nothing changes."""
-        before, after = (text(data).splitlines(keepends=True) for data in (self.before, self.after))
-        old, new = (self.path if data is not None else "/dev/null" for data in (self.before, self.after))
-        lines = difflib.unified_diff(before, after, old, new)
-        return "".join(
-            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
-        )
-
-
-def text(data: bytes | None) -> str:
-    """File content for showing; never fails."""
-    return (data or b"").decode("utf-8", "replace")
 
 
 def decode(data: bytes | None, path: str) -> str:

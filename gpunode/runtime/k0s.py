@@ -16,10 +16,11 @@ from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig, parse_t
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import K0S_MARK, k0s_manages
 from gpunode.host import Host
+from gpunode.host.journal import FileEdit
 from gpunode.runtime import rendered
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_files import refuse_wrong_types
-from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
+from gpunode.runtime.engine import Active, Plan, Unwanted, Wanted, decode
 
 _UPGRADE = (
     "k0s 1.36 does not start with this drop-in: before that upgrade take it out (gpunode unconfigure-runtime"

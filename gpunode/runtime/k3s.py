@@ -18,10 +18,11 @@ from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig, parse_t
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.systemd import read_unit
 from gpunode.host import Host
+from gpunode.host.journal import FileEdit
 from gpunode.runtime import rendered as distributions
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_files import cri_of, runtime_table
-from gpunode.runtime.engine import Active, FileEdit, Handler, Plan, Unwanted, Wanted, decode
+from gpunode.runtime.engine import Active, Handler, Plan, Unwanted, Wanted, decode
 from gpunode.runtime.trees import Tree
 
 # What k3s and rke2 find of NVIDIA's programs when they start, and so register by themselves.

@@ -13,10 +13,11 @@ from gpunode.errors import PreconditionError
 from gpunode.facts.containerd import ContainerdConfig
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
+from gpunode.host.journal import FileEdit
 from gpunode.runtime import rendered as distributions
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_plan import take_out
-from gpunode.runtime.engine import Active, FileEdit, Plan, Unwanted, Wanted, decode
+from gpunode.runtime.engine import Active, Plan, Unwanted, Wanted, decode
 
 TEMPLATE = "containerd-template.toml"
 # what the service fills in; the snapshotter depends on the file system, and a parser takes any

@@ -12,9 +12,10 @@ from gpunode.facts.daemons import Daemon
 from gpunode.facts.podman import CONFIG, DROP_INS, PodmanConfig, load_podman
 from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.host import Host
+from gpunode.host.journal import FileEdit
 from gpunode.host.process import Completed
 from gpunode.runtime import toml_edit
-from gpunode.runtime.engine import Active, FileEdit, Handler, Plan, Unwanted, Wanted, decode
+from gpunode.runtime.engine import Active, Handler, Plan, Unwanted, Wanted, decode
 from gpunode.runtime.toml_edit import document
 from gpunode.runtime.trees import Tree
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.host.journal import Entry, Journal, digest
-from gpunode.runtime.engine import Active, Engine, FileEdit, Plan
+from gpunode.host.journal import Entry, FileEdit, Journal, digest
+from gpunode.runtime.engine import Active, Engine, Plan
 from gpunode.runtime.find import name_of
 
 OPERATION = "configure-runtime"

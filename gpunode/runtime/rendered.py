@@ -12,11 +12,12 @@ from gpunode.facts.containerd import ContainerdConfig, dig, load_config, merge, 
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.writers import nvidia_handlers, nvidia_writer
 from gpunode.host import Host
+from gpunode.host.journal import FileEdit
 from gpunode.runtime import containerd_check, toml_edit
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_files import refuse_wrong_types, runtime_table
 from gpunode.runtime.containerd_plan import take_out
-from gpunode.runtime.engine import Active, FileEdit, Handler, Plan, Unwanted, Wanted, decode
+from gpunode.runtime.engine import Active, Handler, Plan, Unwanted, Wanted, decode
 from gpunode.runtime.trees import Tree
 
 PROGRAM = "/usr/bin/nvidia-container-runtime"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpunode.errors import DaemonError, PreconditionError, UsageError
-from gpunode.facts.daemons import Daemon, systemd_runs
+from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import DISTRIBUTIONS
 from gpunode.facts.docker import places
 from gpunode.host import Host
@@ -66,7 +66,7 @@ class Restarter:
             return self.daemon.unit is not None and self.host.is_dir(
                 f"{places(self.host).runtime_directory}/systemd"
             )
-        return self.daemon.unit is not None and systemd_runs(self.host)
+        return self.daemon.unit is not None and self.host.systemd_runs()
 
     def require(self, verb: str) -> None:
         """`PreconditionError` if nobody here can restart or reload it: said before anything is written."""

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from gpunode.errors import DaemonError, PreconditionError
 from gpunode.gpu.child import module_argv
 from gpunode.host import Host
-from gpunode.host.journal import Journal, lock_path
+from gpunode.host.journal import FileEdit, Journal, lock_path
 from gpunode.output.result import Change, Progress, Step
 from gpunode.runtime.apply import LOCK_SECONDS, change_files
-from gpunode.runtime.engine import FileEdit
 
 _OPERATION = "doctor-fix"
 _SECONDS = 120.0  # an initramfs, or a daemon that takes its time to stop

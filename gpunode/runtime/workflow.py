@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.host import Host
-from gpunode.host.journal import Journal, lock_path
+from gpunode.host.journal import FileEdit, Journal, lock_path
 from gpunode.output.result import Block, Change, Diff, ExitCode, Progress, Result, Style, Text
 from gpunode.runtime import find
 from gpunode.runtime.apply import (
@@ -25,7 +25,7 @@ from gpunode.runtime.apply import (
     take_back,
     take_back_all,
 )
-from gpunode.runtime.engine import Active, Engine, FileEdit, Plan, Request, Wanted, refuse
+from gpunode.runtime.engine import Active, Engine, Plan, Request, Wanted, refuse
 from gpunode.runtime.restart import Restarter
 
 # What a change of an engine's configuration came to, for programs and for people.

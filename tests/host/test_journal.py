@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import json
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from gpunode.errors import ConfigError, UsageError
 from gpunode.host import Host
-from gpunode.host.journal import Journal, digest, lock_path
-
-
-@dataclass(frozen=True)
-class Edit:
-    path: str
-    before: bytes | None
-    after: bytes | None
-    interim: bytes | None = None
-    undo: bytes | None = None
-    generated: bool = False
-    beside: bool = False
+from gpunode.host.journal import FileEdit, Journal, digest, lock_path
 
 
 @pytest.fixture
@@ -31,7 +19,7 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path, environ={})
 
 
-def begun(host: Host, *edits: Edit, operation: str = "configure-runtime") -> tuple[Journal, str]:
+def begun(host: Host, *edits: FileEdit, operation: str = "configure-runtime") -> tuple[Journal, str]:
     """An entry for edits that are then carried out."""
     journal = Journal.of(host)
     for edit in edits:
@@ -50,7 +38,7 @@ def test_entry_is_complete_and_private_before_anything_is_written(host: Host, tm
     (tmp_path / "etc/a").write_bytes(b"old")
     (tmp_path / "etc/a").chmod(0o640)
     entry = Journal.of(host).begin(
-        "configure-runtime", [Edit("/etc/a", b"old", b"new")], {"engine": "docker"}
+        "configure-runtime", [FileEdit("/etc/a", b"old", b"new")], {"engine": "docker"}
     )
     directory = tmp_path / entry.directory.lstrip("/")
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
@@ -65,7 +53,7 @@ def test_entry_is_complete_and_private_before_anything_is_written(host: Host, tm
 def test_restore_gives_back_bytes_mode_and_removes_created_files(host: Host, tmp_path: Path) -> None:
     (tmp_path / "etc/a").write_bytes(b"old")
     (tmp_path / "etc/a").chmod(0o600)
-    journal, name = begun(host, Edit("/etc/a", b"old", b"new"), Edit("/etc/b", None, b"new"))
+    journal, name = begun(host, FileEdit("/etc/a", b"old", b"new"), FileEdit("/etc/b", None, b"new"))
     (tmp_path / "etc/a").chmod(0o666)
     changes = journal.restore(journal.unfinished()[0])
     assert [(one.path, one.action) for one in changes] == [("/etc/a", "restored"), ("/etc/b", "removed")]
@@ -76,14 +64,14 @@ def test_restore_gives_back_bytes_mode_and_removes_created_files(host: Host, tmp
 
 
 def test_removed_file_comes_back(host: Host, tmp_path: Path) -> None:
-    journal, _ = begun(host, Edit("/etc/a", b"old", None))
+    journal, _ = begun(host, FileEdit("/etc/a", b"old", None))
     assert not (tmp_path / "etc/a").exists()
     journal.restore(journal.unfinished()[0])
     assert (tmp_path / "etc/a").read_bytes() == b"old"
 
 
 def test_someone_elses_later_edit_is_never_overwritten(host: Host, tmp_path: Path) -> None:
-    journal, _ = begun(host, Edit("/etc/a", b"old", b"new"))
+    journal, _ = begun(host, FileEdit("/etc/a", b"old", b"new"))
     (tmp_path / "etc/a").write_bytes(b"theirs")
     entry = journal.unfinished()[0]
     assert journal.foreign(entry) == ("/etc/a",)
@@ -92,7 +80,7 @@ def test_someone_elses_later_edit_is_never_overwritten(host: Host, tmp_path: Pat
 
 
 def test_text_for_a_moment_counts_as_ours(host: Host, tmp_path: Path) -> None:
-    journal, _ = begun(host, Edit("/etc/a", b"old", b"new", interim=b"between", undo=b"back"))
+    journal, _ = begun(host, FileEdit("/etc/a", b"old", b"new", interim=b"between", undo=b"back"))
     for text in (b"between", b"back"):
         (tmp_path / "etc/a").write_bytes(text)
         journal.restore(journal.unfinished()[0])
@@ -100,7 +88,7 @@ def test_text_for_a_moment_counts_as_ours(host: Host, tmp_path: Path) -> None:
 
 
 def test_damaged_copy_is_refused(host: Host, tmp_path: Path) -> None:
-    journal, _ = begun(host, Edit("/etc/a", b"old", b"new"))
+    journal, _ = begun(host, FileEdit("/etc/a", b"old", b"new"))
     entry = journal.unfinished()[0]
     (tmp_path / entry.directory.lstrip("/") / entry.files[0]["backup"]).write_bytes(b"rot")
     with pytest.raises(ConfigError, match="damaged"):
@@ -109,11 +97,11 @@ def test_damaged_copy_is_refused(host: Host, tmp_path: Path) -> None:
 
 
 def test_last_committed_entry_is_the_default_and_rollbacks_do_not_count(host: Host) -> None:
-    journal, first = begun(host, Edit("/etc/a", b"1", b"2"))
+    journal, first = begun(host, FileEdit("/etc/a", b"1", b"2"))
     journal.mark(journal.unfinished()[0], "committed")
-    _, second = begun(host, Edit("/etc/a", b"2", b"3"))
+    _, second = begun(host, FileEdit("/etc/a", b"2", b"3"))
     journal.mark(journal.unfinished()[0], "committed")
-    begun(host, Edit("/etc/a", b"3", b"2"), operation="rollback")
+    begun(host, FileEdit("/etc/a", b"3", b"2"), operation="rollback")
     journal.mark(journal.unfinished()[0], "committed")
     assert journal.committed().id == second
     assert journal.committed(first).id == first
@@ -125,7 +113,7 @@ def test_last_committed_entry_is_the_default_and_rollbacks_do_not_count(host: Ho
 def test_entries_of_one_second_keep_their_order(host: Host) -> None:
     names = []
     for operation in ("unconfigure-runtime", "configure-runtime", "configure-runtime"):
-        journal, name = begun(host, Edit("/etc/a", b"1", b"2"), operation=operation)
+        journal, name = begun(host, FileEdit("/etc/a", b"1", b"2"), operation=operation)
         journal.mark(journal.unfinished()[0], "committed")
         names.append(name)
     assert [entry.id for entry in Journal.of(host).entries()] == names
@@ -133,9 +121,9 @@ def test_entries_of_one_second_keep_their_order(host: Host) -> None:
 
 
 def test_only_finished_entries_are_pruned(host: Host) -> None:
-    journal, oldest = begun(host, Edit("/etc/a", b"1", b"2"))
+    journal, oldest = begun(host, FileEdit("/etc/a", b"1", b"2"))
     for _ in range(4):
-        _, name = begun(host, Edit("/etc/a", b"1", b"2"))
+        _, name = begun(host, FileEdit("/etc/a", b"1", b"2"))
         journal.mark(next(entry for entry in journal.entries() if entry.id == name), "committed")
     journal.prune(keep=2)
     left = journal.entries()
@@ -188,7 +176,7 @@ def test_strange_manifests_stop_nobody(host: Host, tmp_path: Path, text: str) ->
     strange.mkdir(parents=True)
     (strange / "manifest.json").write_text(text)
     assert Journal.of(host).entries() == () and Journal.of(host).unfinished() == ()
-    journal, name = begun(host, Edit("/etc/a", b"1", b"2"))
+    journal, name = begun(host, FileEdit("/etc/a", b"1", b"2"))
     assert [entry.id for entry in journal.entries()] == [name]
 
 
@@ -201,7 +189,7 @@ def test_what_a_full_disk_left_of_an_entry_is_pruned(host: Host, tmp_path: Path)
 
 
 def test_entry_that_was_rolled_back_already_is_named_so(host: Host) -> None:
-    journal, name = begun(host, Edit("/etc/a", b"1", b"2"))
+    journal, name = begun(host, FileEdit("/etc/a", b"1", b"2"))
     journal.mark(journal.entries()[0], "rolled-back")
     with pytest.raises(UsageError, match="it is rolled-back"):
         journal.committed(name)
@@ -209,7 +197,7 @@ def test_entry_that_was_rolled_back_already_is_named_so(host: Host) -> None:
 
 def test_nothing_is_restored_if_one_copy_is_damaged(host: Host, tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir(exist_ok=True)
-    edits = [Edit(f"/etc/{name}", b"1", b"2") for name in "ab"]
+    edits = [FileEdit(f"/etc/{name}", b"1", b"2") for name in "ab"]
     journal = Journal.of(host)
     entry = journal.begin("op", edits, {})
     for edit in edits:
@@ -222,7 +210,7 @@ def test_nothing_is_restored_if_one_copy_is_damaged(host: Host, tmp_path: Path) 
 
 
 def test_directory_where_the_file_was_is_somebody_elses(host: Host, tmp_path: Path) -> None:
-    journal, _ = begun(host, Edit("/etc/a", None, b"2"))
+    journal, _ = begun(host, FileEdit("/etc/a", None, b"2"))
     (tmp_path / "etc/a").unlink(missing_ok=True)
     (tmp_path / "etc/a").mkdir(parents=True)
     entry = journal.entries()[0]

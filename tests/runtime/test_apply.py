@@ -20,12 +20,12 @@ from gpunode.errors import ConfigError, DaemonError, PreconditionError, RolledBa
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.processes import Process
 from gpunode.host import Host
-from gpunode.host.journal import Journal
+from gpunode.host.journal import FileEdit, Journal
 from gpunode.output.render import SilentProgress
 from gpunode.runtime import apply as apply_module
 from gpunode.runtime.apply import Job, apply, recover, take_back_all, uninterrupted
 from gpunode.runtime.docker import DockerEngine
-from gpunode.runtime.engine import Active, FileEdit, Handler, Plan, Request, Unwanted, Wanted, refuse
+from gpunode.runtime.engine import Active, Handler, Plan, Request, Unwanted, Wanted, refuse
 from gpunode.runtime.restart import Restarter
 
 WANTED = Wanted((Handler("nvidia", "/n"),))

@@ -13,8 +13,9 @@ from fixtures.crio import make_node
 from gpunode.errors import ConfigError, DaemonError, PreconditionError, UsageError, ValidationError
 from gpunode.facts.crio import find_crio
 from gpunode.host import Host
+from gpunode.host.journal import FileEdit
 from gpunode.runtime.crio import CrioEngine
-from gpunode.runtime.engine import Active, FileEdit, Handler, Plan, Unwanted, Wanted
+from gpunode.runtime.engine import Active, Handler, Plan, Unwanted, Wanted
 
 NVIDIA = Wanted((Handler("nvidia", "/usr/bin/nvidia-container-runtime"),))
 DROP_IN = "/etc/crio/crio.conf.d/99-nvidia.toml"

@@ -9,9 +9,9 @@ import pytest
 from gpunode.errors import PreconditionError
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
+from gpunode.host.journal import FileEdit
 from gpunode.runtime import docker
 from gpunode.runtime.containerd_check import Judge
-from gpunode.runtime.engine import FileEdit
 
 
 @pytest.fixture

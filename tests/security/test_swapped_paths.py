@@ -15,10 +15,9 @@ import pytest
 
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.host import Host
-from gpunode.host.journal import Journal
+from gpunode.host.journal import FileEdit, Journal
 from gpunode.output.render import SilentProgress
 from gpunode.runtime import apply
-from gpunode.runtime.engine import FileEdit
 
 OTHER = 61001
 # the system calls of Python between which another process can act
