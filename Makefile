@@ -2,21 +2,19 @@
 VENV ?= .venv
 export VENV
 
-.PHONY: demo test test-machine bench bench-plugin lint format corpus docs clean help
+.PHONY: demo test test-all bench bench-plugin lint format corpus docs clean help
 
 demo: ## run the whole program on a simulated node; changes nothing on this machine
 	@scripts/make-venv
 	@$(VENV)/bin/gpunode demo
 
-test: ## linters, types, unit tests, and integration tests with real engines
+test: ## linters, types, unit tests, and each engine once
 	@scripts/make-venv dev
 	@scripts/install-engines
 	@scripts/run-tests
 
-test-machine: ## tests on booted Debian machines with systemd; needs root, apt and Linux namespaces
-	@scripts/make-venv dev
-	@scripts/install-engines
-	@scripts/run-tests --machine
+test-all: test ## then all releases, corpora, long property tests, and booted Debian machines (needs root and apt)
+	@scripts/run-tests --full
 
 bench: ## measure the start times of commands, as ratios to `python -c pass`
 	@scripts/make-venv dev

@@ -1,4 +1,4 @@
-"""The corpus as a table: every file on every release that is here, two cells at a time.
+"""The corpus as a table: every file on every release that is here.
 
 With GPUNODE_RECORD_CORPUS=1 what the cells came to is written to fixtures/configs/results.json, from which
 the documentation's table is made; otherwise a cell that comes to another end than recorded fails.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 from fixtures.corpus import Case, cases, minor, record, recorded
-from fixtures.newer_engines import sources
+from fixtures.newer_engines import Unavailable, search_path, sources
 from tests.integration import driver_namespace
 from tests.integration.conftest import path_of, refuse_for, require
 from tests.integration.corpus_cells import Cell, Judge, explain
@@ -32,7 +31,6 @@ MODULES = {
 """What most of the thousands of runs import, a third of their time."""
 RECORDS = os.environ.get("GPUNODE_RECORD_CORPUS") == "1"
 Key = tuple[str, Case, str]
-WORKERS = 2
 # in memory: gpunode syncs what it writes, and a thousand times on a disk takes minutes
 _PLACE = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
@@ -48,34 +46,29 @@ def keys(engine: str) -> list[Any]:
 
 
 class Table:
-    """The cells of one engine. All that were selected are begun with the first that is asked for."""
+    """The cells of one engine that this process has run."""
 
-    def __init__(
-        self,
-        engine: str,
-        judge: Callable[[str], Judge],
-        selected: Sequence[Key],
-        workers: Sequence[ForkedCli],
-        no_driver: str,
-    ) -> None:
-        """`no_driver` says why `workers` see none, so that --cdi can't be tried."""
-        self._engine, self._judge, self._selected = engine, judge, selected
+    def __init__(self, engine: str, judge: Callable[[str], Judge], cli: ForkedCli, no_driver: str) -> None:
+        """`no_driver` says why `cli` sees none, so that --cdi can't be tried."""
+        self._engine, self._make_judge, self._cli = engine, judge, cli
         self._no_driver = no_driver
-        self._clis = itertools.cycle(workers)
-        self._pool = ThreadPoolExecutor(len(workers))
-        self._judges: dict[str, Judge] = {}
-        self._cells: dict[Key, Future[Cell]] = {}
+        self._judges: dict[str, Judge | None] = {}
+        self._cells: dict[Key, Cell] = {}
 
     def check(self, key: Key) -> None:
         """Fail with everything that is wrong with one cell; skip a release that isn't here."""
-        source, _, variant = key
+        source, case, variant = key
         if variant == "cdi" and self._no_driver:
             refuse_for([f"a mount namespace with a driver in it ({self._no_driver})"])
-        judge = self._judge_of(source)
-        twin = next(name for name, one in self._judges.items() if minor(one.release) == minor(judge.release))
+        path_of(source)  # skips the test where these engines can't be fetched
+        judge = self._judge(source)
+        assert judge is not None
+        twin = next(name for name in sources() if self._release(name) == minor(judge.release))
         if twin != source:
             pytest.skip(f"{source} has the same release of {self._engine} as {twin}")
-        cell = self._future(key).result()
+        with tempfile.TemporaryDirectory(prefix="gpn-cell-", dir=_PLACE) as name:
+            cell = Cell(judge, self._cli, case, variant, Path(name)).run()
+        self._cells[key] = cell
         assert not cell.complaints, explain(cell)
         column = recorded().get(self._engine, {}).get(minor(judge.release))
         if column is not None and not RECORDS:
@@ -84,45 +77,36 @@ class Table:
 
     def close(self) -> None:
         """Keep every column that is complete and right, if that was asked for."""
-        self._pool.shutdown(cancel_futures=True)
         wanted = sum(1 + len(case.variants) for case in cases(self._engine))
         for source, judge in self._judges.items() if RECORDS else ():
-            own = [future for key, future in self._cells.items() if key[0] == source]
-            done = [future.result() for future in own if not future.cancelled() and not future.exception()]
-            cells = {cell.label: cell.end for cell in done if not cell.complaints}
-            if len(cells) == wanted:
-                record(self._engine, judge.release, cells, every_run=not source.startswith("/"))
+            own = [cell for key, cell in self._cells.items() if key[0] == source]
+            ends = {cell.label: cell.end for cell in own if not cell.complaints}
+            if judge and len(ends) == wanted:
+                record(self._engine, judge.release, ends, every_run=not source.startswith("/"))
 
-    def _judge_of(self, source: str) -> Judge:
+    def _judge(self, source: str) -> Judge | None:
+        """None where its engines can't be fetched."""
         if source not in self._judges:
-            self._judges[source] = self._judge(path_of(source))
+            try:
+                self._judges[source] = self._make_judge(search_path(source))
+            except Unavailable:
+                self._judges[source] = None
         return self._judges[source]
 
-    def _future(self, key: Key) -> Future[Cell]:
-        for other in [key, *self._selected]:
-            if other not in self._cells and other[0] == key[0]:
-                self._cells[other] = self._pool.submit(self._run, other, next(self._clis))
-        return self._cells[key]
-
-    def _run(self, key: Key, cli: ForkedCli) -> Cell:
-        source, case, variant = key
-        with tempfile.TemporaryDirectory(prefix="gpn-cell-", dir=_PLACE) as name:
-            return Cell(self._judges[source], cli, case, variant, Path(name)).run()
+    def _release(self, source: str) -> str | None:
+        judge = self._judge(source)
+        return minor(judge.release) if judge else None
 
 
 @contextmanager
-def table(engine: str, judge: Callable[[str], Judge], request: pytest.FixtureRequest) -> Iterator[Table]:
-    """The table for the cells that this run of pytest has selected."""
+def table(engine: str, judge: Callable[[str], Judge]) -> Iterator[Table]:
+    """The table for the cells that this process runs."""
     require("gcc", "unshare")
-    items = (getattr(item, "callspec", None) for item in request.session.items)
-    params = (spec.params.get("key") for spec in items if spec is not None)
-    selected = [key for key in params if key is not None and key[1].engine == engine]
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpn-driver-")))
         prefix = driver_namespace.enter(directory)
         problem = driver_namespace.problem(prefix)
-        inside = () if problem else prefix
-        workers = [stack.enter_context(ForkedCli(inside, modules=MODULES[engine])) for _ in range(WORKERS)]
-        made = Table(engine, judge, selected, workers, problem)
+        cli = stack.enter_context(ForkedCli(() if problem else prefix, modules=MODULES[engine]))
+        made = Table(engine, judge, cli, problem)
         stack.callback(made.close)
         yield made

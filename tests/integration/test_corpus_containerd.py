@@ -21,8 +21,8 @@ pytestmark = pytest.mark.containerd
 
 
 @pytest.fixture(scope="module")
-def cells(request: pytest.FixtureRequest) -> Iterator[Table]:
-    with table("containerd", Containerd.on, request) as made:
+def cells() -> Iterator[Table]:
+    with table("containerd", Containerd.on) as made:
         yield made
 
 

@@ -20,8 +20,8 @@ FATAL = ("default-unknown", "runc-redefined", "runtime-type-and-path", "runtime-
 
 
 @pytest.fixture(scope="module")
-def cells(request: pytest.FixtureRequest) -> Iterator[Table]:
-    with table("docker", Docker.on, request) as made:
+def cells() -> Iterator[Table]:
+    with table("docker", Docker.on) as made:
         yield made
 
 
