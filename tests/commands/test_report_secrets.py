@@ -409,7 +409,7 @@ def test_variables(assignment: str, shown: str | None) -> None:
     assert shown_variable(assignment) == (shown or assignment)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_no_secret_of_a_live_process_is_in_a_bundle(tmp_path: Path) -> None:
     plants = Plants()
     arguments = plants.grown(COMMAND_LINES[0]).split("\0")[1:-1]

@@ -21,7 +21,12 @@ from tests.cli import gpunode
 from tests.integration.conftest import refuse_for, require
 from tests.waiting import PATIENCE, eventually
 
-pytestmark = [pytest.mark.containerd, pytest.mark.containers]
+pytestmark = [
+    pytest.mark.xdist_group("cdi_containerd"),
+    pytest.mark.full,
+    pytest.mark.containerd,
+    pytest.mark.containers,
+]
 LAYOUTS = ("debian", "rhel")
 CONFIG = """\
 version = 3

@@ -16,7 +16,12 @@ from gpunode.runtime.verify.image import ImageConfig, archive, layer
 from tests.cli import gpunode
 from tests.integration.conftest import refuse_for, require
 
-pytestmark = [pytest.mark.docker, pytest.mark.containers]
+pytestmark = [
+    pytest.mark.xdist_group("cdi_docker"),
+    pytest.mark.full,
+    pytest.mark.docker,
+    pytest.mark.containers,
+]
 LAYOUTS = ("debian", "rhel")
 
 

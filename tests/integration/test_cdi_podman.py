@@ -18,7 +18,12 @@ from tests.cli import gpunode
 from tests.integration.conftest import refuse_for, require
 from tests.waiting import PATIENCE
 
-pytestmark = [pytest.mark.podman, pytest.mark.containers]
+pytestmark = [
+    pytest.mark.xdist_group("cdi_podman"),
+    pytest.mark.full,
+    pytest.mark.podman,
+    pytest.mark.containers,
+]
 LIBRARIES = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libcuda.so.535.104.05")
 # no crun: it refuses this machine's hybrid cgroups; the limits need no CAP_SYS_RESOURCE
 PODMAN = (

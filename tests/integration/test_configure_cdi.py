@@ -13,7 +13,7 @@ from tests.integration.bare_node import BareNode, bare_node
 from tests.integration.conftest import path_of, require
 from tests.integration.verify_support import UUIDS
 
-pytestmark = [pytest.mark.docker, pytest.mark.containers]
+pytestmark = [pytest.mark.full, pytest.mark.docker, pytest.mark.containers]
 SPECIFICATION = "/run/cdi/nvidia.yaml"
 UNITS = {
     "/etc/systemd/system/gpunode-cdi-refresh.path",

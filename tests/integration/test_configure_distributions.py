@@ -12,7 +12,7 @@ from gpunode.facts.containerd import parse_toml
 from tests.integration.conftest import path_of, require
 from tests.integration.systemd_stand_in import require_namespace
 
-pytestmark = pytest.mark.containerd
+pytestmark = [pytest.mark.full, pytest.mark.containerd]
 K3S = "/var/lib/rancher/k3s/agent/etc/containerd"
 V3_TEMPLATE = f"{K3S}/config-v3.toml.tmpl"
 AWAY = "/var/lib/away/nvidia-container-runtime"  # where no distribution looks

@@ -20,7 +20,7 @@ from gpunode.runtime.docker import HOOK
 from tests.integration.configuring import Cli, configuring
 from tests.waiting import PATIENCE
 
-pytestmark = [pytest.mark.docker, pytest.mark.containers]
+pytestmark = [pytest.mark.full, pytest.mark.docker, pytest.mark.containers]
 IMAGE = "gpunode.test/sleeper:1"
 
 

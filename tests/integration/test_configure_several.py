@@ -22,7 +22,7 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
     endpoint = ["https://mirror.test"]
 """
 
-pytestmark = [pytest.mark.containerd, pytest.mark.docker]
+pytestmark = [pytest.mark.full, pytest.mark.containerd, pytest.mark.docker]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from gpunode.runtime.engine import Handler, Plan, Unwanted, Wanted
 from gpunode.runtime.trees import Tree, same
 from tests.integration.conftest import path_of, require
 
-pytestmark = pytest.mark.containerd
+pytestmark = [pytest.mark.full, pytest.mark.containerd]
 
 PROGRAM = "/usr/bin/nvidia-container-runtime"
 NVIDIA = Wanted((Handler("nvidia", PROGRAM),))

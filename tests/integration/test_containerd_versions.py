@@ -16,6 +16,8 @@ from gpunode.output.result import FindingStatus
 from tests.integration.conftest import path_of
 from tests.sure import sure
 
+pytestmark = pytest.mark.full
+
 OLD = "io.containerd.grpc.v1.cri"
 NEW = "io.containerd.cri.v1.runtime"
 IMPORTS = 'imports = ["{directory}/conf.d/*.toml"]\n'

@@ -17,7 +17,7 @@ from tests.integration.corpus_table import Key, Table, keys, table
 from tests.integration.forked_cli import ForkedCli
 from tests.waiting import PATIENCE
 
-pytestmark = pytest.mark.containerd
+pytestmark = [pytest.mark.full, pytest.mark.containerd]
 
 
 @pytest.fixture(scope="module")

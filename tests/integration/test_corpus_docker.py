@@ -15,7 +15,7 @@ from tests.integration.corpus_docker import MISSES_RUNTIMES, Docker, refused_at_
 from tests.integration.corpus_table import Key, Table, keys, table
 from tests.waiting import PATIENCE
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.full, pytest.mark.docker]
 FATAL = ("default-unknown", "runc-redefined", "runtime-type-and-path", "runtime-without-path")
 
 

@@ -29,7 +29,7 @@ from tests.cli import REPOSITORY, gpunode
 from tests.integration.conftest import refuse_for, require
 from tests.waiting import PATIENCE, eventually
 
-pytestmark = [pytest.mark.containers, pytest.mark.slow]
+pytestmark = [pytest.mark.containers, pytest.mark.full]
 DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
 _PROGRAM, _SOURCE = "/mnt/venv", "/mnt/source"  # the pod's own /tmp would hide a checkout below it
 _RUN = """\

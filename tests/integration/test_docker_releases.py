@@ -20,7 +20,7 @@ from tests.integration.configuring import Cli, configuring
 from tests.integration.conftest import path_of
 from tests.waiting import PATIENCE, eventually
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.full, pytest.mark.docker]
 IMAGE = "gpunode.test/sleeper:1"
 
 

@@ -18,7 +18,7 @@ from gpunode.host import Host
 from tests.integration.conftest import refuse_for, require
 from tests.waiting import PATIENCE
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.full, pytest.mark.docker]
 TOOLKIT = ".config/nvidia-container-runtime/config.toml"
 RESTART = ["systemctl --user daemon-reload", "systemctl --user restart docker.service"]
 

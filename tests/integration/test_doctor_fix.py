@@ -23,9 +23,10 @@ _ALLOWED = subprocess.run(
     capture_output=True,
     check=False,
 )
-pytestmark = pytest.mark.skipif(
-    _ALLOWED.returncode != 0, reason="needs root that may mount and make device nodes"
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(_ALLOWED.returncode != 0, reason="needs root that may mount and make device nodes"),
+]
 
 GPU = "0000:3b:00.0"
 VERSION = "580.159.03"

@@ -12,6 +12,8 @@ from tests.cli import gpunode
 
 CI = os.environ.get("CI") == "true"
 pytestmark = [
+    pytest.mark.xdist_group("doctor_page"),
+    pytest.mark.full,
     pytest.mark.skipif(program() is None and not CI, reason="chromium isn't installed"),
 ]
 SHOWN = (

@@ -14,6 +14,8 @@ from fixtures.engines import start_dockerd
 from gpunode.runtime.k3s import guarded
 from tests.integration.conftest import require
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.docker
 def test_the_condition_holds_only_where_the_runtime_is_not_in_the_map() -> None:

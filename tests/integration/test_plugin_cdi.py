@@ -24,7 +24,12 @@ from tests.integration.conftest import refuse_for, require
 from tests.integration.test_cdi_podman import podman
 from tests.waiting import PATIENCE, eventually
 
-pytestmark = [pytest.mark.podman, pytest.mark.containers]
+pytestmark = [
+    pytest.mark.xdist_group("plugin_cdi"),
+    pytest.mark.full,
+    pytest.mark.podman,
+    pytest.mark.containers,
+]
 GPUS, CUT = 3, 2
 # a /run of its own for the specifications, and the driver's table of MIG capabilities
 NAMESPACE = 'mount -t tmpfs -o mode=755 tmpfs /run && mount --bind "$1" /proc/driver && shift && exec "$@"'

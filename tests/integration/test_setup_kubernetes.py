@@ -16,7 +16,7 @@ from tests.cli import Ran
 from tests.integration.conftest import refuse_for, require
 from tests.integration.kubernetes_node import UNIT, KubernetesNode, kubernetes_node
 
-pytestmark = [pytest.mark.containerd, pytest.mark.slow]
+pytestmark = [pytest.mark.containerd, pytest.mark.full]
 NAME = "gpu-1"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 PASSED = {

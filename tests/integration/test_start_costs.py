@@ -22,6 +22,8 @@ from gpunode.host import Host
 from tests.integration.configuring import Cli, configuring
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.full
+
 HEAVY = {"grpc", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "lightkube", "logging", "distro"}
 HEAVY |= {"urllib.request", "importlib.metadata", "tempfile", "concurrent"}
 ENGINES = {"containerd": set[str](), "docker": {"google", "tomllib"}}

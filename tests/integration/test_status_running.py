@@ -20,6 +20,8 @@ from tests.integration.conftest import path_of, require
 from tests.integration.podman_node import PodmanNode
 from tests.integration.systemd_stand_in import require_namespace
 
+pytestmark = pytest.mark.full
+
 P2 = "io.containerd.grpc.v1.cri"
 P3 = "io.containerd.cri.v1.runtime"
 

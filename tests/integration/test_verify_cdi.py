@@ -25,7 +25,7 @@ from tests.integration.cdi_node import CdiNode, cdi_node
 from tests.integration.conftest import path_of, require
 from tests.integration.verify_support import GPUS, UUIDS, comes_to
 
-pytestmark = [pytest.mark.slow, pytest.mark.containers]
+pytestmark = [pytest.mark.full, pytest.mark.containers]
 CUT = with_mig(GPUS, 1, mixed_layout(1))
 WANTED = [UUIDS[0], *(mig_uuid(1, index) for index in range(4))]
 OLD = '[plugins."io.containerd.grpc.v1.cri"]\n'

@@ -16,7 +16,12 @@ from gpunode.runtime.verify.run import run_program
 from tests.integration.conftest import require
 from tests.integration.verify_support import GPUS, HANGING, UUIDS, Notes, comes_to, gpu_node, interrupt_when
 
-pytestmark = [pytest.mark.containerd, pytest.mark.containers]
+pytestmark = [
+    pytest.mark.xdist_group("verify_containerd"),
+    pytest.mark.full,
+    pytest.mark.containerd,
+    pytest.mark.containers,
+]
 HANDLER = """
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}]
     runtime_type = "io.containerd.runc.v2"

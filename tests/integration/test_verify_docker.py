@@ -15,7 +15,12 @@ from gpunode.runtime.verify.run import run_program
 from tests.integration.conftest import require
 from tests.integration.verify_support import GPUS, HANGING, UUIDS, Notes, gpu_node, interrupt_when
 
-pytestmark = [pytest.mark.docker, pytest.mark.containers]
+pytestmark = [
+    pytest.mark.xdist_group("verify_docker"),
+    pytest.mark.full,
+    pytest.mark.docker,
+    pytest.mark.containers,
+]
 
 
 @pytest.fixture(scope="module")

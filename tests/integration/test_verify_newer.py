@@ -20,7 +20,7 @@ from tests.integration.conftest import path_of, require
 from tests.integration.test_verify_containerd import HANDLER
 from tests.integration.verify_support import UUIDS, Notes, comes_to, gpu_node
 
-pytestmark = [pytest.mark.slow, pytest.mark.containers]
+pytestmark = [pytest.mark.full, pytest.mark.containers]
 PINNED = """
 [plugins."io.containerd.internal.v1.opt"]
   path = "{directory}/opt"

@@ -19,6 +19,16 @@ from tests.machine.readme import install_commands
 SUITES = os.environ.get("GPUNODE_TEST_SUITES", " ".join(PYTHONS)).split()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Only `make test-all` boots machines. One process runs all tests of a suite."""
+    for item in items:
+        if isinstance(item, pytest.Function) and item.path.parent == Path(__file__).parent:
+            suite = item.callspec.params["suite"] if hasattr(item, "callspec") else "none"
+            item.add_marker("full")
+            item.add_marker(pytest.mark.xdist_group(f"machine-{suite}"))
+
+
 @pytest.fixture(scope="session", params=SUITES)
 def suite(request: pytest.FixtureRequest) -> str:
     missing = missing_programs()

@@ -280,7 +280,7 @@ def test_systemd_hears_of_readiness_state_life_and_the_end(node: Node, short: Pa
     assert "WATCHDOG=1" in told
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_idle_plugin_is_light(node: Node) -> None:
     """The unit grants 256 MiB, half of it for a child that asks NVML.
 

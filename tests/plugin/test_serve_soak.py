@@ -36,7 +36,7 @@ GPUS = 8
 APPLICATION_XIDS = (13, 31, 43, 45)  # of these a GPU must stay healthy
 CONTAINED = 94  # a contained memory error: over when its program is
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.skipif(not have_compiler(), reason="gcc is not installed"),
 ]
 

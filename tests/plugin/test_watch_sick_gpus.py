@@ -171,7 +171,7 @@ def test_every_function_that_the_plugin_may_call_is_in_the_matrix(tmp_path: Path
     assert (LINK_QUESTIONS | EVENT_QUESTIONS) - asked == set()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("fault", [Fault("", hang=60.0), Fault("", abort=True)], ids=["hangs", "crashes"])
 def test_a_question_that_fails_affects_its_gpu_only(
     tmp_path: Path, short: Path, fault: Fault, monkeypatch: pytest.MonkeyPatch
@@ -189,7 +189,7 @@ def test_a_question_that_fails_affects_its_gpu_only(
     ("fault", "program"),
     [
         (Fault("", abort=True), ("-m", "gpunode")),
-        pytest.param(Fault("", hang=600.0), ("-c", IMPATIENT), marks=pytest.mark.slow),
+        pytest.param(Fault("", hang=600.0), ("-c", IMPATIENT), marks=pytest.mark.full),
     ],
     ids=["crash", "hang"],
 )

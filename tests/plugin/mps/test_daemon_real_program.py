@@ -16,6 +16,8 @@ from tests.plugin.mps.conftest import MpsNode
 from tests.plugin.mps.test_supervisor import kept, spec, up
 from tests.plugin.nodes import MemoryLog, eventually
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:

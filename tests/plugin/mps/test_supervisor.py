@@ -22,6 +22,8 @@ from gpunode.plugin.mps.supervisor import Keeper
 from tests.plugin.mps.conftest import MpsNode
 from tests.plugin.nodes import MemoryLog, eventually
 
+pytestmark = pytest.mark.full
+
 EXCLUSIVE, DEFAULT, PROHIBITED = 3, 0, 2
 
 

@@ -16,6 +16,8 @@ from tests.plugin.mps.conftest import MpsNode
 from tests.plugin.mps.resources import NAME, uuid
 from tests.plugin.nodes import MemoryLog, eventually
 
+pytestmark = pytest.mark.full
+
 
 @contextmanager
 def watched(node: MpsNode, spec: DaemonSpec) -> Iterator[Onlooker]:

@@ -21,6 +21,8 @@ from tests.plugin.mps.conftest import MpsNode
 from tests.plugin.nodes import eventually, texts
 from tests.plugin.serving import Serving, Start, kubelet
 
+pytestmark = pytest.mark.full
+
 RESOURCE = "nvidia.com/gpu"
 EXCLUSIVE = 3
 
