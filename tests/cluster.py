@@ -48,9 +48,14 @@ def run(api: ApiServer, tmp_path: Path) -> Gpunode:
     """gpunode with a kubeconfig for `api`; HOME and KUBECONFIG are the test's, NODE_NAME is gpu-1."""
     path = tmp_path / "kubeconfig"
     path.write_text(kubeconfig(api))
+    # the kubelet of the machine that runs the tests may have a device plugin
+    no_kubelet = {
+        "gpunode.facts.kubelet:ROOT": str(tmp_path / "kubelet"),
+        "gpunode.facts.kubelet:DEVICE_PLUGINS": str(tmp_path / "kubelet/device-plugins"),
+    }
 
     def call(*argv: str, constants: Mapping[str, object] = {}, **env: str) -> Ran:
         own = {"HOME": str(tmp_path), "KUBECONFIG": str(path), "NODE_NAME": NODE, **env}
-        return gpunode(*argv, env=own, constants={**QUICK, **constants})
+        return gpunode(*argv, env=own, constants={**QUICK, **no_kubelet, **constants})
 
     return call

@@ -8,6 +8,7 @@ from fixtures.machines import machine, overlay
 from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.runner import Selection, run_checks
 from gpunode.commands.demo import build_machine
+from gpunode.facts import kubelet
 from gpunode.facts import node as about
 from gpunode.facts.kubelet import Kubelet
 from gpunode.facts.node import Node
@@ -35,6 +36,7 @@ def judge(identifier, spec, root):
 
 def test_a_kubelet_that_never_answers_is_one_finding(tmp_path, monkeypatch):
     monkeypatch.setattr(about, "DAEMON_SECONDS", 0.3)
+    monkeypatch.setattr(kubelet, "DEVICE_PLUGINS", str(tmp_path / "device-plugins"))
     process = Process(1, ("kubelet", f"--root-dir={tmp_path}"), 0.0)
     node = Node(Host())
     node.__dict__["kubelet"] = Kubelet(process, "kubelet.service", True, "/nonexistent", "", None)

@@ -13,8 +13,8 @@ from fixtures.machines import recorded_host
 from gpunode.checks import patience
 from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.runner import run_checks
+from gpunode.facts import kubelet, services
 from gpunode.facts import node as about
-from gpunode.facts import services
 from gpunode.facts.containerd import ContainerdConfig
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.kubelet import Kubelet
@@ -92,6 +92,7 @@ def test_a_kubelet_that_never_answers_is_a_finding_and_its_checkpoint_is_read(tm
     (tmp_path / "pod-resources").mkdir()
     with silent_socket(tmp_path / "pod-resources" / "kubelet.sock"):
         node = node_with("containerd", "/nonexistent", monkeypatch)
+        monkeypatch.setattr(kubelet, "DEVICE_PLUGINS", str(tmp_path / "device-plugins"))
         process = Process(1, ("kubelet", f"--root-dir={tmp_path}"), 0.0)
         found = Kubelet(process, "kubelet.service", True, "/run/containerd/containerd.sock", "", None)
         node.__dict__["kubelet"] = found
